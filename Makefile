@@ -1,0 +1,44 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.ready
+DEMO ?=
+TESTS ?=
+BENCH ?=
+
+.PHONY: setup demo test lint format bench wheel clean help
+
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/'
+
+setup: $(STAMP)  ## virtual environment in .venv, editable install, pinned versions
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup      ## train with and without compression, draw a chart: make demo DEMO="--hosts 4"
+	$(BIN)/hipress demo $(DEMO)
+
+test: setup      ## the test suite: make test TESTS="tests/demo -k data"
+	$(BIN)/python -m pytest -n 2 $(TESTS)
+
+lint: setup      ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup    ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup     ## the training matrix: make bench BENCH="--group hosts2"
+	$(BIN)/python -m bench.training $(BENCH)
+
+wheel: setup     ## build the wheel into dist/
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:           ## remove what the other targets made
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
