@@ -1,0 +1,91 @@
+"""Compressed gradient synchronization as a graph of tasks: planned, checked, simulated, run.
+
+::
+
+    parts = partition(tensors, choices, world_size, codecs)    # what travels together
+    graph = build(parts, world_size, codecs)                   # tasks of all ranks
+    dry_run(graph)                                             # cannot deadlock; counts bytes
+    program = graph.slice(rank)
+    executor = Executor(transport, codecs, seed=0, timeout=60.0)
+    future = executor.submit(program, bucket, states, step)    # bucket becomes the average
+
+Names are loaded when first used: importing this package imports neither torch nor networkx.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+    from casync.dryrun import DryRun, dry_run
+    from casync.errors import (
+        CasyncError,
+        DeadlockError,
+        ExecutorClosed,
+        GraphSyntaxError,
+        PayloadError,
+        PeerTimeout,
+        PlanError,
+        TransportError,
+    )
+    from casync.executor import Executor
+    from casync.graph import Graph, Program, build
+    from casync.plan import Choice, Part, Tensor, assign_owners, partition
+    from casync.simulate import Cluster, CodecSpeed, Timeline, simulate
+
+_HOME = {
+    "codec": ("Codec",),
+    "dryrun": ("DryRun", "dry_run"),
+    "errors": (
+        "CasyncError",
+        "DeadlockError",
+        "ExecutorClosed",
+        "GraphSyntaxError",
+        "PayloadError",
+        "PeerTimeout",
+        "PlanError",
+        "TransportError",
+    ),
+    "executor": ("Executor",),
+    "graph": ("Graph", "Program", "build"),
+    "plan": ("Choice", "Part", "Tensor", "assign_owners", "partition"),
+    "simulate": ("Cluster", "CodecSpeed", "Timeline", "simulate"),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "CasyncError",
+    "Choice",
+    "Cluster",
+    "Codec",
+    "CodecSpeed",
+    "DeadlockError",
+    "DryRun",
+    "Executor",
+    "ExecutorClosed",
+    "Graph",
+    "GraphSyntaxError",
+    "Part",
+    "PayloadError",
+    "PeerTimeout",
+    "PlanError",
+    "Program",
+    "Tensor",
+    "Timeline",
+    "TransportError",
+    "assign_owners",
+    "build",
+    "dry_run",
+    "partition",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE[name]}"), name)
+    globals()[name] = value
+    return value

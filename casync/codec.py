@@ -1,0 +1,96 @@
+"""What casync asks of a codec; any class with these members is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FLOAT_BYTES", "Bytes", "Codec", "Floats", "Ints", "State"]
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Ints: TypeAlias = npt.NDArray[np.int64]
+State: TypeAlias = Mapping[str, Floats]
+
+FLOAT_BYTES = 4  # gradients are float32
+
+
+class Codec(Protocol):
+    """Encodes pieces of a flat float32 array into bytes, and back; many pieces in one call.
+
+    A `table` is int64 [m, 5] with a row per piece: START (first element in the array), LENGTH,
+    TENSOR (index of the tensor in the model: random stream, per-tensor state), OFFSET (index of
+    the piece's first element inside its tensor), STATE (first element in the flat state arrays).
+    """
+
+    @property
+    def name(self) -> str:
+        """Such as "onebit_group"."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Hash of specification and parameters, compared between ranks."""
+        ...
+
+    @property
+    def align(self) -> int:
+        """A partition starts at a multiple of this many elements (group size, else 1)."""
+        ...
+
+    @property
+    def fixed(self) -> bool:
+        """Whether a payload is always exactly payload_bytes(n) long."""
+        ...
+
+    @property
+    def additive(self) -> str | None:
+        """float32, float16 or bfloat16: n such numbers, which add without decoding."""
+        ...
+
+    @property
+    def reencodes(self) -> bool:
+        """Whether it may encode again at an aggregator or a ring hop."""
+        ...
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it keeps a residual or other state."""
+        ...
+
+    def payload_bytes(self, n: int) -> int:
+        """Upper bound of the payload of n elements, known before any data."""
+        ...
+
+    def init_state(self, n: int, tensors: int = 1) -> dict[str, Floats]:
+        """Zeroed state: flat float32 [n], or [tensors] for per-tensor values; {} if stateless."""
+        ...
+
+    def encode_batch(
+        self,
+        x: Floats,
+        table: Ints,
+        out: Bytes,
+        at: Ints,
+        *,
+        state: State | None = None,
+        seed: int = 0,
+        step: int = 0,
+        scale: float = 1.0,
+        writeback: bool = False,
+    ) -> Ints:
+        """Encode x * scale piece by piece into `out` at bytes `at`; return int64 [m] used bytes.
+
+        `writeback` overwrites each piece of x by decode(encode(x)) in the same pass. A given
+        `state` is applied (error feedback) and updated.
+        """
+        ...
+
+    def decode_batch(
+        self, payload: Bytes, table: Ints, at: Ints, used: Ints, out: Floats, *, add: bool = False
+    ) -> None:
+        """Decode each piece into `out` (adding when `add`); raises on a bad payload."""
+        ...

@@ -1,0 +1,31 @@
+"""What an executor counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Counters"]
+
+
+@dataclass
+class Counters:
+    """Sums since the executor was made; differences of two copies describe a step."""
+
+    world_size: int
+    jobs: int = 0
+    bytes_sent: int = 0  # payload bytes of point-to-point messages
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_reduced: int = 0  # bytes given to the native all-reduce
+    reduces: int = 0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0  # merges included
+    wait_seconds: float = 0.0  # compute lane idle while a job was under way
+    job_seconds: float = 0.0  # from submit to completion, summed over jobs
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes this rank puts on the wire: sends, and an all-reduce as 2 (N-1)/N of its size."""
+        share = 2 * (self.world_size - 1) / self.world_size
+        return self.bytes_sent + share * self.bytes_reduced

@@ -1,0 +1,62 @@
+"""Every exception that casync raises on purpose.
+
+::
+
+    CasyncError
+    ├── PlanError            a plan that cannot be built: unknown strategy, unsuited codec, overlaps
+    │   └── GraphSyntaxError a text form that does not parse, with its line
+    ├── DeadlockError        a graph whose tasks cannot all run; names the stuck ones
+    ├── TransportError       a peer is gone or the transport broke; names rank, peer and task
+    │   └── PeerTimeout      a peer did not answer in time
+    ├── PayloadError         a codec failed or a message is malformed; names rank, peer and task
+    └── ExecutorClosed       submitted after close(), or closed while running
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CasyncError",
+    "DeadlockError",
+    "ExecutorClosed",
+    "GraphSyntaxError",
+    "PayloadError",
+    "PeerTimeout",
+    "PlanError",
+    "TransportError",
+]
+
+
+class CasyncError(Exception):
+    """Base of all errors of this package."""
+
+
+class PlanError(CasyncError):
+    """A plan that cannot be built."""
+
+
+class GraphSyntaxError(PlanError):
+    """A text form of a task or graph that does not parse."""
+
+
+class DeadlockError(CasyncError):
+    """A graph whose tasks cannot all run. `stuck` lists the text of those that cannot."""
+
+    def __init__(self, message: str, stuck: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.stuck = stuck
+
+
+class TransportError(CasyncError):
+    """A peer is gone, or the transport itself broke."""
+
+
+class PeerTimeout(TransportError):
+    """A peer did not answer in time."""
+
+
+class PayloadError(CasyncError):
+    """A codec failed on a part, or a received message is malformed."""
+
+
+class ExecutorClosed(CasyncError):
+    """The executor was closed."""

@@ -1,0 +1,242 @@
+"""Runs programs: jobs in, averaged buckets out. See [Note: lanes] in lanes.py."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from weakref import WeakKeyDictionary
+
+import torch
+
+from casync.codec import Codec
+from casync.counters import Counters
+from casync.errors import CasyncError, ExecutorClosed, PayloadError, PlanError, TransportError
+from casync.graph import Program
+from casync.jobs import Job, Prepared, States
+from casync.lanes import Communication, Compute
+from casync.tasks import Decode, Encode, Merge, Recv, Reduce, Send, Task
+from casync.transports import Transport
+
+__all__ = ["Executor", "TraceEvent"]
+
+TraceEvent = tuple[str, float, float]  # task text, begin, end (time.perf_counter)
+
+_log = logging.getLogger("casync")
+_PATIENCE = 5.0  # seconds that close() waits for a thread
+
+
+class Executor:
+    """One rank's runtime. All ranks must submit programs of the same graphs in the same order.
+
+    After an error every job under way fails with it, the transport's connections are broken so
+    that the peers fail as well, and every later submit raises it: start anew with new executors.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        codecs: Mapping[str, Codec],
+        *,
+        seed: int = 0,
+        timeout: float = 300.0,
+        trace: list[TraceEvent] | None = None,
+        delay: Callable[[str], None] | None = None,
+    ) -> None:
+        """`timeout`: seconds a peer may take. `trace`: collects a tuple per task.
+
+        `delay`: called with the text of each task in its lane before it takes effect; for tests
+        that expose missing waits. The transport stays the caller's to close.
+        """
+        self.timeout = timeout
+        self.delay = delay
+        self.trace = trace
+        self._transport = transport
+        self._codecs = dict(codecs)
+        self._seed = seed
+        self._counters = Counters(transport.world_size)
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._prepared: WeakKeyDictionary[Program, Prepared] = WeakKeyDictionary()
+        self._queued: deque[Job] = deque()
+        self._running: dict[int, Job] = {}
+        self._sequence = 0
+        self._compute = Compute(self)
+        self._communication = Communication(self, transport)
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def counters(self) -> Counters:
+        """A copy of the sums so far."""
+        with self._lock:
+            return replace(self._counters)
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error or close() has ended this executor."""
+        return self._error is not None
+
+    def submit(
+        self, program: Program, bucket: torch.Tensor, states: States, step: int
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Synchronize `bucket` (flat float32, changed in place); the future's value is it.
+
+        `states`: arenas by (codec key, "worker" | "aggregator"), updated in place. Runs of one
+        program do not overlap; those of different programs do. Never wait for this future in
+        another one's callback. Raises what ended the executor, if anything did.
+        """
+        with self._lock:
+            self._check(program)
+            prepared = self._prepare(program)
+            job = Job(self._sequence, program, prepared, bucket, states, step)
+            self._sequence += 1
+            self._counters.jobs += 1
+            if job.left:
+                self._queued.append(job)
+                self._start_queued()
+        if not job.left:
+            job.future.set_result(bucket)
+        return job.future
+
+    def prepare(self, program: Program) -> None:
+        """Make a program's buffers now rather than in its first submit."""
+        with self._lock:
+            self._check(program)
+            self._prepare(program)
+
+    def close(self) -> None:
+        """Stop the threads. Jobs under way fail with ExecutorClosed."""
+        self._end(ExecutorClosed(f"rank {self._transport.rank}: the executor was closed"))
+        self._compute.close(_PATIENCE)
+        self._communication.close(_PATIENCE)
+
+    def _check(self, program: Program) -> None:
+        if self._error is not None:
+            raise self._error
+        here = (self._transport.rank, self._transport.world_size)
+        if (program.rank, program.world_size) != here:
+            raise PlanError(
+                f"a program for rank {program.rank} of {program.world_size} "
+                f"on rank {here[0]} of {here[1]}"
+            )
+
+    def _prepare(self, program: Program) -> Prepared:
+        if program not in self._prepared:
+            self._prepared[program] = Prepared(program, self._codecs, self._seed)
+        return self._prepared[program]
+
+    def _start_queued(self) -> None:
+        """Start jobs in submission order, up to one whose program is still running."""
+        while self._queued and not self._queued[0].prepared.busy:
+            job = self._queued.popleft()
+            job.prepared.busy = True
+            self._running[job.sequence] = job
+            self._communication.start(job)
+            for index in job.prepared.first:
+                self._release(job, index)
+
+    def _release(self, job: Job, index: int) -> None:
+        task = job.tasks[index]
+        if isinstance(task, Send | Reduce):
+            self._communication.put(job, index)
+        elif not isinstance(task, Recv):
+            self._compute.put(job, index)
+
+    def idle(self, seconds: float) -> None:
+        """See lanes.Owner. Called when work came, so a job is under way now."""
+        with self._lock:
+            self._counters.wait_seconds += min(seconds, self._busy_seconds())
+
+    def _busy_seconds(self) -> float:
+        """For how long some job has been under way."""
+        begin = min((job.started for job in self._running.values()), default=None)
+        return 0.0 if begin is None else time.perf_counter() - begin
+
+    def finish(self, job: Job, index: int, begin: float, moved: int = 0) -> None:
+        """See lanes.Owner."""
+        end = time.perf_counter()
+        with self._lock:
+            if self._error is not None:
+                return
+            self._count(job, index, begin, end, moved)
+            for following in job.unlocks[index]:
+                job.waits[following] -= 1
+                if job.waits[following] == 0:
+                    self._release(job, following)
+            job.left -= 1
+            if job.left:
+                return
+            del self._running[job.sequence]
+            job.prepared.busy = False
+            self._counters.job_seconds += end - job.started
+            self._start_queued()
+        job.future.set_result(job.bucket)
+
+    def _count(self, job: Job, index: int, begin: float, end: float, moved: int) -> None:
+        task, counters = job.tasks[index], self._counters
+        if self.trace is not None:
+            self.trace.append((task.text(), begin, end))
+        match task:
+            case Encode():
+                counters.encode_seconds += end - begin
+            case Decode() | Merge():
+                counters.decode_seconds += end - begin
+            case Send():
+                counters.bytes_sent += moved
+                counters.messages_sent += 1
+            case Recv():
+                counters.bytes_received += moved
+                counters.messages_received += 1
+            case Reduce():
+                counters.bytes_reduced += job.prepared.reduce_view(job, index).nbytes
+                counters.reduces += 1
+
+    def fail(self, job: Job, index: int, error: Exception) -> None:
+        """See lanes.Owner."""
+        named = _named(error, job.tasks[index], job.prepared.slots[index].source)
+        named.__cause__ = error
+        self._end(named)
+
+    def _end(self, error: Exception) -> None:
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            jobs = [*self._running.values(), *self._queued]
+            self._running.clear()
+            self._queued.clear()
+        self._compute.drop()
+        for job in jobs:
+            job.future.set_exception(error)  # type: ignore[arg-type] # torch types it as a value
+        if not isinstance(error, ExecutorClosed):
+            _log.error("%s", error, exc_info=error)
+        if jobs or not isinstance(error, ExecutorClosed):
+            self._transport.abort()
+
+
+def _named(error: Exception, task: Task, source: int) -> CasyncError:
+    """The error as one of ours that names rank, peer and task."""
+    kind = type(error) if isinstance(error, TransportError) else PayloadError
+    match task:
+        case Send() | Recv():
+            peer = f", peer {task.peer}"
+        case Decode() | Merge() if source != task.rank:
+            peer = f", peer {source}"
+        case _:
+            peer = ""
+    what = str(error) if isinstance(error, CasyncError) else f"{type(error).__name__}: {error}"
+    return kind(f"rank {task.rank}{peer}, task `{task.text()}`: {what}")

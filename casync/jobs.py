@@ -1,0 +1,203 @@
+"""A program prepared once, and one run of it.
+
+[Note: buffers belong to the program] Tables, message buffers and their torch views are made when
+a program is first submitted and used by every later run; so runs of one program never overlap:
+the executor starts the next one when the last is complete.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, cast
+
+import numpy as np
+import torch
+
+from casync.codec import Bytes, Codec, Floats, Ints, State
+from casync.errors import PlanError
+from casync.graph import Program
+from casync.messages import Layout
+from casync.plan import Part
+from casync.tasks import SIDES, Decode, Encode, Merge, Recv, Side, Task
+
+__all__ = ["Job", "Prepared", "Slot", "States", "mix_seed"]
+
+States: TypeAlias = Mapping[tuple[str, str], State]
+Step: TypeAlias = Callable[["Job"], None]
+
+
+def mix_seed(seed: int, rank: int, side: Side) -> int:
+    """A 63-bit seed that differs by rank and side (splitmix64 of the three)."""
+    value = seed + 0x9E3779B97F4A7C15 * (1 + 2 * rank + SIDES.index(side))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value &= 0xFFFFFFFFFFFFFFFF
+        value = (value ^ (value >> shift)) * factor
+    value &= 0xFFFFFFFFFFFFFFFF
+    return (value ^ (value >> 31)) >> 1
+
+
+class Slot:
+    """A payload's buffer on this rank, with the same memory as a torch tensor."""
+
+    __slots__ = ("array", "contents", "layout", "source", "tensor")
+
+    def __init__(self, layout: Layout, source: int) -> None:
+        self.layout = layout
+        self.array: Bytes = layout.buffer()
+        self.tensor = torch.from_numpy(self.array)
+        self.contents = layout.whole
+        self.source = source  # rank it comes from
+
+    def clear(self) -> torch.Tensor:
+        """The memory, ready to receive into."""
+        self.layout.clear(self.array)
+        return self.tensor
+
+    def fill(self, used: Ints) -> None:
+        """Just encoded."""
+        self.contents = self.layout.pack(self.array, used)
+
+    def arrived(self, received: int) -> int:
+        """Just received; returns the message's length, raises PayloadError."""
+        self.contents = self.layout.unpack(self.array, received)
+        return self.contents[2]
+
+    def message(self) -> torch.Tensor:
+        """The bytes that travel."""
+        return self.tensor[: self.contents[2]]
+
+
+class Job:
+    """One run of a program on a bucket."""
+
+    __slots__ = (
+        "array", "bucket", "future", "left", "prepared", "ready",
+        "sequence", "started", "states", "step", "tasks", "unlocks", "waits",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sequence: int,
+        program: Program,
+        prepared: Prepared,
+        bucket: torch.Tensor,
+        states: States,
+        step: int,
+    ) -> None:
+        self.sequence = sequence
+        self.tasks = program.tasks
+        self.unlocks = program.unlocks
+        self.waits = list(program.waits)
+        self.left = len(program.tasks)
+        self.prepared = prepared
+        self.bucket = bucket
+        self.array: Floats = _flat(bucket, prepared.elements)
+        self.states = states
+        self.step = step
+        self.ready: set[int] = set()  # sends and reduces that may be posted
+        self.started = time.perf_counter()
+        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+
+def _flat(bucket: torch.Tensor, elements: int) -> Floats:
+    good = bucket.dtype == torch.float32 and bucket.dim() == 1 and bucket.device.type == "cpu"
+    if not good or not bucket.is_contiguous() or len(bucket) < elements:
+        raise PlanError(
+            f"the bucket must be a flat contiguous float32 CPU tensor of at least {elements} "
+            f"elements, not {bucket.dtype} {tuple(bucket.shape)} on {bucket.device}"
+        )
+    return cast(Floats, bucket.detach().numpy())
+
+
+class Prepared:
+    """All that does not change between runs. See [Note: buffers belong to the program]."""
+
+    def __init__(self, program: Program, codecs: Mapping[str, Codec], seed: int) -> None:
+        self.busy = False
+        self._rank, self._world_size = program.rank, program.world_size
+        self._codecs = codecs
+        self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
+        self._parts = program.parts
+        self._layouts = [Layout.of(part, codecs) for part in program.parts]
+        self._tables = [np.array(p.rows, np.int64).reshape(-1, 5) for p in program.parts]
+        self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
+        self._slots: dict[int, Slot] = {}
+        self.urgent = program.urgent
+        self.slots = [self._slot(task) for task in program.tasks]
+        self.steps = [self._step(i, task) for i, task in enumerate(program.tasks)]
+        self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
+
+    def reduce_view(self, job: Job, index: int) -> torch.Tensor:
+        """What the native all-reduce sums: the raw run in the bucket, or the additive payload."""
+        part = self._parts[job.tasks[index].part]
+        if part.codec is None:
+            start, length = part.rows[0][:2]
+            return job.bucket.detach()[start : start + length]
+        dtype = _DTYPES[self._codecs[part.codec].additive or ""]
+        return self.slots[index].tensor.view(dtype)
+
+    def _slot(self, task: Task) -> Slot:
+        """Every payload of this rank has one; a raw part's is empty, as the bucket is used."""
+        if task.payload not in self._slots:
+            raw = self._parts[task.part].codec is None
+            layout = _EMPTY if raw else self._layouts[task.part]
+            source = task.peer if isinstance(task, Recv) else task.rank
+            self._slots[task.payload] = Slot(layout, source)
+        return self._slots[task.payload]
+
+    def _step(self, index: int, task: Task) -> Step | None:
+        """What the compute lane calls for this task; None for those of other lanes."""
+        if isinstance(task, Encode):
+            return self._encode(task, self.slots[index])
+        if isinstance(task, Decode | Merge):
+            return self._decode(task, self.slots[index], isinstance(task, Merge))
+        return None
+
+    def _encode(self, task: Encode, slot: Slot) -> Step:
+        part, table = self._parts[task.part], self._tables[task.part]
+        scale = 1.0 / self._world_size if task.average else 1.0
+        if part.codec is None:
+            return _scaled(part, scale)
+        encode = self._codecs[part.codec].encode_batch
+        key, seed, writeback = (part.codec, task.side), self._seeds[task.side], task.writeback
+        out, at = slot.array, slot.layout.at
+
+        def step(job: Job) -> None:
+            slot.fill(
+                encode(
+                    job.array, table, out, at, state=job.states.get(key),
+                    seed=seed, step=job.step, scale=scale, writeback=writeback,
+                )
+            )  # fmt: skip
+
+        return step
+
+    def _decode(self, task: Decode | Merge, slot: Slot, add: bool) -> Step:
+        codec = self._parts[task.part].codec
+        if codec is None:
+            raise PlanError(f"{task.text()!r}: a raw part has no payload to decode")
+        decode, table = self._codecs[codec].decode_batch, self._tables[task.part]
+
+        def step(job: Job) -> None:
+            at, used, _ = slot.contents
+            decode(slot.array, table, at, used, job.array, add=add)
+
+        return step
+
+
+def _scaled(part: Part, scale: float) -> Step:
+    """Encoding without a codec: scale the run in place, so that the sum is the average."""
+    start, length = part.rows[0][:2]
+    factor = np.float32(scale)
+
+    def step(job: Job) -> None:
+        piece = job.array[start : start + length]
+        np.multiply(piece, factor, out=piece)
+
+    return step
+
+
+_NOTHING = np.zeros(0, np.int64)
+_EMPTY = Layout(True, 0, _NOTHING, _NOTHING, 0)
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

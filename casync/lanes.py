@@ -1,0 +1,243 @@
+"""The executor's threads.
+
+[Note: lanes] One compute lane runs encodes, decodes and merges, the most urgent ready one first:
+what another rank waits for, then in job order. One communication lane posts, and never blocks:
+receives when a job starts, sends and reduces when ready, FIFO per peer and channel. So the order
+is the same on both sides, whatever the order in which payloads got ready. Waiters block on what
+was posted, one per peer and channel, in that order; they cost nothing while they wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol, TypeAlias
+
+from casync.jobs import Job
+from casync.tasks import Recv, Reduce, Send, Task
+from casync.transports import Handle, Transport
+
+__all__ = ["Communication", "Compute", "Owner"]
+
+_Lane: TypeAlias = tuple[str, int, int]
+
+
+class Owner(Protocol):
+    """What lanes ask of the executor."""
+
+    timeout: float
+    delay: Callable[[str], None] | None
+
+    def finish(self, job: Job, index: int, begin: float, moved: int = 0) -> None:
+        """A task is done; `moved` bytes went over the transport."""
+        ...
+
+    def fail(self, job: Job, index: int, error: Exception) -> None:
+        """A task broke."""
+        ...
+
+    def idle(self, seconds: float) -> None:
+        """The compute lane had nothing to do."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether a task broke."""
+        ...
+
+
+def _spawn(run: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=run, name=f"casync-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+class Compute:
+    """The compute lane."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._ready: list[tuple[bool, int, int, Job]] = []
+        self._changed = threading.Condition()
+        self._open = True
+        self._thread = _spawn(self._run, "compute")
+
+    def put(self, job: Job, index: int) -> None:
+        """Run a ready task, in order of urgency, job and position."""
+        with self._changed:
+            key = (not job.prepared.urgent[index], job.sequence, index, job)
+            heapq.heappush(self._ready, key)
+            self._changed.notify()
+
+    def drop(self) -> None:
+        """Forget what has not begun."""
+        with self._changed:
+            self._ready.clear()
+
+    def close(self, patience: float) -> None:
+        """Stop the thread."""
+        with self._changed:
+            self._open = False
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(patience)
+
+    def _run(self) -> None:
+        while (item := self._next()) is not None:
+            self._one(*item)
+            del item  # an idle lane must not keep the last job's bucket alive
+
+    def _next(self) -> tuple[Job, int] | None:
+        with self._changed:
+            begin = time.perf_counter()
+            idle = not self._ready
+            while self._open and not self._ready:
+                self._changed.wait()
+            item = heapq.heappop(self._ready)[2:] if self._open else None
+        if idle:
+            self._owner.idle(time.perf_counter() - begin)
+        return None if item is None else (item[1], item[0])
+
+    def _one(self, job: Job, index: int) -> None:
+        step = job.prepared.steps[index]
+        try:
+            if self._owner.delay is not None:
+                self._owner.delay(job.tasks[index].text())
+            begin = time.perf_counter()
+            if step is not None:
+                step(job)
+        except Exception as error:
+            self._owner.fail(job, index, error)
+        else:
+            self._owner.finish(job, index, begin)
+
+
+class _Waiter:
+    """Waits for posted operations, in order."""
+
+    def __init__(self, owner: Owner, name: str) -> None:
+        self._owner = owner
+        self._queue: SimpleQueue[tuple[Job, int, Handle, float] | None] = SimpleQueue()
+        self._thread = _spawn(self._run, name)
+
+    def put(self, job: Job, index: int, handle: Handle) -> None:
+        self._queue.put((job, index, handle, time.perf_counter()))
+
+    def stop(self) -> None:
+        self._queue.put(None)
+
+    def join(self, patience: float) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join(patience)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if not self._owner.failed:
+                self._one(*item)
+            del item
+
+    def _one(self, job: Job, index: int, handle: Handle, begin: float) -> None:
+        task, slot = job.tasks[index], job.prepared.slots[index]
+        try:
+            moved = handle.wait(self._owner.timeout)
+            if self._owner.delay is not None:
+                self._owner.delay(task.text())
+            if isinstance(task, Recv):
+                moved = slot.arrived(moved)
+            elif isinstance(task, Send):
+                moved = slot.contents[2]
+        except Exception as error:
+            self._owner.fail(job, index, error)
+        else:
+            self._owner.finish(job, index, begin, moved)
+
+
+class Communication:
+    """The communication lane and its waiters."""
+
+    def __init__(self, owner: Owner, transport: Transport) -> None:
+        self._owner = owner
+        self._transport = transport
+        self._queue: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
+        self._order: dict[_Lane, deque[tuple[Job, int]]] = defaultdict(deque)
+        self._waiters: dict[_Lane, _Waiter] = {}
+        self._thread = _spawn(self._run, "communication")
+
+    def start(self, job: Job) -> None:
+        """Post a job's receives and take its sends into the order; jobs in the same order."""
+        self._queue.put((job, -1))
+
+    def put(self, job: Job, index: int) -> None:
+        """A send or reduce is ready."""
+        self._queue.put((job, index))
+
+    def close(self, patience: float) -> None:
+        """Stop the threads."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(patience)
+        for waiter in list(self._waiters.values()):
+            waiter.stop()
+        end = time.monotonic() + patience
+        for waiter in list(self._waiters.values()):
+            waiter.join(max(0.0, end - time.monotonic()))
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if self._owner.failed:
+                self._order.clear()
+            elif item[1] < 0:
+                self._start(item[0])
+            else:
+                self._ready(*item)
+            del item
+
+    def _start(self, job: Job) -> None:
+        for index, task in enumerate(job.tasks):
+            if isinstance(task, Recv):
+                self._post(job, index, task)
+            elif isinstance(task, Send | Reduce):
+                self._order[_lane(task)].append((job, index))
+
+    def _ready(self, job: Job, index: int) -> None:
+        """Post it and what waits behind it, or leave it until it is its turn."""
+        job.ready.add(index)
+        order = self._order[_lane(job.tasks[index])]
+        while order and order[0][1] in order[0][0].ready:
+            first, number = order.popleft()
+            self._post(first, number, first.tasks[number])
+
+    def _post(self, job: Job, index: int, task: Task) -> None:
+        try:
+            if self._owner.delay is not None:
+                self._owner.delay(f"post {task.text()}")
+            handle = self._posted(job, index, task)
+        except Exception as error:
+            self._owner.fail(job, index, error)
+        else:
+            self._waiter(task).put(job, index, handle)
+
+    def _posted(self, job: Job, index: int, task: Task) -> Handle:
+        slot = job.prepared.slots[index]
+        if isinstance(task, Recv):
+            return self._transport.post_recv(slot.clear(), task.peer, task.channel)
+        if isinstance(task, Send):
+            return self._transport.post_send(slot.message(), task.peer, task.channel)
+        return self._transport.post_reduce(job.prepared.reduce_view(job, index))
+
+    def _waiter(self, task: Task) -> _Waiter:
+        """All sends share one: nothing but the end of the job waits for them."""
+        lane = ("send", 0, 0) if isinstance(task, Send) else _lane(task)
+        if lane not in self._waiters:
+            self._waiters[lane] = _Waiter(self._owner, "-".join(map(str, lane)))
+        return self._waiters[lane]
+
+
+def _lane(task: Task) -> _Lane:
+    if isinstance(task, Send | Recv):
+        return (task.verb, task.peer, task.channel)
+    return (task.verb, 0, 0)

@@ -1,0 +1,116 @@
+"""How a part's payloads lie in one message.
+
+Fixed length: the pieces' payloads one behind the other, each at a multiple of ALIGN bytes.
+Varying length: first int64 [m] used bytes, then the payloads likewise, without the unused room;
+only that travels. The layout is derived by both sides from the part, so nothing else is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from casync.codec import FLOAT_BYTES, Bytes, Codec, Ints
+from casync.errors import PayloadError
+from casync.plan import Part
+
+__all__ = ["ALIGN", "Contents", "Layout"]
+
+Contents: TypeAlias = tuple[Ints, Ints, int]  # (at [m], used [m], bytes of the message)
+
+ALIGN = 8  # so that kernels may read any type in place
+
+
+def _aligned(used: Ints) -> Ints:
+    return -(-used // ALIGN) * ALIGN
+
+
+def _positions(used: Ints, first: int) -> Ints:
+    """Byte position of each piece, when piece i takes used[i] bytes, and the end: [m + 1]."""
+    at = np.empty(len(used) + 1, np.int64)
+    at[0] = first
+    np.cumsum(_aligned(used), out=at[1:])
+    at[1:] += first
+    return at
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Byte positions inside a part's message buffer."""
+
+    fixed: bool
+    header: int  # bytes of the used lengths in front; 0 when fixed
+    bound: Ints  # int64 [m]: room of each piece
+    at: Ints  # int64 [m]: where each piece is encoded
+    size: int  # bytes of the buffer: bound of the message
+
+    @classmethod
+    def of(cls, part: Part, codecs: Mapping[str, Codec]) -> Layout:
+        """The layout of a part. A raw part's "message" is its float32 run in the bucket."""
+        if part.codec is None:
+            at = np.zeros(1, np.int64)
+            return cls(True, 0, at, at, part.elements * FLOAT_BYTES)
+        codec = codecs[part.codec]
+        sizes = {n: codec.payload_bytes(n) for n in {row[1] for row in part.rows}}
+        bound = np.array([sizes[row[1]] for row in part.rows], np.int64)
+        header = 0 if codec.fixed else 8 * len(bound)
+        at = _positions(bound, header)
+        return cls(codec.fixed, header, bound, at[:-1], int(at[-1]))
+
+    def buffer(self) -> Bytes:
+        """A new zeroed buffer: padding between additive payloads must be numbers."""
+        return np.zeros(self.size, np.uint8)
+
+    def pack(self, message: Bytes, used: Ints) -> Contents:
+        """After encoding: check lengths, write them, move pieces together."""
+        self._check(used)
+        if self.fixed:
+            return self.whole
+        at = _positions(used, self.header)
+        message[: self.header].view(np.int64)[:] = used
+        for source, target, length in zip(
+            self.at[1:].tolist(), at[1:-1].tolist(), used[1:].tolist(), strict=True
+        ):
+            message[target : target + length] = message[source : source + length]
+        return at[:-1], used, int(at[-1])
+
+    def clear(self, message: Bytes) -> None:
+        """Before receiving: lengths that no sender writes, so that a short message shows."""
+        if not self.fixed:
+            message[: self.header].view(np.int64)[:] = -1
+
+    def unpack(self, message: Bytes, received: int = -1) -> Contents:
+        """After receiving `received` bytes (-1: the transport cannot tell); raises PayloadError."""
+        if self.fixed:
+            contents = self.whole
+        else:
+            used = message[: self.header].view(np.int64).copy()
+            self._check(used)
+            at = _positions(used, self.header)
+            contents = at[:-1], used, int(at[-1])
+        if received not in (-1, contents[2]):
+            raise PayloadError(f"message of {received} bytes, expected {contents[2]}")
+        return contents
+
+    @property
+    def whole(self) -> Contents:
+        """The contents of a message that uses all of its room."""
+        return self.at, self.bound, self.size
+
+    def _check(self, used: Ints) -> None:
+        if self.fixed:
+            good = np.array_equal(used, self.bound)
+        else:
+            good = len(used) == len(self.bound) and bool(((used >= 0) & (used <= self.bound)).all())
+        if not good:
+            raise PayloadError(
+                f"used lengths {_short(used)} do not fit the bounds {_short(self.bound)}"
+            )
+
+
+def _short(values: Ints) -> str:
+    shown = ", ".join(str(v) for v in values[:6])
+    return f"[{shown}, ...]" if len(values) > 6 else f"[{shown}]"

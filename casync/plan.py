@@ -1,0 +1,211 @@
+"""From tensors and choices to parts: what travels together, and who owns it.
+
+[Note: parts do not move] DDP delivers one bucket in the first step and other buckets from the
+second on. Residuals at the aggregators must stay where they are, so a tensor's chunks and their
+owners depend on the tensor, the world size and its Choice only, never on the bucket. What the
+bucket decides is only which pieces share a message.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from casync.codec import FLOAT_BYTES, Codec
+from casync.errors import PlanError
+from casync.strategies import load
+
+__all__ = ["BATCH_BYTES", "WHOLE_BYTES", "Choice", "Part", "Tensor", "assign_owners", "partition"]
+
+Row: TypeAlias = tuple[int, int, int, int, int]
+
+BATCH_BYTES = 4 << 20  # gradient bytes at which a message of many small tensors is closed
+WHOLE_BYTES = 128 << 10  # smaller tensors are not split
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter's gradient inside a bucket; lengths and positions in elements."""
+
+    name: str
+    index: int  # position in the model: random stream, per-tensor state, default owner
+    start: int  # first element in the bucket
+    length: int
+    state: int  # first element in the flat state arenas
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one tensor is synchronized."""
+
+    codec: str | None  # key in the executor's mapping; None: raw float32
+    strategy: str  # module in casync.strategies; raw float32 takes "allreduce"
+    partitions: int = 1  # chunks of a big tensor (per owner, where the strategy spreads them)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One message and one launch: many small tensors, one chunk of a big one, or a raw run."""
+
+    id: int
+    codec: str | None
+    strategy: str
+    owner: int
+    rows: tuple[Row, ...]  # the codec's table: START, LENGTH, TENSOR, OFFSET, STATE
+
+    @property
+    def elements(self) -> int:
+        """Elements over all rows."""
+        return sum(row[1] for row in self.rows)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A whole small tensor or a chunk of a big one, before pieces are joined into parts."""
+
+    choice: Choice
+    owner: int
+    small: bool
+    row: Row
+
+
+def assign_owners(lengths_in_model_order: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """Owner of every tensor of the model: each goes, in order, to the least loaded rank.
+
+    Depends on the whole model only, so it is the same whatever the buckets are.
+    """
+    loads = [(0, rank) for rank in range(world_size)]
+    owners = []
+    for length in lengths_in_model_order:
+        load_, rank = heapq.heappop(loads)
+        owners.append(rank)
+        heapq.heappush(loads, (load_ + length, rank))
+    return tuple(owners)
+
+
+def partition(
+    tensors: Iterable[Tensor],
+    choices: Mapping[str, Choice],
+    world_size: int,
+    codecs: Mapping[str, Codec],
+    *,
+    owners: Mapping[str, int] | None = None,
+    batch_bytes: int = BATCH_BYTES,
+    whole_bytes: int = WHOLE_BYTES,
+) -> tuple[Part, ...]:
+    """Parts of one bucket, in bucket order.
+
+    Tensors of at least `whole_bytes` are split into `partitions` chunks (times world_size where
+    the strategy spreads them), aligned to the codec. Smaller ones go whole, joined up to
+    `batch_bytes`. Adjacent raw ones become runs. `owners`: rank by tensor name, for instance from
+    `assign_owners`; by default the tensor's index modulo world_size.
+    See [Note: parts do not move]. Raises PlanError.
+    """
+    ordered = sorted(tensors, key=lambda t: (t.start, t.index))
+    _check(ordered, choices, world_size, codecs)
+    pieces: list[_Piece] = []
+    for tensor in ordered:
+        choice = choices[tensor.name]
+        owner = (tensor.index if owners is None else owners[tensor.name]) % world_size
+        pieces.extend(_split(tensor, choice, owner, world_size, codecs, whole_bytes))
+    return tuple(
+        Part(number, p[0].choice.codec, p[0].choice.strategy, p[0].owner, _rows(p))
+        for number, p in enumerate(_join(pieces, batch_bytes))
+    )
+
+
+def _check(
+    ordered: Sequence[Tensor],
+    choices: Mapping[str, Choice],
+    world_size: int,
+    codecs: Mapping[str, Codec],
+) -> None:
+    if world_size < 1:
+        raise PlanError(f"world size {world_size} is not positive")
+    end = 0
+    for tensor in ordered:
+        if tensor.length < 0 or tensor.start < end:
+            raise PlanError(f"tensor {tensor.name!r} overlaps another one or has a negative length")
+        end = tensor.start + tensor.length
+        if tensor.name not in choices:
+            raise PlanError(f"no choice for tensor {tensor.name!r}")
+    for choice in dict.fromkeys(choices[t.name] for t in ordered):
+        check_choice(choice, codecs)
+
+
+def check_choice(choice: Choice, codecs: Mapping[str, Codec]) -> None:
+    """Raise PlanError when the strategy is unknown or cannot carry the codec."""
+    if choice.partitions < 1:
+        raise PlanError(f"partitions {choice.partitions} is not positive")
+    if choice.codec is not None and choice.codec not in codecs:
+        raise PlanError(f"unknown codec {choice.codec!r}; one of {', '.join(codecs) or 'none'}")
+    codec = None if choice.codec is None else codecs[choice.codec]
+    refusal = load(choice.strategy).refuses(codec)
+    if refusal is not None:
+        raise PlanError(refusal)
+
+
+def _split(
+    t: Tensor,
+    choice: Choice,
+    owner: int,
+    world_size: int,
+    codecs: Mapping[str, Codec],
+    whole_bytes: int,
+) -> Iterator[_Piece]:
+    if t.length == 0:
+        return
+    if choice.codec is None or t.length * FLOAT_BYTES < whole_bytes:
+        yield _Piece(choice, owner, True, (t.start, t.length, t.index, 0, t.state))
+        return
+    spread = load(choice.strategy).SPREADS
+    size = _chunk(t.length, choice.partitions * (world_size if spread else 1), codecs[choice.codec])
+    for number, at in enumerate(range(0, t.length, size)):
+        row = (t.start + at, min(size, t.length - at), t.index, at, t.state + at)
+        yield _Piece(choice, (owner + number) % world_size if spread else owner, False, row)
+
+
+def _chunk(length: int, count: int, codec: Codec) -> int:
+    """Elements of a chunk: the tensor in `count` equal ones, rounded up to the alignment."""
+    size = -(-length // count)
+    return -(-size // codec.align) * codec.align
+
+
+def _join(pieces: Iterable[_Piece], batch_bytes: int) -> list[list[_Piece]]:
+    """Pieces by part, in the order of each part's first piece."""
+    parts: list[list[_Piece]] = []
+    open_: dict[tuple[object, ...], list[_Piece]] = {}
+    for piece in pieces:
+        key = _key(piece)
+        batch = open_.get(key)
+        if batch is None or not _fits(batch, piece, batch_bytes):
+            batch = []
+            parts.append(batch)
+            open_[key] = batch
+        batch.append(piece)
+    return parts
+
+
+def _key(piece: _Piece) -> tuple[object, ...]:
+    """Pieces of equal keys may share a part."""
+    codec, strategy = piece.choice.codec, piece.choice.strategy
+    owner = piece.owner if load(strategy).SPREADS else 0
+    return (codec, strategy, owner) if piece.small else (codec, strategy, piece.row)
+
+
+def _fits(batch: Sequence[_Piece], piece: _Piece, batch_bytes: int) -> bool:
+    if piece.choice.codec is None:
+        last = batch[-1].row
+        return last[0] + last[1] == piece.row[0]
+    size = sum(p.row[1] for p in batch) + piece.row[1]
+    return size * FLOAT_BYTES <= batch_bytes
+
+
+def _rows(pieces: Sequence[_Piece]) -> tuple[Row, ...]:
+    rows = tuple(p.row for p in pieces)
+    if pieces[0].choice.codec is not None:
+        return rows
+    start, _, *rest = rows[0]
+    return ((start, sum(row[1] for row in rows), rest[0], rest[1], rest[2]),)

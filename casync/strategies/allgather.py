@@ -1,0 +1,37 @@
+"""All-gather: everybody encodes once and decodes everybody; for sparse payloads.
+
+The sum runs in rank order on every rank, the own payload included, so results are identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from casync.builder import Builder
+    from casync.codec import Codec
+    from casync.plan import Part
+
+SPREADS = False
+
+
+def refuses(codec: Codec | None) -> str | None:
+    """Carries every codec."""
+    if codec is None:
+        return "strategy 'allgather' needs a codec; without one use strategy 'allreduce'"
+    return None
+
+
+def build(b: Builder, part: Part) -> Iterator[None]:
+    """Exchange all payloads, then add them up."""
+    n = b.world_size
+    payloads = [b.encode(rank, part, "worker", average=True) for rank in range(n)]
+    for slot in range(1, n):
+        for rank in range(n):
+            b.send(payloads[rank], part, rank, (rank + slot) % n, channel=0)
+        yield
+    for rank in range(n):
+        b.decode(rank, part, payloads[0])
+        for payload in payloads[1:]:
+            b.merge(rank, part, payload)

@@ -1,0 +1,39 @@
+"""The native collective: for no codec, and for payloads that add without decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from casync.builder import Builder
+    from casync.codec import Codec
+    from casync.plan import Part
+
+SPREADS = False
+
+
+def refuses(codec: Codec | None) -> str | None:
+    """Carries raw float32 and additive codecs."""
+    if codec is not None and codec.additive is None:
+        instead = "'ps' or 'ring'" if codec.reencodes else "'allgather'"
+        return (
+            f"payloads of codec {codec.name!r} do not add, which strategy 'allreduce' needs; "
+            f"use strategy {instead}"
+        )
+    if codec is not None and not codec.fixed:
+        return f"codec {codec.name!r} is additive but of varying length; use strategy 'allgather'"
+    return None
+
+
+def build(b: Builder, part: Part) -> Iterator[None]:
+    """Scale by 1/N, sum natively, decode. Without a codec the bucket itself is summed."""
+    payloads = [
+        b.encode(rank, part, "worker", average=True, writeback=part.codec is None)
+        for rank in range(b.world_size)
+    ]
+    b.reduce(part, payloads)
+    yield
+    if part.codec is not None:
+        for rank, payload in enumerate(payloads):
+            b.decode(rank, part, payload)

@@ -1,0 +1,66 @@
+"""Ways to move bytes between ranks; a module is a transport.
+
+A transport posts operations without blocking and gives handles to wait on. Messages between two
+ranks on one channel arrive in the order in which they were sent; so do receives match them. Posts
+come from one thread, waits from several.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Handle", "Transport", "list_transports"]
+
+
+class Handle(Protocol):
+    """An operation under way."""
+
+    def wait(self, timeout: float) -> int:
+        """Block until done; received bytes, or -1 where the transport cannot tell.
+
+        Raises PeerTimeout after `timeout` seconds, TransportError when the peer is gone.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """One rank's endpoint."""
+
+    @property
+    def rank(self) -> int:
+        """This endpoint's rank."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def post_send(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
+        """Send uint8 [bytes]; `data` must not change until the handle is done."""
+        ...
+
+    def post_recv(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
+        """Receive into uint8 [room]; the message may be shorter."""
+        ...
+
+    def post_reduce(self, data: torch.Tensor) -> Handle:
+        """Sum over all ranks in place, bit-identical everywhere; posted in one order by all."""
+        ...
+
+    def abort(self) -> None:
+        """Break all connections: waits end with TransportError, here and at the peers."""
+        ...
+
+    def close(self) -> None:
+        """Release the endpoint."""
+        ...
+
+
+def list_transports() -> tuple[str, ...]:
+    """Names of all transports, sorted."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))

@@ -1,0 +1,112 @@
+"""torch.distributed point to point and all-reduce; gloo on the CPU.
+
+Use a process group of our own (`DistributedTransport.connect`): gloo closes all connections of a
+group when one of its operations times out, and we count on that: it is how the peers of a failed
+rank learn of it. Gloo cannot tell how long a received message was.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from casync.errors import PeerTimeout, TransportError
+from casync.transports import Handle
+
+__all__ = ["DistributedTransport"]
+
+_TAG = 0x4850  # our tags are apart from those a user might choose in the same group
+_ABORT_TAG = _TAG - 1
+
+
+class _WorkHandle:
+    """A torch.distributed work with our errors. Keeps the tensor alive as long as itself."""
+
+    def __init__(self, work: dist.Work, data: torch.Tensor, what: str) -> None:
+        self._work = work
+        self._data = data
+        self._what = what
+
+    def wait(self, timeout: float) -> int:
+        """See Handle; never knows the received length."""
+        try:
+            self._work.wait(timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise _mapped(error, self._what, timeout) from error
+        return -1
+
+
+def _mapped(error: RuntimeError, what: str, timeout: float) -> TransportError:
+    text = str(error)
+    if "timed out" in text.lower():
+        return PeerTimeout(f"{what} timed out after {timeout:g} s")
+    return TransportError(f"{what} failed: {text}")
+
+
+class DistributedTransport:
+    """An endpoint on a process group. Peers are ranks inside that group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._owned = False
+
+    @classmethod
+    def connect(cls, timeout: float, ranks: list[int] | None = None) -> DistributedTransport:
+        """An endpoint on a new gloo group of our own; every rank of the world must call it."""
+        group = dist.new_group(ranks, timedelta(seconds=timeout), backend="gloo")
+        if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise TransportError("this rank is not in the group")
+        transport = cls(group)
+        transport._owned = True
+        return transport
+
+    @property
+    def rank(self) -> int:
+        """Rank inside the group."""
+        return self._group.rank()
+
+    @property
+    def world_size(self) -> int:
+        """Size of the group."""
+        return self._group.size()
+
+    def post_send(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
+        """See Transport."""
+        what = f"send to rank {peer}"
+        try:
+            return _WorkHandle(self._group.send([data], peer, _TAG + channel), data, what)
+        except RuntimeError as error:
+            raise _mapped(error, what, 0.0) from error
+
+    def post_recv(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
+        """See Transport."""
+        what = f"recv from rank {peer}"
+        try:
+            return _WorkHandle(self._group.recv([data], peer, _TAG + channel), data, what)
+        except RuntimeError as error:
+            raise _mapped(error, what, 0.0) from error
+
+    def post_reduce(self, data: torch.Tensor) -> Handle:
+        """See Transport."""
+        try:
+            work = self._group.allreduce([data], dist.AllreduceOptions())
+        except RuntimeError as error:
+            raise _mapped(error, "all-reduce", 0.0) from error
+        return _WorkHandle(work, data, "all-reduce with all ranks")
+
+    def abort(self) -> None:
+        """Let a receive time out that nobody answers: gloo then closes all of the group's pairs."""
+        if self.world_size > 1:
+            data = torch.zeros(1, dtype=torch.uint8)
+            with suppress(RuntimeError):
+                work = self._group.recv([data], (self.rank + 1) % self.world_size, _ABORT_TAG)
+                work.wait(timedelta(milliseconds=1))
+
+    def close(self) -> None:
+        """Destroy the group if `connect` made it."""
+        if self._owned and dist.is_initialized():
+            self._owned = False
+            dist.destroy_process_group(self._group)

@@ -1,0 +1,141 @@
+"""Ranks as threads of one process; the test double.
+
+`Hub(world_size)` joins the endpoints. Sends copy, so they are done at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+import torch
+
+from casync.errors import PeerTimeout, TransportError
+from casync.transports import Handle
+
+__all__ = ["Hub", "MemoryTransport"]
+
+
+class Hub:
+    """What the endpoints share: mailboxes and sums, under one condition."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.changed = threading.Condition()
+        self.mail: dict[tuple[int, int, int], deque[torch.Tensor]] = defaultdict(deque)
+        self.sums: dict[int, list[torch.Tensor | None]] = {}
+        self.gone: set[int] = set()
+
+    def endpoints(self) -> list[MemoryTransport]:
+        """One transport per rank."""
+        return [MemoryTransport(self, rank) for rank in range(self.world_size)]
+
+
+class _Done:
+    """A send: copied when it was posted."""
+
+    def wait(self, timeout: float) -> int:
+        """See Handle."""
+        return -1
+
+
+class _Waiting:
+    """Tries until the hub has what is needed, the peer is gone, or time is up."""
+
+    def __init__(
+        self, hub: Hub, rank: int, peers: set[int], attempt: Callable[[], int | None], what: str
+    ) -> None:
+        self._hub = hub
+        self._ranks = peers | {rank}
+        self._attempt = attempt
+        self._what = what
+
+    def wait(self, timeout: float) -> int:
+        """See Handle."""
+        result: list[int] = []
+
+        def ready() -> bool:
+            value = self._attempt()
+            result.extend([] if value is None else [value])
+            return value is not None or bool(self._hub.gone & self._ranks)
+
+        with self._hub.changed:
+            if not self._hub.changed.wait_for(ready, timeout):
+                raise PeerTimeout(f"{self._what} timed out after {timeout:g} s")
+        if not result:
+            raise TransportError(f"{self._what} failed: closed by rank {min(self._hub.gone)}")
+        return result[0]
+
+
+class MemoryTransport:
+    """An endpoint of a Hub."""
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self._hub = hub
+        self._rank = rank
+        self._reduces = 0
+
+    @property
+    def rank(self) -> int:
+        """This endpoint's rank."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of endpoints."""
+        return self._hub.world_size
+
+    def post_send(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
+        """See Transport."""
+        with self._hub.changed:
+            if self._hub.gone & {peer, self._rank}:
+                raise TransportError(f"send to rank {peer} failed: closed")
+            self._hub.mail[self._rank, peer, channel].append(data.clone())
+            self._hub.changed.notify_all()
+        return _Done()
+
+    def post_recv(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
+        """See Transport."""
+        box = self._hub.mail[peer, self._rank, channel]
+
+        def attempt() -> int | None:
+            if not box:
+                return None
+            message = box.popleft()
+            room = min(len(message), len(data))
+            data[:room] = message[:room]
+            return len(message)
+
+        return _Waiting(self._hub, self._rank, {peer}, attempt, f"recv from rank {peer}")
+
+    def post_reduce(self, data: torch.Tensor) -> Handle:
+        """See Transport. The sum runs in rank order."""
+        number = self._reduces
+        self._reduces += 1
+        with self._hub.changed:
+            given = self._hub.sums.setdefault(number, [None] * self.world_size)
+            given[self._rank] = data.clone()
+            self._hub.changed.notify_all()
+
+        def attempt() -> int | None:
+            terms = [term for term in given if term is not None]
+            if len(terms) < self.world_size:
+                return None
+            data.copy_(terms[0])
+            for term in terms[1:]:
+                data.add_(term)
+            return -1
+
+        peers = set(range(self.world_size))
+        return _Waiting(self._hub, self._rank, peers, attempt, "all-reduce with all ranks")
+
+    def abort(self) -> None:
+        """Leave the hub: this rank's waits and those for this rank fail."""
+        with self._hub.changed:
+            self._hub.gone.add(self._rank)
+            self._hub.changed.notify_all()
+
+    def close(self) -> None:
+        """As abort."""
+        self.abort()
