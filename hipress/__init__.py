@@ -1,0 +1,39 @@
+"""Compressed gradient synchronization for data-parallel PyTorch training.
+
+::
+
+    model = hipress.wrap(model)                      # "auto": compress where it pays, or not
+    model = hipress.wrap(model, "dgc", ratio=0.01)   # a DistributedDataParallel with our hook
+    hipress.attach(ddp, "onebit_group", strategy="ring")
+    state = hipress.state_dict(ddp); hipress.load_state_dict(ddp, state)
+    print(hipress.report(ddp))
+"""
+
+from __future__ import annotations
+
+from hipress.api import attach, detach, load_state_dict, report, state_dict, wrap
+from hipress.errors import (
+    AgreementTimeout,
+    ConfigError,
+    ConfigMismatch,
+    DivergenceError,
+    HipressError,
+    StateError,
+    SyncError,
+)
+
+__all__ = [
+    "AgreementTimeout",
+    "ConfigError",
+    "ConfigMismatch",
+    "DivergenceError",
+    "HipressError",
+    "StateError",
+    "SyncError",
+    "attach",
+    "detach",
+    "load_state_dict",
+    "report",
+    "state_dict",
+    "wrap",
+]

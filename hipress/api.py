@@ -1,0 +1,207 @@
+"""The functions a user calls: wrap, attach, detach, report, state_dict, load_state_dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hipress import options as options_
+from hipress.errors import ConfigError
+from hipress.model import as_ddp
+from hipress.options import AUTO
+from hipress.session import BOOKS, Session, install, label, own_group, prepare
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+    from hipress.report import Report
+
+NOT_INITIALIZED = (
+    "torch.distributed is not initialized. Start the script with `torchrun` and call "
+    'torch.distributed.init_process_group("gloo") first; for a single process: '
+    'init_process_group("gloo", init_method="tcp://127.0.0.1:29500", rank=0, world_size=1).'
+)
+
+
+def wrap(
+    model: nn.Module,
+    compressor: str | Codec = AUTO,
+    *,
+    strategy: str = AUTO,
+    scope: str = "tensor",
+    exclude: str | Iterable[str] = (),
+    min_size: int | None = None,
+    seed: int = 0,
+    timeout: float | timedelta | None = None,
+    verify: bool = False,
+    process_group: dist.ProcessGroup | None = None,
+    ddp_kwargs: Mapping[str, Any] | None = None,
+    **params: Any,
+) -> DistributedDataParallel:
+    """A DistributedDataParallel of `model` whose gradients travel compressed.
+
+    `compressor` is "auto", a spec's name or path, or a compiled codec; `params` are the codec's.
+    The other options are explained at `hipress.options.Options`. `ddp_kwargs` go to
+    DistributedDataParallel as they are. Every rank must call this, with the same arguments.
+    torch.distributed must be initialized; with one rank nothing is installed.
+
+    Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ, and
+    AgreementTimeout for ranks that do not arrive.
+    """
+    options = options_.make(
+        compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
+        seed=seed, timeout=timeout, verify=verify, params=params,
+    )  # fmt: skip
+    home = _home(process_group)
+    _refuse_python_reducer()
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError("the model is a DistributedDataParallel already; use hipress.attach")
+    # Before DDP: its own check of shapes cannot name the parameter, and may hang.
+    session = prepare(model, options, home)
+    settings = {"gradient_as_bucket_view": True, **(ddp_kwargs or {})}
+    ddp = DistributedDataParallel(model, process_group=process_group, **settings)
+    return _finish(ddp, session)
+
+
+def attach(
+    ddp: DistributedDataParallel,
+    compressor: str | Codec = AUTO,
+    *,
+    strategy: str = AUTO,
+    scope: str = "tensor",
+    exclude: str | Iterable[str] = (),
+    min_size: int | None = None,
+    seed: int = 0,
+    timeout: float | timedelta | None = None,
+    verify: bool = False,
+    **params: Any,
+) -> DistributedDataParallel:
+    """Compress the gradients of an existing DistributedDataParallel; returns it.
+
+    Arguments and errors as for `wrap`. Call it before the first backward pass.
+    """
+    options = options_.make(
+        compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
+        seed=seed, timeout=timeout, verify=verify, params=params,
+    )  # fmt: skip
+    ddp = as_ddp(ddp)
+    _refuse_python_reducer()
+    _refuse_taken(ddp)
+    return _finish(ddp, prepare(ddp.module, options, ddp.process_group))
+
+
+def detach(ddp: DistributedDataParallel) -> None:
+    """Stop compressing: end threads and connections. The module then averages uncompressed.
+
+    `attach` may be called again. Every rank must call this between the same two steps.
+    """
+    ddp = as_ddp(ddp)
+    session = _session(ddp)
+    if ddp in BOOKS.hooks:
+        BOOKS.hooks[ddp].engine = None
+    session.close()
+    del BOOKS.sessions[ddp]
+
+
+def report(ddp: DistributedDataParallel) -> Report:
+    """Choices, bytes and times so far; print it or take its `to_dict()`."""
+    from hipress.report import Report, describe_plan, measure_of
+
+    session = _session(as_ddp(ddp))
+    engine, size = session.engine, dist.get_world_size(session.home)
+    numel = sum(p.numel for p in session.params)
+    measured = measure_of(engine.traffic, engine.counters, size, numel) if engine else None
+    settings = asdict(session.options) | {"compressor": label(session.options)}
+    return Report(
+        rank=dist.get_rank(session.home),
+        world_size=size,
+        installed=engine is not None,
+        why=describe_plan(session.plan) if engine else session.plan.why,
+        options=settings,
+        decisions=session.plan.decisions,
+        measured=measured,
+        probe=session.probe,
+    )
+
+
+def state_dict(ddp: DistributedDataParallel) -> dict[str, Any]:
+    """This rank's step counter and residuals, by parameter name; call it between steps.
+
+    Residuals differ between ranks: save one file per rank. It holds tensors, numbers and texts
+    only, so torch.load(weights_only=True) reads it.
+    """
+    from hipress import checkpoint
+    from hipress.state import Residuals
+
+    session = _session(as_ddp(ddp))
+    rank, size = dist.get_rank(session.home), dist.get_world_size(session.home)
+    if session.engine is None:
+        empty = Residuals(session.params, session.plan)
+        return checkpoint.export(empty, session.idle_step, rank, size)
+    return checkpoint.export(session.engine.works.residuals, session.engine.step, rank, size)
+
+
+def load_state_dict(
+    ddp: DistributedDataParallel, state: Mapping[str, Any], *, strict: bool = True
+) -> None:
+    """Continue where `state_dict` was taken, bit for bit (scope "tensor", same world size).
+
+    Raises StateError listing what does not fit; with `strict=False` that is left out instead.
+    """
+    from hipress import checkpoint
+    from hipress.state import Residuals
+
+    session = _session(as_ddp(ddp))
+    engine = session.engine
+    residuals = engine.works.residuals if engine else Residuals(session.params, session.plan)
+    rank, size = dist.get_rank(session.home), dist.get_world_size(session.home)
+    session.idle_step = checkpoint.load(residuals, state, rank, size, strict)
+    if engine is not None:
+        engine.step = session.idle_step
+
+
+def _home(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """DDP's process group; ConfigError when there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(NOT_INITIALIZED)
+    group = process_group if process_group is not None else dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):  # torch gives outsiders a number
+        raise ConfigError("this rank is no member of the given process_group")
+    return group
+
+
+def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:
+    if session.plan.compresses:
+        install(ddp, session, own_group(session.home, session.options))
+    BOOKS.sessions[ddp] = session
+    return ddp
+
+
+def _session(ddp: DistributedDataParallel) -> Session:
+    session = BOOKS.sessions.get(ddp)
+    if session is None:
+        raise ConfigError("hipress is not attached to this module; use hipress.wrap or attach")
+    return session
+
+
+def _refuse_taken(ddp: DistributedDataParallel) -> None:
+    if ddp in BOOKS.sessions:
+        raise ConfigError("hipress is attached to this module already; hipress.detach it first")
+    if ddp._comm_hooks and ddp not in BOOKS.hooks:
+        hook = ddp._comm_hooks[0][0].__qualname__
+        raise ConfigError(f"this module has a communication hook already ({hook}); DDP takes one")
+
+
+def _refuse_python_reducer() -> None:
+    # Imported by torch.nn.parallel anyway, so this costs nothing.
+    from torch._dynamo.utils import get_optimize_ddp_mode
+
+    if get_optimize_ddp_mode() == "python_reducer":
+        from hipress.hook import PYTHON_REDUCER
+
+        raise ConfigError(PYTHON_REDUCER)

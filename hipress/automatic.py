@@ -1,0 +1,128 @@
+"""compressor="auto": per tensor, the cheapest of the safe codecs and of no codec at all.
+
+[Note: never slower]
+A prediction is no promise, and on a CPU the codec takes cycles that the backward pass could use.
+So compression has to win clearly: by MARGIN of the tensor's time, and by LEAST seconds over the
+whole model. Otherwise nothing is installed and DDP's own all-reduce remains, untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from casync import strategies
+from casync.cost import Costs, predict
+from hipress.codecs import SAFE, compile_codec, strategy_for
+from hipress.errors import ConfigError
+from hipress.model import Param
+from hipress.options import Options
+from hipress.planner import Decision, Plan, excluded, partitions, raw, too_small
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+MARGIN = 0.1
+LEAST = 1e-3  # seconds a step
+BATCH = 4 << 20  # bytes: smaller tensors share a message and its latency
+
+
+def candidates(options: Options) -> dict[str, Codec]:
+    """The safe codecs that the asked strategy can carry, compiled."""
+    found = {}
+    for name in SAFE:
+        codec = compile_codec(name, {})
+        # Float32 payloads are what the native all-reduce sends without a codec, too.
+        if codec.additive != "float32" and _carries(codec, options):
+            found[name] = codec
+    return found
+
+
+def auto_plan(
+    params: Sequence[Param],
+    codecs: Mapping[str, Codec],
+    costs: Costs,
+    options: Options,
+    ranks: int,
+) -> Plan:
+    """Decide tensor by tensor; give all of it up when the whole gain is too small."""
+    decisions = tuple(_decide(p, codecs, costs, options, ranks) for p in params)
+    gain = sum((d.raw_seconds or 0.0) - (d.seconds or 0.0) for d in decisions if d.codec)
+    if gain < LEAST:
+        why = f"predicted gain {gain * 1e3:.2f} ms a step, less than {LEAST * 1e3:g} ms"
+        return Plan(tuple(_give_up(d) for d in decisions), {}, why)
+    used = {d.codec for d in decisions}
+    why = f"predicted gain {gain * 1e3:.1f} ms a step"
+    return Plan(decisions, {k: c for k, c in codecs.items() if k in used}, why)
+
+
+def _carries(codec: Codec, options: Options) -> bool:
+    try:
+        strategy_for(codec, options.strategy)
+    except ConfigError:
+        return False
+    return True
+
+
+def _decide(
+    param: Param, codecs: Mapping[str, Codec], costs: Costs, options: Options, ranks: int
+) -> Decision:
+    why = excluded(param, options)
+    if why is not None:
+        return raw(param, why)
+    plain = _shared(param, None, 1, ranks, costs)
+    rivals = [
+        _rival(param, name, codec, costs, options, ranks)
+        for name, codec in codecs.items()
+        if too_small(param, codec, options) is None
+    ]
+    best = min(rivals, key=lambda d: d.seconds or 0.0, default=None)
+    seconds = None if best is None else best.seconds
+    if best is None or seconds is None:
+        return raw(param, "too small", plain)
+    best = replace(best, raw_seconds=plain)
+    gain = 1 - seconds / plain
+    if gain <= MARGIN:
+        return raw(param, f"{best.codec} would gain {gain:.0%}, less than {MARGIN:.0%}", plain)
+    return replace(best, why=f"gains {gain:.0%}")
+
+
+def _rival(
+    param: Param, name: str, codec: Codec, costs: Costs, options: Options, ranks: int
+) -> Decision:
+    strategy = strategy_for(codec, options.strategy)
+    cut = partitions(param.numel, codec, strategy, ranks)
+    chunks = cut * (ranks if strategies.load(strategy).SPREADS else 1)
+    seconds = _shared(param, codec, chunks, ranks, costs, strategy)
+    return Decision(param.name, param.numel, name, strategy, cut, "", None, seconds)
+
+
+def _shared(
+    param: Param,
+    codec: Codec | None,
+    chunks: int,
+    ranks: int,
+    costs: Costs,
+    strategy: str = "allreduce",
+) -> float:
+    """Predicted seconds; a tensor below BATCH pays its share of a full batch."""
+    own = 4.0 * param.numel
+    size = max(own, float(BATCH))
+    name = None if codec is None else codec.name
+    additive = None if codec is None else codec.additive
+    whole = predict(size, name, strategy, chunks, ranks, costs, additive)
+    return whole * own / size
+
+
+def _give_up(decision: Decision) -> Decision:
+    if decision.codec is None:
+        return decision
+    return replace(
+        decision,
+        codec=None,
+        strategy="allreduce",
+        partitions=1,
+        why="the whole gain is too small",
+        seconds=decision.raw_seconds,
+    )

@@ -1,0 +1,162 @@
+"""State dictionaries: plain tensors and numbers, by parameter name, one per rank.
+
+Residuals differ from rank to rank, so each rank saves and loads its own. The file loads with
+torch.load(weights_only=True).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hipress.errors import StateError
+from hipress.model import Param
+from hipress.state import WORKER, Floats, Residuals
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+FORMAT = 1
+KEYS = {"format", "step", "rank", "world_size", "codecs", "state"}
+log = logging.getLogger("hipress")
+
+Saved = dict[str, dict[str, dict[str, torch.Tensor]]]  # parameter -> side -> name -> values
+
+
+def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[str, Any]:
+    """The state of this rank after `step` steps, copied."""
+    stateful = _stateful(residuals)
+    return {
+        "format": FORMAT,
+        "step": step,
+        "rank": rank,
+        "world_size": world_size,
+        "codecs": {name: codec.digest for name, (_, codec) in stateful.items()},
+        "state": {name: _export_one(residuals, param) for name, (param, _) in stateful.items()},
+    }
+
+
+def load(
+    residuals: Residuals, saved: Mapping[str, Any], rank: int, world_size: int, strict: bool
+) -> int:
+    """Put a saved state back, all or nothing; return its step.
+
+    Raises StateError listing everything that does not fit. With `strict` false what does not
+    fit is left out with a warning: those residuals start from zero.
+    """
+    _check_format(saved)
+    moved = _check_ranks(saved, rank, world_size)
+    good, bad = _check_values(residuals, saved)
+    wrong = moved + _check_names(residuals, saved) + bad
+    if wrong and strict:
+        raise StateError(
+            "the saved state does not fit this model (strict=False leaves out what does not):\n  "
+            + "\n  ".join(wrong)
+        )
+    for message in wrong:
+        log.warning("load_state_dict: %s; starts from zero", message)
+    _put_back(residuals, saved["state"], [] if moved else good)
+    return int(saved["step"])
+
+
+def _stateful(residuals: Residuals) -> dict[str, tuple[Param, Codec]]:
+    """Parameters whose codec keeps state, by name."""
+    found: dict[str, tuple[Param, Codec]] = {}
+    for param in residuals.params:
+        key = residuals.codec_of(param.index)
+        if key is not None and residuals.plan.codecs[key].stateful:
+            found[param.name] = (param, residuals.plan.codecs[key])
+    return found
+
+
+def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch.Tensor]]:
+    if param.index not in residuals.places:  # scope "bucket" before the first step
+        return {}
+    return {
+        side: {name: _tensor(array, param) for name, array in arrays.items()}
+        for side, arrays in residuals.pieces(param.index).items()
+        # Most of an aggregator's arena belongs to other owners and is zero.
+        if side == WORKER or any(array.any() for array in arrays.values())
+    }
+
+
+def _tensor(array: Floats, param: Param) -> torch.Tensor:
+    copy = torch.from_numpy(array.copy())
+    return copy.reshape(param.shape) if array.size == param.numel else copy
+
+
+def _check_format(saved: object) -> None:
+    if not isinstance(saved, Mapping):
+        raise StateError(f"not a state of hipress.state_dict but a {type(saved).__name__}")
+    if set(saved) != KEYS:
+        found = sorted(map(str, saved))
+        raise StateError(f"not a state of hipress.state_dict: expected {sorted(KEYS)}, got {found}")
+    if saved["format"] != FORMAT:
+        raise StateError(f"state format {saved['format']}; this version reads {FORMAT}")
+
+
+def _check_ranks(saved: Mapping[str, Any], rank: int, world_size: int) -> list[str]:
+    mine, its = (rank, world_size), (saved["rank"], saved["world_size"])
+    if mine == its or not saved["codecs"]:
+        return []
+    return [f"saved by rank {its[0]} of {its[1]}, this is rank {mine[0]} of {mine[1]}"]
+
+
+def _check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
+    here = {name: codec for name, (_, codec) in _stateful(residuals).items()}
+    there: Mapping[str, str] = saved["codecs"]
+    wrong = [f"{name}: missing from the saved state" for name in here if name not in there]
+    wrong += [f"{name}: has no codec state here" for name in there if name not in here]
+    wrong += [
+        f"{name}: saved with codec {there[name]}, this is {codec.name} {codec.digest}"
+        for name, codec in here.items()
+        if name in there and there[name] != codec.digest
+    ]
+    return wrong
+
+
+def _check_values(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[Param], list[str]]:
+    """Parameters whose values fit, and what is wrong with values of the others."""
+    good, wrong = [], []
+    state: Saved = saved["state"]
+    for name, (param, codec) in _stateful(residuals).items():
+        if saved["codecs"].get(name) != codec.digest:
+            continue
+        wanted = {k: _size(v, param) for k, v in codec.init_state(param.numel).items()}
+        problems = [
+            f"{name}: {side} {key}: expected {wanted.get(key)}, got {shape}"
+            for side, values in state.get(name, {}).items()
+            for key, shape in _shapes(values, wanted).items()
+            if shape != wanted.get(key)
+        ]
+        wrong += problems
+        if not problems:
+            good.append(param)
+    return good, wrong
+
+
+def _size(array: Floats, param: Param) -> tuple[int, ...]:
+    return param.shape if array.size == param.numel else tuple(array.shape)
+
+
+def _shapes(
+    values: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...] | None]:
+    found: dict[str, tuple[int, ...] | None] = dict.fromkeys(wanted)
+    found.update({key: tuple(value.shape) for key, value in values.items()})
+    return found
+
+
+def _put_back(residuals: Residuals, saved: Saved, params: list[Param]) -> None:
+    for param in params:
+        if param.index not in residuals.places:
+            # Scope "bucket": the first bucket with this parameter takes it from here.
+            residuals.place(str(residuals.codec_of(param.index)), [param.index])
+        for side, arrays in residuals.pieces(param.index).items():
+            for name, array in arrays.items():
+                values = saved.get(param.name, {}).get(side, {}).get(name)
+                array[:] = 0 if values is None else np.ravel(values.float().cpu().numpy())

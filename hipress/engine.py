@@ -1,0 +1,137 @@
+"""What stands behind one DDP module: buckets in, averaged buckets out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from casync.counters import Counters
+from casync.executor import Executor
+from casync.transports.distributed import DistributedTransport
+from hipress.errors import SyncError
+from hipress.model import Param
+from hipress.options import Options
+from hipress.planner import Plan
+from hipress.verify import Verifier
+from hipress.work import Work, Works
+
+log = logging.getLogger("hipress")
+
+
+@dataclass
+class Traffic:
+    """What this module counts besides the executor's counters."""
+
+    steps: int = 0  # in this process; Engine.step survives a checkpoint
+    raw_bytes: int = 0  # of buckets that went to DDP's own all-reduce
+    gradient_bytes: int = 0  # of all buckets, as DDP would have sent them
+    pending: list[Future[torch.Tensor]] = field(default_factory=list)  # of the current step
+    exposed_seconds: float = 0.0  # the backward pass was over and waited
+
+
+def average(buffer: torch.Tensor, home: dist.ProcessGroup) -> Future[torch.Tensor]:
+    """What DDP does without a hook: scale, then the native all-reduce; in place."""
+    buffer.div_(dist.get_world_size(home))
+    work = dist.all_reduce(buffer, group=home, async_op=True)
+    assert work is not None
+    future: Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
+
+
+class Engine:
+    """Synchronizes the buckets of one DDP module. It never refers to that module: see close()."""
+
+    def __init__(
+        self,
+        params: Sequence[Param],
+        plan: Plan,
+        options: Options,
+        home: dist.ProcessGroup,
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.params, self.plan, self.options = params, plan, options
+        self.home = home  # DDP's own group: a bucket left alone travels as it always did
+        self.rank, self.world_size = dist.get_rank(home), dist.get_world_size(home)
+        self.works = Works(params, plan, options, self.rank, self.world_size)
+        self.step = 0  # averaged steps so far; backward passes under no_sync do not count
+        self.traffic = Traffic()
+        self._group = group  # ours: no other traffic can come between our messages
+        self._executor = Executor(
+            DistributedTransport(group), plan.codecs, seed=options.seed, timeout=options.timeout
+        )
+        self._verifier = Verifier(home, options) if options.verify else None
+        self._broken: BaseException | None = None
+
+    @property
+    def counters(self) -> Counters:
+        """A copy of the executor's sums so far."""
+        return self._executor.counters
+
+    def begin(self) -> None:
+        """The first bucket of a step is about to be reduced."""
+        self.traffic.pending.clear()
+
+    def reduce(
+        self, indices: tuple[int, ...], buffer: torch.Tensor, *, last: bool
+    ) -> Future[torch.Tensor]:
+        """Average a bucket that holds these parameters, in this order, without gaps."""
+        if self._broken is not None:
+            raise SyncError(f"an earlier step failed: {self._broken}") from self._broken
+        work = None if buffer.is_sparse else self.works.of(indices)
+        future = self._native(buffer) if work is None else self._submit(work, buffer)
+        if self._verifier is not None and not buffer.is_sparse:
+            future = self._verifier.check(future, [self.params[i] for i in indices], self.step)
+        self._count(future, buffer, last)
+        return future
+
+    def finish(self) -> None:
+        """Wait for the step's buckets. Raises what went wrong, as it was raised.
+
+        DDP would wait as well, at the same moment, but shows a failure as an obscure cast error.
+        """
+        start = time.perf_counter()
+        for future in self.traffic.pending:
+            try:
+                future.wait()
+            except Exception as error:
+                self._broken = error
+                log.error("rank %d, step %d: %s", self.rank, self.step - 1, error)
+                raise
+        self.traffic.exposed_seconds += time.perf_counter() - start
+        self.traffic.pending.clear()
+
+    def close(self) -> None:
+        """End the threads and the group. On detach, when the module dies, at exit; may repeat."""
+        self._executor.close()
+        if self._verifier is not None:
+            self._verifier.close()
+        if dist.is_initialized():
+            # The user may have destroyed all groups already.
+            with suppress(RuntimeError, ValueError, AssertionError):
+                dist.destroy_process_group(self._group)
+
+    def _submit(self, work: Work, buffer: torch.Tensor) -> Future[torch.Tensor]:
+        if buffer.dtype == torch.float32:
+            return self._executor.submit(work.program, buffer, work.states, self.step)
+        scratch = buffer.float()
+        future = self._executor.submit(work.program, scratch, work.states, self.step)
+        return future.then(lambda done: buffer.copy_(done.value()))
+
+    def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
+        """What DDP does without a hook. Sparse gradients come here too."""
+        if not buffer.is_sparse:
+            self.traffic.raw_bytes += buffer.nbytes
+        return average(buffer, self.home)
+
+    def _count(self, future: Future[torch.Tensor], buffer: torch.Tensor, last: bool) -> None:
+        self.traffic.pending.append(future)
+        self.traffic.gradient_bytes += 0 if buffer.is_sparse else buffer.nbytes
+        self.traffic.steps += last
+        self.step += last

@@ -1,0 +1,53 @@
+"""Every exception that hipress raises on purpose.
+
+    HipressError
+    ├── ConfigError (ValueError)      an option, name or model that cannot be used; says what can
+    │   └── ConfigMismatch            the ranks were configured differently; names both sides
+    ├── AgreementTimeout (TimeoutError)   ranks that never arrived; names them
+    ├── StateError (ValueError)       a state dictionary that does not fit this model
+    ├── SyncError (RuntimeError)      synchronizing gradients failed; its cause is the real error
+    └── DivergenceError (RuntimeError)    verify=True found ranks with different gradients
+
+Errors of casync and compll pass through as `__cause__`, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HipressError(Exception):
+    """Base of hipress's errors."""
+
+
+class ConfigError(HipressError, ValueError):
+    """An option, a name or a model that cannot be used."""
+
+
+class ConfigMismatch(ConfigError):
+    """Ranks of one job were configured differently, or one of them failed to start."""
+
+
+class AgreementTimeout(HipressError, TimeoutError):
+    """Some ranks did not arrive within the time-out."""
+
+
+class StateError(HipressError, ValueError):
+    """A state dictionary that does not fit."""
+
+
+class SyncError(HipressError, RuntimeError):
+    """Gradients could not be synchronized; training cannot go on from here."""
+
+
+class DivergenceError(HipressError, RuntimeError):
+    """Ranks hold different gradients after a synchronization."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """A ConfigError for a name that does not exist: the nearest one, and all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" did you mean {close[0]!r}?" if close else ""
+    return ConfigError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or '(none)'}.")

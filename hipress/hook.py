@@ -1,0 +1,60 @@
+"""The communication hook that DDP calls for every bucket.
+
+No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
+"""
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.autograd import Variable
+
+from hipress.engine import Engine, average
+from hipress.errors import SyncError
+
+
+class HookState:
+    """What DDP keeps for us. Must not refer to the DDP module: C++ holds it, so the cycle would
+    never be collected. A parameter is known by identity, whatever bucket it is in."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], home: dist.ProcessGroup) -> None:
+        self.index: dict[torch.Tensor, int] = {parameter: i for i, parameter in enumerate(parameters)}
+        self.home = home
+        self.engine: Engine | None = None  # None after detach: plain averaging
+
+
+def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average one bucket."""
+    _refuse_python_reducer(bucket)
+    engine = state.engine
+    if engine is None:
+        return average(bucket.buffer(), state.home)
+    if bucket.index() == 0:
+        engine.begin()
+        _at_end_of_backward(engine)
+    indices = tuple(state.index[parameter] for parameter in bucket.parameters())
+    return engine.reduce(indices, bucket.buffer(), last=bucket.is_last())
+
+
+def _refuse_python_reducer(bucket: object) -> None:
+    if not isinstance(bucket, GradBucket):
+        raise SyncError(PYTHON_REDUCER)
+
+
+PYTHON_REDUCER = (
+    'torch._dynamo.config.optimize_ddp = "python_reducer" hands gradients to hooks one by one '
+    "and ignores what they return, so ranks would drift apart without an error. Set it to True "
+    "(the default) before the model is wrapped."
+)
+
+
+def _at_end_of_backward(engine: Engine) -> None:
+    """Have autograd call `engine.finish` when it has run all nodes, before DDP's own callback."""
+    Variable._execution_engine.queue_callback(engine.finish)
+
+
+# DDP takes only a real function with this parameter; fail here rather than there.
+assert "bucket" in inspect.signature(gradient_hook).parameters

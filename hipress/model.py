@@ -1,0 +1,96 @@
+"""The parameters of a model as the planner and the state see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hipress.errors import ConfigError
+
+COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Param:
+    """One trainable parameter. `index` counts the trainable ones in the model's order."""
+
+    name: str
+    index: int
+    numel: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sparse: bool  # its gradient is a sparse tensor (nn.Embedding(sparse=True))
+
+    @property
+    def compressible(self) -> bool:
+        """Dense and of a type that float32 represents exactly."""
+        return not self.sparse and self.dtype in COMPRESSIBLE
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        return f"{self.name} {shape} {str(self.dtype).removeprefix('torch.')}"
+
+
+def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and parameters that DDP synchronizes, in the model's order, each once."""
+    # The attribute is how torch lets a module take parameters out of DDP.
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    return [
+        (name, parameter)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+
+
+def describe(module: nn.Module) -> tuple[Param, ...]:
+    """The model's trainable parameters; raises ConfigError for what cannot be synchronized."""
+    pairs = trainable(module)
+    _refuse(pairs)
+    sparse = _sparse_names(module)
+    return tuple(
+        Param(name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse)
+        for index, (name, p) in enumerate(pairs)
+    )
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """What torch.compile wrapped, or the model itself."""
+    original = getattr(model, "_orig_mod", None)
+    return original if isinstance(original, nn.Module) else model
+
+
+def as_ddp(model: nn.Module) -> DistributedDataParallel:
+    """The DDP module that `model` is, or that torch.compile made it from."""
+    inner = unwrap(model)
+    if not isinstance(inner, DistributedDataParallel):
+        raise ConfigError(
+            f"expected a DistributedDataParallel module, got {type(inner).__name__}; "
+            "hipress.wrap(model) makes one"
+        )
+    return inner
+
+
+def _refuse(pairs: Iterable[tuple[str, nn.Parameter]]) -> None:
+    pairs = list(pairs)
+    if not pairs:
+        raise ConfigError("the model has no parameter that requires a gradient")
+    for name, parameter in pairs:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigError(f"parameter {name!r} has no shape yet; run one forward pass first")
+        if parameter.device.type != "cpu":
+            raise ConfigError(
+                f"parameter {name!r} is on {parameter.device}; this version synchronizes "
+                "gradients on the CPU only"
+            )
+
+
+def _sparse_names(module: nn.Module) -> set[str]:
+    return {
+        f"{prefix}.weight" if prefix else "weight"
+        for prefix, child in module.named_modules()
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse
+    }

@@ -1,0 +1,102 @@
+"""What a user may choose, validated once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.constants import default_pg_timeout
+
+from hipress.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+SCOPES = ("tensor", "bucket")
+AUTO = "auto"
+
+SMALL = 1024
+"""Elements below which a codec without groups leaves a tensor alone (see `Options.min_size`)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything `wrap` and `attach` accept about synchronization. All ranks must agree on all."""
+
+    # A spec's name or path, a compiled codec, or "auto": the planner picks per tensor, maybe none.
+    compressor: str | Codec = AUTO
+    # How payloads travel: a module of casync.strategies, or "auto": what suits the codec.
+    strategy: str = AUTO
+    # What is compressed as one: a parameter ("tensor") or a run of a DDP bucket ("bucket").
+    scope: str = "tensor"
+    # fnmatch patterns of parameter names that always travel uncompressed.
+    exclude: tuple[str, ...] = ()
+    # Tensors with fewer elements travel uncompressed. None: no limit for codecs that work in
+    # groups or whose payloads add, 1024 for the others, to which a bias is all noise.
+    min_size: int | None = None
+    # Seed of stochastic codecs; the streams of ranks, sides, tensors and steps differ anyway.
+    seed: int = 0
+    # Seconds that any wait for another rank may last, at attach time and in a step.
+    timeout: float = default_pg_timeout.total_seconds()
+    # Hash every averaged gradient and compare the ranks, every step. Slow: for finding faults.
+    verify: bool = False
+    # Parameters of the codec, as its spec names them.
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        if self.scope not in SCOPES:
+            raise unknown("scope", self.scope, SCOPES)
+        if self.timeout <= 0:
+            raise ConfigError(f"timeout must be positive seconds, got {self.timeout}")
+        if self.min_size is not None and self.min_size < 0:
+            raise ConfigError(f"min_size must be None or at least 0, got {self.min_size}")
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed must be in 0 .. 2**64-1, got {self.seed}")
+        if self.params and (self.automatic or not isinstance(self.compressor, str)):
+            raise ConfigError(
+                f"codec parameters {sorted(self.params)} need a compressor given by name; "
+                'with "auto" or a compiled codec there is nothing they could configure'
+            )
+
+    def _check_types(self) -> None:
+        for name, kinds in (
+            ("strategy", str),
+            ("scope", str),
+            ("min_size", int | None),
+            ("seed", int),
+            ("timeout", int | float),
+            ("verify", bool),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise ConfigError(f"{name}={value!r}: a {type(value).__name__} will not do here")
+        if not all(isinstance(pattern, str) for pattern in self.exclude):
+            raise ConfigError(f"exclude must hold patterns of parameter names, got {self.exclude}")
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the planner chooses the codec."""
+        return isinstance(self.compressor, str) and self.compressor == AUTO
+
+    @property
+    def delay(self) -> timedelta:
+        """The time-out as torch.distributed takes it."""
+        return timedelta(seconds=self.timeout)
+
+
+def make(
+    compressor: str | Codec,
+    *,
+    exclude: str | Iterable[str] = (),
+    timeout: float | timedelta | None = None,
+    **rest: Any,
+) -> Options:
+    """Options from what a caller wrote: one pattern or several, seconds or a timedelta."""
+    patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    if timeout is None:
+        timeout = default_pg_timeout
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return Options(compressor=compressor, exclude=patterns, timeout=seconds, **rest)

@@ -1,0 +1,137 @@
+"""What happens to each parameter: left alone, or which codec, strategy and partitions.
+
+A fixed compressor is applied to everything it suits. "auto" compares predicted times, from
+what `hipress.probe` measured, and leaves a tensor alone unless compression clearly wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from hipress.codecs import strategy_for
+from hipress.errors import ConfigError
+from hipress.model import Param
+from hipress.options import SMALL, Options
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+RAW = "allreduce"  # how a tensor without codec travels
+SLACK = 64  # bytes
+CHUNK = 1 << 20  # elements: a bigger tensor is cut, so that encoding overlaps the transfer
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to one parameter, and why. Times are predictions in seconds, None if unknown."""
+
+    name: str
+    numel: int
+    codec: str | None
+    strategy: str
+    partitions: int
+    why: str
+    raw_seconds: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A decision per parameter, in the model's order, and the codecs they name."""
+
+    decisions: tuple[Decision, ...]
+    codecs: Mapping[str, Codec] = field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any parameter is compressed; if not, DDP's own all-reduce remains."""
+        return any(d.codec is not None for d in self.decisions)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What all ranks must have in common, as JSON takes it."""
+        keys = ("name", "codec", "strategy", "partitions")
+        return [{k: v for k, v in asdict(d).items() if k in keys} for d in self.decisions]
+
+
+def fixed_plan(params: Sequence[Param], codec: Codec, options: Options, world_size: int) -> Plan:
+    """`codec` for every parameter it suits."""
+    strategy = strategy_for(codec, options.strategy)
+    decisions = [_fixed(p, codec, strategy, options, world_size) for p in params]
+    used = {codec.name: codec} if any(d.codec for d in decisions) else {}
+    return Plan(tuple(decisions), used, f"compressor {codec.name!r} was asked for")
+
+
+def raw(param: Param, why: str, seconds: float | None = None) -> Decision:
+    """The decision to leave a parameter uncompressed."""
+    return Decision(param.name, param.numel, None, RAW, 1, why, seconds, seconds)
+
+
+def excluded(param: Param, options: Options) -> str | None:
+    """Why no codec may touch this parameter, or None."""
+    if param.sparse:
+        return "sparse gradient"
+    if not param.compressible:
+        return f"type {str(param.dtype).removeprefix('torch.')}"
+    for pattern in options.exclude:
+        if fnmatchcase(param.name, pattern):
+            return f"excluded by {pattern!r}"
+    return None
+
+
+def check_patterns(params: Sequence[Param], options: Options) -> None:
+    """A pattern that matches nothing is a mistake: raise ConfigError."""
+    for pattern in options.exclude:
+        if not any(fnmatchcase(p.name, pattern) for p in params):
+            known = ", ".join(p.name for p in params[:8])
+            more = ", ..." if len(params) > 8 else ""
+            raise ConfigError(f"exclude pattern {pattern!r} matches no parameter of {known}{more}")
+
+
+def too_small(param: Param, codec: Codec, options: Options) -> str | None:
+    """Why this codec would not help a tensor of this size, or None."""
+    if param.numel < minimum(codec, options):
+        return f"fewer than {minimum(codec, options)} elements"
+    # A few bytes more are welcome: they spare a second message for the one tiny tensor.
+    if codec.payload_bytes(param.numel) > 4 * param.numel + SLACK:
+        return "the payload would be larger than the gradient"
+    return None
+
+
+def minimum(codec: Codec, options: Options) -> int:
+    """Elements below which a tensor stays uncompressed."""
+    if options.min_size is not None:
+        return options.min_size
+    whole = codec.align > 1 or codec.additive is not None or options.scope == "bucket"
+    return 0 if whole else SMALL
+
+
+def partitions(numel: int, codec: Codec, strategy: str, world_size: int) -> int:
+    """Partitions for a tensor: chunks of about CHUNK elements.
+
+    A codec without groups is not cut more than it must be: each chunk would have a scale, or a
+    selection, of its own. A strategy that spreads over owners cuts into world_size chunks a
+    partition anyway.
+    """
+    from casync import strategies
+
+    if codec.align == 1 and codec.additive is None:
+        return 1
+    chunks = max(1, math.ceil(numel / CHUNK))
+    if not strategies.load(strategy).SPREADS:
+        return chunks
+    return max(1, math.ceil(chunks / world_size))
+
+
+def _fixed(
+    param: Param, codec: Codec, strategy: str, options: Options, world_size: int
+) -> Decision:
+    why = excluded(param, options) or too_small(param, codec, options)
+    if why is not None:
+        return raw(param, why)
+    cut = partitions(param.numel, codec, strategy, world_size)
+    return Decision(param.name, param.numel, codec.name, strategy, cut, "asked for")

@@ -1,0 +1,147 @@
+"""A short look at the link and the codecs, so that "auto" plans from measurements.
+
+Every rank measures at the same time, as in a training step, and the slowest rank's median
+counts. The numbers are exchanged, so all ranks plan from the same ones. Takes well under two
+seconds: fewer repetitions on a slow link, and all ranks agree on how many.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from casync.cost import CodecCost, Costs, Line, fit
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+SMALL, LARGE, HUGE = 4 << 10, 1 << 20, 4 << 20  # bytes on the link
+QUICK, SLOW = 0.02, 0.1  # seconds: below, HUGE is measured too; above, nothing is repeated
+ELEMENTS = (1 << 16, 1 << 20)  # what codecs are timed on
+REPEATS = 5
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was measured, and how long that took."""
+
+    costs: Costs
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers: seconds, and seconds per byte."""
+        return {"seconds": self.seconds, **asdict(self.costs)}
+
+
+def measure(group: dist.ProcessGroup, codecs: Mapping[str, Codec]) -> Probe:
+    """Measure the link of `group` and the speed of `codecs`. Every rank must call it."""
+    for codec in codecs.values():  # compiling is not part of the measurement
+        _time_codec(codec, 64, 1)
+    start = time.perf_counter()
+    needed = {"float32"} | {c.additive for c in codecs.values() if c.additive is not None}
+    costs = Costs(
+        exchange=_curve(_exchange(group), group),
+        reduce={name: _curve(_reduce(group, DTYPES[name]), group) for name in sorted(needed)},
+        codecs={name: _codec_cost(codec, group) for name, codec in codecs.items()},
+    )
+    return Probe(costs, _slowest([time.perf_counter() - start], group)[0])
+
+
+Operation = Callable[[int], Callable[[], None]]  # bytes -> something to time
+
+
+def _exchange(group: dist.ProcessGroup) -> Operation:
+    """Send to the next rank and receive from the one before."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+
+    def prepare(count: int) -> Callable[[], None]:
+        out, into = torch.zeros(count, dtype=torch.uint8), torch.empty(count, dtype=torch.uint8)
+
+        def run() -> None:
+            works = (
+                group.recv([into], (rank - 1) % size, 0),
+                group.send([out], (rank + 1) % size, 0),
+            )
+            for work in works:
+                work.wait()
+
+        return run
+
+    return prepare
+
+
+def _reduce(group: dist.ProcessGroup, dtype: torch.dtype) -> Operation:
+    def prepare(count: int) -> Callable[[], None]:
+        data = torch.zeros(count // dtype.itemsize, dtype=dtype)
+
+        def run() -> None:
+            group.allreduce([data], dist.AllreduceOptions()).wait()
+
+        return run
+
+    return prepare
+
+
+def _curve(operation: Operation, group: dist.ProcessGroup) -> Line:
+    """A line through two or three sizes; what is repeated depends on agreed numbers only."""
+    points = [(float(SMALL), _median(operation(SMALL), REPEATS, group))]
+    first = _median(operation(LARGE), 1, group)
+    again = first if first > SLOW else _median(operation(LARGE), REPEATS, group)
+    points.append((float(LARGE), again))
+    if again < QUICK:
+        points.append((float(HUGE), _median(operation(HUGE), 3, group)))
+    return fit(points)
+
+
+def _codec_cost(codec: Codec, group: dist.ProcessGroup) -> CodecCost:
+    points = []
+    for elements in ELEMENTS:
+        dist.barrier(group)
+        points.append(_slowest(_time_codec(codec, elements, REPEATS), group))
+    sizes = [4.0 * elements for elements in ELEMENTS]
+    encode = fit([(size, times[0]) for size, times in zip(sizes, points, strict=True)])
+    decode = fit([(size, times[1]) for size, times in zip(sizes, points, strict=True)])
+    return CodecCost(encode, decode, codec.payload_bytes(ELEMENTS[-1]) / sizes[-1])
+
+
+def _time_codec(codec: Codec, elements: int, repeats: int) -> list[float]:
+    """Median seconds to encode and to decode-and-add, with state if it keeps any."""
+    gradient = np.random.default_rng(0).standard_normal(elements, np.float32)
+    table = np.array([[0, elements, 0, 0, 0]], np.int64)
+    out, at = np.zeros(codec.payload_bytes(elements), np.uint8), np.zeros(1, np.int64)
+    state = codec.init_state(elements) if codec.stateful else None
+    encodes, decodes, total = [], [], np.zeros(elements, np.float32)
+    for step in range(repeats + 1):
+        start = time.perf_counter()
+        used = codec.encode_batch(gradient, table, out, at, state=state, step=step)
+        middle = time.perf_counter()
+        codec.decode_batch(out, table, at, used, total, add=True)
+        encodes.append(middle - start)
+        decodes.append(time.perf_counter() - middle)
+    return [statistics.median(encodes[1:]), statistics.median(decodes[1:])]
+
+
+def _median(run: Callable[[], None], repeats: int, group: dist.ProcessGroup) -> float:
+    """Median time on the slowest rank."""
+    times = []
+    dist.barrier(group)
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return _slowest([statistics.median(times)], group)[0]
+
+
+def _slowest(values: list[float], group: dist.ProcessGroup) -> list[float]:
+    """The largest of each value over the ranks: the same on every rank."""
+    data = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(data, dist.ReduceOp.MAX, group=group)
+    return [float(value) for value in data]

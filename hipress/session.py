@@ -1,0 +1,197 @@
+"""Setting up one DDP module: agreement of the ranks, plan, engine; and taking it down again."""
+
+from __future__ import annotations
+
+import platform
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hipress import agree, planner
+from hipress.codecs import resolve, strategy_for
+from hipress.errors import ConfigError
+from hipress.model import Param, describe
+from hipress.options import Options
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from casync.codec import Codec
+    from hipress.engine import Engine
+    from hipress.hook import HookState
+    from hipress.planner import Plan
+    from hipress.probe import Probe
+
+
+@dataclass(eq=False)
+class Session:
+    """What belongs to one DDP module. `engine` is None where DDP's own all-reduce remains."""
+
+    params: tuple[Param, ...]
+    options: Options
+    plan: Plan
+    home: dist.ProcessGroup
+    probe: Probe | None = None
+    engine: Engine | None = None
+    finalizer: Any = None
+    idle_step: int = 0  # of a loaded state, where no engine counts
+
+    def close(self) -> None:
+        """End threads and groups; the module then averages without us."""
+        if self.finalizer is not None:
+            self.finalizer()
+
+
+@dataclass
+class _Books:
+    """All sessions of the process. Weak keys: a module that dies takes its session with it."""
+
+    sessions: weakref.WeakKeyDictionary[DistributedDataParallel, Session] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    hooks: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+
+BOOKS = _Books()
+
+
+def prepare(module: nn.Module, options: Options, home: dist.ProcessGroup) -> Session:
+    """Agree with the other ranks and plan. No DDP module is needed yet. See [Note: agreement].
+
+    Raises ConfigError, ConfigMismatch or AgreementTimeout; on every rank, if on one.
+    """
+    meeting = agree.meeting(home, options.timeout)
+    try:
+        params = describe(module)
+        planner.check_patterns(params, options)
+        codecs = _codecs(options)
+    except Exception as error:
+        meeting.fail(error)
+        raise
+    meeting.settle(_facts(params, options, codecs))
+    try:
+        session = _plan(params, codecs, options, home)
+    except Exception as error:
+        meeting.fail(error)
+        raise
+    meeting.settle({"plan": session.plan.facts()})
+    return session
+
+
+def install(ddp: DistributedDataParallel, session: Session, group: dist.ProcessGroup) -> None:
+    """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
+    from hipress.engine import Engine
+    from hipress.hook import HookState, gradient_hook
+    from hipress.model import trainable
+
+    session.engine = Engine(session.params, session.plan, session.options, session.home, group)
+    session.finalizer = weakref.finalize(ddp, session.engine.close)
+    if ddp not in BOOKS.hooks:
+        parameters = [parameter for _, parameter in trainable(ddp.module)]
+        BOOKS.hooks[ddp] = HookState(parameters, session.home)
+        ddp.register_comm_hook(BOOKS.hooks[ddp], gradient_hook)
+    BOOKS.hooks[ddp].engine = session.engine
+
+
+def own_group(home: dist.ProcessGroup, options: Options) -> dist.ProcessGroup:
+    """A gloo group of the same ranks for our traffic alone."""
+    group = dist.new_group(
+        dist.get_process_group_ranks(home),
+        timeout=options.delay,
+        backend="gloo",
+        use_local_synchronization=True,
+    )
+    assert isinstance(group, dist.ProcessGroup)  # None only for ranks that are not members
+    return group
+
+
+def _codecs(options: Options) -> dict[str, Codec]:
+    if options.automatic:
+        from hipress.automatic import candidates
+
+        return candidates(options)
+    codec = resolve(options)
+    strategy_for(codec, options.strategy)
+    return {codec.name: codec}
+
+
+def _facts(
+    params: tuple[Param, ...], options: Options, codecs: Mapping[str, Codec]
+) -> dict[str, Any]:
+    """Everything that must be equal on all ranks."""
+    return {
+        "compressor": label(options),
+        "strategy": options.strategy,
+        "scope": options.scope,
+        "exclude": list(options.exclude),
+        "min_size": str(options.min_size),
+        "seed": options.seed,
+        "verify": options.verify,
+        "parameters": [str(p) for p in params],
+        "digests": {name: codec.digest for name, codec in codecs.items()},
+        "versions": _versions(),
+    }
+
+
+def label(options: Options) -> str:
+    """Such as `topk(ratio=0.01)`."""
+    if not isinstance(options.compressor, str):
+        return options.compressor.name
+    if options.automatic:
+        return options.compressor
+    arguments = ", ".join(f"{k}={v!r}" for k, v in sorted(options.params.items()))
+    return f"{options.compressor}({arguments})"
+
+
+def _versions() -> dict[str, str]:
+    try:
+        ours = version("hipress")
+    except PackageNotFoundError:  # a checkout that is not installed
+        ours = "unknown"
+    return {"hipress": ours, "torch": torch.__version__, "machine": platform.machine()}
+
+
+def _plan(
+    params: tuple[Param, ...],
+    codecs: Mapping[str, Codec],
+    options: Options,
+    home: dist.ProcessGroup,
+) -> Session:
+    ranks = dist.get_world_size(home)
+    if ranks == 1:
+        why = "one rank: there is nothing to synchronize"
+        plan = planner.Plan(tuple(planner.raw(p, why) for p in params), {}, why)
+        return Session(params, options, plan, home)
+    if not options.automatic:
+        (codec,) = codecs.values()
+        plan = planner.fixed_plan(params, codec, options, ranks)
+        return Session(params, options, plan, home)
+    return _auto(params, codecs, options, home)
+
+
+def _auto(
+    params: tuple[Param, ...],
+    codecs: Mapping[str, Codec],
+    options: Options,
+    home: dist.ProcessGroup,
+) -> Session:
+    from hipress.automatic import auto_plan
+    from hipress.probe import measure
+
+    group = own_group(home, options)
+    try:
+        probe = measure(group, codecs)
+    except RuntimeError as error:
+        raise ConfigError(f"the link could not be measured: {error}") from error
+    finally:
+        dist.destroy_process_group(group)
+    plan = auto_plan(params, codecs, probe.costs, options, dist.get_world_size(home))
+    return Session(params, options, plan, home, probe)

@@ -1,0 +1,130 @@
+"""Residuals and other codec state: where they live, and how they move.
+
+[Note: state]
+DDP delivers one set of buckets at iteration 0 and another from iteration 1 on, so state belongs
+to parameters, never to buckets. With scope "tensor" there is one arena per codec and side: flat
+float32 over the parameters of that codec, in the model's order, and a parameter's place in it
+never changes. With scope "bucket" a unit is a run of a bucket and its state must be contiguous
+in the bucket's order; each bucket has an arena, and when DDP makes new buckets the values move
+to the new arena by parameter name. The aggregator's residual of elements whose owner changed
+by that stays behind, once, after iteration 0.
+
+Arenas are numpy zeros, which cost no memory until touched: an aggregator's arena is as long as
+a worker's, but a rank writes only the parts that it owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hipress.model import Param
+from hipress.planner import Plan
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+Floats = npt.NDArray[np.float32]
+WORKER, AGGREGATOR = "worker", "aggregator"
+States = Mapping[tuple[str, str], dict[str, Floats]]
+
+
+@dataclass(eq=False)
+class Arena:
+    """State of one codec for some parameters: arrays by side and name."""
+
+    codec: str
+    sides: dict[str, dict[str, Floats]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter's flat state starts."""
+
+    arena: Arena
+    offset: int
+
+
+@dataclass
+class Residuals:
+    """The state of all parameters of a model. `places` is by parameter index."""
+
+    params: Sequence[Param]
+    plan: Plan
+    places: dict[int, Place] = field(default_factory=dict)
+
+    def place_all(self) -> States:
+        """One arena per codec over all its parameters in the model's order (scope "tensor")."""
+        states: dict[tuple[str, str], dict[str, Floats]] = {}
+        for key, codec in self.plan.codecs.items():
+            if codec.stateful:
+                members = [p.index for p in self.params if self.codec_of(p.index) == key]
+                states.update(self.view([self.place(key, members)]))
+        return states
+
+    def codec_of(self, index: int) -> str | None:
+        """Key of the codec of a parameter."""
+        return self.plan.decisions[index].codec
+
+    def place(self, key: str, indices: Sequence[int]) -> Arena:
+        """A new arena that holds `indices` in this order; values they already have move in."""
+        codec = self.plan.codecs[key]
+        total = sum(self.params[i].numel for i in indices)
+        arena = Arena(key, {side: self._zeros(codec, total) for side in self._sides(key)})
+        offset = 0
+        for index in indices:
+            here = Place(arena, offset)
+            if index in self.places:
+                self._move(index, self.places[index], here)
+            self.places[index] = here
+            offset += self.params[index].numel
+        return arena
+
+    def current(self, arenas: Iterable[tuple[Arena, Sequence[int]]]) -> bool:
+        """Whether each arena still holds its parameters (no other bucket took them since)."""
+        return all(self.places[i].arena is arena for arena, indices in arenas for i in indices)
+
+    @staticmethod
+    def view(arenas: Iterable[Arena]) -> dict[tuple[str, str], dict[str, Floats]]:
+        """The arenas as the executor takes them."""
+        return {(a.codec, side): arrays for a in arenas for side, arrays in a.sides.items()}
+
+    def pieces(self, index: int) -> dict[str, dict[str, Floats]]:
+        """Views of a parameter's state: side -> name -> flat [numel], or [1] if per tensor."""
+        place = self.places[index]
+        flat = flat_names(self.plan.codecs[place.arena.codec])
+        stop = place.offset + self.params[index].numel
+        return {
+            side: {
+                name: array[place.offset : stop] if name in flat else array[index : index + 1]
+                for name, array in arrays.items()
+            }
+            for side, arrays in place.arena.sides.items()
+        }
+
+    def _move(self, index: int, old: Place, new: Place) -> None:
+        before = self.pieces(index)
+        self.places[index] = new
+        for side, arrays in self.pieces(index).items():
+            for name, array in arrays.items():
+                array[:] = before[side][name]
+
+    def _zeros(self, codec: Codec, total: int) -> dict[str, Floats]:
+        return codec.init_state(total, tensors=len(self.params))
+
+    def _sides(self, key: str) -> tuple[str, ...]:
+        """An aggregator needs state only where it encodes again."""
+        from casync import strategies
+
+        used = {d.strategy for d in self.plan.decisions if d.codec == key}
+        again = self.plan.codecs[key].reencodes and any(strategies.load(s).SPREADS for s in used)
+        return (WORKER, AGGREGATOR) if again else (WORKER,)
+
+
+def flat_names(codec: Codec) -> set[str]:
+    """Names of the states with a value per element; the others have one per tensor."""
+    return {name for name, array in codec.init_state(7, tensors=3).items() if array.size == 7}

@@ -1,0 +1,84 @@
+"""verify=True: compare a hash of every averaged gradient between the ranks, every step."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from hipress.errors import DivergenceError
+from hipress.model import Param
+from hipress.options import Options
+
+Request = tuple["Future[torch.Tensor]", "Future[torch.Tensor]", Sequence[Param], int]
+
+
+class Verifier:
+    """A thread that checks buckets in the order in which they were submitted, on its own group.
+
+    A thread, because waiting inside a future's callback hangs; one order, because all ranks
+    must exchange the hashes of the same bucket at the same time.
+    """
+
+    def __init__(self, home: dist.ProcessGroup, options: Options) -> None:
+        ranks = dist.get_process_group_ranks(home)
+        self._group = dist.new_group(
+            ranks, timeout=options.delay, backend="gloo", use_local_synchronization=True
+        )
+        self._ranks = ranks
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hipress-verify", daemon=True)
+        self._thread.start()
+
+    def check(
+        self, future: Future[torch.Tensor], params: Sequence[Param], step: int
+    ) -> Future[torch.Tensor]:
+        """A future that completes like `future`, or with a DivergenceError."""
+        checked: Future[torch.Tensor] = Future()
+        self._requests.put((future, checked, params, step))
+        return checked
+
+    def close(self) -> None:
+        """End the thread."""
+        self._requests.put(None)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            future, checked, params, step = request
+            try:
+                buffer = future.wait()
+                self._compare(buffer, params, step)
+            except Exception as error:
+                checked.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+            else:
+                checked.set_result(buffer)
+
+    def _compare(self, buffer: torch.Tensor, params: Sequence[Param], step: int) -> None:
+        mine = torch.tensor(hashes(buffer, params), dtype=torch.int64)
+        everyone = [torch.empty_like(mine) for _ in self._ranks]
+        dist.all_gather(everyone, mine, group=self._group)
+        for rank, other in zip(self._ranks, everyone, strict=True):
+            different = (other != everyone[0]).nonzero()
+            if len(different):
+                name = params[int(different[0])].name
+                raise DivergenceError(
+                    f"step {step}: ranks {self._ranks[0]} and {rank} hold different averages of "
+                    f"{name!r} ({len(different)} of {len(params)} parameters of its bucket)"
+                )
+
+
+def hashes(buffer: torch.Tensor, params: Sequence[Param]) -> list[int]:
+    """A 63-bit hash of each parameter's gradient, bit for bit."""
+    pieces = torch.split(buffer.detach(), [p.numel for p in params])
+    return [_hash(piece.contiguous().view(torch.uint8)) for piece in pieces]
+
+
+def _hash(data: torch.Tensor) -> int:
+    digest = hashlib.blake2b(data.numpy().data, digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,133 @@
+"""From the parameters of a bucket to a program for the executor."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from casync.dryrun import dry_run
+
+from casync.graph import Program, build
+from casync.plan import Choice, Tensor, assign_owners, partition
+from hipress.model import Param
+from hipress.options import Options
+from hipress.planner import RAW, Plan, partitions
+from hipress.state import Arena, Residuals, States
+
+log = logging.getLogger("hipress")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is compressed as one: a parameter, or with scope "bucket" a run of a bucket."""
+
+    indices: tuple[int, ...]  # parameters, in the bucket's order
+    start: int  # first element in the bucket
+    length: int  # elements
+    choice: Choice
+
+
+@dataclass(eq=False)
+class Work:
+    """How one bucket is synchronized."""
+
+    program: Program
+    states: States
+    units: tuple[Unit, ...]
+    arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
+
+
+class Works:
+    """Makes the Work of each set of parameters once; DDP has two sets of buckets."""
+
+    def __init__(
+        self, params: Sequence[Param], plan: Plan, options: Options, rank: int, world_size: int
+    ) -> None:
+        self._params, self._plan = params, plan
+        self._rank, self._world_size = rank, world_size
+        self._merges = options.scope == "bucket"
+        self.residuals = Residuals(params, plan)
+        self._shared = {} if self._merges else self.residuals.place_all()
+        owners = assign_owners([p.numel for p in params], world_size)
+        self._owners = {p.name: owners[p.index] for p in params}
+        self._made: dict[tuple[int, ...], Work | None] = {}
+
+    def of(self, indices: tuple[int, ...]) -> Work | None:
+        """The Work for a bucket of these parameters; None when none of them is compressed."""
+        if indices not in self._made:
+            self._made[indices] = self._make(indices)
+        work = self._made[indices]
+        if work is not None and self._merges:
+            self._claim(work)
+        return work
+
+    def _make(self, indices: tuple[int, ...]) -> Work | None:
+        if all(self._plan.decisions[i].codec is None for i in indices):
+            return None
+        units = self._units(indices)
+        return Work(self._compile(units), self._shared, units)
+
+    def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
+        """Units in bucket order; with scope "bucket" neighbours of one codec are joined."""
+        units, start = [], 0
+        for members in self._runs(indices):
+            length = sum(self._params[i].numel for i in members)
+            units.append(Unit(members, start, length, self._choice(members, length)))
+            start += length
+        return tuple(units)
+
+    def _runs(self, indices: Sequence[int]) -> list[tuple[int, ...]]:
+        if not self._merges:
+            return [(i,) for i in indices]
+        groups = itertools.groupby(indices, key=lambda i: self._plan.decisions[i].codec)
+        return [tuple(members) for _, members in groups]
+
+    def _choice(self, members: Sequence[int], length: int) -> Choice:
+        decision = self._plan.decisions[members[0]]
+        if decision.codec is None:
+            return Choice(None, RAW)
+        cut = decision.partitions
+        if len(members) > 1:
+            codec = self._plan.codecs[decision.codec]
+            cut = partitions(length, codec, decision.strategy, self._world_size)
+        return Choice(decision.codec, decision.strategy, cut)
+
+    def _compile(self, units: Sequence[Unit]) -> Program:
+        """Partition, build the global graph, prove that it cannot deadlock, take our slice."""
+        places = self.residuals.places
+        tensors, choices, owners = [], {}, {}
+        for unit in units:
+            name, first = self._params[unit.indices[0]].name, unit.indices[0]
+            # With scope "bucket" a bucket's own arenas hold its units in order, see `_claim`.
+            at = self._offset(units, unit) if self._merges else 0
+            state = places[first].offset if not self._merges and first in places else at
+            tensors.append(Tensor(name, first, unit.start, unit.length, state))
+            choices[name], owners[name] = unit.choice, self._owners[name]
+        codecs = self._plan.codecs
+        parts = partition(tensors, choices, self._world_size, codecs, owners=owners)
+        graph = build(parts, self._world_size, codecs)
+        log.debug("bucket of %d units: %s", len(units), dry_run(graph))
+        return graph.slice(self._rank)
+
+    @staticmethod
+    def _offset(units: Sequence[Unit], unit: Unit) -> int:
+        """Where a unit's state starts in its codec's arena of this bucket."""
+        key = unit.choice.codec
+        return sum(u.length for u in units if u.choice.codec == key and u.start < unit.start)
+
+    def _claim(self, work: Work) -> None:
+        """Make this bucket's arenas hold its parameters' state; see [Note: state]."""
+        members: dict[str, list[int]] = {}
+        for unit in work.units:
+            key = unit.choice.codec
+            if key is not None and self._plan.codecs[key].stateful:
+                members.setdefault(key, []).extend(unit.indices)
+        places = self.residuals.places
+        held = {a.codec: a for a in work.arenas}
+        wanted = [(key, index) for key, indices in members.items() for index in indices]
+        if all(i in places and places[i].arena is held.get(key) for key, i in wanted):
+            return
+        work.arenas = tuple(self.residuals.place(key, all_) for key, all_ in members.items())
+        work.states = Residuals.view(work.arenas)
