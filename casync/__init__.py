@@ -9,6 +9,7 @@
     executor = Executor(transport, codecs, seed=0, timeout=60.0)
     future = executor.submit(program, bucket, states, step)    # bucket becomes the average
 
+`casync.simulate` predicts times, `casync.cost` has the formulas of SeCoPa.
 Names are loaded when first used: importing this package imports neither torch nor networkx.
 """
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from casync.executor import Executor
     from casync.graph import Graph, Program, build
     from casync.plan import Choice, Part, Tensor, assign_owners, partition
-    from casync.simulate import Cluster, CodecSpeed, Timeline, simulate
 
 _HOME = {
     "codec": ("Codec",),
@@ -51,16 +51,13 @@ _HOME = {
     "executor": ("Executor",),
     "graph": ("Graph", "Program", "build"),
     "plan": ("Choice", "Part", "Tensor", "assign_owners", "partition"),
-    "simulate": ("Cluster", "CodecSpeed", "Timeline", "simulate"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "CasyncError",
     "Choice",
-    "Cluster",
     "Codec",
-    "CodecSpeed",
     "DeadlockError",
     "DryRun",
     "Executor",
@@ -73,13 +70,11 @@ __all__ = [
     "PlanError",
     "Program",
     "Tensor",
-    "Timeline",
     "TransportError",
     "assign_owners",
     "build",
     "dry_run",
     "partition",
-    "simulate",
 ]
 
 

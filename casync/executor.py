@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from weakref import WeakKeyDictionary
 
@@ -58,7 +57,7 @@ class Executor:
         self._transport = transport
         self._codecs = dict(codecs)
         self._seed = seed
-        self._counters = Counters(transport.world_size)
+        self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._prepared: WeakKeyDictionary[Program, Prepared] = WeakKeyDictionary()
@@ -80,12 +79,6 @@ class Executor:
         self.close()
 
     @property
-    def counters(self) -> Counters:
-        """A copy of the sums so far."""
-        with self._lock:
-            return replace(self._counters)
-
-    @property
     def failed(self) -> bool:
         """Whether an error or close() has ended this executor."""
         return self._error is not None
@@ -104,7 +97,7 @@ class Executor:
             prepared = self._prepare(program)
             job = Job(self._sequence, program, prepared, bucket, states, step)
             self._sequence += 1
-            self._counters.jobs += 1
+            self.counters.jobs += 1
             if job.left:
                 self._queued.append(job)
                 self._start_queued()
@@ -159,7 +152,7 @@ class Executor:
     def idle(self, seconds: float) -> None:
         """See lanes.Owner. Called when work came, so a job is under way now."""
         with self._lock:
-            self._counters.wait_seconds += min(seconds, self._busy_seconds())
+            self.counters.wait_seconds += min(seconds, self._busy_seconds())
 
     def _busy_seconds(self) -> float:
         """For how long some job has been under way."""
@@ -182,12 +175,12 @@ class Executor:
                 return
             del self._running[job.sequence]
             job.prepared.busy = False
-            self._counters.job_seconds += end - job.started
+            self.counters.job_seconds += end - job.started
             self._start_queued()
         job.future.set_result(job.bucket)
 
     def _count(self, job: Job, index: int, begin: float, end: float, moved: int) -> None:
-        task, counters = job.tasks[index], self._counters
+        task, counters = job.tasks[index], self.counters
         if self.trace is not None:
             self.trace.append((task.text(), begin, end))
         match task:

@@ -19,7 +19,8 @@ from casync.errors import PlanError
 from casync.graph import Program
 from casync.messages import Layout
 from casync.plan import Part
-from casync.tasks import SIDES, Decode, Encode, Merge, Recv, Side, Task
+from casync.tasks import SIDES, Decode, Encode, Merge, Recv, Send, Side, Task
+from casync.transports import Handle
 
 __all__ = ["Job", "Prepared", "Slot", "States", "mix_seed"]
 
@@ -73,7 +74,7 @@ class Job:
 
     __slots__ = (
         "array", "bucket", "future", "left", "prepared", "ready",
-        "sequence", "started", "states", "step", "tasks", "unlocks", "waits",
+        "sent", "sequence", "started", "states", "step", "tasks", "unlocks", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +97,7 @@ class Job:
         self.states = states
         self.step = step
         self.ready: set[int] = set()  # sends and reduces that may be posted
+        self.sent: list[tuple[int, Handle, float]] = []  # posted sends, and when
         self.started = time.perf_counter()
         self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
@@ -126,6 +128,7 @@ class Prepared:
         self.urgent = program.urgent
         self.slots = [self._slot(task) for task in program.tasks]
         self.steps = [self._step(i, task) for i, task in enumerate(program.tasks)]
+        self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
 
     def reduce_view(self, job: Job, index: int) -> torch.Tensor:

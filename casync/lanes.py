@@ -13,7 +13,7 @@ import heapq
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
@@ -24,6 +24,7 @@ from casync.transports import Handle, Transport
 __all__ = ["Communication", "Compute", "Owner"]
 
 _Lane: TypeAlias = tuple[str, int, int]
+_SENDS: _Lane = ("sent", 0, 0)  # only a job's end waits for its sends: one waiter, once a job
 
 
 class Owner(Protocol):
@@ -116,16 +117,19 @@ class Compute:
             self._owner.finish(job, index, begin)
 
 
+_Posted: TypeAlias = tuple[Job, int, Handle, float]  # the last: when
+
+
 class _Waiter:
     """Waits for posted operations, in order."""
 
     def __init__(self, owner: Owner, name: str) -> None:
         self._owner = owner
-        self._queue: SimpleQueue[tuple[Job, int, Handle, float] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Sequence[_Posted] | None] = SimpleQueue()
         self._thread = _spawn(self._run, name)
 
-    def put(self, job: Job, index: int, handle: Handle) -> None:
-        self._queue.put((job, index, handle, time.perf_counter()))
+    def put(self, posted: Sequence[_Posted]) -> None:
+        self._queue.put(posted)
 
     def stop(self) -> None:
         self._queue.put(None)
@@ -135,10 +139,14 @@ class _Waiter:
             self._thread.join(patience)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (posted := self._queue.get()) is not None:
+            self._all(posted)
+            del posted  # an idle waiter must not keep the last job's bucket alive
+
+    def _all(self, posted: Sequence[_Posted]) -> None:
+        for item in posted:
             if not self._owner.failed:
                 self._one(*item)
-            del item
 
     def _one(self, job: Job, index: int, handle: Handle, begin: float) -> None:
         task, slot = job.tasks[index], job.prepared.slots[index]
@@ -212,14 +220,20 @@ class Communication:
             self._post(first, number, first.tasks[number])
 
     def _post(self, job: Job, index: int, task: Task) -> None:
+        begin = time.perf_counter()
         try:
             if self._owner.delay is not None:
                 self._owner.delay(f"post {task.text()}")
             handle = self._posted(job, index, task)
         except Exception as error:
             self._owner.fail(job, index, error)
-        else:
-            self._waiter(task).put(job, index, handle)
+            return
+        if not isinstance(task, Send):
+            self._waiter(_lane(task)).put(((job, index, handle, begin),))
+            return
+        job.sent.append((index, handle, begin))
+        if len(job.sent) == job.prepared.sends:
+            self._waiter(_SENDS).put([(job, *sent) for sent in job.sent])
 
     def _posted(self, job: Job, index: int, task: Task) -> Handle:
         slot = job.prepared.slots[index]
@@ -229,9 +243,7 @@ class Communication:
             return self._transport.post_send(slot.message(), task.peer, task.channel)
         return self._transport.post_reduce(job.prepared.reduce_view(job, index))
 
-    def _waiter(self, task: Task) -> _Waiter:
-        """All sends share one: nothing but the end of the job waits for them."""
-        lane = ("send", 0, 0) if isinstance(task, Send) else _lane(task)
+    def _waiter(self, lane: _Lane) -> _Waiter:
         if lane not in self._waiters:
             self._waiters[lane] = _Waiter(self._owner, "-".join(map(str, lane)))
         return self._waiters[lane]
