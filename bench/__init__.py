@@ -1,0 +1,1 @@
+"""Benchmarks: `training` (the demo's workload on emulated links), `netns` (those links)."""

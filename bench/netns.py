@@ -1,0 +1,134 @@
+"""Emulated hosts for any program, and a check that their links are as fast as they say.
+
+    python -m bench.netns check --hosts 2 --rate 1gbit
+    python -m bench.netns run --hosts 4 --rate 100mbit -- python train.py
+
+`run` starts the program once per host, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+GLOO_SOCKET_IFNAME set as torch.distributed reads them. From Python:
+
+    from bench.netns import Network
+
+The implementation ships with `hipress demo`, which needs it outside a checkout; bench is not in
+the wheel (a top-level package of that name would be rude), so the code lives there, once, and is
+offered here.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hipress.demo.netns import (
+    INTERFACE,
+    Counters,
+    Network,
+    NetworkError,
+    parse_rate,
+    remove_stale,
+    unavailable,
+)
+
+__all__ = [
+    "INTERFACE",
+    "Counters",
+    "Network",
+    "NetworkError",
+    "parse_rate",
+    "remove_stale",
+    "unavailable",
+]
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+Hosts = Annotated[int, typer.Option(help="Emulated hosts.")]
+Rate = Annotated[str, typer.Option(help="Speed of every link, as tc writes it.")]
+
+_ALL_REDUCE = """
+import sys, time, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+x = torch.ones(int(sys.argv[1]))
+dist.all_reduce(x)
+start = time.perf_counter()
+for _ in range(3):
+    dist.all_reduce(x)
+if dist.get_rank() == 0:
+    print((time.perf_counter() - start) / 3)
+dist.destroy_process_group()
+"""
+
+
+@app.command()
+def run(program: list[str], hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
+    """Runs a program on every host; exit status of the first host that fails."""
+    _require()
+    with Network(hosts, rate) as network:
+        raise typer.Exit(run_everywhere(network, program))
+
+
+@app.command()
+def check(hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
+    """Compares gloo's all-reduce and the interface counters with what the rate promises."""
+    _require()
+    gbits, overhead = measure(hosts, rate)
+    print(f"{hosts} hosts, {rate}: all-reduce bus bandwidth {gbits:.3f} Gbit/s, ", end="")
+    print(f"interface bytes {overhead:.4f} of the payload")
+
+
+def run_everywhere(network: Network, program: list[str], *, output: Path | None = None) -> int:
+    """Runs a program on every host at once; `output` takes what they print. First bad status."""
+    with open(output or os.devnull, "wb") as file:
+        children = [
+            network.start(
+                rank,
+                program,
+                environment=_environment(network, rank),
+                stdout=file.fileno() if output else None,
+            )
+            for rank in range(network.hosts)
+        ]
+        try:
+            statuses = [child.wait() for child in children]
+        finally:
+            for child in children:
+                child.kill()
+    return next((status for status in statuses if status), 0)
+
+
+def measure(hosts: int, rate: str) -> tuple[float, float]:
+    """Bus bandwidth of gloo's all-reduce (Gbit/s), and interface bytes over payload bytes."""
+    # A second's worth of traffic, within reason.
+    numbers = min(max(parse_rate(rate) // 64, 100_000), 20_000_000)
+    payload = 2 * (hosts - 1) / hosts * 4 * numbers
+    with Network(hosts, rate) as network, tempfile.TemporaryDirectory() as folder:
+        before = network.counters(0).sent
+        output = Path(folder, "seconds")
+        program = [sys.executable, "-c", _ALL_REDUCE, str(numbers)]
+        if run_everywhere(network, program, output=output):
+            raise NetworkError("the all-reduce failed, see above")
+        sent = network.counters(0).sent - before
+        return payload * 8e-9 / float(output.read_text()), sent / (4 * payload)
+
+
+def _environment(network: Network, rank: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(network.hosts),
+        "MASTER_ADDR": network.address(0),
+        "MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": network.interface,
+    }
+
+
+def _require() -> None:
+    reason = unavailable()
+    if reason is not None:
+        print(f"bench.netns: hosts cannot be emulated here: {reason}", file=sys.stderr)
+        raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    app()

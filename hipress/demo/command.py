@@ -1,0 +1,163 @@
+"""`hipress demo`: trains with several methods, one after the other, and shows what each costs."""
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from hipress.demo import methods, place
+from hipress.demo.job import Job, Result, Workload
+
+_OPTIMIZERS = ("sgd", "adamw")
+
+
+def demo(
+    hosts: Annotated[
+        int, typer.Option(help="Processes; as root on Linux each on a host of its own.")
+    ] = 2,
+    rate: Annotated[str, typer.Option(help="Speed of every link, as tc writes it.")] = "1gbit",
+    steps: Annotated[int, typer.Option(help="Training steps of each method.")] = 60,
+    method_list: Annotated[
+        str, typer.Option("--methods", help="Comma-separated; hipress:CODEC[:option=value].")
+    ] = ",".join(methods.DEFAULTS),
+    optimizer: Annotated[
+        str, typer.Option(help="sgd (rate 1, clipping .25) or adamw (.002, 1).")
+    ] = "sgd",
+    output: Annotated[Path, typer.Option(help="Folder for the chart and the figures.")] = Path(
+        "demo-output"
+    ),
+    loopback: Annotated[
+        bool, typer.Option("--loopback", help="No emulated links even as root.")
+    ] = False,
+) -> None:
+    """Trains a 12M-parameter language model over throttled links, with and without compression."""
+    try:
+        chosen = methods.parse_all(method_list)
+        _check(hosts, steps, optimizer)
+        where = place.choose(hosts, rate, loopback=loopback)
+        output.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        _refuse(str(error))
+    jobs = [
+        Job(each.text, hosts, steps, Workload(optimizer=optimizer), _patience(hosts, rate))
+        for each in chosen
+    ]
+    console = Console()
+    console.print(where.sentence[:1].upper() + where.sentence[1:])
+    with _orderly_end():
+        results = _train(console, where, jobs)
+    _show(console, where, jobs[0], results, output)
+
+
+def _check(hosts: int, steps: int, optimizer: str) -> None:
+    if not 1 <= hosts <= 16:
+        raise ValueError(f"{hosts} hosts: expected 1 to 16")
+    if not 2 <= steps <= 100_000:
+        raise ValueError(f"{steps} steps: expected 2 to 100000")
+    if optimizer not in _OPTIMIZERS:
+        raise ValueError(f"unknown optimizer {optimizer!r}; choose from: {', '.join(_OPTIMIZERS)}")
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"hipress demo: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _patience(hosts: int, rate: str) -> float:
+    """Seconds that a step may take: a minute, and ten times what fp32 needs on these links."""
+    from hipress.demo.netns import parse_rate
+
+    return 60 + 10 * 2 * hosts * Workload().parameters * 32 / parse_rate(rate)
+
+
+def _train(console: Console, where: place.Choice, jobs: Sequence[Job]) -> list[Result]:
+    from hipress.demo import runner
+
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    results = []
+    with (
+        where.enter() as here,
+        Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as bars,
+    ):
+        tasks = [_bar(bars, job) for job in jobs]
+        for task, job in zip(tasks, jobs, strict=True):
+            bars.start_task(task)
+            result = runner.run(
+                here, job, lambda done, task=task: bars.update(task, completed=done)
+            )
+            bars.update(task, note=_note(result))
+            bars.stop_task(task)
+            results.append(result)
+    return results
+
+
+def _bar(bars: Progress, job: Job) -> TaskID:
+    label = methods.parse(job.method).label
+    return bars.add_task(label, total=job.steps, start=False, note="")
+
+
+def _advance(bars: Progress, task: TaskID, done: int) -> None:
+    bars.update(task, completed=done)
+
+
+def _note(result: Result) -> str:
+    from hipress.demo.report import rows
+
+    return "[red]failed" if result.error else f"{1e3 * rows([result])[0].median:.0f} ms a step"
+
+
+def _show(
+    console: Console, where: place.Choice, job: Job, results: list[Result], output: Path
+) -> None:
+    from hipress.demo import chart, report
+
+    command = shlex.join(["hipress", *sys.argv[1:]])
+    rate = where.rate if where.emulated else "none"
+    done = report.Report(where.sentence, job.hosts, rate, job.steps, job.workload, results, command)
+    done.write(output / "demo.json")
+    console.print(report.table(done))
+    for line in report.failures(done):
+        console.print(f"[red]failed[/red] {line}", highlight=False)
+    if report.rows(results):
+        chart.draw(done, output / "demo.png")
+        console.print(f"Chart: {output / 'demo.png'}   figures: {output / 'demo.json'}")
+    if len(report.failures(done)) == len(results):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """A request to terminate leaves by the way an interrupt takes, so that namespaces and ranks
+    go, too."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise typer.Exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nhipress demo: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,97 @@
+"""Text that every machine has: the source of the running Python's standard library, as word
+numbers.
+
+The same interpreter gives the same numbers: files are read in sorted order, and words of equal
+frequency are ranked alphabetically.
+"""
+
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+VOCABULARY = 10_000
+MAX_CHARACTERS = 8_000_000
+_FORMAT = 1  # raise it when the tokenizer changes: cached numbers of another format are not used
+
+# Identifiers, numbers, line ends and single punctuation marks; blanks only separate.
+_TOKEN = re.compile(r"[^\W\d]\w*|\d+|\n|[^\w\s]")
+# Absent from some distributions, or not part of the library.
+_SKIPPED = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "ensurepip",
+    "__pycache__",
+}
+
+
+def tokenize(text: str) -> list[str]:
+    """Identifiers, numbers, punctuation marks and line ends, in order."""
+    return _TOKEN.findall(text)
+
+
+def number(tokens: Iterable[str], vocabulary: int) -> NDArray[np.int64]:
+    """Each token's rank by frequency, from 1; 0 for all that are rarer than the first `vocabulary`
+    - 1."""
+    tokens = list(tokens)
+    ranked = sorted(Counter(tokens).items(), key=lambda item: (-item[1], item[0]))
+    numbers = {token: rank for rank, (token, _) in enumerate(ranked[: vocabulary - 1], start=1)}
+    return np.fromiter((numbers.get(token, 0) for token in tokens), np.int64, len(tokens))
+
+
+def standard_library() -> Path:
+    """The folder of the running Python's own source."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def load(folder: Path | None = None, *, characters: int = MAX_CHARACTERS) -> NDArray[np.int64]:
+    """The numbers of the first `characters` of source below `folder`; ValueError if there is too
+    little to train on."""
+    tokens = tokenize("\n".join(_texts(folder or standard_library(), characters)))
+    if len(tokens) < 10_000:
+        raise ValueError(
+            f"only {len(tokens)} words of Python source below {folder or standard_library()}"
+        )
+    return number(tokens, VOCABULARY)
+
+
+def prepare() -> Path:
+    """The path of the numbers as an .npy file; made on the first call, kept between runs."""
+    version = f"{sys.implementation.cache_tag}-{sys.version_info.micro}"
+    path = _cache() / f"corpus-{version}-{MAX_CHARACTERS}-{VOCABULARY}-{_FORMAT}.npy"
+    if not path.exists():
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as file:
+            np.save(file, load())
+        os.replace(file.name, path)  # whole or not at all, whoever else is doing the same
+    return path
+
+
+def _texts(folder: Path, characters: int) -> Iterator[str]:
+    for path in sorted(folder.rglob("*.py")):
+        if characters <= 0:
+            return
+        if _SKIPPED.isdisjoint(path.relative_to(folder).parts):
+            text = path.read_text(encoding="utf-8", errors="replace")[:characters]
+            characters -= len(text)
+            yield text
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(base) / "hipress"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="hipress-"))
+    return path

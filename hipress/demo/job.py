@@ -1,0 +1,69 @@
+"""What a rank is told and what a run gives back; both travel as JSON."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hipress.demo.corpus import VOCABULARY
+
+WARMUP = 4  # first steps are not timed: DDP rebuilds its buckets, PowerSGD starts, kernels compile
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained. The defaults: 12.4 million parameters, about 0.115 s a step on one core."""
+
+    vocabulary: int = VOCABULARY
+    width: int = 512  # of the embedding and of the LSTM
+    batch: int = 8  # sequences per rank and step
+    length: int = 35  # words per sequence
+    optimizer: str = "sgd"  # a key of model.OPTIMIZERS
+    seed: int = 1
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model learns."""
+        lstm = 8 * self.width * (self.width + 1)
+        return 2 * self.vocabulary * self.width + self.vocabulary + lstm
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method, trained from the same start on the same batches as every other."""
+
+    method: str
+    hosts: int = 2
+    steps: int = 60
+    workload: Workload = field(default_factory=Workload)
+    timeout: float = 120.0  # seconds without a step after which the run has failed
+
+    @property
+    def warmup(self) -> int:
+        """The number of steps that are not timed."""
+        return min(WARMUP, self.steps // 2)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run measured; `error` says why there is nothing to see."""
+
+    method: str
+    label: str
+    hosts: int
+    warmup: int = 0
+    seconds: list[float] = field(default_factory=list)  # of every step, on rank 0
+    losses: list[float] = field(default_factory=list)  # of every step, mean of the ranks
+    payload_bytes: float | None = None  # a rank sends in a step, by the program's own counters
+    wire_bytes: float | None = None  # the same by the interface's counters, headers included
+    identical: bool | None = (
+        None  # the ranks' parameters, bit by bit, at the end; None without communication
+    )
+    error: str | None = None
+
+    @property
+    def timed(self) -> list[float]:
+        """Seconds of the steps after the warm-up."""
+        return self.seconds[self.warmup :]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, which Result(**data) reads back."""
+        return asdict(self)

@@ -1,0 +1,78 @@
+"""How gradients are synchronized: the baselines that PyTorch has, and every HiPress codec.
+
+A method is written NAME or hipress:CODEC, and options of `hipress.wrap` follow:
+hipress:dgc:ratio=0.01:strategy=ring.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+BASELINES = {
+    "none": "no communication",
+    "ddp-fp32": "DDP fp32",
+    "ddp-fp16": "DDP fp16 hook",
+    "powersgd": "DDP PowerSGD rank 4",
+}
+AUTO = "auto"
+DEFAULTS = (*BASELINES, "hipress:onebit_group", "hipress:int4_group")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A parsed method: `codec` is None for a baseline."""
+
+    text: str
+    codec: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What tables and charts call it."""
+        if self.codec is None:
+            return BASELINES[self.text]
+        return " ".join(["HiPress", self.codec, *(f"{k}={v}" for k, v in self.options.items())])
+
+
+def parse(text: str) -> Method:
+    """The method that `text` names; ValueError with the valid ones otherwise."""
+    name, _, rest = text.strip().partition(":")
+    if name in BASELINES and not rest:
+        return Method(name)
+    codec, *options = rest.split(":")
+    if name != "hipress" or codec not in codecs():
+        raise ValueError(f"unknown method {text!r}; choose from: {', '.join(available())}")
+    return Method(text.strip(), codec, dict(_option(text, option) for option in options))
+
+
+def parse_all(text: str) -> list[Method]:
+    """The methods of a comma-separated list, in its order; ValueError if there is none or one
+    twice."""
+    methods = [parse(part) for part in text.split(",") if part.strip()]
+    names = [method.text for method in methods]
+    if not methods or len(set(names)) < len(names):
+        raise ValueError(f"methods {text!r}: expected different methods, separated by commas")
+    return methods
+
+
+def codecs() -> list[str]:
+    """The codecs of this installation, and `auto`."""
+    import compll
+
+    return [AUTO, *compll.list_specs()]
+
+
+def available() -> list[str]:
+    """Every method, as it is written on the command line."""
+    return [*BASELINES, *(f"hipress:{codec}" for codec in codecs())]
+
+
+def _option(text: str, option: str) -> tuple[str, Any]:
+    key, equals, value = option.partition("=")
+    if not (key.isidentifier() and equals and value):
+        raise ValueError(f"method {text!r}: expected option=value, found {option!r}")
+    try:
+        return key, float(value) if "." in value or "e" in value else yaml.safe_load(value)
+    except ValueError:
+        return key, value

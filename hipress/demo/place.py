@@ -1,0 +1,84 @@
+"""Where the ranks live: network namespaces on throttled links, or loopback. One interface for
+both."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+from hipress.demo import netns
+
+
+class Place(Protocol):
+    """Starts the process of a rank. `netns.Network` is one."""
+
+    @property
+    def interface(self) -> str:
+        """The interface that ranks talk through, for gloo and for the byte counters."""
+
+    def start(
+        self,
+        rank: int,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdin: int,
+        stdout: int,
+        stderr: IO[Any],
+    ) -> subprocess.Popen[bytes]:
+        """Starts a program where `rank` lives."""
+
+
+class Loopback:
+    """All ranks on this machine's loopback interface, which no rate limits."""
+
+    interface = "lo"
+
+    def start(
+        self,
+        rank: int,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdin: int,
+        stdout: int,
+        stderr: IO[Any],
+    ) -> subprocess.Popen[bytes]:
+        """Starts a program; every rank lives here."""
+        return subprocess.Popen(
+            arguments,
+            env=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A place that is yet to be entered, and a sentence for the person who waits."""
+
+    emulated: bool
+    sentence: str
+    hosts: int
+    rate: str
+
+    def enter(self) -> AbstractContextManager[Place]:
+        """Makes the place; leaving the context removes it."""
+        return netns.Network(self.hosts, self.rate) if self.emulated else nullcontext(Loopback())
+
+
+def choose(hosts: int, rate: str, *, loopback: bool = False) -> Choice:
+    """Namespaces if this machine can make them and loopback was not asked for. ValueError for a
+    bad rate."""
+    netns.parse_rate(rate)
+    reason = "as asked" if loopback else netns.unavailable()
+    if reason is None:
+        return Choice(
+            True, f"{hosts} hosts emulated by network namespaces, links of {rate}", hosts, rate
+        )
+    return Choice(
+        False, f"{hosts} processes on loopback, without a throttle ({reason})", hosts, rate
+    )

@@ -1,0 +1,179 @@
+"""From results to figures: medians and ratios, the table, and the JSON that both are drawn from."""
+
+import json
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Self
+
+from rich.table import Table
+
+from hipress.demo.job import Result, Workload
+
+FINAL = 10  # the final loss is the mean of so many last steps
+_PACKAGES = ("hipress", "torch", "numpy", "numba")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run of several methods, with all that is needed to run it again."""
+
+    place: str  # a sentence: emulated links or loopback
+    hosts: int
+    rate: str
+    steps: int
+    workload: Workload
+    results: list[Result]
+    command: str
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    versions: dict[str, str] = field(default_factory=lambda: _versions())
+
+    def write(self, path: Path) -> None:
+        """Writes JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads what `write` wrote."""
+        data = json.loads(path.read_text())
+        data["workload"] = Workload(**data["workload"])
+        data["results"] = [Result(**result) for result in data["results"]]
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method's figures: seconds, bytes a rank sends in a step, ratios; None where there is
+    nothing to compare."""
+
+    result: Result
+    median: float
+    low: float  # 10th percentile
+    high: float  # 90th percentile
+    over_fp16: float | None
+    over_fp32: float | None
+    of_floor: float | None  # step time relative to no communication
+    loss: float
+    loss_difference: float | None  # relative to fp32
+
+
+def rows(results: Sequence[Result]) -> list[Row]:
+    """A row for each method that ran."""
+    good = {result.method: result for result in results if result.error is None}
+    return [_row(result, good) for result in good.values()]
+
+
+def final_loss(result: Result) -> float:
+    """The mean loss of the last steps, nats per word."""
+    return statistics.fmean(result.losses[-FINAL:])
+
+
+def table(report: Report) -> Table:
+    """The figures as a table; failed methods stand in it with their errors."""
+    table = Table(title=report.place, title_justify="left", title_style="bold")
+    for heading in ("method", "step ms", "p10-p90", "vs fp16", "vs fp32", "vs no comm."):
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    for heading in ("payload MB", "wire MB", "loss", "vs fp32", "ranks"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows(report.results):
+        style = "bold green" if row.result.method.startswith("hipress") else ""
+        table.add_row(*_cells(row), style=style)
+    for result in report.results:
+        if result.error is not None:
+            table.add_row(result.label, "failed", style="red")
+    return table
+
+
+def failures(report: Report) -> list[str]:
+    """A line for each method that failed."""
+    return [f"{each.label}: {each.error}" for each in report.results if each.error is not None]
+
+
+def markdown(report: Report) -> str:
+    """The table's figures for a document."""
+    heads = (
+        "method",
+        "step ms",
+        "p10-p90",
+        "vs fp16",
+        "vs fp32",
+        "vs no comm.",
+        "payload MB",
+        "wire MB",
+    )
+    lines = [
+        (*heads, "loss", "vs fp32", "ranks"),
+        ("---",) * 11,
+        *map(_cells, rows(report.results)),
+    ]
+    text = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([*text, *(f"\nFailed: {line}" for line in failures(report))]) + "\n"
+
+
+def _row(result: Result, good: dict[str, Result]) -> Row:
+    median = statistics.median(result.timed)
+    fp32 = good.get("ddp-fp32")
+    loss = final_loss(result)
+    compared = fp32 is not None and result.method != "none"
+    return Row(
+        result,
+        median,
+        percentile(result.timed, 0.1),
+        percentile(result.timed, 0.9),
+        _ratio(good.get("ddp-fp16"), median),
+        _ratio(fp32, median),
+        None if "none" not in good else median / statistics.median(good["none"].timed),
+        loss,
+        loss / final_loss(fp32) - 1 if compared and fp32 else None,
+    )
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The value below which `part` of the values lie, by the nearest rank."""
+    ordered = sorted(values)
+    return ordered[round(part * (len(ordered) - 1))]
+
+
+def _ratio(baseline: Result | None, median: float) -> float | None:
+    return None if baseline is None else statistics.median(baseline.timed) / median
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    result = row.result
+    same = {None: "-", True: "identical", False: "DIFFER"}[result.identical]
+    alone = result.method == "none"  # two models that drift apart: their loss means nothing
+    return (
+        result.label,
+        f"{1e3 * row.median:.0f}",
+        f"{1e3 * row.low:.0f}-{1e3 * row.high:.0f}",
+        _format(row.over_fp16, "{:.2f}x"),
+        _format(row.over_fp32, "{:.2f}x"),
+        _format(row.of_floor, "{:.2f}"),
+        "-" if alone else _format(_mega(result.payload_bytes), "{:.2f}"),
+        "-" if alone else _format(_mega(result.wire_bytes), "{:.2f}"),
+        "-" if alone else f"{row.loss:.3f}",
+        "-" if alone else _format(row.loss_difference, "{:+.2%}"),
+        same,
+    )
+
+
+def _format(value: float | None, pattern: str) -> str:
+    return "-" if value is None else pattern.format(value)
+
+
+def _mega(value: float | None) -> float | None:
+    return None if value is None else value / 1e6
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {"python": platform.python_version(), "kernel": platform.release()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

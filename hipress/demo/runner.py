@@ -1,0 +1,166 @@
+"""Starts the ranks of one job, watches them, and gathers a Result. Used by the demo and by the
+benchmarks.
+
+with place.choose(2, "1gbit").enter() as here:
+    result = run(here, Job("ddp-fp16"))
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from hipress.demo import corpus, methods
+from hipress.demo.job import Job, Result
+from hipress.demo.place import Loopback, Place
+
+Event = dict[str, Any]
+OnStep = Callable[[int], None]  # called with the number of steps done
+
+
+class RunError(RuntimeError):
+    """A rank failed, ended early or stood still; the message is for the table."""
+
+
+def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
+    """Trains with one method. A failure is in the Result, never raised; all processes have ended
+    afterwards."""
+    label = methods.parse(job.method).label
+    try:
+        with _ranks(place, job) as ranks:
+            done = _watch(ranks, job, on_step)
+    except (RunError, OSError) as error:
+        return Result(job.method, label, job.hosts, error=str(error))
+    return Result(
+        job.method,
+        label,
+        job.hosts,
+        warmup=job.warmup,
+        seconds=done[0]["seconds"],
+        losses=[_mean(losses) for losses in zip(*(each["losses"] for each in done), strict=True)],
+        payload_bytes=_mean([each["payload_bytes"] for each in done]),
+        wire_bytes=None
+        if done[0]["wire_bytes"] is None
+        else _mean([each["wire_bytes"] for each in done]),
+        identical=done[0]["identical"],
+    )
+
+
+@dataclass(frozen=True)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+    def complaint(self) -> str:
+        """The last line of its standard error."""
+        self.log.seek(0)
+        lines = self.log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no message"
+
+
+class _Ranks:
+    def __init__(self) -> None:
+        self.every: list[_Rank] = []
+        self.events: queue.Queue[tuple[_Rank, Event]] = queue.Queue()
+
+    def add(self, rank: _Rank) -> None:
+        self.every.append(rank)
+        threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
+
+    def _listen(self, rank: _Rank) -> None:
+        assert rank.process.stdout is not None
+        for line in rank.process.stdout:
+            if line.startswith(b'{"event"'):  # libraries may print, too
+                self.events.put((rank, json.loads(line)))
+        self.events.put((rank, {"event": "end"}))
+
+    def end(self) -> None:
+        """Closes their inputs, which ends them, and is firm with the rest."""
+        for rank in self.every:
+            assert rank.process.stdin is not None
+            rank.process.stdin.close()
+        deadline = time.monotonic() + 5
+        for rank in self.every:
+            try:
+                rank.process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+                rank.process.wait()
+
+
+@contextmanager
+def _ranks(place: Place, job: Job) -> Iterator[_Ranks]:
+    numbers = corpus.prepare()
+    ranks = _Ranks()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hipress-")))
+        stack.callback(ranks.end)
+        for rank in range(job.hosts):
+            log = stack.enter_context(open(folder / f"rank{rank}.log", "w+b"))
+            ranks.add(_Rank(rank, _start(place, job, rank, numbers, folder, log), log))
+        yield ranks
+
+
+def _start(
+    place: Place, job: Job, rank: int, numbers: Path, folder: Path, log: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    order = {
+        "job": asdict(job),
+        "rank": rank,
+        "corpus": str(numbers),
+        "rendezvous": str(folder / "rendezvous"),
+        "interface": place.interface,
+        "sharers": job.hosts if isinstance(place, Loopback) else 1,
+    }
+    return place.start(
+        rank,
+        [sys.executable, "-m", "hipress.demo.worker", json.dumps(order)],
+        environment=_environment(place),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+    )
+
+
+def _environment(place: Place) -> dict[str, str]:
+    # One thread a rank, also in the BLAS that numpy brings: two ranks share two cores.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**os.environ, **threads, "GLOO_SOCKET_IFNAME": place.interface, "PYTHONPATH": path}
+
+
+def _watch(ranks: _Ranks, job: Job, on_step: OnStep) -> list[Event]:
+    """The ranks' `done` events, in rank order. RunError for the first rank that fails, or when all
+    stand still."""
+    done: dict[int, Event] = {}
+    while len(done) < job.hosts:
+        try:
+            rank, event = ranks.events.get(timeout=job.timeout)
+        except queue.Empty:
+            raise RunError(f"timed out: no step for {job.timeout:g} s") from None
+        if event["event"] == "done":
+            done[rank.number] = event
+        elif event["event"] == "step" and rank.number == 0:
+            on_step(event["step"] + 1)
+        elif event["event"] == "error":
+            raise RunError(f"rank {rank.number}: {event['message']}")
+        elif event["event"] == "end" and rank.number not in done:
+            raise RunError(
+                f"rank {rank.number} ended with status {rank.process.wait()}: {rank.complaint()}"
+            )
+    return [done[number] for number in range(job.hosts)]
+
+
+def _mean(values: Any) -> float:
+    values = list(values)
+    return float(sum(values) / len(values))

@@ -1,0 +1,102 @@
+"""Puts a method to work on a model, and counts the payload bytes that it sends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from hipress.demo.methods import Method
+
+ONE_BUCKET = 4096  # MB: PowerSGD's two all-reduces of several buckets cross each other on gloo
+
+
+@dataclass(frozen=True)
+class Synchronized:
+    """A model whose backward pass synchronizes gradients."""
+
+    module: nn.Module
+    sent: Callable[[int], int]  # steps taken so far -> payload bytes that this rank has sent so far
+
+
+def synchronize(model: nn.Module, method: Method) -> Synchronized:
+    """Wraps the model. Errors are those of torch and of hipress.wrap."""
+    if method.codec is not None:
+        return _hipress(model, method)
+    return _BASELINES[method.text](model)
+
+
+def _none(model: nn.Module) -> Synchronized:
+    return Synchronized(model, lambda steps: 0)
+
+
+def _fp32(model: nn.Module) -> Synchronized:
+    return Synchronized(DistributedDataParallel(model), _native(model))
+
+
+def _fp16(model: nn.Module) -> Synchronized:
+    ddp = DistributedDataParallel(model)
+    counter = _CountedAllReduce()
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return Synchronized(ddp, lambda steps: counter.sent)
+
+
+def _powersgd(model: nn.Module) -> Synchronized:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_BUCKET)
+    counter = _CountedAllReduce()
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=2
+    )
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return Synchronized(ddp, lambda steps: counter.sent)
+
+
+def _hipress(model: nn.Module, method: Method) -> Synchronized:
+    import hipress  # not above: a baseline does without
+
+    assert method.codec is not None
+    ddp = hipress.wrap(model, method.codec, **method.options)
+
+    def sent(steps: int) -> int:
+        measured = hipress.report(ddp).measured
+        if measured is None:  # hipress has left DDP's own all-reduce in place
+            return _native(model)(steps)
+        return round(measured.wire_bytes * measured.steps)
+
+    return Synchronized(ddp, sent)
+
+
+def _native(model: nn.Module) -> Callable[[int], int]:
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    return lambda steps: steps * _allreduced(size)
+
+
+_BASELINES: dict[str, Callable[[nn.Module], Synchronized]] = {
+    "none": _none,
+    "ddp-fp32": _fp32,
+    "ddp-fp16": _fp16,
+    "powersgd": _powersgd,
+}
+
+
+class _CountedAllReduce:
+    """Counts what PyTorch's hooks pass to `dist.all_reduce`, which they look up at each call."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._original = dist.all_reduce
+        dist.all_reduce = self._all_reduce
+
+    def _all_reduce(self, tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        self.sent += _allreduced(tensor.numel() * tensor.element_size())
+        return self._original(tensor, *arguments, **options)
+
+
+def _allreduced(size: int) -> int:
+    """What a rank sends in a ring all-reduce of `size` bytes."""
+    world = dist.get_world_size()
+    return 2 * (world - 1) * size // world

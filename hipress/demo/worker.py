@@ -1,0 +1,164 @@
+"""One rank of a run: `python -m hipress.demo.worker JSON`. Reports events on standard output, one
+JSON object a line.
+
+    {"event": "step", "step": 0, "seconds": 0.2, "loss": 9.2}
+    {"event": "done", "seconds": [...], "losses": [...], "payload_bytes": 1.0, "wire_bytes": 1.0,
+    "identical": true} {"event": "error", "message": "..."}
+
+The rank ends when its standard input is closed, so that none outlives the parent, however that
+ended.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hipress.demo import methods, model
+from hipress.demo.job import Job, Workload
+from hipress.demo.synchronize import Synchronized, synchronize
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the parent tells a rank."""
+
+    job: Job
+    rank: int
+    corpus: str  # .npy file of word numbers
+    rendezvous: str  # a file that does not exist yet
+    interface: str
+    sharers: int  # ranks whose bytes the interface counts together
+
+    @classmethod
+    def parse(cls, text: str) -> "Order":
+        """Reads what `json.dumps(asdict(order))` wrote."""
+        data = json.loads(text)
+        workload = Workload(**data["job"].pop("workload"))
+        return cls(**{**data, "job": Job(**data["job"], workload=workload)})
+
+
+def main() -> None:
+    """Runs the order of the command line; exit status 1 after an error."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _emit("done", **_run(Order.parse(sys.argv[1])))
+    except Exception as error:
+        traceback.print_exc()
+        _emit("error", message=f"{type(error).__name__}: {error}")
+        sys.stderr.flush()
+        os._exit(1)  # threads of a broken process group may hang at exit
+
+
+def _run(order: Order) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=Path(order.rendezvous).as_uri(),
+        rank=order.rank,
+        world_size=order.job.hosts,
+        timeout=timedelta(seconds=order.job.timeout),
+    )
+    try:
+        return _train(order)
+    finally:
+        dist.destroy_process_group()
+
+
+def _train(order: Order) -> dict[str, Any]:
+    job, workload = order.job, order.job.workload
+    synchronized = synchronize(model.build(workload), methods.parse(job.method))
+    trainer = _Trainer(order, synchronized.module)
+    dist.barrier()
+    for step in range(job.warmup):
+        trainer.step(step)
+    before = _Meter.read(order, synchronized, job.warmup)
+    for step in range(job.warmup, job.steps):
+        trainer.step(step)
+    after = _Meter.read(order, synchronized, job.steps)
+    return {
+        "seconds": trainer.seconds,
+        "losses": trainer.losses,
+        **after.since(before, job.steps - job.warmup, order.sharers),
+        "identical": None if job.method == "none" else _identical(synchronized.module),
+    }
+
+
+class _Trainer:
+    def __init__(self, order: Order, module: nn.Module) -> None:
+        self._order, self._module = order, module
+        self._training = model.OPTIMIZERS[order.job.workload.optimizer]
+        self._optimizer = self._training.make(module.parameters())
+        self._numbers = np.load(order.corpus, mmap_mode="r")
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+
+    def step(self, step: int) -> None:
+        start = time.perf_counter()
+        words = model.batch(self._numbers, self._order.job.workload, self._order.rank, step)
+        self._optimizer.zero_grad()
+        loss = self._module(words)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._module.parameters(), self._training.clip)
+        self._optimizer.step()
+        self.seconds.append(time.perf_counter() - start)
+        self.losses.append(loss.item())
+        _emit("step", step=step, seconds=self.seconds[-1], loss=self.losses[-1])
+
+
+@dataclass(frozen=True)
+class _Meter:
+    payload: int
+    wire: int | None
+
+    @classmethod
+    def read(cls, order: Order, synchronized: Synchronized, steps: int) -> "_Meter":
+        dist.barrier()  # on loopback the interface counts what a slower rank still sends
+        counter = Path(f"/sys/class/net/{order.interface}/statistics/tx_bytes")
+        wire = int(counter.read_text()) if counter.exists() else None
+        meter = cls(synchronized.sent(steps), wire)
+        dist.barrier()
+        return meter
+
+    def since(self, before: "_Meter", steps: int, sharers: int) -> dict[str, float | None]:
+        wire = None if self.wire is None or before.wire is None else self.wire - before.wire
+        return {
+            "payload_bytes": (self.payload - before.payload) / steps,
+            "wire_bytes": None if wire is None else wire / steps / sharers,
+        }
+
+
+def _identical(module: nn.Module) -> bool:
+    """Whether all ranks hold the same parameters, bit by bit."""
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return all(torch.equal(mine, other) for other in every)
+
+
+def _emit(event: str, **data: Any) -> None:
+    print(json.dumps({"event": event, **data}), flush=True)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    main()

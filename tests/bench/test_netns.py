@@ -1,0 +1,121 @@
+"""Emulated hosts: isolation, throttle, counters, and that nothing is left behind."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench import netns
+from hipress.demo import netns as implementation
+
+REASON = netns.unavailable()
+emulated = pytest.mark.skipif(REASON is not None, reason=f"no emulated hosts: {REASON}")
+
+
+def names() -> list[str]:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return [line.split()[0] for line in listed.stdout.splitlines() if line]
+
+
+def mine() -> list[str]:
+    return [name for name in names() if name.startswith(f"hipress-{os.getpid()}-")]
+
+
+@pytest.mark.parametrize(
+    "text, bits", [("1gbit", 10**9), ("100mbit", 10**8), ("2.5Gbit", 25 * 10**8)]
+)
+def test_rates_are_read_as_tc_writes_them(text, bits):
+    assert netns.parse_rate(text) == bits
+
+
+@pytest.mark.parametrize("text", ["", "fast", "1", "1gb", "-1gbit", "0mbit", "1e9bit", "1gbit; ls"])
+def test_a_bad_rate_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match="such as 1gbit or 100mbit"):
+        netns.parse_rate(text)
+
+
+@pytest.mark.parametrize("hosts", [0, -1, 251])
+def test_a_bad_number_of_hosts_is_refused(hosts):
+    with pytest.raises(ValueError, match="hosts"):
+        netns.Network(hosts)
+
+
+def test_it_says_why_hosts_cannot_be_emulated(monkeypatch):
+    monkeypatch.setattr(implementation.sys, "platform", "darwin")
+    assert netns.unavailable() == "network namespaces need Linux, this is darwin"
+    monkeypatch.undo()
+    monkeypatch.setattr(implementation.os, "geteuid", lambda: 1000)
+    assert "root" in (netns.unavailable() or "") or not sys.platform.startswith("linux")
+
+
+@emulated
+@pytest.mark.network
+def test_hosts_reach_each_other_and_nothing_is_left():
+    with netns.Network(hosts=2) as network:
+        assert len(mine()) == 3
+        listen = "import socket; s = socket.create_server(('', 4000)); s.settimeout(20); s.accept()"
+        call = (
+            "import socket, time\n"
+            "for _ in range(100):\n"
+            "    try: socket.create_connection(('10.77.0.1', 4000), 1); break\n"
+            "    except OSError: time.sleep(.05)\n"
+            "else: raise SystemExit(1)"
+        )
+        server = network.start(0, [sys.executable, "-c", listen])
+        client = network.start(1, [sys.executable, "-c", call])
+        assert [client.wait(30), server.wait(30)] == [0, 0]
+        assert network.counters(1).sent > 0
+    assert mine() == []
+
+
+@emulated
+@pytest.mark.network
+def test_networks_side_by_side_do_not_meet():
+    with netns.Network(hosts=1) as first, netns.Network(hosts=1) as second:
+        assert first.command(0, ["true"]) != second.command(0, ["true"])
+        assert len(mine()) == 4
+    assert mine() == []
+
+
+@emulated
+@pytest.mark.network
+def test_a_failure_inside_cleans_up():
+    with pytest.raises(KeyboardInterrupt):
+        with netns.Network(hosts=2):
+            raise KeyboardInterrupt
+    assert mine() == []
+
+
+@emulated
+@pytest.mark.network
+def test_a_failure_while_making_cleans_up(monkeypatch):
+    def fail(*arguments):
+        raise netns.NetworkError("tc: no such qdisc")
+
+    monkeypatch.setattr(netns.Network, "_throttle", fail)
+    assert netns.unavailable() == "tc: no such qdisc"
+    assert mine() == []
+
+
+@emulated
+@pytest.mark.network
+def test_leftovers_of_a_killed_process_are_removed():
+    code = "import os; from bench.netns import Network; Network(1).__enter__(); os._exit(9)"
+    child = subprocess.run([sys.executable, "-c", code], check=False, cwd=".")
+    assert child.returncode == 9
+    assert [name for name in netns.remove_stale() if name.endswith("-0")]
+    assert not [name for name in names() if name.startswith("hipress-") and not alive(name)]
+
+
+def alive(name: str) -> bool:
+    return os.path.exists(f"/proc/{name.split('-')[1]}")
+
+
+@emulated
+@pytest.mark.network
+@pytest.mark.slow
+def test_a_link_is_as_fast_as_it_says():
+    gbits, overhead = netns.measure(hosts=2, rate="100mbit")
+    assert 0.07 < gbits < 0.11
+    assert 1.0 <= overhead < 1.1
