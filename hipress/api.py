@@ -15,11 +15,11 @@ from hipress import options as options_
 from hipress.errors import ConfigError
 from hipress.model import as_ddp
 from hipress.options import AUTO
-from hipress.session import BOOKS, Session, install, label, own_group, prepare
+from hipress.session import BOOKS, Session, install, label, prepare
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from hipress.report import Report
+    from hipress.reporting import Report
 
 NOT_INITIALIZED = (
     "torch.distributed is not initialized. Start the script with `torchrun` and call "
@@ -110,7 +110,7 @@ def detach(ddp: DistributedDataParallel) -> None:
 
 def report(ddp: DistributedDataParallel) -> Report:
     """Choices, bytes and times so far; print it or take its `to_dict()`."""
-    from hipress.report import Report, describe_plan, measure_of
+    from hipress.reporting import Report, describe_plan, measure_of
 
     session = _session(as_ddp(ddp))
     engine, size = session.engine, dist.get_world_size(session.home)
@@ -177,7 +177,7 @@ def _home(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:
     if session.plan.compresses:
-        install(ddp, session, own_group(session.home, session.options))
+        install(ddp, session)
     BOOKS.sessions[ddp] = session
     return ddp
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +14,9 @@ from torch.futures import Future
 from casync.counters import Counters
 from casync.executor import Executor
 from casync.transports.distributed import DistributedTransport
+from hipress.agree import Meeting
 from hipress.errors import SyncError
+from hipress.link import connect
 from hipress.model import Param
 from hipress.options import Options
 from hipress.planner import Plan
@@ -54,7 +55,7 @@ class Engine:
         plan: Plan,
         options: Options,
         home: dist.ProcessGroup,
-        group: dist.ProcessGroup,
+        meeting: Meeting,
     ) -> None:
         self.params, self.plan, self.options = params, plan, options
         self.home = home  # DDP's own group: a bucket left alone travels as it always did
@@ -62,11 +63,15 @@ class Engine:
         self.works = Works(params, plan, options, self.rank, self.world_size)
         self.step = 0  # averaged steps so far; backward passes under no_sync do not count
         self.traffic = Traffic()
-        self._group = group  # ours: no other traffic can come between our messages
         self._executor = Executor(
-            DistributedTransport(group), plan.codecs, seed=options.seed, timeout=options.timeout
+            DistributedTransport(connect(meeting, "gradients")),
+            plan.codecs,
+            seed=options.seed,
+            timeout=options.timeout,
         )
-        self._verifier = Verifier(home, options) if options.verify else None
+        self._verifier = (
+            Verifier(connect(meeting, "verify"), meeting.ranks) if options.verify else None
+        )
         self._broken: BaseException | None = None
 
     @property
@@ -108,14 +113,10 @@ class Engine:
         self.traffic.pending.clear()
 
     def close(self) -> None:
-        """End the threads and the group. On detach, when the module dies, at exit; may repeat."""
+        """End the threads. On detach, when the module dies, at exit; may repeat."""
         self._executor.close()
         if self._verifier is not None:
             self._verifier.close()
-        if dist.is_initialized():
-            # The user may have destroyed all groups already.
-            with suppress(RuntimeError, ValueError, AssertionError):
-                dist.destroy_process_group(self._group)
 
     def _submit(self, work: Work, buffer: torch.Tensor) -> Future[torch.Tensor]:
         if buffer.dtype == torch.float32:

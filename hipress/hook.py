@@ -21,7 +21,9 @@ class HookState:
     never be collected. A parameter is known by identity, whatever bucket it is in."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], home: dist.ProcessGroup) -> None:
-        self.index: dict[torch.Tensor, int] = {parameter: i for i, parameter in enumerate(parameters)}
+        self.index: dict[torch.Tensor, int] = {
+            parameter: i for i, parameter in enumerate(parameters)
+        }
         self.home = home
         self.engine: Engine | None = None  # None after detach: plain averaging
 

@@ -81,11 +81,6 @@ class Options:
         """Whether the planner chooses the codec."""
         return isinstance(self.compressor, str) and self.compressor == AUTO
 
-    @property
-    def delay(self) -> timedelta:
-        """The time-out as torch.distributed takes it."""
-        return timedelta(seconds=self.timeout)
-
 
 def make(
     compressor: str | Codec,

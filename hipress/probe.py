@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from casync.cost import CodecCost, Costs, Line, fit
+from hipress.link import slowest
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -52,7 +53,7 @@ def measure(group: dist.ProcessGroup, codecs: Mapping[str, Codec]) -> Probe:
         reduce={name: _curve(_reduce(group, DTYPES[name]), group) for name in sorted(needed)},
         codecs={name: _codec_cost(codec, group) for name, codec in codecs.items()},
     )
-    return Probe(costs, _slowest([time.perf_counter() - start], group)[0])
+    return Probe(costs, slowest([time.perf_counter() - start], group)[0])
 
 
 Operation = Callable[[int], Callable[[], None]]  # bytes -> something to time
@@ -60,7 +61,7 @@ Operation = Callable[[int], Callable[[], None]]  # bytes -> something to time
 
 def _exchange(group: dist.ProcessGroup) -> Operation:
     """Send to the next rank and receive from the one before."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    rank, size = group.rank(), group.size()
 
     def prepare(count: int) -> Callable[[], None]:
         out, into = torch.zeros(count, dtype=torch.uint8), torch.empty(count, dtype=torch.uint8)
@@ -104,8 +105,8 @@ def _curve(operation: Operation, group: dist.ProcessGroup) -> Line:
 def _codec_cost(codec: Codec, group: dist.ProcessGroup) -> CodecCost:
     points = []
     for elements in ELEMENTS:
-        dist.barrier(group)
-        points.append(_slowest(_time_codec(codec, elements, REPEATS), group))
+        group.barrier().wait()
+        points.append(slowest(_time_codec(codec, elements, REPEATS), group))
     sizes = [4.0 * elements for elements in ELEMENTS]
     encode = fit([(size, times[0]) for size, times in zip(sizes, points, strict=True)])
     decode = fit([(size, times[1]) for size, times in zip(sizes, points, strict=True)])
@@ -132,16 +133,9 @@ def _time_codec(codec: Codec, elements: int, repeats: int) -> list[float]:
 def _median(run: Callable[[], None], repeats: int, group: dist.ProcessGroup) -> float:
     """Median time on the slowest rank."""
     times = []
-    dist.barrier(group)
+    group.barrier().wait()
     for _ in range(repeats):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return _slowest([statistics.median(times)], group)[0]
-
-
-def _slowest(values: list[float], group: dist.ProcessGroup) -> list[float]:
-    """The largest of each value over the ranks: the same on every rank."""
-    data = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(data, dist.ReduceOp.MAX, group=group)
-    return [float(value) for value in data]
+    return slowest([statistics.median(times)], group)[0]

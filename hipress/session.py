@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from hipress import agree, planner
+from hipress.agree import Meeting
 from hipress.codecs import resolve, strategy_for
-from hipress.errors import ConfigError
+from hipress.errors import HipressError
+from hipress.link import connect
 from hipress.model import Param, describe
 from hipress.options import Options
 
@@ -36,7 +38,8 @@ class Session:
     params: tuple[Param, ...]
     options: Options
     plan: Plan
-    home: dist.ProcessGroup
+    home: dist.ProcessGroup  # DDP's group
+    meeting: Meeting
     probe: Probe | None = None
     engine: Engine | None = None
     finalizer: Any = None
@@ -78,7 +81,7 @@ def prepare(module: nn.Module, options: Options, home: dist.ProcessGroup) -> Ses
         raise
     meeting.settle(_facts(params, options, codecs))
     try:
-        session = _plan(params, codecs, options, home)
+        session = _plan(params, codecs, options, home, meeting)
     except Exception as error:
         meeting.fail(error)
         raise
@@ -86,31 +89,21 @@ def prepare(module: nn.Module, options: Options, home: dist.ProcessGroup) -> Ses
     return session
 
 
-def install(ddp: DistributedDataParallel, session: Session, group: dist.ProcessGroup) -> None:
+def install(ddp: DistributedDataParallel, session: Session) -> None:
     """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
     from hipress.engine import Engine
     from hipress.hook import HookState, gradient_hook
     from hipress.model import trainable
 
-    session.engine = Engine(session.params, session.plan, session.options, session.home, group)
+    session.engine = Engine(
+        session.params, session.plan, session.options, session.home, session.meeting
+    )
     session.finalizer = weakref.finalize(ddp, session.engine.close)
     if ddp not in BOOKS.hooks:
         parameters = [parameter for _, parameter in trainable(ddp.module)]
         BOOKS.hooks[ddp] = HookState(parameters, session.home)
         ddp.register_comm_hook(BOOKS.hooks[ddp], gradient_hook)
     BOOKS.hooks[ddp].engine = session.engine
-
-
-def own_group(home: dist.ProcessGroup, options: Options) -> dist.ProcessGroup:
-    """A gloo group of the same ranks for our traffic alone."""
-    group = dist.new_group(
-        dist.get_process_group_ranks(home),
-        timeout=options.delay,
-        backend="gloo",
-        use_local_synchronization=True,
-    )
-    assert isinstance(group, dist.ProcessGroup)  # None only for ranks that are not members
-    return group
 
 
 def _codecs(options: Options) -> dict[str, Codec]:
@@ -164,17 +157,18 @@ def _plan(
     codecs: Mapping[str, Codec],
     options: Options,
     home: dist.ProcessGroup,
+    meeting: Meeting,
 ) -> Session:
     ranks = dist.get_world_size(home)
     if ranks == 1:
         why = "one rank: there is nothing to synchronize"
         plan = planner.Plan(tuple(planner.raw(p, why) for p in params), {}, why)
-        return Session(params, options, plan, home)
+        return Session(params, options, plan, home, meeting)
     if not options.automatic:
         (codec,) = codecs.values()
         plan = planner.fixed_plan(params, codec, options, ranks)
-        return Session(params, options, plan, home)
-    return _auto(params, codecs, options, home)
+        return Session(params, options, plan, home, meeting)
+    return _auto(params, codecs, options, home, meeting)
 
 
 def _auto(
@@ -182,16 +176,14 @@ def _auto(
     codecs: Mapping[str, Codec],
     options: Options,
     home: dist.ProcessGroup,
+    meeting: Meeting,
 ) -> Session:
     from hipress.automatic import auto_plan
     from hipress.probe import measure
 
-    group = own_group(home, options)
     try:
-        probe = measure(group, codecs)
+        probe = measure(connect(meeting, "probe"), codecs)
     except RuntimeError as error:
-        raise ConfigError(f"the link could not be measured: {error}") from error
-    finally:
-        dist.destroy_process_group(group)
+        raise HipressError(f"the link could not be measured: {error}") from error
     plan = auto_plan(params, codecs, probe.costs, options, dist.get_world_size(home))
-    return Session(params, options, plan, home, probe)
+    return Session(params, options, plan, home, meeting, probe)

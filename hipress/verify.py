@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from hipress.errors import DivergenceError
+from hipress.link import gather
 from hipress.model import Param
-from hipress.options import Options
 
 Request = tuple["Future[torch.Tensor]", "Future[torch.Tensor]", Sequence[Param], int]
 
@@ -25,12 +25,8 @@ class Verifier:
     must exchange the hashes of the same bucket at the same time.
     """
 
-    def __init__(self, home: dist.ProcessGroup, options: Options) -> None:
-        ranks = dist.get_process_group_ranks(home)
-        self._group = dist.new_group(
-            ranks, timeout=options.delay, backend="gloo", use_local_synchronization=True
-        )
-        self._ranks = ranks
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+        self._group, self._ranks = group, ranks
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hipress-verify", daemon=True)
         self._thread.start()
@@ -61,8 +57,7 @@ class Verifier:
 
     def _compare(self, buffer: torch.Tensor, params: Sequence[Param], step: int) -> None:
         mine = torch.tensor(hashes(buffer, params), dtype=torch.int64)
-        everyone = [torch.empty_like(mine) for _ in self._ranks]
-        dist.all_gather(everyone, mine, group=self._group)
+        everyone = gather(mine, self._group)
         for rank, other in zip(self._ranks, everyone, strict=True):
             different = (other != everyone[0]).nonzero()
             if len(different):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from casync.dryrun import dry_run
-
 from casync.graph import Program, build
 from casync.plan import Choice, Tensor, assign_owners, partition
 from hipress.model import Param

@@ -1,0 +1,50 @@
+"""Process groups of our own.
+
+Gradients of DDP, the user's collectives and our messages must not come between one another, so
+each kind of our traffic has its own connections. They are made from the job's store directly:
+`torch.distributed.new_group` must be called by every rank of the world, even by those outside
+the group, or else derives the group's name from a count that may differ between ranks.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from hipress.agree import Meeting
+from hipress.errors import HipressError
+
+
+def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
+    """A gloo group of the meeting's ranks; it ends when the last reference to it does.
+
+    All ranks of the meeting must call this, within its time-out.
+    """
+    store = PrefixStore(f"hipress/{meeting.name}/{purpose}", meeting.store)
+    delay = timedelta(seconds=meeting.timeout)
+    try:
+        group = dist.ProcessGroupGloo(store, meeting.rank, len(meeting.ranks), delay)
+    except RuntimeError as error:
+        raise HipressError(f"no connection between ranks {meeting.ranks}: {error}") from error
+    # A backend, which has all the operations of a group that we use.
+    return cast(dist.ProcessGroup, group)
+
+
+def slowest(values: list[float], group: dist.ProcessGroup) -> list[float]:
+    """The largest of each value over the ranks: the same on every rank."""
+    data = torch.tensor(values, dtype=torch.float64)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    group.allreduce([data], options).wait()
+    return [float(value) for value in data]
+
+
+def gather(mine: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Everybody's tensor, by rank; all of one shape."""
+    everyone = [torch.empty_like(mine) for _ in range(group.size())]
+    group.allgather([everyone], [mine]).wait()
+    return everyone

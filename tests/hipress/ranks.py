@@ -1,0 +1,404 @@
+"""What the ranks of the tests do. Every function runs on each rank of `launch.launch`."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import os
+import threading
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hipress
+from tests.hipress.fakes import Halves, Int8, Sparse
+
+FAKES = {"int8": Int8, "half": Halves, "sparse": Sparse}
+SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
+
+
+class Net(nn.Module):
+    """Odd sizes, from one element up; the second layer is big enough to be cut."""
+
+    def __init__(self, unused: bool = False) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.first = nn.Linear(7, 131)
+        self.norm = nn.LayerNorm(131)
+        self.second = nn.Linear(131, 301)
+        self.last = nn.Linear(301, 3)
+        self.unused = nn.Linear(11, 5) if unused else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(torch.tanh(self.first(x * self.scale)))
+        return self.last(torch.tanh(self.second(hidden)))
+
+
+def make(unused: bool = False) -> Net:
+    torch.manual_seed(0)
+    return Net(unused)
+
+
+def data(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(16, 7, generator=generator)
+    return x, x[:, :3] * 2
+
+
+def train(ddp, rank: int, steps: range, accumulate: int = 1, momentum: float = 0.9):
+    """Losses; the optimizer starts anew, so a resumed run must use momentum 0."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=momentum)
+    losses = []
+    for step in steps:
+        for micro in range(accumulate):
+            x, y = data(rank, accumulate * step + micro)
+            if micro < accumulate - 1:
+                with ddp.no_sync():
+                    nn.functional.mse_loss(ddp(x), y).backward()
+            else:
+                loss = nn.functional.mse_loss(ddp(x), y)
+                loss.backward()
+        losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def digest(module: nn.Module) -> str:
+    """Of all parameters, bit by bit."""
+    hashed = hashlib.sha256()
+    for parameter in module.parameters():
+        hashed.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def codec(name: str):
+    """A fake codec, or the name of a real one."""
+    return FAKES[name]() if name in FAKES else name
+
+
+def difference(left: nn.Module, right: nn.Module) -> float:
+    pairs = zip(left.parameters(), right.parameters(), strict=True)
+    return max((a - b).detach().abs().max().item() for a, b in pairs)
+
+
+def error_of(function, *args, **kwargs):
+    """Type, message and seconds of what a call raises."""
+    start = time.monotonic()
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "none", "", time.monotonic() - start
+
+
+def parity(rank, world_size, name, cases):
+    """Largest difference of parameters from plain DDP after ten steps, for each case."""
+    found = {}
+    for title, (options, ddp_kwargs, extra) in cases.items():
+        unused = ddp_kwargs.get("find_unused_parameters", False)
+        plain = DistributedDataParallel(make(unused), **ddp_kwargs)
+        losses = train(plain, rank, range(10), **extra)
+        ours = hipress.wrap(make(unused), codec(name), ddp_kwargs=ddp_kwargs, verify=True, **options)
+        mine = train(ours, rank, range(10), **extra)
+        found[title] = {
+            "difference": difference(plain, ours),
+            "losses": (losses, mine),
+            "digest": digest(ours),
+            "report": hipress.report(ours).to_dict(),
+        }
+        hipress.detach(ours)
+    return found
+
+
+def buckets(rank, world_size, name, scope):
+    """Digests after six steps with one bucket and with several, which DDP rebuilds."""
+    digests = []
+    for ddp_kwargs in ({}, SMALL_BUCKETS):
+        ddp = hipress.wrap(make(), codec(name), scope=scope, ddp_kwargs=ddp_kwargs, verify=True)
+        losses = train(ddp, rank, range(6))
+        digests.append(digest(ddp))
+        hipress.detach(ddp)
+    return digests, losses
+
+
+def resume(rank, world_size, name, scope, path, ddp_kwargs):
+    """Six steps at once, and three, a checkpoint, three."""
+    whole = hipress.wrap(make(), codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
+    train(whole, rank, range(6), momentum=0)
+    half = hipress.wrap(make(), codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
+    train(half, rank, range(3), momentum=0)
+    file = f"{path}/{rank}.pt"
+    torch.save([half.module.state_dict(), hipress.state_dict(half)], file)
+    weights, state = torch.load(file, weights_only=True)
+    assert state["step"] == 3
+    fresh = make()
+    fresh.load_state_dict(weights)
+    again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
+    hipress.load_state_dict(again, state)
+    reloaded = hipress.state_dict(again)
+    assert str(reloaded["codecs"]) == str(state["codecs"])
+    train(again, rank, range(3, 6), momentum=0)
+    final, expected = hipress.state_dict(again), hipress.state_dict(whole)
+    same = all(
+        torch.equal(values, expected["state"][p][side][key])
+        for p, sides in final["state"].items()
+        for side, arrays in sides.items()
+        for key, values in arrays.items()
+    )
+    return {
+        "whole": digest(whole), "again": digest(again), "state": same, "step": final["step"],
+        "sides": sorted({side for sides in final["state"].values() for side in sides}),
+        "errors": state_errors(again, state),
+    }  # fmt: skip
+
+
+def state_errors(ddp, state):
+    """Messages for states that do not fit, and that strict=False takes them."""
+    found = {}
+    broken = {
+        "format": {"nonsense": 1},
+        "codec": state | {"codecs": dict.fromkeys(state["codecs"], "other")},
+        "rank": state | {"rank": 7},
+        "missing": state | {"codecs": {}, "state": {}},
+        "unexpected": state | {"codecs": state["codecs"] | {"ghost.weight": "x"}},
+    }
+    shape = copy.deepcopy(state)
+    shape["state"]["last.weight"]["worker"]["residual"] = torch.zeros(2)
+    broken["shape"] = shape
+    for title, bad in broken.items():
+        found[title] = error_of(hipress.load_state_dict, ddp, bad)[:2]
+        if title != "format":
+            logging.getLogger("hipress").setLevel(logging.ERROR)
+            hipress.load_state_dict(ddp, bad, strict=False)
+    return found
+
+
+def infinity(rank, world_size, name):
+    """Rank 1 has an inf; what gradients every rank then holds, and the state after it."""
+    ddp = hipress.wrap(make(), codec(name))
+    train(ddp, rank, range(2))
+    ddp.zero_grad()
+    x, y = data(rank, 0)
+    loss = nn.functional.mse_loss(ddp(x), y)
+    if rank == 1:
+        loss = loss * float("inf")
+    loss.backward()
+    infected = [not p.grad.isfinite().all().item() for p in ddp.parameters()]
+    state = hipress.state_dict(ddp)["state"]
+    clean = all(
+        values.isfinite().all().item()
+        for sides in state.values()
+        for arrays in sides.values()
+        for values in arrays.values()
+    )
+    ddp.zero_grad()
+    losses = train(ddp, rank, range(3, 5))
+    return infected, clean, losses, digest(ddp)
+
+
+def variants(rank, world_size, name):
+    """Models and modes that DDP supports: each must keep the ranks together and learn."""
+    found = {}
+
+    def run(title, ddp, module=None, steps=6):
+        losses = train(ddp, rank, range(steps))
+        found[title] = (digest(module or ddp), losses[0], losses[-1])
+
+    run("static", hipress.wrap(make(), codec(name), ddp_kwargs={"static_graph": True}))
+    run("copies", hipress.wrap(make(), codec(name), ddp_kwargs={"gradient_as_bucket_view": False}))
+    mixed = make()
+    mixed.second.double()
+    original = mixed.second.forward
+    mixed.second.forward = lambda x: original(x.double()).float()
+    ddp = hipress.wrap(mixed, codec(name))
+    run("float64", ddp)
+    whys = {d.name: d.why for d in hipress.report(ddp).decisions}
+    assert whys["second.weight"] == "type float64", whys
+    low = make().to(torch.bfloat16)
+    forward = low.forward
+    low.forward = lambda x: forward(x.to(torch.bfloat16)).float()
+    run("bfloat16", hipress.wrap(low, codec(name), verify=True))
+    ddp = hipress.wrap(make(), codec(name), ddp_kwargs=SMALL_BUCKETS)
+    compiled = torch.compile(ddp, backend="eager")
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.05)
+    losses = []
+    for step in range(4):
+        x, y = data(rank, step)
+        loss = nn.functional.mse_loss(compiled(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    found["compile"] = (digest(ddp), losses[0], losses[-1])
+    assert hipress.report(compiled).measured.steps == 4
+    found["attach"] = attached(rank, name)
+    found["embedding"] = embedding(rank, name)
+    return found
+
+
+def attached(rank, name):
+    """Attach, detach, attach again to one DDP module."""
+    ddp = DistributedDataParallel(make(), gradient_as_bucket_view=True)
+    assert hipress.attach(ddp, codec(name), exclude="last.*") is ddp
+    assert "already" in error_of(hipress.attach, ddp, codec(name))[1]
+    first = train(ddp, rank, range(3))
+    assert hipress.report(ddp).measured.steps == 3
+    hipress.detach(ddp)
+    assert "not attached" in error_of(hipress.report, ddp)[1]
+    train(ddp, rank, range(3, 5))
+    hipress.attach(ddp, codec(name), exclude=["last.*", "scale"])
+    whys = {d.name: d.why for d in hipress.report(ddp).decisions}
+    assert whys["last.bias"] == "excluded by 'last.*'", whys
+    last = train(ddp, rank, range(5, 8))
+    assert hipress.report(ddp).measured.steps == 3
+    return digest(ddp), first[0], last[-1]
+
+
+def embedding(rank, name):
+    """A sparse gradient goes to the native all-reduce."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(50, 16, sparse=True), nn.Linear(16, 40), nn.Linear(40, 3))
+    ddp = hipress.wrap(model, codec(name))
+    assert hipress.report(ddp).decisions[0].why == "sparse gradient"
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+    losses = []
+    for step in range(6):
+        words = torch.arange(8).reshape(2, 4) + rank
+        loss = nn.functional.mse_loss(ddp(words), torch.ones(2, 3))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return digest(ddp), losses[0], losses[-1]
+
+
+def mismatches(rank, world_size):
+    """What each rank raises when one of them is configured differently."""
+    found = {}
+    odd = rank == world_size - 1
+
+    def attempt(title, name, model=None, **options):
+        found[title] = error_of(
+            hipress.wrap, model or make(), codec(name), timeout=20.0, **options
+        )
+
+    attempt("codec", "half" if odd else "int8")
+    attempt("strategy", "int8", strategy="ring" if odd else "ps")
+    attempt("seed", "int8", seed=int(odd))
+    attempt("exclude", "int8", exclude=["last.*"] if odd else [])
+    shape = make()
+    if odd:
+        shape.second = nn.Linear(131, 302)
+    attempt("shape", "int8", shape)
+    attempt("broken", "int8", exclude=["typo*"] if odd else [])
+    if not odd:  # the odd one never arrives
+        start = time.monotonic()
+        found["absent"] = error_of(hipress.wrap, make(), codec("int8"), timeout=1.0)
+        assert time.monotonic() - start < 5
+    return found
+
+
+def killed(rank, world_size, name, ddp_kwargs):
+    """The last rank ends without a word in the middle of training."""
+    ddp = hipress.wrap(make(), codec(name), timeout=5.0, ddp_kwargs=ddp_kwargs)
+    train(ddp, rank, range(2))
+    if rank == world_size - 1:
+        os._exit(1)
+    logging.disable(logging.CRITICAL)
+    first = error_of(train, ddp, rank, range(2, 6))
+    assert threading.active_count() < 20
+    return first
+
+
+def diverging(rank, world_size):
+    """One rank decodes differently; verify=True tells."""
+    ddp = hipress.wrap(make(), Int8(skew=1.0 * (rank == 1)), verify=True)
+    logging.disable(logging.CRITICAL)
+    return error_of(train, ddp, rank, range(2))[:2]
+
+
+def alone(rank, world_size):
+    """One rank: nothing is installed, everything can be called."""
+    ddp = hipress.wrap(make(), codec("int8"))
+    losses = train(ddp, rank, range(6))
+    report = hipress.report(ddp)
+    assert not report.installed
+    assert "one rank" in str(report)
+    state = hipress.state_dict(ddp)
+    hipress.load_state_dict(ddp, state)
+    ddp._comm_hooks.clear()
+    plain = DistributedDataParallel(make())
+    train(plain, rank, range(6))
+    assert digest(ddp) == digest(plain)
+    hipress.detach(ddp)
+    return losses, python_reducer(), taken()
+
+
+def python_reducer():
+    """The refusal of the python reducer."""
+    import torch._dynamo
+
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    try:
+        return error_of(hipress.wrap, make(), codec("int8"))[:2]
+    finally:
+        torch._dynamo.config.optimize_ddp = True
+
+
+def taken():
+    """The refusal of a module that has a hook, and of things that are no DDP module."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ddp = DistributedDataParallel(make())
+    ddp.register_comm_hook(None, allreduce_hook)
+    return [
+        error_of(hipress.attach, ddp, codec("int8"))[:2],
+        error_of(hipress.attach, make(), codec("int8"))[:2],
+        error_of(hipress.wrap, ddp, codec("int8"))[:2],
+    ]
+
+
+def lifetime(rank, world_size):
+    """Threads end when the DDP module dies, and when it is detached."""
+    import gc
+
+    def ours():
+        return [t.name for t in threading.enumerate() if t.name.startswith(("casync", "hipress"))]
+
+    ddp = hipress.wrap(make(), codec("int8"), verify=True)
+    train(ddp, rank, range(2))
+    alive = ours()
+    del ddp
+    gc.collect()
+    after_death = ours()
+    ddp = hipress.wrap(make(), codec("int8"))
+    train(ddp, rank, range(2))
+    hipress.detach(ddp)
+    return alive, after_death, ours()
+
+
+def subgroup(rank, world_size, name):
+    """Ranks 1.. of the world form a group of their own; rank 0 takes no part."""
+    group = dist.new_group(list(range(1, world_size)))
+    if rank == 0:
+        return None
+    ddp = hipress.wrap(make(), codec(name), process_group=group)
+    train(ddp, rank, range(3))
+    return digest(ddp)
+
+
+def everything(rank, world_size, calls):
+    """Several of the above in one launch: name -> result, or the traceback."""
+    found = {}
+    for title, (function, args) in calls.items():
+        try:
+            found[title] = function(rank, world_size, *args)
+        except Exception:
+            found[title] = traceback.format_exc()
+    return found
