@@ -123,6 +123,7 @@ class Graph:
                     _check_numbers(task, world_size, len(parts))
                     tasks.append(task)
                     after.append(waits)
+            _check_waits(after)
         except (ValueError, TypeError, KeyError, PlanError) as error:
             raise GraphSyntaxError(f"line {number}: {error}") from error
         return cls(world_size, tuple(parts), tuple(sizes), tuple(tasks), tuple(after))
@@ -198,6 +199,12 @@ def _parse_line(line: str, expected: int) -> tuple[Task, tuple[int, ...]]:
     task, _, after = rest.partition(" after ")
     waits = tuple(int(w) for w in after.split(",")) if after else ()
     return parse_task(task), waits
+
+
+def _check_waits(after: Sequence[Sequence[int]]) -> None:
+    highest = max((w for waits in after for w in waits), default=0)
+    if highest >= len(after) > 0:
+        raise GraphSyntaxError(f"a task waits for task {highest} of {len(after)}")
 
 
 def _check_numbers(task: Task, world_size: int, parts: int) -> None:

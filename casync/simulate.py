@@ -1,8 +1,9 @@
 """Predicts how long graphs take on a cluster: the executor's lanes as a discrete-event simulation.
 
-Per rank one compute lane, which picks as the executor does, and one full-duplex link. A transfer
-holds the sender's outgoing and the receiver's incoming side for bytes / bandwidth, and arrives a
-latency later. The native all-reduce holds all links for the time of a ring.
+Per rank one compute lane, which picks as the executor does, and one full-duplex link. A message
+holds the sender's outgoing side for bytes / bandwidth, then, as switches and sockets buffer, the
+receiver's incoming side as soon as that is free; a latency later it is there. The native
+all-reduce holds all links for the time of a ring.
 """
 
 from __future__ import annotations
@@ -145,12 +146,21 @@ class _Simulation:
         while order and (order[0][0], rank, order[0][1]) in self._may_send:
             graph, i = order.popleft()
             size = self._bytes(graph, self._programs[graph][rank].tasks[i].part)
-            begin = max(self._clock, self._out[rank], self._in[task.peer])
+            begin = max(self._clock, self._out[rank])
             end = begin + size / self._cluster.bandwidth
-            self._out[rank] = self._in[task.peer] = end
+            self._out[rank] = end
             self._link_seconds[rank] += end - begin
             self._begin[graph, rank, i] = begin
             self._later(end, graph, rank, i)
+
+    def _arrive(self, graph: int, task: Send) -> None:
+        """The receiver's side is cut-through, unless others' messages keep it busy."""
+        seconds = self._bytes(graph, task.part) / self._cluster.bandwidth
+        end = max(self._clock, self._in[task.peer] + seconds)
+        self._in[task.peer] = end
+        recv = self._recvs[graph, task.peer, task.payload]
+        self._begin[graph, task.peer, recv] = end - seconds
+        self._later(end + self._cluster.latency, graph, task.peer, recv)
 
     def _bytes(self, graph: int, part: int) -> float:
         return self._graphs[graph].message_bytes[part] * self._cluster.payload_share
@@ -178,8 +188,7 @@ class _Simulation:
         self._events.append((graph, task.text(), begin, self._clock))
         self._finished[graph] = max(self._finished[graph], self._clock)
         if isinstance(task, Send):
-            recv = self._recvs[graph, task.peer, task.payload]
-            self._later(self._clock + self._cluster.latency, graph, task.peer, recv)
+            self._arrive(graph, task)
         for following in program.unlocks[i]:
             self._waits[graph][rank][following] -= 1
             if self._waits[graph][rank][following] == 0:

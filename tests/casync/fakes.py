@@ -1,0 +1,215 @@
+"""Small codecs and a world of ranks in memory, for the tests of casync."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from casync.executor import Executor
+from casync.graph import Graph, build
+from casync.plan import Choice, Tensor, partition
+from casync.transports.memory import Hub
+
+SIZES = (0, 1, 7, 31, 33, 1000, 100003)
+
+
+class Fake:
+    """A codec out of `pack(x) -> bytes` and `unpack(bytes, n) -> x`; feedback when stateful."""
+
+    name = "fake"
+    align = 1
+    fixed = True
+    additive: str | None = None
+    reencodes = True
+    stateful = False
+
+    @property
+    def digest(self):
+        return f"digest of {self.name}"
+
+    def payload_bytes(self, n):
+        raise NotImplementedError
+
+    def pack(self, x):
+        raise NotImplementedError
+
+    def unpack(self, data, n):
+        raise NotImplementedError
+
+    def init_state(self, n, tensors=1):
+        return {"residual": np.zeros(n, np.float32)} if self.stateful else {}
+
+    def encode_batch(
+        self, x, table, out, at, *, state=None, seed=0, step=0, scale=1.0, writeback=False
+    ):
+        used = np.zeros(len(table), np.int64)
+        for i, (start, length, _, _, first) in enumerate(table.tolist()):
+            piece = x[start : start + length] * np.float32(scale)
+            if state is not None:
+                piece += state["residual"][first : first + length]
+            data = np.frombuffer(self.pack(piece), np.uint8)
+            used[i] = len(data)
+            out[at[i] : at[i] + len(data)] = data
+            result = self.unpack(data, length)
+            if state is not None:
+                state["residual"][first : first + length] = piece - result
+            if writeback:
+                x[start : start + length] = result
+        return used
+
+    def decode_batch(self, payload, table, at, used, out, *, add=False):
+        for i, (start, length, *_) in enumerate(table.tolist()):
+            result = self.unpack(payload[at[i] : at[i] + used[i]], length)
+            if add:
+                out[start : start + length] += result
+            else:
+                out[start : start + length] = result
+
+
+class Exact(Fake):
+    """float32 as it is."""
+
+    name = "exact"
+    additive = "float32"
+
+    def payload_bytes(self, n):
+        return 4 * n
+
+    def pack(self, x):
+        return x.tobytes()
+
+    def unpack(self, data, n):
+        return np.frombuffer(data.tobytes(), np.float32)
+
+
+class Half(Fake):
+    """float16, which adds."""
+
+    name = "half"
+    additive = "float16"
+
+    def payload_bytes(self, n):
+        return 2 * n
+
+    def pack(self, x):
+        return x.astype(np.float16).tobytes()
+
+    def unpack(self, data, n):
+        return np.frombuffer(data.tobytes(), np.float16).astype(np.float32)
+
+
+class Sign(Fake):
+    """Mean magnitude and signs, with error feedback."""
+
+    name = "sign"
+    align = 32
+    stateful = True
+
+    def payload_bytes(self, n):
+        return 4 + (n + 7) // 8
+
+    def pack(self, x):
+        return np.float32(np.abs(x).mean()).tobytes() + np.packbits(x < 0).tobytes()
+
+    def unpack(self, data, n):
+        scale = np.frombuffer(data[:4].tobytes(), np.float32)[0]
+        return np.where(np.unpackbits(data[4:])[:n], -scale, scale).astype(np.float32)
+
+
+class Sparse(Fake):
+    """Indices and values of what is not zero: exact, of varying length."""
+
+    name = "sparse"
+    fixed = False
+
+    def payload_bytes(self, n):
+        return 8 * n
+
+    def pack(self, x):
+        index = np.flatnonzero(x).astype(np.int32)
+        return index.tobytes() + x[index].tobytes()
+
+    def unpack(self, data, n):
+        if len(data) % 8:
+            raise ValueError("payload is not pairs")
+        k = len(data) // 8
+        index = np.frombuffer(data[: 4 * k].tobytes(), np.int32)
+        if k and (index.min() < 0 or index.max() >= n):
+            raise ValueError("index out of range")
+        out = np.zeros(n, np.float32)
+        out[index] = np.frombuffer(data[4 * k :].tobytes(), np.float32)
+        return out
+
+
+class Once(Sparse):
+    """May encode a tensor only once."""
+
+    name = "once"
+    reencodes = False
+
+
+CODECS = {c.name: c for c in (Exact(), Half(), Sign(), Sparse(), Once())}
+CARRIES = {
+    "ps": ("exact", "half", "sign", "sparse"),
+    "ring": ("exact", "half", "sign", "sparse"),
+    "allgather": ("exact", "half", "sign", "sparse", "once"),
+    "allreduce": ("exact", "half", None),
+}
+PAIRS = [(strategy, codec) for strategy, codecs in CARRIES.items() for codec in codecs]
+
+
+def tensors_of(lengths: Sequence[int], first: int = 0) -> list[Tensor]:
+    """Tensors one behind the other; `first`: index in the model and place in the arenas."""
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    return [
+        Tensor(f"t{first + i}", first + i, start, length, 1000003 * first + start)
+        for i, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    ]
+
+
+def graph_of(lengths, strategy, codec, world_size, partitions=2, **options) -> Graph:
+    """The graph of tensors that all make the same choice."""
+    tensors = tensors_of(lengths)
+    choices = {t.name: Choice(codec, strategy, partitions) for t in tensors}
+    return build(partition(tensors, choices, world_size, CODECS, **options), world_size, CODECS)
+
+
+def gradients(length: int, world_size: int, seed: int) -> list[torch.Tensor]:
+    """A bucket per rank, two thirds zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.randn(world_size, length, generator=generator)
+    dense *= torch.rand(world_size, length, generator=generator) > 0.66
+    return [dense[rank].clone() for rank in range(world_size)]
+
+
+def states_of(length: int):
+    """Arenas of the one stateful codec, both sides."""
+    sides = ("worker", "aggregator")
+    return {("sign", side): CODECS["sign"].init_state(length) for side in sides}
+
+
+@contextmanager
+def world(size: int, *, codecs=CODECS, timeout=20.0, **options) -> Iterator[list[Executor]]:
+    """Executors of all ranks over the memory transport."""
+    executors = [Executor(t, codecs, timeout=timeout, **options) for t in Hub(size).endpoints()]
+    try:
+        yield executors
+    finally:
+        for executor in executors:
+            executor.close()
+
+
+def jitter(seed: int):
+    """A delay hook: up to a millisecond, sometimes."""
+    source = random.Random(seed)
+
+    def delay(text: str) -> None:
+        if source.random() < 0.5:
+            time.sleep(source.random() * 1e-3)
+
+    return delay

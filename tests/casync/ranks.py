@@ -1,0 +1,126 @@
+"""What the processes of test_processes.py run: `python ranks.py CASE RANK SIZE STORE`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from casync.errors import CasyncError
+from casync.executor import Executor
+from casync.transports.distributed import DistributedTransport
+from tests.casync.fakes import (
+    CODECS,
+    PAIRS,
+    SIZES,
+    Sparse,
+    gradients,
+    graph_of,
+    jitter,
+    states_of,
+)
+
+TOTAL = sum(SIZES)
+
+
+def same_everywhere(bucket):
+    """Whether all ranks hold the same bits."""
+    others = [torch.empty_like(bucket) for _ in range(dist.get_world_size())]
+    dist.all_gather(others, bucket)
+    return all(torch.equal(other.view(torch.int32), bucket.view(torch.int32)) for other in others)
+
+
+def exchange(rank, size):
+    """All strategies at once, three steps, then each result against the mean."""
+    transport = DistributedTransport.connect(30.0)
+    graphs = [graph_of(SIZES, strategy, codec, size) for strategy, codec in PAIRS]
+    programs = [graph.slice(rank) for graph in graphs]
+    states = [states_of(TOTAL) for _ in graphs]
+    with Executor(transport, CODECS, timeout=30.0, delay=jitter(rank)) as executor:
+        for step in range(3):
+            inputs = [gradients(TOTAL, size, seed=100 * step + i) for i in range(len(graphs))]
+            buckets = [given[rank].clone() for given in inputs]
+            futures = [
+                executor.submit(p, b, s, step)
+                for p, b, s in zip(programs, buckets, states, strict=True)
+            ]
+            torch.futures.wait_all(futures)
+            for (strategy, codec), bucket, given in zip(PAIRS, buckets, inputs, strict=True):
+                assert same_everywhere(bucket), (strategy, codec)
+                tolerance = {"half": 4e-3, "sign": 9.0}.get(codec, 1e-6)
+                mean = torch.stack(given).mean(0)
+                torch.testing.assert_close(bucket, mean, rtol=tolerance, atol=tolerance)
+        assert executor.counters.jobs == 3 * len(PAIRS)
+    dist.barrier()
+    transport.close()
+
+
+def killed(rank, size):
+    """The last rank dies between two steps; the others say so."""
+    transport = DistributedTransport.connect(30.0)
+    program = graph_of([500000], "ps", "exact", size).slice(rank)
+    executor = Executor(transport, CODECS, timeout=30.0)
+    executor.submit(program, torch.ones(500000), {}, 0).wait()
+    if rank == size - 1:
+        os._exit(0)
+    expect(executor, program, torch.ones(500000))
+
+
+def silent(rank, size):
+    """The last rank never submits; the others time out, or learn that one did."""
+    transport = DistributedTransport.connect(30.0)
+    program = graph_of([500000], "ring", "exact", size).slice(rank)
+    executor = Executor(transport, CODECS, timeout=0.5)
+    if rank < size - 1:
+        expect(executor, program, torch.ones(500000))
+    sys.stdin.read()  # stay until the others are done
+    os._exit(0)
+
+
+class Corrupt(Sparse):
+    """Encodes an index out of range."""
+
+    def pack(self, x):
+        return super().pack(x).replace(b"\0\0\0\0", b"\377" * 4, 1)
+
+    def unpack(self, data, n):
+        return torch.zeros(n).numpy()
+
+
+def corrupt(rank, size):
+    """The last rank sends garbage: all end at once, with a name for it where it arrived."""
+    transport = DistributedTransport.connect(30.0)
+    program = graph_of([5000], "allgather", "sparse", size).slice(rank)
+    codecs = {"sparse": Corrupt()} if rank == size - 1 else CODECS
+    executor = Executor(transport, codecs, timeout=30.0)
+    if rank < size - 1:
+        expect(executor, program, torch.ones(5000))
+    else:
+        executor.submit(program, torch.ones(5000), {}, 0)
+        sys.stdin.read()  # stay until the others are done
+        os._exit(0)
+
+
+def expect(executor, program, bucket):
+    """Print the error of this submit and end without cleaning up: peers may be dead."""
+    try:
+        executor.submit(program, bucket, {}, 1).wait()
+    except CasyncError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        executor.close()
+        os._exit(0)
+    os._exit(3)
+
+
+def main(case, rank, size, store):
+    """One rank of one case."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    {"exchange": exchange, "killed": killed, "silent": silent, "corrupt": corrupt}[case](rank, size)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

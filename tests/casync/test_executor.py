@@ -1,0 +1,492 @@
+"""The executor over the memory transport: results, pipelining, errors."""
+
+import gc
+import re
+import threading
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from casync.dryrun import dry_run
+from casync.errors import (
+    CasyncError,
+    ExecutorClosed,
+    PayloadError,
+    PeerTimeout,
+    PlanError,
+    TransportError,
+)
+from casync.executor import Executor
+from casync.graph import build
+from casync.jobs import mix_seed
+from casync.plan import Choice, partition
+from casync.transports.memory import Hub
+from tests.casync.fakes import (
+    CODECS,
+    PAIRS,
+    SIZES,
+    Exact,
+    Sparse,
+    gradients,
+    graph_of,
+    jitter,
+    states_of,
+    tensors_of,
+    world,
+)
+
+TOTAL = sum(SIZES)
+LOSSLESS = [pair for pair in PAIRS if pair[1] != "sign"]
+
+
+def run(executors, graph, buckets, states=None, step=0):
+    """Synchronize one bucket per rank and wait."""
+    futures = [
+        executor.submit(graph.slice(r), buckets[r], states[r] if states else {}, step)
+        for r, executor in enumerate(executors)
+    ]
+    return [future.wait() for future in futures]
+
+
+def assert_identical(buckets):
+    for bucket in buckets[1:]:
+        assert np.array_equal(bucket.numpy().view(np.int32), buckets[0].numpy().view(np.int32))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+@pytest.mark.parametrize("strategy, codec", LOSSLESS)
+def test_the_bucket_becomes_the_mean(strategy, codec, world_size):
+    graph = graph_of(SIZES, strategy, codec, world_size)
+    buckets = gradients(TOTAL, world_size, seed=world_size)
+    mean = torch.stack(buckets).mean(0)
+    with world(world_size) as executors:
+        results = run(executors, graph, buckets)
+    assert all(result is bucket for result, bucket in zip(results, buckets, strict=True))
+    assert_identical(buckets)
+    tolerance = 4e-3 if codec == "half" else 1e-6
+    torch.testing.assert_close(buckets[0], mean, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("strategy, codec", LOSSLESS)
+def test_each_size_alone(strategy, codec, size):
+    graph = graph_of([size], strategy, codec, 3, partitions=1)
+    buckets = gradients(size, 3, seed=size)
+    mean = torch.stack(buckets).mean(0)
+    with world(3) as executors:
+        run(executors, graph, buckets)
+    assert_identical(buckets)
+    tolerance = 4e-3 if codec == "half" else 1e-6
+    torch.testing.assert_close(buckets[0], mean, rtol=tolerance, atol=tolerance)
+
+
+def encode(x, residual):
+    """The sign codec on one piece: (decoded, residual), the plain way."""
+    total = x + residual
+    decoded = CODECS["sign"].unpack(np.frombuffer(CODECS["sign"].pack(total), np.uint8), len(x))
+    return decoded, total - decoded
+
+
+def expected_ps(xs, worker, aggregator, owner):
+    total = xs[owner].copy()
+    for rank in range(len(xs)):
+        if rank != owner:
+            decoded, worker[rank] = encode(xs[rank], worker[rank])
+            total += decoded
+    mean, aggregator[owner] = encode(total * np.float32(1 / len(xs)), aggregator[owner])
+    return mean
+
+
+def expected_ring(xs, worker, aggregator, owner):
+    n = len(xs)
+    total = np.zeros_like(xs[0])
+    for hop in range(1, n):
+        rank = (owner + hop) % n
+        total, worker[rank] = encode(xs[rank] + total, worker[rank])
+    mean, worker[owner] = encode((xs[owner] + total) * np.float32(1 / n), worker[owner])
+    return mean
+
+
+def expected_allgather(xs, worker, aggregator, owner):
+    parts = []
+    for rank, x in enumerate(xs):
+        decoded, worker[rank] = encode(x * np.float32(1 / len(xs)), worker[rank])
+        parts.append(decoded)
+    return sum(parts[1:], parts[0].copy())
+
+
+EXPECTED = {"ps": expected_ps, "ring": expected_ring, "allgather": expected_allgather}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("strategy", EXPECTED)
+def test_error_feedback_is_that_of_the_plain_algorithm(strategy, world_size):
+    """Three steps, results and residuals bit for bit, against a loop over pieces."""
+    graph = graph_of(SIZES, strategy, "sign", world_size)
+    states = [states_of(TOTAL) for _ in range(world_size)]
+    worker = [np.zeros(TOTAL, np.float32) for _ in range(world_size)]
+    aggregator = [np.zeros(TOTAL, np.float32) for _ in range(world_size)]
+    with world(world_size, delay=jitter(1)) as executors:
+        for step in range(3):
+            buckets = gradients(TOTAL, world_size, seed=step)
+            xs = [bucket.numpy().copy() for bucket in buckets]
+            run(executors, graph, buckets, states, step)
+            for part in graph.parts:
+                for start, length, *_ in part.rows:
+                    at = slice(start, start + length)
+                    pieces = [[a[at] for a in side] for side in (worker, aggregator)]
+                    mean = EXPECTED[strategy]([x[at] for x in xs], *pieces, part.owner)
+                    for side, arrays in zip((worker, aggregator), pieces, strict=True):
+                        for rank in range(world_size):
+                            side[rank][at] = arrays[rank]
+                    assert np.array_equal(buckets[0].numpy()[at], mean)
+            assert_identical(buckets)
+    for rank in range(world_size):
+        assert np.array_equal(states[rank]["sign", "worker"]["residual"], worker[rank])
+        assert np.array_equal(states[rank]["sign", "aggregator"]["residual"], aggregator[rank])
+
+
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_one_rank_changes_nothing(strategy, codec):
+    bucket = gradients(TOTAL, 1, seed=0)[0]
+    before = bucket.clone()
+    graph = graph_of(SIZES, strategy, codec, 1)
+    with world(1) as executors:
+        assert run(executors, graph, [bucket])[0] is bucket
+        assert executors[0].counters.wire_bytes == 0
+    assert torch.equal(bucket, before)
+
+
+def test_an_empty_bucket_is_done_at_once():
+    with world(2) as executors:
+        graph = build((), 2, CODECS)
+        assert executors[0].submit(graph.slice(0), torch.zeros(0), {}, 0).done()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_buckets_in_flight(seed):
+    """Different strategies at once, submitted before any is done, with random delays."""
+    kinds = [("ps", "sign"), ("ring", "sparse"), ("allreduce", None), ("allgather", "once")]
+    graphs = [graph_of([50, 4000, 70000], s, c, 3) for s, c in kinds] * 2
+    programs = [[graph.slice(rank) for rank in range(3)] for graph in graphs[:4]] * 2
+    with world(3) as executors:
+        alone = [gradients(74050, 3, seed=i) for i in range(8)]
+        for i, buckets in enumerate(alone):
+            for future in [
+                e.submit(programs[i][r], buckets[r], {}, 0) for r, e in enums(executors)
+            ]:
+                future.wait()
+    with world(3, delay=jitter(seed)) as executors:
+        together = [gradients(74050, 3, seed=i) for i in range(8)]
+        futures = [
+            e.submit(programs[i][r], together[i][r], {}, 0)
+            for r, e in enums(executors)
+            for i in range(8)
+        ]
+        torch.futures.wait_all(futures)
+    for got, want in zip(together, alone, strict=True):
+        assert_identical([*got, want[0]])
+
+
+def enums(executors):
+    return list(enumerate(executors))
+
+
+def test_a_tensor_with_another_choice_in_the_same_bucket():
+    tensors = tensors_of([10, 20000, 30, 40000, 50])
+    kinds = [("exact", "ps"), (None, "allreduce"), ("sparse", "ring"), ("exact", "allgather")]
+    pairs = [*kinds, (None, "allreduce")]
+    choices = {t.name: Choice(c, s, 2) for t, (c, s) in zip(tensors, pairs, strict=True)}
+    graph = build(partition(tensors, choices, 4, CODECS), 4, CODECS)
+    dry_run(graph)
+    buckets = gradients(60090, 4, seed=5)
+    mean = torch.stack(buckets).mean(0)
+    with world(4, delay=jitter(9)) as executors:
+        run(executors, graph, buckets)
+    assert_identical(buckets)
+    torch.testing.assert_close(buckets[0], mean, rtol=1e-6, atol=1e-6)
+
+
+def test_not_a_number_reaches_everybody():
+    graph = graph_of([1000], "ps", "exact", 3)
+    buckets = gradients(1000, 3, seed=0)
+    buckets[1][17] = float("nan")
+    buckets[2][18] = float("inf")
+    with world(3) as executors:
+        run(executors, graph, buckets)
+    assert_identical(buckets)
+    assert buckets[0][17].isnan()
+    assert buckets[0][18].isinf()
+
+
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_counters_agree_with_the_dry_run(strategy, codec):
+    graph = graph_of(SIZES, strategy, codec, 3)
+    report = dry_run(graph)
+    with world(3) as executors:
+        run(executors, graph, [torch.ones(TOTAL) for _ in range(3)])
+        for rank, executor in enumerate(executors):
+            counters = executor.counters
+            fixed = codec is None or CODECS[codec].fixed
+            compare = int.__eq__ if fixed else int.__le__
+            assert compare(counters.bytes_sent, report.bytes_sent[rank])
+            assert compare(counters.bytes_received, report.bytes_received[rank])
+            assert counters.messages_sent == counters.messages_received == report.messages[rank]
+            assert counters.bytes_reduced == report.bytes_reduced[rank]
+            assert counters.jobs == 1
+            assert counters.encode_seconds > 0
+            assert counters.job_seconds >= counters.wait_seconds >= 0
+
+
+def test_only_used_bytes_are_counted():
+    graph = graph_of([80000], "allgather", "once", 2, partitions=1)
+    buckets = [torch.zeros(80000) for _ in range(2)]
+    buckets[0][5] = 1.0
+    with world(2) as executors:
+        run(executors, graph, buckets)
+        assert [e.counters.bytes_sent for e in executors] == [16, 8]
+        assert [e.counters.bytes_received for e in executors] == [8, 16]
+
+
+def test_trace_has_every_task_of_the_rank():
+    graph = graph_of([1000, 50000], "ps", "exact", 2)
+    trace = []
+    with world(2, trace=trace) as executors:
+        run(executors, graph, gradients(51000, 2, seed=0))
+    assert sorted(text for text, _, _ in trace) == sorted(t.text() for t in graph.tasks)
+    assert all(begin <= end for _, begin, end in trace)
+
+
+def test_seeds_and_steps_reach_the_codec():
+    seen = []
+
+    class Spy(Exact):
+        def encode_batch(self, x, table, out, at, **options):
+            seen.append((options["seed"], options["step"]))
+            return super().encode_batch(x, table, out, at, **options)
+
+    graph = graph_of([10], "ps", "exact", 2)
+    with world(2, codecs={"exact": Spy()}, seed=7) as executors:
+        run(executors, graph, gradients(10, 2, seed=0), step=41)
+    owner = graph.parts[0].owner
+    expected = [mix_seed(7, 1 - owner, "worker"), mix_seed(7, owner, "aggregator")]
+    assert seen == [(seed, 41) for seed in expected]
+
+
+def test_mixed_seeds_differ():
+    sides = ("worker", "aggregator")
+    seeds = {mix_seed(s, r, side) for s in range(20) for r in range(50) for side in sides}
+    assert len(seeds) == 2000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_results_of_a_program_are_forgotten_with_it():
+    """DDP rebuilds its buckets: buffers of the old ones must go."""
+    with world(2) as executors:
+        graph = graph_of([100], "ps", "exact", 2)
+        program = graph.slice(0)
+        executors[0].prepare(program)
+        alive = weakref.ref(program)
+        del program
+        gc.collect()
+        assert alive() is None
+
+
+# Errors
+
+
+class Breaks(Exact):
+    """Raises in the n-th call of one kind."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def encode_batch(self, *args, **options):
+        if self.kind == "encode":
+            raise ZeroDivisionError("broken encode")
+        return super().encode_batch(*args, **options)
+
+    def decode_batch(self, *args, **options):
+        if self.kind == "decode":
+            raise ValueError("broken payload")
+        return super().decode_batch(*args, **options)
+
+
+@pytest.fixture
+def one_broken():
+    """Two ranks; rank 1's codec is broken as asked. Collects what the future of each raised."""
+
+    def go(kind):
+        graph = graph_of([50000], "ps", "exact", 2)
+        ends = Hub(2).endpoints()
+        executors = [
+            Executor(ends[0], CODECS, timeout=30),
+            Executor(ends[1], {"exact": Breaks(kind)}, timeout=30),
+        ]
+        programs = [graph.slice(rank) for rank in range(2)]
+        errors = []
+        futures = [
+            e.submit(p, b, {}, 0)
+            for e, p, b in zip(executors, programs, gradients(50000, 2, 0), strict=True)
+        ]
+        for future in futures:
+            with pytest.raises(CasyncError) as caught:
+                future.wait()
+            errors.append(caught.value)
+        again = []
+        for executor, program in zip(executors, programs, strict=True):
+            with pytest.raises(CasyncError) as caught:
+                executor.submit(program, torch.zeros(50000), {}, 1)
+            again.append(caught.value)
+            executor.close()
+        assert again == errors
+        return errors
+
+    return go
+
+
+def test_a_broken_decode_fails_both_ranks(one_broken, caplog):
+    other, own = one_broken("decode")
+    assert type(own) is PayloadError
+    assert re.search(
+        r"rank 1, peer 0, task `merge rank=1 .*`: ValueError: broken payload", str(own)
+    )
+    assert type(other) is TransportError
+    assert re.search(r"rank 0, peer 1, task `(recv|send) rank=0", str(other))
+    assert "broken payload" in caplog.text
+
+
+def test_a_broken_encode_fails_both_ranks(one_broken):
+    other, own = one_broken("encode")
+    assert re.search(r"rank 1, task `encode .*`: ZeroDivisionError: broken encode", str(own))
+    assert isinstance(other, TransportError)
+
+
+class Flips(Sparse):
+    """Sends an index out of range."""
+
+    def pack(self, x):
+        return np.int32(len(x)).tobytes() + np.float32(1).tobytes()
+
+    def encode_batch(self, x, table, out, at, **options):
+        for row, place in zip(table, at, strict=True):
+            out[place : place + 8] = np.frombuffer(self.pack(x[: row[1]]), np.uint8)
+        return np.full(len(table), 8, np.int64)
+
+
+def test_a_corrupt_payload_names_rank_peer_and_task():
+    graph = graph_of([100], "allgather", "sparse", 2)
+    ends = Hub(2).endpoints()
+    good, bad = Executor(ends[0], CODECS), Executor(ends[1], {"sparse": Flips()})
+    future = good.submit(graph.slice(0), torch.ones(100), {}, 0)
+    bad.submit(graph.slice(1), torch.ones(100), {}, 0)
+    with pytest.raises(PayloadError, match=r"rank 0, peer 1, task `merge .*index out of range"):
+        future.wait()
+    good.close()
+    bad.close()
+
+
+@pytest.mark.parametrize("message", [b"", b"\1\0\0\0\0\0\0\0", b"\377" * 8, b"\20" + b"\0" * 7])
+def test_a_message_of_a_wrong_length_is_refused(message):
+    """The peer is a bare transport that sends what is not a message."""
+    graph = graph_of([100], "allgather", "sparse", 2)
+    ends = Hub(2).endpoints()
+    with Executor(ends[0], CODECS) as executor:
+        future = executor.submit(graph.slice(0), torch.ones(100), {}, 0)
+        data = (
+            torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.empty(0)
+        )
+        ends[1].post_send(data.to(torch.uint8), 0, 0)
+        with pytest.raises(PayloadError, match=r"rank 0, peer 1, task `recv"):
+            future.wait()
+
+
+@pytest.mark.parametrize("strategy, codec", [("ps", "exact"), ("allreduce", None)])
+def test_a_silent_peer_times_out(strategy, codec):
+    graph = graph_of([50000], strategy, codec, 2)
+    with world(2, timeout=0.1) as executors:
+        future = executors[0].submit(graph.slice(0), torch.ones(50000), {}, 0)
+        with pytest.raises(PeerTimeout, match=r"rank 0.*task `re.*timed out after 0.1 s"):
+            future.wait()
+
+
+def test_a_peer_that_leaves_is_named():
+    graph = graph_of([50000], "ps", "exact", 3)
+    ends = Hub(3).endpoints()
+    with Executor(ends[0], CODECS, timeout=30) as executor:
+        future = executor.submit(graph.slice(0), torch.ones(50000), {}, 0)
+        ends[2].close()
+        with pytest.raises(TransportError, match="rank 0, peer 2"):
+            future.wait()
+
+
+def test_all_jobs_fail_with_the_first_error():
+    graph = graph_of([50000], "ps", "exact", 2)
+    program = graph.slice(0)
+    with world(2, timeout=0.1) as executors:
+        futures = [executors[0].submit(program, torch.ones(50000), {}, i) for i in range(3)]
+        messages = set()
+        for future in futures:
+            with pytest.raises(PeerTimeout) as caught:
+                future.wait()
+            messages.add(str(caught.value))
+        assert len(messages) == 1
+
+
+def test_close_fails_what_is_under_way_and_ends_all_threads():
+    before = threading.active_count()
+    graph = graph_of([50000], "ps", "exact", 2)
+    with world(2) as executors:
+        future = executors[0].submit(graph.slice(0), torch.ones(50000), {}, 0)
+    with pytest.raises(ExecutorClosed):
+        future.wait()
+    with pytest.raises(ExecutorClosed):
+        executors[0].submit(graph.slice(0), torch.ones(50000), {}, 0)
+    executors[0].close()
+    assert threading.active_count() == before
+
+
+def test_a_callback_may_fail():
+    """Callbacks run on the executor's threads; what they raise stays in their own future."""
+    graph = graph_of([100], "ps", "exact", 2)
+    programs = [graph.slice(rank) for rank in range(2)]
+    buckets = gradients(100, 2, seed=0)
+
+    def explode(_):
+        raise KeyError("mine")
+
+    with world(2) as executors:
+        first = [
+            e.submit(p, b, {}, 0) for e, p, b in zip(executors, programs, buckets, strict=True)
+        ]
+        chained = first[0].then(explode)
+        with pytest.raises(RuntimeError, match="KeyError: 'mine'"):
+            chained.wait()
+        torch.futures.wait_all(first)
+        run(executors, graph, buckets)
+
+
+@pytest.mark.parametrize(
+    "bucket",
+    [
+        torch.zeros(99),
+        torch.zeros(100, dtype=torch.float64),
+        torch.zeros(10, 10),
+        torch.zeros(200)[::2],
+    ],
+)
+def test_bad_buckets_are_refused(bucket):
+    graph = graph_of([100], "ps", "exact", 2)
+    with world(2) as executors:
+        with pytest.raises(PlanError, match="flat contiguous float32 CPU tensor"):
+            executors[0].submit(graph.slice(0), bucket, {}, 0)
+        with pytest.raises(PlanError, match="a program for rank 1 of 2 on rank 0 of 2"):
+            executors[0].submit(graph.slice(1), torch.zeros(100), {}, 0)
+
+
+def test_counters_can_be_copied():
+    with world(2) as executors:
+        assert replace(executors[0].counters) == executors[0].counters

@@ -1,0 +1,133 @@
+"""Parts cover the bucket, stay where they are, and suit their strategy."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casync.errors import PlanError
+from casync.plan import Choice, Tensor, assign_owners, partition
+from casync.strategies import list_strategies
+from tests.casync.fakes import CODECS, PAIRS, tensors_of
+
+lengths = st.lists(st.integers(0, 5000), max_size=12)
+worlds = st.integers(1, 5)
+
+
+def plan(tensors, choice, world_size, **options):
+    choices = {t.name: choice for t in tensors}
+    return partition(tensors, choices, world_size, CODECS, whole_bytes=4000, **options)
+
+
+def test_strategies_are_found():
+    assert list_strategies() == ("allgather", "allreduce", "ps", "ring")
+
+
+@given(lengths, worlds, st.sampled_from(PAIRS), st.integers(1, 3), st.sampled_from([64, 10**7]))
+def test_every_element_is_in_one_part(sizes, world_size, pair, partitions, batch_bytes):
+    tensors = tensors_of(sizes)
+    choice = Choice(pair[1], pair[0], partitions)
+    parts = plan(tensors, choice, world_size, batch_bytes=batch_bytes)
+    covered = sorted((row[0], row[0] + row[1]) for part in parts for row in part.rows)
+    assert [begin for begin, _ in covered] == [0, *(end for _, end in covered)][:-1] or not covered
+    assert sum(end - begin for begin, end in covered) == sum(sizes)
+    assert [part.id for part in parts] == list(range(len(parts)))
+    assert all(0 <= part.owner < world_size and part.elements > 0 for part in parts)
+
+
+@given(lengths, worlds, st.integers(1, 3))
+def test_rows_say_where_a_piece_is_in_its_tensor(sizes, world_size, partitions):
+    tensors = tensors_of(sizes, first=3)
+    parts = plan(tensors, Choice("sign", "ps", partitions), world_size)
+    by_index = {t.index: t for t in tensors}
+    for start, _, index, offset, state in (row for part in parts for row in part.rows):
+        tensor = by_index[index]
+        assert (start - tensor.start, state - tensor.state) == (offset, offset)
+        assert offset % CODECS["sign"].align == 0
+
+
+@given(st.permutations(range(8)), worlds, st.integers(1, 7))
+def test_owners_do_not_depend_on_the_bucket(order, world_size, cut):
+    """See [Note: parts do not move]."""
+    sizes = [1, 50, 3000, 7, 4999, 31, 2000, 33]
+    model = tensors_of(sizes)
+    numbers = assign_owners(sizes, world_size)
+    owners = {t.name: owner for t, owner in zip(model, numbers, strict=True)}
+
+    def where(tensors):
+        parts = plan(tensors, Choice("sign", "ps", 2), world_size, owners=owners)
+        return {(*row[1:], part.owner) for part in parts for row in part.rows}
+
+    def bucket(indices):
+        starts = [sum(sizes[j] for j in indices[:i]) for i in range(len(indices))]
+        return [
+            dataclasses.replace(model[j], start=s) for j, s in zip(indices, starts, strict=True)
+        ]
+
+    assert where(bucket(order[:cut])) | where(bucket(order[cut:])) == where(model)
+
+
+def test_a_big_tensor_is_spread_over_all_owners():
+    parts = plan(tensors_of([10000]), Choice("sign", "ps", 2), 4)
+    assert Counter(part.owner for part in parts) == {0: 2, 1: 2, 2: 2, 3: 2}
+
+
+def test_a_gathered_tensor_is_cut_into_partitions_only():
+    assert len(plan(tensors_of([10000]), Choice("sign", "allgather", 2), 4)) == 2
+
+
+def test_small_tensors_share_messages_by_owner():
+    parts = plan(tensors_of([10] * 9), Choice("exact", "ps"), 3)
+    assert [(part.owner, len(part.rows)) for part in parts] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_batch_closes_at_its_size():
+    parts = plan(tensors_of([10] * 9), Choice("exact", "allgather"), 3, batch_bytes=120)
+    assert [len(part.rows) for part in parts] == [3, 3, 3]
+
+
+def test_adjacent_raw_tensors_become_a_run():
+    tensors = tensors_of([5, 6, 7, 8])
+    raw, coded = Choice(None, "allreduce"), Choice("exact", "ps")
+    choices = dict(zip([t.name for t in tensors], (raw, raw, coded, raw), strict=True))
+    parts = partition(tensors, choices, 2, CODECS)
+    assert [part.rows[0][:2] for part in parts if part.codec is None] == [(0, 11), (18, 8)]
+
+
+def test_assign_owners_balances():
+    owners = assign_owners([100, 50, 50, 10, 40, 40, 10], 3)
+    loads = Counter()
+    for owner, length in zip(owners, [100, 50, 50, 10, 40, 40, 10], strict=True):
+        loads[owner] += length
+    assert sorted(loads.values()) == [100, 100, 100]
+
+
+@pytest.mark.parametrize(
+    "choice, words",
+    [
+        (Choice("once", "ps"), ["once", "ps", "allgather"]),
+        (Choice("once", "ring"), ["once", "ring", "allgather"]),
+        (Choice("sign", "allreduce"), ["sign", "allreduce", "'ps' or 'ring'"]),
+        (Choice("once", "allreduce"), ["once", "allreduce", "'allgather'"]),
+        (Choice(None, "ps"), ["ps", "allreduce"]),
+        (Choice(None, "allgather"), ["allgather", "allreduce"]),
+        (Choice("exact", "star"), ["star", "allgather, allreduce, ps, ring"]),
+        (Choice("zip", "ps"), ["zip", "exact"]),
+        (Choice("exact", "ps", 0), ["partitions 0"]),
+    ],
+)
+def test_unsuited_choices_are_refused(choice, words):
+    with pytest.raises(PlanError) as caught:
+        plan(tensors_of([100]), choice, 2)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_bad_tensors_are_refused():
+    with pytest.raises(PlanError, match="'b' overlaps"):
+        plan([Tensor("a", 0, 0, 5, 0), Tensor("b", 1, 4, 5, 5)], Choice("exact", "ps"), 2)
+    with pytest.raises(PlanError, match="no choice for tensor 't0'"):
+        partition(tensors_of([3]), {}, 2, CODECS)
+    with pytest.raises(PlanError, match="world size 0"):
+        plan(tensors_of([3]), Choice("exact", "ps"), 0)

@@ -1,0 +1,85 @@
+"""Real processes over gloo."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+class Ranks:
+    """Processes of one case. `end` waits for some of them and gives their output."""
+
+    def __init__(self, case, size, store):
+        command = [sys.executable, "-W", "ignore", "-m", "tests.casync.ranks", case]
+        self.processes = [
+            subprocess.Popen(
+                [*command, str(rank), str(size), str(store)],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def end(self, ranks):
+        results = [self.processes[rank].communicate(timeout=60) for rank in ranks]
+        codes = [self.processes[rank].returncode for rank in ranks]
+        assert codes == [0] * len(codes), "\n".join(err for _, err in results)
+        return [out for out, _ in results]
+
+    def kill(self):
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a case; kills what is left."""
+    started = []
+
+    def go(case, size):
+        started.append(Ranks(case, size, tmp_path / "store"))
+        return started[-1]
+
+    yield go
+    for ranks in started:
+        ranks.kill()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_strategies_agree(start, size):
+    start("exchange", size).end(range(size))
+
+
+def test_a_killed_peer_is_noticed(start):
+    out = start("killed", 3).end([0, 1])
+    assert all(
+        re.match(r"TransportError: rank [01], peer [012], task `(recv|send)", o) for o in out
+    )
+    assert any("peer 2" in o for o in out)
+
+
+def test_a_silent_peer_times_out(start):
+    out = start("silent", 3).end([0, 1])
+    assert any("PeerTimeout: rank" in o and "timed out after 0.5 s" in o for o in out)
+    assert all("task `" in o for o in out)
+
+
+def test_a_corrupt_payload_ends_all(start):
+    out = start("corrupt", 3).end([0, 1])
+    assert any(
+        re.match(r"PayloadError: rank [01], peer 2, task `merge.*out of range", o) for o in out
+    )
+    assert all("task `" in o for o in out)
+
+
+def test_importing_the_package_is_cheap():
+    code = "import casync, sys; sys.exit(bool({'torch', 'networkx', 'numpy'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

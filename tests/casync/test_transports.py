@@ -1,0 +1,160 @@
+"""One conformance test for all transports, in one process."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from casync.errors import PeerTimeout, TransportError
+from casync.transports import list_transports
+from casync.transports.distributed import DistributedTransport
+from casync.transports.memory import Hub
+
+LONG = 20.0
+
+
+def memory(size, path):
+    return Hub(size).endpoints()
+
+
+def distributed(size, path):
+    """Several gloo ranks in one process, without a default group."""
+    ends = [None] * size
+    # gloo connects all pairs while it is constructed, so every rank needs a thread
+    threads = [threading.Thread(target=_gloo, args=(ends, r, size, path)) for r in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ends
+
+
+def _gloo(ends, rank, size, path):
+    store = dist.FileStore(str(path), size)
+    ends[rank] = DistributedTransport(
+        dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=LONG))
+    )
+
+
+MAKERS = {"memory": memory, "distributed": distributed}
+
+
+@pytest.fixture(params=list_transports())
+def make(request, tmp_path):
+    """Makes the endpoints of n ranks; a new transport needs a maker above."""
+    return lambda size: MAKERS[request.param](size, tmp_path / "store")
+
+
+def bytes_of(*values):
+    return torch.tensor(values, dtype=torch.uint8)
+
+
+def test_ranks(make):
+    ends = make(3)
+    assert [(end.rank, end.world_size) for end in ends] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_channel_keeps_its_order_and_channels_are_apart(make):
+    ends = make(2)
+    boxes = [torch.zeros(4, dtype=torch.uint8) for _ in range(4)]
+    waits = [
+        ends[1].post_recv(box, 0, channel) for box, channel in zip(boxes, (1, 0, 0, 1), strict=True)
+    ]
+    sends = [
+        ends[0].post_send(bytes_of(*[n] * 4), 1, channel)
+        for n, channel in [(1, 0), (2, 0), (3, 1), (4, 1)]
+    ]
+    for handle in [*sends, *waits]:
+        handle.wait(LONG)
+    assert [box.tolist()[0] for box in boxes] == [3, 1, 2, 4]
+
+
+def test_a_send_may_come_before_its_recv(make):
+    ends = make(2)
+    sent = ends[0].post_send(bytes_of(7, 8), 1, 0)
+    box = torch.zeros(2, dtype=torch.uint8)
+    ends[1].post_recv(box, 0, 0).wait(LONG)
+    sent.wait(LONG)
+    assert box.tolist() == [7, 8]
+
+
+def test_a_message_may_be_shorter_than_the_room(make):
+    ends = make(2)
+    box = torch.full((5,), 9, dtype=torch.uint8)
+    handle = ends[1].post_recv(box, 0, 0)
+    ends[0].post_send(bytes_of(1, 2), 1, 0).wait(LONG)
+    assert handle.wait(LONG) in (2, -1)
+    assert box.tolist() == [1, 2, 9, 9, 9]
+
+
+def test_everybody_sends_to_everybody_at_once(make):
+    ends = make(3)
+    size = 300_000
+    pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
+    boxes = {pair: torch.zeros(size, dtype=torch.uint8) for pair in pairs}
+    handles = [ends[b].post_recv(boxes[a, b], a, 0) for a, b in pairs]
+    handles += [
+        ends[a].post_send(torch.full((size,), 3 * a + b, dtype=torch.uint8), b, 0) for a, b in pairs
+    ]
+    for handle in handles:
+        handle.wait(LONG)
+    assert all(bool((box == 3 * a + b).all()) for (a, b), box in boxes.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_reduce_sums_in_place_the_same_everywhere(make, dtype):
+    ends = make(3)
+    data = [
+        torch.randn(1001, generator=torch.Generator().manual_seed(r)).to(dtype) for r in range(3)
+    ]
+    total = torch.stack(data).float().sum(0)
+    second = [torch.full((2,), float(rank), dtype=dtype) for rank in range(3)]
+    handles = [end.post_reduce(d) for end, d in zip(ends, data, strict=True)]
+    handles += [end.post_reduce(d) for end, d in zip(ends, second, strict=True)]
+    for handle in handles:
+        handle.wait(LONG)
+    assert torch.equal(data[0], data[1])
+    assert torch.equal(data[0], data[2])
+    torch.testing.assert_close(data[0].float(), total, rtol=2e-2, atol=3e-2)
+    assert second[1].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("operation", ["recv", "reduce"])
+def test_waiting_has_an_end(make, operation):
+    ends = make(2)
+    data = torch.zeros(4, dtype=torch.uint8)
+    handle = (
+        ends[0].post_recv(data, 1, 0) if operation == "recv" else ends[0].post_reduce(data.float())
+    )
+    begin = time.monotonic()
+    with pytest.raises(PeerTimeout, match=r"timed out after 0\.1 s"):
+        handle.wait(0.1)
+    assert time.monotonic() - begin < 5
+    ends[0].abort()
+
+
+def test_abort_ends_waits_here_and_at_the_peer(make):
+    """A thread waits on either side; one side gives up."""
+    ends = make(2)
+    errors = []
+
+    def wait(handle):
+        with pytest.raises(TransportError) as caught:
+            handle.wait(LONG)
+        errors.append(caught.value)
+
+    handles = [end.post_recv(torch.zeros(1, dtype=torch.uint8), 1 - end.rank, 0) for end in ends]
+    threads = [threading.Thread(target=wait, args=(handle,)) for handle in handles]
+    for thread in threads:
+        thread.start()
+    begin = time.monotonic()
+    ends[0].abort()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 2
+    assert time.monotonic() - begin < LONG / 2
+    with pytest.raises(TransportError):
+        ends[1].post_send(bytes_of(1), 0, 0).wait(LONG)
