@@ -62,6 +62,9 @@ class Options:
             )
 
     def _check_types(self) -> None:
+        known = isinstance(self.compressor, str)
+        if not known and not callable(getattr(self.compressor, "encode_batch", None)):
+            raise ConfigError(f"compressor must be a name or a codec, got {self.compressor!r}")
         for name, kinds in (
             ("strategy", str),
             ("scope", str),

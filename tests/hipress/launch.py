@@ -96,6 +96,5 @@ def _main(
         pipe.send((True, function(rank, world_size, *args)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
-    finally:
-        pipe.close()
-    os._exit(0)  # a test of the interpreter's exit makes its own process
+    # Others may still need this rank's connections; the parent ends all ranks together.
+    time.sleep(3600)

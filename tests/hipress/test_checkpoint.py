@@ -1,0 +1,41 @@
+"""State dictionaries: exact resumption, and what does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hipress import ranks
+from tests.hipress.launch import launch
+
+UNREBUILT = {"find_unused_parameters": True}
+
+
+@pytest.mark.parametrize(
+    "name, scope, ddp_kwargs",
+    [
+        ("int8", "tensor", ranks.SMALL_BUCKETS),
+        ("sparse", "tensor", ranks.SMALL_BUCKETS),
+        ("int8", "bucket", UNREBUILT),
+    ],
+)
+def test_resumes_bit_for_bit(name, scope, ddp_kwargs, tmp_path):
+    for result in launch(ranks.resume, 2, name, scope, str(tmp_path), ddp_kwargs):
+        assert result["again"] == result["whole"]
+        assert result["state"]
+        assert result["step"] == 6
+        assert result["sides"] == (["aggregator", "worker"] if name == "int8" else ["worker"])
+
+
+def test_states_that_do_not_fit(tmp_path):
+    for result in launch(ranks.resume, 2, "int8", "tensor", str(tmp_path), {}):
+        errors = result["errors"]
+        assert {kind for kind, _ in errors.values()} == {"StateError"}
+        for title, expected in {
+            "format": "expected",
+            "codec": "saved with codec other",
+            "rank": "saved by rank 7 of 2",
+            "missing": "last.weight: missing from the saved state",
+            "unexpected": "ghost.weight: has no codec state here",
+            "shape": "second.weight: worker residual: expected (301, 131), got (2,)",
+        }.items():
+            assert expected in errors[title][1]

@@ -1,0 +1,52 @@
+"""Ranks that disagree, that die, that diverge: every rank says so, in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hipress import ranks
+from tests.hipress.launch import DIED, launch
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_that_disagree(world_size):
+    results = launch(ranks.mismatches, world_size)
+    last = world_size - 1
+    for rank, found in enumerate(results):
+        for title, both in {
+            "codec": ("int8_fake", f"rank {last}: half_fake"),
+            "strategy": ("strategy: rank 0: ps", f"rank {last}: ring"),
+            "seed": ("seed: rank 0: 0", f"rank {last}: 1"),
+            "exclude": ("exclude", f"rank {last}: last.*"),
+            "shape": ("second.weight 301x131", f"rank {last}: second.weight 302x131"),
+        }.items():
+            kind, message, seconds = found[title]
+            assert kind == "ConfigMismatch"
+            assert seconds < 10
+            for part in both:
+                assert part in message
+        kind, message, _ = found["broken"]
+        assert kind == ("ConfigError" if rank == last else "ConfigMismatch")
+        assert "'typo*' matches no parameter" in message
+        if rank != last:
+            kind, message, seconds = found["absent"]
+            assert kind == "AgreementTimeout"
+            assert f"for rank {last} of {world_size}" in message
+            assert 1 <= seconds < 5
+
+
+@pytest.mark.parametrize("name, world_size", [("int8", 2), ("int8", 3), ("half", 2)])
+def test_a_rank_that_dies(name, world_size):
+    *alive, dead = launch(ranks.killed, world_size, name, {}, may_die=[world_size - 1])
+    assert dead == DIED
+    for kind, message, seconds in alive:
+        assert kind in ("TransportError", "PeerTimeout")
+        assert "rank" in message
+        assert "task" in message
+        assert seconds < 15
+
+
+def test_ranks_that_diverge():
+    for kind, message in launch(ranks.diverging, 2):
+        assert kind == "DivergenceError"
+        assert "ranks 0 and 1 hold different averages" in message

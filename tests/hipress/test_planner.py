@@ -1,0 +1,130 @@
+"""Plans from given measurements; no process is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from casync.cost import CodecCost, Costs, Line, fit, predict
+from hipress import options
+from hipress.automatic import auto_plan
+from hipress.errors import ConfigError
+from hipress.model import describe
+from hipress.planner import check_patterns, fixed_plan, partitions
+from hipress.reporting import Report
+from tests.hipress.fakes import Halves, Int8, Sparse
+from tests.hipress.ranks import Net
+
+FREE = Line(0.0, 0.0)
+CODECS = {"half_fake": Halves(), "int8_fake": Int8()}
+
+
+def costs(link: float, codec: float, latency: float = 1e-4) -> Costs:
+    """A link and codecs of so many bytes a second."""
+    wire, work = Line(latency, 1 / link), Line(1e-6, 1 / codec)
+    return Costs(
+        exchange=wire,
+        reduce={"float32": wire, "float16": wire},
+        codecs={
+            "half_fake": CodecCost(work, work, 0.5),
+            "int8_fake": CodecCost(work, work, 0.3),
+        },
+    )
+
+
+@pytest.fixture
+def params():
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.LayerNorm(2000))
+    return describe(model)
+
+
+def plan(params, costs, **wanted):
+    return auto_plan(params, CODECS, costs, options.make("auto", **wanted), 4)
+
+
+def test_slow_link_compresses_most(params):
+    made = plan(params, costs(link=1e7, codec=1e10))
+    assert {d.codec for d in made.decisions} == {"int8_fake"}
+    assert set(made.codecs) == {"int8_fake"}
+    for decision in made.decisions:
+        assert decision.seconds < decision.raw_seconds
+        assert decision.why.startswith("gains ")
+
+
+def test_fast_link_leaves_everything_alone(params):
+    made = plan(params, costs(link=1e10, codec=1e9))
+    assert not made.compresses
+    assert made.codecs == {}
+    assert "would gain" in made.decisions[0].why
+
+
+def test_slow_codec_leaves_everything_alone(params):
+    assert not plan(params, costs(link=1e8, codec=1e7)).compresses
+
+
+def test_a_gain_too_small_in_all(params):
+    made = plan(params[1:], costs(link=1e8, codec=1e12))
+    assert not made.compresses
+    assert "less than 1 ms" in made.why
+    assert made.decisions[0].seconds == made.decisions[0].raw_seconds
+
+
+def test_exclusion_and_types(params):
+    made = plan(params, costs(link=1e7, codec=1e10), exclude="0.weight")
+    assert made.decisions[0].why == "excluded by '0.weight'"
+    double = [dataclasses.replace(p, dtype=torch.float64) for p in params]
+    assert not plan(double, costs(link=1e7, codec=1e10)).compresses
+
+
+def test_fixed_plans():
+    params = describe(Net())
+    sizes = {p.name: p.numel for p in params}
+    everything = fixed_plan(params, Int8(), options.make(Int8()), 2)
+    assert all(d.codec == "int8_fake" for d in everything.decisions)
+    large = fixed_plan(params, Sparse(), options.make(Sparse()), 2)
+    assert {d.name for d in large.decisions if d.codec} == {"second.weight"}
+    chosen = fixed_plan(params, Sparse(), options.make(Sparse(), min_size=900), 2)
+    assert {d.name for d in chosen.decisions if d.codec} == {
+        name for name, size in sizes.items() if size >= 900
+    }
+    with pytest.raises(ConfigError, match=r"'lost\.\*' matches no parameter of scale"):
+        check_patterns(params, options.make(Int8(), exclude="lost.*"))
+
+
+def test_partitions_follow_size_and_codec():
+    assert partitions(100, Int8(), "ps", 2) == 1
+    assert partitions(8 << 20, Int8(), "ps", 2) == 4
+    assert partitions(8 << 20, Halves(), "allreduce", 2) == 8
+    assert partitions(8 << 20, Sparse(), "allgather", 2) == 1
+
+
+def test_fit_is_exact_on_a_line_and_never_negative():
+    line = fit([(x, 1e-4 + 2e-9 * x) for x in (4e3, 1e6, 4e6)])
+    assert line.latency == pytest.approx(1e-4, rel=1e-6)
+    assert line.per_byte == pytest.approx(2e-9, rel=1e-6)
+    falling = fit([(1.0, 2.0), (2.0, 1.0)])
+    assert falling.per_byte == 0
+    assert falling.latency > 0
+
+
+def test_formulas():
+    """Per strategy, for a free codec of rate r: what crosses the link (SeCoPa's alpha)."""
+    given = Costs(Line(0, 1.0), {"float32": Line(0, 2.0)}, {"c": CodecCost(FREE, FREE, 0.1)})
+    assert predict(100, None, "ps", 4, 4, given) == 200
+    assert predict(100, "c", "allreduce", 1, 4, given) == pytest.approx(20)
+    assert predict(100, "c", "ps", 4, 4, given) == pytest.approx(2 * 3 * 0.1 * 100 / 4)
+    assert predict(100, "c", "ring", 4, 4, given) == pytest.approx(2 * 3 * 0.1 * 100 / 4)
+    assert predict(100, "c", "allgather", 1, 4, given) == pytest.approx(3 * 0.1 * 100)
+    work = dataclasses.replace(given, codecs={"c": CodecCost(Line(0, 1.0), FREE, 0.0)})
+    assert predict(100, "c", "ps", 4, 4, work) == pytest.approx(125)  # all of it, and its own part
+
+
+def test_report_without_a_step(params):
+    made = plan(params, costs(link=1e10, codec=1e9))
+    report = Report(0, 4, False, made.why, {}, made.decisions, None, None)
+    assert report.bytes_sent == 0
+    assert report.bytes_per_step == 1.5 * 4 * sum(p.numel for p in params)
+    assert "DDP's own all-reduce remains" in str(report)
+    assert report.to_dict()["decisions"][0]["codec"] is None

@@ -1,0 +1,82 @@
+"""Training on real processes: what comes out, against plain DistributedDataParallel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hipress import ranks
+from tests.hipress.launch import launch
+
+CASES = {
+    "one bucket": ({}, {}, {}),
+    "rebuilt buckets": ({}, ranks.SMALL_BUCKETS, {}),
+    "accumulation": ({}, {}, {"accumulate": 3}),
+    "unused parameters": ({}, {"find_unused_parameters": True}, {}),
+    "excluded": ({"exclude": ["*.bias", "norm.*"]}, {}, {}),
+    "bucket scope": ({"scope": "bucket"}, ranks.SMALL_BUCKETS, {}),
+}
+FAR = {"half": 1e-3, "int8": 0.1, "sparse": 0.6}  # from plain DDP after ten steps with momentum
+
+
+def together(results):
+    """What all ranks hold, which must be the same."""
+    assert all(result == results[0] for result in results[1:]), results
+    return results[0]
+
+
+@pytest.mark.parametrize("name", sorted(FAR))
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_follows_plain_ddp(name, world_size):
+    results = launch(ranks.parity, world_size, name, CASES)
+    for title in CASES:
+        found = [result[title] for result in results]
+        together([each["digest"] for each in found])
+        for each in found:
+            assert each["difference"] <= FAR[name], title
+            assert each["report"]["measured"]["steps"] == 10
+    strategies = {d["strategy"] for d in results[0]["one bucket"]["report"]["decisions"]}
+    assert {"half": "allreduce", "int8": "ps", "sparse": "allgather"}[name] in strategies
+
+
+def test_accumulated_steps_send_once():
+    (found, _) = launch(ranks.parity, 2, "int8", {k: CASES[k] for k in ("one bucket", "accumulation")})
+    sent = {title: each["report"]["measured"]["wire_bytes"] for title, each in found.items()}
+    assert sent["accumulation"] == sent["one bucket"]
+    assert sent["one bucket"] < 0.4 * found["one bucket"]["report"]["measured"]["fp32_wire_bytes"]
+
+
+@pytest.mark.parametrize("name", ["int8", "half"])
+def test_buckets_do_not_matter(name):
+    """State follows the parameter: one bucket or many, before and after DDP rebuilds them."""
+    digests, _ = together([(tuple(d), 0) for d, _ in launch(ranks.buckets, 2, name, "tensor")])
+    assert digests[0] == digests[1]
+
+
+def test_bucket_scope_keeps_state_over_the_rebuild():
+    results = launch(ranks.buckets, 3, "int8", "bucket")
+    together([digests for digests, _ in results])
+    for _, losses in results:
+        assert losses[-1] < losses[0]
+
+
+def test_modes_of_ddp():
+    results = launch(ranks.variants, 2, "int8")
+    for title in results[0]:
+        together([result[title][0] for result in results])
+        for result in results:
+            assert result[title][2] < result[title][1], title
+
+
+def test_infinity_reaches_every_rank_and_no_residual():
+    results = launch(ranks.infinity, 2, "int8")
+    together([digest for *_, digest in results])
+    for infected, clean, losses, _ in results:
+        assert all(infected)
+        assert clean
+        assert losses[-1] < 10
+
+
+def test_process_group_of_some_ranks():
+    outsider, *members = launch(ranks.subgroup, 3, "int8")
+    assert outsider is None
+    together(members)
