@@ -22,7 +22,7 @@ def draw(report: Report, path: Path) -> None:
     good = rows(report.results)
     figure = Figure(figsize=(15, 5.5), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    times, sizes, losses = figure.subplots(1, 3, width_ratios=(1.15, 0.85, 1.2))
+    times, sizes, losses = figure.subplots(1, 3, width_ratios=(1.2, 0.85, 1.15))
     colors = _colors(report.results)
     _step_times(times, good, colors)
     _sizes(sizes, good, colors)
@@ -47,12 +47,13 @@ def _colors(results: Sequence[Result]) -> dict[str, str]:
 def _step_times(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
     _style(axes, "Step time, ms (median, p10 to p90)")
     for position, row in enumerate(good):
-        axes.barh(position, 1e3 * row.median, color=colors[row.result.method], height=0.68)
+        method = row.result.method
+        axes.barh(position, 1e3 * row.median, color=colors[method], height=0.68)
         span = 1e3 * (row.median - row.low), 1e3 * (row.high - row.median)
         axes.errorbar(
             1e3 * row.median, position, xerr=[[span[0]], [span[1]]], color=_INK, lw=1, capsize=2
         )
-        gain = "" if row.over_fp16 is None else f"   {row.over_fp16:.2f}x fp16"
+        gain = "" if method in ("none", "ddp-fp16") else _gain(row)
         _annotate(axes, 1e3 * max(row.high, row.median), position, f"{1e3 * row.median:.0f}{gain}")
     _name_bars(axes, [row.result.label for row in good])
     floor = [row.median for row in good if row.result.method == "none"]
@@ -61,8 +62,12 @@ def _step_times(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None
     _room(axes, 1.45)
 
 
+def _gain(row: Row) -> str:
+    return "" if row.over_fp16 is None else f"   {row.over_fp16:.2f}x vs fp16"
+
+
 def _sizes(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
-    _style(axes, "MB a rank sends in a step\n(bar: payload, mark: interface)")
+    _style(axes, "MB per step and rank (mark: interface)")
     for position, row in enumerate(good):
         payload, wire = (row.result.payload_bytes or 0) / 1e6, row.result.wire_bytes
         axes.barh(position, payload, color=colors[row.result.method], height=0.68)

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -102,9 +103,7 @@ def _train(console: Console, where: place.Choice, jobs: Sequence[Job]) -> list[R
         tasks = [_bar(bars, job) for job in jobs]
         for task, job in zip(tasks, jobs, strict=True):
             bars.start_task(task)
-            result = runner.run(
-                here, job, lambda done, task=task: bars.update(task, completed=done)
-            )
+            result = runner.run(here, job, partial(_advance, bars, task))
             bars.update(task, note=_note(result))
             bars.stop_task(task)
             results.append(result)
@@ -135,7 +134,7 @@ def _show(
     rate = where.rate if where.emulated else "none"
     done = report.Report(where.sentence, job.hosts, rate, job.steps, job.workload, results, command)
     done.write(output / "demo.json")
-    console.print(report.table(done))
+    console.print(report.tables(done))
     for line in report.failures(done):
         console.print(f"[red]failed[/red] {line}", highlight=False)
     if report.rows(results):

@@ -7,8 +7,6 @@ hipress:dgc:ratio=0.01:strategy=ring.
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 BASELINES = {
     "none": "no communication",
     "ddp-fp32": "DDP fp32",
@@ -72,7 +70,13 @@ def _option(text: str, option: str) -> tuple[str, Any]:
     key, equals, value = option.partition("=")
     if not (key.isidentifier() and equals and value):
         raise ValueError(f"method {text!r}: expected option=value, found {option!r}")
-    try:
-        return key, float(value) if "." in value or "e" in value else yaml.safe_load(value)
-    except ValueError:
-        return key, value
+    return key, _value(value)
+
+
+def _value(text: str) -> bool | int | float | str:
+    for kind in (int, float):  # yaml reads 1e-3 as text
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text, text)

@@ -10,10 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Self
 
+from rich import box
+from rich.console import Group
 from rich.table import Table
 
 from hipress.demo.job import Result, Workload
 
+SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
+PRICE = ("payload MB", "wire MB", "loss", "to fp32", "ranks")
 FINAL = 10  # the final loss is the mean of so many last steps
 _PACKAGES = ("hipress", "torch", "numpy", "numba")
 
@@ -54,7 +58,7 @@ class Row:
     median: float
     low: float  # 10th percentile
     high: float  # 90th percentile
-    over_fp16: float | None
+    over_fp16: float | None  # speed-up: the baseline's step time over this one's
     over_fp32: float | None
     of_floor: float | None  # step time relative to no communication
     loss: float
@@ -72,18 +76,25 @@ def final_loss(result: Result) -> float:
     return statistics.fmean(result.losses[-FINAL:])
 
 
-def table(report: Report) -> Table:
-    """The figures as a table; failed methods stand in it with their errors."""
-    table = Table(title=report.place, title_justify="left", title_style="bold")
-    for heading in ("method", "step ms", "p10-p90", "vs fp16", "vs fp32", "vs no comm."):
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    for heading in ("payload MB", "wire MB", "loss", "vs fp32", "ranks"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows(report.results):
-        style = "bold green" if row.result.method.startswith("hipress") else ""
-        table.add_row(*_cells(row), style=style)
+def tables(report: Report) -> Group:
+    """The figures, speed above and price below, so that 80 columns are enough."""
+    return Group(
+        _table(report, "speed", SPEED, slice(0, 5)),
+        _table(report, "bytes a rank sends in a step, and loss", PRICE, slice(5, None)),
+    )
+
+
+def _table(report: Report, title: str, heads: Sequence[str], part: slice) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("method", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    ran = {row.result.method: row for row in rows(report.results)}
     for result in report.results:
-        if result.error is not None:
+        style = "bold green" if result.method.startswith("hipress") else ""
+        if result.error is None:
+            table.add_row(result.label, *_cells(ran[result.method])[part], style=style)
+        else:
             table.add_row(result.label, "failed", style="red")
     return table
 
@@ -94,22 +105,10 @@ def failures(report: Report) -> list[str]:
 
 
 def markdown(report: Report) -> str:
-    """The table's figures for a document."""
-    heads = (
-        "method",
-        "step ms",
-        "p10-p90",
-        "vs fp16",
-        "vs fp32",
-        "vs no comm.",
-        "payload MB",
-        "wire MB",
-    )
-    lines = [
-        (*heads, "loss", "vs fp32", "ranks"),
-        ("---",) * 11,
-        *map(_cells, rows(report.results)),
-    ]
+    """The figures for a document."""
+    heads = ("method", *SPEED, *PRICE)
+    body = [(row.result.label, *_cells(row)) for row in rows(report.results)]
+    lines = [heads, ("---",) * len(heads), *body]
     text = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([*text, *(f"\nFailed: {line}" for line in failures(report))]) + "\n"
 
@@ -144,10 +143,9 @@ def _ratio(baseline: Result | None, median: float) -> float | None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     result = row.result
-    same = {None: "-", True: "identical", False: "DIFFER"}[result.identical]
+    same = {None: "-", True: "equal", False: "DIFFER"}[result.identical]
     alone = result.method == "none"  # two models that drift apart: their loss means nothing
     return (
-        result.label,
         f"{1e3 * row.median:.0f}",
         f"{1e3 * row.low:.0f}-{1e3 * row.high:.0f}",
         _format(row.over_fp16, "{:.2f}x"),

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,18 +71,25 @@ class _Rank:
 class _Ranks:
     def __init__(self) -> None:
         self.every: list[_Rank] = []
+        self._listeners: list[threading.Thread] = []
         self.events: queue.Queue[tuple[_Rank, Event]] = queue.Queue()
 
     def add(self, rank: _Rank) -> None:
         self.every.append(rank)
-        threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
+        listener = threading.Thread(target=self._listen, args=(rank,), daemon=True)
+        self._listeners.append(listener)
+        listener.start()
 
     def _listen(self, rank: _Rank) -> None:
         assert rank.process.stdout is not None
-        for line in rank.process.stdout:
+        with rank.process.stdout as lines:
+            self._hear(rank, lines)
+        self.events.put((rank, {"event": "end"}))
+
+    def _hear(self, rank: _Rank, lines: Iterable[bytes]) -> None:
+        for line in lines:
             if line.startswith(b'{"event"'):  # libraries may print, too
                 self.events.put((rank, json.loads(line)))
-        self.events.put((rank, {"event": "end"}))
 
     def end(self) -> None:
         """Closes their inputs, which ends them, and is firm with the rest."""
@@ -96,6 +103,8 @@ class _Ranks:
             except subprocess.TimeoutExpired:
                 rank.process.kill()
                 rank.process.wait()
+        for listener in self._listeners:
+            listener.join(5)
 
 
 @contextmanager

@@ -1,0 +1,46 @@
+"""The benchmark's arithmetic: rounds are put together, targets are judged."""
+
+import pytest
+
+from bench import training
+from hipress.demo.job import Result
+from hipress.demo.report import Report, Workload
+
+
+def result(method, seconds, loss=5.0, **more):
+    return Result(method, method, 2, 1, [9.0, *seconds], [loss] * 12, 1.0, 1.0, True, **more)
+
+
+def test_rounds_are_put_together_without_their_warm_up():
+    merged = training.merge([result("a", [1.0, 2.0]), result("a", [3.0])])
+    assert merged.timed == [1.0, 2.0, 3.0]
+
+
+def test_a_failed_round_is_dropped_while_another_has_not():
+    failed = Result("a", "a", 2, error="broke")
+    assert training.merge([failed, result("a", [3.0])]).timed == [3.0]
+    assert training.merge([failed, failed]).error == "broke"
+
+
+@pytest.mark.parametrize("seconds, verdict", [(1.0, "1.000, at most 1.03: met"), (2.0, "MISSED")])
+def test_targets_are_judged(seconds, verdict):
+    results = [result("ddp-fp32", [1.0]), result("hipress:auto", [seconds])]
+    (line,) = training.verdicts("loopback", results)
+    assert verdict in line
+
+
+def test_a_target_that_was_not_measured_is_said_so():
+    assert "not measured" in next(training.verdicts("loopback", []))
+
+
+def test_every_target_is_measured_by_its_group():
+    for target in training.TARGETS:
+        assert {target.method, target.versus} <= set(training.GROUPS[target.group].methods)
+
+
+def test_figures_and_table_are_written(tmp_path):
+    results = [result("ddp-fp32", [1.0]), result("hipress:auto", [1.0])]
+    report = Report("loopback", 2, "none", 2, Workload(), results, "python -m bench.training")
+    training.write("loopback", report, tmp_path)
+    assert "at most 1.03: met" in (tmp_path / "loopback.md").read_text()
+    assert Report.read(tmp_path / "loopback.json") == report

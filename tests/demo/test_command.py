@@ -1,0 +1,73 @@
+"""The command line: bad input is one clear line and exit status 2; a small demo runs to its end."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from hipress.cli import app
+from hipress.demo import command, methods
+from hipress.demo.job import Workload
+
+KNOWN = ["auto", "onebit_group", "int4_group", "dgc"]
+
+
+@pytest.fixture(autouse=True)
+def known_codecs(monkeypatch):
+    monkeypatch.setattr(methods, "codecs", lambda: KNOWN)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--rate", "fast"], "rate 'fast': expected 100kbit to 100gbit, such as 1gbit or 100mbit"),
+        (["--methods", "ddp"], "unknown method 'ddp'; choose from: none, ddp-fp32, ddp-fp16,"),
+        (["--methods", "hipress:twobit"], "hipress:auto, hipress:onebit_group, hipress:int4_group"),
+        (["--methods", "hipress:dgc:ratio"], "expected option=value, found 'ratio'"),
+        (["--methods", "none,none"], "expected different methods, separated by commas"),
+        (["--methods", ","], "expected different methods, separated by commas"),
+        (["--hosts", "0"], "0 hosts: expected 1 to 16"),
+        (["--steps", "1"], "1 steps: expected 2 to 100000"),
+        (["--optimizer", "adam"], "unknown optimizer 'adam'; choose from: sgd, adamw"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, tmp_path):
+    result = CliRunner().invoke(app, ["demo", *arguments, "--output", str(tmp_path)])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("hipress demo: ")
+
+
+@pytest.mark.parametrize(
+    "text, options",
+    [
+        ("hipress:dgc", {}),
+        ("hipress:dgc:ratio=0.01:strategy=ring", {"ratio": 0.01, "strategy": "ring"}),
+        (
+            "hipress:dgc:ratio=1e-3:steps=4:nesterov=true",
+            {"ratio": 0.001, "steps": 4, "nesterov": True},
+        ),
+    ],
+)
+def test_options_have_their_types(text, options):
+    method = methods.parse(text)
+    assert (method.codec, method.options) == ("dgc", options)
+
+
+def test_a_label_tells_codec_and_options():
+    assert methods.parse("hipress:dgc:ratio=0.01").label == "HiPress dgc ratio=0.01"
+
+
+def test_a_small_demo_writes_figures_and_chart(tmp_path, monkeypatch):
+    tiny = Workload(vocabulary=200, width=16, batch=2, length=5)
+    monkeypatch.setattr(command, "Workload", lambda optimizer="sgd": tiny)
+    arguments = ["--methods", "none,ddp-fp32", "--steps", "3", "--loopback"]
+    result = CliRunner().invoke(app, ["demo", *arguments, "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "2 processes on loopback, without a throttle (as asked)" in result.output
+    figures = json.loads((tmp_path / "demo.json").read_text())
+    assert [each["method"] for each in figures["results"]] == ["none", "ddp-fp32"]
+    assert figures["results"][1]["identical"] is True
+    assert figures["command"].startswith("hipress")
+    assert (tmp_path / "demo.png").exists()

@@ -1,0 +1,87 @@
+"""Tables and the chart, from canned figures."""
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from hipress.demo import chart, report
+from hipress.demo.job import Result, Workload
+
+
+def result(method, label, seconds, payload, loss, identical=True):
+    times = [9.0, *(seconds + 0.01 * (i % 5 - 2) for i in range(20))]
+    losses = [9.0 - i * 0.1 for i in range(11)] + [loss] * 10
+    return Result(method, label, 2, 1, times, losses, payload, payload * 1.002, identical)
+
+
+@pytest.fixture
+def canned():
+    results = [
+        result("none", "no communication", 0.115, 0.0, 5.9, None),
+        result("ddp-fp32", "DDP fp32", 0.555, 49.4e6, 5.00),
+        result("ddp-fp16", "DDP fp16 hook", 0.335, 24.7e6, 5.00),
+        result("hipress:onebit_group", "HiPress onebit_group", 0.150, 1.6e6, 5.05),
+        Result("powersgd", "DDP PowerSGD rank 4", 2, error="rank 1: broke"),
+    ]
+    return report.Report("2 hosts", 2, "1gbit", 21, Workload(), results, "hipress demo")
+
+
+def text(tables, width=80):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(tables)
+    return console.file.getvalue()
+
+
+def test_figures_are_medians_and_ratios(canned):
+    row = report.rows(canned.results)[3]
+    assert row.median == pytest.approx(0.150)
+    assert (row.low, row.high) == (pytest.approx(0.13), pytest.approx(0.17))
+    assert row.over_fp16 == pytest.approx(335 / 150)
+    assert row.over_fp32 == pytest.approx(555 / 150)
+    assert row.of_floor == pytest.approx(150 / 115)
+    assert row.loss_difference == pytest.approx(0.01)
+
+
+def test_the_table_fits_eighty_columns_and_names_what_failed(canned):
+    shown = text(report.tables(canned))
+    assert "…" not in shown
+    for figure in ("2.23x", "3.70x", "1.30", "+1.00%", "24.70", "49.50", "failed", "equal"):
+        assert figure in shown
+    assert report.failures(canned) == ["DDP PowerSGD rank 4: rank 1: broke"]
+
+
+def test_ranks_that_differ_are_shouted(canned):
+    bad = dataclasses.replace(canned.results[3], identical=False)
+    shown = text(report.tables(dataclasses.replace(canned, results=[bad])))
+    assert "DIFFER" in shown
+
+
+def test_ratios_without_their_baseline_are_left_empty(canned):
+    row = report.rows(canned.results[3:4])[0]
+    assert (row.over_fp16, row.over_fp32, row.of_floor, row.loss_difference) == (None,) * 4
+
+
+def test_markdown_has_a_line_per_method(canned):
+    lines = report.markdown(canned).splitlines()
+    assert len({line.count("|") for line in lines[:6]}) == 1
+    assert "| HiPress onebit_group | 150 | 130-170 | 2.23x |" in lines[5]
+
+
+def test_json_reads_back(canned, tmp_path):
+    canned.write(tmp_path / "demo.json")
+    assert report.Report.read(tmp_path / "demo.json") == canned
+
+
+@pytest.mark.parametrize("keep", [5, 1, 3])
+def test_the_chart_is_a_picture_of_the_promised_size(canned, tmp_path, keep):
+    path = tmp_path / "demo.png"
+    chart.draw(dataclasses.replace(canned, results=canned.results[-keep:]), path)
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert [int.from_bytes(data[at : at + 4]) for at in (16, 20)] == [1800, 660]
+
+
+def test_smoothing_is_a_running_mean():
+    assert chart.smooth([2, 4, 6, 8], width=2) == [2, 3, 5, 7]

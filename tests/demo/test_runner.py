@@ -1,0 +1,96 @@
+"""Two real processes over loopback: baselines run, failures are told and leave nothing behind."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from hipress.demo import methods, runner
+from hipress.demo.job import Job, Workload
+from hipress.demo.place import Loopback
+
+TINY = Workload(vocabulary=200, width=16, batch=2, length=5)
+SIZE = 4 * TINY.parameters
+
+
+@pytest.fixture(autouse=True)
+def small_corpus(tmp_path, monkeypatch):
+    import numpy as np
+
+    path = tmp_path / "corpus.npy"
+    np.save(path, np.random.default_rng(0).integers(0, 200, 5000))
+    monkeypatch.setattr(runner.corpus, "prepare", lambda: path)
+
+
+class Watched(Loopback):
+    """Loopback that remembers what it started, and may start something else for a rank."""
+
+    def __init__(self, instead=None):
+        self.started, self.instead = [], instead or {}
+
+    def start(self, rank, arguments, **options):
+        arguments = self.instead.get(rank, arguments)
+        self.started.append(super().start(rank, arguments, **options))
+        return self.started[-1]
+
+
+@pytest.mark.parametrize("method, payload", [("ddp-fp32", SIZE), ("ddp-fp16", SIZE / 2)])
+def test_a_baseline_trains_and_counts_its_bytes(method, payload):
+    done = []
+    result = runner.run(Loopback(), Job(method, steps=4, workload=TINY), done.append)
+    assert result.error is None
+    assert done == [1, 2, 3, 4]
+    assert len(result.seconds) == len(result.losses) == 4
+    assert len(result.timed) == 2
+    assert result.identical is True
+    assert result.payload_bytes == pytest.approx(payload, rel=0.01)
+    assert result.wire_bytes is None or result.wire_bytes > payload
+
+
+def test_without_communication_nothing_is_sent():
+    result = runner.run(Loopback(), Job("none", steps=2, workload=TINY))
+    assert (result.error, result.payload_bytes, result.identical) == (None, 0, None)
+
+
+def test_fp32_twice_gives_the_same_losses():
+    job = Job("ddp-fp32", steps=3, workload=replace(TINY, optimizer="adamw"))
+    first, second = (runner.run(Loopback(), job) for _ in range(2))
+    assert first.losses == second.losses
+
+
+def test_a_failing_rank_ends_the_run_with_its_message():
+    place = Watched()
+    result = runner.run(place, Job("ddp-fp32", steps=2, workload=replace(TINY, optimizer="adam")))
+    assert "KeyError: 'adam'" in result.error
+    assert all(child.poll() is not None for child in place.started)
+
+
+def test_a_rank_that_dies_is_told_with_its_last_words():
+    place = Watched({1: [sys.executable, "-c", "raise SystemExit('no memory left')"]})
+    result = runner.run(place, Job("ddp-fp32", steps=2, workload=TINY))
+    assert result.error == "rank 1 ended with status 1: no memory left"
+    assert all(child.poll() is not None for child in place.started)
+
+
+def test_a_run_that_stands_still_times_out():
+    asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    place = Watched({0: asleep, 1: asleep})
+    result = runner.run(place, Job("ddp-fp32", steps=2, workload=TINY, timeout=0.5))
+    assert result.error == "timed out: no step for 0.5 s"
+    assert all(child.poll() is not None for child in place.started)
+
+
+def test_a_rank_ends_when_its_parent_is_gone():
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hipress.demo.worker", "not an order"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    child.communicate(timeout=60)
+    assert child.returncode in (1, 3)
+
+
+def test_every_default_method_is_known():
+    assert [each.text for each in methods.parse_all(",".join(methods.DEFAULTS))]
