@@ -57,13 +57,15 @@ def wrap(
         compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
         seed=seed, timeout=timeout, verify=verify, params=params,
     )  # fmt: skip
+    settings = {"gradient_as_bucket_view": True, **(ddp_kwargs or {})}
+    if "process_group" in settings:
+        raise ConfigError("process_group is an argument of hipress.wrap, not of ddp_kwargs")
     home = _home(process_group)
     _refuse_python_reducer()
     if isinstance(model, DistributedDataParallel):
         raise ConfigError("the model is a DistributedDataParallel already; use hipress.attach")
     # Before DDP: its own check of shapes cannot name the parameter, and may hang.
     session = prepare(model, options, home)
-    settings = {"gradient_as_bucket_view": True, **(ddp_kwargs or {})}
     ddp = DistributedDataParallel(model, process_group=process_group, **settings)
     return _finish(ddp, session)
 
@@ -176,6 +178,7 @@ def _home(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:
+    _refuse_taken(ddp)
     if session.plan.compresses:
         install(ddp, session)
     BOOKS.sessions[ddp] = session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hipress.errors import ConfigError, unknown
 from hipress.options import AUTO, Options
@@ -30,7 +30,8 @@ def compile_codec(name: str, params: Mapping[str, Any]) -> Codec:
     if not _is_path(name) and name not in compll.list_specs():
         raise unknown("compressor", name, (AUTO, *compll.list_specs()))
     try:
-        return compll.compile(name, target="cpu", **params)
+        # compll does not know casync's Protocol; its codecs have these members.
+        return cast("Codec", compll.compile(name, target="cpu", **params))
     except (compll.CompllError, TypeError, OSError) as error:
         raise ConfigError(f"compressor {name!r}: {error}") from error
 

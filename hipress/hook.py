@@ -5,6 +5,7 @@ No `from __future__ import annotations` here: DDP compares the hook's annotation
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -37,8 +38,17 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
     if bucket.index() == 0:
         engine.begin()
         _at_end_of_backward(engine)
-    indices = tuple(state.index[parameter] for parameter in bucket.parameters())
-    return engine.reduce(indices, bucket.buffer(), last=bucket.is_last())
+    return engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
+
+
+def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:
+    try:
+        return tuple(state.index[parameter] for parameter in bucket.parameters())
+    except KeyError:
+        raise SyncError(
+            "a bucket holds a parameter that did not require a gradient when hipress was "
+            "attached; freeze parameters before DistributedDataParallel is made, or after"
+        ) from None
 
 
 def _refuse_python_reducer(bucket: object) -> None:
@@ -54,8 +64,12 @@ PYTHON_REDUCER = (
 
 
 def _at_end_of_backward(engine: Engine) -> None:
-    """Have autograd call `engine.finish` when it has run all nodes, before DDP's own callback."""
-    Variable._execution_engine.queue_callback(engine.finish)
+    """Have autograd call `engine.finish` when it has run all nodes, before DDP's own callback.
+
+    In DDP's `join` a rank without data calls hooks outside of any backward pass, and waits itself.
+    """
+    with suppress(RuntimeError):
+        Variable._execution_engine.queue_callback(engine.finish)
 
 
 # DDP takes only a real function with this parameter; fail here rather than there.

@@ -135,7 +135,9 @@ class Sparse:
         used = np.zeros(len(table), np.int64)
         for i, row in enumerate(table):
             values = kernel_input(x, row, scale, state)
-            kept = np.flatnonzero(np.abs(values) > np.abs(values).mean())[: max(1, len(values) // 2)]
+            kept = np.flatnonzero(np.abs(values) > np.abs(values).mean())[
+                : max(1, len(values) // 2)
+            ]
             payload = np.concatenate([
                 kept.astype(np.int32).view(np.uint8), values[kept].view(np.uint8)
             ])  # fmt: skip

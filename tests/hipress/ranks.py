@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 import time
-import traceback
 
 import torch
 import torch.distributed as dist
@@ -104,7 +103,9 @@ def parity(rank, world_size, name, cases):
         unused = ddp_kwargs.get("find_unused_parameters", False)
         plain = DistributedDataParallel(make(unused), **ddp_kwargs)
         losses = train(plain, rank, range(10), **extra)
-        ours = hipress.wrap(make(unused), codec(name), ddp_kwargs=ddp_kwargs, verify=True, **options)
+        ours = hipress.wrap(
+            make(unused), codec(name), ddp_kwargs=ddp_kwargs, verify=True, **options
+        )
         mine = train(ours, rank, range(10), **extra)
         found[title] = {
             "difference": difference(plain, ours),
@@ -198,8 +199,64 @@ def infinity(rank, world_size, name):
         for values in arrays.values()
     )
     ddp.zero_grad()
+    skipped = scaled(ddp, rank)
     losses = train(ddp, rank, range(3, 5))
-    return infected, clean, losses, digest(ddp)
+    return infected, clean, skipped, losses, digest(ddp)
+
+
+def scaled(ddp, rank):
+    """Whether GradScaler skips a step for which one rank's loss overflowed, and not the next."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+    skipped = []
+    for step, factor in enumerate((float("inf") if rank == 1 else 1.0, 1.0)):
+        x, y = data(rank, step)
+        before = digest(ddp)
+        scaler.scale(nn.functional.mse_loss(ddp(x), y) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        skipped.append(digest(ddp) == before)
+    return skipped
+
+
+def automatic(rank, world_size, eager):
+    """compressor="auto" on a model worth compressing; `eager`: whatever the prediction says."""
+    import hipress.automatic
+
+    if eager:
+        hipress.automatic.MARGIN = hipress.automatic.LEAST = -1e9
+    torch.manual_seed(0)
+    ddp = hipress.wrap(
+        nn.Sequential(nn.Linear(7, 2000), nn.Tanh(), nn.Linear(2000, 3)), verify=True
+    )
+    losses = train(ddp, rank, range(5))
+    report = hipress.report(ddp)
+    return report.to_dict(), str(report), losses, digest(ddp), len(ddp._comm_hooks)
+
+
+def real(rank, world_size, names):
+    """Ten steps with real codecs: difference from plain DDP, losses, digest."""
+    plain = DistributedDataParallel(make())
+    train(plain, rank, range(10))
+    found = {}
+    for name, params in names.items():
+        ddp = hipress.wrap(make(), name, verify=True, ddp_kwargs=SMALL_BUCKETS, **params)
+        losses = train(ddp, rank, range(10))
+        found[name] = (difference(plain, ddp), losses, digest(ddp))
+        hipress.detach(ddp)
+    return found
+
+
+def unknown(rank, world_size):
+    """Names and parameters that do not exist."""
+    return [
+        error_of(hipress.wrap, make(), "onebit_grup")[:2],
+        error_of(hipress.wrap, make(), "topk", ratioo=0.1)[:2],
+        error_of(hipress.wrap, make(), "topk", ratio=7.0)[:2],
+        error_of(hipress.wrap, make(), "nowhere.yaml")[:2],
+        error_of(hipress.wrap, make(), "int4_group", strategy="ringg")[:2],
+    ]
 
 
 def variants(rank, world_size, name):
@@ -237,9 +294,19 @@ def variants(rank, world_size, name):
         losses.append(float(loss.detach()))
     found["compile"] = (digest(ddp), losses[0], losses[-1])
     assert hipress.report(compiled).measured.steps == 4
+    found["join"] = joined(rank, name)
     found["attach"] = attached(rank, name)
     found["embedding"] = embedding(rank, name)
     return found
+
+
+def joined(rank, name):
+    """Uneven numbers of steps, in DDP's join: the idle rank contributes zeros."""
+    ddp = hipress.wrap(make(), codec(name))
+    with ddp.join():
+        losses = train(ddp, rank, range(4 + 2 * rank))
+    assert hipress.state_dict(ddp)["step"] == 6
+    return digest(ddp), losses[0], losses[-1]
 
 
 def attached(rank, name):
@@ -268,7 +335,7 @@ def embedding(rank, name):
     assert hipress.report(ddp).decisions[0].why == "sparse gradient"
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
     losses = []
-    for step in range(6):
+    for _ in range(6):
         words = torch.arange(8).reshape(2, 4) + rank
         loss = nn.functional.mse_loss(ddp(words), torch.ones(2, 3))
         loss.backward()
@@ -284,9 +351,7 @@ def mismatches(rank, world_size):
     odd = rank == world_size - 1
 
     def attempt(title, name, model=None, **options):
-        found[title] = error_of(
-            hipress.wrap, model or make(), codec(name), timeout=20.0, **options
-        )
+        found[title] = error_of(hipress.wrap, model or make(), codec(name), timeout=20.0, **options)
 
     attempt("codec", "half" if odd else "int8")
     attempt("strategy", "int8", strategy="ring" if odd else "ps")
@@ -391,14 +456,3 @@ def subgroup(rank, world_size, name):
     ddp = hipress.wrap(make(), codec(name), process_group=group)
     train(ddp, rank, range(3))
     return digest(ddp)
-
-
-def everything(rank, world_size, calls):
-    """Several of the above in one launch: name -> result, or the traceback."""
-    found = {}
-    for title, (function, args) in calls.items():
-        try:
-            found[title] = function(rank, world_size, *args)
-        except Exception:
-            found[title] = traceback.format_exc()
-    return found

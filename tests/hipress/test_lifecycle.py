@@ -34,10 +34,16 @@ def test_import_is_light():
         "print(time.perf_counter() - begin); "
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
-    seconds, loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split("\n")[:2]
+    seconds, loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split("\n")[
+        :2
+    ]
     assert float(seconds) < 1.0
     before = subprocess.check_output(
-        [sys.executable, "-c", f"import sys, torch; print([n for n in {HEAVY!r} if n in sys.modules])"],
+        [
+            sys.executable,
+            "-c",
+            f"import sys, torch; print([n for n in {HEAVY!r} if n in sys.modules])",
+        ],
         text=True,
     )
     assert loaded == before.strip()

@@ -41,7 +41,8 @@ def test_refuses(name, wrong, message):
 
 
 @pytest.mark.parametrize(
-    "codec, suits", [(None, "allreduce"), (Halves(), "allreduce"), (Int8(), "ps"), (Sparse(), "allgather")]
+    "codec, suits",
+    [(None, "allreduce"), (Halves(), "allreduce"), (Int8(), "ps"), (Sparse(), "allgather")],
 )
 def test_automatic_strategy(codec, suits):
     assert strategy_for(codec) == suits

@@ -1,0 +1,61 @@
+"""Codecs compiled by compll, end to end."""
+
+from __future__ import annotations
+
+import pytest
+
+from hipress.codecs import SAFE
+from tests.hipress import ranks
+from tests.hipress.launch import launch
+
+COMPILE = 110.0  # seconds: on a cold cache the ranks wait for the compiler
+pytestmark = pytest.mark.timeout(COMPILE + 10)
+
+EXACT = {"none": 1e-5, "fp16": 1e-3, "bf16": 1e-2}
+CODECS = {name: {} for name in (*SAFE, "fp16", "onebit_group", "terngrad_uniform")}
+CODECS |= {"topk": {"ratio": 0.1}, "dgc": {"ratio": 0.1, "momentum": 0.0}}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_codec_trains(world_size):
+    results = launch(ranks.real, world_size, CODECS, timeout=COMPILE)
+    for name in CODECS:
+        difference, losses, digest = results[0][name]
+        assert all(result[name][2] == digest for result in results), name
+        assert losses[-1] < losses[0], name
+        assert difference <= EXACT.get(name, 1.0), name
+
+
+def test_auto_measures_and_decides():
+    """A tiny model on loopback: nothing to gain, so nothing is installed."""
+    results = launch(ranks.automatic, 2, False, timeout=COMPILE)
+    for report, text, losses, digest, hooks in results:
+        assert not report["installed"]
+        assert hooks == 0
+        assert report["probe"]["seconds"] < 2
+        assert "DDP's own all-reduce remains" in text
+        assert losses[-1] < losses[0]
+        assert digest == results[0][3]
+
+
+def test_auto_installs_what_it_chose():
+    results = launch(ranks.automatic, 2, True, timeout=COMPILE)
+    for report, text, losses, digest, hooks in results:
+        assert hooks == 1
+        assert {d["codec"] for d in report["decisions"]} <= {None, *SAFE}
+        assert any(d["codec"] for d in report["decisions"])
+        assert report["measured"]["steps"] == 5
+        assert 0 < report["bytes_per_step"] < report["measured"]["fp32_wire_bytes"]
+        assert "gains" in text
+        assert losses[-1] < losses[0]
+        assert digest == results[0][3]
+        assert report["decisions"] == results[0][0]["decisions"]
+
+
+def test_names_that_do_not_exist():
+    (errors,) = launch(ranks.unknown, 1, timeout=COMPILE)
+    assert {kind for kind, _ in errors} == {"ConfigError"}
+    for (_, message), expected in zip(
+        errors, ("'onebit_group'", "ratio", "ratio", "nowhere.yaml", "'ring'"), strict=True
+    ):
+        assert expected in message
