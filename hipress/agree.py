@@ -15,6 +15,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +104,16 @@ def meeting(group: dist.ProcessGroup, timeout: float) -> Meeting:
     store = _get_default_store()
     turn = store.add(f"hipress/{place}/meetings/{rank}", 1)
     return Meeting(store, rank, ranks, timeout, f"{place}/{turn}")
+
+
+@contextmanager
+def announced(group: dist.ProcessGroup) -> Iterator[None]:
+    """What fails inside, before this rank's meeting, the others learn at theirs."""
+    try:
+        yield
+    except Exception as error:
+        meeting(group, 1.0).fail(error)
+        raise
 
 
 def _pauses() -> Iterator[float]:

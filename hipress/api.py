@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hipress import agree
 from hipress import options as options_
 from hipress.errors import ConfigError
 from hipress.model import as_ddp
@@ -53,17 +54,13 @@ def wrap(
     Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ, and
     AgreementTimeout for ranks that do not arrive.
     """
-    options = options_.make(
-        compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
-        seed=seed, timeout=timeout, verify=verify, params=params,
-    )  # fmt: skip
-    settings = {"gradient_as_bucket_view": True, **(ddp_kwargs or {})}
-    if "process_group" in settings:
-        raise ConfigError("process_group is an argument of hipress.wrap, not of ddp_kwargs")
     home = _home(process_group)
-    _refuse_python_reducer()
-    if isinstance(model, DistributedDataParallel):
-        raise ConfigError("the model is a DistributedDataParallel already; use hipress.attach")
+    with agree.announced(home):
+        options = options_.make(
+            compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
+            seed=seed, timeout=timeout, verify=verify, params=params,
+        )  # fmt: skip
+        settings = _settings(model, ddp_kwargs)
     # Before DDP: its own check of shapes cannot name the parameter, and may hang.
     session = prepare(model, options, home)
     ddp = DistributedDataParallel(model, process_group=process_group, **settings)
@@ -87,13 +84,14 @@ def attach(
 
     Arguments and errors as for `wrap`. Call it before the first backward pass.
     """
-    options = options_.make(
-        compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
-        seed=seed, timeout=timeout, verify=verify, params=params,
-    )  # fmt: skip
     ddp = as_ddp(ddp)
-    _refuse_python_reducer()
-    _refuse_taken(ddp)
+    with agree.announced(ddp.process_group):
+        options = options_.make(
+            compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
+            seed=seed, timeout=timeout, verify=verify, params=params,
+        )  # fmt: skip
+        _refuse_python_reducer()
+        _refuse_taken(ddp)
     return _finish(ddp, prepare(ddp.module, options, ddp.process_group))
 
 
@@ -175,6 +173,17 @@ def _home(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if not isinstance(group, dist.ProcessGroup):  # torch gives outsiders a number
         raise ConfigError("this rank is no member of the given process_group")
     return group
+
+
+def _settings(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What DistributedDataParallel is made with."""
+    _refuse_python_reducer()
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError("the model is a DistributedDataParallel already; use hipress.attach")
+    settings = {"gradient_as_bucket_view": True, **(ddp_kwargs or {})}
+    if "process_group" in settings:
+        raise ConfigError("process_group is an argument of hipress.wrap, not of ddp_kwargs")
+    return settings
 
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:

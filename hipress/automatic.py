@@ -84,7 +84,10 @@ def _decide(
     best = replace(best, raw_seconds=plain)
     gain = 1 - seconds / plain
     if gain <= MARGIN:
-        return raw(param, f"{best.codec} would gain {gain:.0%}, less than {MARGIN:.0%}", plain)
+        would = (
+            f"gain {gain:.0%}, too little" if gain > 0 else f"take {seconds / plain:.1f}x as long"
+        )
+        return raw(param, f"{best.codec} would {would}", plain)
     return replace(best, why=f"gains {gain:.0%}")
 
 

@@ -362,6 +362,7 @@ def mismatches(rank, world_size):
         shape.second = nn.Linear(131, 302)
     attempt("shape", "int8", shape)
     attempt("broken", "int8", exclude=["typo*"] if odd else [])
+    attempt("scope", "int8", scope="tensr" if odd else "tensor")
     if not odd:  # the odd one never arrives
         start = time.monotonic()
         found["absent"] = error_of(hipress.wrap, make(), codec("int8"), timeout=1.0)

@@ -28,6 +28,9 @@ def test_ranks_that_disagree(world_size):
         kind, message, _ = found["broken"]
         assert kind == ("ConfigError" if rank == last else "ConfigMismatch")
         assert "'typo*' matches no parameter" in message
+        kind, message, _ = found["scope"]
+        assert kind == ("ConfigError" if rank == last else "ConfigMismatch")
+        assert "did you mean 'tensor'" in message
         if rank != last:
             kind, message, seconds = found["absent"]
             assert kind == "AgreementTimeout"

@@ -38,6 +38,18 @@ def test_follows_plain_ddp(name, world_size):
     assert {"half": "allreduce", "int8": "ps", "sparse": "allgather"}[name] in strategies
 
 
+def test_strategies_of_four_ranks():
+    cases = {
+        name: ({"strategy": name}, ranks.SMALL_BUCKETS, {}) for name in ("ps", "ring", "allgather")
+    }
+    results = launch(ranks.parity, 4, "int8", cases)
+    for title in cases:
+        found = [result[title] for result in results]
+        together([each["digest"] for each in found])
+        assert {d["strategy"] for d in found[0]["report"]["decisions"]} == {title}
+        assert found[0]["difference"] < 0.1
+
+
 def test_accumulated_steps_send_once():
     (found, _) = launch(
         ranks.parity, 2, "int8", {k: CASES[k] for k in ("one bucket", "accumulation")}
