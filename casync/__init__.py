@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         PayloadError,
         PeerTimeout,
         PlanError,
+        TransportAborted,
         TransportError,
     )
     from casync.executor import Executor
@@ -46,6 +47,7 @@ _HOME = {
         "PayloadError",
         "PeerTimeout",
         "PlanError",
+        "TransportAborted",
         "TransportError",
     ),
     "executor": ("Executor",),
@@ -70,6 +72,7 @@ __all__ = [
     "PlanError",
     "Program",
     "Tensor",
+    "TransportAborted",
     "TransportError",
     "assign_owners",
     "build",

@@ -7,7 +7,8 @@
     │   └── GraphSyntaxError a text form that does not parse, with its line
     ├── DeadlockError        a graph whose tasks cannot all run; names the stuck ones
     ├── TransportError       a peer is gone or the transport broke; names rank, peer and task
-    │   └── PeerTimeout      a peer did not answer in time
+    │   ├── PeerTimeout      a peer did not answer in time
+    │   └── TransportAborted this rank itself broke its connections; another error says why
     ├── PayloadError         a codec failed or a message is malformed; names rank, peer and task
     └── ExecutorClosed       submitted after close(), or closed while running
 """
@@ -22,6 +23,7 @@ __all__ = [
     "PayloadError",
     "PeerTimeout",
     "PlanError",
+    "TransportAborted",
     "TransportError",
 ]
 
@@ -52,6 +54,10 @@ class TransportError(CasyncError):
 
 class PeerTimeout(TransportError):
     """A peer did not answer in time."""
+
+
+class TransportAborted(TransportError):
+    """This rank itself broke its connections, after a time-out or abort; an echo of that error."""
 
 
 class PayloadError(CasyncError):

@@ -14,7 +14,14 @@ import torch
 
 from casync.codec import Codec
 from casync.counters import Counters
-from casync.errors import CasyncError, ExecutorClosed, PayloadError, PlanError, TransportError
+from casync.errors import (
+    CasyncError,
+    ExecutorClosed,
+    PayloadError,
+    PlanError,
+    TransportAborted,
+    TransportError,
+)
 from casync.graph import Program
 from casync.jobs import Job, Prepared, States
 from casync.lanes import Communication, Compute
@@ -27,6 +34,7 @@ TraceEvent = tuple[str, float, float]  # task text, begin, end (time.perf_counte
 
 _log = logging.getLogger("casync")
 _PATIENCE = 5.0  # seconds that close() waits for a thread
+_ECHO = 1.0  # seconds that an echo of an error leaves to the error itself
 
 
 class Executor:
@@ -60,6 +68,7 @@ class Executor:
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
         self._lock = threading.Lock()
         self._error: Exception | None = None
+        self._ended = threading.Event()
         self._prepared: WeakKeyDictionary[Program, Prepared] = WeakKeyDictionary()
         self._queued: deque[Job] = deque()
         self._running: dict[int, Job] = {}
@@ -177,7 +186,10 @@ class Executor:
             job.prepared.busy = False
             self.counters.job_seconds += end - job.started
             self._start_queued()
-        job.future.set_result(job.bucket)
+        try:
+            job.future.set_result(job.bucket)
+        except Exception:  # a done-callback's; it must not end a lane
+            _log.exception("a callback of the bucket's future raised")
 
     def _count(self, job: Job, index: int, begin: float, end: float, moved: int) -> None:
         task, counters = job.tasks[index], self.counters
@@ -200,6 +212,8 @@ class Executor:
 
     def fail(self, job: Job, index: int, error: Exception) -> None:
         """See lanes.Owner."""
+        if isinstance(error, TransportAborted):
+            self._ended.wait(_ECHO)
         named = _named(error, job.tasks[index], job.prepared.slots[index].source)
         named.__cause__ = error
         self._end(named)
@@ -209,6 +223,7 @@ class Executor:
             if self._error is not None:
                 return
             self._error = error
+            self._ended.set()
             jobs = [*self._running.values(), *self._queued]
             self._running.clear()
             self._queued.clear()

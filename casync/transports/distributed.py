@@ -13,13 +13,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from casync.errors import PeerTimeout, TransportError
+from casync.errors import PeerTimeout, TransportAborted, TransportError
 from casync.transports import Handle
 
 __all__ = ["DistributedTransport"]
 
 _TAG = 0x4850  # our tags are apart from those a user might choose in the same group
 _ABORT_TAG = _TAG - 1
+_OWN_CLOSURE = "Application timeout caused pair closure"  # gloo's words to all other waits here
 
 
 class _WorkHandle:
@@ -43,7 +44,8 @@ def _mapped(error: RuntimeError, what: str, timeout: float) -> TransportError:
     text = str(error)
     if "timed out" in text.lower():
         return PeerTimeout(f"{what} timed out after {timeout:g} s")
-    return TransportError(f"{what} failed: {text}")
+    kind = TransportAborted if _OWN_CLOSURE in text else TransportError
+    return kind(f"{what} failed: {text}")
 
 
 class DistributedTransport:

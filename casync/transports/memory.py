@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from casync.errors import PeerTimeout, TransportError
+from casync.errors import PeerTimeout, TransportAborted, TransportError
 from casync.transports import Handle
 
 __all__ = ["Hub", "MemoryTransport"]
@@ -47,6 +47,7 @@ class _Waiting:
         self, hub: Hub, rank: int, peers: set[int], attempt: Callable[[], int | None], what: str
     ) -> None:
         self._hub = hub
+        self._rank = rank
         self._ranks = peers | {rank}
         self._attempt = attempt
         self._what = what
@@ -63,6 +64,8 @@ class _Waiting:
         with self._hub.changed:
             if not self._hub.changed.wait_for(ready, timeout):
                 raise PeerTimeout(f"{self._what} timed out after {timeout:g} s")
+        if not result and self._rank in self._hub.gone:
+            raise TransportAborted(f"{self._what} failed: closed by this rank")
         if not result:
             raise TransportError(f"{self._what} failed: closed by rank {min(self._hub.gone)}")
         return result[0]
