@@ -17,6 +17,7 @@ from casync.errors import (
     PayloadError,
     PeerTimeout,
     PlanError,
+    TransportAborted,
     TransportError,
 )
 from casync.executor import Executor
@@ -411,6 +412,30 @@ def test_a_silent_peer_times_out(strategy, codec):
         future = executors[0].submit(graph.slice(0), torch.ones(50000), {}, 0)
         with pytest.raises(PeerTimeout, match=r"rank 0.*task `re.*timed out after 0.1 s"):
             future.wait()
+
+
+class Echoing:
+    """A handle that fails as gloo's do: one wait times out, all others here are cut off."""
+
+    def __init__(self, cut, echo):
+        self.cut, self.echo = cut, echo
+
+    def wait(self, timeout):
+        if self.echo:
+            self.cut.set()
+            raise TransportAborted("cut off")
+        self.cut.wait(timeout)
+        raise PeerTimeout("the real one")
+
+
+def test_an_echo_of_a_time_out_leaves_it_the_word(monkeypatch):
+    cut = threading.Event()
+    end = Hub(2).endpoints()[0]
+    monkeypatch.setattr(end, "post_recv", lambda data, peer, channel: Echoing(cut, channel == 1))
+    program = graph_of([50000], "ps", "exact", 2, partitions=1).slice(0)
+    with Executor(end, CODECS, timeout=20) as executor:
+        with pytest.raises(PeerTimeout, match="the real one"):
+            executor.submit(program, torch.ones(50000), {}, 0).wait()
 
 
 def test_a_peer_that_leaves_is_named():
