@@ -1,0 +1,182 @@
+"""The text of decode kernels: payload to gradient, set or added."""
+
+from __future__ import annotations
+
+from compll.backends.cpu_emit import PLANES, Values, size_text
+from compll.ir import Expr, Field, Module, walk
+
+
+class Decoder(Values):
+    """Emits `decode`, which writes or adds; `check`, which looks at sizes and indices first."""
+
+    def __init__(self, module: Module, add: bool) -> None:
+        super().__init__(module, None)
+        self.adding = add
+        self.fields = {f.name: f for f in module.fields}
+
+    def kernel(self) -> str:
+        """The text of `decode_set` or `decode_add`."""
+        with self.block(f"def decode_{'add' if self.adding else 'set'}(data, table, at, used, lim, st, y):"):
+            self.add(f"o_tail = np.zeros({self.tile}, np.float32)")
+            for f in self.module.fields:
+                if f.packed and f.shape == "n":
+                    self.add(f"q_{f.name} = np.zeros({self.tile}, np.uint8)")
+            with self.block("for p in range(table.shape[0]):"):
+                self.piece()
+        return str(self)
+
+    def piece(self) -> None:
+        self.opening()
+        self.add("ys = y[table[p, 0] : table[p, 0] + n]")
+        if self.module.status:
+            with self.block("if data[base + used[p] - 1] != 0:"):
+                with self.block("for i in range(n):"):
+                    self.add("ys[i] = NAN")
+                self.add("continue")
+        self.scalars()
+        if self.module.decode.op == "scatter":
+            self.scatter()
+        else:
+            self.tiles()
+
+    def opening(self) -> None:
+        self.add("n = table[p, 1]")
+        with self.block("if n == 0:"):
+            self.add("continue")
+        self.add("base = at[p]")
+        self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
+        self.layout()
+
+    def layout(self) -> None:
+        """Counts of the selections and where each field begins."""
+        dynamic = 0
+        for number, s in enumerate(self.module.selections):
+            known = f"load_uint32(data, base + {4 * dynamic})" if s.dynamic else f"lim[p, {number}]"
+            self.add(f"k_{s.name} = {known}")
+            dynamic += s.dynamic
+        self.add(f"end = base + {4 * dynamic}")
+        for f in self.module.fields:
+            self.add(f"at_{f.name} = end")
+            self.add(f"end += {self.size(f)}")
+        self.add(f"end += {int(self.module.status)}")
+
+    def size(self, f: Field) -> str:
+        if f.shape != "kept":
+            return size_text(f, self.tile)
+        if f.packed:
+            return (f"(k_{f.of} // {self.tile}) * {self.tile * f.bits // 8} + "
+                    f"((k_{f.of} % {self.tile}) * {f.bits} + 7) // 8")  # fmt: skip
+        return f"k_{f.of} * {f.item_bits // 8}"
+
+    def scalars(self) -> None:
+        for e in walk(self.module.decode):
+            if e.type.shape == "scalar" and e.op == "field":
+                self.names[id(e)] = self.name("s")
+                self.add(f"{self.names[id(e)]} = {self.scalar_load(self.fields[str(e.value)])}")
+            elif e.type.shape == "scalar":
+                self.compute_scalar(e)
+
+    def scalar_load(self, f: Field) -> str:
+        if f.storage in ("int32", "uint32"):
+            return f"load_uint32(data, at_{f.name})"
+        return f"f64(load_{f.storage}(data, at_{f.name}))"
+
+    def scatter(self) -> None:
+        index, value = self.module.decode.args
+        of = index.type.of
+        for f in self.module.fields:
+            if f.packed and f.shape == "kept":
+                self.add(f"q_{f.name} = np.empty(k_{f.of}, np.uint8)")
+                self.add(f"unpack_all(data, at_{f.name}, q_{f.name}, k_{f.of}, {f.bits}, {self.tile})")
+        self.prepare(value)
+        if not self.adding:
+            with self.block("for i in range(n):"):
+                self.add("ys[i] = ZERO")
+        with self.block(f"for j in range(k_{of}):"):
+            self.add(f"i = load_uint32(data, at_{index.value} + 4 * j)")
+            self.add(f"ys[i] {'+=' if self.adding else '='} {self.text(value, 'j')}")
+        self.forget_all()
+
+    def tiles(self) -> None:
+        decode = self.module.decode
+        if self.module.group == 0:
+            self.prepare(decode)
+        with self.block("for t in range(tiles):"):
+            self.add(f"o = t * {self.tile}")
+            self.add(f"m = min({self.tile}, n - o)")
+            self.unpack()
+            self.prepare(decode)
+            with self.block(f"if m == {self.tile}:"):
+                self.add(f"o_ = ys[o : o + {self.tile}]")
+                self.output(decode, str(self.tile), "o_[i]", "+=" if self.adding else "=")
+            with self.block("else:"):
+                self.output(decode, "m", "ys[o + i]", "+=" if self.adding else "=")
+        self.forget_all()
+
+    def output(self, decode: Expr, turns: str, target: str, how: str) -> None:
+        with self.block(f"for i in range({turns}):"):
+            self.add(f"{target} {how} {self.text(decode, 'i')}")
+
+    def forget_all(self) -> None:
+        self.names.clear()
+        self.local.clear()
+
+    def unpack(self) -> None:
+        for f in self.module.fields:
+            if not f.packed or f.shape != "n":
+                continue
+            width, planes = self.tile * f.bits // 8, PLANES[f.bits]
+            self.add(f"w = at_{f.name} + t * {width}")
+            with self.block(f"if m == {self.tile}:"):
+                self.add(f"d_ = data[w : w + {width}]")
+                for p in range(planes):
+                    with self.block(f"for i in range({width}):"):
+                        value = f"plane{f.bits}(d_[i], u8({p * f.bits}))" if planes > 1 else "d_[i]"
+                        self.add(f"q_{f.name}[i + {p * width}] = {value}")
+            with self.block("else:"):
+                self.add(f"unpack_tail(data, w, q_{f.name}, m, {f.bits})")
+
+    def field_value(self, expr: Expr) -> str:
+        f = self.fields[str(expr.value)]
+        return f"load_{f.storage}(data, at_{f.name} + t * {f.item_bits // 8})"
+
+    def leaf(self, expr: Expr, i: str) -> str:
+        f = self.fields[str(expr.value)]
+        if f.packed:
+            return f"i_of_u(q_{f.name}[{i}])"
+        index = f"o + {i}" if f.shape == "n" else i
+        if f.storage in ("int32", "uint32"):
+            return f"i32(load_uint32(data, at_{f.name} + 4 * ({index})))"
+        return f"load_{f.storage}(data, at_{f.name} + {f.item_bits // 8} * ({index}))"
+
+    def check(self) -> str:
+        """The text of `check`: 0, or 1 + piece of a payload of wrong length, or -1 - piece of one
+        with an index outside its tensor."""
+        with self.block("def check(data, table, at, used, lim):"):
+            with self.block("for p in range(table.shape[0]):"):
+                self.add("n = table[p, 1]")
+                with self.block("if n == 0:"):
+                    with self.block("if used[p] != 0:"):
+                        self.add("return 1 + p")
+                    self.add("continue")
+                self.check_piece()
+            self.add("return 0")
+        return str(self)
+
+    def check_piece(self) -> None:
+        dynamic = [(i, s) for i, s in enumerate(self.module.selections) if s.dynamic]
+        self.add("base = at[p]")
+        self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
+        with self.block(f"if used[p] < {4 * len(dynamic)}:"):
+            self.add("return 1 + p")
+        for place, (number, _) in enumerate(dynamic):
+            with self.block(f"if load_uint32(data, base + {4 * place}) > lim[p, {number}]:"):
+                self.add("return 1 + p")
+        self.layout()
+        with self.block("if end - base != used[p]:"):
+            self.add("return 1 + p")
+        if self.module.decode.op == "scatter":
+            index = self.module.decode.args[0]
+            with self.block(f"for j in range(k_{index.type.of}):"), self.block(
+                f"if load_uint32(data, at_{index.value} + 4 * j) >= n:"):  # fmt: skip
+                self.add("return -1 - p")

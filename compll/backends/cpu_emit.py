@@ -1,0 +1,557 @@
+"""From passes to the text of numba kernels.
+
+A kernel loops over the pieces of a batch; a piece over tiles; within a tile every step is a short
+loop with a constant number of turns over data in the first-level cache, which LLVM turns into
+full-width vector code. A last, shorter tile is copied into padded scratch first, so that one body
+serves both. Shared subexpressions live in tile-sized buffers.
+"""
+
+from __future__ import annotations
+
+from compll.backends.cpu_runtime import lane_count
+from compll.backends.cpu_text import TENSOR, Lines, code, element, shared
+from compll.ir import Expr, Field, Module, Selection, walk
+from compll.layout import tile_of
+from compll.passes import LIBRARY, Pass, Program, Sink
+
+PLANES = {1: 8, 2: 4, 4: 2, 8: 1}
+
+
+class Values(Lines):
+    """Emits expressions; knows which values already have a name or a buffer."""
+
+    def __init__(self, module: Module, program: Program | None) -> None:
+        super().__init__()
+        self.module, self.program = module, program
+        self.tile = tile_of(module)
+        self.statics: list[Expr] = []
+        self.names: dict[int, str] = {}
+        self.local: dict[int, str] = {}
+        self.buffers: dict[int, str] = {}
+        self.codes: dict[str, str] = {}
+        self.where = "tile"
+        self.fresh = 0
+
+    def name(self, prefix: str) -> str:
+        """A new local name."""
+        self.fresh += 1
+        return f"{prefix}{self.fresh}"
+
+    # static and tensor-level values
+
+    def static(self, expr: Expr) -> str:
+        """A host-computed value: an element of the piece's row of statics."""
+        known = next((i for i, e in enumerate(self.statics) if e is expr), None)
+        if known is None:
+            known = len(self.statics)
+            self.statics.append(expr)
+        return f"st[p, {known}]"
+
+    def scalar(self, expr: Expr) -> str:
+        """A tensor-level value; scalars are computed once and kept in a local name."""
+        if expr.type.shape == "static":
+            text = self.static(expr)
+            return f"({text} != 0.0)" if expr.type.dtype == "bool" else text
+        return self.names[id(expr)]
+
+    def compute_scalar(self, expr: Expr) -> None:
+        """Emit one tensor-level value (its arguments are there already)."""
+        if id(expr) in self.names or expr.op in ("group_size",):
+            return
+        name = self.names[id(expr)] = self.name("s")
+        if expr.op in LIBRARY:
+            self.library(expr, name)
+        elif expr.op == "choose":
+            c, a, b = map(self.scalar, expr.args)
+            self.add(f"{name} = {a} if {c} else {b}")
+        elif expr.op == "state":
+            self.add(f"{name} = f64(s_{expr.value}[tensor])")
+        elif expr.op == "count_kept":
+            self.add(f"{name} = {self.kept_count(str(expr.value or expr.type.of))}")
+        elif expr.op.startswith("reduce_"):
+            self.kept_reduction(expr, name)
+        else:
+            self.add(f"{name} = {TENSOR[expr.op].format(*map(self.scalar, expr.args))}")
+
+    def kept_count(self, selection: str) -> str:
+        return f"k_{selection}"
+
+    def kept_reduction(self, expr: Expr, name: str) -> None:
+        raise NotImplementedError
+
+    def library(self, expr: Expr, name: str) -> None:
+        raise NotImplementedError
+
+    # element and group values
+
+    def lifted(self, expr: Expr) -> str:
+        """A name for a value that is constant over a loop, float32 or int32."""
+        arg = expr.args[0]
+        if arg.type.shape == "group":
+            return self.group(arg)
+        key = id(expr)
+        if key not in self.names:
+            self.names[key] = self.local[key] = self.name("h")
+            value = self.scalar(arg)
+            cast = {"float": "f32", "int": "i32", "bool": "bool"}[expr.type.dtype]
+            self.add(f"{self.names[key]} = {cast}({value})")
+        return self.names[key]
+
+    def group(self, expr: Expr) -> str:
+        """A group-level value, in a local name."""
+        if id(expr) in self.names:
+            return self.names[id(expr)]
+        text = self.group_text(expr)
+        name = self.names[id(expr)] = self.local[id(expr)] = self.name("v")
+        self.add(f"{name} = {text}")
+        return name
+
+    def group_text(self, expr: Expr) -> str:
+        if expr.op == "lift":
+            return self.lifted(expr)
+        if expr.op == "group_size":
+            return "f32(m)"
+        if expr.op == "field":
+            return self.field_value(expr)
+        if expr.op.startswith("reduce_"):
+            return self.reduction(expr)
+        return element(expr, [self.group(a) for a in expr.args])
+
+    def field_value(self, expr: Expr) -> str:
+        raise NotImplementedError
+
+    def reduction(self, expr: Expr) -> str:
+        raise NotImplementedError
+
+    def prepare(self, *roots: Expr) -> None:
+        """Give names to everything constant over the loop that is about to be emitted."""
+        for e in walk(*roots):
+            if e.op == "lift" and e.type.shape in ("n", "kept", "group"):
+                self.lifted(e)
+
+    def draw(self, number: int, element: str) -> None:
+        """Emit the keys of a stream of draws, for elements around `element`."""
+        self.add(f"r{number}h = {element} >> 32")
+        self.add(f"r{number} = stream(u64(seed), u64(step), u64(tensor), u64({number}), u64(r{number}h))")
+        self.add(f"r{number}a = u32(r{number} >> u64(32))")
+        self.add(f"r{number}b = u32(r{number} & u64(0xFFFFFFFF))")
+
+    def text(self, expr: Expr, i: str) -> str:
+        """The value of an element expression at index i."""
+        if id(expr) in self.buffers:
+            return f"{self.buffers[id(expr)]}[{i}]"
+        if expr.op == "lift":
+            return self.lifted(expr)
+        if expr.op == "uniform":
+            return f"uniform(u32(e + {i}), r{expr.value}a, r{expr.value}b)"
+        if expr.op == "code":
+            return self.code_text(expr, i)
+        if not expr.args:
+            return self.leaf(expr, i)
+        return element(expr, [self.text(a, i) for a in expr.args])
+
+    def code_text(self, expr: Expr, i: str) -> str:
+        field = next(f for f in self.module.fields if f.name == expr.value)
+        if field.name in self.codes:
+            return f"i_of_u({self.codes[field.name]}[{i}])"
+        return f"i_of_u({code(field.bits, expr.args[0], self.text(expr.args[0], i))})"
+
+    def leaf(self, expr: Expr, i: str) -> str:
+        raise NotImplementedError
+
+
+class Encoder(Values):
+    """Emits the encode kernel of a program."""
+
+    def __init__(self, program: Program, feed: bool) -> None:
+        super().__init__(program.module, program)
+        self.prog, self.feed = program, feed
+        states = [s for s in program.module.states if feed]
+        self.elementwise = [s.name for s in states if s.shape == "n"]
+        self.per_tensor = [s.name for s in states if s.shape != "n"]
+
+    def kernel(self) -> str:
+        """The text of `encode`."""
+        states = "".join(f", a_{s}" for s in self.elementwise + self.per_tensor)
+        head = f"def encode(x, table, out, at, lim, st, seed, step, scale, back{states}):"
+        with self.block(head):
+            self.scratch()
+            with self.block("for p in range(table.shape[0]):"):
+                self.piece()
+            self.add("return used")
+        return str(self)
+
+    def scratch(self) -> None:
+        tile = self.tile
+        self.add("used = np.zeros(table.shape[0], np.int64)")
+        self.add(f"acc = np.empty({lane_count(tile)}, np.float32)")
+        self.add(f"red = np.empty({tile}, np.float32)")
+        self.add(f"g_tail = np.zeros({tile}, np.float32)")
+        for s in self.elementwise:
+            self.add(f"{s}_tail = np.zeros({tile}, np.float32)")
+        for f in self.module.fields:
+            if f.packed and f.shape == "n":
+                self.add(f"q_{f.name} = np.empty({tile}, np.uint8)")
+        for number in range(8):
+            self.add(f"b{number} = np.empty({tile}, np.float32)")
+            self.add(f"c{number} = np.empty({tile}, np.int32)")
+
+    def piece(self) -> None:
+        self.add("n = table[p, 1]")
+        with self.block("if n == 0:"):
+            self.add("continue")
+        self.add("tensor = table[p, 2]")
+        self.add("first = table[p, 3]")
+        self.add("base = at[p]")
+        self.add("xs = x[table[p, 0] : table[p, 0] + n]")
+        for s in self.elementwise:
+            self.add(f"s_{s} = a_{s}[table[p, 4] : table[p, 4] + n]")
+        for s in self.per_tensor:
+            self.add(f"s_{s} = a_{s}")
+        self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
+        self.add("bad = i32(0)")
+        self.starts()
+        for one in self.prog.passes:
+            self.one_pass(one)
+        for sink in self.prog.scalars:
+            self.scalar_sink(sink)
+        if self.module.status:
+            self.add("out[end] = np.uint8(1) if bad >= i32(0x7F800000) else np.uint8(0)")
+            self.add("end += 1")
+        self.add("used[p] = end - base")
+
+    def starts(self) -> None:
+        """Where the fields of fixed size begin."""
+        dynamic = sum(s.dynamic for s in self.module.selections)
+        self.add(f"end = base + {4 * dynamic}")
+        for f in self.module.fields:
+            if f.shape != "kept":
+                self.add(f"at_{f.name} = end")
+                self.add(f"end += {size_text(f, self.tile)}")
+
+    # one walk over the tiles
+
+    def one_pass(self, one: Pass) -> None:
+        for expr in one.scalars:
+            if expr.op not in ("reduce_sum", "reduce_max", "reduce_min") or expr.args[0].type.shape == "kept":
+                self.compute_scalar(expr)
+        for s in one.selections:
+            self.open_selection(s)
+        loops = one.reductions or one.selections or one.status or [s for s in one.sinks]
+        if loops:
+            self.tiles(one)
+        for s in one.selections:
+            self.close_selection(s, one)
+
+    def tiles(self, one: Pass) -> None:
+        roots = [e.args[0] for e in one.reductions] + [s.expr for s in one.sinks]
+        for number in draws(*self.loops(one)):
+            self.draw(number, "first")
+        if self.module.group == 0:
+            self.prepare(*roots, *(s.key for s in one.selections))
+            for expr in one.reductions:
+                self.open_reduction(expr)
+        with self.block("for t in range(tiles):"):
+            self.tile_body(one)
+        self.forget()
+        if self.module.group == 0:
+            for expr in one.reductions:
+                self.close_reduction(expr)
+
+    def forget(self) -> None:
+        """Names and buffers of a tile do not outlive it."""
+        self.buffers.clear()
+        self.codes.clear()
+        for key in list(self.local):
+            self.names.pop(key, None)
+        self.local.clear()
+
+    def tile_body(self, one: Pass) -> None:
+        tile = self.tile
+        self.add(f"o = t * {tile}")
+        self.add(f"m = min({tile}, n - o)")
+        self.add("e = first + o")
+        with self.block(f"if m == {tile}:"):
+            self.add(f"g_ = xs[o : o + {tile}]")
+            for s in self.elementwise:
+                self.add(f"{s}_ = s_{s}[o : o + {tile}]")
+        with self.block("else:"):
+            self.copy_tail("g", "xs")
+            for s in self.elementwise:
+                self.copy_tail(s, f"s_{s}")
+        loops = self.loops(one)
+        for number in draws(*loops):
+            with self.block(f"if e >> 32 != r{number}h:"):
+                self.draw(number, "e")
+        self.make_buffers(loops, one)
+        if one.status:
+            self.status_loop()
+        self.tile_steps(one)
+        self.write_tail(one)
+
+    def copy_tail(self, name: str, source: str) -> None:
+        self.add(f"{name}_ = {name}_tail")
+        with self.block("for i in range(m):"):
+            self.add(f"{name}_[i] = {source}[o + i]")
+        with self.block(f"for i in range(m, {self.tile}):"):
+            self.add(f"{name}_[i] = ZERO")
+
+    def write_tail(self, one: Pass) -> None:
+        states = [s.name for s in one.sinks if s.kind == "state"]
+        with self.block(f"if m < {self.tile}:"):
+            self.add("pass")
+            for s in states:
+                with self.block("for i in range(m):"):
+                    self.add(f"s_{s}[o + i] = {s}_[i]")
+            if any(s.kind == "back" for s in one.sinks):
+                with self.block("for i in range(m if back else 0):"):
+                    self.add("xs[o + i] = g_[i]")
+
+    def loops(self, one: Pass) -> list[Expr]:
+        roots = [e.args[0] for e in one.reductions] + [s.key for s in one.selections]
+        roots += [s.expr for s in one.sinks if s.expr.type.shape == "n"]
+        inner = [e.args[0] for e in walk(*(s.expr for s in one.sinks))
+                 if e.op.startswith("reduce_") and e.type.shape == "group"]  # fmt: skip
+        return roots + inner + ([self.prog.gradient] if one.status else [])
+
+    def make_buffers(self, loops: list[Expr], one: Pass) -> None:
+        """Compute shared values that depend on no reduction of this tile."""
+        packed = {s.name for s in one.sinks if s.field is not None and s.field.packed}
+        self.pending = shared(loops, 2, lambda e: e.op == "code" and e.value in packed)
+        self.available()
+
+    def available(self) -> None:
+        """Fill the buffers whose inputs are known by now."""
+        for e in list(self.pending):
+            if all(a.op != "lift" or a.args[0].type.shape != "group" or self.ready(a.args[0]) for a in walk(e)):
+                self.pending.remove(e)
+                self.fill_buffer(e)
+
+    def ready(self, expr: Expr) -> bool:
+        return all(not e.op.startswith("reduce_") or id(e) in self.names for e in walk(expr))
+
+    def fill_buffer(self, expr: Expr) -> None:
+        kind = "c" if expr.type.dtype == "int" else "b"
+        taken = sum(v[0] == kind for v in self.buffers.values())
+        if taken >= 8:
+            return
+        self.prepare(expr)
+        with self.block(f"for i in range({self.tile}):"):
+            self.add(f"{kind}{taken}[i] = {self.text(expr, 'i')}")
+        self.buffers[id(expr)] = f"{kind}{taken}"
+
+    def status_loop(self) -> None:
+        with self.block(f"for i in range({self.tile}):"):
+            self.add(f"bad = i_max(bad, abs_bits({self.text(self.prog.gradient, 'i')}))")
+
+    def tile_steps(self, one: Pass) -> None:
+        for expr in one.reductions:
+            if self.module.group == 0:
+                self.step_reduction(expr)
+        for s in one.selections:
+            self.compact(s)
+        order = {"field": 0, "state": 1, "back": 2}
+        for sink in sorted(one.sinks, key=lambda s: order[s.kind]):
+            self.step_sink(sink)
+
+    # reductions
+
+    def reduction(self, expr: Expr) -> str:
+        """A group's reduction: emits the loops, returns the text of the value."""
+        return self.tile_reduction(expr.op, expr.args[0])
+
+    def tile_reduction(self, op: str, arg: Expr) -> str:
+        self.prepare(arg)
+        self.available()
+        if op == "reduce_sum":
+            self.lane_sum(arg)
+            return "acc[0]"
+        return f"unkey({self.extreme(op, arg)})"
+
+    def lane_sum(self, arg: Expr) -> None:
+        """Sum in the order of [Note: order of sums], into acc[0]."""
+        lanes, tile = lane_count(self.tile), self.tile
+        term = self.text(arg, "i")
+        if not zero_at_zero(arg):
+            with self.block(f"for i in range({tile}):"):
+                self.add(f"red[i] = {term}")
+            with self.block(f"for i in range(m, {tile}):"):
+                self.add("red[i] = ZERO")
+            value = "red[{}]".format
+        else:
+            value = lambda i: self.text(arg, i)  # noqa: E731
+        with self.block(f"for i in range({lanes}):"):
+            self.add(f"acc[i] = {value('i')}")
+        if tile > lanes:
+            with self.block(f"for k in range({lanes}, {tile}, {lanes}):"), self.block(f"for i in range({lanes}):"):
+                self.add(f"acc[i] += {value('k + i')}")
+        width = lanes // 2
+        while width >= 1:
+            with self.block(f"for i in range({width}):"):
+                self.add(f"acc[i] += acc[i + {width}]")
+            width //= 2
+
+    def extreme(self, op: str, arg: Expr) -> str:
+        """The largest or smallest order key of a tile, in a local name."""
+        name = self.name("x")
+        magnitude = op == "reduce_max" and arg.op == "abs"
+        if magnitude and arg.args[0].type.dtype == "float":
+            term, start, turns = f"abs_bits({self.text(arg.args[0], 'i')})", "i32(0)", str(self.tile)
+            turns = turns if zero_at_zero(arg) else "m"
+        else:
+            start = "i32(-2147483647)" if op == "reduce_max" else "i32(2147483647)"
+            term, turns = f"key({self.text(arg, 'i')})", "m"
+        self.add(f"{name} = {start}")
+        with self.block(f"for i in range({turns}):"):
+            self.add(f"{name} = {'i_max' if op == 'reduce_max' else 'i_min'}({name}, {term})")
+        return name
+
+    def open_reduction(self, expr: Expr) -> None:
+        name = self.names[id(expr)] = self.name("s")
+        if expr.op == "reduce_sum":
+            self.add(f"part_{name} = np.empty(tiles, np.float32)")
+        else:
+            self.add(f"best_{name} = i32({'-2147483647' if expr.op == 'reduce_max' else '2147483647'})")
+
+    def step_reduction(self, expr: Expr) -> None:
+        name = self.names[id(expr)]
+        if expr.op == "reduce_sum":
+            self.tile_reduction(expr.op, expr.args[0])
+            self.add(f"part_{name}[t] = acc[0]")
+        else:
+            self.prepare(expr.args[0])
+            found = self.extreme(expr.op, expr.args[0])
+            self.add(f"best_{name} = {'i_max' if expr.op == 'reduce_max' else 'i_min'}(best_{name}, {found})")
+
+    def close_reduction(self, expr: Expr) -> None:
+        name = self.names[id(expr)]
+        done = f"total(part_{name})" if expr.op == "reduce_sum" else f"f64(unkey(best_{name}))"
+        self.add(f"{name} = {done}")
+
+    # sinks
+
+    def step_sink(self, sink: Sink) -> None:
+        if sink.expr.type.shape == "group":
+            assert sink.field is not None
+            value = self.group(sink.expr)
+            self.available()
+            self.add(self.store(sink.field, f"at_{sink.name} + t * {sink.field.item_bits // 8}", value, sink.expr))
+            return
+        self.prepare_groups(sink.expr)
+        self.available()
+        self.prepare(sink.expr)
+        {"field": self.field_sink, "state": self.state_sink, "back": self.back_sink}[sink.kind](sink)
+
+    def prepare_groups(self, expr: Expr) -> None:
+        for e in walk(expr):
+            if e.op == "lift" and e.args[0].type.shape == "group":
+                self.group(e.args[0])
+
+    def field_sink(self, sink: Sink) -> None:
+        f = sink.field
+        assert f is not None
+        if not f.packed:
+            with self.block("for i in range(m):"):
+                size = f.item_bits // 8
+                self.add(self.store(f, f"at_{f.name} + {size} * (o + i)", self.text(sink.expr, "i"), sink.expr))
+            return
+        buffer = f"q_{f.name}"
+        with self.block(f"for i in range({self.tile}):"):
+            self.add(f"{buffer}[i] = {code(f.bits, sink.expr, self.text(sink.expr, 'i'))}")
+        self.codes[f.name] = buffer
+        self.pack(f, buffer)
+
+    def pack(self, f: Field, buffer: str) -> None:
+        width, planes = self.tile * f.bits // 8, PLANES[f.bits]
+        self.add(f"w = at_{f.name} + t * {width}")
+        with self.block(f"if m == {self.tile}:"):
+            self.add(f"o_ = out[w : w + {width}]")
+            with self.block(f"for i in range({width}):"):
+                parts = ", ".join(f"{buffer}[i + {p * width}]" for p in range(planes))
+                self.add(f"o_[i] = {f'pack{planes}({parts})' if planes > 1 else parts}")
+        with self.block("else:"):
+            self.add(f"pack_tail({buffer}, out, w, m, {f.bits})")
+
+    def store(self, f: Field, at: str, value: str, expr: Expr) -> str:
+        if f.storage in ("int32", "uint32"):
+            return f"store_uint32(out, {at}, i64({value}))"
+        if expr.type.dtype != "float":
+            value = f"f_of_{'i' if expr.type.dtype == 'int' else 'b'}({value})"
+        return f"store_{f.storage}(out, {at}, {value})"
+
+    def state_sink(self, sink: Sink) -> None:
+        expr, name = sink.expr, f"{sink.name}_"
+        if expr.op == "where" and expr.args[0].op == "in":
+            expr = expr.args[2]
+        if expr.op == "state" and expr.value == sink.name:
+            return
+        with self.block(f"for i in range({self.tile}):"):
+            self.add(f"y = {self.text(expr, 'i')}")
+            self.add(f"{name}[i] = f_where(finite(y), y, {name}[i])")
+        self.buffers = {k: v for k, v in self.buffers.items() if v != name}
+
+    def back_sink(self, sink: Sink) -> None:
+        with self.block("if back:"), self.block(f"for i in range({self.tile}):"):
+            self.add(f"g_[i] = {self.text(sink.expr, 'i')}")
+
+    def scalar_sink(self, sink: Sink) -> None:
+        if sink.kind == "state":
+            value = self.scalar(sink.expr)
+            with self.block(f"if np.isfinite({value}):"):
+                self.add(f"a_{sink.name}[tensor] = f32({value})")
+            return
+        f = sink.field
+        assert f is not None
+        value = self.scalar(sink.expr)
+        text = f"i64({value})" if "int" in f.storage else f"f32({value})"
+        self.add(f"store_{'uint32' if 'int' in f.storage else f.storage}(out, at_{f.name}, {text})")
+
+    def leaf(self, expr: Expr, i: str) -> str:
+        tile = self.where == "tile"
+        if expr.op == "input":
+            return f"({'g_' if tile else 'xs'}[{i}] * scale)"
+        if expr.op == "state":
+            return f"{expr.value}_[{i}]" if tile else f"s_{expr.value}[{i}]"
+        raise NotImplementedError(expr.op)
+
+    # library calls and selections: Selecting, in cpu_select.py, gives these a body
+
+    def library(self, expr: Expr, name: str) -> None:
+        raise NotImplementedError
+
+    def open_selection(self, s: Selection) -> None:
+        raise NotImplementedError
+
+    def compact(self, s: Selection) -> None:
+        raise NotImplementedError
+
+    def close_selection(self, s: Selection, one: Pass) -> None:
+        raise NotImplementedError
+
+
+def zero_at_zero(expr: Expr) -> bool:
+    """Whether an element expression is zero where the gradient and the states are zero."""
+    if expr.op in ("input", "state"):
+        return True
+    if expr.op in ("add", "sub"):
+        return all(map(zero_at_zero, expr.args))
+    if expr.op in ("neg", "abs", "floor", "ceil", "round", "sqrt", "float", "float16", "bfloat16"):
+        return zero_at_zero(expr.args[0])
+    # Not mul: zero times an infinite scalar is NaN; the square of a zero is safe.
+    return expr.op == "mul" and expr.args[0] is expr.args[1] and zero_at_zero(expr.args[0])
+
+
+def draws(*roots: Expr) -> list[int]:
+    """Numbers of the random draws below these expressions."""
+    return sorted({int(e.value) for e in walk(*roots) if e.op == "uniform"})
+
+
+def size_text(f: Field, tile: int) -> str:
+    """Bytes of a field of fixed size, as text over n and tiles."""
+    if f.shape == "scalar":
+        return str(f.item_bits // 8)
+    if f.shape == "group":
+        return f"tiles * {f.item_bits // 8}"
+    if f.packed:
+        return f"(n // {tile}) * {tile * f.bits // 8} + ((n % {tile}) * {f.bits} + 7) // 8"
+    return f"n * {f.item_bits // 8}"

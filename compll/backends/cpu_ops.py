@@ -1,0 +1,213 @@
+"""Typed primitives for the generated CPU kernels.
+
+Numba widens small integers to 64 bits and cannot reinterpret bits, which costs vector width, so
+each primitive states its LLVM instructions itself. All are elementwise and inline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+I8, I32, F32, HALF = ir.IntType(8), ir.IntType(32), ir.FloatType(), ir.HalfType()
+f32, i32, u32, u8, b1, i64 = types.float32, types.int32, types.uint32, types.uint8, types.boolean, types.int64
+BYTES = types.Array(types.uint8, 1, "C")
+
+Emit = Callable[[Any, Any, Any], Any]
+
+
+def _primitive(result: Any, args: tuple[Any, ...], emit: Emit) -> Any:
+    """An intrinsic with a fixed signature; emit(context, builder, values) builds it."""
+    names = ", ".join(f"a{i}" for i in range(len(args)))
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return emit((context, signature), builder, values)
+
+    # Numba reads the number of arguments from the function itself.
+    scope: dict[str, Any] = {"signature": result(*args), "generate": generate}
+    exec(f"def declare(typing, {names}):\n    return signature, generate", scope)  # noqa: S102
+    return intrinsic(scope["declare"])
+
+
+def _llvm(name: str) -> Emit:
+    def emit(context: Any, b: Any, v: Any) -> Any:
+        return b.call(b.module.declare_intrinsic(f"llvm.{name}", [F32]), v)
+
+    return emit
+
+
+def _c(value: int) -> Any:
+    return ir.Constant(I32, value)
+
+
+def _binary(method: str) -> Any:
+    return _primitive(i32, (i32, i32), lambda c, b, v: getattr(b, method)(v[0], v[1]))
+
+
+def _select(kind: Any) -> Any:
+    return _primitive(kind, (b1, kind, kind), lambda c, b, v: b.select(v[0], v[1], v[2]))
+
+
+f_abs, f_floor, f_ceil, f_round, f_sqrt = (
+    _primitive(f32, (f32,), _llvm(n)) for n in ("fabs", "floor", "ceil", "rint", "sqrt")
+)
+f_where, i_where, b_where = _select(f32), _select(i32), _select(b1)
+b_and = _primitive(b1, (b1, b1), lambda c, b, v: b.and_(*v))
+b_or = _primitive(b1, (b1, b1), lambda c, b, v: b.or_(*v))
+b_not = _primitive(b1, (b1,), lambda c, b, v: b.xor(v[0], ir.Constant(ir.IntType(1), 1)))
+i_add, i_sub, i_mul = _binary("add"), _binary("sub"), _binary("mul")
+i_and, i_or, i_xor = _binary("and_"), _binary("or_"), _binary("xor")
+i_shl = _primitive(i32, (i32, i32), lambda c, b, v: b.shl(v[0], b.and_(v[1], _c(31))))
+i_shr = _primitive(i32, (i32, i32), lambda c, b, v: b.ashr(v[0], b.and_(v[1], _c(31))))
+i_neg = _primitive(i32, (i32,), lambda c, b, v: b.neg(v[0]))
+i_max = _primitive(i32, (i32, i32), lambda c, b, v: b.select(b.icmp_signed(">", *v), *v))
+i_min = _primitive(i32, (i32, i32), lambda c, b, v: b.select(b.icmp_signed("<", *v), *v))
+i_abs = _primitive(i32, (i32,), lambda c, b, v: b.select(b.icmp_signed("<", v[0], _c(0)), b.neg(v[0]), v[0]))
+f_of_i = _primitive(f32, (i32,), lambda c, b, v: b.sitofp(v[0], F32))
+f_of_b = _primitive(f32, (b1,), lambda c, b, v: b.uitofp(v[0], F32))
+i_of_b = _primitive(i32, (b1,), lambda c, b, v: b.zext(v[0], I32))
+i_of_u = _primitive(i32, (u8,), lambda c, b, v: b.zext(v[0], I32))
+
+
+def _clamped(b: Any, x: Any, least: float, most: float) -> Any:
+    low, high = ir.Constant(F32, least), ir.Constant(F32, most)
+    x = b.select(b.fcmp_ordered(">", x, low), x, low)
+    return b.select(b.fcmp_ordered("<", x, high), x, high)
+
+
+def _code(most: int) -> Any:
+    """float to 0..most: truncated; NaN becomes 0."""
+    return _primitive(u8, (f32,), lambda c, b, v: b.trunc(b.fptosi(_clamped(b, v[0], 0.0, most), I32), I8))
+
+
+code1, code2, code4, code8 = _code(1), _code(3), _code(15), _code(255)
+
+
+def _i_code(most: int) -> Any:
+    def emit(c: Any, b: Any, v: Any) -> Any:
+        x = b.select(b.icmp_signed(">", v[0], _c(0)), v[0], _c(0))
+        return b.trunc(b.select(b.icmp_signed("<", x, _c(most)), x, _c(most)), I8)
+
+    return _primitive(u8, (i32,), emit)
+
+
+i_code1, i_code2, i_code4, i_code8 = _i_code(1), _i_code(3), _i_code(15), _i_code(255)
+b_code = _primitive(u8, (b1,), lambda c, b, v: b.zext(v[0], I8))
+
+
+def _trunc(c: Any, b: Any, v: Any) -> Any:
+    finite = b.fcmp_ordered("<", b.call(b.module.declare_intrinsic("llvm.fabs", [F32]), v), ir.Constant(F32, float("inf")))
+    clamped = b.fptosi(_clamped(b, v[0], -(2.0**31), 2.0**31 - 128), I32)
+    return b.select(finite, clamped, _c(0))
+
+
+i_trunc = _primitive(i32, (f32,), _trunc)
+bits = _primitive(i32, (f32,), lambda c, b, v: b.bitcast(v[0], I32))
+unbits = _primitive(f32, (i32,), lambda c, b, v: b.bitcast(v[0], F32))
+abs_bits = _primitive(i32, (f32,), lambda c, b, v: b.and_(b.bitcast(v[0], I32), _c(0x7FFFFFFF)))
+
+
+def _ordered(b: Any, x: Any) -> Any:
+    return b.xor(x, b.and_(b.ashr(x, _c(31)), _c(0x7FFFFFFF)))
+
+
+key = _primitive(i32, (f32,), lambda c, b, v: _ordered(b, b.bitcast(v[0], I32)))
+unkey = _primitive(f32, (i32,), lambda c, b, v: b.bitcast(_ordered(b, v[0]), F32))
+finite = _primitive(b1, (f32,), lambda c, b, v: b.icmp_signed(
+    "<", b.and_(b.bitcast(v[0], I32), _c(0x7FFFFFFF)), _c(0x7F800000)))  # fmt: skip
+is_nan = _primitive(b1, (f32,), lambda c, b, v: b.fcmp_unordered("uno", v[0], v[0]))
+
+
+def _bf16_bits(b: Any, x: Any) -> Any:
+    raw = b.bitcast(x, I32)
+    odd = b.and_(b.lshr(raw, _c(16)), _c(1))
+    near = b.add(b.add(raw, _c(0x7FFF)), odd)
+    quiet = b.or_(raw, _c(0x400000))
+    return b.lshr(b.select(b.fcmp_unordered("uno", x, x), quiet, near), _c(16))
+
+
+bfloat16 = _primitive(f32, (f32,), lambda c, b, v: b.bitcast(b.shl(_bf16_bits(b, v[0]), _c(16)), F32))
+float16 = _primitive(f32, (f32,), lambda c, b, v: b.fpext(b.fptrunc(v[0], HALF), F32))
+
+
+def _bf16_up(c: Any, b: Any, v: Any) -> Any:
+    raw = b.bitcast(v[0], I32)
+    up = b.and_(b.add(raw, _c(0xFFFF)), _c(-65536))
+    usual = b.icmp_signed("<", b.and_(raw, _c(0x7FFFFFFF)), _c(0x7F800000))
+    return b.bitcast(b.select(usual, up, raw), F32)
+
+
+bfloat16_up = _primitive(f32, (f32,), _bf16_up)
+
+
+def _mixed(b: Any, x: Any, k1: Any) -> Any:
+    x = b.mul(b.xor(x, b.lshr(x, _c(16))), _c(0x7FEB352D))
+    x = b.xor(x, k1)
+    x = b.mul(b.xor(x, b.lshr(x, _c(15))), _c(0x846CA68B))
+    return b.xor(x, b.lshr(x, _c(16)))
+
+
+def _uniform(c: Any, b: Any, v: Any) -> Any:
+    x = b.lshr(_mixed(b, b.add(v[0], v[1]), v[2]), _c(8))
+    return b.fmul(b.sitofp(x, F32), ir.Constant(F32, 2.0**-24))
+
+
+#: uniform(element's low 32 bits, k0, k1): see [Note: random draws]
+uniform = _primitive(f32, (u32, u32, u32), _uniform)
+#: the hash that chooses sample positions
+scramble = _primitive(u32, (u32,), lambda c, b, v: _mixed(b, v[0], _c(0)))
+pack2 = _primitive(u8, (u8, u8), lambda c, b, v: _packed(b, v, 4))
+pack4 = _primitive(u8, (u8,) * 4, lambda c, b, v: _packed(b, v, 2))
+pack8 = _primitive(u8, (u8,) * 8, lambda c, b, v: _packed(b, v, 1))
+
+
+def _packed(b: Any, values: Any, width: int) -> Any:
+    total = values[0]
+    for plane, value in enumerate(values[1:], 1):
+        total = b.or_(total, b.shl(value, ir.Constant(I8, plane * width)))
+    return total
+
+
+def _plane(width: int) -> Any:
+    """plane(byte, shift): the code of one plane."""
+    mask = ir.Constant(I8, (1 << width) - 1)
+    return _primitive(u8, (u8, u8), lambda c, b, v: b.and_(b.lshr(v[0], v[1]), mask))
+
+
+plane1, plane2, plane4 = _plane(1), _plane(2), _plane(4)
+
+
+def _address(context: Any, b: Any, array: Any, at: Any, kind: Any) -> Any:
+    target, signature = context
+    data = target.make_array(signature.args[0])(target, b, array).data
+    return b.bitcast(b.gep(data, [at]), kind.as_pointer())
+
+
+def _store(kind: Any, value: Any, convert: Callable[[Any, Any], Any]) -> Any:
+    def emit(context: Any, b: Any, v: Any) -> Any:
+        b.store(convert(b, v[2]), _address(context, b, v[0], v[1], kind), align=1)
+        return context[0].get_dummy_value()
+
+    return _primitive(types.void, (BYTES, i64, value), emit)
+
+
+def _load(kind: Any, result: Any, convert: Callable[[Any, Any], Any]) -> Any:
+    def emit(context: Any, b: Any, v: Any) -> Any:
+        return convert(b, b.load(_address(context, b, v[0], v[1], kind), align=1))
+
+    return _primitive(result, (BYTES, i64), emit)
+
+
+I16 = ir.IntType(16)
+store_float32 = _store(F32, f32, lambda b, x: x)
+store_float16 = _store(HALF, f32, lambda b, x: b.fptrunc(x, HALF))
+store_bfloat16 = _store(I16, f32, lambda b, x: b.trunc(_bf16_bits(b, x), I16))
+store_uint32 = _store(I32, i64, lambda b, x: b.trunc(x, I32))
+load_float32 = _load(F32, f32, lambda b, x: x)
+load_float16 = _load(HALF, f32, lambda b, x: b.fpext(x, F32))
+load_bfloat16 = _load(I16, f32, lambda b, x: b.bitcast(b.shl(b.zext(x, I32), _c(16)), F32))
+load_uint32 = _load(I32, i64, lambda b, x: b.zext(x, ir.IntType(64)))

@@ -1,0 +1,226 @@
+"""Functions that generated CPU kernels call: packing of tails, sums, selection."""
+
+from __future__ import annotations
+
+# ruff: noqa: E741
+import numba
+import numpy as np
+from numba import njit
+
+from compll.backends import cpu_ops as ops
+
+u32, u64, f32 = np.uint32, np.uint64, np.float32
+LANES = 128
+
+
+@njit(nogil=True, cache=True)
+def splitmix(x):  # type: ignore[no-untyped-def]
+    x = u64(x + u64(0x9E3779B97F4A7C15))
+    x = u64((x ^ (x >> u64(30))) * u64(0xBF58476D1CE4E5B9))
+    x = u64((x ^ (x >> u64(27))) * u64(0x94D049BB133111EB))
+    return u64(x ^ (x >> u64(31)))
+
+
+@njit(nogil=True, cache=True)
+def stream(seed, step, tensor, draw, high):  # type: ignore[no-untyped-def]
+    """The 64 bits whose halves are a stream's keys (see [Note: random draws])."""
+    h = splitmix(u64(seed))
+    h = splitmix(u64(h ^ u64(step)))
+    h = splitmix(u64(h ^ u64(tensor)))
+    h = splitmix(u64(h ^ u64(draw)))
+    return splitmix(u64(h ^ u64(high)))
+
+
+@njit(nogil=True, cache=True)
+def pack_tail(codes, out, at, count, bits):  # type: ignore[no-untyped-def]
+    """Pack a tile of fewer than its full number of elements."""
+    width = (count * bits + 7) // 8
+    for j in range(width):
+        byte = np.uint8(0)
+        for p in range(8 // bits):
+            i = j + p * width
+            if i < count:
+                byte = np.uint8(byte | np.uint8(codes[i] << (p * bits)))
+        out[at + j] = byte
+
+
+@njit(nogil=True, cache=True)
+def unpack_tail(data, at, codes, count, bits):  # type: ignore[no-untyped-def]
+    """Inverse of pack_tail."""
+    width = (count * bits + 7) // 8
+    mask = (1 << bits) - 1
+    for i in range(count):
+        codes[i] = np.uint8((data[at + i % width] >> ((i // width) * bits)) & mask)
+
+
+@njit(nogil=True, cache=True)
+def total(parts):  # type: ignore[no-untyped-def]
+    """Float64 sum of the tiles' sums (see [Note: order of sums])."""
+    lanes = np.zeros(LANES, np.float64)
+    for i in range(len(parts)):
+        lanes[i % LANES] += np.float64(parts[i])
+    width = LANES // 2
+    while width > 0:
+        for l in range(width):
+            lanes[l] += lanes[l + width]
+        width //= 2
+    return lanes[0]
+
+
+@njit(nogil=True, cache=True)
+def kept_sum(values, tile):  # type: ignore[no-untyped-def]
+    """Sum over selected elements, in the order of a whole tensor's."""
+    lanes = min(LANES, tile)
+    tiles = max(1, (len(values) + tile - 1) // tile)
+    parts = np.zeros(tiles, np.float32)
+    acc = np.empty(lanes, np.float32)
+    for t in range(tiles):
+        acc[:] = f32(0)
+        for i in range(t * tile, min(len(values), (t + 1) * tile)):
+            acc[(i - t * tile) % lanes] += values[i]
+        width = lanes // 2
+        while width > 0:
+            for l in range(width):
+                acc[l] += acc[l + width]
+            width //= 2
+        parts[t] = acc[0]
+    return total(parts)
+
+
+@njit(nogil=True, cache=True)
+def kept_max(values, tile):  # type: ignore[no-untyped-def]
+    """Largest of the selected elements (0 when there is none)."""
+    best = np.int32(-2147483647)
+    for i in range(len(values)):
+        best = ops.i_max(best, ops.key(values[i]))
+    return np.float64(ops.unkey(best)) if len(values) else 0.0
+
+
+@njit(nogil=True, cache=True)
+def kept_min(values, tile):  # type: ignore[no-untyped-def]
+    """Smallest of the selected elements (0 when there is none)."""
+    best = np.int32(2147483647)
+    for i in range(len(values)):
+        best = ops.i_min(best, ops.key(values[i]))
+    return np.float64(ops.unkey(best)) if len(values) else 0.0
+
+
+@njit(nogil=True, cache=True)
+def sample_positions(seed, step, tensor, n, count):  # type: ignore[no-untyped-def]
+    """One random position in each of `count` equal stretches of n elements."""
+    count = max(1, min(count, n))
+    k0 = u32(stream(seed, step, tensor, u64(0xFFFFFFFFFFFFFFFF), u64(0)) >> u64(32))
+    out = np.empty(count, np.int64)
+    for j in range(count):
+        low, high = j * n // count, (j + 1) * n // count
+        out[j] = low + np.int64(ops.scramble(u32(u32(j) ^ k0))) % max(high - low, 1)
+    return out
+
+
+@njit(nogil=True, cache=True)
+def _kth(keys, k):  # type: ignore[no-untyped-def]
+    """The k-th largest of int32 keys (Hoare's selection, median of three); reorders keys."""
+    low, high, want = 0, len(keys) - 1, len(keys) - k
+    while low < high:
+        a, b, c = keys[low], keys[(low + high) // 2], keys[high]
+        pivot = max(min(a, b), min(max(a, b), c))
+        i, j = low, high
+        while i <= j:
+            while keys[i] < pivot:
+                i += 1
+            while keys[j] > pivot:
+                j -= 1
+            if i <= j:
+                keys[i], keys[j] = keys[j], keys[i]
+                i += 1
+                j -= 1
+        if want <= j:
+            high = j
+        elif want >= i:
+            low = i
+        else:
+            break
+    return keys[want]
+
+
+@njit(nogil=True, cache=True)
+def kth_largest(x, k):  # type: ignore[no-untyped-def]
+    """The k-th largest of a float32 array; NaN (positive) is the largest value there is.
+
+    A sample brackets the answer from below, one sweep keeps what is above the bracket, and only
+    that is selected from; a bracket that is too high is lowered.
+    """
+    n = len(x)
+    k = max(1, min(np.int64(k), n))
+    wanted = k + 4 * np.int64(np.sqrt(k)) + 16
+    size = 4096
+    if n <= 4 * size or wanted * 2 >= n:
+        keys = np.empty(n, np.int32)
+        for i in range(n):
+            keys[i] = ops.key(x[i])
+        return ops.unkey(np.int32(_kth(keys, k)))
+    sample = np.empty(size, np.int32)
+    for j in range(size):
+        sample[j] = ops.key(x[j * n // size + np.int64(ops.scramble(u32(j))) % (n // size)])
+    rank = wanted * size // n
+    rank = min(size, rank + 4 * np.int64(np.sqrt(rank)) + 4)
+    least = np.int32(_kth(sample, rank))
+    room = np.empty(n + 1, np.int32)
+    count = 0
+    for i in range(n):
+        value = ops.key(x[i])
+        room[count] = value
+        count += value >= least
+    if count < k:
+        for i in range(n):
+            room[i] = ops.key(x[i])
+        count = n
+    return ops.unkey(np.int32(_kth(room[:count], k)))
+
+
+@njit(nogil=True, cache=True)
+def adjust(x, t, low, high, down, up, tries):  # type: ignore[no-untyped-def]
+    """See `adjust` in the operator table."""
+    for _ in range(np.int64(max(0.0, min(tries, 100.0)))):
+        least, count = f32(t), np.int32(0)
+        for i in range(len(x)):
+            count = ops.i_add(count, ops.i_of_b(x[i] >= least))
+        if low <= count and count <= high:
+            break
+        t = t * down if count < low else t * up
+    return t
+
+
+@njit(nogil=True, cache=True)
+def ties(x, threshold, limit):  # type: ignore[no-untyped-def]
+    """How many elements equal to the threshold belong to the `limit` largest."""
+    least, above = ops.key(threshold), 0
+    for i in range(len(x)):
+        above += ops.key(x[i]) > least
+    return max(0, limit - above)
+
+
+@njit(nogil=True, cache=True)
+def pack_all(codes, out, at, count, bits, tile):  # type: ignore[no-untyped-def]
+    """Pack `count` codes, tile after tile."""
+    for t in range(0, count, tile):
+        size = min(tile, count - t)
+        pack_tail(codes[t:], out, at, size, bits)
+        at += (size * bits + 7) // 8
+
+
+@njit(nogil=True, cache=True)
+def unpack_all(data, at, codes, count, bits, tile):  # type: ignore[no-untyped-def]
+    """Inverse of pack_all."""
+    for t in range(0, count, tile):
+        size = min(tile, count - t)
+        unpack_tail(data, at, codes[t:], size, bits)
+        at += (size * bits + 7) // 8
+
+
+def lane_count(tile: int) -> int:
+    """Lanes of a tile's sum."""
+    return min(LANES, tile)
+
+
+VERSION = f"numba {numba.__version__}"

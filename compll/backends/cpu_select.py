@@ -1,0 +1,184 @@
+"""The part of the encode kernel that selects: library calls, compaction, selected elements."""
+
+from __future__ import annotations
+
+from compll.backends.cpu_emit import Encoder, draws
+from compll.backends.cpu_text import code
+from compll.ir import Expr, Selection, walk
+from compll.passes import Pass, Sink
+
+
+class Selecting(Encoder):
+    """Encoder with selections.
+
+    A selection's positions are compacted within the tile loop, and what its elements need is
+    captured before the tile's states are overwritten; payload fields over the selection, and the
+    states at its elements, are written after the walk.
+    """
+
+    def library(self, expr: Expr, name: str) -> None:
+        """kth_largest or adjust over a whole tensor or a sample."""
+        guard = self.prog.guards.get(id(expr))
+        if guard is None:
+            return self.call(expr, name)
+        self.add(f"{name} = 0.0")
+        condition, wanted = guard
+        with self.block(f"if {'' if wanted else 'not '}{self.scalar(condition)}:"):
+            self.call(expr, name)
+        return None
+
+    def call(self, expr: Expr, name: str) -> None:
+        values = self.array(expr.args[0])
+        rest = ", ".join(map(self.scalar, expr.args[1:]))
+        self.add(f"{name} = f64({expr.op}({values}, {rest}))")
+
+    def array(self, expr: Expr) -> str:
+        """The whole tensor's values (or a sample's), in scratch memory."""
+        name = self.name("w")
+        before, self.where = self.where, "piece"
+        known = dict(self.names)
+        if expr.op == "sample":
+            arg, count = expr.args
+            self.add(f"at_{name} = sample_positions(u64(seed), u64(step), u64(tensor), n, i64({self.scalar(count)}))")
+            self.fill(name, arg, f"len(at_{name})", f"at_{name}[j]")
+        else:
+            self.fill(name, expr, "n", "j")
+        self.names, self.where = known, before
+        self.local.clear()
+        return name
+
+    def fill(self, name: str, expr: Expr, turns: str, index: str) -> None:
+        self.add("e = first")
+        for number in draws(expr):
+            self.draw(number, "first")
+        self.prepare(expr)
+        self.add(f"{name} = np.empty({turns}, np.float32)")
+        with self.block(f"for j in range({turns}):"):
+            self.add(f"i = {index}")
+            self.add(f"{name}[j] = {self.text(expr, 'i')}")
+
+    def open_selection(self, s: Selection) -> None:
+        number = [x.name for x in self.module.selections].index(s.name)
+        self.add(f"limit_{s.name} = lim[p, {number}]")
+        self.add(f"i_{s.name} = np.empty(limit_{s.name} + {self.tile + 1}, np.int64)")
+        self.add(f"k_{s.name} = 0")
+        for leaf in self.captured(s):
+            self.add(f"{leaf}_{s.name} = np.empty(limit_{s.name} + {self.tile + 1}, np.float32)")
+        if s.kind == "top" and s.threshold is not None:
+            self.add(f"t_{s.name} = key(f32({self.scalar(s.threshold)}))")
+            values = self.array(s.key)
+            self.add(f"ties_{s.name} = ties({values}, f32({self.scalar(s.threshold)}), limit_{s.name})")
+
+    def captured(self, s: Selection) -> list[str]:
+        """Which inputs the selected elements need after the walk: "cg" and "c_STATE"."""
+        roots = [k.expr for one in self.prog.passes for k in one.kept if k.expr.type.of == s.name]
+        roots += [x.expr.args[1] for one in self.prog.passes for x in one.sinks if self.selects(x, s)]
+        roots += [e.args[0] for e in self.names_of_reductions(s)]
+        found = {"cg" if e.op == "input" else f"c_{e.value}" for e in walk(*roots)
+                 if e.op in ("input", "state") and e.type.shape == "n"}  # fmt: skip
+        return sorted(found)
+
+    def names_of_reductions(self, s: Selection) -> list[Expr]:
+        return [e for one in self.prog.passes for e in one.scalars
+                if e.op.startswith("reduce_") and e.args[0].type.of == s.name]  # fmt: skip
+
+    @staticmethod
+    def selects(sink: Sink, s: Selection) -> bool:
+        e = sink.expr
+        return sink.kind == "state" and e.op == "where" and e.args[0].op == "in" and e.args[0].value == s.name
+
+    def compact(self, s: Selection) -> None:
+        """Append the tile's selected positions, in order, without branches."""
+        self.prepare(s.key)
+        self.available()
+        name = s.name
+        self.add(f"k0 = k_{name}")
+        with self.block("for i in range(m):"):
+            self.add(f"i_{name}[k_{name}] = o + i")
+            if s.kind == "filter":
+                self.add(f"k_{name} += i64({self.text(s.key, 'i')})")
+            else:
+                self.add(f"z = key({self.text(s.key, 'i')})")
+                self.add(f"tied = i64(z == t_{name}) * i64(ties_{name} > 0)")
+                self.add(f"ties_{name} -= tied")
+                self.add(f"k_{name} += i64(z > t_{name}) + tied")
+        self.add(f"k_{name} = min(k_{name}, limit_{name})")
+        for leaf in self.captured(s):
+            with self.block(f"for j in range(k0, k_{name}):"):
+                source = "g_[i] * scale" if leaf == "cg" else f"{leaf[2:]}_[i]"
+                self.add(f"i = i_{name}[j] - o")
+                self.add(f"{leaf}_{name}[j] = {source}")
+
+    def close_selection(self, s: Selection, one: Pass) -> None:
+        """Counts, fields and states of the selected elements."""
+        self.where = s.name
+        name = s.name
+        if s.dynamic:
+            number = [x.name for x in self.module.selections if x.dynamic].index(name)
+            self.add(f"store_uint32(out, base + {4 * number}, k_{name})")
+        for sink in one.kept:
+            if sink.expr.type.of == name:
+                self.kept_field(sink, name)
+        for sink in one.sinks:
+            if self.selects(sink, s):
+                self.kept_state(sink, name)
+        self.where = "tile"
+        self.forget()
+
+    def kept_field(self, sink: Sink, name: str) -> None:
+        f = sink.field
+        assert f is not None
+        self.prepare(sink.expr)
+        self.add(f"at_{f.name} = end")
+        if f.packed:
+            self.add(f"q_{f.name} = np.empty(k_{name}, np.uint8)")
+            with self.block(f"for j in range(k_{name}):"):
+                self.add(f"q_{f.name}[j] = {code(f.bits, sink.expr, self.text(sink.expr, 'j'))}")
+            self.add(f"pack_all(q_{f.name}, out, end, k_{name}, {f.bits}, {self.tile})")
+            self.add(f"end += (k_{name} // {self.tile}) * {self.tile * f.bits // 8} + "
+                     f"((k_{name} % {self.tile}) * {f.bits} + 7) // 8")  # fmt: skip
+            return
+        size = f.item_bits // 8
+        with self.block(f"for j in range(k_{name}):"):
+            self.add(self.store(f, f"end + {size} * j", self.text(sink.expr, "j"), sink.expr))
+        self.add(f"end += {size} * k_{name}")
+
+    def kept_state(self, sink: Sink, name: str) -> None:
+        value = sink.expr.args[1]
+        self.prepare(value)
+        with self.block(f"for j in range(k_{name}):"):
+            self.add(f"y = {self.text(value, 'j')}")
+            self.add(f"i = i_{name}[j]")
+            before = f"c_{sink.name}_{name}[j]" if f"c_{sink.name}" in self.captured_names(name) else f"s_{sink.name}[i]"
+            self.add(f"s_{sink.name}[i] = f_where(finite(y), y, {before})")
+
+    def captured_names(self, name: str) -> list[str]:
+        return self.captured(next(s for s in self.module.selections if s.name == name))
+
+    def kept_reduction(self, expr: Expr, name: str) -> None:
+        """A reduction over selected elements, in the order of a whole tensor's."""
+        arg = expr.args[0]
+        before, self.where = self.where, arg.type.of
+        count = f"k_{arg.type.of}"
+        self.prepare(arg)
+        self.add(f"red_{name} = np.empty({count}, np.float32)")
+        with self.block(f"for j in range({count}):"):
+            self.add(f"red_{name}[j] = {self.text(arg, 'j')}")
+        self.add(f"{name} = kept_{expr.op[7:]}(red_{name}, {self.tile})")
+        self.where = before
+
+    def text(self, expr: Expr, i: str) -> str:
+        """Over a selection, element values are computed again from what was captured."""
+        if self.where in ("tile", "piece"):
+            return super().text(expr, i)
+        if expr.op == "gather":
+            return self.text(expr.args[0], i)
+        if expr.op == "indices":
+            return f"i_{self.where}[{i}]"
+        if expr.op == "uniform":
+            return f"uniform(u32(first + i_{self.where}[{i}]), r{expr.value}a, r{expr.value}b)"
+        if expr.op == "input":
+            return f"cg_{self.where}[{i}]"
+        if expr.op == "state":
+            return f"c_{expr.value}_{self.where}[{i}]"
+        return super().text(expr, i)

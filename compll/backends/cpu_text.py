@@ -1,0 +1,142 @@
+"""Expressions as the text of generated CPU kernels.
+
+Element and group values are float32 or int32 by the primitives of cpu_ops; tensor-level values are
+plain float64 arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compll.ir import Expr
+
+FLOAT = {
+    "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
+    "neg": "(-{})", "abs": "f_abs({})", "floor": "f_floor({})", "ceil": "f_ceil({})",
+    "round": "f_round({})", "sqrt": "f_sqrt({})", "exp": "f32(np.exp({}))", "log": "f32(np.log({}))",
+    "log2": "f32(np.log2({}))", "pow": "f32({} ** {})", "where": "f_where({}, {}, {})",
+    "min": "f_where({0} < {1}, {0}, {1})", "max": "f_where({0} > {1}, {0}, {1})",
+    "sign": "f_where({} < ZERO, MINUS_ONE, ONE)", "floordiv": "f_floor({} / {})",
+    "mod": "({0} - {1} * f_floor({0} / {1}))", "float16": "float16({})", "bfloat16": "bfloat16({})",
+    "bfloat16_up": "bfloat16_up({})", "float32": "{}",
+}  # fmt: skip
+INT = {
+    "add": "i_add({}, {})", "sub": "i_sub({}, {})", "mul": "i_mul({}, {})", "neg": "i_neg({})",
+    "bitand": "i_and({}, {})", "bitor": "i_or({}, {})", "bitxor": "i_xor({}, {})",
+    "shl": "i_shl({}, {})", "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "i_where({}, {}, {})",
+    "min": "i_min({}, {})", "max": "i_max({}, {})", "sign": "i_where({} < 0, i32(-1), i32(1))",
+    "trunc": "i_trunc({})", "floordiv": "i32({} // {})", "mod": "i32({} % {})",
+}  # fmt: skip
+BOOL = {
+    "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})", "eq": "({} == {})",
+    "ne": "({} != {})", "and": "b_and({}, {})", "or": "b_or({}, {})", "not": "b_not({})",
+    "isfinite": "finite({})", "isnan": "is_nan({})", "where": "b_where({}, {}, {})",
+}  # fmt: skip
+TENSOR = {
+    "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})", "neg": "(-{})",
+    "pow": "({} ** {})", "abs": "abs({})", "floor": "np.floor({})", "ceil": "np.ceil({})",
+    "round": "np.rint({})", "sqrt": "np.sqrt({})", "exp": "np.exp({})", "log": "np.log({})",
+    "log2": "np.log2({})", "min": "({0} if {0} < {1} else {1})", "max": "({0} if {0} > {1} else {1})",
+    "sign": "(-1 if {} < 0 else 1)", "where": "({1} if {0} else {2})", "floordiv": "({} // {})",
+    "mod": "({} % {})", "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
+    "eq": "({} == {})", "ne": "({} != {})", "and": "({} and {})", "or": "({} or {})", "not": "(not {})",
+    "isfinite": "np.isfinite({})", "isnan": "np.isnan({})", "float": "f64({})", "int": "np.int64({})",
+    "float16": "f64(float16(f32({})))", "bfloat16": "f64(bfloat16(f32({})))",
+    "bfloat16_up": "f64(bfloat16_up(f32({})))", "float32": "f64(f32({}))", "trunc": "np.int64({})",
+    "bitand": "({} & {})", "bitor": "({} | {})", "bitxor": "({} ^ {})", "shl": "({} << {})",
+    "shr": "({} >> {})", "lift": "{}",
+}  # fmt: skip
+BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
+
+
+def element(expr: Expr, args: list[str]) -> str:
+    """An element or group operator applied to argument texts."""
+    (source,) = [expr.args[0].type.dtype] if expr.args else [""]
+    if expr.op == "float":
+        return ("f_of_i({})" if source == "int" else "f_of_b({})").format(*args)
+    if expr.op == "int":
+        return f"i_of_b({args[0]})"
+    return BY_DTYPE[expr.type.dtype][expr.op].format(*args)
+
+
+def code(bits: int, expr: Expr, text: str) -> str:
+    """The packed code of a value, a uint8."""
+    kind = expr.type.dtype
+    return f"b_code({text})" if kind == "bool" else f"{'i_' if kind == 'int' else ''}code{bits}({text})"
+
+
+class Lines:
+    """Text under construction, with indentation."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def add(self, text: str) -> None:
+        """One line at the present depth."""
+        self.lines.append("    " * self.depth + text)
+
+    def block(self, head: str) -> _Block:
+        """`with lines.block("for ...:")` indents what follows."""
+        return _Block(self, head)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+class _Block:
+    def __init__(self, lines: Lines, head: str) -> None:
+        self.lines, self.head = lines, head
+
+    def __enter__(self) -> None:
+        self.lines.add(self.head)
+        self.lines.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.lines.depth -= 1
+
+
+def cost(expr: Expr) -> int:
+    """A rough number of instructions, to decide whether a shared value is worth a buffer."""
+    own = {"uniform": 10, "div": 4, "sqrt": 4, "exp": 10, "log": 10, "pow": 20, "lift": 0, "state": 0}
+    return own.get(expr.op, 1) + sum(cost(a) for a in expr.args)
+
+
+def shared(loops: list[Expr], limit: int, stored: Callable[[Expr], bool]) -> list[Expr]:
+    """The largest element values that occur in more than one loop and cost at least `limit`.
+
+    `stored` tells values that are in a buffer anyway (codes that were just packed).
+    """
+    users: dict[int, set[int]] = {}
+    nodes: dict[int, Expr] = {}
+
+    def visit(e: Expr, loop: int) -> None:
+        if e.type.shape != "n" or e.op == "lift" or stored(e):
+            return
+        known = users.setdefault(id(e), set())
+        if loop not in known:
+            known.add(loop)
+            nodes[id(e)] = e
+            for a in e.args:
+                visit(a, loop)
+
+    for number, root in enumerate(loops):
+        visit(root, number)
+    found: list[Expr] = []
+
+    def collect(e: Expr, by: set[int]) -> None:
+        here = users.get(id(e), set())
+        if stored(e) or not here:
+            return
+        # A value whose every use is inside one larger shared value needs no buffer of its own.
+        if len(here) > 1 and here != by and cost(e) >= limit and e.type.dtype != "bool" and e not in found:
+            for a in e.args:
+                collect(a, here)
+            found.append(e)
+            return
+        for a in e.args:
+            collect(a, by)
+
+    for root in loops:
+        collect(root, set())
+    return found

@@ -1,0 +1,155 @@
+"""The numbers every backend must agree on, in NumPy: rounding, order of sums, random draws.
+
+[Note: order of sums] float addition is not associative, so the order is part of the language. A
+tile (TILE elements, or a group) is padded with zeros; lane l of LANES sums elements l, l + LANES,
+... in order; lanes are folded in halves (lane i += lane i + LANES/2, and so on). The tiles' sums
+are added the same way in float64. Vector units and warps compute exactly this without any
+reassociation licence, so payloads are equal bit for bit on every backend.
+
+[Note: random draws] uniform(seed, step, tensor, draw, element) hashes a counter: two 32-bit keys
+are made from (seed, step, tensor, draw, element >> 32) by SplitMix64, and each element mixes its
+low 32 bits with them by two multiplications (constants of Wellons' lowbias32). 24 bits of the
+result, divided by 2**24, are the draw.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+LANES = 128
+MASK = (1 << 64) - 1
+
+
+def splitmix(x: int) -> int:
+    """SplitMix64's output function (Steele et al. 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def stream(seed: int, step: int, tensor: int, draw: int, high: int) -> tuple[int, int]:
+    """The two 32-bit keys of a stream of draws."""
+    state = 0
+    for word in (seed, step, tensor, draw, high):
+        state = splitmix((state ^ word) & MASK)
+    return state >> 32, state & 0xFFFFFFFF
+
+
+def uniform(seed: int, step: int, tensor: int, draw: int, start: int, count: int) -> F32:
+    """`count` draws in [0, 1) for the elements from `start` on."""
+    element = np.arange(count, dtype=np.uint64) + np.uint64(start)
+    high = (element >> np.uint64(32)).astype(np.uint32)
+    out = np.empty(count, np.float32)
+    for value in np.unique(high):
+        k0, k1 = (np.uint32(k) for k in stream(seed, step, tensor, draw, int(value)))
+        chosen = high == value
+        x = element[chosen].astype(np.uint32) + k0
+        x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D) ^ k1
+        x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+        x = x ^ (x >> np.uint32(16))
+        out[chosen] = (x >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+    return out
+
+
+def fold(lanes: NDArray[Any]) -> NDArray[Any]:
+    """Sum the last axis (a power of two) by halves."""
+    while lanes.shape[-1] > 1:
+        half = lanes.shape[-1] // 2
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
+
+
+def lane_sums(values: NDArray[Any], tile: int) -> NDArray[Any]:
+    """Sum of each tile of `values` (padded with zeros), in the order of [Note: order of sums]."""
+    tiles = max(1, -(-len(values) // tile))
+    padded = np.zeros(tiles * tile, values.dtype)
+    padded[: len(values)] = values
+    lanes = min(LANES, tile)
+    parts = padded.reshape(tiles, tile // lanes, lanes)
+    total = parts[:, 0]
+    for k in range(1, tile // lanes):
+        total = total + parts[:, k]
+    return fold(total)
+
+
+def total(values: F32, tile: int) -> float:
+    """The float64 sum of a whole tensor."""
+    parts = lane_sums(values, tile).astype(np.float64)
+    size = -(-len(parts) // LANES) * LANES
+    return float(lane_sums(parts, size)[0])
+
+
+def order_key(x: NDArray[np.float32]) -> NDArray[np.int32]:
+    """int32 keys that order as the floats do; a positive NaN is above infinity."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.int32)
+    return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+
+
+def from_key(key: NDArray[np.int32]) -> F32:
+    """Inverse of order_key."""
+    bits = key ^ ((key >> 31) & np.int32(0x7FFFFFFF))
+    return np.ascontiguousarray(bits, np.int32).view(np.float32)
+
+
+def bfloat16_bits(x: F32) -> NDArray[np.uint16]:
+    """bfloat16 bits, nearest even; NaN stays NaN."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (np.where(np.isnan(x), bits | np.uint32(0x400000), rounded) >> np.uint32(16)).astype(np.uint16)
+
+
+def from_bfloat16(bits: NDArray[np.uint16]) -> F32:
+    """float32 values of bfloat16 bits."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def bfloat16_up(x: F32) -> F32:
+    """Rounded to bfloat16, away from zero."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    up = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(x), up.view(np.float32), x).astype(np.float32)
+
+
+def sample_positions(seed: int, step: int, tensor: int, n: int, count: int) -> NDArray[np.int64]:
+    """One random position in each of `count` equal stretches of n elements."""
+    count = max(1, min(count, n))
+    j = np.arange(count, dtype=np.int64)
+    k0, _ = stream(seed, step, tensor, -1, 0)
+    low, high = j * n // count, (j + 1) * n // count
+    x = (j.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.uint32) ^ np.uint32(k0)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    x = x ^ (x >> np.uint32(16))
+    return low + (x.astype(np.int64) % np.maximum(high - low, 1))
+
+
+def pack(codes: NDArray[np.uint8], bits: int, tile: int) -> NDArray[np.uint8]:
+    """Pack codes of `bits` bits, in tiles (see [Note: packing] in layout.py)."""
+    parts = [_pack_tile(codes[i : i + tile], bits) for i in range(0, len(codes), tile)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+
+
+def _pack_tile(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    width, planes = (len(codes) * bits + 7) // 8, 8 // bits
+    padded = np.zeros(width * planes, np.uint8)
+    padded[: len(codes)] = codes
+    shifts = (np.arange(planes, dtype=np.uint8) * np.uint8(bits))[:, None]
+    return np.bitwise_or.reduce(padded.reshape(planes, width) << shifts, axis=0)
+
+
+def unpack(data: NDArray[np.uint8], count: int, bits: int, tile: int) -> NDArray[np.uint8]:
+    """Inverse of pack."""
+    out, at = np.empty(count, np.uint8), 0
+    shifts = (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))[:, None]
+    for i in range(0, count, tile):
+        size = min(tile, count - i)
+        width = (size * bits + 7) // 8
+        planes = (data[at : at + width] >> shifts) & np.uint8((1 << bits) - 1)
+        out[i : i + size] = planes.reshape(-1)[:size]
+        at += width
+    return out

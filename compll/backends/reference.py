@@ -1,0 +1,410 @@
+"""The reference backend: NumPy, one operator at a time. It defines what a spec means.
+
+Speed is no goal. Every other backend is tested against this one, payload byte for payload byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll import feedback
+from compll.backends import numbers
+from compll.backends.numbers import F32
+from compll.errors import PayloadError
+from compll.ir import Expr, Field, Module, Selection, Type
+from compll.layout import layout, limits, tile_of
+from compll.static import Number, as_count, evaluate
+
+U8 = NDArray[np.uint8]
+
+
+def _sign(x: Any) -> Any:
+    return np.where(x < 0, np.asarray(x).dtype.type(-1), np.asarray(x).dtype.type(1))
+
+
+def _where(c: Any, a: Any, b: Any) -> Any:
+    return np.where(c, a, b)
+
+
+def _floormod(a: Any, b: Any) -> Any:
+    return a - b * np.floor(a / b) if np.asarray(a).dtype.kind == "f" else np.mod(a, b)
+
+
+def _floordiv(a: Any, b: Any) -> Any:
+    return np.floor(a / b) if np.asarray(a).dtype.kind == "f" else np.floor_divide(a, b)
+
+
+def _code(x: Any, bits: int) -> NDArray[np.int32]:
+    """Truncated into 0 .. 2**bits - 1; NaN becomes 0."""
+    values = np.asarray(x)
+    top = values.dtype.type((1 << bits) - 1) if values.dtype != np.bool_ else np.True_
+    zero = values.dtype.type(0)
+    clamped = np.where(values > zero, values, zero)
+    return np.where(clamped < top, clamped, top).astype(np.int32)
+
+
+def _float16(x: Any) -> Any:
+    return np.asarray(x, np.float32).astype(np.float16).astype(np.float32)
+
+
+def _bfloat16(x: Any) -> Any:
+    value = np.asarray(x, np.float32)
+    return numbers.from_bfloat16(numbers.bfloat16_bits(np.atleast_1d(value))).reshape(value.shape)
+
+
+def _bfloat16_up(x: Any) -> Any:
+    value = np.asarray(x, np.float32)
+    return numbers.bfloat16_up(np.atleast_1d(value)).reshape(value.shape)
+
+
+MEANING: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "pow": np.power,
+    "floordiv": _floordiv, "mod": _floormod, "neg": np.negative, "abs": np.abs, "sign": _sign,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
+    "shl": np.left_shift, "shr": np.right_shift,
+    "floor": np.floor, "ceil": np.ceil, "round": np.rint, "sqrt": np.sqrt, "exp": np.exp,
+    "log": np.log, "log2": np.log2,
+    "min": lambda a, b: np.where(a < b, a, b), "max": lambda a, b: np.where(a > b, a, b),
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
+    "not": np.logical_not, "isfinite": np.isfinite, "isnan": np.isnan, "where": _where,
+    "float16": _float16, "bfloat16": _bfloat16, "bfloat16_up": _bfloat16_up,
+    "float32": lambda x: np.float32(x),
+}  # fmt: skip
+
+
+class Run:
+    """One encode or decode of one tensor (or partition)."""
+
+    def __init__(self, module: Module, params: Mapping[str, Number], n: int, *, seed: int = 0,
+                 step: int = 0, tensor: int = 0, offset: int = 0) -> None:  # fmt: skip
+        self.module, self.n, self.tile = module, n, tile_of(module)
+        self.env: dict[str, Number] = dict(params) | {"n": n, "step": step}
+        self.seed, self.step, self.tensor, self.offset = seed, step, tensor, offset
+        self.inputs: dict[str, Any] = {}
+        self.done: dict[int, Any] = {}
+        self.picked: dict[str, NDArray[np.int64]] = {}
+        self.selections = {s.name: s for s in module.selections}
+
+    def value(self, expr: Expr) -> Any:
+        """The value of an expression: a number, or an array over its level."""
+        if expr.type.shape == "static":
+            return evaluate(expr, self.env)
+        if id(expr) not in self.done:
+            self.done[id(expr)] = self.typed(self.compute(expr), expr.type)
+        return self.done[id(expr)]
+
+    @staticmethod
+    def typed(value: Any, type: Type) -> Any:
+        if type.dtype == "float":
+            return np.float64(value) if type.shape == "scalar" else np.asarray(value, np.float32)
+        if type.dtype == "int" and type.shape != "scalar":
+            return np.asarray(value, np.int32)
+        return value
+
+    def compute(self, expr: Expr) -> Any:
+        if expr.op in MEANING:
+            return MEANING[expr.op](*(self.argument(a, expr) for a in expr.args))
+        return getattr(self, f"op_{expr.op}")(expr)
+
+    def argument(self, arg: Expr, user: Expr) -> Any:
+        value = self.value(arg)
+        if user.type.shape == "scalar" and arg.type.dtype == "float":
+            return np.float64(value)
+        return value
+
+    # leaves
+
+    def op_input(self, expr: Expr) -> Any:
+        return self.inputs[expr.value]
+
+    op_state = op_field = op_input
+
+    def op_uniform(self, expr: Expr) -> Any:
+        return numbers.uniform(self.seed, self.step, self.tensor, expr.value, self.offset, self.n)
+
+    def op_group_size(self, expr: Expr) -> Any:
+        sizes = np.full(-(-self.n // self.tile), self.tile, np.float32)
+        sizes[-1:] = self.n - (len(sizes) - 1) * self.tile
+        return sizes
+
+    # conversions
+
+    def op_lift(self, expr: Expr) -> Any:
+        (arg,) = expr.args
+        value, shape = self.value(arg), expr.type.shape
+        if arg.type.shape == "group":
+            return np.repeat(value, self.tile)[: self.n]
+        size = {"n": self.n, "group": -(-self.n // self.tile)}.get(shape)
+        if size is None:
+            size = len(self.pick(expr.type.of)) if shape == "kept" else 1
+        dtype = {"float": np.float32, "int": np.int32, "bool": np.bool_}[arg.type.dtype]
+        return np.full(size, value, dtype)
+
+    def op_float(self, expr: Expr) -> Any:
+        value = self.value(expr.args[0])
+        return np.float64(value) if expr.type.shape == "scalar" else np.asarray(value).astype(np.float32)
+
+    def op_int(self, expr: Expr) -> Any:
+        return np.asarray(self.value(expr.args[0])).astype(np.int32)
+
+    def op_trunc(self, expr: Expr) -> Any:
+        value = np.asarray(self.value(expr.args[0]))
+        return np.where(np.isfinite(value), np.clip(np.trunc(value), -(2.0**31), 2.0**31 - 128), 0).astype(np.int32)
+
+    def op_code(self, expr: Expr) -> Any:
+        field = next(f for f in self.module.fields if f.name == expr.value)
+        return _code(self.value(expr.args[0]), field.bits)
+
+    def op_choose(self, expr: Expr) -> Any:
+        return self.value(expr.args[1 if self.value(expr.args[0]) else 2])
+
+    # reductions
+
+    def op_reduce_sum(self, expr: Expr) -> Any:
+        values = self.value(expr.args[0])
+        if expr.type.shape == "group":
+            return numbers.lane_sums(values, self.tile)
+        return numbers.total(values, self.tile)
+
+    def extreme(self, expr: Expr, ufunc: Any) -> Any:
+        key = numbers.order_key(self.value(expr.args[0]))
+        if expr.type.shape == "group":
+            return numbers.from_key(ufunc.reduceat(key, np.arange(0, self.n, self.tile)))
+        return numbers.from_key(np.atleast_1d(ufunc.reduce(key)))[0] if len(key) else 0.0
+
+    def op_reduce_max(self, expr: Expr) -> Any:
+        return self.extreme(expr, np.maximum)
+
+    def op_reduce_min(self, expr: Expr) -> Any:
+        return self.extreme(expr, np.minimum)
+
+    def op_count_kept(self, expr: Expr) -> Any:
+        name = str(expr.value if expr.value is not None else expr.type.of)
+        return len(self.pick(name))
+
+    # selections
+
+    def op_sample(self, expr: Expr) -> Any:
+        count = as_count(self.value(expr.args[1]), self.n)
+        at = numbers.sample_positions(self.seed, self.step, self.tensor, self.n, count)
+        return self.value(expr.args[0])[at]
+
+    def op_kth_largest(self, expr: Expr) -> Any:
+        key = numbers.order_key(self.value(expr.args[0]))
+        k = max(1, as_count(float(self.value(expr.args[1])), len(key)))
+        return numbers.from_key(np.partition(key, len(key) - k)[len(key) - k :][:1])[0]
+
+    def op_adjust(self, expr: Expr) -> Any:
+        x = self.value(expr.args[0])
+        t, low, high, down, up, tries = (float(self.value(a)) for a in expr.args[1:])
+        for _ in range(int(max(0, min(tries, 100)))):
+            count = int(np.count_nonzero(x >= np.float32(t)))
+            if low <= count <= high:
+                break
+            t = t * down if count < low else t * up
+        return t
+
+    def pick(self, name: str) -> NDArray[np.int64]:
+        """Positions of a selection's elements, ascending."""
+        if name not in self.picked:
+            selection = self.selections[name]
+            limit = as_count(evaluate(selection.limit, self.env), self.n)
+            self.picked[name] = self.choose_elements(selection, limit)
+        return self.picked[name]
+
+    def choose_elements(self, selection: Selection, limit: int) -> NDArray[np.int64]:
+        key = self.value(selection.key)
+        if selection.kind == "filter":
+            return np.flatnonzero(key)[:limit]
+        assert selection.threshold is not None
+        order = numbers.order_key(key)
+        least = numbers.order_key(np.array([self.value(selection.threshold)], np.float32))[0]
+        above = order > least
+        ties = np.flatnonzero(order == least)[: max(0, limit - int(np.count_nonzero(above)))]
+        above[ties] = True
+        return np.flatnonzero(above)[:limit]
+
+    def op_in(self, expr: Expr) -> Any:
+        mask = np.zeros(self.n, np.bool_)
+        mask[self.pick(str(expr.value))] = True
+        return mask
+
+    def op_indices(self, expr: Expr) -> Any:
+        return self.pick(str(expr.value))
+
+    def op_gather(self, expr: Expr) -> Any:
+        return self.value(expr.args[0])[self.pick(str(expr.value))]
+
+    def op_scatter(self, expr: Expr) -> Any:
+        out = np.zeros(self.n, np.float32)
+        out[self.value(expr.args[0])] = self.value(expr.args[1])
+        return out
+
+
+def encode(module: Module, params: Mapping[str, Number], x: F32, states: dict[str, F32] | None,
+           *, seed: int, step: int, tensor: int, offset: int, scale: float, writeback: bool) -> U8:  # fmt: skip
+    """Encode one piece: x and states are float32 views that are updated in place."""
+    run = Run(module, params, len(x), seed=seed, step=step, tensor=tensor, offset=offset)
+    if len(x) == 0:
+        return np.zeros(0, np.uint8)
+    with np.errstate(all="ignore"):
+        return _encode(run, x, states, np.float32(scale), writeback)
+
+
+def _encode(run: Run, x: F32, states: dict[str, F32] | None, scale: np.float32, writeback: bool) -> U8:
+    module, g = run.module, x * scale
+    run.inputs = dict(states or {})
+    feed = module.feedback and states is not None
+    if feed:
+        g = g + run.inputs["residual"]
+    run.inputs["g"] = g
+    for state in module.states:
+        if state.name != "residual":
+            default = np.zeros(run.n if state.shape == "n" else 1, np.float32)
+            value = run.inputs.get(state.name, default)
+            run.inputs[state.name] = value if state.shape == "n" else np.float64(value[0])
+    payload = _payload(run, g)
+    updates = {name: run.value(e) for name, e in module.updates.items()}
+    if feed:
+        source = module.pool.make("input", (), Type("float", "n"), "g")
+        assert module.decoded is not None
+        updates["residual"] = run.value(feedback.residual_update(module.pool, source, module.decoded))
+    for name, value in updates.items() if states is not None else ():
+        states[name][:] = np.where(np.isfinite(value), np.asarray(value, np.float32), states[name])
+    if writeback:
+        x[:] = decode(module, run.env, payload, len(x))
+    return payload
+
+
+def _payload(run: Run, g: F32) -> U8:
+    module = run.module
+    kept = {s.name: len(run.pick(s.name)) for s in module.selections}
+    out = np.zeros(layout(module, run.n, kept).total, np.uint8)
+    for i, count in enumerate(kept[s.name] for s in module.selections if s.dynamic):
+        out[4 * i : 4 * i + 4] = np.array([count], "<u4").view(np.uint8)
+    for field, start in zip(module.fields, layout(module, run.n, kept).starts, strict=True):
+        assert field.expr is not None
+        data = _stored(field, run.value(field.expr), run.tile)
+        out[start : start + len(data)] = data
+    if module.status:
+        out[-1] = not np.isfinite(g).all()
+    return out
+
+
+def _stored(field: Field, value: Any, tile: int) -> U8:
+    values = np.atleast_1d(np.asarray(value))
+    if field.packed:
+        return numbers.pack(_code(values, field.bits).astype(np.uint8), field.bits, tile)
+    if field.storage == "float32":
+        data: NDArray[Any] = values.astype("<f4")
+    elif field.storage == "float16":
+        data = values.astype(np.float32).astype("<f2")
+    elif field.storage == "bfloat16":
+        data = numbers.bfloat16_bits(values.astype(np.float32)).astype("<u2")
+    else:
+        data = values.astype(np.float64).astype(np.int64).astype("<u4")
+    return np.ascontiguousarray(data).view(np.uint8)
+
+
+def decode(module: Module, params: Mapping[str, Number], payload: U8, n: int) -> F32:
+    """The float32 [n] values of a payload. Raises PayloadError."""
+    run = Run(module, params, n)
+    if n == 0 and len(payload) == 0:
+        return np.zeros(0, np.float32)
+    kept = read_counts(module, run.env, payload, n)
+    where = layout(module, n, kept)
+    if len(payload) != where.total:
+        raise PayloadError(f"{module.name}: a payload of {n} elements has {where.total} bytes here, "
+                           f"this one {len(payload)}")  # fmt: skip
+    run.picked = {name: np.arange(count) for name, count in kept.items()}
+    for field, start in zip(module.fields, where.starts, strict=True):
+        run.inputs[field.name] = _loaded(field, payload[start:], n, run.tile, kept.get(field.of, 0))
+    check_indices(module, run.inputs, n)
+    with np.errstate(all="ignore"):
+        out = np.asarray(run.value(module.decode), np.float32)
+    return np.full(n, np.nan, np.float32) if module.status and payload[-1] else out
+
+
+def read_counts(module: Module, params: Mapping[str, Number], payload: U8, n: int) -> dict[str, int]:
+    """The size of each selection of a payload. Raises PayloadError."""
+    most, counts, at = limits(module, n, params), {}, 0
+    for selection in module.selections:
+        counts[selection.name] = most[selection.name]
+        if selection.dynamic:
+            if len(payload) < at + 4:
+                raise PayloadError(f"{module.name}: a payload begins with 4 bytes per selection")
+            count = int(payload[at : at + 4].view("<u4")[0])
+            if count > most[selection.name]:
+                raise PayloadError(f"{module.name}: {count} selected elements, at most {most[selection.name]} are possible")
+            counts[selection.name] = count
+            at += 4
+    return counts
+
+
+def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
+    """Raise PayloadError when a scatter would write outside the tensor."""
+    if module.decode.op != "scatter":
+        return
+    index = fields[str(module.decode.args[0].value)]
+    if len(index) and not (0 <= int(index.min()) and int(index.max()) < n):
+        raise PayloadError(f"{module.name}: index {int(index.max())} in a tensor of {n} elements")
+
+
+def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
+    count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
+    if field.packed:
+        return numbers.unpack(data, count, field.bits, tile).astype(np.int32)
+    raw = np.ascontiguousarray(data[: count * field.item_bits // 8])
+    if field.storage == "float32":
+        values: Any = raw.view("<f4")
+    elif field.storage == "float16":
+        values = raw.view("<f2").astype(np.float32)
+    elif field.storage == "bfloat16":
+        values = numbers.from_bfloat16(raw.view("<u2"))
+    else:
+        values = raw.view("<u4").astype(np.int64)
+    return values[0] if field.shape == "scalar" else values
+
+
+class Kernels:
+    """The backend's batch interface (see codec.Backend)."""
+
+    def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
+        self.module, self.params = module, params
+
+    def encode_batch(self, x: F32, table: NDArray[np.int64], out: U8, at: NDArray[np.int64],
+                     state: dict[str, F32] | None, *, seed: int, step: int, scale: float,
+                     writeback: bool) -> NDArray[np.int64]:  # fmt: skip
+        """Encode piece after piece."""
+        used = np.zeros(len(table), np.int64)
+        for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
+            views = None if state is None else self.views(state, first, length, tensor)
+            payload = encode(self.module, self.params, x[start : start + length], views, seed=seed, step=step,
+                             tensor=tensor, offset=offset, scale=scale, writeback=writeback)  # fmt: skip
+            out[at[i] : at[i] + len(payload)] = payload
+            used[i] = len(payload)
+        return used
+
+    def views(self, state: dict[str, F32], first: int, length: int, tensor: int) -> dict[str, F32]:
+        """The part of the state arrays that belongs to one piece."""
+        spans = {s.name: (first, length) if s.shape == "n" else (tensor, 1) for s in self.module.states}
+        return {name: state[name][a : a + k] for name, (a, k) in spans.items()}
+
+    def decode_batch(self, payload: U8, table: NDArray[np.int64], at: NDArray[np.int64], used: NDArray[np.int64],
+                     out: F32, *, add: bool) -> None:  # fmt: skip
+        """Decode all pieces, then write them."""
+        values = [decode(self.module, self.params, payload[a : a + u], length)
+                  for a, u, length in zip(at.tolist(), used.tolist(), table[:, 1].tolist(), strict=True)]  # fmt: skip
+        for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
+            piece = out[start : start + length]
+            piece[:] = piece + value if add else value
+
+
+def build(module: Module, params: Mapping[str, Number]) -> Kernels:
+    """The backend's entry point."""
+    return Kernels(module, params)

@@ -1,0 +1,362 @@
+"""Stage 3: a Spec becomes a typed Module; every error is collected and raised once.
+
+Goals: each name resolved, each operator typed, each payload field given a storage and a bound.
+Not here: any order of computation (passes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from compll import feedback, strict
+from compll.errors import Diagnostic, Problems, Span, SpecError, nearest
+from compll.ir import Expr, Field, Module, Pool, Selection, Type, walk
+from compll.operators import CONSTANTS, OPERATORS, REDUCTIONS, RESERVED
+from compll.rules import RuleError, Rules
+from compll.spec import Declared, ParamValue, Spec
+from compll.static import depends, evaluate
+from compll.syntax import Call, Name, Number, Syntax
+
+GROUPS = tuple(2**i for i in range(3, 15))
+
+
+def check(spec: Spec, params: Mapping[str, ParamValue]) -> Module:
+    """The typed module of `spec` with these parameters (all of them given).
+
+    Raises SpecError with every problem found.
+    """
+    return _Checker(spec, params).module()
+
+
+def parameters(spec: Spec, given: Mapping[str, object]) -> dict[str, ParamValue]:
+    """All parameters of the spec, `given` ones checked, the others at their defaults."""
+    known = {p.name: p for p in spec.params}
+    found: list[Diagnostic] = []
+    for name, value in given.items():
+        if name not in known:
+            hint = nearest(name, known) or "it has no parameters"
+            found.append(Diagnostic(spec.path, Span(), f"{spec.name} has no parameter {name!r}", hint))
+        elif wrong := known[name].check(value):
+            found.append(Diagnostic(spec.path, known[name].span, wrong))
+    if found:
+        raise SpecError(found)
+    chosen = {p.name: given.get(p.name, p.default) for p in spec.params}
+    return {name: _exact(known[name].type, value) for name, value in chosen.items()}
+
+
+def _exact(kind: str, value: object) -> ParamValue:
+    return float(value) if kind == "float" else value  # type: ignore[arg-type, return-value]
+
+
+class _Checker:
+    def __init__(self, spec: Spec, params: Mapping[str, ParamValue]) -> None:
+        self.spec, self.params = spec, params
+        self.problems = Problems(spec.path)
+        self.pool = Pool()
+        self.poisoned: set[str] = set()
+        self.selections: dict[str, Selection] = {}
+
+    def module(self) -> Module:
+        spec = self.spec
+        self.unique()
+        self.group = self.group_size()
+        self.rules = Rules(self.pool, self.group > 0, encoding=True)
+        states = self.states()
+        env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
+        env |= {s.name: self.leaf("state", s) for s in states}
+        names = self.bind(spec.encode, env)
+        fields = tuple(f for d in spec.payload if (f := self.field(d, env)) is not None)
+        self.rules = Rules(self.pool, self.group > 0, encoding=False)
+        # Fixed-size fields first: their place is then known before a selection is made.
+        fields = tuple(sorted(fields, key=lambda f: f.shape == "kept"))
+        decode = self.decode(fields)
+        updates = self.updates(states, env)
+        self.problems.raise_if_any()
+        assert decode is not None
+        return self.finish(fields, states, decode, updates, {k: env[k] for k in names})
+
+    def finish(self, fields: tuple[Field, ...], states: tuple[Field, ...], decode: Expr,
+               updates: dict[str, Expr], bindings: dict[str, Expr]) -> Module:  # fmt: skip
+        spec = self.spec
+        decoded = feedback.decoded(self.pool, decode, fields)
+        if spec.feedback and decoded is None:
+            self.problems.add(spec.feedback, "this spec cannot have error feedback: its decode is no "
+                              "function of single elements and selections", "remove `feedback:`")
+        self.merge_fits(fields, decode)
+        self.problems.raise_if_any()
+        if spec.feedback:
+            states = (*states, Field("residual", "float32", 32, "n"))
+        return Module(
+            name=spec.name, group=self.group, fields=fields, states=states,
+            selections=tuple(self.selections.values()), decode=decode, updates=updates,
+            feedback=spec.feedback is not None, status=not strict.carries(fields, self.selections),
+            bindings=bindings, pool=self.pool, decoded=decoded, merge=spec.merge,
+            optimizers=spec.optimizers, about=spec.about, source=spec.source,
+        )  # fmt: skip
+
+    # names
+
+    def unique(self) -> None:
+        """Every name means one thing."""
+        spec = self.spec
+        seen: dict[str, Span] = {}
+        declared = [(p.name, p.span) for p in spec.params] + [(s.name, s.span) for s in spec.state]
+        for name, span in declared + [(b.name, b.span) for b in spec.encode]:
+            if name in RESERVED:
+                self.problems.add(span, f"{name!r} already has a meaning in the language", "choose another name")
+            elif name in seen:
+                self.problems.add(span, f"{name!r} is defined twice", f"first at line {seen[name].line}")
+            seen.setdefault(name, span)
+        if spec.feedback and "residual" in {s.name for s in spec.state}:
+            self.problems.add(spec.feedback, "`feedback: error` makes the state 'residual' itself",
+                              "remove it from `state:`")
+
+    def globals(self) -> dict[str, Expr]:
+        env = {name: self.pool.const(value) for name, value in CONSTANTS.items()}
+        for name in ("n", "step"):
+            env[name] = self.pool.make("param", (), Type("int", "static"), name)
+        kinds = {p.name: p.type for p in self.spec.params}
+        for name, kind in kinds.items():
+            env[name] = self.pool.make("param", (), Type(kind, "static"), name)
+        return env
+
+    def leaf(self, op: str, item: Field) -> Expr:
+        dtype = "int" if item.packed or item.storage in ("int32", "uint32") else "float"
+        shape = item.shape
+        return self.pool.make(op, (), Type(dtype, shape, item.of), item.name)
+
+    def bind(self, bindings: Iterable[object], env: dict[str, Expr]) -> list[str]:
+        names = []
+        for binding in self.spec.encode:
+            value = self.expr(binding.value, env, binding.name)
+            if value is None:
+                self.poisoned.add(binding.name)
+                continue
+            if value.type.dtype == "selection" and value.op in ("top", "filter"):
+                value = self.select(binding.name, value)
+            env[binding.name] = value
+            names.append(binding.name)
+        return names
+
+    def select(self, name: str, value: Expr) -> Expr:
+        """Register a selection; what the name then means is a reference to it."""
+        key, limit = value.args
+        threshold = None
+        if value.op == "top":
+            threshold = self.pool.make("kth_largest", (key, limit), Type("float", "scalar"))
+        self.selections[name] = Selection(name, value.op, key, limit, threshold)
+        return self.pool.make("selection", (), Type("selection", "n"), name)
+
+    # sections
+
+    def group_size(self) -> int:
+        if self.spec.group is None:
+            return 0
+        value = self.constant(self.spec.group)
+        if value is not None and value not in GROUPS:
+            self.problems.add(self.spec.group.span, f"a group has {value} elements",
+                              f"a power of two from {GROUPS[0]} to {GROUPS[-1]}")
+            return GROUPS[0]
+        return int(value) if value is not None else GROUPS[0]
+
+    def constant(self, syntax: Syntax) -> int | float | bool | str | None:
+        """A value that must follow from the parameters alone."""
+        rules = getattr(self, "rules", None) or Rules(self.pool, False, encoding=True)
+        self.rules = rules
+        expr = self.expr(syntax, self.globals(), "")
+        if expr is None:
+            return None
+        if expr.type.shape != "static" or depends(expr) & {"n", "step"}:
+            self.problems.add(syntax.span, "this must follow from the parameters alone")
+            return None
+        return evaluate(expr, self.params)
+
+    def states(self) -> tuple[Field, ...]:
+        found = []
+        for item in self.spec.state:
+            per_element = isinstance(item.dim, Name) and item.dim.name == "n"
+            if item.base != "float32" or (item.dim is not None and not per_element):
+                self.problems.add(item.span, f"state {item.name!r} is float32 or float32[n]")
+                continue
+            if self.group and not per_element:
+                self.problems.add(item.span, "a grouped spec keeps states per element", "float32[n]")
+                continue
+            found.append(Field(item.name, "float32", 32, "n" if per_element else "scalar"))
+        return tuple(found)
+
+    def field(self, item: Declared, env: Mapping[str, Expr]) -> Field | None:
+        if item.name not in env and item.name not in self.poisoned:
+            self.problems.add(item.span, f"{item.name!r} is in the payload but encode does not define it",
+                              nearest(item.name, [b.name for b in self.spec.encode] + ["g"]))
+        expr = env.get(item.name)
+        if expr is None:
+            return None
+        storage, bits = self.storage(item)
+        shape, of = self.dimension(item, expr)
+        if expr.type.dtype in ("selection", "str") or shape == "":
+            if expr.type.dtype in ("selection", "str"):
+                self.problems.add(item.span, f"{item.name!r} is a {expr.type.dtype}, not numbers",
+                                  "store indices(selection) and x[selection]")
+            return None
+        if storage == "uint" and shape in ("scalar", "group"):
+            self.problems.add(item.span, f"{item.name!r} is one number; packed types hold elements",
+                              "use float32, float16, bfloat16 or int32")
+            return None
+        return Field(item.name, storage, bits, shape, of, self.rules.lift(expr, shape, of))
+
+    def storage(self, item: Declared) -> tuple[str, int]:
+        if item.base == "bool":
+            return "uint", 1
+        if not item.base.startswith("uint") or item.base == "uint32":
+            return item.base, 32
+        bits = int(item.base[4:]) if item.bits is None and item.base != "uint" else None
+        if item.bits is not None:
+            value = self.constant(item.bits)
+            bits = int(value) if isinstance(value, int | float) and value in (1, 2, 4, 8) else None
+            if bits is None and value is not None:
+                self.problems.add(item.span, f"uint has 1, 2, 4 or 8 bits, not {value}")
+        return "uint", bits or 8
+
+    def dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
+        """The level a field has by its declaration, checked against its expression."""
+        whole = "group" if self.group else "scalar"
+        declared = {None: (whole, ""), "n": ("n", ""), "groups": ("group", "")}
+        name = item.dim.name if isinstance(item.dim, Name) else None
+        if item.dim is not None and name not in ("n", "groups") and name not in self.selections:
+            self.problems.add(item.span, f"{item.name!r} has an unknown length",
+                              nearest(name or "?", ["n", "groups", *self.selections]))
+            return "", ""
+        shape, of = declared[name] if name in declared else ("kept", name or "")
+        level = expr.type.shape
+        fits = (level, expr.type.of) == (shape, of) or level == "static" or (
+            level in ("scalar", "group") and shape in ("n", "group"))  # fmt: skip
+        if not fits:
+            self.problems.add(item.span, f"{item.name!r} is declared {self.named(shape, of)} but is "
+                              f"{self.named(level, expr.type.of)}", self.advice(level, expr.type.of))
+            return "", ""
+        return shape, of
+
+    @staticmethod
+    def named(shape: str, of: str) -> str:
+        words = {"n": "[n], one per element", "group": "[groups], one per group", "kept": f"[{of}]",
+                 "sample": "a sample"}  # fmt: skip
+        return words.get(shape, "one number")
+
+    @staticmethod
+    def advice(shape: str, of: str) -> str:
+        return {"n": "write [n] after the type", "kept": f"write [{of}] after the type"}.get(shape, "")
+
+    def decode(self, fields: tuple[Field, ...]) -> Expr | None:
+        env = self.globals() | {f.name: self.leaf("field", f) for f in fields}
+        known = {f.name for f in fields}
+        self.poisoned |= {d.name for d in self.spec.payload} - known
+        result: Expr | None = None
+        for binding in self.spec.decode:
+            result = self.expr(binding.value, env, binding.name, decoding=True)
+            if result is None:
+                self.poisoned.add(binding.name)
+            else:
+                env[binding.name] = result
+        return None if result is None else self.result(result)
+
+    def result(self, value: Expr) -> Expr | None:
+        span = self.spec.decode[-1].value.span
+        if value.type.shape == "kept" or value.type.dtype in ("str", "selection"):
+            self.problems.add(span, f"decode gives {value.type}, not one number per element",
+                              "scatter(indices, values) puts values in their places")
+            return None
+        if value.op != "scatter" and any(e.op == "scatter" for e in walk(value)):
+            self.problems.add(span, "scatter must be the last step of decode",
+                              "compute on the values before scattering them")
+            return None
+        return self.rules.lift(self.rules.number(value, "float"), "n")
+
+    def updates(self, states: tuple[Field, ...], env: dict[str, Expr]) -> dict[str, Expr]:
+        known = {s.name: s for s in states}
+        self.rules.encoding = True
+        for binding in self.spec.update:
+            if binding.name not in known:
+                self.problems.add(binding.span, f"{binding.name!r} is no state", nearest(binding.name, known))
+        named = {b.name: b for b in self.spec.update}
+        for name, state in known.items():
+            if name not in named:
+                self.problems.add(self.spec.spans.get("update", self.spec.spans.get("state", Span())),
+                                  f"state {name!r} is never updated", f"add `update: {{{name}: ...}}`")
+            del state
+        pairs = [(b, self.expr(b.value, env, b.name)) for b in self.spec.update if b.name in known]
+        return {b.name: fitted for b, e in pairs if e is not None and (fitted := self.fit(b.value, known[b.name], e))}
+
+    def fit(self, syntax: Syntax, state: Field, value: Expr) -> Expr | None:
+        if value.type.dtype in ("selection", "str") or value.type.shape not in ("static", "scalar", state.shape):
+            self.problems.add(syntax.span, f"state {state.name!r} cannot hold {value.type}")
+            return None
+        return self.rules.lift(self.rules.number(value, "float"), state.shape)
+
+    def merge_fits(self, fields: tuple[Field, ...], decode: Expr) -> None:
+        """`merge: sum` needs a payload of numbers per element, decoded as they are."""
+        if self.spec.merge != "sum":
+            return
+        one = fields[0] if len(fields) == 1 else None
+        plain = one is not None and one.shape == "n" and one.storage in ("float32", "float16", "bfloat16")
+        if not plain or decode.op != "field":
+            self.problems.add(self.spec.spans["merge"], "payloads add without decoding only when they are one "
+                              "float field [n] and decode returns it", "remove `merge: sum`")
+
+    # expressions
+
+    def expr(self, tree: Syntax, env: Mapping[str, Expr], name: str, *, decoding: bool = False) -> Expr | None:
+        """The typed expression, or None with the reason recorded (once)."""
+        if isinstance(tree, Number):
+            return self.pool.const(tree.value)
+        if isinstance(tree, Name):
+            return self.name(tree, env, decoding)
+        args = self.call_args(tree, env, name, decoding)
+        if args is None:
+            return None
+        try:
+            return self.apply(tree, args, name)
+        except RuleError as error:
+            self.problems.add(tree.span, str(error), error.hint)
+            return None
+
+    def apply(self, tree: Call, args: tuple[Expr, ...], name: str) -> Expr:
+        if tree.op == "choose" and args[0].type.shape == "static" and not depends(args[0]) & {"n", "step"}:
+            return args[1 if evaluate(args[0], self.params) else 2]
+        op = tree.op
+        if op == "reduce" and isinstance(tree.args[0], Name) and tree.args[0].name in REDUCTIONS:
+            op = tree.args[0].name
+        if tree.op in ("top", "filter") and name in self.selections:
+            raise RuleError("a binding holds one selection", "give each selection its own name")
+        return self.rules.apply(op, args, name)
+
+    def call_args(self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool) -> tuple[Expr, ...] | None:
+        row = OPERATORS.get(tree.op)
+        if row is None:
+            self.problems.add(tree.span, f"unknown operator {tree.op!r}", nearest(tree.op, OPERATORS))
+            return None
+        if not row.low <= len(tree.args) <= row.high:
+            self.problems.add(tree.span, f"{tree.op} takes {row.arity} arguments, not {len(tree.args)}", row.about)
+            return None
+        trees = tree.args
+        if tree.op == "reduce" and isinstance(trees[0], Name) and trees[0].name in REDUCTIONS:
+            trees = trees[1:]
+        elif tree.op == "reduce":
+            self.problems.add(tree.span, "reduce takes the name of a reduction first", f"one of {', '.join(REDUCTIONS)}")
+            return None
+        inner = "" if tree.named and tree.op in ("top", "filter") else "?"
+        args = [self.expr(t, env, name + inner, decoding=decoding) for t in trees]
+        if any(a is not None and a.op in ("top", "filter") for a in args):
+            self.problems.add(tree.span, "a selection needs a name of its own", "kept: top(...)")
+            return None
+        return None if any(a is None for a in args) else tuple(a for a in args if a is not None)
+
+    def name(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
+        found = env.get(tree.name)
+        if found is None and tree.name not in self.poisoned:
+            defined = {b.name for b in self.spec.encode} | {"g"} | {s.name for s in self.spec.state}
+            if decoding and tree.name in defined:
+                message, hint = f"decode uses {tree.name!r}, which the payload lacks", "add it to `payload:`"
+            else:
+                message, hint = f"unknown name {tree.name!r}", nearest(tree.name, env)
+            self.problems.add(tree.span, message, hint)
+        return found

@@ -1,0 +1,84 @@
+"""Every exception that compll raises on purpose.
+
+    CompllError
+    ├── SpecError        a spec (or its parameters) is wrong; carries all diagnostics at once
+    ├── PayloadError     bytes that are no payload of this codec
+    └── UsageError       a call with the wrong array, length or state
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+class CompllError(Exception):
+    """Base of compll's errors."""
+
+
+class PayloadError(CompllError, ValueError):
+    """Bytes that are no payload of this codec: truncated, too long, or with an index out of range."""
+
+
+class UsageError(CompllError, ValueError):
+    """A call with an array, length or state that the codec cannot take."""
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """A place in a spec file: line and column, both from 1."""
+
+    line: int = 1
+    col: int = 1
+
+
+@dataclass(frozen=True, order=True)
+class Diagnostic:
+    """One thing that is wrong with a spec, and what to do about it."""
+
+    path: str
+    span: Span
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        hint = f"\n    hint: {self.hint}" if self.hint else ""
+        return f"{self.path}:{self.span.line}:{self.span.col}: {self.message}{hint}"
+
+
+class SpecError(CompllError):
+    """A spec that cannot be compiled; `diagnostics` lists everything found, in file order."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(sorted(set(diagnostics)))
+        super().__init__("\n".join(str(d) for d in self.diagnostics))
+
+    def __reduce__(self) -> tuple[type[SpecError], tuple[tuple[Diagnostic, ...]]]:
+        return SpecError, (self.diagnostics,)
+
+
+@dataclass
+class Problems:
+    """Collects diagnostics of one file, so that all are raised together."""
+
+    path: str
+    found: list[Diagnostic] = field(default_factory=list)
+
+    def add(self, span: Span, message: str, hint: str = "") -> None:
+        """Record one problem at `span`."""
+        self.found.append(Diagnostic(self.path, span, message, hint))
+
+    def raise_if_any(self) -> None:
+        """Raise one SpecError with everything recorded so far."""
+        if self.found:
+            raise SpecError(self.found)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint that names the closest of `known` (or lists them when none is close)."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known here: {', '.join(names)}" if names else ""

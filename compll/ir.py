@@ -1,0 +1,165 @@
+"""The typed expression tree that every later stage works on.
+
+Nodes are interned by a Pool, so equal expressions are the same object and a binding that is used
+twice is computed once. Levels order how often a value changes: `static` (known from n, step and
+the parameters, evaluated on the host), `scalar` (one per tensor, float64), `group` (one per group
+of a grouped spec, float32), `n` (one per element, float32 or int32), and beside them `kept` (one
+per selected element) and `sample`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+LEVELS = {"static": 0, "scalar": 1, "group": 1, "n": 2, "kept": 2, "sample": 2}
+
+
+@dataclass(frozen=True)
+class Type:
+    """dtype: float | int | bool | str | selection. shape: a level. of: the selection of a `kept`."""
+
+    dtype: str
+    shape: str
+    of: str = ""
+
+    def __str__(self) -> str:
+        shape = {"n": "[n]", "kept": f"[{self.of}]", "sample": "[sample]", "group": "[groups]"}
+        return self.dtype + shape.get(self.shape, "" if self.shape == "scalar" else f" ({self.shape})")
+
+
+@dataclass(frozen=True, eq=False)
+class Expr:
+    """An operator applied to expressions; `value` holds a constant, a name or a draw's number."""
+
+    op: str
+    args: tuple[Expr, ...]
+    type: Type
+    value: Any = None
+
+    def __str__(self) -> str:
+        if self.op == "const":
+            return repr(self.value)
+        if self.op in ("param", "input", "state", "field"):
+            return str(self.value)
+        inner = ", ".join(map(str, self.args))
+        return f"{self.op}({inner})" if self.value is None else f"{self.op}[{self.value}]({inner})"
+
+
+@dataclass
+class Pool:
+    """Makes expressions; equal ones are identical."""
+
+    table: dict[Any, Expr] = field(default_factory=dict)
+
+    def make(self, op: str, args: tuple[Expr, ...], type: Type, value: Any = None) -> Expr:
+        """The one node with these parts."""
+        # True == 1 == 1.0 in Python, so the constant's class is part of the key.
+        key = (op, tuple(map(id, args)), type, value.__class__, value)
+        node = self.table.get(key)
+        if node is None:
+            node = self.table[key] = Expr(op, args, type, value)
+        return node
+
+    def const(self, value: float | int | bool | str) -> Expr:
+        """A literal."""
+        dtype = {bool: "bool", int: "int", str: "str"}.get(value.__class__, "float")
+        return self.make("const", (), Type(dtype, "static"), value)
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every node below `roots` once, arguments first."""
+    seen: set[int] = set()
+
+    def visit(node: Expr) -> Iterator[Expr]:
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        for arg in node.args:
+            yield from visit(arg)
+        yield node
+
+    for root in roots:
+        yield from visit(root)
+
+
+def rebuild(pool: Pool, root: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
+    """`root` with every node for which `change` returns something replaced by that."""
+    done: dict[int, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if id(node) not in done:
+            new = change(node)
+            if new is None:
+                args = tuple(visit(a) for a in node.args)
+                same = all(a is b for a, b in zip(args, node.args, strict=True))
+                new = node if same else pool.make(node.op, args, node.type, node.value)
+            done[id(node)] = new
+        return done[id(node)]
+
+    return visit(root)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A payload field or state. storage: float32 float16 bfloat16 int32 uint32 uint; bits: of uint.
+
+    shape is a level; for `kept`, `of` names the selection. `expr` is what encode stores in it.
+    """
+
+    name: str
+    storage: str
+    bits: int
+    shape: str
+    of: str = ""
+    expr: Expr | None = None
+
+    @property
+    def item_bits(self) -> int:
+        """Bits of one value in the payload."""
+        return {"float16": 16, "bfloat16": 16, "uint": self.bits}.get(self.storage, 32)
+
+    @property
+    def packed(self) -> bool:
+        """Whether values are packed in bytes (see [Note: packing] in layout.py)."""
+        return self.storage == "uint"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A set of elements. kind `top`: the k largest keys; kind `filter`: the first `limit` true ones."""
+
+    name: str
+    kind: str
+    key: Expr
+    limit: Expr
+    threshold: Expr | None = None
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the number of kept elements is known only at run time."""
+        return self.kind == "filter"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A type-checked spec: what every backend compiles."""
+
+    name: str
+    group: int
+    fields: tuple[Field, ...]
+    states: tuple[Field, ...]
+    selections: tuple[Selection, ...]
+    decode: Expr
+    updates: dict[str, Expr]
+    feedback: bool
+    status: bool
+    bindings: dict[str, Expr]
+    pool: Pool
+    #: decode(encode(g)) as an expression of the input; None where it is no elementwise function
+    decoded: Expr | None = None
+    merge: str = "decode"
+    optimizers: str = "any"
+    about: str = ""
+    source: str = ""

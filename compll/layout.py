@@ -1,0 +1,76 @@
+"""The bytes of a payload, known up to the selections' sizes before any data.
+
+[Note: packing] A packed array travels in tiles of TILE elements (in a grouped spec: one group).
+A tile of m elements of b bits takes w = ceil(m * b / 8) bytes; element i sits in byte i mod w at
+bit b * (i div w). So neighbouring bytes come from neighbouring elements, and packing is a few
+full-width vector operations on a CPU and coalesced on a GPU.
+
+A payload is: a uint32 count per filter selection, then the fields in the order of `payload:` (those
+over selections last), then the status byte where strict.py finds that one is needed. Numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compll.ir import Field, Module
+from compll.static import Number, as_count, evaluate
+
+TILE = 1024
+
+
+def tile_of(module: Module) -> int:
+    """Elements per tile: the group, or TILE."""
+    return module.group or TILE
+
+
+def packed_bytes(count: int, bits: int, tile: int) -> int:
+    """Bytes of `count` packed values of `bits` bits."""
+    full, rest = divmod(count, tile)
+    return full * (tile * bits // 8) + (rest * bits + 7) // 8
+
+
+def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
+    """Bytes of one field, for `kept` selected elements where it runs over a selection."""
+    tile = tile_of(module)
+    count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
+    if field.packed:
+        return packed_bytes(count, field.bits, tile)
+    return count * field.item_bits // 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the fields of a payload begin, for a tensor of n elements and these selection sizes."""
+
+    starts: tuple[int, ...]
+    total: int
+    counts: tuple[int, ...]
+
+
+def limits(module: Module, n: int, params: Mapping[str, Number]) -> dict[str, int]:
+    """The most elements each selection can have."""
+    env = dict(params) | {"n": n, "step": 0}
+    return {s.name: as_count(evaluate(s.limit, env), n) for s in module.selections}
+
+
+def layout(module: Module, n: int, kept: Mapping[str, int]) -> Layout:
+    """The layout for selections of these sizes."""
+    at = 4 * sum(s.dynamic for s in module.selections)
+    starts = []
+    for field in module.fields:
+        starts.append(at)
+        at += field_bytes(field, module, n, kept.get(field.of, 0))
+    total = (at + module.status) if n else 0
+    return Layout(tuple(starts), total, tuple(kept[s.name] for s in module.selections))
+
+
+def payload_bytes(module: Module, n: int, params: Mapping[str, Number]) -> int:
+    """The most bytes that a payload of n elements can take."""
+    return layout(module, n, limits(module, n, params)).total
+
+
+def is_fixed(module: Module) -> bool:
+    """Whether the payload's length depends on n alone."""
+    return not any(s.dynamic for s in module.selections)

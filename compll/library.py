@@ -1,0 +1,101 @@
+"""Finding specs, and the way from a name or path to a Codec."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import pkgutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from compll import check, source, spec
+from compll.codec import Codec
+from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
+from compll.ir import Module
+from compll.spec import ParamValue, Spec
+
+_lock = threading.Lock()
+_compiled: dict[tuple[str, str, str], Codec] = {}
+
+
+def specs_dir() -> Path:
+    """The folder of the specs that come with the package."""
+    here = Path(__file__).resolve().parent
+    inside = here / "specs"
+    return inside if inside.is_dir() else here.parent / "specs"
+
+
+def list_specs() -> list[str]:
+    """Names of the specs that come with the package."""
+    return sorted(p.stem for p in specs_dir().glob("*.yaml"))
+
+
+def backends() -> list[str]:
+    """Names of the backends: the modules of compll.backends that have a `build`."""
+    import compll.backends as package
+
+    helpers = {"numbers"}
+    names = {m.name for m in pkgutil.iter_modules(package.__path__)} - helpers
+    return sorted(n for n in names if not n.startswith("_") and "_" not in n)
+
+
+def locate(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a spec, by its name or its path. Raises SpecError."""
+    text = os.fspath(name_or_path)
+    if os.sep in text or text.endswith((".yaml", ".yml")):
+        return Path(text)
+    path = specs_dir() / f"{text}.yaml"
+    if not path.is_file():
+        raise SpecError([Diagnostic(text, Span(), f"there is no spec {text!r}", nearest(text, list_specs()))])
+    return path
+
+
+def load(name_or_path: str | os.PathLike[str]) -> Spec:
+    """Read a spec file. Raises SpecError with all that is wrong in its form."""
+    path = locate(name_or_path)
+    problems = Problems(_shown(path))
+    root = source.load(path, problems)
+    result = spec.read(root, problems) if root is not None else None
+    if result is None:
+        # Expressions that do parse are checked too, so that one run reports everything.
+        problems.raise_if_any()
+        raise AssertionError("a spec that is not read has problems")
+    return result
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def type_check(name_or_path: str | os.PathLike[str], params: Mapping[str, object]) -> tuple[Module, dict[str, ParamValue]]:
+    """The typed module of a spec, and all its parameters. Raises SpecError."""
+    parsed = load(name_or_path)
+    values = check.parameters(parsed, params)
+    return check.check(parsed, values), values
+
+
+def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params: object) -> Codec:
+    """Compile a spec, by name or path, for a backend ("cpu", "reference", "cuda").
+
+    Raises SpecError when the spec or a parameter is wrong, UsageError for an unknown backend.
+    Codecs are cached in the process, kernels also on disk.
+    """
+    if target not in backends():
+        raise UsageError(f"no backend {target!r}: {nearest(target, backends())}")
+    path = locate(name_or_path)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""  # load() reports it
+    key = (hashlib.sha256(text.encode()).hexdigest() + str(path), target, repr(sorted(params.items())))
+    with _lock:
+        if key not in _compiled:
+            module, values = type_check(path, params)
+            kernels = importlib.import_module(f"compll.backends.{target}").build(module, values)
+            _compiled[key] = Codec(module, values, target, text, kernels)
+        return _compiled[key]

@@ -1,0 +1,97 @@
+"""The operator table: name, arguments, typing rule and meaning, one row each.
+
+A row's `rule` names the typing rule in check.py. How a backend computes it stands in that
+backend's own table under the same name; tests check that no row is missing there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the language; `low`..`high` is how many arguments it takes."""
+
+    name: str
+    low: int
+    high: int
+    rule: str
+    about: str
+    infix: str = ""
+
+    @property
+    def arity(self) -> str:
+        """How many arguments, in words."""
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+
+
+_ROWS = (
+    # elementwise: numbers in, number out
+    Operator("add", 2, 2, "arithmetic", "a + b", "+"),
+    Operator("sub", 2, 2, "arithmetic", "a - b", "-"),
+    Operator("mul", 2, 2, "arithmetic", "a * b", "*"),
+    Operator("div", 2, 2, "real", "a / b, by IEEE rules (0/0 is NaN)", "/"),
+    Operator("pow", 2, 2, "real", "a to the power b", "**"),
+    Operator("floordiv", 2, 2, "arithmetic", "floor(a / b)", "//"),
+    Operator("mod", 2, 2, "arithmetic", "a - b * floor(a / b)", "%"),
+    Operator("bitand", 2, 2, "integer", "bits of both integers", "&"),
+    Operator("bitor", 2, 2, "integer", "bits of either integer", "|"),
+    Operator("bitxor", 2, 2, "integer", "bits of one of the integers", "^"),
+    Operator("shl", 2, 2, "integer", "a shifted left by b bits", "<<"),
+    Operator("shr", 2, 2, "integer", "a shifted right by b bits", ">>"),
+    Operator("neg", 1, 1, "arithmetic", "-a", "-"),
+    Operator("abs", 1, 1, "arithmetic", "magnitude"),
+    Operator("sign", 1, 1, "arithmetic", "-1 below zero, else +1 (also for zero)"),
+    Operator("floor", 1, 1, "rounding", "largest integer not above"),
+    Operator("ceil", 1, 1, "rounding", "smallest integer not below"),
+    Operator("round", 1, 1, "rounding", "nearest integer, ties to even"),
+    Operator("sqrt", 1, 1, "real", "square root"),
+    Operator("exp", 1, 1, "real", "e to the power a"),
+    Operator("log", 1, 1, "real", "natural logarithm"),
+    Operator("log2", 1, 1, "real", "logarithm to base 2"),
+    Operator("clip", 3, 3, "clip", "clip(x, low, high): x kept between low and high"),
+    Operator("float16", 1, 1, "cast", "rounded to float16, nearest even"),
+    Operator("bfloat16", 1, 1, "cast", "rounded to bfloat16, nearest even"),
+    Operator("bfloat16_up", 1, 1, "cast", "rounded to bfloat16 away from zero"),
+    Operator("random", 2, 2, "random", "random(a, b): uniform in [a, b), drawn by (seed, step, tensor, element)"),
+    # conditions
+    Operator("lt", 2, 2, "compare", "a < b", "<"),
+    Operator("le", 2, 2, "compare", "a <= b", "<="),
+    Operator("gt", 2, 2, "compare", "a > b", ">"),
+    Operator("ge", 2, 2, "compare", "a >= b", ">="),
+    Operator("eq", 2, 2, "compare", "a == b", "=="),
+    Operator("ne", 2, 2, "compare", "a != b", "!="),
+    Operator("and", 2, 2, "logic", "both", "and"),
+    Operator("or", 2, 2, "logic", "either", "or"),
+    Operator("not", 1, 1, "logic", "negation", "not"),
+    Operator("isfinite", 1, 1, "test", "neither infinite nor NaN"),
+    Operator("isnan", 1, 1, "test", "is NaN"),
+    Operator("where", 3, 3, "where", "where(c, a, b): a where c holds, else b"),
+    Operator("choose", 3, 3, "choose", "`a if c else b` on scalars; only the branch taken is computed"),
+    # whole-tensor (or, in a grouped spec, whole-group) values
+    Operator("reduce", 2, 2, "reduce", "reduce(op, x) with op of sum, min, max, mean, std, norm2"),
+    Operator("sum", 1, 1, "reduction", "sum of all elements"),
+    Operator("mean", 1, 1, "reduction", "mean of all elements"),
+    Operator("std", 1, 1, "reduction", "standard deviation (of the population)"),
+    Operator("norm2", 1, 1, "reduction", "Euclidean norm"),
+    Operator("min", 1, 2, "extreme", "min(x): smallest element; min(a, b): the smaller, elementwise"),
+    Operator("max", 1, 2, "extreme", "max(x): largest element; max(a, b): the larger, elementwise"),
+    Operator("count", 1, 1, "count", "number of elements for which a condition holds, or of a selection"),
+    # selection
+    Operator("sample", 2, 2, "sample", "sample(x, m): m elements, one from each of m equal stretches"),
+    Operator("kth_largest", 2, 2, "kth_largest", "kth_largest(x, k): the k-th largest of x or of a sample"),
+    Operator("adjust", 7, 7, "adjust",
+             "adjust(x, t, low, high, down, up, tries): t * down while fewer than low elements of x are "
+             ">= t, t * up while more than high are, at most `tries` times"),
+    Operator("top", 2, 2, "top", "top(x, k): selection of the k largest (NaN counts as largest; ties: first come)"),
+    Operator("filter", 1, 2, "filter", "filter(c, limit): selection of the elements where c holds, at most `limit`"),
+    Operator("indices", 1, 1, "indices", "positions of a selection's elements, ascending"),
+    Operator("gather", 2, 2, "gather", "x[selection]: the selected elements of x", "[]"),
+    Operator("scatter", 2, 2, "scatter", "scatter(indices, values): values at those positions, zero elsewhere"),
+)  # fmt: skip
+
+OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
+REDUCTIONS = ("sum", "min", "max", "mean", "std", "norm2")
+CONSTANTS: dict[str, float] = {"inf": float("inf"), "nan": float("nan"), "pi": 3.141592653589793}
+RESERVED = ("g", "n", "step", *CONSTANTS)

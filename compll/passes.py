@@ -1,0 +1,259 @@
+"""Stage 5: the typed tree becomes passes over memory.
+
+Goals: every value that the same read of the gradient can give is computed in that read; states are
+written in the last pass, along with the payload. Non-goals: how a loop is vectorized or mapped to
+threads (the backends), and any algebra beyond feedback.py's.
+
+A pass is one walk over all tiles. A reduction's value exists after its pass; what depends on it
+goes to a later pass. In a grouped spec reductions end inside the tile, so there is one pass.
+Selections are compacted in a pass; values over selected elements are computed right after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compll import feedback
+from compll.ir import Expr, Field, Module, Selection, Type, rebuild, walk
+
+LIBRARY = ("kth_largest", "adjust")
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Something that leaves a pass. kind: field | state | back (the gradient, decoded)."""
+
+    kind: str
+    name: str
+    expr: Expr
+    field: Field | None = None
+
+
+@dataclass
+class Pass:
+    """One walk over memory, and what is computed on the host side of it.
+
+    scalars: tensor-level values computed before the walk, in order. after: selected-element sinks
+    and scalar sinks that follow it.
+    """
+
+    scalars: list[Expr] = field(default_factory=list)
+    reductions: list[Expr] = field(default_factory=list)
+    selections: list[Selection] = field(default_factory=list)
+    sinks: list[Sink] = field(default_factory=list)
+    kept: list[Sink] = field(default_factory=list)
+    status: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """An encode as passes. guards: library calls needed only where a condition holds."""
+
+    module: Module
+    passes: tuple[Pass, ...]
+    scalars: tuple[Sink, ...]
+    guards: dict[int, tuple[Expr, bool]]
+    gradient: Expr
+    writes_back: bool
+
+
+class Unsupported(Exception):
+    """A shape of program that the pass backends do not compile; the message says which."""
+
+
+def schedule(module: Module, *, feed: bool) -> Program:
+    """The passes of encode; `feed` adds the residual to the gradient and updates the states."""
+    return _Scheduler(module, feed).program()
+
+
+class _Scheduler:
+    def __init__(self, module: Module, feed: bool) -> None:
+        self.module, self.feed, self.pool = module, feed, module.pool
+        leaf = self.pool.make("input", (), Type("float", "n"), "g")
+        self.gradient = leaf
+        if feed and module.feedback:
+            residual = self.pool.make("state", (), Type("float", "n"), "residual")
+            self.gradient = self.pool.make("add", (leaf, residual), leaf.type)
+        self.memo: dict[int, Expr] = {}
+        self.phases: dict[int, int] = {}
+        self.guards: dict[int, tuple[Expr, bool]] = {}
+        self.selections = {s.name: self.fed_selection(s) for s in module.selections}
+
+    def fed(self, expr: Expr) -> Expr:
+        """expr with the gradient replaced by gradient + residual."""
+        if self.gradient.op == "input":
+            return expr
+        return rebuild(self.pool, expr, lambda e: self.gradient if e.op == "input" else None)
+
+    def fed_selection(self, s: Selection) -> Selection:
+        threshold = None if s.threshold is None else self.fed(s.threshold)
+        return Selection(s.name, s.kind, self.fed(s.key), s.limit, threshold)
+
+    def program(self) -> Program:
+        fields = [Sink("field", f.name, self.fed(f.expr), f) for f in self.module.fields if f.expr is not None]
+        states = self.state_sinks() if self.feed else []
+        back = self.back()
+        sinks = fields + states + ([back] if back else [])
+        self.find_guards(sinks)
+        count = 1 + max([self.phase(s.expr) for s in sinks] + [0])
+        passes = tuple(Pass() for _ in range(count))
+        for sink in sinks:
+            self.place(passes, sink)
+        self.place_values(passes, sinks)
+        passes[0].status = self.module.status
+        scalars = tuple(s for s in sinks if s.expr.type.shape in ("scalar", "static"))
+        return Program(self.module, passes, scalars, self.guards, self.gradient, back is not None)
+
+    def state_sinks(self) -> list[Sink]:
+        found = [Sink("state", name, self.fed(e)) for name, e in self.module.updates.items()]
+        if self.module.feedback:
+            assert self.module.decoded is not None
+            value = feedback.residual_update(self.pool, self.gradient, self.fed(self.module.decoded))
+            found.append(Sink("state", "residual", value))
+        return found
+
+    def back(self) -> Sink | None:
+        """The write-back, where decode is elementwise (else the backend decodes the payload)."""
+        value = self.module.decoded
+        if value is None or any(e.op == "in" for e in walk(value)):
+            return None
+        return Sink("back", "g", self.fed(value))
+
+    # phases: before which pass a value can be used
+
+    def phase(self, expr: Expr) -> int:
+        if id(expr) not in self.phases:
+            self.phases[id(expr)] = self.find_phase(expr)
+        return self.phases[id(expr)]
+
+    def find_phase(self, expr: Expr) -> int:
+        below = max((self.phase(a) for a in expr.args), default=0)
+        if id(expr) in self.guards:
+            below = max(below, self.phase(self.guards[id(expr)][0]))
+        if expr.op.startswith("reduce_"):
+            grouped = expr.type.shape == "group"
+            return below if grouped else below + 1
+        if expr.op in ("in", "gather", "indices"):
+            return max(below, self.selection_phase(str(expr.value)))
+        if expr.op == "count_kept":
+            return self.selection_phase(str(expr.value or expr.type.of)) + 1
+        if expr.type.shape == "kept" and expr.type.of:
+            return max(below, self.selection_phase(expr.type.of))
+        return below
+
+    def selection_phase(self, name: str) -> int:
+        s = self.selections[name]
+        return max(self.phase(s.key), self.phase(s.threshold) if s.threshold is not None else 0)
+
+    # guards: `a if c else b` on scalars computes one branch
+
+    def find_guards(self, sinks: list[Sink]) -> None:
+        roots = [s.expr for s in sinks] + [e for s in self.selections.values() for e in (s.key, s.threshold) if e]
+        seen: dict[int, set[tuple[int, bool] | None]] = {}
+        conditions: dict[int, Expr] = {}
+
+        def visit(e: Expr, guard: tuple[int, bool] | None) -> None:
+            known = seen.setdefault(id(e), set())
+            if guard in known or None in known:
+                return
+            known.add(guard)
+            if e.op == "choose" and e.type.shape == "scalar":
+                conditions[id(e.args[0])] = e.args[0]
+                visit(e.args[0], guard)
+                visit(e.args[1], guard or (id(e.args[0]), True))
+                visit(e.args[2], guard or (id(e.args[0]), False))
+            else:
+                for a in e.args:
+                    visit(a, guard)
+
+        for root in roots:
+            visit(root, None)
+        nodes = {id(e): e for e in walk(*roots)}
+        for key, guards in seen.items():
+            if nodes[key].op in LIBRARY and None not in guards and len(guards) == 1:
+                (guard,) = guards
+                assert guard is not None
+                self.guards[key] = (conditions[guard[0]], guard[1])
+
+    # placement
+
+    def place(self, passes: tuple[Pass, ...], sink: Sink) -> None:
+        shape, phase = sink.expr.type.shape, self.phase(sink.expr)
+        if shape == "kept":
+            passes[phase].kept.append(sink)
+        elif shape in ("n", "group"):
+            final = sink.kind in ("state", "back")
+            passes[len(passes) - 1 if final else phase].sinks.append(sink)
+
+    def place_values(self, passes: tuple[Pass, ...], sinks: list[Sink]) -> None:
+        """Reductions, selections and tensor-level values, each in its pass."""
+        used = {str(e.value or e.type.of) for s in sinks for e in walk(s.expr)
+                if e.op in ("in", "gather", "indices", "count_kept")}  # fmt: skip
+        roots = [s.expr for s in sinks]
+        for name in [s.name for s in self.module.selections if s.name in used]:
+            s = self.selections[name]
+            passes[self.selection_phase(name)].selections.append(s)
+            roots += [s.key] + ([s.threshold] if s.threshold is not None else [])
+        for e in walk(*roots):
+            if e.op.startswith("reduce_") and e.args[0].type.shape == "n":
+                passes[self.phase(e.args[0])].reductions.append(e)
+            elif e.type.shape == "scalar" and self.phase(e) < len(passes):
+                passes[self.phase(e)].scalars.append(e)
+        self.refuse(passes)
+
+    def refuse(self, passes: tuple[Pass, ...]) -> None:
+        for number, one in enumerate(passes):
+            for sink in one.sinks:
+                for e in walk(sink.expr):
+                    if e.op == "in" and not self.pattern(sink, e, number):
+                        raise Unsupported("a selection used as a condition, other than "
+                                          "`where(selection, a, b)` as the whole of a state's update")  # fmt: skip
+            if one.kept and not one.selections:
+                raise Unsupported("values over a selection that depend on its own reductions")
+
+    def pattern(self, sink: Sink, inside: Expr, number: int) -> bool:
+        """where(selection, a, b) as a state's update, in the pass that makes the selection."""
+        e = sink.expr
+        if sink.kind != "state" or e.op != "where" or e.args[0] is not inside:
+            return False
+        rest = any(x.op == "in" for x in walk(e.args[1], e.args[2]))
+        return not rest and self.selection_phase(str(inside.value)) == number
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes per element: read and written by a pass, against what any program must move."""
+
+    passes: tuple[tuple[float, float], ...]
+    least: float
+
+    @property
+    def moved(self) -> float:
+        """All bytes moved per element."""
+        return sum(r + w for r, w in self.passes)
+
+
+def traffic(program: Program) -> Traffic:
+    """Memory traffic of an encode (without write-back), bytes per element of the gradient."""
+    rows, inputs, written = [], set(), 0.0
+    for one in program.passes:
+        sinks = [s for s in one.sinks if s.kind != "back"]
+        reads = _leaves([s.expr for s in sinks] + one.reductions + [s.key for s in one.selections])
+        reads |= _leaves([e.args[0] for e in one.scalars if e.op in LIBRARY and e.args[0].op != "sample"
+                          and id(e) not in program.guards])  # fmt: skip
+        wrote = sum(4.0 if s.kind == "state" else _bits(s, program.module) / 8 for s in sinks)
+        inputs |= reads
+        written += wrote
+        rows.append((4.0 * len(reads), wrote))
+    return Traffic(tuple(rows), 4.0 * len(inputs) + written)
+
+
+def _leaves(exprs: list[Expr]) -> set[str]:
+    return {str(e.value) for e in walk(*exprs) if e.op in ("input", "state") and e.type.shape == "n"}
+
+
+def _bits(sink: Sink, module: Module) -> float:
+    if sink.field is None:
+        return 0.0
+    per = sink.field.item_bits
+    return per / module.group if sink.field.shape == "group" else float(per)

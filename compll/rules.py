@@ -1,0 +1,288 @@
+"""Typing rules: from an operator and typed arguments to a typed expression.
+
+Each rule is a method named after the `rule` column of operators.py. A rule inserts the
+conversions (int to float, scalar to element) that the backends then need not guess.
+"""
+
+from __future__ import annotations
+
+from compll.ir import LEVELS, Expr, Pool, Type, walk
+from compll.operators import OPERATORS, REDUCTIONS
+from compll.static import covers, depends
+
+
+class RuleError(Exception):
+    """The arguments do not fit; the message says how."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Rules:
+    """Applies typing rules in a grouped or ungrouped spec; counts random draws and selections."""
+
+    def __init__(self, pool: Pool, grouped: bool, *, encoding: bool) -> None:
+        self.pool, self.grouped, self.encoding = pool, grouped, encoding
+        self.draws = 0
+        self.whole = "group" if grouped else "scalar"
+
+    def apply(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:
+        """The typed expression `op(args)`; `name` is the binding it stands in."""
+        if op in ("top", "filter"):
+            return self.selection(op, args, name)
+        if op not in ("where", "and", "or", "not", "count", "gather", "indices"):
+            self.no_selection(op, args)
+        rule = getattr(self, OPERATORS[op].rule)
+        return rule(op, args)  # type: ignore[no-any-return]
+
+    # conversions
+
+    def no_selection(self, op: str, args: tuple[Expr, ...]) -> None:
+        if any(a.type.dtype == "selection" for a in args):
+            raise RuleError(f"{op} takes numbers, not a selection", "write x[selection] or count(selection)")
+
+    def real(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        return self.elementwise(op, tuple(self.number(a, "float") for a in args))
+
+    def arithmetic(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        return self.elementwise(op, self.same(args))
+
+    def integer(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        for a in args:
+            if a.type.dtype not in ("int", "bool"):
+                raise RuleError(f"{op} takes integers, not {a.type}")
+        return self.elementwise(op, tuple(self.number(a, "int") for a in args))
+
+    def rounding(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        (x,) = args
+        if x.type.dtype in ("int", "bool"):
+            return self.number(x, "int")
+        out = self.elementwise(op, (x,))
+        return self.retyped(out, "int") if out.type.shape == "static" else out
+
+    def cast(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        (x,) = (self.number(a, "float") for a in args)
+        if x.type.shape == "static":
+            x = self.lift(x, self.whole)
+        return self.elementwise(op, (x,))
+
+    def number(self, x: Expr, dtype: str) -> Expr:
+        """x as float or int."""
+        if x.type.dtype == dtype or (dtype == "int" and x.type.dtype == "float"):
+            return x
+        if x.type.dtype in ("str", "selection"):
+            raise RuleError(f"a number is needed, not {x.type}")
+        return self.pool.make(dtype, (x,), Type(dtype, x.type.shape, x.type.of))
+
+    def same(self, args: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Numbers of one dtype: int when all are int or bool, else float."""
+        dtype = "float" if any(a.type.dtype == "float" for a in args) else "int"
+        return tuple(self.number(a, dtype) for a in args)
+
+    def retyped(self, x: Expr, dtype: str) -> Expr:
+        return self.pool.make(x.op, x.args, Type(dtype, x.type.shape, x.type.of), x.value)
+
+    def lift(self, x: Expr, shape: str, of: str = "") -> Expr:
+        """x, constant over the elements of `shape`."""
+        if x.type.shape == shape and x.type.of == of:
+            return x
+        if x.type.shape == "static" and shape == "scalar":
+            return x
+        return self.pool.make("lift", (x,), Type(x.type.dtype, shape, of))
+
+    def shape(self, args: tuple[Expr, ...]) -> tuple[str, str]:
+        """The level at which these arguments meet."""
+        top = max(args, key=lambda a: LEVELS[a.type.shape]).type
+        for a in args:
+            if LEVELS[a.type.shape] == 2 and (a.type.shape, a.type.of) != (top.shape, top.of):
+                raise RuleError(f"{a.type} and {top} do not go together",
+                                "x[selection] picks the selected elements of x")  # fmt: skip
+        if top.shape == "sample":
+            raise RuleError("a sample only goes into kth_largest", "apply the operator before sampling")
+        return top.shape, top.of
+
+    def elementwise(self, op: str, args: tuple[Expr, ...], dtype: str = "") -> Expr:
+        shape, of = self.shape(args)
+        if shape == "static" and not covers(op):
+            raise RuleError(f"{op} needs data", "it cannot apply to constants")
+        lifted = tuple(self.lift(a, shape, of) for a in args)
+        return self.pool.make(op, lifted, Type(dtype or args[-1].type.dtype, shape, of))
+
+    def condition(self, x: Expr) -> Expr:
+        """x as a bool; a selection stands for `is selected`."""
+        if x.type.dtype == "selection":
+            return self.pool.make("in", (), Type("bool", "n"), x.value)
+        if x.type.dtype == "bool":
+            return x
+        zero = self.number(self.pool.const(0), "float" if x.type.dtype == "float" else "int")
+        return self.elementwise("ne", (x, zero), "bool")
+
+    # conditions
+
+    def compare(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if all(a.type.dtype == "str" for a in args):
+            return self.elementwise(op, args, "bool")
+        return self.elementwise(op, self.same(args), "bool")
+
+    def logic(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        return self.elementwise(op, tuple(self.condition(a) for a in args), "bool")
+
+    def test(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        return self.elementwise(op, (self.number(args[0], "float"),), "bool")
+
+    def where(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        c, (a, b) = self.condition(args[0]), self.same(args[1:])
+        self.no_selection(op, args[1:])
+        return self.elementwise("where", (c, a, b))
+
+    def choose(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        c = self.condition(args[0])
+        a, b = self.same(args[1:])
+        shape, _ = self.shape((c, a, b))
+        if shape not in ("static", "scalar"):
+            return self.elementwise("where", (c, a, b))
+        return self.elementwise("choose", (c, a, b))
+
+    def clip(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        x, low, high = args
+        return self.arithmetic("min", (self.arithmetic("max", (x, low)), high))
+
+    # reductions
+
+    def reduce(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        raise RuleError("reduce takes the name of a reduction first", f"one of {', '.join(REDUCTIONS)}")
+
+    def extreme(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if len(args) == 2:
+            return self.arithmetic(op, args)
+        return self.reduction(op, args)
+
+    def reduction(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        x = self.number(args[0], "float")
+        self.need_elements(op, x)
+        if op in ("sum", "min", "max"):
+            return self.total(op, x)
+        size = self.size(x)
+        if op == "mean":
+            return self.elementwise("div", (self.total("sum", x), size))
+        squares = self.total("sum", self.elementwise("mul", (x, x)))
+        if op == "norm2":
+            return self.elementwise("sqrt", (squares,))
+        mean = self.elementwise("div", (self.total("sum", x), size))
+        spread = self.elementwise("sub", (self.elementwise("div", (squares, size)),
+                                          self.elementwise("mul", (mean, mean))))  # fmt: skip
+        zero = self.number(self.pool.const(0), "float")
+        return self.elementwise("sqrt", (self.elementwise("max", (spread, zero)),))
+
+    def total(self, op: str, x: Expr) -> Expr:
+        shape = self.whole if x.type.shape == "n" else "scalar"
+        return self.pool.make(f"reduce_{op}", (x,), Type("float", shape))
+
+    def size(self, x: Expr) -> Expr:
+        """Number of elements that a reduction of x runs over, as a float."""
+        if x.type.shape == "kept":
+            return self.number(self.pool.make("count_kept", (), Type("int", "scalar"), x.type.of), "float")
+        if self.grouped:
+            return self.pool.make("group_size", (), Type("float", "group"))
+        return self.number(self.pool.make("param", (), Type("int", "static"), "n"), "float")
+
+    def need_elements(self, op: str, x: Expr) -> None:
+        if x.type.shape not in ("n", "kept"):
+            raise RuleError(f"{op} of {x.type}: it reduces elements, and this is one value already")
+
+    def count(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        (x,) = args
+        if x.type.dtype == "selection":
+            return self.pool.make("count_kept", (), Type("int", "scalar"), x.value)
+        self.need_elements(op, x)
+        ones = self.number(self.number(self.condition(x), "int"), "float")
+        return self.total("sum", ones)
+
+    # random numbers and selection
+
+    def random(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        low, high = (self.number(a, "float") for a in args)
+        if not self.encoding:
+            raise RuleError("random numbers are drawn in encode", "put what was drawn into the payload")
+        u = self.pool.make("uniform", (), Type("float", "n"), self.draws)
+        self.draws += 1
+        if low.op == "float" and low.args[0].value == 0 and high.op == "float" and high.args[0].value == 1:
+            return u
+        width = self.elementwise("sub", (high, low))
+        return self.elementwise("add", (low, self.elementwise("mul", (width, u))))
+
+    def whole_tensor(self, op: str) -> None:
+        if self.grouped:
+            raise RuleError(f"{op} looks at the whole tensor, which a grouped spec does not",
+                            "remove `group:`, or use reductions")  # fmt: skip
+        if not self.encoding:
+            raise RuleError(f"{op} belongs in encode", "decode sees the payload only")
+
+    def static(self, op: str, x: Expr) -> Expr:
+        if x.type.shape != "static":
+            raise RuleError(f"{op}: the size must be known before any data, and {x.type} is not",
+                            "compute it from n and parameters")  # fmt: skip
+        return self.number(x, "float")
+
+    def sample(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        self.whole_tensor(op)
+        x = self.number(args[0], "float")
+        if x.type.shape != "n":
+            raise RuleError(f"sample takes elements, not {x.type}")
+        return self.pool.make("sample", (x, self.static(op, args[1])), Type("float", "sample"))
+
+    def kth_largest(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        self.whole_tensor(op)
+        x, k = self.number(args[0], "float"), self.number(args[1], "float")
+        if x.type.shape not in ("n", "sample"):
+            raise RuleError(f"kth_largest takes elements or a sample, not {x.type}")
+        if k.type.shape not in ("static", "scalar"):
+            raise RuleError(f"k is one number, not {k.type}")
+        return self.pool.make(op, (x, k), Type("float", "scalar"))
+
+    def adjust(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        self.whole_tensor(op)
+        x, *rest = (self.number(a, "float") for a in args)
+        if x.type.shape != "n" or any(a.type.shape not in ("static", "scalar") for a in rest):
+            raise RuleError("adjust takes elements first, then six numbers")
+        return self.pool.make(op, (x, *rest), Type("float", "scalar"))
+
+    def selection(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:
+        self.whole_tensor(op)
+        n = self.pool.make("param", (), Type("int", "static"), "n")
+        limit = self.static(op, args[1] if len(args) == 2 else n)
+        if "step" in depends(limit):
+            raise RuleError(f"{op}: the bound must hold at every step", "compute it from n and parameters")
+        key = self.number(args[0], "float") if op == "top" else self.condition(args[0])
+        if key.type.shape != "n":
+            raise RuleError(f"{op} selects among elements, and {key.type} is none")
+        if any(e.op == "in" for e in walk(key)):
+            raise RuleError("a selection cannot depend on another selection")
+        return self.pool.make(op, (key, limit), Type("selection", "n"), name)
+
+    def need_selection(self, op: str, x: Expr) -> str:
+        if x.type.dtype != "selection":
+            raise RuleError(f"{op} takes a selection, not {x.type}", "made by top() or filter()")
+        return str(x.value)
+
+    def indices(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        name = self.need_selection(op, args[0])
+        return self.pool.make("indices", (), Type("int", "kept", name), name)
+
+    def gather(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        name = self.need_selection("x[...]", args[1])
+        if args[0].type.shape != "n" or args[0].type.dtype == "selection":
+            raise RuleError(f"{args[0].type} has no elements to select")
+        return self.pool.make("gather", (args[0],), Type(args[0].type.dtype, "kept", name), name)
+
+    def scatter(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if self.encoding:
+            raise RuleError("scatter belongs in decode")
+        index, value = args[0], self.number(args[1], "float")
+        if index.op != "field" or index.type.dtype != "int" or index.type.shape != "kept":
+            raise RuleError("scatter takes a payload field of indices first")
+        if value.type.shape == "kept" and value.type.of != index.type.of:
+            raise RuleError("indices and values belong to different selections")
+        lifted = self.lift(value, "kept", index.type.of)
+        return self.pool.make("scatter", (index, lifted), Type("float", "n"))

@@ -1,0 +1,289 @@
+"""Stage 1b: the sections of a spec file, validated for shape, not yet for meaning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compll import syntax
+from compll.errors import Problems, Span, nearest
+from compll.source import Entry, Items, Section, Text, Value, number, scalar
+from compll.syntax import Syntax
+
+ParamValue = int | float | bool | str
+PARAM_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+STORAGE = ("float32", "float16", "bfloat16", "int32", "uint32", "bool")
+UINT_BITS = (1, 2, 4, 8)
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
+MERGES = ("decode", "sum")
+STEPS = ("any", "sgd")
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter: its type, default and range (ends included)."""
+
+    name: str
+    type: str
+    default: ParamValue
+    span: Span
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[ParamValue, ...] = ()
+    about: str = ""
+
+    def check(self, value: object) -> str | None:
+        """Why `value` is not allowed, or None."""
+        wanted = PARAM_TYPES[self.type]
+        exact = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+        if not exact and not (wanted is float and type(value) is int):
+            return f"parameter {self.name!r} is {self.type}, not {value!r}"
+        if self.choices and value not in self.choices:
+            return f"parameter {self.name!r} is one of {', '.join(map(str, self.choices))}, not {value!r}"
+        if isinstance(value, str):
+            return None
+        low = self.low if self.low is not None else float("-inf")
+        high = self.high if self.high is not None else float("inf")
+        if not low <= float(value) <= high:  # type: ignore[arg-type]
+            return f"parameter {self.name!r} is from {low:g} to {high:g}, not {value!r}"
+        return None
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A declared tensor: a payload field or a state. `dim` is None for a scalar."""
+
+    name: str
+    base: str
+    bits: Syntax | None
+    dim: Syntax | None
+    span: Span
+
+
+@dataclass(frozen=True)
+class Binding:
+    """`name: expression`."""
+
+    name: str
+    value: Syntax
+    span: Span
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A compressor as it is written."""
+
+    path: str
+    name: str
+    about: str
+    source: str
+    params: tuple[Param, ...]
+    group: Syntax | None
+    state: tuple[Declared, ...]
+    encode: tuple[Binding, ...]
+    payload: tuple[Declared, ...]
+    decode: tuple[Binding, ...]
+    update: tuple[Binding, ...]
+    feedback: Span | None
+    merge: str
+    optimizers: str
+    spans: Mapping[str, Span]
+
+
+SECTIONS = ("name", "about", "source", "params", "group", "state", "encode", "payload", "decode",
+            "update", "feedback", "merge", "optimizers")  # fmt: skip
+REQUIRED = ("name", "payload", "decode")
+
+
+def read(root: Section, problems: Problems) -> Spec | None:
+    """The Spec in `root`; None when a section is missing or malformed (see `problems`)."""
+    return _Reader(root, problems).spec()
+
+
+class _Reader:
+    def __init__(self, root: Section, problems: Problems) -> None:
+        self.root, self.problems = root, problems
+
+    def spec(self) -> Spec | None:
+        for entry in self.root.entries:
+            if entry.key.value not in SECTIONS:
+                self.problems.add(entry.key.span, f"unknown section {entry.key.value!r}",
+                                  nearest(entry.key.value, SECTIONS))
+        for name in REQUIRED:
+            if self.root.get(name) is None:
+                self.problems.add(self.root.span, f"section {name!r} is missing")
+        if self.problems.found:
+            # Go on to report what is wrong inside the sections too, but build nothing.
+            self.build()
+            return None
+        spec = self.build()
+        return None if self.problems.found else spec
+
+    def build(self) -> Spec:
+        return Spec(
+            path=self.problems.path,
+            name=self.identifier("name"),
+            about=self.text("about"),
+            source=self.text("source"),
+            params=self.each("params", self.param),
+            group=self.expression(self.root.get("group")),
+            state=self.each("state", self.declared),
+            encode=self.each("encode", self.binding),
+            payload=self.each("payload", self.declared),
+            decode=self.decode(),
+            update=self.each("update", self.binding),
+            feedback=self.feedback(),
+            merge=self.choice("merge", MERGES),
+            optimizers=self.choice("optimizers", STEPS),
+            spans={e.key.value: e.key.span for e in self.root.entries},
+        )
+
+    def text(self, name: str) -> str:
+        entry = self.root.get(name)
+        if entry is None:
+            return ""
+        if not isinstance(entry.value, Text):
+            self.problems.add(entry.value.span, f"{name!r} is a text")
+            return ""
+        return entry.value.value.strip()
+
+    def identifier(self, name: str) -> str:
+        value, entry = self.text(name), self.root.get(name)
+        if entry is not None and not NAME.match(value):
+            self.problems.add(entry.value.span, f"{value!r} is not a name",
+                              "letters, digits and underscores, not a digit first")
+        return value
+
+    def choice(self, name: str, known: tuple[str, ...]) -> str:
+        value, entry = self.text(name) or known[0], self.root.get(name)
+        if entry is not None and value not in known:
+            self.problems.add(entry.value.span, f"{name!r} is one of {', '.join(known)}",
+                              nearest(value, known))
+        return value
+
+    def feedback(self) -> Span | None:
+        entry = self.root.get("feedback")
+        if entry is None or self.choice("feedback", ("none", "error")) == "none":
+            return None
+        return entry.key.span
+
+    def each(self, name: str, make: Callable[[Entry], Any]) -> tuple[Any, ...]:
+        entry = self.root.get(name)
+        if entry is None or (isinstance(entry.value, Text) and entry.value.value in ("", "~", "null")):
+            return ()
+        if not isinstance(entry.value, Section):
+            self.problems.add(entry.value.span, f"section {name!r} is a mapping of names")
+            return ()
+        for item in entry.value.entries:
+            if not NAME.match(item.key.value):
+                self.problems.add(item.key.span, f"{item.key.value!r} is not a name",
+                                  "letters, digits and underscores, not a digit first")
+        return tuple(v for v in map(make, entry.value.entries) if v is not None)
+
+    def expression(self, entry: Entry | None) -> Syntax | None:
+        if entry is None:
+            return None
+        if not isinstance(entry.value, Text):
+            self.problems.add(entry.value.span, f"{entry.key.value!r} is an expression",
+                              "quote it when it holds brackets or colons")
+            return None
+        return syntax.parse(entry.value, self.problems)
+
+    def binding(self, entry: Entry) -> Binding | None:
+        value = self.expression(entry)
+        return None if value is None else Binding(entry.key.value, value, entry.key.span)
+
+    def decode(self) -> tuple[Binding, ...]:
+        entry = self.root.get("decode")
+        if entry is not None and isinstance(entry.value, Section):
+            return self.each("decode", self.binding)
+        value = self.expression(entry)
+        return () if value is None or entry is None else (Binding("out", value, entry.key.span),)
+
+    def declared(self, entry: Entry) -> Declared | None:
+        name, value = entry.key.value, entry.value
+        match = TYPE.match(value.value) if isinstance(value, Text) else None
+        if match is None or not isinstance(value, Text):
+            self.problems.add(value.span, f"{name!r} needs a type",
+                              "like float32, uint1[n], \"uint[bits][n]\" or int32[selection]")
+            return None
+        base, first, second = match.groups()
+        bits, dim = (first, second) if base == "uint" else (None, first)
+        if base == "uint" and first is None or base != "uint" and second is not None:
+            self.problems.add(value.span, f"{value.value!r} is not a type", "write uint[bits][n]")
+            return None
+        if base not in STORAGE and not re.fullmatch(r"uint(1|2|4|8)?", base):
+            self.problems.add(value.span, f"unknown type {base!r}",
+                              nearest(base, (*STORAGE, "uint1", "uint2", "uint4", "uint8", "uint")))
+            return None
+        return Declared(name, base, self.inner(bits, value, match.start(2)),
+                        self.inner(dim, value, match.start(3 if base == "uint" else 2)), value.span)
+
+    def inner(self, part: str | None, whole: Text, start: int) -> Syntax | None:
+        if part is None:
+            return None
+        return syntax.parse(Text(part, whole.at(1, start)), self.problems)
+
+    def param(self, entry: Entry) -> Param | None:
+        name, value = entry.key.value, entry.value
+        if isinstance(value, Text):
+            return self.shorthand(name, value)
+        if not isinstance(value, Section):
+            self.problems.add(value.span, f"parameter {name!r} is a value or a mapping",
+                              "like {type: int, default: 2, choices: [1, 2, 4, 8]}")
+            return None
+        allowed = ("type", "default", "min", "max", "choices", "about")
+        for item in value.entries:
+            if item.key.value not in allowed:
+                self.problems.add(item.key.span, f"unknown key {item.key.value!r} of a parameter",
+                                  nearest(item.key.value, allowed))
+        return self.full(name, value)
+
+    def shorthand(self, name: str, value: Text) -> Param:
+        default = scalar(value)
+        kind = next(k for k, t in PARAM_TYPES.items() if type(default) is t)
+        return Param(name, kind, default, value.span)
+
+    def full(self, name: str, section: Section) -> Param | None:
+        default = section.get("default")
+        if default is None or not isinstance(default.value, Text):
+            self.problems.add(section.span, f"parameter {name!r} needs a default")
+            return None
+        base = self.shorthand(name, default.value)
+        kind = self.one(section, "type") or base.type
+        if kind not in PARAM_TYPES:
+            self.problems.add(section.span, f"parameter {name!r}: unknown type {kind!r}",
+                              nearest(str(kind), PARAM_TYPES))
+            return None
+        value = float(base.default) if kind == "float" and base.type == "int" else base.default
+        param = Param(name, str(kind), value, base.span, self.bound(section, "min"),
+                      self.bound(section, "max"), self.choices(section), str(self.one(section, "about") or ""))
+        wrong = param.check(value)
+        if wrong:
+            self.problems.add(base.span, f"the default is not allowed: {wrong}")
+        return param
+
+    def one(self, section: Section, key: str) -> ParamValue | None:
+        entry = section.get(key)
+        return scalar(entry.value) if entry and isinstance(entry.value, Text) else None
+
+    def bound(self, section: Section, key: str) -> float | None:
+        entry = section.get(key)
+        if entry is None:
+            return None
+        value = number(entry.value.value) if isinstance(entry.value, Text) else None
+        if value is None:
+            self.problems.add(entry.value.span, f"{key!r} is a number")
+        return value
+
+    def choices(self, section: Section) -> tuple[ParamValue, ...]:
+        entry = section.get("choices")
+        if entry is None:
+            return ()
+        values: tuple[Value, ...] = entry.value.values if isinstance(entry.value, Items) else ()
+        if not values or not all(isinstance(v, Text) for v in values):
+            self.problems.add(entry.value.span, "'choices' is a list of values")
+        return tuple(scalar(v) for v in values if isinstance(v, Text))

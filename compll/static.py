@@ -1,0 +1,85 @@
+"""Values known before any data: functions of n, step and the parameters, computed on the host."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from compll.ir import Expr
+
+Number = int | float | bool | str
+
+
+def _pow(a: float, b: float) -> float:
+    """a ** b as a float, inf or nan instead of an error or a giant integer."""
+    try:
+        return math.pow(a, b)
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return math.nan
+
+
+def _guard(function: Callable[..., Any], failed: float = math.nan) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except (ValueError, OverflowError, ZeroDivisionError):
+            return failed
+
+    return call
+
+
+def _div(a: float, b: float) -> float:
+    if b == 0:
+        return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
+    return a / b
+
+
+_MEANING: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _div, "pow": _pow,
+    "floordiv": _guard(operator.floordiv), "mod": _guard(operator.mod), "neg": operator.neg,
+    "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor,
+    "shl": lambda a, b: a << min(max(b, 0), 62), "shr": lambda a, b: a >> min(max(b, 0), 62),
+    "abs": abs, "sign": lambda a: -1 if a < 0 else 1,
+    "floor": _guard(math.floor), "ceil": _guard(math.ceil), "round": _guard(round),
+    "sqrt": _guard(math.sqrt), "exp": _guard(math.exp, math.inf),
+    "log": lambda a: -math.inf if a == 0 else _guard(math.log)(a),
+    "log2": lambda a: -math.inf if a == 0 else _guard(math.log2)(a),
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "eq": operator.eq, "ne": operator.ne, "and": lambda a, b: bool(a) and bool(b),
+    "or": lambda a, b: bool(a) or bool(b), "not": operator.not_,
+    "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b,
+    "isfinite": math.isfinite, "isnan": math.isnan, "float": float, "int": int, "lift": lambda a: a,
+}  # fmt: skip
+
+
+def evaluate(expr: Expr, env: Mapping[str, Number]) -> Number:
+    """The value of a static expression; `env` gives n, step and the parameters."""
+    if expr.op == "const":
+        return expr.value  # type: ignore[no-any-return]
+    if expr.op == "param":
+        return env[expr.value]
+    if expr.op in ("choose", "where"):
+        return evaluate(expr.args[1 if evaluate(expr.args[0], env) else 2], env)
+    return _MEANING[expr.op](*(evaluate(a, env) for a in expr.args))  # type: ignore[no-any-return]
+
+
+def as_count(value: Number, n: int) -> int:
+    """A static value as a number of elements, 0..n (NaN is 0)."""
+    number = float(value)
+    return 0 if math.isnan(number) else int(min(max(number, 0.0), float(n)))
+
+
+def covers(op: str) -> bool:
+    """Whether the operator can be computed on the host."""
+    return op in _MEANING or op in ("choose", "where")
+
+
+def depends(expr: Expr) -> set[str]:
+    """Names (n, step, parameters) that a static expression depends on."""
+    if expr.op == "param":
+        return {str(expr.value)}
+    return set().union(*(depends(a) for a in expr.args)) if expr.args else set()

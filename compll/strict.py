@@ -1,0 +1,53 @@
+"""Does a payload by itself carry a NaN or infinity of the gradient to the decoder?
+
+A field does if it is a float and its expression is *strict* in g: never finite when some element
+of g is not. Where no field does, the compiler appends a status byte, and decode gives NaN
+everywhere when it is set. So a GradScaler on any rank sees what happened on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from compll.ir import Expr, Field, Selection
+
+_STRICT_IN_ALL = ("neg", "abs", "float16", "bfloat16", "bfloat16_up", "lift", "float32")
+_STRICT_IN_ANY = ("add", "sub", "mul")
+
+
+def carries(fields: Iterable[Field], selections: Mapping[str, Selection]) -> bool:
+    """Whether some field of the payload is never finite when the gradient is not."""
+    floats = [f for f in fields if not f.packed and "int" not in f.storage and f.expr is not None]
+    return any(_picks(f.expr, selections) if f.shape == "kept" else _reaches(f.expr)
+               for f in floats if f.expr is not None)  # fmt: skip
+
+
+def _picks(expr: Expr, selections: Mapping[str, Selection]) -> bool:
+    """The largest magnitudes themselves: NaN counts as the largest, so it is among them."""
+    if expr.op != "gather" or not _strict(expr.args[0]):
+        return False
+    selection = selections[str(expr.value)]
+    return selection.kind == "top" and selection.key.op == "abs" and selection.key.args[0] is expr.args[0]
+
+
+def _reaches(expr: Expr) -> bool:
+    if expr.type.shape == "n":
+        return _strict(expr)
+    if expr.op in ("reduce_sum", "reduce_max", "reduce_min"):
+        magnitude = expr.op == "reduce_sum" or (expr.op == "reduce_max" and expr.args[0].op == "abs")
+        return magnitude and _strict(expr.args[0])
+    if expr.op in _STRICT_IN_ALL or expr.op in ("sqrt",):
+        return _reaches(expr.args[0])
+    if expr.op in _STRICT_IN_ANY:
+        return any(map(_reaches, expr.args))
+    return expr.op == "div" and _reaches(expr.args[0])
+
+
+def _strict(expr: Expr) -> bool:
+    if expr.op == "input":
+        return True
+    if expr.op in _STRICT_IN_ALL:
+        return _strict(expr.args[0])
+    if expr.op in _STRICT_IN_ANY:
+        return any(map(_strict, expr.args))
+    return expr.op == "div" and _strict(expr.args[0])
