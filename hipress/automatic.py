@@ -1,9 +1,11 @@
 """compressor="auto": per tensor, the cheapest of the safe codecs and of no codec at all.
 
 [Note: never slower]
-A prediction is no promise, and on a CPU the codec takes cycles that the backward pass could use.
-So compression has to win clearly: by MARGIN of the tensor's time, and by LEAST seconds over the
-whole model. Otherwise nothing is installed and DDP's own all-reduce remains, untouched.
+A prediction is no promise, and on a CPU the codec takes cycles that the backward pass could use,
+which waiting for a slow link does not. So codec times are counted CONTENTION times, which keeps
+compression off a loopback or a link as fast as memory, and it has to win clearly: by MARGIN of
+the tensor's time, and by LEAST seconds over the whole model. Otherwise nothing is installed and
+DDP's own all-reduce remains, untouched.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from casync import strategies
-from casync.cost import Costs, predict
+from casync.cost import CodecCost, Costs, Line, predict
 from hipress.codecs import SAFE, compile_codec, strategy_for
 from hipress.errors import ConfigError
 from hipress.model import Param
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from casync.codec import Codec
 
 MARGIN = 0.25  # of a tensor's time: probes on a busy machine are off by as much
+CONTENTION = 2.0  # the backward pass and the other ranks of this host want the same cores
 LEAST = 1e-3  # seconds a step
 BATCH = 4 << 20  # bytes: smaller tensors share a message and its latency
 
@@ -47,6 +50,7 @@ def auto_plan(
     ranks: int,
 ) -> Plan:
     """Decide tensor by tensor; give all of it up when the whole gain is too small."""
+    costs = _contended(costs)
     decisions = tuple(_decide(p, codecs, costs, options, ranks) for p in params)
     gain = sum((d.raw_seconds or 0.0) - (d.seconds or 0.0) for d in decisions if d.codec)
     if gain < LEAST:
@@ -55,6 +59,21 @@ def auto_plan(
     used = {d.codec for d in decisions}
     why = f"predicted gain {gain * 1e3:.1f} ms a step"
     return Plan(decisions, {k: c for k, c in codecs.items() if k in used}, why)
+
+
+def _contended(costs: Costs) -> Costs:
+    """The costs with slower codecs; see [Note: never slower]."""
+
+    def slower(line: Line) -> Line:
+        return Line(CONTENTION * line.latency, CONTENTION * line.per_byte)
+
+    return replace(
+        costs,
+        codecs={
+            name: CodecCost(slower(c.encode), slower(c.decode), c.rate)
+            for name, c in costs.codecs.items()
+        },
+    )
 
 
 def _carries(codec: Codec, options: Options) -> bool:

@@ -1,8 +1,10 @@
 """A short look at the link and the codecs, so that "auto" plans from measurements.
 
-Every rank measures at the same time, as in a training step, and the slowest rank's median
-counts. The numbers are exchanged, so all ranks plan from the same ones. Takes well under two
-seconds: fewer repetitions on a slow link, and all ranks agree on how many.
+Every rank measures at the same time, as in a training step, and the slowest rank counts: its
+median for a codec, its best time for the link. A busy machine makes a fast link look slow, but
+never a slow one fast, and a link that looks slow would invite compression where it does not pay.
+The numbers are exchanged, so all ranks plan from the same ones. Takes well under two seconds:
+fewer repetitions on a slow link, and all ranks agree on how many.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 SMALL, LARGE, HUGE = 4 << 10, 1 << 20, 4 << 20  # bytes on the link
 QUICK, SLOW = 0.02, 0.1  # seconds: below, HUGE is measured too; above, nothing is repeated
 ELEMENTS = (1 << 16, 1 << 20)  # what codecs are timed on
-REPEATS = 5
+REPEATS = 7
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -93,12 +95,12 @@ def _reduce(group: dist.ProcessGroup, dtype: torch.dtype) -> Operation:
 
 def _curve(operation: Operation, group: dist.ProcessGroup) -> Line:
     """A line through two or three sizes; what is repeated depends on agreed numbers only."""
-    points = [(float(SMALL), _median(operation(SMALL), REPEATS, group))]
-    first = _median(operation(LARGE), 1, group)
-    again = first if first > SLOW else _median(operation(LARGE), REPEATS, group)
+    points = [(float(SMALL), _best(operation(SMALL), REPEATS, group))]
+    first = _best(operation(LARGE), 1, group)
+    again = first if first > SLOW else _best(operation(LARGE), REPEATS, group)
     points.append((float(LARGE), again))
     if again < QUICK:
-        points.append((float(HUGE), _median(operation(HUGE), 3, group)))
+        points.append((float(HUGE), _best(operation(HUGE), REPEATS, group)))
     return fit(points)
 
 
@@ -130,12 +132,12 @@ def _time_codec(codec: Codec, elements: int, repeats: int) -> list[float]:
     return [statistics.median(encodes[1:]), statistics.median(decodes[1:])]
 
 
-def _median(run: Callable[[], None], repeats: int, group: dist.ProcessGroup) -> float:
-    """Median time on the slowest rank."""
+def _best(run: Callable[[], None], repeats: int, group: dist.ProcessGroup) -> float:
+    """Best time on the slowest rank."""
     times = []
     group.barrier().wait()
     for _ in range(repeats):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return slowest([statistics.median(times)], group)[0]
+    return slowest([min(times)], group)[0]
