@@ -196,6 +196,11 @@ class Rules:
         if x.type.dtype == "selection":
             return self.pool.make("count_kept", (), Type("int", "scalar"), x.value)
         self.need_elements(op, x)
+        if x.op == "ge" and x.args[1].op == "lift" and x.args[1].args[0].op == "adjust":
+            adjusted = x.args[1].args[0]
+            if adjusted.args[0] is x.args[0]:
+                # adjust has counted just these elements
+                return self.pool.make("adjusted_count", (adjusted,), Type("float", "scalar"))
         ones = self.number(self.number(self.condition(x), "int"), "float")
         return self.total("sum", ones)
 

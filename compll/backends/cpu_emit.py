@@ -66,6 +66,8 @@ class Values(Lines):
             self.add(f"{name} = {a} if {c} else {b}")
         elif expr.op == "state":
             self.add(f"{name} = f64(s_{expr.value}[tensor])")
+        elif expr.op == "adjusted_count":
+            self.add(f"{name} = f64(count_{self.names[id(expr.args[0])]})")
         elif expr.op == "count_kept":
             self.add(f"{name} = {self.kept_count(str(expr.value or expr.type.of))}")
         elif expr.op.startswith("reduce_"):
@@ -85,8 +87,11 @@ class Values(Lines):
     # element and group values
 
     def lifted(self, expr: Expr) -> str:
-        """A name for a value that is constant over a loop, float32 or int32."""
+        """A name (or literal) for a value that is constant over a loop, float32 or int32."""
         arg = expr.args[0]
+        literal = literal_text(arg, expr.type.dtype)
+        if literal:
+            return literal
         if arg.type.shape == "group":
             return self.group(arg)
         key = id(expr)
@@ -135,6 +140,7 @@ class Values(Lines):
         self.add(f"r{number} = stream(u64(seed), u64(step), u64(tensor), u64({number}), u64(r{number}h))")
         self.add(f"r{number}a = u32(r{number} >> u64(32))")
         self.add(f"r{number}b = u32(r{number} & u64(0xFFFFFFFF))")
+        self.add(f"r{number}c = counter(u32({element}), r{number}a)")
 
     def text(self, expr: Expr, i: str) -> str:
         """The value of an element expression at index i."""
@@ -143,7 +149,8 @@ class Values(Lines):
         if expr.op == "lift":
             return self.lifted(expr)
         if expr.op == "uniform":
-            return f"uniform(u32(e + {i}), r{expr.value}a, r{expr.value}b)"
+            spread = f"spread[{i}]" if self.where == "tile" else f"weyl(u32({i}))"
+            return f"uniform({spread}, r{expr.value}c, r{expr.value}b)"
         if expr.op == "code":
             return self.code_text(expr, i)
         if not expr.args:
@@ -166,6 +173,7 @@ class Encoder(Values):
     def __init__(self, program: Program, feed: bool) -> None:
         super().__init__(program.module, program)
         self.prog, self.feed = program, feed
+        self.allocated: set[str] = set()
         states = [s for s in program.module.states if feed]
         self.elementwise = [s.name for s in states if s.shape == "n"]
         self.per_tensor = [s.name for s in states if s.shape != "n"]
@@ -179,6 +187,9 @@ class Encoder(Values):
             with self.block("for p in range(table.shape[0]):"):
                 self.piece()
             self.add("return used")
+        kinds = {"b": "float32", "c": "int32"}
+        self.lines[self.scratch_at : self.scratch_at] = [
+            f"    {b} = np.empty({self.tile}, np.{kinds[b[0]]})" for b in sorted(self.allocated)]  # fmt: skip
         return str(self)
 
     def scratch(self) -> None:
@@ -192,9 +203,11 @@ class Encoder(Values):
         for f in self.module.fields:
             if f.packed and f.shape == "n":
                 self.add(f"q_{f.name} = np.empty({tile}, np.uint8)")
-        for number in range(8):
-            self.add(f"b{number} = np.empty({tile}, np.float32)")
-            self.add(f"c{number} = np.empty({tile}, np.int32)")
+        if any(draws(s.expr) for one in self.prog.passes for s in one.sinks):
+            self.add(f"spread = np.empty({tile}, np.uint32)")
+            with self.block(f"for i in range({tile}):"):
+                self.add("spread[i] = weyl(u32(i))")
+        self.scratch_at = len(self.lines)
 
     def piece(self) -> None:
         self.add("n = table[p, 1]")
@@ -283,6 +296,7 @@ class Encoder(Values):
         for number in draws(*loops):
             with self.block(f"if e >> 32 != r{number}h:"):
                 self.draw(number, "e")
+            self.add(f"r{number}c = counter(u32(e), r{number}a)")
         self.make_buffers(loops, one)
         if one.status:
             self.status_loop()
@@ -308,11 +322,10 @@ class Encoder(Values):
                     self.add("xs[o + i] = g_[i]")
 
     def loops(self, one: Pass) -> list[Expr]:
+        """The element expressions that get a loop each; the write-back is rare and does not count."""
         roots = [e.args[0] for e in one.reductions] + [s.key for s in one.selections]
-        roots += [s.expr for s in one.sinks if s.expr.type.shape == "n"]
-        inner = [e.args[0] for e in walk(*(s.expr for s in one.sinks))
-                 if e.op.startswith("reduce_") and e.type.shape == "group"]  # fmt: skip
-        return roots + inner + ([self.prog.gradient] if one.status else [])
+        roots += [s.expr for s in one.sinks if s.expr.type.shape == "n" and s.kind != "back"]
+        return roots + ([self.prog.gradient] if one.status else [])
 
     def make_buffers(self, loops: list[Expr], one: Pass) -> None:
         """Compute shared values that depend on no reduction of this tile."""
@@ -333,12 +346,11 @@ class Encoder(Values):
     def fill_buffer(self, expr: Expr) -> None:
         kind = "c" if expr.type.dtype == "int" else "b"
         taken = sum(v[0] == kind for v in self.buffers.values())
-        if taken >= 8:
-            return
         self.prepare(expr)
         with self.block(f"for i in range({self.tile}):"):
             self.add(f"{kind}{taken}[i] = {self.text(expr, 'i')}")
         self.buffers[id(expr)] = f"{kind}{taken}"
+        self.allocated.add(f"{kind}{taken}")
 
     def status_loop(self) -> None:
         with self.block(f"for i in range({self.tile}):"):
@@ -372,6 +384,9 @@ class Encoder(Values):
         """Sum in the order of [Note: order of sums], into acc[0]."""
         lanes, tile = lane_count(self.tile), self.tile
         term = self.text(arg, "i")
+        if is_count(arg):
+            self.count(arg.args[0].args[0])
+            return
         if not zero_at_zero(arg):
             with self.block(f"for i in range({tile}):"):
                 self.add(f"red[i] = {term}")
@@ -391,6 +406,13 @@ class Encoder(Values):
                 self.add(f"acc[i] += acc[i + {width}]")
             width //= 2
 
+    def count(self, condition: Expr) -> None:
+        """A sum of ones and zeros is exact in any order."""
+        self.add("z = i32(0)")
+        with self.block("for i in range(m):"):
+            self.add(f"z = i_add(z, i_of_b({self.text(condition, 'i')}))")
+        self.add("acc[0] = f32(z)")
+
     def extreme(self, op: str, arg: Expr) -> str:
         """The largest or smallest order key of a tile, in a local name."""
         name = self.name("x")
@@ -401,9 +423,13 @@ class Encoder(Values):
         else:
             start = "i32(-2147483647)" if op == "reduce_max" else "i32(2147483647)"
             term, turns = f"key({self.text(arg, 'i')})", "m"
+        step = f"{name} = {'i_max' if op == 'reduce_max' else 'i_min'}({name}, {term})"
         self.add(f"{name} = {start}")
-        with self.block(f"for i in range({turns}):"):
-            self.add(f"{name} = {'i_max' if op == 'reduce_max' else 'i_min'}({name}, {term})")
+        if turns == "m":
+            with self.block(f"if m < {self.tile}:"), self.block("for i in range(m):"):
+                self.add(step)
+        with self.block("else:" if turns == "m" else "if True:"), self.block(f"for i in range({self.tile}):"):
+            self.add(step)
         return name
 
     def open_reduction(self, expr: Expr) -> None:
@@ -539,6 +565,20 @@ def zero_at_zero(expr: Expr) -> bool:
         return zero_at_zero(expr.args[0])
     # Not mul: zero times an infinite scalar is NaN; the square of a zero is safe.
     return expr.op == "mul" and expr.args[0] is expr.args[1] and zero_at_zero(expr.args[0])
+
+
+def is_count(expr: Expr) -> bool:
+    """Whether an expression is a condition as 0.0 or 1.0."""
+    return expr.op == "float" and expr.args[0].op == "int" and expr.args[0].args[0].type.dtype == "bool"
+
+
+def literal_text(expr: Expr, dtype: str) -> str:
+    """A constant of the spec as a typed literal, or nothing."""
+    while expr.op in ("float", "int", "lift") and expr.args:
+        expr = expr.args[0]
+    if expr.op != "const" or dtype not in ("float", "int") or not abs(expr.value) < 1e30:
+        return ""
+    return f"f32({float(expr.value)!r})" if dtype == "float" else f"i32({int(expr.value)})"
 
 
 def draws(*roots: Expr) -> list[int]:

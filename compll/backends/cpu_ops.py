@@ -144,22 +144,28 @@ def _bf16_up(c: Any, b: Any, v: Any) -> Any:
 bfloat16_up = _primitive(f32, (f32,), _bf16_up)
 
 
-def _mixed(b: Any, x: Any, k1: Any) -> Any:
-    x = b.mul(b.xor(x, b.lshr(x, _c(16))), _c(0x7FEB352D))
-    x = b.xor(x, k1)
-    x = b.mul(b.xor(x, b.lshr(x, _c(15))), _c(0x846CA68B))
-    return b.xor(x, b.lshr(x, _c(16)))
+WEYL = 0x9E3779B9
+
+
+def _hash(b: Any, counter: Any, k1: Any, drop: int) -> Any:
+    x = b.mul(b.xor(counter, b.lshr(counter, _c(15))), _c(0x7FEB352D))
+    x = b.xor(b.xor(x, b.lshr(x, _c(13))), k1)
+    return b.lshr(b.mul(x, _c(0x846CA68B)), _c(drop))
 
 
 def _uniform(c: Any, b: Any, v: Any) -> Any:
-    x = b.lshr(_mixed(b, b.add(v[0], v[1]), v[2]), _c(8))
-    return b.fmul(b.sitofp(x, F32), ir.Constant(F32, 2.0**-24))
+    # 23 bits as the fraction of a float in [1, 2), minus 1: cheaper than a conversion.
+    fraction = b.or_(_hash(b, b.add(v[0], v[1]), v[2], 9), _c(0x3F800000))
+    return b.fsub(b.bitcast(fraction, F32), ir.Constant(F32, 1.0))
 
 
-#: uniform(element's low 32 bits, k0, k1): see [Note: random draws]
+#: weyl(i): a counter spread over 32 bits; counter(e, k0): the same for a tile's first element, keyed
+weyl = _primitive(u32, (u32,), lambda c, b, v: b.mul(v[0], _c(WEYL)))
+counter = _primitive(u32, (u32, u32), lambda c, b, v: b.add(b.mul(v[0], _c(WEYL)), v[1]))
+#: uniform(weyl(i), counter(e, k0), k1): the draw of element e + i (see [Note: random draws])
 uniform = _primitive(f32, (u32, u32, u32), _uniform)
 #: the hash that chooses sample positions
-scramble = _primitive(u32, (u32,), lambda c, b, v: _mixed(b, v[0], _c(0)))
+scramble = _primitive(u32, (u32, u32), lambda c, b, v: _hash(b, b.add(b.mul(v[0], _c(WEYL)), v[1]), _c(0), 8))
 pack2 = _primitive(u8, (u8, u8), lambda c, b, v: _packed(b, v, 4))
 pack4 = _primitive(u8, (u8,) * 4, lambda c, b, v: _packed(b, v, 2))
 pack8 = _primitive(u8, (u8,) * 8, lambda c, b, v: _packed(b, v, 1))

@@ -11,6 +11,7 @@ from compll.backends import cpu_ops as ops
 
 u32, u64, f32 = np.uint32, np.uint64, np.float32
 LANES = 128
+BLOCK = 1024
 
 
 @njit(nogil=True, cache=True)
@@ -113,7 +114,7 @@ def sample_positions(seed, step, tensor, n, count):  # type: ignore[no-untyped-d
     out = np.empty(count, np.int64)
     for j in range(count):
         low, high = j * n // count, (j + 1) * n // count
-        out[j] = low + np.int64(ops.scramble(u32(u32(j) ^ k0))) % max(high - low, 1)
+        out[j] = low + np.int64(ops.scramble(u32(j), k0)) % max(high - low, 1)
     return out
 
 
@@ -144,6 +145,30 @@ def _kth(keys, k):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def above(x, least, room):  # type: ignore[no-untyped-def]
+    """Copy the order keys of x that are at least `least`, in order; how many there are.
+
+    Rare hits are found eight at a time in a byte mask that vector code fills.
+    """
+    n, count = len(x), 0
+    mask = np.zeros(BLOCK, np.uint8)
+    words = mask.view(np.uint64)
+    for o in range(0, n, BLOCK):
+        size = min(BLOCK, n - o)
+        part = x[o : o + size]
+        if size < BLOCK:
+            mask[:] = 0
+        for i in range(size):
+            mask[i] = ops.b_code(ops.key(part[i]) >= least)
+        for w in range(BLOCK // 8):
+            if words[w] != 0:
+                for i in range(8 * w, min(8 * w + 8, size)):
+                    room[count] = ops.key(part[i])
+                    count += mask[i]
+    return count
+
+
+@njit(nogil=True, cache=True)
 def kth_largest(x, k):  # type: ignore[no-untyped-def]
     """The k-th largest of a float32 array; NaN (positive) is the largest value there is.
 
@@ -161,16 +186,12 @@ def kth_largest(x, k):  # type: ignore[no-untyped-def]
         return ops.unkey(np.int32(_kth(keys, k)))
     sample = np.empty(size, np.int32)
     for j in range(size):
-        sample[j] = ops.key(x[j * n // size + np.int64(ops.scramble(u32(j))) % (n // size)])
+        sample[j] = ops.key(x[j * n // size + np.int64(ops.scramble(u32(j), u32(0))) % (n // size)])
     rank = wanted * size // n
     rank = min(size, rank + 4 * np.int64(np.sqrt(rank)) + 4)
     least = np.int32(_kth(sample, rank))
     room = np.empty(n + 1, np.int32)
-    count = 0
-    for i in range(n):
-        value = ops.key(x[i])
-        room[count] = value
-        count += value >= least
+    count = above(x, least, room)
     if count < k:
         for i in range(n):
             room[i] = ops.key(x[i])
@@ -179,25 +200,15 @@ def kth_largest(x, k):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def adjust(x, t, low, high, down, up, tries):  # type: ignore[no-untyped-def]
-    """See `adjust` in the operator table."""
-    for _ in range(np.int64(max(0.0, min(tries, 100.0)))):
-        least, count = f32(t), np.int32(0)
-        for i in range(len(x)):
-            count = ops.i_add(count, ops.i_of_b(x[i] >= least))
-        if low <= count and count <= high:
-            break
-        t = t * down if count < low else t * up
-    return t
-
-
-@njit(nogil=True, cache=True)
 def ties(x, threshold, limit):  # type: ignore[no-untyped-def]
     """How many elements equal to the threshold belong to the `limit` largest."""
-    least, above = ops.key(threshold), 0
-    for i in range(len(x)):
-        above += ops.key(x[i]) > least
-    return max(0, limit - above)
+    least, larger = ops.key(threshold), 0
+    for o in range(0, len(x), BLOCK):
+        count = np.int32(0)
+        for i in range(o, min(o + BLOCK, len(x))):
+            count = ops.i_add(count, ops.i_of_b(ops.key(x[i]) > least))
+        larger += count
+    return max(0, limit - larger)
 
 
 @njit(nogil=True, cache=True)

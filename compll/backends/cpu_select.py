@@ -5,7 +5,7 @@ from __future__ import annotations
 from compll.backends.cpu_emit import Encoder, draws
 from compll.backends.cpu_text import code
 from compll.ir import Expr, Selection, walk
-from compll.passes import Pass, Sink
+from compll.passes import Pass, Program, Sink
 
 
 class Selecting(Encoder):
@@ -16,6 +16,11 @@ class Selecting(Encoder):
     states at its elements, are written after the walk.
     """
 
+    def __init__(self, program: Program, feed: bool) -> None:
+        super().__init__(program, feed)
+        #: arrays that exist only where a guard held
+        self.guarded: set[int] = set()
+
     def library(self, expr: Expr, name: str) -> None:
         """kth_largest or adjust over a whole tensor or a sample."""
         guard = self.prog.guards.get(id(expr))
@@ -23,18 +28,61 @@ class Selecting(Encoder):
             return self.call(expr, name)
         self.add(f"{name} = 0.0")
         condition, wanted = guard
+        self.guarded.add(id(expr.args[0]))
         with self.block(f"if {'' if wanted else 'not '}{self.scalar(condition)}:"):
             self.call(expr, name)
         return None
 
     def call(self, expr: Expr, name: str) -> None:
+        if expr.op == "adjust":
+            return self.adjust(expr, name)
         values = self.array(expr.args[0])
-        rest = ", ".join(map(self.scalar, expr.args[1:]))
-        self.add(f"{name} = f64({expr.op}({values}, {rest}))")
+        self.add(f"{name} = f64(kth_largest({values}, {self.scalar(expr.args[1])}))")
+        return None
+
+    def adjust(self, expr: Expr, name: str) -> None:
+        """The tries of `adjust`, each a counting walk; the last count stays in count_NAME."""
+        t, low, high, down, up, tries = map(self.scalar, expr.args[1:])
+        known, self.where = dict(self.names), "piece"
+        self.add("e = first")
+        for number in draws(expr.args[0]):
+            self.draw(number, "first")
+        self.prepare(expr.args[0])
+        self.add(f"{name} = {t}")
+        self.add(f"count_{name} = 0")
+        with self.block(f"for turn in range(i64(max(0.0, min({tries}, 100.0))) + 1):"):
+            self.add(f"least = f32({name})")
+            self.add(f"count_{name} = 0")
+            with self.block("for o in range(0, n, 4096):"):
+                self.add("z = i32(0)")
+                with self.block("for i in range(o, min(n, o + 4096)):"):
+                    self.add(f"z = i_add(z, i_of_b({self.text(expr.args[0], 'i')} >= least))")
+                self.add(f"count_{name} += z")
+            with self.block(f"if ({low} <= count_{name} and count_{name} <= {high}) or turn >= {tries}:"):
+                self.add("break")
+            self.add(f"{name} = {name} * {down} if count_{name} < {low} else {name} * {up}")
+        self.names, self.where = known, "tile"
+        self.names[id(expr)] = name
+
+    def scratch(self) -> None:
+        """Also a mask of a tile's hits, byte by byte and in words."""
+        super().scratch()
+        if self.module.selections:
+            self.add(f"hit = np.zeros({self.tile}, np.uint8)")
+            self.add("hits = hit.view(np.uint64)")
+
+    def piece(self) -> None:
+        """Arrays in scratch memory belong to one piece."""
+        self.arrays: dict[int, str] = {}
+        super().piece()
 
     def array(self, expr: Expr) -> str:
         """The whole tensor's values (or a sample's), in scratch memory."""
+        if id(expr) in self.arrays:
+            return self.arrays[id(expr)]
         name = self.name("w")
+        if id(expr) not in self.guarded:
+            self.arrays[id(expr)] = name
         before, self.where = self.where, "piece"
         known = dict(self.names)
         if expr.op == "sample":
@@ -88,20 +136,25 @@ class Selecting(Encoder):
         return sink.kind == "state" and e.op == "where" and e.args[0].op == "in" and e.args[0].value == s.name
 
     def compact(self, s: Selection) -> None:
-        """Append the tile's selected positions, in order, without branches."""
+        """Append the tile's selected positions, in order; eight without a hit cost one test."""
         self.prepare(s.key)
         self.available()
         name = s.name
         self.add(f"k0 = k_{name}")
-        with self.block("for i in range(m):"):
+        test = self.text(s.key, "i") if s.kind == "filter" else f"(key({self.text(s.key, 'i')}) >= t_{name})"
+        with self.block(f"for i in range({self.tile}):"):
+            self.add(f"hit[i] = b_code({test})")
+        with self.block(f"for i in range(m, {self.tile}):"):
+            self.add("hit[i] = u8(0)")
+        with self.block(f"for w in range({self.tile // 8}):"), self.block("if hits[w] != u64(0):"), self.block(
+            "for i in range(8 * w, 8 * w + 8):"):  # fmt: skip
             self.add(f"i_{name}[k_{name}] = o + i")
             if s.kind == "filter":
-                self.add(f"k_{name} += i64({self.text(s.key, 'i')})")
+                self.add(f"k_{name} += i64(hit[i])")
             else:
-                self.add(f"z = key({self.text(s.key, 'i')})")
-                self.add(f"tied = i64(z == t_{name}) * i64(ties_{name} > 0)")
+                self.add(f"tied = i64(hit[i]) * i64(key({self.text(s.key, 'i')}) == t_{name})")
+                self.add(f"k_{name} += i64(hit[i]) - tied * i64(ties_{name} <= 0)")
                 self.add(f"ties_{name} -= tied")
-                self.add(f"k_{name} += i64(z > t_{name}) + tied")
         self.add(f"k_{name} = min(k_{name}, limit_{name})")
         for leaf in self.captured(s):
             with self.block(f"for j in range(k0, k_{name}):"):
@@ -176,7 +229,7 @@ class Selecting(Encoder):
         if expr.op == "indices":
             return f"i_{self.where}[{i}]"
         if expr.op == "uniform":
-            return f"uniform(u32(first + i_{self.where}[{i}]), r{expr.value}a, r{expr.value}b)"
+            return f"uniform(weyl(u32(i_{self.where}[{i}])), counter(u32(first), r{expr.value}a), r{expr.value}b)"
         if expr.op == "input":
             return f"cg_{self.where}[{i}]"
         if expr.op == "state":

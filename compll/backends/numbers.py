@@ -7,9 +7,11 @@ are added the same way in float64. Vector units and warps compute exactly this w
 reassociation licence, so payloads are equal bit for bit on every backend.
 
 [Note: random draws] uniform(seed, step, tensor, draw, element) hashes a counter: two 32-bit keys
-are made from (seed, step, tensor, draw, element >> 32) by SplitMix64, and each element mixes its
-low 32 bits with them by two multiplications (constants of Wellons' lowbias32). 24 bits of the
-result, divided by 2**24, are the draw.
+are made from (seed, step, tensor, draw, element >> 32) by SplitMix64. Each element's low 32 bits,
+spread by a Weyl multiplication, are mixed with them by two rounds of xor-shift and multiply. The
+upper 23 bits of the result, divided by 2**23, are the draw. (Without the Weyl step, neighbours at
+power-of-two distances are correlated: 64 x 64 chi-square tests of 2**22 pairs fail by 10 to 300
+standard deviations for lowbias32 on a plain counter, and pass with it.)
 """
 
 from __future__ import annotations
@@ -40,6 +42,14 @@ def stream(seed: int, step: int, tensor: int, draw: int, high: int) -> tuple[int
     return state >> 32, state & 0xFFFFFFFF
 
 
+def hashed(element: NDArray[np.uint32], k0: np.uint32, k1: np.uint32) -> NDArray[np.uint32]:
+    """32 hashed bits per element, the upper ones well mixed."""
+    x = element * np.uint32(0x9E3779B9) + k0
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x7FEB352D)
+    x = x ^ (x >> np.uint32(13)) ^ k1
+    return x * np.uint32(0x846CA68B)
+
+
 def uniform(seed: int, step: int, tensor: int, draw: int, start: int, count: int) -> F32:
     """`count` draws in [0, 1) for the elements from `start` on."""
     element = np.arange(count, dtype=np.uint64) + np.uint64(start)
@@ -48,11 +58,8 @@ def uniform(seed: int, step: int, tensor: int, draw: int, start: int, count: int
     for value in np.unique(high):
         k0, k1 = (np.uint32(k) for k in stream(seed, step, tensor, draw, int(value)))
         chosen = high == value
-        x = element[chosen].astype(np.uint32) + k0
-        x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D) ^ k1
-        x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-        x = x ^ (x >> np.uint32(16))
-        out[chosen] = (x >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+        x = hashed(element[chosen].astype(np.uint32), k0, k1)
+        out[chosen] = (x >> np.uint32(9)).astype(np.float32) * np.float32(2.0**-23)
     return out
 
 
@@ -121,10 +128,7 @@ def sample_positions(seed: int, step: int, tensor: int, n: int, count: int) -> N
     j = np.arange(count, dtype=np.int64)
     k0, _ = stream(seed, step, tensor, -1, 0)
     low, high = j * n // count, (j + 1) * n // count
-    x = (j.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.uint32) ^ np.uint32(k0)
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    x = x ^ (x >> np.uint32(16))
+    x = hashed((j.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.uint32), np.uint32(k0), np.uint32(0)) >> np.uint32(8)
     return low + (x.astype(np.int64) % np.maximum(high - low, 1))
 
 

@@ -209,6 +209,10 @@ class Run:
             t = t * down if count < low else t * up
         return t
 
+    def op_adjusted_count(self, expr: Expr) -> Any:
+        (adjusted,) = expr.args
+        return np.count_nonzero(self.value(adjusted.args[0]) >= np.float32(self.value(adjusted)))
+
     def pick(self, name: str) -> NDArray[np.int64]:
         """Positions of a selection's elements, ascending."""
         if name not in self.picked:
