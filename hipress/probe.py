@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from casync.codec import Codec
 
 SMALL, LARGE, HUGE = 4 << 10, 1 << 20, 4 << 20  # bytes on the link
-QUICK, SLOW = 0.02, 0.1  # seconds: below, HUGE is measured too; above, nothing is repeated
+QUICK, SLOW = 0.005, 0.03  # seconds: below, HUGE is measured too; above, nothing is repeated
 ELEMENTS = (1 << 16, 1 << 20)  # what codecs are timed on
 REPEATS = 7
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -169,8 +169,16 @@ def above(x, least, room):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def kth_largest(x, k):  # type: ignore[no-untyped-def]
-    """The k-th largest of a float32 array; NaN (positive) is the largest value there is.
+def _value_and_larger(keys, k):  # type: ignore[no-untyped-def]
+    value, larger = np.int32(_kth(keys, k)), 0
+    for i in range(len(keys)):
+        larger += keys[i] > value
+    return ops.unkey(value), larger
+
+
+@njit(nogil=True, cache=True)
+def kth_and_larger(x, k):  # type: ignore[no-untyped-def]
+    """The k-th largest of a float32 array, and how many are larger; NaN is the largest value.
 
     A sample brackets the answer from below, one sweep keeps what is above the bracket, and only
     that is selected from; a bracket that is too high is lowered.
@@ -183,7 +191,7 @@ def kth_largest(x, k):  # type: ignore[no-untyped-def]
         keys = np.empty(n, np.int32)
         for i in range(n):
             keys[i] = ops.key(x[i])
-        return ops.unkey(np.int32(_kth(keys, k)))
+        return _value_and_larger(keys, k)
     sample = np.empty(size, np.int32)
     for j in range(size):
         sample[j] = ops.key(x[j * n // size + np.int64(ops.scramble(u32(j), u32(0))) % (n // size)])
@@ -196,19 +204,13 @@ def kth_largest(x, k):  # type: ignore[no-untyped-def]
         for i in range(n):
             room[i] = ops.key(x[i])
         count = n
-    return ops.unkey(np.int32(_kth(room[:count], k)))
+    return _value_and_larger(room[:count], k)
 
 
 @njit(nogil=True, cache=True)
-def ties(x, threshold, limit):  # type: ignore[no-untyped-def]
-    """How many elements equal to the threshold belong to the `limit` largest."""
-    least, larger = ops.key(threshold), 0
-    for o in range(0, len(x), BLOCK):
-        count = np.int32(0)
-        for i in range(o, min(o + BLOCK, len(x))):
-            count = ops.i_add(count, ops.i_of_b(ops.key(x[i]) > least))
-        larger += count
-    return max(0, limit - larger)
+def kth_largest(x, k):  # type: ignore[no-untyped-def]
+    """The k-th largest of a float32 array."""
+    return kth_and_larger(x, k)[0]
 
 
 @njit(nogil=True, cache=True)

@@ -37,7 +37,8 @@ class Selecting(Encoder):
         if expr.op == "adjust":
             return self.adjust(expr, name)
         values = self.array(expr.args[0])
-        self.add(f"{name} = f64(kth_largest({values}, {self.scalar(expr.args[1])}))")
+        self.add(f"found_{name}, larger_{name} = kth_and_larger({values}, {self.scalar(expr.args[1])})")
+        self.add(f"{name} = f64(found_{name})")
         return None
 
     def adjust(self, expr: Expr, name: str) -> None:
@@ -113,9 +114,10 @@ class Selecting(Encoder):
         for leaf in self.captured(s):
             self.add(f"{leaf}_{s.name} = np.empty(limit_{s.name} + {self.tile + 1}, np.float32)")
         if s.kind == "top" and s.threshold is not None:
-            self.add(f"t_{s.name} = key(f32({self.scalar(s.threshold)}))")
-            values = self.array(s.key)
-            self.add(f"ties_{s.name} = ties({values}, f32({self.scalar(s.threshold)}), limit_{s.name})")
+            # A `top` has its threshold from a kth_largest of its own, which is never guarded.
+            threshold = self.scalar(s.threshold)
+            self.add(f"t_{s.name} = key(f32({threshold}))")
+            self.add(f"ties_{s.name} = limit_{s.name} - larger_{threshold}")
 
     def captured(self, s: Selection) -> list[str]:
         """Which inputs the selected elements need after the walk: "cg" and "c_STATE"."""

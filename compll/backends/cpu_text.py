@@ -126,10 +126,10 @@ def shared(loops: list[Expr], limit: int, stored: Callable[[Expr], bool]) -> lis
 
     def collect(e: Expr, by: set[int]) -> None:
         here = users.get(id(e), set())
-        if stored(e) or not here:
+        if stored(e) or not here or e in found:
             return
         # A value whose every use is inside one larger shared value needs no buffer of its own.
-        if len(here) > 1 and here != by and cost(e) >= limit and e.type.dtype != "bool" and e not in found:
+        if len(here) > 1 and here != by and cost(e) >= limit and e.type.dtype != "bool":
             for a in e.args:
                 collect(a, here)
             found.append(e)
