@@ -25,7 +25,20 @@ from hipress.demo.methods import DEFAULTS
 from hipress.demo.report import Report, Row, markdown, rows
 
 RESULTS = Path(__file__).parent / "results"
-_LOSSY = ("onebit_group", "int4_group", "dgc:ratio=0.01", "topk:ratio=0.05", "terngrad", "bf16")
+_LOSSY = (
+    "int4_group",
+    "onebit_group",
+    "bf16",
+    "topk:ratio=0.05",
+    "topk:ratio=0.01",
+    "dgc:ratio=0.01",
+    "graddrop:ratio=0.05",
+    "terngrad",
+    "terngrad_uniform:bits=4",
+    "terngrad_uniform:bits=8",
+    "onebit",
+    "mxnet_2bit:threshold=0.001",
+)
 _LOSS = ("ddp-fp32", "ddp-fp16", "powersgd", *(f"hipress:{codec}" for codec in _LOSSY))
 
 

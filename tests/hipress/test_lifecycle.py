@@ -13,7 +13,7 @@ from tests.hipress import ranks
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
 
-HEAVY = ("numba", "networkx", "matplotlib", "typer", "pydantic", "rich", "yaml")
+HEAVY = ("numba", "networkx", "matplotlib", "typer", "rich", "yaml")
 
 EXIT = """
 import sys, torch, torch.distributed as dist, hipress
