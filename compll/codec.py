@@ -52,6 +52,7 @@ class Codec:
         self.reencodes = all(s.name == "residual" for s in module.states)
         #: the optimizers under which it is known to keep the loss: "any" or "sgd"
         self.optimizers = module.optimizers
+        self._bounds: dict[int, int] = {}
         self.digest = hashlib.sha256(f"{text}\n{sorted(self.params.items())}".encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
@@ -62,7 +63,11 @@ class Codec:
         """The most bytes that the payload of n elements takes; known before any data."""
         if n < 0:
             raise UsageError(f"{self.name}: {n} elements")
-        return lay.payload_bytes(self.module, n, self.params)
+        if n not in self._bounds:
+            if len(self._bounds) > 4096:
+                self._bounds.clear()
+            self._bounds[n] = lay.payload_bytes(self.module, n, self.params)
+        return self._bounds[n]
 
     def init_state(self, n: int, tensors: int = 1) -> State:
         """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} when stateless."""

@@ -101,6 +101,7 @@ class Kernels:
         self.kernels: Any = load(module, self.source.text)
         self.names = [s.name for s in module.states if s.shape == "n"] + [s.name for s in module.states if s.shape != "n"]
         self.rows: dict[tuple[str, int, int], list[float]] = {}
+        self.bounds: dict[int, list[int]] = {}
         elementwise = module.decoded is not None and not module.selections
         self.writes_back = elementwise
 
@@ -121,8 +122,16 @@ class Kernels:
 
     def limits(self, table: I64) -> I64:
         """The bound of every piece's selections, int64 [m, selections]."""
-        found = [list(limits(self.module, n, self.params).values()) for n in table[:, 1].tolist()] if self.module.selections else []
-        return np.array(found, np.int64).reshape(len(table), len(self.module.selections))
+        if not self.module.selections:
+            return np.empty((len(table), 0), np.int64)
+        return np.array([self.bound(n) for n in table[:, 1].tolist()], np.int64).reshape(len(table), -1)
+
+    def bound(self, n: int) -> list[int]:
+        if n not in self.bounds:
+            if len(self.bounds) > 4096:
+                self.bounds.clear()
+            self.bounds[n] = list(limits(self.module, n, self.params).values())
+        return self.bounds[n]
 
     def encode_batch(self, x: F32, table: I64, out: NDArray[np.uint8], at: I64, state: dict[str, F32] | None, *,
                      seed: int, step: int, scale: float, writeback: bool) -> I64:  # fmt: skip
