@@ -400,11 +400,7 @@ class Encoder(Values):
         if tile > lanes:
             with self.block(f"for k in range({lanes}, {tile}, {lanes}):"), self.block(f"for i in range({lanes}):"):
                 self.add(f"acc[i] += {value('k + i')}")
-        width = lanes // 2
-        while width >= 1:
-            with self.block(f"for i in range({width}):"):
-                self.add(f"acc[i] += acc[i + {width}]")
-            width //= 2
+        self.add("fold(acc)")
 
     def count(self, condition: Expr) -> None:
         """A sum of ones and zeros is exact in any order."""

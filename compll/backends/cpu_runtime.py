@@ -55,16 +55,22 @@ def unpack_tail(data, at, codes, count, bits):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def fold(lanes):  # type: ignore[no-untyped-def]
+    """Sum of the lanes, by halves, into the first."""
+    width = len(lanes) // 2
+    while width > 0:
+        for l in range(width):
+            lanes[l] += lanes[l + width]
+        width //= 2
+
+
+@njit(nogil=True, cache=True)
 def total(parts):  # type: ignore[no-untyped-def]
     """Float64 sum of the tiles' sums (see [Note: order of sums])."""
     lanes = np.zeros(LANES, np.float64)
     for i in range(len(parts)):
         lanes[i % LANES] += np.float64(parts[i])
-    width = LANES // 2
-    while width > 0:
-        for l in range(width):
-            lanes[l] += lanes[l + width]
-        width //= 2
+    fold(lanes)
     return lanes[0]
 
 
@@ -79,11 +85,7 @@ def kept_sum(values, tile):  # type: ignore[no-untyped-def]
         acc[:] = f32(0)
         for i in range(t * tile, min(len(values), (t + 1) * tile)):
             acc[(i - t * tile) % lanes] += values[i]
-        width = lanes // 2
-        while width > 0:
-            for l in range(width):
-                acc[l] += acc[l + width]
-            width //= 2
+        fold(acc)
         parts[t] = acc[0]
     return total(parts)
 
