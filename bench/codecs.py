@@ -106,7 +106,9 @@ def show(rows: list[dict[str, Any]]) -> Table:
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="codecs; all when none is named")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="codecs; all when none is named")
+    ] = None,
     elements: Annotated[int, typer.Option(help="length of the gradient")] = 12_000_000,
     repeat: Annotated[int, typer.Option(help="timed turns; the median counts")] = 9,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,

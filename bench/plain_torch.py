@@ -71,7 +71,9 @@ def int4_group(x: Tensor, residual: Tensor | None) -> Payload:
     """Stochastic 4 bit in rows of 64."""
     rows = x.view(-1, 64)
     top = rows.abs().amax(1, keepdim=True).bfloat16().float()
-    codes = (rows * (7 / top) + torch.rand_like(rows)).floor_().add_(7).clamp_(0, 15).to(torch.uint8)
+    codes = (
+        (rows * (7 / top) + torch.rand_like(rows)).floor_().add_(7).clamp_(0, 15).to(torch.uint8)
+    )
     return top.bfloat16(), _pack(codes, 4)
 
 

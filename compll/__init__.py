@@ -1,8 +1,8 @@
 """CompLL: gradient compressors written as short YAML specs, compiled to fused kernels.
 
-    codec = compll.compile("onebit_group")
-    payload = codec.encode(x, state=codec.init_state(len(x)))
-    y = codec.decode(payload, len(x))
+codec = compll.compile("onebit_group")
+payload = codec.encode(x, state=codec.init_state(len(x)))
+y = codec.decode(payload, len(x))
 """
 
 from __future__ import annotations
@@ -11,4 +11,14 @@ from compll.codec import Codec
 from compll.errors import CompllError, Diagnostic, PayloadError, Span, SpecError, UsageError
 from compll.library import compile, list_specs
 
-__all__ = ["Codec", "CompllError", "Diagnostic", "PayloadError", "Span", "SpecError", "UsageError", "compile", "list_specs"]
+__all__ = [
+    "Codec",
+    "CompllError",
+    "Diagnostic",
+    "PayloadError",
+    "Span",
+    "SpecError",
+    "UsageError",
+    "compile",
+    "list_specs",
+]

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between processes: $COMPLL_CACHE, else the user's cache folder."""
+"""Where compiled kernels are kept between processes: $COMPLL_CACHE, or the user's cache."""
 
 from __future__ import annotations
 

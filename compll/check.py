@@ -35,7 +35,9 @@ def parameters(spec: Spec, given: Mapping[str, object]) -> dict[str, ParamValue]
     for name, value in given.items():
         if name not in known:
             hint = nearest(name, known) or "it has no parameters"
-            found.append(Diagnostic(spec.path, Span(), f"{spec.name} has no parameter {name!r}", hint))
+            found.append(
+                Diagnostic(spec.path, Span(), f"{spec.name} has no parameter {name!r}", hint)
+            )
         elif wrong := known[name].check(value):
             found.append(Diagnostic(spec.path, known[name].span, wrong))
     if found:
@@ -75,24 +77,45 @@ class _Checker:
         assert decode is not None
         return self.finish(fields, states, decode, updates, {k: env[k] for k in names})
 
-    def finish(self, fields: tuple[Field, ...], states: tuple[Field, ...], decode: Expr,
-               updates: dict[str, Expr], bindings: dict[str, Expr]) -> Module:  # fmt: skip
+    def finish(
+        self,
+        fields: tuple[Field, ...],
+        states: tuple[Field, ...],
+        decode: Expr,
+        updates: dict[str, Expr],
+        bindings: dict[str, Expr],
+    ) -> Module:
         spec = self.spec
         decoded = feedback.decoded(self.pool, decode, fields)
         if spec.feedback and decoded is None:
-            self.problems.add(spec.feedback, "this spec cannot have error feedback: its decode is no "
-                              "function of single elements and selections", "remove `feedback:`")
+            self.problems.add(
+                spec.feedback,
+                "this spec cannot have error feedback: its decode is no "
+                "function of single elements and selections",
+                "remove `feedback:`",
+            )
         self.merge_fits(fields, decode)
         self.problems.raise_if_any()
         if spec.feedback:
             states = (*states, Field("residual", "float32", 32, "n"))
         return Module(
-            name=spec.name, group=self.group, fields=fields, states=states,
-            selections=tuple(self.selections.values()), decode=decode, updates=updates,
-            feedback=spec.feedback is not None, status=not strict.carries(fields, self.selections),
-            bindings=bindings, pool=self.pool, decoded=decoded, merge=spec.merge,
-            optimizers=spec.optimizers, about=spec.about, source=spec.source,
-        )  # fmt: skip
+            name=spec.name,
+            group=self.group,
+            fields=fields,
+            states=states,
+            selections=tuple(self.selections.values()),
+            decode=decode,
+            updates=updates,
+            feedback=spec.feedback is not None,
+            status=not strict.carries(fields, self.selections),
+            bindings=bindings,
+            pool=self.pool,
+            decoded=decoded,
+            merge=spec.merge,
+            optimizers=spec.optimizers,
+            about=spec.about,
+            source=spec.source,
+        )
 
     # names
 
@@ -103,13 +126,20 @@ class _Checker:
         declared = [(p.name, p.span) for p in spec.params] + [(s.name, s.span) for s in spec.state]
         for name, span in declared + [(b.name, b.span) for b in spec.encode]:
             if name in RESERVED:
-                self.problems.add(span, f"{name!r} already has a meaning in the language", "choose another name")
+                self.problems.add(
+                    span, f"{name!r} already has a meaning in the language", "choose another name"
+                )
             elif name in seen:
-                self.problems.add(span, f"{name!r} is defined twice", f"first at line {seen[name].line}")
+                self.problems.add(
+                    span, f"{name!r} is defined twice", f"first at line {seen[name].line}"
+                )
             seen.setdefault(name, span)
         if spec.feedback and "residual" in {s.name for s in spec.state}:
-            self.problems.add(spec.feedback, "`feedback: error` makes the state 'residual' itself",
-                              "remove it from `state:`")
+            self.problems.add(
+                spec.feedback,
+                "`feedback: error` makes the state 'residual' itself",
+                "remove it from `state:`",
+            )
 
     def globals(self) -> dict[str, Expr]:
         env = {name: self.pool.const(value) for name, value in CONSTANTS.items()}
@@ -154,10 +184,12 @@ class _Checker:
             return 0
         value = self.constant(self.spec.group)
         if value is not None and value not in GROUPS:
-            self.problems.add(self.spec.group.span, f"a group has {value} elements",
-                              f"a power of two from {GROUPS[0]} to {GROUPS[-1]}")
-            return GROUPS[0]
-        return int(value) if value is not None else GROUPS[0]
+            self.problems.add(
+                self.spec.group.span,
+                f"a group has {value} elements",
+                f"a power of two from {GROUPS[0]} to {GROUPS[-1]}",
+            )
+        return next((g for g in GROUPS if g == value), GROUPS[0])
 
     def constant(self, syntax: Syntax) -> int | float | bool | str | None:
         """A value that must follow from the parameters alone."""
@@ -169,7 +201,8 @@ class _Checker:
         if expr.type.shape != "static" or depends(expr) & {"n", "step"}:
             self.problems.add(syntax.span, "this must follow from the parameters alone")
             return None
-        return evaluate(expr, self.params)
+        value: int | float | bool | str = evaluate(expr, self.params)
+        return value
 
     def states(self) -> tuple[Field, ...]:
         found = []
@@ -179,15 +212,20 @@ class _Checker:
                 self.problems.add(item.span, f"state {item.name!r} is float32 or float32[n]")
                 continue
             if self.group and not per_element:
-                self.problems.add(item.span, "a grouped spec keeps states per element", "float32[n]")
+                self.problems.add(
+                    item.span, "a grouped spec keeps states per element", "float32[n]"
+                )
                 continue
             found.append(Field(item.name, "float32", 32, "n" if per_element else "scalar"))
         return tuple(found)
 
     def field(self, item: Declared, env: Mapping[str, Expr]) -> Field | None:
         if item.name not in env and item.name not in self.poisoned:
-            self.problems.add(item.span, f"{item.name!r} is in the payload but encode does not define it",
-                              nearest(item.name, [b.name for b in self.spec.encode] + ["g"]))
+            self.problems.add(
+                item.span,
+                f"{item.name!r} is in the payload but encode does not define it",
+                nearest(item.name, [b.name for b in self.spec.encode] + ["g"]),
+            )
         expr = env.get(item.name)
         if expr is None:
             return None
@@ -195,12 +233,18 @@ class _Checker:
         shape, of = self.dimension(item, expr)
         if expr.type.dtype in ("selection", "str") or shape == "":
             if expr.type.dtype in ("selection", "str"):
-                self.problems.add(item.span, f"{item.name!r} is a {expr.type.dtype}, not numbers",
-                                  "store indices(selection) and x[selection]")
+                self.problems.add(
+                    item.span,
+                    f"{item.name!r} is a {expr.type.dtype}, not numbers",
+                    "store indices(selection) and x[selection]",
+                )
             return None
         if storage == "uint" and shape in ("scalar", "group"):
-            self.problems.add(item.span, f"{item.name!r} is one number; packed types hold elements",
-                              "use float32, float16, bfloat16 or int32")
+            self.problems.add(
+                item.span,
+                f"{item.name!r} is one number; packed types hold elements",
+                "use float32, float16, bfloat16 or int32",
+            )
             return None
         return Field(item.name, storage, bits, shape, of, self.rules.lift(expr, shape, of))
 
@@ -223,28 +267,44 @@ class _Checker:
         declared = {None: (whole, ""), "n": ("n", ""), "groups": ("group", "")}
         name = item.dim.name if isinstance(item.dim, Name) else None
         if item.dim is not None and name not in ("n", "groups") and name not in self.selections:
-            self.problems.add(item.span, f"{item.name!r} has an unknown length",
-                              nearest(name or "?", ["n", "groups", *self.selections]))
+            self.problems.add(
+                item.span,
+                f"{item.name!r} has an unknown length",
+                nearest(name or "?", ["n", "groups", *self.selections]),
+            )
             return "", ""
-        shape, of = declared[name] if name in declared else ("kept", name or "")
+        shape, of = declared.get(name, ("kept", name or ""))
         level = expr.type.shape
-        fits = (level, expr.type.of) == (shape, of) or level == "static" or (
-            level in ("scalar", "group") and shape in ("n", "group"))  # fmt: skip
+        fits = (
+            (level, expr.type.of) == (shape, of)
+            or level == "static"
+            or (level in ("scalar", "group") and shape in ("n", "group"))
+        )
         if not fits:
-            self.problems.add(item.span, f"{item.name!r} is declared {self.named(shape, of)} but is "
-                              f"{self.named(level, expr.type.of)}", self.advice(level, expr.type.of))
+            self.problems.add(
+                item.span,
+                f"{item.name!r} is declared {self.named(shape, of)} but is "
+                f"{self.named(level, expr.type.of)}",
+                self.advice(level, expr.type.of),
+            )
             return "", ""
         return shape, of
 
     @staticmethod
     def named(shape: str, of: str) -> str:
-        words = {"n": "[n], one per element", "group": "[groups], one per group", "kept": f"[{of}]",
-                 "sample": "a sample"}  # fmt: skip
+        words = {
+            "n": "[n], one per element",
+            "group": "[groups], one per group",
+            "kept": f"[{of}]",
+            "sample": "a sample",
+        }
         return words.get(shape, "one number")
 
     @staticmethod
     def advice(shape: str, of: str) -> str:
-        return {"n": "write [n] after the type", "kept": f"write [{of}] after the type"}.get(shape, "")
+        return {"n": "write [n] after the type", "kept": f"write [{of}] after the type"}.get(
+            shape, ""
+        )
 
     def decode(self, fields: tuple[Field, ...]) -> Expr | None:
         env = self.globals() | {f.name: self.leaf("field", f) for f in fields}
@@ -262,12 +322,18 @@ class _Checker:
     def result(self, value: Expr) -> Expr | None:
         span = self.spec.decode[-1].value.span
         if value.type.shape == "kept" or value.type.dtype in ("str", "selection"):
-            self.problems.add(span, f"decode gives {value.type}, not one number per element",
-                              "scatter(indices, values) puts values in their places")
+            self.problems.add(
+                span,
+                f"decode gives {value.type}, not one number per element",
+                "scatter(indices, values) puts values in their places",
+            )
             return None
         if value.op != "scatter" and any(e.op == "scatter" for e in walk(value)):
-            self.problems.add(span, "scatter must be the last step of decode",
-                              "compute on the values before scattering them")
+            self.problems.add(
+                span,
+                "scatter must be the last step of decode",
+                "compute on the values before scattering them",
+            )
             return None
         return self.rules.lift(self.rules.number(value, "float"), "n")
 
@@ -276,18 +342,31 @@ class _Checker:
         self.rules.encoding = True
         for binding in self.spec.update:
             if binding.name not in known:
-                self.problems.add(binding.span, f"{binding.name!r} is no state", nearest(binding.name, known))
+                self.problems.add(
+                    binding.span, f"{binding.name!r} is no state", nearest(binding.name, known)
+                )
         named = {b.name: b for b in self.spec.update}
         for name, state in known.items():
             if name not in named:
-                self.problems.add(self.spec.spans.get("update", self.spec.spans.get("state", Span())),
-                                  f"state {name!r} is never updated", f"add `update: {{{name}: ...}}`")
+                self.problems.add(
+                    self.spec.spans.get("update", self.spec.spans.get("state", Span())),
+                    f"state {name!r} is never updated",
+                    f"add `update: {{{name}: ...}}`",
+                )
             del state
         pairs = [(b, self.expr(b.value, env, b.name)) for b in self.spec.update if b.name in known]
-        return {b.name: fitted for b, e in pairs if e is not None and (fitted := self.fit(b.value, known[b.name], e))}
+        return {
+            b.name: fitted
+            for b, e in pairs
+            if e is not None and (fitted := self.fit(b.value, known[b.name], e))
+        }
 
     def fit(self, syntax: Syntax, state: Field, value: Expr) -> Expr | None:
-        if value.type.dtype in ("selection", "str") or value.type.shape not in ("static", "scalar", state.shape):
+        if value.type.dtype in ("selection", "str") or value.type.shape not in (
+            "static",
+            "scalar",
+            state.shape,
+        ):
             self.problems.add(syntax.span, f"state {state.name!r} cannot hold {value.type}")
             return None
         return self.rules.lift(self.rules.number(value, "float"), state.shape)
@@ -297,14 +376,24 @@ class _Checker:
         if self.spec.merge != "sum":
             return
         one = fields[0] if len(fields) == 1 else None
-        plain = one is not None and one.shape == "n" and one.storage in ("float32", "float16", "bfloat16")
+        plain = (
+            one is not None
+            and one.shape == "n"
+            and one.storage in ("float32", "float16", "bfloat16")
+        )
         if not plain or decode.op != "field":
-            self.problems.add(self.spec.spans["merge"], "payloads add without decoding only when they are one "
-                              "float field [n] and decode returns it", "remove `merge: sum`")
+            self.problems.add(
+                self.spec.spans["merge"],
+                "payloads add without decoding only when they are one "
+                "float field [n] and decode returns it",
+                "remove `merge: sum`",
+            )
 
     # expressions
 
-    def expr(self, tree: Syntax, env: Mapping[str, Expr], name: str, *, decoding: bool = False) -> Expr | None:
+    def expr(
+        self, tree: Syntax, env: Mapping[str, Expr], name: str, *, decoding: bool = False
+    ) -> Expr | None:
         """The typed expression, or None with the reason recorded (once)."""
         if isinstance(tree, Number):
             return self.pool.const(tree.value)
@@ -320,7 +409,11 @@ class _Checker:
             return None
 
     def apply(self, tree: Call, args: tuple[Expr, ...], name: str) -> Expr:
-        if tree.op == "choose" and args[0].type.shape == "static" and not depends(args[0]) & {"n", "step"}:
+        if (
+            tree.op == "choose"
+            and args[0].type.shape == "static"
+            and not depends(args[0]) & {"n", "step"}
+        ):
             return args[1 if evaluate(args[0], self.params) else 2]
         op = tree.op
         if op == "reduce" and isinstance(tree.args[0], Name) and tree.args[0].name in REDUCTIONS:
@@ -329,19 +422,29 @@ class _Checker:
             raise RuleError("a binding holds one selection", "give each selection its own name")
         return self.rules.apply(op, args, name)
 
-    def call_args(self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool) -> tuple[Expr, ...] | None:
+    def call_args(
+        self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
+    ) -> tuple[Expr, ...] | None:
         row = OPERATORS.get(tree.op)
         if row is None:
-            self.problems.add(tree.span, f"unknown operator {tree.op!r}", nearest(tree.op, OPERATORS))
+            self.problems.add(
+                tree.span, f"unknown operator {tree.op!r}", nearest(tree.op, OPERATORS)
+            )
             return None
         if not row.low <= len(tree.args) <= row.high:
-            self.problems.add(tree.span, f"{tree.op} takes {row.arity} arguments, not {len(tree.args)}", row.about)
+            self.problems.add(
+                tree.span, f"{tree.op} takes {row.arity} arguments, not {len(tree.args)}", row.about
+            )
             return None
         trees = tree.args
         if tree.op == "reduce" and isinstance(trees[0], Name) and trees[0].name in REDUCTIONS:
             trees = trees[1:]
         elif tree.op == "reduce":
-            self.problems.add(tree.span, "reduce takes the name of a reduction first", f"one of {', '.join(REDUCTIONS)}")
+            self.problems.add(
+                tree.span,
+                "reduce takes the name of a reduction first",
+                f"one of {', '.join(REDUCTIONS)}",
+            )
             return None
         inner = "" if tree.named and tree.op in ("top", "filter") else "?"
         args = [self.expr(t, env, name + inner, decoding=decoding) for t in trees]
@@ -355,7 +458,10 @@ class _Checker:
         if found is None and tree.name not in self.poisoned:
             defined = {b.name for b in self.spec.encode} | {"g"} | {s.name for s in self.spec.state}
             if decoding and tree.name in defined:
-                message, hint = f"decode uses {tree.name!r}, which the payload lacks", "add it to `payload:`"
+                message, hint = (
+                    f"decode uses {tree.name!r}, which the payload lacks",
+                    "add it to `payload:`",
+                )
             else:
                 message, hint = f"unknown name {tree.name!r}", nearest(tree.name, env)
             self.problems.add(tree.span, message, hint)

@@ -17,7 +17,7 @@ from compll.static import Number
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
-State = dict[str, NDArray[np.float32]]
+State = Mapping[str, NDArray[np.float32]]
 
 #: Columns of a batch's table, a row per piece (see Codec.encode_batch).
 START, LENGTH, TENSOR, OFFSET, STATE = range(5)
@@ -26,12 +26,25 @@ START, LENGTH, TENSOR, OFFSET, STATE = range(5)
 class Backend(Protocol):
     """What a file in compll/backends offers: kernels over a batch of pieces."""
 
-    def encode_batch(self, x: Any, table: I64, out: Any, at: I64, state: State | None, *, seed: int,
-                     step: int, scale: float, writeback: bool) -> I64:  # fmt: skip
+    def encode_batch(
+        self,
+        x: Any,
+        table: I64,
+        out: Any,
+        at: I64,
+        state: State | None,
+        *,
+        seed: int,
+        step: int,
+        scale: float,
+        writeback: bool,
+    ) -> I64:
         """Encode every piece; used bytes, int64 [m]."""
 
-    def decode_batch(self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool) -> None:
-        """Decode every piece into out, or add it. Raises PayloadError before anything is written."""
+    def decode_batch(
+        self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool
+    ) -> None:
+        """Decode every piece into out, or add it. Raises PayloadError before any write."""
 
 
 class Codec:
@@ -41,7 +54,9 @@ class Codec:
     dimension. Calls release the GIL and may run in any thread; two calls must not share state.
     """
 
-    def __init__(self, module: Module, params: Mapping[str, Number], target: str, text: str, backend: Backend) -> None:
+    def __init__(
+        self, module: Module, params: Mapping[str, Number], target: str, text: str, backend: Backend
+    ) -> None:
         self.module, self.params, self.target, self.backend = module, dict(params), target, backend
         self.name = module.name
         self.align = module.group or 1
@@ -53,7 +68,9 @@ class Codec:
         #: the optimizers under which it is known to keep the loss: "any" or "sgd"
         self.optimizers = module.optimizers
         self._bounds: dict[int, int] = {}
-        self.digest = hashlib.sha256(f"{text}\n{sorted(self.params.items())}".encode()).hexdigest()[:16]
+        self.digest = hashlib.sha256(f"{text}\n{sorted(self.params.items())}".encode()).hexdigest()[
+            :16
+        ]
 
     def __repr__(self) -> str:
         params = "".join(f", {k}={v!r}" for k, v in self.params.items())
@@ -69,9 +86,12 @@ class Codec:
             self._bounds[n] = lay.payload_bytes(self.module, n, self.params)
         return self._bounds[n]
 
-    def init_state(self, n: int, tensors: int = 1) -> State:
+    def init_state(self, n: int, tensors: int = 1) -> dict[str, F32]:
         """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} when stateless."""
-        return {s.name: np.zeros(n if s.shape == "n" else tensors, np.float32) for s in self.module.states}
+        return {
+            s.name: np.zeros(n if s.shape == "n" else tensors, np.float32)
+            for s in self.module.states
+        }
 
     def encode(self, x: F32, *, state: State | None = None, seed: int = 0, step: int = 0) -> U8:
         """The payload of x, float32 [n], as uint8.
@@ -82,7 +102,9 @@ class Codec:
         flat = self._vector(x)
         n = len(flat)
         out = np.empty(self.payload_bytes(n), np.uint8)
-        used = self.encode_batch(flat, _one(n), out, np.zeros(1, np.int64), state=state, seed=seed, step=step)
+        used = self.encode_batch(
+            flat, _one(n), out, np.zeros(1, np.int64), state=state, seed=seed, step=step
+        )
         return out[: int(used[0])]
 
     def decode(self, payload: U8, n: int) -> F32:
@@ -96,13 +118,29 @@ class Codec:
         self._decode(payload, self._vector(out), add=True)
 
     def _decode(self, payload: U8, out: F32, *, add: bool) -> None:
-        data = np.ascontiguousarray(np.frombuffer(payload, np.uint8) if isinstance(payload, bytes) else payload)
+        raw: Any = payload
+        data = np.ascontiguousarray(np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else raw)
         if data.dtype != np.uint8 or data.ndim != 1:
-            raise PayloadError(f"{self.name}: a payload is a uint8 vector, not {data.dtype} {data.shape}")
-        self.decode_batch(data, _one(len(out)), np.zeros(1, np.int64), np.array([len(data)]), out, add=add)
+            raise PayloadError(
+                f"{self.name}: a payload is a uint8 vector, not {data.dtype} {data.shape}"
+            )
+        self.decode_batch(
+            data, _one(len(out)), np.zeros(1, np.int64), np.array([len(data)]), out, add=add
+        )
 
-    def encode_batch(self, x: F32, table: I64, out: U8, at: I64, *, state: State | None = None, seed: int = 0,
-                     step: int = 0, scale: float = 1.0, writeback: bool = False) -> I64:  # fmt: skip
+    def encode_batch(
+        self,
+        x: F32,
+        table: I64,
+        out: U8,
+        at: I64,
+        *,
+        state: State | None = None,
+        seed: int = 0,
+        step: int = 0,
+        scale: float = 1.0,
+        writeback: bool = False,
+    ) -> I64:
         """Encode many pieces in one launch; bytes used by each, int64 [m].
 
         table: int64 [m, 5]; a piece is x[START : START + LENGTH], part of tensor TENSOR from
@@ -115,46 +153,77 @@ class Codec:
         self._check_state(state, table)
         room = at + np.array([self.payload_bytes(int(n)) for n in table[:, LENGTH]], np.int64)
         if len(room) and int(room.max()) > len(out):
-            raise UsageError(f"{self.name}: the payloads need {int(room.max())} bytes, out has {len(out)}")
-        return self.backend.encode_batch(x, table, out, at, state, seed=seed & (2**64 - 1), step=step,
-                                         scale=scale, writeback=writeback)  # fmt: skip
+            raise UsageError(
+                f"{self.name}: the payloads need {int(room.max())} bytes, out has {len(out)}"
+            )
+        return self.backend.encode_batch(
+            x,
+            table,
+            out,
+            at,
+            state,
+            seed=seed & (2**64 - 1),
+            step=step,
+            scale=scale,
+            writeback=writeback,
+        )
 
-    def decode_batch(self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool = False) -> None:
+    def decode_batch(
+        self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool = False
+    ) -> None:
         """Decode pieces (used: bytes of each) into out, or add them. Raises PayloadError."""
         self._check_table(table, at, len(out), "out")
-        if len(used) != len(at) or (len(at) and (int(used.min()) < 0 or int((at + used).max()) > len(payload))):
+        if len(used) != len(at) or (
+            len(at) and (int(used.min()) < 0 or int((at + used).max()) > len(payload))
+        ):
             raise PayloadError(f"{self.name}: the payload ends early, at byte {len(payload)}")
         if self.fixed:
             for row, size in zip(table, used, strict=True):
                 if size != self.payload_bytes(int(row[LENGTH])):
-                    raise PayloadError(f"{self.name}: a payload of {row[LENGTH]} elements has "
-                                       f"{self.payload_bytes(int(row[LENGTH]))} bytes, this one {size}")  # fmt: skip
+                    raise PayloadError(
+                        f"{self.name}: a payload of {row[LENGTH]} elements has "
+                        f"{self.payload_bytes(int(row[LENGTH]))} bytes, this one {size}"
+                    )
         self.backend.decode_batch(payload, table, at, used, out, add=add)
 
-    def _vector(self, x: F32) -> F32:
+    def _vector(self, x: Any) -> F32:
         if not isinstance(x, np.ndarray) or x.dtype != np.float32 or not x.flags.c_contiguous:
             kind = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
             raise UsageError(f"{self.name}: a contiguous float32 array is needed, not {kind}")
-        return x.reshape(-1)
+        flat: F32 = x.reshape(-1)
+        return flat
 
     def _check_table(self, table: I64, at: I64, length: int, name: str) -> None:
-        if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 5 or len(at) != len(table):
+        if (
+            table.dtype != np.int64
+            or table.ndim != 2
+            or table.shape[1] != 5
+            or len(at) != len(table)
+        ):
             raise UsageError(f"{self.name}: the table is int64 [m, 5] with m positions")
         if len(table) == 0:
             return
         ends = table[:, START] + table[:, LENGTH]
         if int(table.min()) < 0 or int(ends.max()) > length:
-            raise UsageError(f"{self.name}: a piece ends at {int(ends.max())}, {name} has {length} elements")
+            raise UsageError(
+                f"{self.name}: a piece ends at {int(ends.max())}, {name} has {length} elements"
+            )
 
     def _check_state(self, state: State | None, table: I64) -> None:
         if state is None or len(table) == 0:
             return
         for item in self.module.states:
             have = len(state[item.name]) if item.name in state else -1
-            need = int((table[:, STATE] + table[:, LENGTH]).max() if item.shape == "n" else table[:, TENSOR].max() + 1)
+            need = int(
+                (table[:, STATE] + table[:, LENGTH]).max()
+                if item.shape == "n"
+                else table[:, TENSOR].max() + 1
+            )
             if have < need:
-                raise UsageError(f"{self.name}: state {item.name!r} has {max(have, 0)} elements, {need} are needed",
-                                 )  # fmt: skip
+                raise UsageError(
+                    f"{self.name}: state {item.name!r} has {max(have, 0)} elements, "
+                    f"{need} are needed"
+                )
 
 
 def _one(n: int) -> I64:

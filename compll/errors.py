@@ -1,9 +1,9 @@
 """Every exception that compll raises on purpose.
 
-    CompllError
-    ├── SpecError        a spec (or its parameters) is wrong; carries all diagnostics at once
-    ├── PayloadError     bytes that are no payload of this codec
-    └── UsageError       a call with the wrong array, length or state
+CompllError
+├── SpecError        a spec (or its parameters) is wrong; carries all diagnostics at once
+├── PayloadError     bytes that are no payload of this codec
+└── UsageError       a call with the wrong array, length or state
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class CompllError(Exception):
 
 
 class PayloadError(CompllError, ValueError):
-    """Bytes that are no payload of this codec: truncated, too long, or with an index out of range."""
+    """Bytes that are no payload of this codec: of a wrong length, or with an index out of range."""
 
 
 class UsageError(CompllError, ValueError):

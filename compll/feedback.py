@@ -41,9 +41,15 @@ def _stored(pool: Pool, node: Expr, field: Field) -> Expr:
     if field.packed:
         return pool.make("code", (field.expr,), node.type, field.name)
     if field.storage in ("int32", "uint32"):
-        return field.expr if field.expr.type.dtype == "int" else pool.make("trunc", (field.expr,), node.type)
+        return (
+            field.expr
+            if field.expr.type.dtype == "int"
+            else pool.make("trunc", (field.expr,), node.type)
+        )
     if field.expr.type.dtype != "float":
-        return pool.make("float", (field.expr,), Type("float", field.expr.type.shape, field.expr.type.of))
+        return pool.make(
+            "float", (field.expr,), Type("float", field.expr.type.shape, field.expr.type.of)
+        )
     if field.storage == "float32" and field.shape != "scalar":
         return field.expr
     return pool.make(field.storage, (field.expr,), node.type)
@@ -56,7 +62,9 @@ def _scattered(pool: Pool, decode: Expr, fields: dict[str, Field]) -> Expr:
     if source is None or source.op != "indices":
         raise _Mixed
     inside = pool.make("in", (), Type("bool", "n"), source.value)
-    zero = pool.make("lift", (pool.make("float", (pool.const(0),), Type("float", "static")),), Type("float", "n"))
+    zero = pool.make(
+        "lift", (pool.make("float", (pool.const(0),), Type("float", "static")),), Type("float", "n")
+    )
     value = _spread(pool, _substitute(pool, values, fields))
     return pool.make("where", (inside, value, zero), Type("float", "n"))
 

@@ -18,7 +18,7 @@ LEVELS = {"static": 0, "scalar": 1, "group": 1, "n": 2, "kept": 2, "sample": 2}
 
 @dataclass(frozen=True)
 class Type:
-    """dtype: float | int | bool | str | selection. shape: a level. of: the selection of a `kept`."""
+    """dtype: float, int, bool, str or selection. shape: a level. of: the selection of a `kept`."""
 
     dtype: str
     shape: str
@@ -26,7 +26,9 @@ class Type:
 
     def __str__(self) -> str:
         shape = {"n": "[n]", "kept": f"[{self.of}]", "sample": "[sample]", "group": "[groups]"}
-        return self.dtype + shape.get(self.shape, "" if self.shape == "scalar" else f" ({self.shape})")
+        return self.dtype + shape.get(
+            self.shape, "" if self.shape == "scalar" else f" ({self.shape})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +130,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Selection:
-    """A set of elements. kind `top`: the k largest keys; kind `filter`: the first `limit` true ones."""
+    """A set of elements. kind `top`: the largest keys; kind `filter`: the first true ones."""
 
     name: str
     kind: str

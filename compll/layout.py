@@ -6,7 +6,8 @@ bit b * (i div w). So neighbouring bytes come from neighbouring elements, and pa
 full-width vector operations on a CPU and coalesced on a GPU.
 
 A payload is: a uint32 count per filter selection, then the fields in the order of `payload:` (those
-over selections last), then the status byte where strict.py finds that one is needed. Numbers are little-endian.
+over selections last), then the status byte where strict.py finds that one is needed. Numbers are
+little-endian.
 """
 
 from __future__ import annotations

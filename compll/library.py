@@ -48,7 +48,9 @@ def locate(name_or_path: str | os.PathLike[str]) -> Path:
         return Path(text)
     path = specs_dir() / f"{text}.yaml"
     if not path.is_file():
-        raise SpecError([Diagnostic(text, Span(), f"there is no spec {text!r}", nearest(text, list_specs()))])
+        raise SpecError(
+            [Diagnostic(text, Span(), f"there is no spec {text!r}", nearest(text, list_specs()))]
+        )
     return path
 
 
@@ -72,7 +74,9 @@ def _shown(path: Path) -> str:
         return str(path)
 
 
-def type_check(name_or_path: str | os.PathLike[str], params: Mapping[str, object]) -> tuple[Module, dict[str, ParamValue]]:
+def type_check(
+    name_or_path: str | os.PathLike[str], params: Mapping[str, object]
+) -> tuple[Module, dict[str, ParamValue]]:
     """The typed module of a spec, and all its parameters. Raises SpecError."""
     parsed = load(name_or_path)
     values = check.parameters(parsed, params)
@@ -92,7 +96,11 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         text = ""  # load() reports it
-    key = (hashlib.sha256(text.encode()).hexdigest() + str(path), target, repr(sorted(params.items())))
+    key = (
+        hashlib.sha256(text.encode()).hexdigest() + str(path),
+        target,
+        repr(sorted(params.items())),
+    )
     with _lock:
         if key not in _compiled:
             module, values = type_check(path, params)

@@ -90,7 +90,11 @@ class _Scheduler:
         return Selection(s.name, s.kind, self.fed(s.key), s.limit, threshold)
 
     def program(self) -> Program:
-        fields = [Sink("field", f.name, self.fed(f.expr), f) for f in self.module.fields if f.expr is not None]
+        fields = [
+            Sink("field", f.name, self.fed(f.expr), f)
+            for f in self.module.fields
+            if f.expr is not None
+        ]
         states = self.state_sinks() if self.feed else []
         back = self.back()
         sinks = fields + states + ([back] if back else [])
@@ -108,7 +112,9 @@ class _Scheduler:
         found = [Sink("state", name, self.fed(e)) for name, e in self.module.updates.items()]
         if self.module.feedback:
             assert self.module.decoded is not None
-            value = feedback.residual_update(self.pool, self.gradient, self.fed(self.module.decoded))
+            value = feedback.residual_update(
+                self.pool, self.gradient, self.fed(self.module.decoded)
+            )
             found.append(Sink("state", "residual", value))
         return found
 
@@ -148,7 +154,9 @@ class _Scheduler:
     # guards: `a if c else b` on scalars computes one branch
 
     def find_guards(self, sinks: list[Sink]) -> None:
-        roots = [s.expr for s in sinks] + [e for s in self.selections.values() for e in (s.key, s.threshold) if e]
+        roots = [s.expr for s in sinks] + [
+            e for s in self.selections.values() for e in (s.key, s.threshold) if e
+        ]
         seen: dict[int, set[tuple[int, bool] | None]] = {}
         conditions: dict[int, Expr] = {}
 
@@ -187,8 +195,12 @@ class _Scheduler:
 
     def place_values(self, passes: tuple[Pass, ...], sinks: list[Sink]) -> None:
         """Reductions, selections and tensor-level values, each in its pass."""
-        used = {str(e.value or e.type.of) for s in sinks for e in walk(s.expr)
-                if e.op in ("in", "gather", "indices", "count_kept")}  # fmt: skip
+        used = {
+            str(e.value or e.type.of)
+            for s in sinks
+            for e in walk(s.expr)
+            if e.op in ("in", "gather", "indices", "count_kept")
+        }
         roots = [s.expr for s in sinks]
         for name in [s.name for s in self.module.selections if s.name in used]:
             s = self.selections[name]
@@ -206,8 +218,10 @@ class _Scheduler:
             for sink in one.sinks:
                 for e in walk(sink.expr):
                     if e.op == "in" and not self.pattern(sink, e, number):
-                        raise Unsupported("a selection used as a condition, other than "
-                                          "`where(selection, a, b)` as the whole of a state's update")  # fmt: skip
+                        raise Unsupported(
+                            "a selection used as a condition, other than "
+                            "`where(selection, a, b)` as the whole of a state's update"
+                        )
             if one.kept and not one.selections:
                 raise Unsupported("values over a selection that depend on its own reductions")
 
@@ -239,8 +253,13 @@ def traffic(program: Program) -> Traffic:
     for one in program.passes:
         sinks = [s for s in one.sinks if s.kind != "back"]
         reads = _leaves([s.expr for s in sinks] + one.reductions + [s.key for s in one.selections])
-        reads |= _leaves([e.args[0] for e in one.scalars if e.op in LIBRARY and e.args[0].op != "sample"
-                          and id(e) not in program.guards])  # fmt: skip
+        reads |= _leaves(
+            [
+                e.args[0]
+                for e in one.scalars
+                if e.op in LIBRARY and e.args[0].op != "sample" and id(e) not in program.guards
+            ]
+        )
         wrote = sum(4.0 if s.kind == "state" else _bits(s, program.module) / 8 for s in sinks)
         inputs |= reads
         written += wrote
@@ -249,7 +268,9 @@ def traffic(program: Program) -> Traffic:
 
 
 def _leaves(exprs: list[Expr]) -> set[str]:
-    return {str(e.value) for e in walk(*exprs) if e.op in ("input", "state") and e.type.shape == "n"}
+    return {
+        str(e.value) for e in walk(*exprs) if e.op in ("input", "state") and e.type.shape == "n"
+    }
 
 
 def _bits(sink: Sink, module: Module) -> float:

@@ -40,7 +40,9 @@ class Rules:
 
     def no_selection(self, op: str, args: tuple[Expr, ...]) -> None:
         if any(a.type.dtype == "selection" for a in args):
-            raise RuleError(f"{op} takes numbers, not a selection", "write x[selection] or count(selection)")
+            raise RuleError(
+                f"{op} takes numbers, not a selection", "write x[selection] or count(selection)"
+            )
 
     def real(self, op: str, args: tuple[Expr, ...]) -> Expr:
         return self.elementwise(op, tuple(self.number(a, "float") for a in args))
@@ -96,10 +98,14 @@ class Rules:
         top = max(args, key=lambda a: LEVELS[a.type.shape]).type
         for a in args:
             if LEVELS[a.type.shape] == 2 and (a.type.shape, a.type.of) != (top.shape, top.of):
-                raise RuleError(f"{a.type} and {top} do not go together",
-                                "x[selection] picks the selected elements of x")  # fmt: skip
+                raise RuleError(
+                    f"{a.type} and {top} do not go together",
+                    "x[selection] picks the selected elements of x",
+                )
         if top.shape == "sample":
-            raise RuleError("a sample only goes into kth_largest", "apply the operator before sampling")
+            raise RuleError(
+                "a sample only goes into kth_largest", "apply the operator before sampling"
+            )
         return top.shape, top.of
 
     def elementwise(self, op: str, args: tuple[Expr, ...], dtype: str = "") -> Expr:
@@ -151,7 +157,9 @@ class Rules:
     # reductions
 
     def reduce(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        raise RuleError("reduce takes the name of a reduction first", f"one of {', '.join(REDUCTIONS)}")
+        raise RuleError(
+            "reduce takes the name of a reduction first", f"one of {', '.join(REDUCTIONS)}"
+        )
 
     def extreme(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if len(args) == 2:
@@ -170,8 +178,9 @@ class Rules:
         if op == "norm2":
             return self.elementwise("sqrt", (squares,))
         mean = self.elementwise("div", (self.total("sum", x), size))
-        spread = self.elementwise("sub", (self.elementwise("div", (squares, size)),
-                                          self.elementwise("mul", (mean, mean))))  # fmt: skip
+        spread = self.elementwise(
+            "sub", (self.elementwise("div", (squares, size)), self.elementwise("mul", (mean, mean)))
+        )
         zero = self.number(self.pool.const(0), "float")
         return self.elementwise("sqrt", (self.elementwise("max", (spread, zero)),))
 
@@ -182,7 +191,9 @@ class Rules:
     def size(self, x: Expr) -> Expr:
         """Number of elements that a reduction of x runs over, as a float."""
         if x.type.shape == "kept":
-            return self.number(self.pool.make("count_kept", (), Type("int", "scalar"), x.type.of), "float")
+            return self.number(
+                self.pool.make("count_kept", (), Type("int", "scalar"), x.type.of), "float"
+            )
         if self.grouped:
             return self.pool.make("group_size", (), Type("float", "group"))
         return self.number(self.pool.make("param", (), Type("int", "static"), "n"), "float")
@@ -209,25 +220,36 @@ class Rules:
     def random(self, op: str, args: tuple[Expr, ...]) -> Expr:
         low, high = (self.number(a, "float") for a in args)
         if not self.encoding:
-            raise RuleError("random numbers are drawn in encode", "put what was drawn into the payload")
+            raise RuleError(
+                "random numbers are drawn in encode", "put what was drawn into the payload"
+            )
         u = self.pool.make("uniform", (), Type("float", "n"), self.draws)
         self.draws += 1
-        if low.op == "float" and low.args[0].value == 0 and high.op == "float" and high.args[0].value == 1:
+        if (
+            low.op == "float"
+            and low.args[0].value == 0
+            and high.op == "float"
+            and high.args[0].value == 1
+        ):
             return u
         width = self.elementwise("sub", (high, low))
         return self.elementwise("add", (low, self.elementwise("mul", (width, u))))
 
     def whole_tensor(self, op: str) -> None:
         if self.grouped:
-            raise RuleError(f"{op} looks at the whole tensor, which a grouped spec does not",
-                            "remove `group:`, or use reductions")  # fmt: skip
+            raise RuleError(
+                f"{op} looks at the whole tensor, which a grouped spec does not",
+                "remove `group:`, or use reductions",
+            )
         if not self.encoding:
             raise RuleError(f"{op} belongs in encode", "decode sees the payload only")
 
     def static(self, op: str, x: Expr) -> Expr:
         if x.type.shape != "static":
-            raise RuleError(f"{op}: the size must be known before any data, and {x.type} is not",
-                            "compute it from n and parameters")  # fmt: skip
+            raise RuleError(
+                f"{op}: the size must be known before any data, and {x.type} is not",
+                "compute it from n and parameters",
+            )
         return self.number(x, "float")
 
     def sample(self, op: str, args: tuple[Expr, ...]) -> Expr:
@@ -258,7 +280,9 @@ class Rules:
         n = self.pool.make("param", (), Type("int", "static"), "n")
         limit = self.static(op, args[1] if len(args) == 2 else n)
         if "step" in depends(limit):
-            raise RuleError(f"{op}: the bound must hold at every step", "compute it from n and parameters")
+            raise RuleError(
+                f"{op}: the bound must hold at every step", "compute it from n and parameters"
+            )
         key = self.number(args[0], "float") if op == "top" else self.condition(args[0])
         if key.type.shape != "n":
             raise RuleError(f"{op} selects among elements, and {key.type} is none")

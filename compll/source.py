@@ -89,17 +89,26 @@ def parse(text: str, problems: Problems) -> Section | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         span = Span(mark.line + 1, mark.column + 1) if mark else Span()
-        problems.add(span, f"malformed YAML: {error.problem or error.context}",
-                     "quote a text that holds any of : # [ ] { } , & * ! | > ' \" % @ `")
+        problems.add(
+            span,
+            f"malformed YAML: {error.problem or error.context}",
+            "quote a text that holds any of : # [ ] { } , & * ! | > ' \" % @ `",
+        )
         return None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        problems.add(Span(), f"malformed YAML: {str(error).splitlines()[0] if str(error) else error!r}")
+        problems.add(
+            Span(), f"malformed YAML: {str(error).splitlines()[0] if str(error) else error!r}"
+        )
         return None
     value = _value(node, problems, 0) if node is not None else None
     if not isinstance(value, Section):
         span = value.span if value is not None else Span()
         if value is not None or not problems.found:
-            problems.add(span, "a spec is a mapping of sections", "begin with `name:`, `encode:`, `payload:`, `decode:`")
+            problems.add(
+                span,
+                "a spec is a mapping of sections",
+                "begin with `name:`, `encode:`, `payload:`, `decode:`",
+            )
         return None
     return value
 
@@ -138,8 +147,11 @@ def _section(node: yaml.Node, problems: Problems, depth: int) -> Section:
         key = _text(key_node)
         value = _value(value_node, problems, depth + 1)
         if key.value in entries:
-            problems.add(key.span, f"{key.value!r} appears twice",
-                         f"first at line {entries[key.value].key.span.line}")
+            problems.add(
+                key.span,
+                f"{key.value!r} appears twice",
+                f"first at line {entries[key.value].key.span.line}",
+            )
         elif value is not None:
             entries[key.value] = Entry(key, value)
     return Section(tuple(entries.values()), _span(node))

@@ -42,7 +42,8 @@ class Param:
         if not exact and not (wanted is float and type(value) is int):
             return f"parameter {self.name!r} is {self.type}, not {value!r}"
         if self.choices and value not in self.choices:
-            return f"parameter {self.name!r} is one of {', '.join(map(str, self.choices))}, not {value!r}"
+            allowed = ", ".join(map(str, self.choices))
+            return f"parameter {self.name!r} is one of {allowed}, not {value!r}"
         if isinstance(value, str):
             return None
         low = self.low if self.low is not None else float("-inf")
@@ -93,8 +94,21 @@ class Spec:
     spans: Mapping[str, Span]
 
 
-SECTIONS = ("name", "about", "source", "params", "group", "state", "encode", "payload", "decode",
-            "update", "feedback", "merge", "optimizers")  # fmt: skip
+SECTIONS = (
+    "name",
+    "about",
+    "source",
+    "params",
+    "group",
+    "state",
+    "encode",
+    "payload",
+    "decode",
+    "update",
+    "feedback",
+    "merge",
+    "optimizers",
+)
 REQUIRED = ("name", "payload", "decode")
 
 
@@ -110,8 +124,11 @@ class _Reader:
     def spec(self) -> Spec | None:
         for entry in self.root.entries:
             if entry.key.value not in SECTIONS:
-                self.problems.add(entry.key.span, f"unknown section {entry.key.value!r}",
-                                  nearest(entry.key.value, SECTIONS))
+                self.problems.add(
+                    entry.key.span,
+                    f"unknown section {entry.key.value!r}",
+                    nearest(entry.key.value, SECTIONS),
+                )
         for name in REQUIRED:
             if self.root.get(name) is None:
                 self.problems.add(self.root.span, f"section {name!r} is missing")
@@ -153,15 +170,19 @@ class _Reader:
     def identifier(self, name: str) -> str:
         value, entry = self.text(name), self.root.get(name)
         if entry is not None and not NAME.match(value):
-            self.problems.add(entry.value.span, f"{value!r} is not a name",
-                              "letters, digits and underscores, not a digit first")
+            self.problems.add(
+                entry.value.span,
+                f"{value!r} is not a name",
+                "letters, digits and underscores, not a digit first",
+            )
         return value
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
         value, entry = self.text(name) or known[0], self.root.get(name)
         if entry is not None and value not in known:
-            self.problems.add(entry.value.span, f"{name!r} is one of {', '.join(known)}",
-                              nearest(value, known))
+            self.problems.add(
+                entry.value.span, f"{name!r} is one of {', '.join(known)}", nearest(value, known)
+            )
         return value
 
     def feedback(self) -> Span | None:
@@ -172,23 +193,31 @@ class _Reader:
 
     def each(self, name: str, make: Callable[[Entry], Any]) -> tuple[Any, ...]:
         entry = self.root.get(name)
-        if entry is None or (isinstance(entry.value, Text) and entry.value.value in ("", "~", "null")):
+        if entry is None or (
+            isinstance(entry.value, Text) and entry.value.value in ("", "~", "null")
+        ):
             return ()
         if not isinstance(entry.value, Section):
             self.problems.add(entry.value.span, f"section {name!r} is a mapping of names")
             return ()
         for item in entry.value.entries:
             if not NAME.match(item.key.value):
-                self.problems.add(item.key.span, f"{item.key.value!r} is not a name",
-                                  "letters, digits and underscores, not a digit first")
+                self.problems.add(
+                    item.key.span,
+                    f"{item.key.value!r} is not a name",
+                    "letters, digits and underscores, not a digit first",
+                )
         return tuple(v for v in map(make, entry.value.entries) if v is not None)
 
     def expression(self, entry: Entry | None) -> Syntax | None:
         if entry is None:
             return None
         if not isinstance(entry.value, Text):
-            self.problems.add(entry.value.span, f"{entry.key.value!r} is an expression",
-                              "quote it when it holds brackets or colons")
+            self.problems.add(
+                entry.value.span,
+                f"{entry.key.value!r} is an expression",
+                "quote it when it holds brackets or colons",
+            )
             return None
         return syntax.parse(entry.value, self.problems)
 
@@ -207,20 +236,31 @@ class _Reader:
         name, value = entry.key.value, entry.value
         match = TYPE.match(value.value) if isinstance(value, Text) else None
         if match is None or not isinstance(value, Text):
-            self.problems.add(value.span, f"{name!r} needs a type",
-                              "like float32, uint1[n], \"uint[bits][n]\" or int32[selection]")
+            self.problems.add(
+                value.span,
+                f"{name!r} needs a type",
+                'like float32, uint1[n], "uint[bits][n]" or int32[selection]',
+            )
             return None
         base, first, second = match.groups()
         bits, dim = (first, second) if base == "uint" else (None, first)
-        if base == "uint" and first is None or base != "uint" and second is not None:
+        if (base == "uint" and first is None) or (base != "uint" and second is not None):
             self.problems.add(value.span, f"{value.value!r} is not a type", "write uint[bits][n]")
             return None
         if base not in STORAGE and not re.fullmatch(r"uint(1|2|4|8)?", base):
-            self.problems.add(value.span, f"unknown type {base!r}",
-                              nearest(base, (*STORAGE, "uint1", "uint2", "uint4", "uint8", "uint")))
+            self.problems.add(
+                value.span,
+                f"unknown type {base!r}",
+                nearest(base, (*STORAGE, "uint1", "uint2", "uint4", "uint8", "uint")),
+            )
             return None
-        return Declared(name, base, self.inner(bits, value, match.start(2)),
-                        self.inner(dim, value, match.start(3 if base == "uint" else 2)), value.span)
+        return Declared(
+            name,
+            base,
+            self.inner(bits, value, match.start(2)),
+            self.inner(dim, value, match.start(3 if base == "uint" else 2)),
+            value.span,
+        )
 
     def inner(self, part: str | None, whole: Text, start: int) -> Syntax | None:
         if part is None:
@@ -232,14 +272,20 @@ class _Reader:
         if isinstance(value, Text):
             return self.shorthand(name, value)
         if not isinstance(value, Section):
-            self.problems.add(value.span, f"parameter {name!r} is a value or a mapping",
-                              "like {type: int, default: 2, choices: [1, 2, 4, 8]}")
+            self.problems.add(
+                value.span,
+                f"parameter {name!r} is a value or a mapping",
+                "like {type: int, default: 2, choices: [1, 2, 4, 8]}",
+            )
             return None
         allowed = ("type", "default", "min", "max", "choices", "about")
         for item in value.entries:
             if item.key.value not in allowed:
-                self.problems.add(item.key.span, f"unknown key {item.key.value!r} of a parameter",
-                                  nearest(item.key.value, allowed))
+                self.problems.add(
+                    item.key.span,
+                    f"unknown key {item.key.value!r} of a parameter",
+                    nearest(item.key.value, allowed),
+                )
         return self.full(name, value)
 
     def shorthand(self, name: str, value: Text) -> Param:
@@ -255,12 +301,23 @@ class _Reader:
         base = self.shorthand(name, default.value)
         kind = self.one(section, "type") or base.type
         if kind not in PARAM_TYPES:
-            self.problems.add(section.span, f"parameter {name!r}: unknown type {kind!r}",
-                              nearest(str(kind), PARAM_TYPES))
+            self.problems.add(
+                section.span,
+                f"parameter {name!r}: unknown type {kind!r}",
+                nearest(str(kind), PARAM_TYPES),
+            )
             return None
         value = float(base.default) if kind == "float" and base.type == "int" else base.default
-        param = Param(name, str(kind), value, base.span, self.bound(section, "min"),
-                      self.bound(section, "max"), self.choices(section), str(self.one(section, "about") or ""))
+        param = Param(
+            name,
+            str(kind),
+            value,
+            base.span,
+            self.bound(section, "min"),
+            self.bound(section, "max"),
+            self.choices(section),
+            str(self.one(section, "about") or ""),
+        )
         wrong = param.check(value)
         if wrong:
             self.problems.add(base.span, f"the default is not allowed: {wrong}")

@@ -18,8 +18,11 @@ _STRICT_IN_ANY = ("add", "sub", "mul")
 def carries(fields: Iterable[Field], selections: Mapping[str, Selection]) -> bool:
     """Whether some field of the payload is never finite when the gradient is not."""
     floats = [f for f in fields if not f.packed and "int" not in f.storage and f.expr is not None]
-    return any(_picks(f.expr, selections) if f.shape == "kept" else _reaches(f.expr)
-               for f in floats if f.expr is not None)  # fmt: skip
+    return any(
+        _picks(f.expr, selections) if f.shape == "kept" else _reaches(f.expr)
+        for f in floats
+        if f.expr is not None
+    )
 
 
 def _picks(expr: Expr, selections: Mapping[str, Selection]) -> bool:
@@ -27,14 +30,20 @@ def _picks(expr: Expr, selections: Mapping[str, Selection]) -> bool:
     if expr.op != "gather" or not _strict(expr.args[0]):
         return False
     selection = selections[str(expr.value)]
-    return selection.kind == "top" and selection.key.op == "abs" and selection.key.args[0] is expr.args[0]
+    return (
+        selection.kind == "top"
+        and selection.key.op == "abs"
+        and selection.key.args[0] is expr.args[0]
+    )
 
 
 def _reaches(expr: Expr) -> bool:
     if expr.type.shape == "n":
         return _strict(expr)
     if expr.op in ("reduce_sum", "reduce_max", "reduce_min"):
-        magnitude = expr.op == "reduce_sum" or (expr.op == "reduce_max" and expr.args[0].op == "abs")
+        magnitude = expr.op == "reduce_sum" or (
+            expr.op == "reduce_max" and expr.args[0].op == "abs"
+        )
         return magnitude and _strict(expr.args[0])
     if expr.op in _STRICT_IN_ALL or expr.op in ("sqrt",):
         return _reaches(expr.args[0])

@@ -16,7 +16,9 @@ class Decoder(Values):
 
     def kernel(self) -> str:
         """The text of `decode_set` or `decode_add`."""
-        with self.block(f"def decode_{'add' if self.adding else 'set'}(data, table, at, used, lim, st, y):"):
+        with self.block(
+            f"def decode_{'add' if self.adding else 'set'}(data, table, at, used, lim, st, y):"
+        ):
             self.add(f"o_tail = np.zeros({self.tile}, np.float32)")
             for f in self.module.fields:
                 if f.packed and f.shape == "n":
@@ -64,8 +66,10 @@ class Decoder(Values):
         if f.shape != "kept":
             return size_text(f, self.tile)
         if f.packed:
-            return (f"(k_{f.of} // {self.tile}) * {self.tile * f.bits // 8} + "
-                    f"((k_{f.of} % {self.tile}) * {f.bits} + 7) // 8")  # fmt: skip
+            return (
+                f"(k_{f.of} // {self.tile}) * {self.tile * f.bits // 8} + "
+                f"((k_{f.of} % {self.tile}) * {f.bits} + 7) // 8"
+            )
         return f"k_{f.of} * {f.item_bits // 8}"
 
     def scalars(self) -> None:
@@ -87,7 +91,9 @@ class Decoder(Values):
         for f in self.module.fields:
             if f.packed and f.shape == "kept":
                 self.add(f"q_{f.name} = np.empty(k_{f.of}, np.uint8)")
-                self.add(f"unpack_all(data, at_{f.name}, q_{f.name}, k_{f.of}, {f.bits}, {self.tile})")
+                self.add(
+                    f"unpack_all(data, at_{f.name}, q_{f.name}, k_{f.of}, {f.bits}, {self.tile})"
+                )
         self.prepare(value)
         if not self.adding:
             with self.block("for i in range(n):"):
@@ -177,6 +183,8 @@ class Decoder(Values):
             self.add("return 1 + p")
         if self.module.decode.op == "scatter":
             index = self.module.decode.args[0]
-            with self.block(f"for j in range(k_{index.type.of}):"), self.block(
-                f"if load_uint32(data, at_{index.value} + 4 * j) >= n:"):  # fmt: skip
+            with (
+                self.block(f"for j in range(k_{index.type.of}):"),
+                self.block(f"if load_uint32(data, at_{index.value} + 4 * j) >= n:"),
+            ):
                 self.add("return -1 - p")

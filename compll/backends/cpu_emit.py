@@ -137,7 +137,9 @@ class Values(Lines):
     def draw(self, number: int, element: str) -> None:
         """Emit the keys of a stream of draws, for elements around `element`."""
         self.add(f"r{number}h = {element} >> 32")
-        self.add(f"r{number} = stream(u64(seed), u64(step), u64(tensor), u64({number}), u64(r{number}h))")
+        self.add(
+            f"r{number} = stream(u64(seed), u64(step), u64(tensor), u64({number}), u64(r{number}h))"
+        )
         self.add(f"r{number}a = u32(r{number} >> u64(32))")
         self.add(f"r{number}b = u32(r{number} & u64(0xFFFFFFFF))")
         self.add(f"r{number}c = counter(u32({element}), r{number}a)")
@@ -189,7 +191,8 @@ class Encoder(Values):
             self.add("return used")
         kinds = {"b": "float32", "c": "int32"}
         self.lines[self.scratch_at : self.scratch_at] = [
-            f"    {b} = np.empty({self.tile}, np.{kinds[b[0]]})" for b in sorted(self.allocated)]  # fmt: skip
+            f"    {b} = np.empty({self.tile}, np.{kinds[b[0]]})" for b in sorted(self.allocated)
+        ]
         return str(self)
 
     def scratch(self) -> None:
@@ -246,11 +249,14 @@ class Encoder(Values):
 
     def one_pass(self, one: Pass) -> None:
         for expr in one.scalars:
-            if expr.op not in ("reduce_sum", "reduce_max", "reduce_min") or expr.args[0].type.shape == "kept":
+            if (
+                expr.op not in ("reduce_sum", "reduce_max", "reduce_min")
+                or expr.args[0].type.shape == "kept"
+            ):
                 self.compute_scalar(expr)
         for s in one.selections:
             self.open_selection(s)
-        loops = one.reductions or one.selections or one.status or [s for s in one.sinks]
+        loops = one.reductions or one.selections or one.status or one.sinks
         if loops:
             self.tiles(one)
         for s in one.selections:
@@ -336,7 +342,10 @@ class Encoder(Values):
     def available(self) -> None:
         """Fill the buffers whose inputs are known by now."""
         for e in list(self.pending):
-            if all(a.op != "lift" or a.args[0].type.shape != "group" or self.ready(a.args[0]) for a in walk(e)):
+            if all(
+                a.op != "lift" or a.args[0].type.shape != "group" or self.ready(a.args[0])
+                for a in walk(e)
+            ):
                 self.pending.remove(e)
                 self.fill_buffer(e)
 
@@ -392,13 +401,17 @@ class Encoder(Values):
                 self.add(f"red[i] = {term}")
             with self.block(f"for i in range(m, {tile}):"):
                 self.add("red[i] = ZERO")
-            value = "red[{}]".format
-        else:
-            value = lambda i: self.text(arg, i)  # noqa: E731
+
+        def value(i: str) -> str:
+            return self.text(arg, i) if zero_at_zero(arg) else f"red[{i}]"
+
         with self.block(f"for i in range({lanes}):"):
             self.add(f"acc[i] = {value('i')}")
         if tile > lanes:
-            with self.block(f"for k in range({lanes}, {tile}, {lanes}):"), self.block(f"for i in range({lanes}):"):
+            with (
+                self.block(f"for k in range({lanes}, {tile}, {lanes}):"),
+                self.block(f"for i in range({lanes}):"),
+            ):
                 self.add(f"acc[i] += {value('k + i')}")
         self.add("fold(acc)")
 
@@ -414,7 +427,11 @@ class Encoder(Values):
         name = self.name("x")
         magnitude = op == "reduce_max" and arg.op == "abs"
         if magnitude and arg.args[0].type.dtype == "float":
-            term, start, turns = f"abs_bits({self.text(arg.args[0], 'i')})", "i32(0)", str(self.tile)
+            term, start, turns = (
+                f"abs_bits({self.text(arg.args[0], 'i')})",
+                "i32(0)",
+                str(self.tile),
+            )
             turns = turns if zero_at_zero(arg) else "m"
         else:
             start = "i32(-2147483647)" if op == "reduce_max" else "i32(2147483647)"
@@ -424,7 +441,10 @@ class Encoder(Values):
         if turns == "m":
             with self.block(f"if m < {self.tile}:"), self.block("for i in range(m):"):
                 self.add(step)
-        with self.block("else:" if turns == "m" else "if True:"), self.block(f"for i in range({self.tile}):"):
+        with (
+            self.block("else:" if turns == "m" else "if True:"),
+            self.block(f"for i in range({self.tile}):"),
+        ):
             self.add(step)
         return name
 
@@ -433,7 +453,9 @@ class Encoder(Values):
         if expr.op == "reduce_sum":
             self.add(f"part_{name} = np.empty(tiles, np.float32)")
         else:
-            self.add(f"best_{name} = i32({'-2147483647' if expr.op == 'reduce_max' else '2147483647'})")
+            self.add(
+                f"best_{name} = i32({'-2147483647' if expr.op == 'reduce_max' else '2147483647'})"
+            )
 
     def step_reduction(self, expr: Expr) -> None:
         name = self.names[id(expr)]
@@ -443,7 +465,9 @@ class Encoder(Values):
         else:
             self.prepare(expr.args[0])
             found = self.extreme(expr.op, expr.args[0])
-            self.add(f"best_{name} = {'i_max' if expr.op == 'reduce_max' else 'i_min'}(best_{name}, {found})")
+            self.add(
+                f"best_{name} = {'i_max' if expr.op == 'reduce_max' else 'i_min'}(best_{name}, {found})"
+            )
 
     def close_reduction(self, expr: Expr) -> None:
         name = self.names[id(expr)]
@@ -457,12 +481,21 @@ class Encoder(Values):
             assert sink.field is not None
             value = self.group(sink.expr)
             self.available()
-            self.add(self.store(sink.field, f"at_{sink.name} + t * {sink.field.item_bits // 8}", value, sink.expr))
+            self.add(
+                self.store(
+                    sink.field,
+                    f"at_{sink.name} + t * {sink.field.item_bits // 8}",
+                    value,
+                    sink.expr,
+                )
+            )
             return
         self.prepare_groups(sink.expr)
         self.available()
         self.prepare(sink.expr)
-        {"field": self.field_sink, "state": self.state_sink, "back": self.back_sink}[sink.kind](sink)
+        {"field": self.field_sink, "state": self.state_sink, "back": self.back_sink}[sink.kind](
+            sink
+        )
 
     def prepare_groups(self, expr: Expr) -> None:
         for e in walk(expr):
@@ -475,7 +508,11 @@ class Encoder(Values):
         if not f.packed:
             with self.block("for i in range(m):"):
                 size = f.item_bits // 8
-                self.add(self.store(f, f"at_{f.name} + {size} * (o + i)", self.text(sink.expr, "i"), sink.expr))
+                self.add(
+                    self.store(
+                        f, f"at_{f.name} + {size} * (o + i)", self.text(sink.expr, "i"), sink.expr
+                    )
+                )
             return
         buffer = f"q_{f.name}"
         with self.block(f"for i in range({self.tile}):"):
@@ -565,7 +602,11 @@ def zero_at_zero(expr: Expr) -> bool:
 
 def is_count(expr: Expr) -> bool:
     """Whether an expression is a condition as 0.0 or 1.0."""
-    return expr.op == "float" and expr.args[0].op == "int" and expr.args[0].args[0].type.dtype == "bool"
+    return (
+        expr.op == "float"
+        and expr.args[0].op == "int"
+        and expr.args[0].args[0].type.dtype == "bool"
+    )
 
 
 def literal_text(expr: Expr, dtype: str) -> str:

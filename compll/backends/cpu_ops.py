@@ -14,7 +14,14 @@ from numba import types
 from numba.extending import intrinsic
 
 I8, I32, F32, HALF = ir.IntType(8), ir.IntType(32), ir.FloatType(), ir.HalfType()
-f32, i32, u32, u8, b1, i64 = types.float32, types.int32, types.uint32, types.uint8, types.boolean, types.int64
+f32, i32, u32, u8, b1, i64 = (
+    types.float32,
+    types.int32,
+    types.uint32,
+    types.uint8,
+    types.boolean,
+    types.int64,
+)
 BYTES = types.Array(types.uint8, 1, "C")
 
 Emit = Callable[[Any, Any, Any], Any]
@@ -29,7 +36,7 @@ def _primitive(result: Any, args: tuple[Any, ...], emit: Emit) -> Any:
 
     # Numba reads the number of arguments from the function itself.
     scope: dict[str, Any] = {"signature": result(*args), "generate": generate}
-    exec(f"def declare(typing, {names}):\n    return signature, generate", scope)  # noqa: S102
+    exec(f"def declare(typing, {names}):\n    return signature, generate", scope)
     return intrinsic(scope["declare"])
 
 
@@ -66,7 +73,9 @@ i_shr = _primitive(i32, (i32, i32), lambda c, b, v: b.ashr(v[0], b.and_(v[1], _c
 i_neg = _primitive(i32, (i32,), lambda c, b, v: b.neg(v[0]))
 i_max = _primitive(i32, (i32, i32), lambda c, b, v: b.select(b.icmp_signed(">", *v), *v))
 i_min = _primitive(i32, (i32, i32), lambda c, b, v: b.select(b.icmp_signed("<", *v), *v))
-i_abs = _primitive(i32, (i32,), lambda c, b, v: b.select(b.icmp_signed("<", v[0], _c(0)), b.neg(v[0]), v[0]))
+i_abs = _primitive(
+    i32, (i32,), lambda c, b, v: b.select(b.icmp_signed("<", v[0], _c(0)), b.neg(v[0]), v[0])
+)
 f_of_i = _primitive(f32, (i32,), lambda c, b, v: b.sitofp(v[0], F32))
 f_of_b = _primitive(f32, (b1,), lambda c, b, v: b.uitofp(v[0], F32))
 i_of_b = _primitive(i32, (b1,), lambda c, b, v: b.zext(v[0], I32))
@@ -81,7 +90,9 @@ def _clamped(b: Any, x: Any, least: float, most: float) -> Any:
 
 def _code(most: int) -> Any:
     """float to 0..most: truncated; NaN becomes 0."""
-    return _primitive(u8, (f32,), lambda c, b, v: b.trunc(b.fptosi(_clamped(b, v[0], 0.0, most), I32), I8))
+    return _primitive(
+        u8, (f32,), lambda c, b, v: b.trunc(b.fptosi(_clamped(b, v[0], 0.0, most), I32), I8)
+    )
 
 
 code1, code2, code4, code8 = _code(1), _code(3), _code(15), _code(255)
@@ -100,7 +111,11 @@ b_code = _primitive(u8, (b1,), lambda c, b, v: b.zext(v[0], I8))
 
 
 def _trunc(c: Any, b: Any, v: Any) -> Any:
-    finite = b.fcmp_ordered("<", b.call(b.module.declare_intrinsic("llvm.fabs", [F32]), v), ir.Constant(F32, float("inf")))
+    finite = b.fcmp_ordered(
+        "<",
+        b.call(b.module.declare_intrinsic("llvm.fabs", [F32]), v),
+        ir.Constant(F32, float("inf")),
+    )
     clamped = b.fptosi(_clamped(b, v[0], -(2.0**31), 2.0**31 - 128), I32)
     return b.select(finite, clamped, _c(0))
 
@@ -117,8 +132,13 @@ def _ordered(b: Any, x: Any) -> Any:
 
 key = _primitive(i32, (f32,), lambda c, b, v: _ordered(b, b.bitcast(v[0], I32)))
 unkey = _primitive(f32, (i32,), lambda c, b, v: b.bitcast(_ordered(b, v[0]), F32))
-finite = _primitive(b1, (f32,), lambda c, b, v: b.icmp_signed(
-    "<", b.and_(b.bitcast(v[0], I32), _c(0x7FFFFFFF)), _c(0x7F800000)))  # fmt: skip
+finite = _primitive(
+    b1,
+    (f32,),
+    lambda c, b, v: b.icmp_signed(
+        "<", b.and_(b.bitcast(v[0], I32), _c(0x7FFFFFFF)), _c(0x7F800000)
+    ),
+)
 is_nan = _primitive(b1, (f32,), lambda c, b, v: b.fcmp_unordered("uno", v[0], v[0]))
 
 
@@ -130,7 +150,9 @@ def _bf16_bits(b: Any, x: Any) -> Any:
     return b.lshr(b.select(b.fcmp_unordered("uno", x, x), quiet, near), _c(16))
 
 
-bfloat16 = _primitive(f32, (f32,), lambda c, b, v: b.bitcast(b.shl(_bf16_bits(b, v[0]), _c(16)), F32))
+bfloat16 = _primitive(
+    f32, (f32,), lambda c, b, v: b.bitcast(b.shl(_bf16_bits(b, v[0]), _c(16)), F32)
+)
 float16 = _primitive(f32, (f32,), lambda c, b, v: b.fpext(b.fptrunc(v[0], HALF), F32))
 
 
@@ -159,13 +181,15 @@ def _uniform(c: Any, b: Any, v: Any) -> Any:
     return b.fsub(b.bitcast(fraction, F32), ir.Constant(F32, 1.0))
 
 
-#: weyl(i): a counter spread over 32 bits; counter(e, k0): the same for a tile's first element, keyed
+#: weyl(i): a counter spread over 32 bits; counter(e, k0): that of a tile's first element, keyed
 weyl = _primitive(u32, (u32,), lambda c, b, v: b.mul(v[0], _c(WEYL)))
 counter = _primitive(u32, (u32, u32), lambda c, b, v: b.add(b.mul(v[0], _c(WEYL)), v[1]))
 #: uniform(weyl(i), counter(e, k0), k1): the draw of element e + i (see [Note: random draws])
 uniform = _primitive(f32, (u32, u32, u32), _uniform)
 #: the hash that chooses sample positions
-scramble = _primitive(u32, (u32, u32), lambda c, b, v: _hash(b, b.add(b.mul(v[0], _c(WEYL)), v[1]), _c(0), 8))
+scramble = _primitive(
+    u32, (u32, u32), lambda c, b, v: _hash(b, b.add(b.mul(v[0], _c(WEYL)), v[1]), _c(0), 8)
+)
 pack2 = _primitive(u8, (u8, u8), lambda c, b, v: _packed(b, v, 4))
 pack4 = _primitive(u8, (u8,) * 4, lambda c, b, v: _packed(b, v, 2))
 pack8 = _primitive(u8, (u8,) * 8, lambda c, b, v: _packed(b, v, 1))

@@ -37,7 +37,9 @@ class Selecting(Encoder):
         if expr.op == "adjust":
             return self.adjust(expr, name)
         values = self.array(expr.args[0])
-        self.add(f"found_{name}, larger_{name} = kth_and_larger({values}, {self.scalar(expr.args[1])})")
+        self.add(
+            f"found_{name}, larger_{name} = kth_and_larger({values}, {self.scalar(expr.args[1])})"
+        )
         self.add(f"{name} = f64(found_{name})")
         return None
 
@@ -59,7 +61,9 @@ class Selecting(Encoder):
                 with self.block("for i in range(o, min(n, o + 4096)):"):
                     self.add(f"z = i_add(z, i_of_b({self.text(expr.args[0], 'i')} >= least))")
                 self.add(f"count_{name} += z")
-            with self.block(f"if ({low} <= count_{name} and count_{name} <= {high}) or turn >= {tries}:"):
+            with self.block(
+                f"if ({low} <= count_{name} and count_{name} <= {high}) or turn >= {tries}:"
+            ):
                 self.add("break")
             self.add(f"{name} = {name} * {down} if count_{name} < {low} else {name} * {up}")
         self.names, self.where = known, "tile"
@@ -88,7 +92,9 @@ class Selecting(Encoder):
         known = dict(self.names)
         if expr.op == "sample":
             arg, count = expr.args
-            self.add(f"at_{name} = sample_positions(u64(seed), u64(step), u64(tensor), n, i64({self.scalar(count)}))")
+            self.add(
+                f"at_{name} = sample_positions(u64(seed), u64(step), u64(tensor), n, i64({self.scalar(count)}))"
+            )
             self.fill(name, arg, f"len(at_{name})", f"at_{name}[j]")
         else:
             self.fill(name, expr, "n", "j")
@@ -122,20 +128,34 @@ class Selecting(Encoder):
     def captured(self, s: Selection) -> list[str]:
         """Which inputs the selected elements need after the walk: "cg" and "c_STATE"."""
         roots = [k.expr for one in self.prog.passes for k in one.kept if k.expr.type.of == s.name]
-        roots += [x.expr.args[1] for one in self.prog.passes for x in one.sinks if self.selects(x, s)]
+        roots += [
+            x.expr.args[1] for one in self.prog.passes for x in one.sinks if self.selects(x, s)
+        ]
         roots += [e.args[0] for e in self.names_of_reductions(s)]
-        found = {"cg" if e.op == "input" else f"c_{e.value}" for e in walk(*roots)
-                 if e.op in ("input", "state") and e.type.shape == "n"}  # fmt: skip
+        found = {
+            "cg" if e.op == "input" else f"c_{e.value}"
+            for e in walk(*roots)
+            if e.op in ("input", "state") and e.type.shape == "n"
+        }
         return sorted(found)
 
     def names_of_reductions(self, s: Selection) -> list[Expr]:
-        return [e for one in self.prog.passes for e in one.scalars
-                if e.op.startswith("reduce_") and e.args[0].type.of == s.name]  # fmt: skip
+        return [
+            e
+            for one in self.prog.passes
+            for e in one.scalars
+            if e.op.startswith("reduce_") and e.args[0].type.of == s.name
+        ]
 
     @staticmethod
     def selects(sink: Sink, s: Selection) -> bool:
         e = sink.expr
-        return sink.kind == "state" and e.op == "where" and e.args[0].op == "in" and e.args[0].value == s.name
+        return (
+            sink.kind == "state"
+            and e.op == "where"
+            and e.args[0].op == "in"
+            and e.args[0].value == s.name
+        )
 
     def compact(self, s: Selection) -> None:
         """Append the tile's selected positions, in order; eight without a hit cost one test."""
@@ -143,13 +163,20 @@ class Selecting(Encoder):
         self.available()
         name = s.name
         self.add(f"k0 = k_{name}")
-        test = self.text(s.key, "i") if s.kind == "filter" else f"(key({self.text(s.key, 'i')}) >= t_{name})"
+        test = (
+            self.text(s.key, "i")
+            if s.kind == "filter"
+            else f"(key({self.text(s.key, 'i')}) >= t_{name})"
+        )
         with self.block(f"for i in range({self.tile}):"):
             self.add(f"hit[i] = b_code({test})")
         with self.block(f"for i in range(m, {self.tile}):"):
             self.add("hit[i] = u8(0)")
-        with self.block(f"for w in range({self.tile // 8}):"), self.block("if hits[w] != u64(0):"), self.block(
-            "for i in range(8 * w, 8 * w + 8):"):  # fmt: skip
+        with (
+            self.block(f"for w in range({self.tile // 8}):"),
+            self.block("if hits[w] != u64(0):"),
+            self.block("for i in range(8 * w, 8 * w + 8):"),
+        ):
             self.add(f"i_{name}[k_{name}] = o + i")
             if s.kind == "filter":
                 self.add(f"k_{name} += i64(hit[i])")
@@ -190,8 +217,10 @@ class Selecting(Encoder):
             with self.block(f"for j in range(k_{name}):"):
                 self.add(f"q_{f.name}[j] = {code(f.bits, sink.expr, self.text(sink.expr, 'j'))}")
             self.add(f"pack_all(q_{f.name}, out, end, k_{name}, {f.bits}, {self.tile})")
-            self.add(f"end += (k_{name} // {self.tile}) * {self.tile * f.bits // 8} + "
-                     f"((k_{name} % {self.tile}) * {f.bits} + 7) // 8")  # fmt: skip
+            self.add(
+                f"end += (k_{name} // {self.tile}) * {self.tile * f.bits // 8} + "
+                f"((k_{name} % {self.tile}) * {f.bits} + 7) // 8"
+            )
             return
         size = f.item_bits // 8
         with self.block(f"for j in range(k_{name}):"):
@@ -204,7 +233,11 @@ class Selecting(Encoder):
         with self.block(f"for j in range(k_{name}):"):
             self.add(f"y = {self.text(value, 'j')}")
             self.add(f"i = i_{name}[j]")
-            before = f"c_{sink.name}_{name}[j]" if f"c_{sink.name}" in self.captured_names(name) else f"s_{sink.name}[i]"
+            before = (
+                f"c_{sink.name}_{name}[j]"
+                if f"c_{sink.name}" in self.captured_names(name)
+                else f"s_{sink.name}[i]"
+            )
             self.add(f"s_{sink.name}[i] = f_where(finite(y), y, {before})")
 
     def captured_names(self, name: str) -> list[str]:

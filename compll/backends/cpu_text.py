@@ -62,7 +62,11 @@ def element(expr: Expr, args: list[str]) -> str:
 def code(bits: int, expr: Expr, text: str) -> str:
     """The packed code of a value, a uint8."""
     kind = expr.type.dtype
-    return f"b_code({text})" if kind == "bool" else f"{'i_' if kind == 'int' else ''}code{bits}({text})"
+    return (
+        f"b_code({text})"
+        if kind == "bool"
+        else f"{'i_' if kind == 'int' else ''}code{bits}({text})"
+    )
 
 
 class Lines:
@@ -98,7 +102,16 @@ class _Block:
 
 def cost(expr: Expr) -> int:
     """A rough number of instructions, to decide whether a shared value is worth a buffer."""
-    own = {"uniform": 10, "div": 4, "sqrt": 4, "exp": 10, "log": 10, "pow": 20, "lift": 0, "state": 0}
+    own = {
+        "uniform": 10,
+        "div": 4,
+        "sqrt": 4,
+        "exp": 10,
+        "log": 10,
+        "pow": 20,
+        "lift": 0,
+        "state": 0,
+    }
     return own.get(expr.op, 1) + sum(cost(a) for a in expr.args)
 
 

@@ -107,7 +107,9 @@ def bfloat16_bits(x: F32) -> NDArray[np.uint16]:
     """bfloat16 bits, nearest even; NaN stays NaN."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (np.where(np.isnan(x), bits | np.uint32(0x400000), rounded) >> np.uint32(16)).astype(np.uint16)
+    return (np.where(np.isnan(x), bits | np.uint32(0x400000), rounded) >> np.uint32(16)).astype(
+        np.uint16
+    )
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> F32:
@@ -128,8 +130,11 @@ def sample_positions(seed: int, step: int, tensor: int, n: int, count: int) -> N
     j = np.arange(count, dtype=np.int64)
     k0, _ = stream(seed, step, tensor, -1, 0)
     low, high = j * n // count, (j + 1) * n // count
-    x = hashed((j.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.uint32), np.uint32(k0), np.uint32(0)) >> np.uint32(8)
-    return low + (x.astype(np.int64) % np.maximum(high - low, 1))
+    x = hashed(
+        (j.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.uint32), np.uint32(k0), np.uint32(0)
+    ) >> np.uint32(8)
+    found: NDArray[np.int64] = low + (x.astype(np.int64) % np.maximum(high - low, 1))
+    return found
 
 
 def pack(codes: NDArray[np.uint8], bits: int, tile: int) -> NDArray[np.uint8]:
@@ -143,7 +148,10 @@ def _pack_tile(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     padded = np.zeros(width * planes, np.uint8)
     padded[: len(codes)] = codes
     shifts = (np.arange(planes, dtype=np.uint8) * np.uint8(bits))[:, None]
-    return np.bitwise_or.reduce(padded.reshape(planes, width) << shifts, axis=0)
+    packed: NDArray[np.uint8] = np.bitwise_or.reduce(
+        padded.reshape(planes, width) << shifts, axis=0
+    )
+    return packed
 
 
 def unpack(data: NDArray[np.uint8], count: int, bits: int, tile: int) -> NDArray[np.uint8]:

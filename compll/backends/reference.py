@@ -62,26 +62,63 @@ def _bfloat16_up(x: Any) -> Any:
 
 
 MEANING: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "pow": np.power,
-    "floordiv": _floordiv, "mod": _floormod, "neg": np.negative, "abs": np.abs, "sign": _sign,
-    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-    "shl": np.left_shift, "shr": np.right_shift,
-    "floor": np.floor, "ceil": np.ceil, "round": np.rint, "sqrt": np.sqrt, "exp": np.exp,
-    "log": np.log, "log2": np.log2,
-    "min": lambda a, b: np.where(a < b, a, b), "max": lambda a, b: np.where(a > b, a, b),
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
-    "not": np.logical_not, "isfinite": np.isfinite, "isnan": np.isnan, "where": _where,
-    "float16": _float16, "bfloat16": _bfloat16, "bfloat16_up": _bfloat16_up,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "pow": np.power,
+    "floordiv": _floordiv,
+    "mod": _floormod,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": _sign,
+    "bitand": np.bitwise_and,
+    "bitor": np.bitwise_or,
+    "bitxor": np.bitwise_xor,
+    "shl": np.left_shift,
+    "shr": np.right_shift,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "sqrt": np.sqrt,
+    "exp": np.exp,
+    "log": np.log,
+    "log2": np.log2,
+    "min": lambda a, b: np.where(a < b, a, b),
+    "max": lambda a, b: np.where(a > b, a, b),
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+    "isfinite": np.isfinite,
+    "isnan": np.isnan,
+    "where": _where,
+    "float16": _float16,
+    "bfloat16": _bfloat16,
+    "bfloat16_up": _bfloat16_up,
     "float32": lambda x: np.float32(x),
-}  # fmt: skip
+}
 
 
 class Run:
     """One encode or decode of one tensor (or partition)."""
 
-    def __init__(self, module: Module, params: Mapping[str, Number], n: int, *, seed: int = 0,
-                 step: int = 0, tensor: int = 0, offset: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        module: Module,
+        params: Mapping[str, Number],
+        n: int,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        tensor: int = 0,
+        offset: int = 0,
+    ) -> None:
         self.module, self.n, self.tile = module, n, tile_of(module)
         self.env: dict[str, Number] = dict(params) | {"n": n, "step": step}
         self.seed, self.step, self.tensor, self.offset = seed, step, tensor, offset
@@ -147,14 +184,20 @@ class Run:
 
     def op_float(self, expr: Expr) -> Any:
         value = self.value(expr.args[0])
-        return np.float64(value) if expr.type.shape == "scalar" else np.asarray(value).astype(np.float32)
+        return (
+            np.float64(value)
+            if expr.type.shape == "scalar"
+            else np.asarray(value).astype(np.float32)
+        )
 
     def op_int(self, expr: Expr) -> Any:
         return np.asarray(self.value(expr.args[0])).astype(np.int32)
 
     def op_trunc(self, expr: Expr) -> Any:
         value = np.asarray(self.value(expr.args[0]))
-        return np.where(np.isfinite(value), np.clip(np.trunc(value), -(2.0**31), 2.0**31 - 128), 0).astype(np.int32)
+        return np.where(
+            np.isfinite(value), np.clip(np.trunc(value), -(2.0**31), 2.0**31 - 128), 0
+        ).astype(np.int32)
 
     def op_code(self, expr: Expr) -> Any:
         field = next(f for f in self.module.fields if f.name == expr.value)
@@ -250,8 +293,19 @@ class Run:
         return out
 
 
-def encode(module: Module, params: Mapping[str, Number], x: F32, states: dict[str, F32] | None,
-           *, seed: int, step: int, tensor: int, offset: int, scale: float, writeback: bool) -> U8:  # fmt: skip
+def encode(
+    module: Module,
+    params: Mapping[str, Number],
+    x: F32,
+    states: dict[str, F32] | None,
+    *,
+    seed: int,
+    step: int,
+    tensor: int,
+    offset: int,
+    scale: float,
+    writeback: bool,
+) -> U8:
     """Encode one piece: x and states are float32 views that are updated in place."""
     run = Run(module, params, len(x), seed=seed, step=step, tensor=tensor, offset=offset)
     if len(x) == 0:
@@ -260,7 +314,9 @@ def encode(module: Module, params: Mapping[str, Number], x: F32, states: dict[st
         return _encode(run, x, states, np.float32(scale), writeback)
 
 
-def _encode(run: Run, x: F32, states: dict[str, F32] | None, scale: np.float32, writeback: bool) -> U8:
+def _encode(
+    run: Run, x: F32, states: dict[str, F32] | None, scale: np.float32, writeback: bool
+) -> U8:
     module, g = run.module, x * scale
     run.inputs = dict(states or {})
     feed = module.feedback and states is not None
@@ -277,9 +333,14 @@ def _encode(run: Run, x: F32, states: dict[str, F32] | None, scale: np.float32, 
     if feed:
         source = module.pool.make("input", (), Type("float", "n"), "g")
         assert module.decoded is not None
-        updates["residual"] = run.value(feedback.residual_update(module.pool, source, module.decoded))
-    for name, value in updates.items() if states is not None else ():
-        states[name][:] = np.where(np.isfinite(value), np.asarray(value, np.float32), states[name])
+        updates["residual"] = run.value(
+            feedback.residual_update(module.pool, source, module.decoded)
+        )
+    for name, held in (states or {}).items():
+        if name in updates:
+            held[:] = np.where(
+                np.isfinite(updates[name]), np.asarray(updates[name], np.float32), held
+            )
     if writeback:
         x[:] = decode(module, run.env, payload, len(x))
     return payload
@@ -323,8 +384,10 @@ def decode(module: Module, params: Mapping[str, Number], payload: U8, n: int) ->
     kept = read_counts(module, run.env, payload, n)
     where = layout(module, n, kept)
     if len(payload) != where.total:
-        raise PayloadError(f"{module.name}: a payload of {n} elements has {where.total} bytes here, "
-                           f"this one {len(payload)}")  # fmt: skip
+        raise PayloadError(
+            f"{module.name}: a payload of {n} elements has {where.total} bytes here, "
+            f"this one {len(payload)}"
+        )
     run.picked = {name: np.arange(count) for name, count in kept.items()}
     for field, start in zip(module.fields, where.starts, strict=True):
         run.inputs[field.name] = _loaded(field, payload[start:], n, run.tile, kept.get(field.of, 0))
@@ -334,7 +397,9 @@ def decode(module: Module, params: Mapping[str, Number], payload: U8, n: int) ->
     return np.full(n, np.nan, np.float32) if module.status and payload[-1] else out
 
 
-def read_counts(module: Module, params: Mapping[str, Number], payload: U8, n: int) -> dict[str, int]:
+def read_counts(
+    module: Module, params: Mapping[str, Number], payload: U8, n: int
+) -> dict[str, int]:
     """The size of each selection of a payload. Raises PayloadError."""
     most, counts, at = limits(module, n, params), {}, 0
     for selection in module.selections:
@@ -344,7 +409,10 @@ def read_counts(module: Module, params: Mapping[str, Number], payload: U8, n: in
                 raise PayloadError(f"{module.name}: a payload begins with 4 bytes per selection")
             count = int(payload[at : at + 4].view("<u4")[0])
             if count > most[selection.name]:
-                raise PayloadError(f"{module.name}: {count} selected elements, at most {most[selection.name]} are possible")
+                raise PayloadError(
+                    f"{module.name}: {count} selected elements, where at most "
+                    f"{most[selection.name]} are possible"
+                )
             counts[selection.name] = count
             at += 4
     return counts
@@ -355,7 +423,7 @@ def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
     if module.decode.op != "scatter":
         return
     index = fields[str(module.decode.args[0].value)]
-    if len(index) and not (0 <= int(index.min()) and int(index.max()) < n):
+    if len(index) and not (int(index.min()) >= 0 and int(index.max()) < n):
         raise PayloadError(f"{module.name}: index {int(index.max())} in a tensor of {n} elements")
 
 
@@ -381,29 +449,63 @@ class Kernels:
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, params
 
-    def encode_batch(self, x: F32, table: NDArray[np.int64], out: U8, at: NDArray[np.int64],
-                     state: dict[str, F32] | None, *, seed: int, step: int, scale: float,
-                     writeback: bool) -> NDArray[np.int64]:  # fmt: skip
+    def encode_batch(
+        self,
+        x: F32,
+        table: NDArray[np.int64],
+        out: U8,
+        at: NDArray[np.int64],
+        state: Mapping[str, F32] | None,
+        *,
+        seed: int,
+        step: int,
+        scale: float,
+        writeback: bool,
+    ) -> NDArray[np.int64]:
         """Encode piece after piece."""
         used = np.zeros(len(table), np.int64)
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             views = None if state is None else self.views(state, first, length, tensor)
-            payload = encode(self.module, self.params, x[start : start + length], views, seed=seed, step=step,
-                             tensor=tensor, offset=offset, scale=scale, writeback=writeback)  # fmt: skip
+            payload = encode(
+                self.module,
+                self.params,
+                x[start : start + length],
+                views,
+                seed=seed,
+                step=step,
+                tensor=tensor,
+                offset=offset,
+                scale=scale,
+                writeback=writeback,
+            )
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)
         return used
 
-    def views(self, state: dict[str, F32], first: int, length: int, tensor: int) -> dict[str, F32]:
+    def views(
+        self, state: Mapping[str, F32], first: int, length: int, tensor: int
+    ) -> dict[str, F32]:
         """The part of the state arrays that belongs to one piece."""
-        spans = {s.name: (first, length) if s.shape == "n" else (tensor, 1) for s in self.module.states}
+        spans = {
+            s.name: (first, length) if s.shape == "n" else (tensor, 1) for s in self.module.states
+        }
         return {name: state[name][a : a + k] for name, (a, k) in spans.items()}
 
-    def decode_batch(self, payload: U8, table: NDArray[np.int64], at: NDArray[np.int64], used: NDArray[np.int64],
-                     out: F32, *, add: bool) -> None:  # fmt: skip
+    def decode_batch(
+        self,
+        payload: U8,
+        table: NDArray[np.int64],
+        at: NDArray[np.int64],
+        used: NDArray[np.int64],
+        out: F32,
+        *,
+        add: bool,
+    ) -> None:
         """Decode all pieces, then write them."""
-        values = [decode(self.module, self.params, payload[a : a + u], length)
-                  for a, u, length in zip(at.tolist(), used.tolist(), table[:, 1].tolist(), strict=True)]  # fmt: skip
+        values = [
+            decode(self.module, self.params, payload[a : a + u], length)
+            for a, u, length in zip(at.tolist(), used.tolist(), table[:, 1].tolist(), strict=True)
+        ]
         for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
             piece = out[start : start + length]
             piece[:] = piece + value if add else value
