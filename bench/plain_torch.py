@@ -1,6 +1,6 @@
 """Compressors as one would write them in plain torch, the baseline of `python -m bench.codecs`.
 
-Each is `encode(x, residual) -> payload tensors`; a residual, where the method keeps one, is updated.
+Each is `encode(x, residual) -> payload tensors`; a residual, where a method keeps one, is updated.
 They are written for clarity and ordinary speed (in-place where that is natural), not packed where
 packing in torch costs more than it saves, as published torch code does.
 """

@@ -17,7 +17,7 @@ from compll.spec import Declared, ParamValue, Spec
 from compll.static import depends, evaluate
 from compll.syntax import Call, Name, Number, Syntax
 
-GROUPS = tuple(2**i for i in range(3, 15))
+GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
 
 
 def check(spec: Spec, params: Mapping[str, ParamValue]) -> Module:
