@@ -7,9 +7,10 @@ Not here: any order of computation (passes.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from compll import feedback, strict
-from compll.errors import Diagnostic, Problems, Span, SpecError, nearest
+from compll.errors import Problems, Span, nearest
 from compll.ir import Expr, Field, Module, Pool, Selection, Type, walk
 from compll.operators import CONSTANTS, OPERATORS, REDUCTIONS, RESERVED
 from compll.rules import RuleError, Rules
@@ -20,30 +21,36 @@ from compll.syntax import Call, Name, Number, Syntax
 GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
 
 
-def check(spec: Spec, params: Mapping[str, ParamValue]) -> Module:
-    """The typed module of `spec` with these parameters (all of them given).
+def check(spec: Spec, given: Mapping[str, object], problems: Problems) -> Checked:
+    """The typed module of `spec`, and all its parameters: `given`, the others at their defaults.
 
-    Raises SpecError with every problem found.
+    Raises SpecError with every problem found, those already in `problems` too.
     """
-    return _Checker(spec, params).module()
+    params = parameters(spec, given, problems)
+    return Checked(_Checker(spec, params, problems).module(), params)
 
 
-def parameters(spec: Spec, given: Mapping[str, object]) -> dict[str, ParamValue]:
+class Checked(NamedTuple):
+    """A module and the values of its parameters."""
+
+    module: Module
+    params: dict[str, ParamValue]
+
+
+def parameters(
+    spec: Spec, given: Mapping[str, object], problems: Problems
+) -> dict[str, ParamValue]:
     """All parameters of the spec, `given` ones checked, the others at their defaults."""
     known = {p.name: p for p in spec.params}
-    found: list[Diagnostic] = []
     for name, value in given.items():
-        if name not in known:
+        if name in known and (wrong := known[name].check(value)):
+            problems.add(known[name].span, wrong)
+        elif name not in known and name not in spec.broken:
             hint = nearest(name, known) or "it has no parameters"
-            found.append(
-                Diagnostic(spec.path, Span(), f"{spec.name} has no parameter {name!r}", hint)
-            )
-        elif wrong := known[name].check(value):
-            found.append(Diagnostic(spec.path, known[name].span, wrong))
-    if found:
-        raise SpecError(found)
+            problems.add(Span(), f"{spec.name} has no parameter {name!r}", hint)
     chosen = {p.name: given.get(p.name, p.default) for p in spec.params}
-    return {name: _exact(known[name].type, value) for name, value in chosen.items()}
+    legal = {n: known[n].default if known[n].check(v) else v for n, v in chosen.items()}
+    return {name: _exact(known[name].type, value) for name, value in legal.items()}
 
 
 def _exact(kind: str, value: object) -> ParamValue:
@@ -51,11 +58,10 @@ def _exact(kind: str, value: object) -> ParamValue:
 
 
 class _Checker:
-    def __init__(self, spec: Spec, params: Mapping[str, ParamValue]) -> None:
-        self.spec, self.params = spec, params
-        self.problems = Problems(spec.path)
+    def __init__(self, spec: Spec, params: Mapping[str, ParamValue], problems: Problems) -> None:
+        self.spec, self.params, self.problems = spec, params, problems
         self.pool = Pool()
-        self.poisoned: set[str] = set()
+        self.poisoned: set[str] = set(spec.broken)
         self.selections: dict[str, Selection] = {}
 
     def module(self) -> Module:
@@ -74,7 +80,8 @@ class _Checker:
         decode = self.decode(fields)
         updates = self.updates(states, env)
         self.problems.raise_if_any()
-        assert decode is not None
+        if decode is None:
+            raise AssertionError("a spec without a decode has problems")
         return self.finish(fields, states, decode, updates, {k: env[k] for k in names})
 
     def finish(

@@ -78,7 +78,7 @@ class Problems:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint that names the closest of `known` (or lists them when none is close)."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known here: {', '.join(names)}" if names else ""

@@ -13,8 +13,7 @@ from pathlib import Path
 from compll import check, source, spec
 from compll.codec import Codec
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
-from compll.ir import Module
-from compll.spec import ParamValue, Spec
+from compll.spec import Spec
 
 _lock = threading.Lock()
 _compiled: dict[tuple[str, str, str], Codec] = {}
@@ -54,16 +53,20 @@ def locate(name_or_path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def load(name_or_path: str | os.PathLike[str]) -> Spec:
-    """Read a spec file. Raises SpecError with all that is wrong in its form."""
+def load(name_or_path: str | os.PathLike[str], problems: Problems | None = None) -> Spec:
+    """Read a spec file. Raises SpecError when it is no mapping of sections.
+
+    Other problems of form go to `problems` when that is given, else they are raised together.
+    """
     path = locate(name_or_path)
-    problems = Problems(_shown(path))
-    root = source.load(path, problems)
-    result = spec.read(root, problems) if root is not None else None
-    if result is None:
-        # Expressions that do parse are checked too, so that one run reports everything.
-        problems.raise_if_any()
-        raise AssertionError("a spec that is not read has problems")
+    found = problems or Problems(_shown(path))
+    root = source.load(path, found)
+    if root is None:
+        found.raise_if_any()
+        raise AssertionError("a file that is not read has problems")
+    result = spec.read(root, found)
+    if problems is None:
+        found.raise_if_any()
     return result
 
 
@@ -74,13 +77,10 @@ def _shown(path: Path) -> str:
         return str(path)
 
 
-def type_check(
-    name_or_path: str | os.PathLike[str], params: Mapping[str, object]
-) -> tuple[Module, dict[str, ParamValue]]:
-    """The typed module of a spec, and all its parameters. Raises SpecError."""
-    parsed = load(name_or_path)
-    values = check.parameters(parsed, params)
-    return check.check(parsed, values), values
+def type_check(name_or_path: str | os.PathLike[str], params: Mapping[str, object]) -> check.Checked:
+    """The typed module of a spec, and all its parameters. Raises SpecError with all problems."""
+    problems = Problems(_shown(locate(name_or_path)))
+    return check.check(load(name_or_path, problems), params, problems)
 
 
 def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params: object) -> Codec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,8 @@ class Spec:
     merge: str
     optimizers: str
     spans: Mapping[str, Span]
+    #: names whose definition could not be read: using them is no error of its own
+    broken: Set[str]
 
 
 SECTIONS = (
@@ -112,16 +114,17 @@ SECTIONS = (
 REQUIRED = ("name", "payload", "decode")
 
 
-def read(root: Section, problems: Problems) -> Spec | None:
-    """The Spec in `root`; None when a section is missing or malformed (see `problems`)."""
+def read(root: Section, problems: Problems) -> Spec:
+    """The Spec in `root`, as far as it can be read; what is wrong goes to `problems`."""
     return _Reader(root, problems).spec()
 
 
 class _Reader:
     def __init__(self, root: Section, problems: Problems) -> None:
         self.root, self.problems = root, problems
+        self.broken: set[str] = set()
 
-    def spec(self) -> Spec | None:
+    def spec(self) -> Spec:
         for entry in self.root.entries:
             if entry.key.value not in SECTIONS:
                 self.problems.add(
@@ -132,12 +135,7 @@ class _Reader:
         for name in REQUIRED:
             if self.root.get(name) is None:
                 self.problems.add(self.root.span, f"section {name!r} is missing")
-        if self.problems.found:
-            # Go on to report what is wrong inside the sections too, but build nothing.
-            self.build()
-            return None
-        spec = self.build()
-        return None if self.problems.found else spec
+        return self.build()
 
     def build(self) -> Spec:
         return Spec(
@@ -156,6 +154,7 @@ class _Reader:
             merge=self.choice("merge", MERGES),
             optimizers=self.choice("optimizers", STEPS),
             spans={e.key.value: e.key.span for e in self.root.entries},
+            broken=self.broken,
         )
 
     def text(self, name: str) -> str:
@@ -207,7 +206,9 @@ class _Reader:
                     f"{item.key.value!r} is not a name",
                     "letters, digits and underscores, not a digit first",
                 )
-        return tuple(v for v in map(make, entry.value.entries) if v is not None)
+        made = [(item.key.value, make(item)) for item in entry.value.entries]
+        self.broken |= {name for name, value in made if value is None}
+        return tuple(value for _, value in made if value is not None)
 
     def expression(self, entry: Entry | None) -> Syntax | None:
         if entry is None:
@@ -321,6 +322,7 @@ class _Reader:
         wrong = param.check(value)
         if wrong:
             self.problems.add(base.span, f"the default is not allowed: {wrong}")
+            return None
         return param
 
     def one(self, section: Section, key: str) -> ParamValue | None:
