@@ -12,6 +12,7 @@ class Decoder(Values):
     def __init__(self, module: Module, add: bool) -> None:
         super().__init__(module, None)
         self.adding = add
+        self.plane: int | None = None
         self.fields = {f.name: f for f in module.fields}
 
     def kernel(self) -> str:
@@ -107,40 +108,60 @@ class Decoder(Values):
         decode = self.module.decode
         if self.module.group == 0:
             self.prepare(decode)
+        packed = [f for f in self.module.fields if f.packed and f.shape == "n"]
         with self.block("for t in range(tiles):"):
             self.add(f"o = t * {self.tile}")
             self.add(f"m = min({self.tile}, n - o)")
-            self.unpack()
+            for f in packed:
+                self.add(f"w_{f.name} = at_{f.name} + t * {self.tile * f.bits // 8}")
             self.prepare(decode)
             with self.block(f"if m == {self.tile}:"):
-                self.add(f"o_ = ys[o : o + {self.tile}]")
-                self.output(decode, str(self.tile), "o_[i]", "+=" if self.adding else "=")
+                self.full_tile(decode, packed)
             with self.block("else:"):
-                self.output(decode, "m", "ys[o + i]", "+=" if self.adding else "=")
+                for f in packed:
+                    self.add(f"unpack_tail(data, w_{f.name}, q_{f.name}, m, {f.bits})")
+                self.output(decode, "m", "i")
         self.forget_all()
 
-    def output(self, decode: Expr, turns: str, target: str, how: str) -> None:
+    def full_tile(self, decode: Expr, packed: list[Field]) -> None:
+        """Where all codes have one width, plane after plane straight from the payload."""
+        widths = {f.bits for f in packed}
+        if len(widths) > 1:
+            for f in packed:
+                self.unpack(f)
+            self.output(decode, str(self.tile), "i")
+            return
+        for f in packed:
+            self.add(f"d_{f.name} = data[w_{f.name} : w_{f.name} + {self.tile * f.bits // 8}]")
+        self.add(f"o_ = ys[o : o + {self.tile}]")
+        planes = PLANES[widths.pop()] if widths else 1
+        turns = self.tile // planes
+        for plane in range(planes):
+            self.plane = plane if packed else None
+            self.output(decode, str(turns), f"i + {plane * turns}" if plane else "i", "o_")
+        self.plane = None
+
+    def output(self, decode: Expr, turns: str, index: str, tile: str = "") -> None:
+        target = f"{tile}[{index}]" if tile else f"ys[o + {index}]"
         with self.block(f"for i in range({turns}):"):
-            self.add(f"{target} {how} {self.text(decode, 'i')}")
+            how = "+=" if self.adding else "="
+            self.add(f"{target} {how} {self.text(decode, index)}")
 
     def forget_all(self) -> None:
         self.names.clear()
         self.local.clear()
 
-    def unpack(self) -> None:
-        for f in self.module.fields:
-            if not f.packed or f.shape != "n":
-                continue
-            width, planes = self.tile * f.bits // 8, PLANES[f.bits]
-            self.add(f"w = at_{f.name} + t * {width}")
-            with self.block(f"if m == {self.tile}:"):
-                self.add(f"d_ = data[w : w + {width}]")
-                for p in range(planes):
-                    with self.block(f"for i in range({width}):"):
-                        value = f"plane{f.bits}(d_[i], u8({p * f.bits}))" if planes > 1 else "d_[i]"
-                        self.add(f"q_{f.name}[i + {p * width}] = {value}")
-            with self.block("else:"):
-                self.add(f"unpack_tail(data, w, q_{f.name}, m, {f.bits})")
+    def unpack(self, f: Field) -> None:
+        """The codes of a full tile, in their buffer."""
+        width = self.tile * f.bits // 8
+        for plane in range(PLANES[f.bits]):
+            with self.block(f"for i in range({width}):"):
+                code = self.code_at(f, f"data[w_{f.name} + i]", plane)
+                self.add(f"q_{f.name}[i + {plane * width}] = {code}")
+
+    @staticmethod
+    def code_at(f: Field, byte: str, plane: int) -> str:
+        return byte if f.bits == 8 else f"plane{f.bits}({byte}, u8({plane * f.bits}))"
 
     def field_value(self, expr: Expr) -> str:
         f = self.fields[str(expr.value)]
@@ -148,6 +169,8 @@ class Decoder(Values):
 
     def leaf(self, expr: Expr, i: str) -> str:
         f = self.fields[str(expr.value)]
+        if f.packed and self.plane is not None:
+            return f"i_of_u({self.code_at(f, f'd_{f.name}[i]', self.plane)})"
         if f.packed:
             return f"i_of_u(q_{f.name}[{i}])"
         index = f"o + {i}" if f.shape == "n" else i
