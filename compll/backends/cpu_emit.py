@@ -371,9 +371,10 @@ class Encoder(Values):
                 self.step_reduction(expr)
         for s in one.selections:
             self.compact(s)
-        order = {"field": 0, "state": 1, "back": 2}
-        for sink in sorted(one.sinks, key=lambda s: order[s.kind]):
-            self.step_sink(sink)
+        for sink in one.sinks:
+            if sink.kind == "field":
+                self.step_field(sink)
+        self.overwrite([s for s in one.sinks if s.kind != "field"])
 
     # reductions
 
@@ -476,47 +477,40 @@ class Encoder(Values):
 
     # sinks
 
-    def step_sink(self, sink: Sink) -> None:
+    def step_field(self, sink: Sink) -> None:
+        f = sink.field
+        assert f is not None
         if sink.expr.type.shape == "group":
-            assert sink.field is not None
             value = self.group(sink.expr)
             self.available()
-            self.add(
-                self.store(
-                    sink.field,
-                    f"at_{sink.name} + t * {sink.field.item_bits // 8}",
-                    value,
-                    sink.expr,
-                )
-            )
+            self.add(self.store(f, f"at_{f.name} + t * {f.item_bits // 8}", value, sink.expr))
             return
-        self.prepare_groups(sink.expr)
+        self.ready_for(sink.expr)
+        self.field_sink(f, sink.expr)
+
+    def ready_for(self, *roots: Expr) -> None:
+        """Emit everything that a loop over these expressions needs before it."""
+        for root in roots:
+            self.prepare_groups(root)
         self.available()
-        self.prepare(sink.expr)
-        {"field": self.field_sink, "state": self.state_sink, "back": self.back_sink}[sink.kind](
-            sink
-        )
+        self.prepare(*roots)
 
     def prepare_groups(self, expr: Expr) -> None:
         for e in walk(expr):
             if e.op == "lift" and e.args[0].type.shape == "group":
                 self.group(e.args[0])
 
-    def field_sink(self, sink: Sink) -> None:
-        f = sink.field
-        assert f is not None
+    def field_sink(self, f: Field, expr: Expr) -> None:
         if not f.packed:
             with self.block("for i in range(m):"):
                 size = f.item_bits // 8
                 self.add(
-                    self.store(
-                        f, f"at_{f.name} + {size} * (o + i)", self.text(sink.expr, "i"), sink.expr
-                    )
+                    self.store(f, f"at_{f.name} + {size} * (o + i)", self.text(expr, "i"), expr)
                 )
             return
         buffer = f"q_{f.name}"
         with self.block(f"for i in range({self.tile}):"):
-            self.add(f"{buffer}[i] = {code(f.bits, sink.expr, self.text(sink.expr, 'i'))}")
+            self.add(f"{buffer}[i] = {code(f.bits, expr, self.text(expr, 'i'))}")
         self.codes[f.name] = buffer
         self.pack(f, buffer)
 
@@ -538,20 +532,35 @@ class Encoder(Values):
             value = f"f_of_{'i' if expr.type.dtype == 'int' else 'b'}({value})"
         return f"store_{f.storage}(out, {at}, {value})"
 
-    def state_sink(self, sink: Sink) -> None:
-        expr, name = sink.expr, f"{sink.name}_"
-        if expr.op == "where" and expr.args[0].op == "in":
-            expr = expr.args[2]
-        if expr.op == "state" and expr.value == sink.name:
-            return
-        with self.block(f"for i in range({self.tile}):"):
-            self.add(f"y = {self.text(expr, 'i')}")
-            self.add(f"{name}[i] = f_where(finite(y), y, {name}[i])")
-        self.buffers = {k: v for k, v in self.buffers.items() if v != name}
+    def overwrite(self, sinks: list[Sink]) -> None:
+        """The tile's new states, and the gradient when it is written back, in one loop: each
+        reads what the others overwrite."""
+        states = [(s.name, self.outside(s.expr)) for s in sinks if s.kind == "state"]
+        states = [(name, e) for name, e in states if not (e.op == "state" and e.value == name)]
+        back = [s.expr for s in sinks if s.kind == "back"]
+        self.ready_for(*(e for _, e in states), *back)
+        if back:
+            with self.block("if back:"):
+                self.overwrite_loop(states, back)
+        if states:
+            with self.block("if not back:" if back else "if True:"):
+                self.overwrite_loop(states, [])
 
-    def back_sink(self, sink: Sink) -> None:
-        with self.block("if back:"), self.block(f"for i in range({self.tile}):"):
-            self.add(f"g_[i] = {self.text(sink.expr, 'i')}")
+    def overwrite_loop(self, states: list[tuple[str, Expr]], back: list[Expr]) -> None:
+        with self.block(f"for i in range({self.tile}):"):
+            for name, expr in states:
+                self.add(f"y_{name} = {self.text(expr, 'i')}")
+            for expr in back:
+                self.add(f"z = {self.text(expr, 'i')}")
+            for name, _ in states:
+                self.add(f"{name}_[i] = f_where(finite(y_{name}), y_{name}, {name}_[i])")
+            if back:
+                self.add("g_[i] = z")
+
+    @staticmethod
+    def outside(expr: Expr) -> Expr:
+        """Of `where(selection, a, b)`, what the elements outside the selection become."""
+        return expr.args[2] if expr.op == "where" and expr.args[0].op == "in" else expr
 
     def scalar_sink(self, sink: Sink) -> None:
         if sink.kind == "state":
