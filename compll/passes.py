@@ -236,7 +236,7 @@ class _Scheduler:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes per element: read and written by a pass, against what any program must move."""
+    """Bytes per element: read and written by each walk, against what any program must move."""
 
     passes: tuple[tuple[float, float], ...]
     least: float
@@ -251,20 +251,26 @@ def traffic(program: Program) -> Traffic:
     """Memory traffic of an encode (without write-back), bytes per element of the gradient."""
     rows, inputs, written = [], set(), 0.0
     for one in program.passes:
+        rows += [_library_walk(e) for e in one.scalars if _walks(e, program)]
         sinks = [s for s in one.sinks if s.kind != "back"]
         reads = _leaves([s.expr for s in sinks] + one.reductions + [s.key for s in one.selections])
-        reads |= _leaves(
-            [
-                e.args[0]
-                for e in one.scalars
-                if e.op in LIBRARY and e.args[0].op != "sample" and id(e) not in program.guards
-            ]
-        )
         wrote = sum(4.0 if s.kind == "state" else _bits(s, program.module) / 8 for s in sinks)
         inputs |= reads
         written += wrote
         rows.append((4.0 * len(reads), wrote))
     return Traffic(tuple(rows), 4.0 * len(inputs) + written)
+
+
+def _walks(expr: Expr, program: Program) -> bool:
+    """Whether a tensor-level value is a library call over all elements in every step."""
+    guarded = id(expr) in program.guards
+    return expr.op in LIBRARY and expr.args[0].op != "sample" and not guarded
+
+
+def _library_walk(expr: Expr) -> tuple[float, float]:
+    """adjust counts in one walk; kth_largest writes its keys to scratch and reads them again."""
+    reads = 4.0 * len(_leaves([expr.args[0]]))
+    return (reads + 4.0, 4.0) if expr.op == "kth_largest" else (reads, 0.0)
 
 
 def _leaves(exprs: list[Expr]) -> set[str]:
