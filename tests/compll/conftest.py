@@ -1,0 +1,48 @@
+"""Shared by compll's tests: every spec in specs/, with the parameters worth varying."""
+
+import numpy as np
+import pytest
+
+import compll
+
+VARIANTS = {
+    "terngrad_uniform": [{"bits": b} for b in (1, 4, 8)],
+    "dgc": [
+        {"ratio": 0.01, "nesterov": True, "clip": 1.0, "workers": 4},
+        {"ratio": 0.01, "warmup": 3},
+    ],
+    "mxnet_2bit": [{"threshold": 1.5}],
+    "topk": [{"ratio": 0.3}, {"ratio": 1.0}],
+    "graddrop": [{"ratio": 0.2}],
+}
+CASES = [(name, {}) for name in compll.list_specs()]
+CASES += [(name, params) for name, all_ in VARIANTS.items() for params in all_]
+
+
+def label(case):
+    name, params = case
+    return name + "".join(f"-{k}={v}" for k, v in params.items())
+
+
+@pytest.fixture(params=CASES, ids=label)
+def case(request):
+    return request.param
+
+
+@pytest.fixture
+def cpu(case):
+    return compll.compile(case[0], "cpu", **case[1])
+
+
+@pytest.fixture
+def reference(case):
+    return compll.compile(case[0], "reference", **case[1])
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(1)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite generated golden files")

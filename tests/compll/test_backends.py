@@ -1,0 +1,119 @@
+"""The CPU kernels equal the reference backend bit for bit."""
+
+import numpy as np
+import pytest
+
+from compll.backends import numbers
+
+SIZES = (0, 1, 7, 31, 33, 64, 65, 1000, 1023, 1024, 1025, 4099, 20011)
+
+
+def bits(values):
+    return np.asarray(values).view(np.uint32)
+
+
+@pytest.mark.parametrize("fed", [False, True], ids=["plain", "state"])
+def test_encode_and_decode(cpu, reference, rng, fed):
+    for n in SIZES:
+        states = [c.init_state(n) if fed else None for c in (cpu, reference)]
+        for step in range(3):
+            x = rng.standard_normal(n).astype(np.float32)
+            ours, theirs = (
+                c.encode(x, state=s, seed=3, step=step)
+                for c, s in zip((cpu, reference), states, strict=True)
+            )
+            assert np.array_equal(ours, theirs), (n, step)
+            decoded = reference.decode(theirs, n)
+            assert np.array_equal(bits(cpu.decode(ours, n)), bits(decoded))
+            sums = [np.full(n, 0.5, np.float32) for _ in range(2)]
+            cpu.decode_add(ours, sums[0])
+            assert np.array_equal(bits(sums[0]), bits(decoded + np.float32(0.5)))
+            for name in states[0] or {}:
+                assert np.array_equal(bits(states[0][name]), bits(states[1][name])), (n, step, name)
+
+
+def batch(codec, rng, guard=3):
+    """Three pieces of two tensors, at odd places, with room between the payloads."""
+    lengths = [1000, 8 * 1024 + 5, 3]
+    rows, at, start, byte = [], [], 2, guard
+    for i, n in enumerate(lengths):
+        rows.append([start, n, min(i, 1), 1024 * i, start + 4])
+        at.append(byte)
+        start += n + 1
+        byte += codec.payload_bytes(n) + guard
+    x = rng.standard_normal(start + 2).astype(np.float32)
+    return x, np.array(rows), np.array(at), byte
+
+
+@pytest.mark.parametrize("writeback", [False, True])
+def test_batches(cpu, reference, writeback):
+    results = []
+    for codec in (cpu, reference):
+        if writeback and not codec.reencodes:
+            pytest.skip("never encodes twice")
+        x, table, at, size = batch(codec, np.random.default_rng(5))
+        state = codec.init_state(len(x) + 8, 2) or None
+        out = np.full(size, 0xAB, np.uint8)
+        used = codec.encode_batch(
+            x, table, out, at, state=state, seed=9, step=2, scale=0.25, writeback=writeback
+        )
+        results.append((x, out, used, state))
+    (x, out, used, state), (x2, out2, used2, state2) = results
+    assert np.array_equal(used, used2)
+    assert np.array_equal(bits(x), bits(x2))
+    for a, u in zip(at, used, strict=True):
+        assert np.array_equal(out[a : a + u], out2[a : a + u])
+    for name in state or {}:
+        assert np.array_equal(bits(state[name]), bits(state2[name]))
+    y = np.full(len(x), 7, np.float32)
+    cpu.decode_batch(out, table, at, used, y)
+    inside = np.zeros(len(x), bool)
+    for start, n in table[:, :2]:
+        inside[start : start + n] = True
+    assert (y[~inside] == 7).all()
+    if writeback:
+        # The owner of a partition holds what its peers decode.
+        assert np.array_equal(bits(y[inside]), bits(x[inside]))
+
+
+def test_nothing_is_written_outside_the_payload(cpu, rng):
+    x, table, at, size = batch(cpu, rng)
+    out = np.full(size, 0xAB, np.uint8)
+    used = cpu.encode_batch(x, table, out, at)
+    touched = np.zeros(size, bool)
+    for a, n in zip(at, table[:, 1], strict=True):
+        touched[a : a + cpu.payload_bytes(int(n))] = True
+    assert (out[~touched] == 0xAB).all()
+    assert all(u <= cpu.payload_bytes(int(n)) for u, n in zip(used, table[:, 1], strict=True))
+
+
+def test_payload_length(cpu, rng):
+    for n in SIZES:
+        size = len(cpu.encode(rng.standard_normal(n).astype(np.float32)))
+        bound = cpu.payload_bytes(n)
+        assert size == bound if cpu.fixed else size <= bound
+    for n in (2**31 + 1, 2**33):
+        assert 0 < cpu.payload_bytes(n) < 9 * n + 64
+
+
+def test_draws_across_the_32_bit_boundary(cpu, reference, rng):
+    n = 4096
+    x = rng.standard_normal(n).astype(np.float32)
+    table = np.array([[0, n, 3, 2**32 - 2048, 0]])
+    payloads = []
+    for codec in (cpu, reference):
+        out = np.zeros(codec.payload_bytes(n), np.uint8)
+        used = codec.encode_batch(x, table, out, np.zeros(1, np.int64), seed=1)
+        payloads.append(out[: used[0]])
+    assert np.array_equal(*payloads)
+
+
+def test_uniform_draws_are_uniform_and_independent():
+    u = numbers.uniform(1, 2, 3, 0, 0, 1 << 18)
+    assert u.min() >= 0
+    assert u.max() < 1
+    counts = np.histogram2d(u[:-1], u[1:], bins=32, range=[[0, 1], [0, 1]])[0]
+    chi = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+    assert abs(chi - 1023) < 5 * np.sqrt(2 * 1023)
+    for other in (numbers.uniform(2, 2, 3, 0, 0, 1 << 18), numbers.uniform(1, 3, 3, 0, 0, 1 << 18)):
+        assert abs(np.corrcoef(u, other)[0, 1]) < 5 / 512

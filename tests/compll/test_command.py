@@ -1,0 +1,131 @@
+"""The command line, the cache between processes, and what an import costs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import compll
+from compll.cli import app
+
+GOLDEN = Path(__file__).parent / "golden"
+WRONG = "name: wrong\nencode: {s: meen(g)}\npayload: {s: float32}\ndecode: s + t\n"
+
+
+def run(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def test_list_names_every_spec():
+    result = run("list")
+    assert result.exit_code == 0
+    assert all(name in result.output for name in compll.list_specs())
+
+
+def test_check(tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(WRONG)
+    assert run("check", *compll.list_specs()).exit_code == 0
+    result = run("check", "onebit", path, "onebitt")
+    assert result.exit_code == 1
+    assert re.search(r"wrong.yaml:2:13: unknown operator 'meen'\n    hint: .*'mean'", result.output)
+    assert "wrong.yaml:4:13: unknown name 't'" in result.output
+    assert "onebitt:1:1: there is no spec" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("name", compll.list_specs())
+def test_explain_shows_every_stage(name):
+    result = run("explain", name)
+    assert result.exit_code == 0, result.output
+    for word in ("--- syntax", "--- types", "--- layout", "payload_bytes(1000)", "least possible"):
+        assert word in result.output
+
+
+def test_explain_proves_single_passes():
+    for name in ("int4_group", "onebit_group", "mxnet_2bit", "fp16"):
+        assert "ratio 1.00" in run("explain", name, "--stage", "traffic").output
+
+
+def test_build(tmp_path):
+    result = run("build", "terngrad_uniform", "-p", "bits=4", "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "terngrad_uniform.report.json").read_text())
+    assert report["parameters"] == {"bits": 4}
+    assert report["passes"] == 2
+    assert "@njit" in (tmp_path / "terngrad_uniform.cpu.py").read_text()
+
+
+@pytest.mark.parametrize(
+    "args, code, words",
+    [
+        (("build", "onebit", "--target", "gpu"), 2, "no backend 'gpu'"),
+        (("build", "onebit", "-p", "x"), 2, "expected name=value"),
+        (("build", "onebit", "-p", "x=1"), 1, "no parameter 'x'"),
+        (("build", "onebit", "-o", "/proc/none"), 2, "cannot write"),
+        (("explain", "onebit", "--stage", "foo"), 2, "no stage 'foo'"),
+        (("explain", "dgc", "-p", "ratio=7"), 1, "from 1e-07 to 1"),
+    ],
+)
+def test_mistakes_give_one_line(args, code, words):
+    result = run(*args)
+    assert result.exit_code == code
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+def test_generated_source_is_the_golden_one(request):
+    path = GOLDEN / "onebit_group.cpu.txt"
+    text = compll.compile("onebit_group").backend.source.text
+    if request.config.getoption("--update-golden"):
+        path.write_text(text)
+    assert text == path.read_text(), "run pytest with --update-golden if the change is meant"
+
+
+CHECK = """
+import sys
+import numpy as np
+import compll
+codec = compll.compile("mxnet_2bit", threshold=0.25)
+x = np.linspace(-1, 1, 1000, dtype=np.float32)
+reference = compll.compile("mxnet_2bit", "reference", threshold=0.25)
+assert np.array_equal(codec.encode(x), reference.encode(x))
+print("fine")
+"""
+
+
+def process(**env):
+    return subprocess.Popen(
+        [sys.executable, "-c", CHECK],
+        env=os.environ | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_cache_serves_processes_one_after_the_other_and_at_once(tmp_path):
+    for count in (2, 1):
+        jobs = [process(COMPLL_CACHE=str(tmp_path)) for _ in range(count)]
+        for job in jobs:
+            out, err = job.communicate(timeout=100)
+            assert out.strip() == "fine", err
+    assert list((tmp_path / "cpu").glob("mxnet_2bit_*.py"))
+
+
+def test_unwritable_cache(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    out, err = process(COMPLL_CACHE=str(blocked)).communicate(timeout=100)
+    assert out.strip() == "fine", err
+
+
+def test_import_is_light():
+    heavy = ("numba", "torch", "cupy", "typer", "rich", "networkx", "matplotlib")
+    code = f"import sys, compll; print([m for m in {heavy!r} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,122 @@
+"""Zeros, denormals, huge values, NaN and infinity; payloads that are none."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import compll
+
+
+@pytest.mark.parametrize("n", [1, 33, 5000])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("fed", [False, True])
+def test_non_finite_values_reach_the_decoder_and_no_state(cpu, reference, rng, n, bad, fed):
+    for codec in (cpu, reference):
+        for position in {0, n // 2, n - 1}:
+            state = codec.init_state(n) if fed else None
+            x = rng.standard_normal(n).astype(np.float32)
+            x[position] = bad
+            assert not np.isfinite(codec.decode(codec.encode(x, state=state), n)).all()
+            assert all(np.isfinite(held).all() for held in (state or {}).values())
+            clean = rng.standard_normal(n).astype(np.float32)
+            assert np.isfinite(codec.decode(codec.encode(clean, state=state), n)).all()
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-42, 1e-30, 1.0, 1e30])
+def test_constant_gradients(case, cpu, reference, value):
+    n = 1500
+    x = np.full(n, value, np.float32)
+    for step in range(2):
+        states = [c.init_state(n) for c in (cpu, reference)]
+        payloads = [
+            c.encode(x, state=s, step=step) for c, s in zip((cpu, reference), states, strict=True)
+        ]
+        assert np.array_equal(*payloads)
+        y = cpu.decode(payloads[0], n)
+        if case[0] == "fp16" and value > 65504:
+            assert np.isposinf(y).all()
+            continue
+        assert np.isfinite(y).all()
+        assert np.abs(y).max() <= max(2.6 * abs(value), 0.6)
+        if value == 0:
+            assert (y == 0).all()
+
+
+def test_the_caller_is_told_of_wrong_arrays(cpu):
+    with pytest.raises(compll.UsageError, match="float32"):
+        cpu.encode(np.zeros(4, np.float64))
+    with pytest.raises(compll.UsageError, match="contiguous"):
+        cpu.encode(np.zeros(8, np.float32)[::2])
+    with pytest.raises(compll.UsageError):
+        cpu.payload_bytes(-1)
+    if cpu.stateful:
+        with pytest.raises(compll.UsageError, match="elements"):
+            cpu.encode(np.ones(9, np.float32), state=cpu.init_state(5))
+
+
+def decode_guarded(codec, data, n):
+    """Decode into the middle of a larger array; what lies outside must stay."""
+    for add in (False, True):
+        out = np.full(n + 64, 5, np.float32)
+        table = np.array([[32, n, 0, 0, 0]])
+        try:
+            codec.decode_batch(
+                data, table, np.zeros(1, np.int64), np.array([len(data)]), out, add=add
+            )
+        except compll.PayloadError:
+            assert (out == 5).all()
+        assert (out[:32] == 5).all()
+        assert (out[n + 32 :] == 5).all()
+
+
+def test_truncated_and_extended_payloads(cpu, reference, rng):
+    n = 3000
+    payload = cpu.encode(rng.standard_normal(n).astype(np.float32))
+    for codec in (cpu, reference):
+        for wrong in (
+            payload[:-1],
+            payload[: len(payload) // 2],
+            payload[:0],
+            np.append(payload, payload),
+        ):
+            with pytest.raises(compll.PayloadError):
+                codec.decode(wrong, n)
+            out = np.full(n, 5, np.float32)
+            with pytest.raises(compll.PayloadError):
+                codec.decode_add(wrong, out)
+            assert (out == 5).all()
+
+
+def test_indices_and_counts_out_of_range(rng):
+    n = 1000
+    for name in ("topk", "graddrop", "dgc"):
+        codec = compll.compile(name, ratio=0.05)
+        payload = codec.encode(rng.standard_normal(n).astype(np.float32))
+        first = 0 if codec.fixed else 4
+        for index in (n, 2**31, 2**32 - 1):
+            wrong = payload.copy()
+            wrong[first : first + 4] = np.array([index], "<u4").view(np.uint8)
+            with pytest.raises(compll.PayloadError, match="index"):
+                codec.decode(wrong, n)
+        if not codec.fixed:
+            wrong = payload.copy()
+            wrong[:4] = 255
+            with pytest.raises(compll.PayloadError):
+                codec.decode(wrong, n)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    data=st.binary(max_size=400),
+    n=st.integers(0, 200),
+    flips=st.lists(st.integers(0, 4000), max_size=4),
+)
+def test_arbitrary_bytes(case, data, n, flips):
+    codec = compll.compile(case[0], "cpu", **case[1])
+    decode_guarded(codec, np.frombuffer(data, np.uint8).copy(), n)
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    payload = codec.encode(x)
+    for flip in flips if len(payload) else ():
+        payload[flip % len(payload)] ^= np.uint8(1 << flip % 8)
+    decode_guarded(codec, payload, n)
