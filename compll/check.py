@@ -158,7 +158,7 @@ class _Checker:
         return env
 
     def leaf(self, op: str, item: Field) -> Expr:
-        dtype = "int" if item.packed or item.storage in ("int32", "uint32") else "float"
+        dtype = "int" if item.packed or item.storage in ("int32", "uint32", "gaps") else "float"
         shape = item.shape
         return self.pool.make(op, (), Type(dtype, shape, item.of), item.name)
 
@@ -253,11 +253,20 @@ class _Checker:
                 "use float32, float16, bfloat16 or int32",
             )
             return None
+        if storage == "gaps" and expr.op != "indices":
+            self.problems.add(
+                item.span,
+                f"{item.name!r}: gaps are between the positions of a selection",
+                "store indices(selection)",
+            )
+            return None
         return Field(item.name, storage, bits, shape, of, self.rules.lift(expr, shape, of))
 
     def storage(self, item: Declared) -> tuple[str, int]:
         if item.base == "bool":
             return "uint", 1
+        if item.base == "float":
+            return self.sized(item, {16: "float16", 32: "float32"}, "float32"), 32
         if not item.base.startswith("uint") or item.base == "uint32":
             return item.base, 32
         bits = int(item.base[4:]) if item.bits is None and item.base != "uint" else None
@@ -267,6 +276,16 @@ class _Checker:
             if bits is None and value is not None:
                 self.problems.add(item.span, f"uint has 1, 2, 4 or 8 bits, not {value}")
         return "uint", bits or 8
+
+    def sized(self, item: Declared, known: Mapping[int, str], default: str) -> str:
+        """The storage that a width in brackets chooses."""
+        assert item.bits is not None
+        value = self.constant(item.bits)
+        storage = next((s for bits, s in known.items() if bits == value), None)
+        if storage is None and value is not None:
+            widths = " or ".join(map(str, known))
+            self.problems.add(item.span, f"{item.base} has {widths} bits, not {value}")
+        return storage or default
 
     def dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
         """The level a field has by its declaration, checked against its expression."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from compll import feedback
 from compll.codec import Codec
 from compll.ir import Expr, Field, Module, Type, walk
-from compll.layout import limits, tile_of
+from compll.layout import header, limits, tile_of
 from compll.passes import LIBRARY, Pass, Program, schedule, traffic
 from compll.spec import Spec
 from compll.syntax import Call, Name, Number, Syntax
@@ -141,6 +141,7 @@ class Place:
 def places(module: Module) -> list[Place]:
     """The payload's parts in order."""
     found = [Place(f"count of {s.name}", "uint32", "4") for s in module.selections if s.dynamic]
+    found += [Place(f"length of {name}", "uint32", "4") for name in header(module)[1]]
     found += [Place(f.name, _type(f), _size(f, module)) for f in module.fields]
     if module.status:
         found.append(Place("status", "uint8", "1"))
@@ -159,6 +160,8 @@ def _size(f: Field, module: Module) -> str:
         "group": f"ceil(n / {module.group})",
         "kept": f"count({f.of})",
     }[f.shape]
+    if f.storage == "gaps":
+        return f"{count} + the gaps above 127"
     if not count:
         return str(f.item_bits // 8)
     if f.packed and f.bits < 8:

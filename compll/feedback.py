@@ -40,7 +40,7 @@ def _stored(pool: Pool, node: Expr, field: Field) -> Expr:
     assert field.expr is not None
     if field.packed:
         return pool.make("code", (field.expr,), node.type, field.name)
-    if field.storage in ("int32", "uint32"):
+    if field.storage in ("int32", "uint32", "gaps"):
         return (
             field.expr
             if field.expr.type.dtype == "int"

@@ -5,7 +5,8 @@ A tile of m elements of b bits takes w = ceil(m * b / 8) bytes; element i sits i
 bit b * (i div w). So neighbouring bytes come from neighbouring elements, and packing is a few
 full-width vector operations on a CPU and coalesced on a GPU.
 
-A payload is: a uint32 count per filter selection, then the fields in the order of `payload:` (those
+A payload is: a uint32 count per filter selection, a uint32 length in bytes per field of gaps, then
+the fields in the order of `payload:` (those
 over selections last), then the status byte where strict.py finds that one is needed. Numbers are
 little-endian.
 """
@@ -32,8 +33,19 @@ def packed_bytes(count: int, bits: int, tile: int) -> int:
     return full * (tile * bits // 8) + (rest * bits + 7) // 8
 
 
+def gap_bytes(count: int, n: int) -> int:
+    """The most bytes that the gaps between `count` of n positions take.
+
+    A gap is the number of elements skipped, 7 bits a byte, the eighth tells that more follow
+    (LEB128). Gaps sum to less than n, so at most n / 128 of them need a second byte.
+    """
+    return count + sum(min(count, n >> shift) for shift in (7, 14, 21, 28, 35))
+
+
 def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
     """Bytes of one field, for `kept` selected elements where it runs over a selection."""
+    if field.storage == "gaps":
+        return gap_bytes(kept, n)
     tile = tile_of(module)
     count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
     if field.packed:
@@ -56,13 +68,22 @@ def limits(module: Module, n: int, params: Mapping[str, Number]) -> dict[str, in
     return {s.name: as_count(evaluate(s.limit, env), n) for s in module.selections}
 
 
-def layout(module: Module, n: int, kept: Mapping[str, int]) -> Layout:
-    """The layout for selections of these sizes."""
-    at = 4 * sum(s.dynamic for s in module.selections)
+def header(module: Module) -> tuple[list[str], list[str]]:
+    """What a payload begins with: names of counted selections, and of fields of gaps."""
+    counted = [s.name for s in module.selections if s.dynamic]
+    return counted, [f.name for f in module.fields if f.storage == "gaps"]
+
+
+def layout(
+    module: Module, n: int, kept: Mapping[str, int], lengths: Mapping[str, int] | None = None
+) -> Layout:
+    """The layout for selections of these sizes, and gaps of these lengths (else the most)."""
+    known = lengths or {}
+    at = 4 * sum(map(len, header(module)))
     starts = []
     for field in module.fields:
         starts.append(at)
-        at += field_bytes(field, module, n, kept.get(field.of, 0))
+        at += known.get(field.name, field_bytes(field, module, n, kept.get(field.of, 0)))
     total = (at + module.status) if n else 0
     return Layout(tuple(starts), total, tuple(kept[s.name] for s in module.selections))
 
@@ -74,4 +95,4 @@ def payload_bytes(module: Module, n: int, params: Mapping[str, Number]) -> int:
 
 def is_fixed(module: Module) -> bool:
     """Whether the payload's length depends on n alone."""
-    return not any(s.dynamic for s in module.selections)
+    return not any(header(module))

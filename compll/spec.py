@@ -14,7 +14,7 @@ from compll.syntax import Syntax
 
 ParamValue = int | float | bool | str
 PARAM_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-STORAGE = ("float32", "float16", "bfloat16", "int32", "uint32", "bool")
+STORAGE = ("float32", "float16", "bfloat16", "int32", "uint32", "bool", "gaps")
 UINT_BITS = (1, 2, 4, 8)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
@@ -244,11 +244,12 @@ class _Reader:
             )
             return None
         base, first, second = match.groups()
-        bits, dim = (first, second) if base == "uint" else (None, first)
-        if (base == "uint" and first is None) or (base != "uint" and second is not None):
+        sized = base in ("uint", "float")
+        bits, dim = (first, second) if sized else (None, first)
+        if (sized and first is None) or (not sized and second is not None):
             self.problems.add(value.span, f"{value.value!r} is not a type", "write uint[bits][n]")
             return None
-        if base not in STORAGE and not re.fullmatch(r"uint(1|2|4|8)?", base):
+        if base not in STORAGE and not re.fullmatch(r"uint(1|2|4|8)?|float", base):
             self.problems.add(
                 value.span,
                 f"unknown type {base!r}",
@@ -259,7 +260,7 @@ class _Reader:
             name,
             base,
             self.inner(bits, value, match.start(2)),
-            self.inner(dim, value, match.start(3 if base == "uint" else 2)),
+            self.inner(dim, value, match.start(3 if sized else 2)),
             value.span,
         )
 

@@ -17,7 +17,7 @@ _STRICT_IN_ANY = ("add", "sub", "mul")
 
 def carries(fields: Iterable[Field], selections: Mapping[str, Selection]) -> bool:
     """Whether some field of the payload is never finite when the gradient is not."""
-    floats = [f for f in fields if not f.packed and "int" not in f.storage and f.expr is not None]
+    floats = [f for f in fields if f.storage.startswith(("float", "bfloat")) and f.expr is not None]
     return any(
         _picks(f.expr, selections) if f.shape == "kept" else _reaches(f.expr)
         for f in floats

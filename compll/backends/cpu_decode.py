@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compll.backends.cpu_emit import PLANES, Values, size_text
 from compll.ir import Expr, Field, Module, walk
+from compll.layout import header
 
 
 class Decoder(Values):
@@ -57,13 +58,18 @@ class Decoder(Values):
             known = f"load_uint32(data, base + {4 * dynamic})" if s.dynamic else f"lim[p, {number}]"
             self.add(f"k_{s.name} = {known}")
             dynamic += s.dynamic
-        self.add(f"end = base + {4 * dynamic}")
+        gaps = header(self.module)[1]
+        for number, name in enumerate(gaps, dynamic):
+            self.add(f"length_{name} = load_uint32(data, base + {4 * number})")
+        self.add(f"end = base + {4 * (dynamic + len(gaps))}")
         for f in self.module.fields:
             self.add(f"at_{f.name} = end")
             self.add(f"end += {self.size(f)}")
         self.add(f"end += {int(self.module.status)}")
 
     def size(self, f: Field) -> str:
+        if f.storage == "gaps":
+            return f"length_{f.name}"
         if f.shape != "kept":
             return size_text(f, self.tile)
         if f.packed:
@@ -96,11 +102,16 @@ class Decoder(Values):
                     f"unpack_all(data, at_{f.name}, q_{f.name}, k_{f.of}, {f.bits}, {self.tile})"
                 )
         self.prepare(value)
+        gaps = self.fields[str(index.value)].storage == "gaps"
+        if gaps:
+            self.add(f"i_{index.value} = np.empty(k_{of}, np.int64)")
+            self.add(f"load_gaps(data, at_{index.value}, k_{of}, i_{index.value})")
         if not self.adding:
             with self.block("for i in range(n):"):
                 self.add("ys[i] = ZERO")
         with self.block(f"for j in range(k_{of}):"):
-            self.add(f"i = load_uint32(data, at_{index.value} + 4 * j)")
+            place = f"load_uint32(data, at_{index.value} + 4 * j)"
+            self.add(f"i = {f'i_{index.value}[j]' if gaps else place}")
             self.add(f"ys[i] {'+=' if self.adding else '='} {self.text(value, 'j')}")
         self.forget_all()
 
@@ -196,7 +207,7 @@ class Decoder(Values):
         dynamic = [(i, s) for i, s in enumerate(self.module.selections) if s.dynamic]
         self.add("base = at[p]")
         self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
-        with self.block(f"if used[p] < {4 * len(dynamic)}:"):
+        with self.block(f"if used[p] < {4 * sum(map(len, header(self.module)))}:"):
             self.add("return 1 + p")
         for place, (number, _) in enumerate(dynamic):
             with self.block(f"if load_uint32(data, base + {4 * place}) > lim[p, {number}]:"):
@@ -206,8 +217,12 @@ class Decoder(Values):
             self.add("return 1 + p")
         if self.module.decode.op == "scatter":
             index = self.module.decode.args[0]
-            with (
-                self.block(f"for j in range(k_{index.type.of}):"),
-                self.block(f"if load_uint32(data, at_{index.value} + 4 * j) >= n:"),
-            ):
-                self.add("return -1 - p")
+            at, count = f"at_{index.value}", f"k_{index.type.of}"
+            if self.fields[str(index.value)].storage == "gaps":
+                good = f"check_gaps(data, {at}, length_{index.value}, {count}, n)"
+                with self.block(f"if not {good}:"):
+                    self.add("return -1 - p")
+                return
+            with self.block(f"for j in range({count}):"):
+                with self.block(f"if load_uint32(data, {at} + 4 * j) >= n:"):
+                    self.add("return -1 - p")

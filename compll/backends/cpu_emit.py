@@ -11,7 +11,7 @@ from __future__ import annotations
 from compll.backends.cpu_runtime import lane_count
 from compll.backends.cpu_text import TENSOR, Lines, code, element, shared
 from compll.ir import Expr, Field, Module, Selection, walk
-from compll.layout import tile_of
+from compll.layout import header, tile_of
 from compll.passes import LIBRARY, Pass, Program, Sink
 
 PLANES = {1: 8, 2: 4, 4: 2, 8: 1}
@@ -238,8 +238,7 @@ class Encoder(Values):
 
     def starts(self) -> None:
         """Where the fields of fixed size begin."""
-        dynamic = sum(s.dynamic for s in self.module.selections)
-        self.add(f"end = base + {4 * dynamic}")
+        self.add(f"end = base + {4 * sum(map(len, header(self.module)))}")
         for f in self.module.fields:
             if f.shape != "kept":
                 self.add(f"at_{f.name} = end")

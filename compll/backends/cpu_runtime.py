@@ -75,6 +75,58 @@ def total(parts):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def store_gaps(positions, count, out, at):  # type: ignore[no-untyped-def]
+    """Ascending positions as LEB128 gaps; where they end."""
+    before = np.int64(-1)
+    for j in range(count):
+        gap = positions[j] - before - 1
+        before = positions[j]
+        while gap >= 128:
+            out[at] = np.uint8(128 | (gap & 127))
+            at += 1
+            gap >>= 7
+        out[at] = np.uint8(gap)
+        at += 1
+    return at
+
+
+@njit(nogil=True, cache=True)
+def load_gaps(data, at, count, positions):  # type: ignore[no-untyped-def]
+    """Inverse of store_gaps, for bytes that check_gaps found right."""
+    before = np.int64(-1)
+    for j in range(count):
+        byte = np.int64(data[at])
+        gap, shift = byte & 127, 0
+        while byte >= 128:
+            at += 1
+            shift += 7
+            byte = np.int64(data[at])
+            gap |= (byte & 127) << shift
+        at += 1
+        before += gap + 1
+        positions[j] = before
+
+
+@njit(nogil=True, cache=True)
+def check_gaps(data, at, length, count, n):  # type: ignore[no-untyped-def]
+    """Whether `length` bytes are exactly `count` gaps between positions below n."""
+    before, gap, shift, found = np.int64(-1), np.int64(0), 0, 0
+    for i in range(at, at + length):
+        byte = np.int64(data[i])
+        gap |= (byte & 127) << shift
+        shift += 7
+        if shift > 42:
+            return False
+        if byte < 128:
+            before += gap + 1
+            found += 1
+            gap, shift = np.int64(0), 0
+            if before >= n:
+                return False
+    return found == count and shift == 0
+
+
+@njit(nogil=True, cache=True)
 def kept_sum(values, tile):  # type: ignore[no-untyped-def]
     """Sum over selected elements, in the order of a whole tensor's."""
     lanes = min(LANES, tile)

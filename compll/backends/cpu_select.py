@@ -5,6 +5,7 @@ from __future__ import annotations
 from compll.backends.cpu_emit import Encoder, draws
 from compll.backends.cpu_text import code
 from compll.ir import Expr, Selection, walk
+from compll.layout import header
 from compll.passes import Pass, Program, Sink
 
 
@@ -212,6 +213,12 @@ class Selecting(Encoder):
         assert f is not None
         self.prepare(sink.expr)
         self.add(f"at_{f.name} = end")
+        if f.storage == "gaps":
+            counted, gaps = header(self.module)
+            place = 4 * (len(counted) + gaps.index(f.name))
+            self.add(f"end = store_gaps(i_{name}, k_{name}, out, end)")
+            self.add(f"store_uint32(out, base + {place}, end - at_{f.name})")
+            return
         if f.packed:
             self.add(f"q_{f.name} = np.empty(k_{name}, np.uint8)")
             with self.block(f"for j in range(k_{name}):"):

@@ -137,6 +137,33 @@ def sample_positions(seed: int, step: int, tensor: int, n: int, count: int) -> N
     return found
 
 
+def encode_gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Ascending positions as LEB128 gaps (see gap_bytes in layout.py)."""
+    out, before = bytearray(), -1
+    for position in positions.tolist():
+        gap, before = position - before - 1, position
+        while gap >= 128:
+            out.append(128 | gap & 127)
+            gap >>= 7
+        out.append(gap)
+    return np.frombuffer(bytes(out), np.uint8)
+
+
+def decode_gaps(data: NDArray[np.uint8], count: int) -> NDArray[np.int64] | None:
+    """Inverse of encode_gaps; None when the bytes are not `count` gaps."""
+    positions, before, gap, shift = [], -1, 0, 0
+    for byte in data.tolist():
+        gap |= (byte & 127) << shift
+        shift += 7
+        if shift > 42:
+            return None
+        if byte < 128:
+            before += gap + 1
+            positions.append(before)
+            gap = shift = 0
+    return np.array(positions, np.int64) if len(positions) == count and shift == 0 else None
+
+
 def pack(codes: NDArray[np.uint8], bits: int, tile: int) -> NDArray[np.uint8]:
     """Pack codes of `bits` bits, in tiles (see [Note: packing] in layout.py)."""
     parts = [_pack_tile(codes[i : i + tile], bits) for i in range(0, len(codes), tile)]

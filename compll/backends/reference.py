@@ -16,7 +16,7 @@ from compll.backends import numbers
 from compll.backends.numbers import F32
 from compll.errors import PayloadError
 from compll.ir import Expr, Field, Module, Selection, Type
-from compll.layout import layout, limits, tile_of
+from compll.layout import header, layout, limits, tile_of
 from compll.static import Number, as_count, evaluate
 
 U8 = NDArray[np.uint8]
@@ -349,12 +349,14 @@ def _encode(
 def _payload(run: Run, g: F32) -> U8:
     module = run.module
     kept = {s.name: len(run.pick(s.name)) for s in module.selections}
-    out = np.zeros(layout(module, run.n, kept).total, np.uint8)
-    for i, count in enumerate(kept[s.name] for s in module.selections if s.dynamic):
-        out[4 * i : 4 * i + 4] = np.array([count], "<u4").view(np.uint8)
-    for field, start in zip(module.fields, layout(module, run.n, kept).starts, strict=True):
-        assert field.expr is not None
-        data = _stored(field, run.value(field.expr), run.tile)
+    stored = {f.name: _stored(f, run.value(f.expr), run.tile) for f in module.fields if f.expr}
+    counted, gaps = header(module)
+    lengths = {name: len(stored[name]) for name in gaps}
+    place = layout(module, run.n, kept, lengths)
+    out = np.zeros(place.total, np.uint8)
+    head = [kept[name] for name in counted] + [lengths[name] for name in gaps]
+    out[: 4 * len(head)] = np.array(head, "<u4").view(np.uint8)
+    for start, data in zip(place.starts, stored.values(), strict=True):
         out[start : start + len(data)] = data
     if module.status:
         out[-1] = not np.isfinite(g).all()
@@ -365,6 +367,8 @@ def _stored(field: Field, value: Any, tile: int) -> U8:
     values = np.atleast_1d(np.asarray(value))
     if field.packed:
         return numbers.pack(_code(values, field.bits).astype(np.uint8), field.bits, tile)
+    if field.storage == "gaps":
+        return numbers.encode_gaps(values)
     if field.storage == "float32":
         data: NDArray[Any] = values.astype("<f4")
     elif field.storage == "float16":
@@ -382,7 +386,8 @@ def decode(module: Module, params: Mapping[str, Number], payload: U8, n: int) ->
     if n == 0 and len(payload) == 0:
         return np.zeros(0, np.float32)
     kept = read_counts(module, run.env, payload, n)
-    where = layout(module, n, kept)
+    lengths = read_lengths(module, payload)
+    where = layout(module, n, kept, lengths)
     if len(payload) != where.total:
         raise PayloadError(
             f"{module.name}: a payload of {n} elements has {where.total} bytes here, "
@@ -390,7 +395,8 @@ def decode(module: Module, params: Mapping[str, Number], payload: U8, n: int) ->
         )
     run.picked = {name: np.arange(count) for name, count in kept.items()}
     for field, start in zip(module.fields, where.starts, strict=True):
-        run.inputs[field.name] = _loaded(field, payload[start:], n, run.tile, kept.get(field.of, 0))
+        data = payload[start : start + lengths.get(field.name, len(payload))]
+        run.inputs[field.name] = _loaded(field, data, n, run.tile, kept.get(field.of, 0))
     check_indices(module, run.inputs, n)
     with np.errstate(all="ignore"):
         out = np.asarray(run.value(module.decode), np.float32)
@@ -418,6 +424,15 @@ def read_counts(
     return counts
 
 
+def read_lengths(module: Module, payload: U8) -> dict[str, int]:
+    """The bytes of each field of gaps. Raises PayloadError."""
+    counted, gaps = header(module)
+    head = payload[4 * len(counted) : 4 * (len(counted) + len(gaps))]
+    if len(head) < 4 * len(gaps):
+        raise PayloadError(f"{module.name}: a payload begins with 4 bytes per field of gaps")
+    return dict(zip(gaps, np.ascontiguousarray(head).view("<u4").tolist(), strict=True))
+
+
 def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
     """Raise PayloadError when a scatter would write outside the tensor."""
     if module.decode.op != "scatter":
@@ -431,6 +446,11 @@ def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
     if field.packed:
         return numbers.unpack(data, count, field.bits, tile).astype(np.int32)
+    if field.storage == "gaps":
+        positions = numbers.decode_gaps(data, count)
+        if positions is None:
+            raise PayloadError(f"{field.name!r} does not hold {count} gaps")
+        return positions
     raw = np.ascontiguousarray(data[: count * field.item_bits // 8])
     if field.storage == "float32":
         values: Any = raw.view("<f4")
