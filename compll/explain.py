@@ -30,7 +30,8 @@ class Printer:
     """Writes expressions as a person would, with the names that the spec gives to their parts."""
 
     def __init__(self, module: Module) -> None:
-        self.names = {id(e): name for name, e in module.bindings.items() if e.args}
+        named = reversed(module.bindings.items())
+        self.names = {id(e): name for name, e in named if e.args}
 
     def __call__(self, expr: Expr) -> str:
         """The expression itself, its parts by name."""

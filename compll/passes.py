@@ -11,6 +11,7 @@ Selections are compacted in a pass; values over selected elements are computed r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compll import feedback
@@ -62,8 +63,18 @@ class Unsupported(Exception):
 
 
 def schedule(module: Module, *, feed: bool) -> Program:
-    """The passes of encode; `feed` adds the residual to the gradient and updates the states."""
-    return _Scheduler(module, feed).program()
+    """The passes of encode; `feed` adds the residual to the gradient and updates the states.
+
+    States may be stored in the first pass already, and read back instead of computed again (see
+    [Note: early states]); of both orders the one that moves fewer bytes is taken.
+    """
+    late = _Scheduler(module, feed).program()
+    scheduler = _Scheduler(module, feed)
+    early = scheduler.early_states() if feed else []
+    if not early:
+        return late
+    soon = scheduler.program(early)
+    return soon if traffic(soon).moved < traffic(late).moved else late
 
 
 class _Scheduler:
@@ -74,22 +85,48 @@ class _Scheduler:
         if feed and module.feedback:
             residual = self.pool.make("state", (), Type("float", "n"), "residual")
             self.gradient = self.pool.make("add", (leaf, residual), leaf.type)
-        self.memo: dict[int, Expr] = {}
+        self.stored: dict[int, Expr] = {}
         self.phases: dict[int, int] = {}
         self.guards: dict[int, tuple[Expr, bool]] = {}
         self.selections = {s.name: self.fed_selection(s) for s in module.selections}
 
     def fed(self, expr: Expr) -> Expr:
-        """expr with the gradient replaced by gradient + residual."""
-        if self.gradient.op == "input":
-            return expr
-        return rebuild(self.pool, expr, lambda e: self.gradient if e.op == "input" else None)
+        """expr with the gradient replaced by gradient + residual, and early states read back."""
+        if self.gradient.op != "input":
+            expr = rebuild(self.pool, expr, lambda e: self.gradient if e.op == "input" else None)
+        return rebuild(self.pool, expr, lambda e: self.stored.get(id(e))) if self.stored else expr
 
     def fed_selection(self, s: Selection) -> Selection:
         threshold = None if s.threshold is None else self.fed(s.threshold)
         return Selection(s.name, s.kind, self.fed(s.key), s.limit, threshold)
 
-    def program(self) -> Program:
+    def early_states(self) -> list[Sink]:
+        """Stores for the first pass, and everything else rewritten to read them; [] if it cannot.
+
+        [Note: early states] An update `where(selection, a, b)` gives most elements b. If b needs no
+        reduction, the first pass can store it, later passes read the state instead of g and all
+        that b is made of, and the selected elements are mended at the end. A state never takes up
+        a NaN, so a later pass would not see one: only where a status byte tells the decoder.
+        """
+        states = self.state_sinks()
+        if not states or not self.module.status:
+            return []
+        if not all(s.expr.op == "where" and s.expr.args[0].op == "in" for s in states):
+            return []
+        stores = [Sink("state", s.name, s.expr.args[2]) for s in states]
+        if any(self.phase(s.expr) for s in stores):
+            return []
+        for s in stores:
+            held = self.pool.make("state", (), Type("float", "n", "stored"), s.name)
+            self.stored[id(s.expr)] = held
+        self.selections = {s.name: self.fed_selection(s) for s in self.module.selections}
+        fields = [self.fed(f.expr) for f in self.module.fields if f.expr is not None]
+        roots = fields + [s.expr for s in self.state_sinks()]
+        roots += [e for s in self.selections.values() for e in (s.key, s.threshold) if e]
+        left = any(e.op == "state" and e.type.of != "stored" for e in walk(*roots))
+        return [] if left else stores
+
+    def program(self, early: Sequence[Sink] = ()) -> Program:
         fields = [
             Sink("field", f.name, self.fed(f.expr), f)
             for f in self.module.fields
@@ -101,6 +138,7 @@ class _Scheduler:
         self.find_guards(sinks)
         count = 1 + max([self.phase(s.expr) for s in sinks] + [0])
         passes = tuple(Pass() for _ in range(count))
+        passes[0].sinks.extend(early)
         for sink in sinks:
             self.place(passes, sink)
         self.place_values(passes, sinks)
@@ -115,6 +153,7 @@ class _Scheduler:
             value = feedback.residual_update(
                 self.pool, self.gradient, self.fed(self.module.decoded)
             )
+            value = self.fed(value) if self.stored else value
             found.append(Sink("state", "residual", value))
         return found
 
@@ -133,6 +172,8 @@ class _Scheduler:
         return self.phases[id(expr)]
 
     def find_phase(self, expr: Expr) -> int:
+        if expr.op == "state" and expr.type.of == "stored":
+            return 1
         below = max((self.phase(a) for a in expr.args), default=0)
         if id(expr) in self.guards:
             below = max(below, self.phase(self.guards[id(expr)][0]))
@@ -252,13 +293,19 @@ def traffic(program: Program) -> Traffic:
     rows, inputs, written = [], set(), 0.0
     for one in program.passes:
         rows += [_library_walk(e) for e in one.scalars if _walks(e, program)]
-        sinks = [s for s in one.sinks if s.kind != "back"]
+        sinks = [s for s in one.sinks if s.kind != "back" and not _kept_only(s)]
         reads = _leaves([s.expr for s in sinks] + one.reductions + [s.key for s in one.selections])
         wrote = sum(4.0 if s.kind == "state" else _bits(s, program.module) / 8 for s in sinks)
         inputs |= reads
         written += wrote
         rows.append((4.0 * len(reads), wrote))
     return Traffic(tuple(rows), 4.0 * len(inputs) + written)
+
+
+def _kept_only(sink: Sink) -> bool:
+    """Whether only the selected elements of a state change: too few to count."""
+    rest = sink.expr.args[2] if sink.expr.op == "where" and sink.expr.args[0].op == "in" else None
+    return rest is not None and rest.op == "state" and rest.value == sink.name
 
 
 def _walks(expr: Expr, program: Program) -> bool:
