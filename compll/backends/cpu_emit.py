@@ -8,6 +8,8 @@ serves both. Shared subexpressions live in tile-sized buffers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from compll.backends.cpu_runtime import lane_count
 from compll.backends.cpu_text import TENSOR, Lines, code, element, shared
 from compll.ir import Expr, Field, Module, Selection, walk
@@ -297,6 +299,7 @@ class Encoder(Values):
             self.copy_tail("g", "xs")
             for s in self.elementwise:
                 self.copy_tail(s, f"s_{s}")
+        self.now = one
         loops = self.loops(one)
         for number in draws(*loops):
             with self.block(f"if e >> 32 != r{number}h:"):
@@ -507,22 +510,50 @@ class Encoder(Values):
                     self.store(f, f"at_{f.name} + {size} * (o + i)", self.text(expr, "i"), expr)
                 )
             return
-        buffer = f"q_{f.name}"
-        with self.block(f"for i in range({self.tile}):"):
-            self.add(f"{buffer}[i] = {code(f.bits, expr, self.text(expr, 'i'))}")
-        self.codes[f.name] = buffer
-        self.pack(f, buffer)
+        kinds = {s.kind for s in self.now.sinks if uses_code(s.expr, f.name)}
+        if "state" in kinds:
+            self.pack_buffer(f, expr)
+            return
+        # Codes that nothing reads again are packed as they are computed.
+        if kinds:
+            with self.block("if back:"):
+                self.pack_buffer(f, expr)
+        with self.block("if not back:" if kinds else "if True:"):
+            self.pack_directly(f, expr)
 
-    def pack(self, f: Field, buffer: str) -> None:
+    def pack_buffer(self, f: Field, expr: Expr) -> None:
+        """By way of a buffer, which later loops read."""
+        buffer = self.codes[f.name] = f"q_{f.name}"
+        self.fill_codes(f, expr)
+        width = self.tile * f.bits // 8
+        with self.block(f"if m == {self.tile}:"):
+            self.pack_full(f, lambda p: f"{buffer}[i + {p * width}]")
+        with self.block("else:"):
+            self.pack_rest(f)
+
+    def pack_directly(self, f: Field, expr: Expr) -> None:
+        width = self.tile * f.bits // 8
+        with self.block(f"if m == {self.tile}:"):
+            self.pack_full(f, lambda p: code(f.bits, expr, self.text(expr, f"i + {p * width}")))
+        with self.block("else:"):
+            self.fill_codes(f, expr)
+            self.pack_rest(f)
+
+    def fill_codes(self, f: Field, expr: Expr) -> None:
+        with self.block(f"for i in range({self.tile}):"):
+            self.add(f"q_{f.name}[i] = {code(f.bits, expr, self.text(expr, 'i'))}")
+
+    def pack_full(self, f: Field, value: Callable[[int], str]) -> None:
         width, planes = self.tile * f.bits // 8, PLANES[f.bits]
         self.add(f"w = at_{f.name} + t * {width}")
-        with self.block(f"if m == {self.tile}:"):
-            self.add(f"o_ = out[w : w + {width}]")
-            with self.block(f"for i in range({width}):"):
-                parts = ", ".join(f"{buffer}[i + {p * width}]" for p in range(planes))
-                self.add(f"o_[i] = {f'pack{planes}({parts})' if planes > 1 else parts}")
-        with self.block("else:"):
-            self.add(f"pack_tail({buffer}, out, w, m, {f.bits})")
+        self.add(f"o_ = out[w : w + {width}]")
+        parts = ", ".join(value(p) for p in range(planes))
+        with self.block(f"for i in range({width}):"):
+            self.add(f"o_[i] = {f'pack{planes}({parts})' if planes > 1 else parts}")
+
+    def pack_rest(self, f: Field) -> None:
+        at = f"at_{f.name} + t * {self.tile * f.bits // 8}"
+        self.add(f"pack_tail(q_{f.name}, out, {at}, m, {f.bits})")
 
     def store(self, f: Field, at: str, value: str, expr: Expr) -> str:
         if f.storage in ("int32", "uint32"):
@@ -606,6 +637,11 @@ def zero_at_zero(expr: Expr) -> bool:
         return zero_at_zero(expr.args[0])
     # Not mul: zero times an infinite scalar is NaN; the square of a zero is safe.
     return expr.op == "mul" and expr.args[0] is expr.args[1] and zero_at_zero(expr.args[0])
+
+
+def uses_code(expr: Expr, field: str) -> bool:
+    """Whether an expression reads back what a field stores."""
+    return any(e.op == "code" and e.value == field for e in walk(expr))
 
 
 def is_count(expr: Expr) -> bool:
