@@ -70,7 +70,8 @@ GROUPS = {
     "hosts2": Group((*DEFAULTS, "hipress:auto")),
     "hosts4": Group((*DEFAULTS, "hipress:auto"), hosts=4),
     "slow": Group(
-        ("none", "ddp-fp16", "powersgd", "hipress:dgc:ratio=0.01", "hipress:auto"), rate="100mbit"
+        ("none", "ddp-fp16", "powersgd", "hipress:dgc:ratio=0.01:bits=16", "hipress:auto"),
+        rate="100mbit",
     ),
     "loopback": Group(("ddp-fp32", "hipress:auto"), loopback=True, steps=40, rounds=5),
     "loss-sgd": Group(_LOSS, loopback=True, steps=200, rounds=1),
@@ -83,7 +84,7 @@ TARGETS = (
     Target("hosts2", "hipress:int4_group", "ddp-fp16", 0.62),
     Target("hosts4", "hipress:onebit_group", "ddp-fp16", 0.60),
     Target("hosts4", "hipress:int4_group", "ddp-fp16", 0.68),
-    Target("slow", "hipress:dgc:ratio=0.01", "powersgd", 0.60),
+    Target("slow", "hipress:dgc:ratio=0.01:bits=16", "powersgd", 0.60),
     Target("loopback", "hipress:auto", "ddp-fp32", 1.03),
     Target("loss-sgd", "hipress:int4_group", "ddp-fp32", 1.01, loss=True),
     Target("loss-sgd", "hipress:onebit_group", "ddp-fp32", 1.01, loss=True),

@@ -9,7 +9,7 @@ VARIANTS = {
     "terngrad_uniform": [{"bits": b} for b in (1, 4, 8)],
     "dgc": [
         {"ratio": 0.01, "nesterov": True, "clip": 1.0, "workers": 4},
-        {"ratio": 0.01, "warmup": 3},
+        {"ratio": 0.01, "warmup": 3, "bits": 16},
     ],
     "mxnet_2bit": [{"threshold": 1.5}],
     "topk": [{"ratio": 0.3}, {"ratio": 1.0}],

@@ -6,6 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
+from compll.backends import numbers
+from compll.layout import gap_bytes
 
 
 @pytest.mark.parametrize("n", [1, 33, 5000])
@@ -88,22 +90,44 @@ def test_truncated_and_extended_payloads(cpu, reference, rng):
             assert (out == 5).all()
 
 
+def words(payload, first, *values):
+    wrong = payload.copy()
+    wrong[first : first + 4 * len(values)] = np.array(values, "<u4").view(np.uint8)
+    return wrong
+
+
 def test_indices_and_counts_out_of_range(rng):
     n = 1000
-    for name in ("topk", "graddrop", "dgc"):
+    x = rng.standard_normal(n).astype(np.float32)
+    codec = compll.compile("topk", ratio=0.05)
+    payload = codec.encode(x)
+    for index in (n, 2**31, 2**32 - 1):
+        with pytest.raises(compll.PayloadError, match="index"):
+            codec.decode(words(payload, 0, index), n)
+    for name in ("graddrop", "dgc"):
         codec = compll.compile(name, ratio=0.05)
-        payload = codec.encode(rng.standard_normal(n).astype(np.float32))
-        first = 0 if codec.fixed else 4
-        for index in (n, 2**31, 2**32 - 1):
-            wrong = payload.copy()
-            wrong[first : first + 4] = np.array([index], "<u4").view(np.uint8)
-            with pytest.raises(compll.PayloadError, match="index"):
-                codec.decode(wrong, n)
-        if not codec.fixed:
-            wrong = payload.copy()
-            wrong[:4] = 255
+        payload = codec.encode(x)
+        count, length = payload[:8].view("<u4").tolist()
+        for wrong in (
+            (2**32 - 1, length),
+            (count + 1, length),
+            (count, length + 1),
+            (count, 2**31),
+        ):
             with pytest.raises(compll.PayloadError):
-                codec.decode(wrong, n)
+                codec.decode(words(payload, 0, *wrong), n)
+        endless = payload.copy()
+        endless[8 : 8 + length] = 255
+        with pytest.raises(compll.PayloadError):
+            codec.decode(endless, n)
+
+
+@given(st.sets(st.integers(0, 2**34), max_size=50))
+def test_gaps_round_trip(positions):
+    where = np.array(sorted(positions), np.int64)
+    data = numbers.encode_gaps(where)
+    assert np.array_equal(numbers.decode_gaps(data, len(where)), where)
+    assert len(data) <= gap_bytes(len(where), 2**34 + 1)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
