@@ -36,8 +36,8 @@ def test_constant_gradients(case, cpu, reference, value):
         ]
         assert np.array_equal(*payloads)
         y = cpu.decode(payloads[0], n)
-        if case[0] == "fp16" and value > 65504:
-            assert np.isposinf(y).all()
+        if value > 65504 and (case[0] == "fp16" or case[1].get("bits") == 16):
+            assert np.isposinf(y[y != 0]).all()  # what float16 makes of it
             continue
         assert np.isfinite(y).all()
         assert np.abs(y).max() <= max(2.6 * abs(value), 0.6)
