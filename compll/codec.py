@@ -65,7 +65,7 @@ class Codec:
         self.stateful = bool(module.states)
         #: a declared state (momentum, say) belongs to a worker's own gradient: no second encode
         self.reencodes = all(s.name == "residual" for s in module.states)
-        #: the optimizers under which it is known to keep the loss: "any" or "sgd"
+        #: under which optimizers it was measured to keep the loss: any, sgd, none or unknown
         self.optimizers = module.optimizers
         self._bounds: dict[int, int] = {}
         self.digest = hashlib.sha256(f"{text}\n{sorted(self.params.items())}".encode()).hexdigest()[

@@ -162,6 +162,6 @@ class Module:
     #: decode(encode(g)) as an expression of the input; None where it is no elementwise function
     decoded: Expr | None = None
     merge: str = "decode"
-    optimizers: str = "any"
+    optimizers: str = "unknown"
     about: str = ""
     source: str = ""

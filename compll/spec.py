@@ -19,7 +19,7 @@ UINT_BITS = (1, 2, 4, 8)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
 MERGES = ("decode", "sum")
-STEPS = ("any", "sgd")
+STEPS = ("unknown", "none", "sgd", "any")
 
 
 @dataclass(frozen=True)
