@@ -14,11 +14,13 @@ from compll.errors import Problems, Span, nearest
 from compll.ir import Expr, Field, Module, Pool, Selection, Type, walk
 from compll.operators import CONSTANTS, OPERATORS, REDUCTIONS, RESERVED
 from compll.rules import RuleError, Rules
-from compll.spec import Declared, ParamValue, Spec
+from compll.spec import Declared, ParamValue, Spec, as_float
 from compll.static import depends, evaluate
 from compll.syntax import Call, Name, Number, Syntax
 
 GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
+#: of an expression with the names in it replaced by what they stand for
+LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
 
 
 def check(spec: Spec, given: Mapping[str, object], problems: Problems) -> Checked:
@@ -54,7 +56,7 @@ def parameters(
 
 
 def _exact(kind: str, value: object) -> ParamValue:
-    return float(value) if kind == "float" else value  # type: ignore[arg-type, return-value]
+    return as_float(value) if kind == "float" else value  # type: ignore[return-value]
 
 
 class _Checker:
@@ -63,6 +65,7 @@ class _Checker:
         self.pool = Pool()
         self.poisoned: set[str] = set(spec.broken)
         self.selections: dict[str, Selection] = {}
+        self.measures: dict[int, tuple[int, int]] = {}
 
     def module(self) -> Module:
         spec = self.spec
@@ -429,10 +432,29 @@ class _Checker:
         if args is None:
             return None
         try:
-            return self.apply(tree, args, name)
+            return self.bounded(self.apply(tree, args, name))
         except RuleError as error:
             self.problems.add(tree.span, str(error), error.hint)
             return None
+
+    def bounded(self, value: Expr) -> Expr:
+        """`value`, unless names that stand for names have made it too large for later stages."""
+        depth, size = self.measure(value)
+        if depth > LIMIT_DEPTH or size > LIMIT_SIZE:
+            raise RuleError(
+                f"with the names in it replaced this has {size} parts, {depth} deep; "
+                f"allowed are {LIMIT_SIZE}, {LIMIT_DEPTH} deep",
+                "use fewer names that stand for names",
+            )
+        return value
+
+    def measure(self, value: Expr) -> tuple[int, int]:
+        """How deep an expression is and how many parts it has, repeated ones counted again."""
+        if id(value) not in self.measures:
+            parts = [self.measure(a) for a in value.args]
+            depth = 1 + max((d for d, _ in parts), default=0)
+            self.measures[id(value)] = depth, 1 + sum(s for _, s in parts)
+        return self.measures[id(value)]
 
     def apply(self, tree: Call, args: tuple[Expr, ...], name: str) -> Expr:
         if (

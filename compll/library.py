@@ -93,8 +93,8 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
         raise UsageError(f"no backend {target!r}: {nearest(target, backends())}")
     path = locate(name_or_path)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = source.read(path).decode("utf-8")
+    except (OSError, ValueError):
         text = ""  # load() reports it
     key = (
         hashlib.sha256(text.encode()).hexdigest() + str(path),

@@ -6,7 +6,8 @@ forgets positions. Only its composer is, and scalars are read here by Python's r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from compll.errors import Problems, Span
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LIMIT_BYTES = 1 << 20
 LIMIT_DEPTH = 16
+LIMIT_VALUES = 20_000
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,15 @@ class Text:
     value: str
     span: Span
     quoted: bool = False
+    #: the places of its characters other than white space, where they are not in one row
+    places: tuple[Span, ...] = field(default=(), compare=False, repr=False)
 
-    def at(self, line: int, col: int) -> Span:
-        """The place in the file of a place (line from 1, col from 0) inside this text."""
-        if line == 1:
-            return Span(self.span.line, self.span.col + col)
-        return Span(self.span.line + line - 1, col + 1)
+    def at(self, index: int) -> Span:
+        """The place in the file of the character `index` of this text."""
+        before = len("".join(self.value[:index].split()))
+        if before < len(self.places):
+            return self.places[before]
+        return Span(self.span.line, self.span.col + index)
 
 
 @dataclass(frozen=True)
@@ -68,18 +73,24 @@ Value = Text | Section | Items
 def load(path: Path, problems: Problems) -> Section | None:
     """Read a spec file. None (with the reason in `problems`) when it is no YAML mapping."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        problems.add(Span(), f"cannot read the file: {error.strerror or error}")
+        data = read(path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        problems.add(Span(), f"cannot read the file: {getattr(error, 'strerror', None) or error}")
         return None
     if len(data) > LIMIT_BYTES:
-        problems.add(Span(), f"the file has {len(data)} bytes; a spec has at most {LIMIT_BYTES}")
+        problems.add(Span(), f"the file is too long: a spec has at most {LIMIT_BYTES} bytes")
         return None
     try:
         return parse(data.decode("utf-8"), problems)
     except UnicodeDecodeError as error:
         problems.add(Span(), f"not UTF-8 text: {error.reason} at byte {error.start}")
         return None
+
+
+def read(path: Path) -> bytes:
+    """The file's bytes, not more than one above the limit (a device may have no end)."""
+    with path.open("rb") as file:
+        return file.read(LIMIT_BYTES + 1)
 
 
 def parse(text: str, problems: Problems) -> Section | None:
@@ -100,7 +111,7 @@ def parse(text: str, problems: Problems) -> Section | None:
             Span(), f"malformed YAML: {str(error).splitlines()[0] if str(error) else error!r}"
         )
         return None
-    value = _value(node, problems, 0) if node is not None else None
+    value = _Reader(text, problems).value(node, 0) if node is not None else None
     if not isinstance(value, Section):
         span = value.span if value is not None else Span()
         if value is not None or not problems.found:
@@ -117,44 +128,83 @@ def _span(node: yaml.Node) -> Span:
     return Span(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _value(node: yaml.Node, problems: Problems, depth: int) -> Value | None:
-    if depth > LIMIT_DEPTH:
-        problems.add(_span(node), f"nested more than {LIMIT_DEPTH} deep")
-        return None
-    if isinstance(node, yaml.ScalarNode):
-        return _text(node)
-    if isinstance(node, yaml.SequenceNode):
-        values = [_value(item, problems, depth + 1) for item in node.value]
-        return Items(tuple(v for v in values if v is not None), _span(node))
-    return _section(node, problems, depth)
+class _Reader:
+    """Turns composed nodes into values; counts them, since aliases can multiply a short text."""
 
+    def __init__(self, text: str, problems: Problems) -> None:
+        self.text, self.problems = text, problems
+        self.left = LIMIT_VALUES
 
-def _text(node: yaml.ScalarNode) -> Text:
-    span, quoted = _span(node), node.style in ("'", '"')
-    if quoted:
-        span = Span(span.line, span.col + 1)
-    elif node.style in ("|", ">"):
-        span = Span(span.line + 1, span.col)
-    return Text(str(node.value), span, quoted)
+    def value(self, node: yaml.Node, depth: int) -> Value | None:
+        self.left -= 1
+        if self.left == 0:
+            self.problems.add(_span(node), f"more than {LIMIT_VALUES} values, aliases counted")
+        if self.left <= 0:
+            return None
+        if depth > LIMIT_DEPTH:
+            self.problems.add(_span(node), f"nested more than {LIMIT_DEPTH} deep")
+            return None
+        if isinstance(node, yaml.ScalarNode):
+            return self.scalar(node)
+        if isinstance(node, yaml.SequenceNode):
+            values = [self.value(item, depth + 1) for item in self.within(node)]
+            return Items(tuple(v for v in values if v is not None), _span(node))
+        return self.section(node, depth)
 
+    def within(self, node: yaml.Node) -> Iterator[Any]:
+        """The node's parts, as long as the count allows."""
+        for part in node.value:
+            if self.left <= 0:
+                return
+            yield part
 
-def _section(node: yaml.Node, problems: Problems, depth: int) -> Section:
-    entries: dict[str, Entry] = {}
-    for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            problems.add(_span(key_node), "a key is a plain name")
-            continue
-        key = _text(key_node)
-        value = _value(value_node, problems, depth + 1)
-        if key.value in entries:
-            problems.add(
-                key.span,
-                f"{key.value!r} appears twice",
-                f"first at line {entries[key.value].key.span.line}",
-            )
-        elif value is not None:
-            entries[key.value] = Entry(key, value)
-    return Section(tuple(entries.values()), _span(node))
+    def scalar(self, node: yaml.ScalarNode) -> Text:
+        value, span, quoted = str(node.value), _span(node), node.style in ("'", '"')
+        start, end = node.start_mark.index, node.end_mark.index
+        if quoted:
+            span, start = Span(span.line, span.col + 1), start + 1
+        elif node.style in ("|", ">"):
+            start = self.text.find("\n", start, end) + 1 or end
+        elif node.start_mark.line == node.end_mark.line:
+            return Text(value, span)
+        places = self.places(value, start, end)
+        return Text(value, places[0] if places else span, quoted, places)
+
+    def places(self, value: str, start: int, end: int) -> tuple[Span, ...]:
+        """Where each character of `value` that is no white space stands in text[start:end].
+
+        YAML folds lines and strips indentation, which is all white space; where an escape makes
+        the characters differ, no places are known.
+        """
+        wanted = "".join(value.split())
+        line = self.text.count("\n", 0, start) + 1
+        found, first = list[Span](), self.text.rfind("\n", 0, start) + 1
+        for index in range(start, end):
+            char = self.text[index]
+            if char == "\n":
+                line, first = line + 1, index + 1
+            elif not char.isspace() and len(found) < len(wanted):
+                if char != wanted[len(found)]:
+                    return ()
+                found.append(Span(line, index - first + 1))
+        return tuple(found) if len(found) == len(wanted) else ()
+
+    def section(self, node: yaml.Node, depth: int) -> Section:
+        entries: dict[str, Entry] = {}
+        for key_node, value_node in self.within(node):
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.problems.add(_span(key_node), "a key is a plain name")
+                continue
+            key = self.scalar(key_node)
+            value = self.value(value_node, depth + 1)
+            if key.value in entries:
+                first = entries[key.value].key.span.line
+                self.problems.add(
+                    key.span, f"{key.value!r} appears twice", f"first at line {first}"
+                )
+            elif value is not None:
+                entries[key.value] = Entry(key, value)
+        return Section(tuple(entries.values()), _span(node))
 
 
 def number(text: str) -> int | float | None:

@@ -22,6 +22,14 @@ MERGES = ("decode", "sum")
 STEPS = ("unknown", "none", "sgd", "any")
 
 
+def as_float(value: Any) -> float:
+    """A number as a float, infinite where it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
 @dataclass(frozen=True)
 class Param:
     """A parameter: its type, default and range (ends included)."""
@@ -48,7 +56,7 @@ class Param:
             return None
         low = self.low if self.low is not None else float("-inf")
         high = self.high if self.high is not None else float("inf")
-        if not low <= float(value) <= high:  # type: ignore[arg-type]
+        if not low <= as_float(value) <= high:
             return f"parameter {self.name!r} is from {low:g} to {high:g}, not {value!r}"
         return None
 
@@ -229,6 +237,8 @@ class _Reader:
     def decode(self) -> tuple[Binding, ...]:
         entry = self.root.get("decode")
         if entry is not None and isinstance(entry.value, Section):
+            if not entry.value.entries:
+                self.problems.add(entry.value.span, "an expression is missing here")
             return self.each("decode", self.binding)
         value = self.expression(entry)
         return () if value is None or entry is None else (Binding("out", value, entry.key.span),)
@@ -267,7 +277,7 @@ class _Reader:
     def inner(self, part: str | None, whole: Text, start: int) -> Syntax | None:
         if part is None:
             return None
-        return syntax.parse(Text(part, whole.at(1, start)), self.problems)
+        return syntax.parse(Text(part, whole.at(start)), self.problems)
 
     def param(self, entry: Entry) -> Param | None:
         name, value = entry.key.value, entry.value
@@ -309,7 +319,7 @@ class _Reader:
                 nearest(str(kind), PARAM_TYPES),
             )
             return None
-        value = float(base.default) if kind == "float" and base.type == "int" else base.default
+        value = as_float(base.default) if kind == "float" and base.type == "int" else base.default
         param = Param(
             name,
             str(kind),

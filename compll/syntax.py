@@ -8,6 +8,7 @@ Nothing of a spec is ever executed as Python.
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from compll.source import Text
 
 LIMIT_CHARS = 4000
 LIMIT_DEPTH = 60
+LINE_BREAK = re.compile("[\n\x85\u2028\u2029]")
 
 OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
@@ -75,16 +77,19 @@ class _Reader:
     def __init__(self, text: Text, problems: Problems) -> None:
         self.text, self.problems = text, problems
         self.lead = len(text.value) - len(text.value.lstrip())
+        stripped = text.value.strip()
+        # A line break is a space like any other, unless a comment ends there.
+        self.source = stripped if "#" in stripped else " ".join(LINE_BREAK.split(stripped))
 
     def read(self) -> Syntax | None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                tree = ast.parse(self.text.value.strip(), mode="eval")
+                tree = ast.parse(self.source, mode="eval")
             return self.node(tree.body, 0)
         except SyntaxError as error:
-            span = self.text.at(error.lineno or 1, max((error.offset or 1) - 1, 0) + self.lead)
-            self.problems.add(span, f"not an expression: {error.msg}")
+            place = self.place(error.lineno or 1, max((error.offset or 1) - 1, 0))
+            self.problems.add(place, f"not an expression: {error.msg}")
         except (ValueError, RecursionError, MemoryError) as error:
             self.problems.add(self.text.span, f"not an expression: {error}")
         except _Unsupported:
@@ -93,7 +98,16 @@ class _Reader:
 
     def span(self, node: ast.AST) -> Span:
         line, col = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-        return self.text.at(line, col + (self.lead if line == 1 else 0))
+        text = self.lines()[line - 1]
+        return self.place(line, len(text.encode()[:col].decode(errors="replace")))  # col: bytes
+
+    def lines(self) -> list[str]:
+        return self.source.split("\n")
+
+    def place(self, line: int, col: int) -> Span:
+        """The place in the file of the source's line (from 1) and column (from 0)."""
+        before = sum(len(text) + 1 for text in self.lines()[: line - 1])
+        return self.text.at(before + col + self.lead)
 
     def fail(self, node: ast.AST, message: str, hint: str = "") -> _Unsupported:
         self.problems.add(self.span(node), message, hint)
