@@ -130,10 +130,11 @@ def build(
 
 
 def write(codec: Codec, folder: Path) -> None:
-    """NAME.TARGET.py and NAME.report.json."""
+    """NAME.TARGET.py, NAME.report.json and NAME.report.md."""
     (folder / f"{codec.name}.{codec.target}.py").write_text(explain.source(codec))
     report = json.dumps(explain.report(codec), indent=1)
     (folder / f"{codec.name}.report.json").write_text(report + "\n")
+    (folder / f"{codec.name}.report.md").write_text(explain.markdown(codec))
 
 
 def summary(codecs: list[Codec]) -> Table:

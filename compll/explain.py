@@ -243,6 +243,25 @@ def report(codec: Codec) -> dict[str, object]:
     }
 
 
+def markdown(codec: Codec) -> str:
+    """The report for a reader: what travels, what each pass does, what it costs."""
+    module = codec.module
+    rows = [f"| {p.name} | {p.type} | {p.size} |" for p in places(module)]
+    bound = "exactly" if codec.fixed else "at most"
+    sizes = [f"| {n} | {codec.payload_bytes(n)} |" for n in SIZES]
+    params = ", ".join(f"{k} = {v}" for k, v in codec.params.items()) or "none"
+    facts = [f"- parameters: {params}", f"- backend: {codec.target}", f"- digest: {codec.digest}"]
+    parts = [
+        [f"# {codec.name}", "", module.about, "", *facts],
+        ["## Payload", "", "| part | type | bytes |", "| --- | --- | --- |", *rows],
+        [f"| elements | bytes ({bound}) |", "| --- | --- |", *sizes],
+        ["## Passes", "", "```", *_passes(module), "```"],
+        ["## Memory traffic", "", "Bytes per element of the gradient.", "", "```"],
+    ]
+    text = "\n\n".join("\n".join(part) for part in parts)
+    return "\n".join([text, *_traffic(module), "```", ""])
+
+
 def bits(codec: Codec) -> float:
     """Payload bits per element of a large tensor."""
     n = 1 << 24

@@ -1,0 +1,131 @@
+"""Specs written to exhaust the compiler end soon, with an error; places are exact in any text."""
+
+import time
+
+import numpy as np
+import pytest
+
+import compll
+from compll.backends import cpu
+from compll.source import LIMIT_BYTES
+
+SPEC = """name: x
+encode:
+{lines}
+payload:
+  s: float32
+  g: float32[n]
+decode: g * s
+"""
+
+
+def chain(first, step, count, last):
+    """Bindings each made of the one before: `A` in `step` stands for it."""
+    lines = [f"  a0: {first}"]
+    lines += [f"  a{i}: {step.replace('A', f'a{i - 1}')}" for i in range(1, count + 1)]
+    return SPEC.format(lines="\n".join([*lines, f"  s: {last.replace('A', f'a{count}')}"]))
+
+
+def bomb(levels):
+    lines = ["a: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for i in range(1, levels):
+        lines.append(f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]")
+    return "\n".join(lines)
+
+
+def diagnostics(text, folder):
+    path = folder / "spec.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(compll.SpecError) as caught:
+        compll.compile(path, "reference")
+    return caught.value.diagnostics
+
+
+HOSTILE = {
+    "static doubling": (chain("n", "A + A", 60, "mean(g) if A > 0 else 2 * mean(g)"), "parts"),
+    "scalar doubling": (chain("mean(g)", "A + A", 60, "A"), "parts"),
+    "element doubling": (chain("g", "A * A", 60, "mean(A)"), "parts"),
+    "giant integers": (chain("n", "A * A", 60, "mean(g) if A > 0 else 2 * mean(g)"), "parts"),
+    "a long chain": (chain("mean(g)", "A + 1", 3000, "A"), "101 deep"),
+    "alias bomb": (bomb(9), "values, aliases counted"),
+}
+
+
+@pytest.mark.parametrize("text, message", HOSTILE.values(), ids=HOSTILE)
+def test_exhausting_specs_end_soon(text, message, tmp_path):
+    start = time.perf_counter()
+    found = diagnostics(text, tmp_path)
+    assert time.perf_counter() - start < 10
+    assert sum(message in d.message for d in found) == 1, [str(d) for d in found][:3]
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_the_deepest_allowed_expressions_compile(target, tmp_path):
+    path = tmp_path / "spec.yaml"
+    lines = ["  a0: g", *(f"  a{i}: a{i - 1} + 1" for i in range(1, 97))]
+    decode = ["  b0: a96", *(f"  b{i}: b{i - 1} - 1" for i in range(1, 97))]
+    path.write_text(
+        "name: deepest\nencode:\n" + "\n".join(lines) + "\npayload:\n  a96: float32[n]\n"
+        "decode:\n" + "\n".join(decode) + "\nfeedback: error\n"
+    )
+    if target == "cpu":  # its text only: LLVM has no part in what is tested here
+        cpu.Source(compll.compile(path, "reference").module)
+        return
+    codec = compll.compile(path, target)
+    x = np.arange(100, dtype=np.float32)
+    assert np.allclose(codec.decode(codec.encode(x, state=codec.init_state(100)), 100), x, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "value, line, col",
+    [
+        ("meen(g)", 3, 6),
+        ("'meen(g)'", 3, 7),
+        ("mean(g) +\n    meen(g)", 4, 5),
+        ("|\n    mean(g) + (\n      meen(g))", 5, 7),
+        (">-\n    mean(g)\n    + meen(g)", 5, 7),
+        ('"mean(g)\n    + meen(g)"', 4, 7),
+        ("mean(g)  + meen(g)", 3, 17),
+    ],
+)
+def test_places_in_every_style_of_text(value, line, col, tmp_path):
+    text = SPEC.format(lines=f"  s: {value}")
+    (found,) = diagnostics(text, tmp_path)
+    assert "'meen'" in found.message
+    assert (found.span.line, found.span.col) == (line, col)
+
+
+def test_places_behind_letters_of_several_bytes(tmp_path):
+    found = diagnostics(SPEC.format(lines="  s: mean(é) + mean(h)"), tmp_path)
+    assert [(d.span.line, d.span.col) for d in found] == [(3, 11), (3, 21)]
+
+
+@pytest.mark.parametrize("key", ["default", "max"])
+def test_numbers_too_large_for_a_float(key, tmp_path):
+    path = tmp_path / "spec.yaml"
+    given = {"default": "1", "max": "inf", key: "1" + "0" * 400}
+    param = f"{{type: float, default: {given['default']}, max: {given['max']}}}"
+    path.write_text(f"name: x\nparams: {{p: {param}}}\npayload: {{g: 'float32[n]'}}\ndecode: g\n")
+    assert compll.compile(path, "reference").payload_bytes(2) == 8
+    path.write_text(path.read_text().replace("max: " + given["max"], "max: 5"))
+    with pytest.raises(compll.SpecError, match="from -inf to 5"):
+        compll.compile(path, "reference", p=10**400)
+
+
+def test_decode_without_an_expression(tmp_path):
+    (found,) = diagnostics("name: x\npayload: {g: 'float32[n]'}\ndecode: {}\n", tmp_path)
+    assert found.message == "an expression is missing here"
+    assert found.span.line == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["a\0b", "a\0b.yaml", "x" * 5000 + ".yaml", "/dev/zero", "/dev/null"]
+)
+def test_files_that_are_no_specs(name):
+    with pytest.raises(compll.SpecError):
+        compll.compile(name, "reference")
+
+
+def test_a_file_that_is_too_long(tmp_path):
+    (found,) = diagnostics("#" * (LIMIT_BYTES + 5), tmp_path)
+    assert "too long" in found.message
