@@ -203,6 +203,8 @@ class Codec:
             raise UsageError(f"{self.name}: the table is int64 [m, 5] with m positions")
         if len(table) == 0:
             return
+        if int(at.min()) < 0:
+            raise UsageError(f"{self.name}: a payload begins at byte {int(at.min())}")
         ends = table[:, START] + table[:, LENGTH]
         if int(table.min()) < 0 or int(ends.max()) > length:
             raise UsageError(

@@ -52,6 +52,11 @@ def test_the_caller_is_told_of_wrong_arrays(cpu):
         cpu.encode(np.zeros(8, np.float32)[::2])
     with pytest.raises(compll.UsageError):
         cpu.payload_bytes(-1)
+    x, table, out = np.ones(4, np.float32), np.array([[0, 4, 0, 0, 0]]), np.zeros(99, np.uint8)
+    with pytest.raises(compll.UsageError, match="byte -5"):
+        cpu.encode_batch(x, table, out, np.array([-5]))
+    with pytest.raises(compll.UsageError, match="byte -5"):
+        cpu.decode_batch(out, table, np.array([-5]), np.array([9]), x)
     if cpu.stateful:
         with pytest.raises(compll.UsageError, match="elements"):
             cpu.encode(np.ones(9, np.float32), state=cpu.init_state(5))
