@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compll.backends.cpu_emit import PLANES, Values, size_text
+from compll.backends.cpu_values import PLANES, Values, size_text
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import header
 

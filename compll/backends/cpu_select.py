@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from compll.backends.cpu_emit import Encoder, draws
+from compll.backends.cpu_emit import Encoder
 from compll.backends.cpu_text import code
+from compll.backends.cpu_values import draws
 from compll.ir import Expr, Selection, walk
 from compll.layout import header
 from compll.passes import Pass, Program, Sink

@@ -1,0 +1,188 @@
+"""What encode and decode kernels share: values of every level as text, under the names that they
+already have."""
+
+from __future__ import annotations
+
+from compll.backends.cpu_text import TENSOR, Lines, code, element
+from compll.ir import Expr, Field, Module, walk
+from compll.layout import tile_of
+from compll.passes import LIBRARY, Program
+
+PLANES = {1: 8, 2: 4, 4: 2, 8: 1}
+
+
+class Values(Lines):
+    """Emits expressions; knows which values already have a name or a buffer."""
+
+    def __init__(self, module: Module, program: Program | None) -> None:
+        super().__init__()
+        self.module, self.program = module, program
+        self.tile = tile_of(module)
+        self.statics: list[Expr] = []
+        self.names: dict[int, str] = {}
+        self.local: dict[int, str] = {}
+        self.buffers: dict[int, str] = {}
+        self.codes: dict[str, str] = {}
+        self.where = "tile"
+        self.fresh = 0
+
+    def name(self, prefix: str) -> str:
+        """A new local name."""
+        self.fresh += 1
+        return f"{prefix}{self.fresh}"
+
+    # static and tensor-level values
+
+    def static(self, expr: Expr) -> str:
+        """A host-computed value: an element of the piece's row of statics."""
+        known = next((i for i, e in enumerate(self.statics) if e is expr), None)
+        if known is None:
+            known = len(self.statics)
+            self.statics.append(expr)
+        return f"st[p, {known}]"
+
+    def scalar(self, expr: Expr) -> str:
+        """A tensor-level value; scalars are computed once and kept in a local name."""
+        if expr.type.shape == "static":
+            text = self.static(expr)
+            return f"({text} != 0.0)" if expr.type.dtype == "bool" else text
+        return self.names[id(expr)]
+
+    def compute_scalar(self, expr: Expr) -> None:
+        """Emit one tensor-level value (its arguments are there already)."""
+        if id(expr) in self.names or expr.op in ("group_size",):
+            return
+        name = self.names[id(expr)] = self.name("s")
+        if expr.op in LIBRARY:
+            self.library(expr, name)
+        elif expr.op == "choose":
+            c, a, b = map(self.scalar, expr.args)
+            self.add(f"{name} = {a} if {c} else {b}")
+        elif expr.op == "state":
+            self.add(f"{name} = f64(s_{expr.value}[tensor])")
+        elif expr.op == "adjusted_count":
+            self.add(f"{name} = f64(count_{self.names[id(expr.args[0])]})")
+        elif expr.op == "count_kept":
+            self.add(f"{name} = {self.kept_count(str(expr.value or expr.type.of))}")
+        elif expr.op.startswith("reduce_"):
+            self.kept_reduction(expr, name)
+        else:
+            self.add(f"{name} = {TENSOR[expr.op].format(*map(self.scalar, expr.args))}")
+
+    def kept_count(self, selection: str) -> str:
+        return f"k_{selection}"
+
+    def kept_reduction(self, expr: Expr, name: str) -> None:
+        raise NotImplementedError
+
+    def library(self, expr: Expr, name: str) -> None:
+        raise NotImplementedError
+
+    # element and group values
+
+    def lifted(self, expr: Expr) -> str:
+        """A name (or literal) for a value that is constant over a loop, float32 or int32."""
+        arg = expr.args[0]
+        literal = literal_text(arg, expr.type.dtype)
+        if literal:
+            return literal
+        if arg.type.shape == "group":
+            return self.group(arg)
+        key = id(expr)
+        if key not in self.names:
+            self.names[key] = self.local[key] = self.name("h")
+            value = self.scalar(arg)
+            cast = {"float": "f32", "int": "i32", "bool": "bool"}[expr.type.dtype]
+            self.add(f"{self.names[key]} = {cast}({value})")
+        return self.names[key]
+
+    def group(self, expr: Expr) -> str:
+        """A group-level value, in a local name."""
+        if id(expr) in self.names:
+            return self.names[id(expr)]
+        text = self.group_text(expr)
+        name = self.names[id(expr)] = self.local[id(expr)] = self.name("v")
+        self.add(f"{name} = {text}")
+        return name
+
+    def group_text(self, expr: Expr) -> str:
+        if expr.op == "lift":
+            return self.lifted(expr)
+        if expr.op == "group_size":
+            return "f32(m)"
+        if expr.op == "field":
+            return self.field_value(expr)
+        if expr.op.startswith("reduce_"):
+            return self.reduction(expr)
+        return element(expr, [self.group(a) for a in expr.args])
+
+    def field_value(self, expr: Expr) -> str:
+        raise NotImplementedError
+
+    def reduction(self, expr: Expr) -> str:
+        raise NotImplementedError
+
+    def prepare(self, *roots: Expr) -> None:
+        """Give names to everything constant over the loop that is about to be emitted."""
+        for e in walk(*roots):
+            if e.op == "lift" and e.type.shape in ("n", "kept", "group"):
+                self.lifted(e)
+
+    def draw(self, number: int, element: str) -> None:
+        """Emit the keys of a stream of draws, for elements around `element`."""
+        self.add(f"r{number}h = {element} >> 32")
+        self.add(
+            f"r{number} = stream(u64(seed), u64(step), u64(tensor), u64({number}), u64(r{number}h))"
+        )
+        self.add(f"r{number}a = u32(r{number} >> u64(32))")
+        self.add(f"r{number}b = u32(r{number} & u64(0xFFFFFFFF))")
+        self.add(f"r{number}c = counter(u32({element}), r{number}a)")
+
+    def text(self, expr: Expr, i: str) -> str:
+        """The value of an element expression at index i."""
+        if id(expr) in self.buffers:
+            return f"{self.buffers[id(expr)]}[{i}]"
+        if expr.op == "lift":
+            return self.lifted(expr)
+        if expr.op == "uniform":
+            spread = f"spread[{i}]" if self.where == "tile" else f"weyl(u32({i}))"
+            return f"uniform({spread}, r{expr.value}c, r{expr.value}b)"
+        if expr.op == "code":
+            return self.code_text(expr, i)
+        if not expr.args:
+            return self.leaf(expr, i)
+        return element(expr, [self.text(a, i) for a in expr.args])
+
+    def code_text(self, expr: Expr, i: str) -> str:
+        field = next(f for f in self.module.fields if f.name == expr.value)
+        if field.name in self.codes:
+            return f"i_of_u({self.codes[field.name]}[{i}])"
+        return f"i_of_u({code(field.bits, expr.args[0], self.text(expr.args[0], i))})"
+
+    def leaf(self, expr: Expr, i: str) -> str:
+        raise NotImplementedError
+
+
+def literal_text(expr: Expr, dtype: str) -> str:
+    """A constant of the spec as a typed literal, or nothing."""
+    while expr.op in ("float", "int", "lift") and expr.args:
+        expr = expr.args[0]
+    if expr.op != "const" or dtype not in ("float", "int") or not abs(expr.value) < 1e30:
+        return ""
+    return f"f32({float(expr.value)!r})" if dtype == "float" else f"i32({int(expr.value)})"
+
+
+def draws(*roots: Expr) -> list[int]:
+    """Numbers of the random draws below these expressions."""
+    return sorted({int(e.value) for e in walk(*roots) if e.op == "uniform"})
+
+
+def size_text(f: Field, tile: int) -> str:
+    """Bytes of a field of fixed size, as text over n and tiles."""
+    if f.shape == "scalar":
+        return str(f.item_bits // 8)
+    if f.shape == "group":
+        return f"tiles * {f.item_bits // 8}"
+    if f.packed:
+        return f"(n // {tile}) * {tile * f.bits // 8} + ((n % {tile}) * {f.bits} + 7) // 8"
+    return f"n * {f.item_bits // 8}"
