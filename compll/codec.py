@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll import layout as lay
+from compll.arrays import Arrays
 from compll.errors import PayloadError, UsageError
 from compll.ir import Module
 from compll.static import Number
@@ -25,6 +26,9 @@ START, LENGTH, TENSOR, OFFSET, STATE = range(5)
 
 class Backend(Protocol):
     """What a file in compll/backends offers: kernels over a batch of pieces."""
+
+    #: the memory that gradients, states and payloads are in
+    arrays: Arrays
 
     def encode_batch(
         self,
@@ -44,7 +48,13 @@ class Backend(Protocol):
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool
     ) -> None:
-        """Decode every piece into out, or add it. Raises PayloadError before any write."""
+        """Decode every piece into out, or add it. Raises PayloadError before any write.
+
+        A backend on a device does not wait: a bad piece is left out, and told by raise_found.
+        """
+
+    def raise_found(self) -> None:
+        """Raise PayloadError for a bad payload that an earlier decode met; may wait."""
 
 
 class Codec:
@@ -58,6 +68,7 @@ class Codec:
         self, module: Module, params: Mapping[str, Number], target: str, text: str, backend: Backend
     ) -> None:
         self.module, self.params, self.target, self.backend = module, dict(params), target, backend
+        self.arrays = backend.arrays
         self.name = module.name
         self.align = module.group or 1
         self.fixed = lay.is_fixed(module)
@@ -89,7 +100,7 @@ class Codec:
     def init_state(self, n: int, tensors: int = 1) -> dict[str, F32]:
         """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} when stateless."""
         return {
-            s.name: np.zeros(n if s.shape == "n" else tensors, np.float32)
+            s.name: self.arrays.zeros(n if s.shape == "n" else tensors, "float32")
             for s in self.module.states
         }
 
@@ -99,34 +110,31 @@ class Codec:
         With a state (from init_state(n)), error feedback is applied and the state updated in the
         same passes. Equal (x, state, seed, step) give equal bytes on every backend.
         """
-        flat = self._vector(x)
+        flat = self.arrays.vector(x, self.name)
         n = len(flat)
-        out = np.empty(self.payload_bytes(n), np.uint8)
+        out = self.arrays.empty(self.payload_bytes(n), "uint8")
         used = self.encode_batch(
             flat, _one(n), out, np.zeros(1, np.int64), state=state, seed=seed, step=step
         )
-        return out[: int(used[0])]
+        payload: U8 = out[: int(used[0])]
+        return payload
 
     def decode(self, payload: U8, n: int) -> F32:
         """The float32 [n] values of a payload. Raises PayloadError."""
-        out = np.empty(n, np.float32)
+        out: F32 = self.arrays.empty(n, "float32")
         self._decode(payload, out, add=False)
         return out
 
     def decode_add(self, payload: U8, out: F32) -> None:
         """Add the values of a payload to out, float32 [n]. Raises PayloadError, out untouched."""
-        self._decode(payload, self._vector(out), add=True)
+        self._decode(payload, self.arrays.vector(out, self.name), add=True)
 
     def _decode(self, payload: U8, out: F32, *, add: bool) -> None:
-        raw: Any = payload
-        data = np.ascontiguousarray(np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else raw)
-        if data.dtype != np.uint8 or data.ndim != 1:
-            raise PayloadError(
-                f"{self.name}: a payload is a uint8 vector, not {data.dtype} {data.shape}"
-            )
+        data = self.arrays.payload(payload, self.name)
         self.decode_batch(
             data, _one(len(out)), np.zeros(1, np.int64), np.array([len(data)]), out, add=add
         )
+        self.backend.raise_found()
 
     def encode_batch(
         self,
@@ -173,25 +181,21 @@ class Codec:
     ) -> None:
         """Decode pieces (used: bytes of each) into out, or add them. Raises PayloadError."""
         self._check_table(table, at, len(out), "out")
+        if isinstance(used, np.ndarray):
+            self._check_lengths(payload, table, at, used)
+        self.backend.decode_batch(payload, table, at, used, out, add=add)
+
+    def _check_lengths(self, payload: U8, table: I64, at: I64, used: I64) -> None:
         if len(used) != len(at) or (
             len(at) and (int(used.min()) < 0 or int((at + used).max()) > len(payload))
         ):
             raise PayloadError(f"{self.name}: the payload ends early, at byte {len(payload)}")
-        if self.fixed:
-            for row, size in zip(table, used, strict=True):
-                if size != self.payload_bytes(int(row[LENGTH])):
-                    raise PayloadError(
-                        f"{self.name}: a payload of {row[LENGTH]} elements has "
-                        f"{self.payload_bytes(int(row[LENGTH]))} bytes, this one {size}"
-                    )
-        self.backend.decode_batch(payload, table, at, used, out, add=add)
-
-    def _vector(self, x: Any) -> F32:
-        if not isinstance(x, np.ndarray) or x.dtype != np.float32 or not x.flags.c_contiguous:
-            kind = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-            raise UsageError(f"{self.name}: a contiguous float32 array is needed, not {kind}")
-        flat: F32 = x.reshape(-1)
-        return flat
+        for row, size in zip(table, used, strict=True) if self.fixed else ():
+            if size != self.payload_bytes(int(row[LENGTH])):
+                raise PayloadError(
+                    f"{self.name}: a payload of {row[LENGTH]} elements has "
+                    f"{self.payload_bytes(int(row[LENGTH]))} bytes, this one {size}"
+                )
 
     def _check_table(self, table: I64, at: I64, length: int, name: str) -> None:
         if (

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.arrays import HostArrays
 from compll.cache import folder, write
 from compll.errors import Diagnostic, PayloadError, Span, SpecError
 from compll.ir import Expr, Module
@@ -105,6 +106,8 @@ def load(module: Module, text: str) -> ModuleType:
 
 class Kernels:
     """The backend's batch interface (see codec.Backend)."""
+
+    arrays = HostArrays()
 
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, dict(params)
@@ -217,6 +220,9 @@ class Kernels:
                 f"{self.module.name}: an index lies outside the tensor of {n} elements"
             )
         raise PayloadError(f"{self.module.name}: {size} bytes are no payload of {n} elements")
+
+    def raise_found(self) -> None:
+        """A bad payload was told at once."""
 
 
 def build(module: Module, params: Mapping[str, Number]) -> Kernels:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll import feedback
+from compll.arrays import HostArrays
 from compll.backends import numbers
 from compll.backends.numbers import F32
 from compll.errors import PayloadError
@@ -466,6 +467,8 @@ def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
 class Kernels:
     """The backend's batch interface (see codec.Backend)."""
 
+    arrays = HostArrays()
+
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, params
 
@@ -529,6 +532,9 @@ class Kernels:
         for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
             piece = out[start : start + length]
             piece[:] = piece + value if add else value
+
+    def raise_found(self) -> None:
+        """A bad payload was told at once."""
 
 
 def build(module: Module, params: Mapping[str, Number]) -> Kernels:

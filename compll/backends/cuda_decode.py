@@ -1,0 +1,144 @@
+"""Payload to gradient: the CUDA kernels of decode, which set or add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from compll.backends.cuda_values import Step, Values, size_text
+from compll.ir import Expr, Field, Module, walk
+from compll.layout import header
+from compll.passes import Unsupported
+
+PARAMS = (
+    "const u8* data", "const i64* table", "const i64* first", "int pieces", "const i64* at",
+    "const i64* used", "const i64* limits", "const double* st", "int statics", "u32* flags", "XT* y",
+)  # fmt: skip
+
+
+class Decoder(Values):
+    """Emits `decode_set` or `decode_add`."""
+
+    def __init__(self, module: Module, add: bool, threads: int = 256) -> None:
+        super().__init__(module, threads)
+        self.adding = add
+        self.params = PARAMS
+        self.steps: list[Step] = []
+        self.emit()
+
+    @contextmanager
+    def kernel(self, name: str, grid: str, threads: int) -> Iterator[None]:
+        """The head and braces of a kernel, which becomes the next step."""
+        name = f"decode_{'add' if self.adding else 'set'}_{name}"
+        self.steps.append(Step(name, grid, threads))
+        self.names.clear()
+        self.add('extern "C" __global__ void')
+        with self.block(f"__launch_bounds__({threads}) {name}({', '.join(self.params)})"):
+            yield
+
+    def emit(self) -> None:
+        if self.module.decode.op == "scatter":
+            raise Unsupported("scatter")
+        with self.kernel("tiles", "tiles", self.shape.threads):
+            self.over_tiles()
+
+    def over_tiles(self) -> None:
+        decode = self.module.decode
+        self.place()
+        self.layout()
+        self.add("XT* const ys = y + table[5 * p];")
+        self.scalars()
+        self.prepare(decode)
+        bad = "data[end - 1] != 0" if self.module.status else "false"
+        self.add(f"const bool bad = {bad};")
+        with self.block(f"for (int turn = 0; turn < {self.shape.turns}; ++turn)"):
+            self.each_tile()
+            with self.block("if (m)"):
+                self.prepare_groups(decode)
+                self.tile_body(decode)
+
+    def layout(self) -> None:
+        self.add(f"i64 end = at[p] + {4 * sum(map(len, header(self.module)))};")
+        for f in self.module.fields:
+            self.add(f"const i64 at_{f.name} = end; end += {size_text(f, self.tile)};")
+        self.add(f"end += {int(self.module.status)};")
+
+    def scalars(self) -> None:
+        for e in walk(self.module.decode):
+            if e.type.shape != "scalar":
+                continue
+            if e.op != "field":
+                self.declare(e, "double", "s", f"(double)({self.arithmetic(e)})")
+                continue
+            f = self.fields[str(e.value)]
+            kind = "uint32" if "int" in f.storage else f.storage
+            self.declare(e, "double", "s", f"(double)load_{kind}(data + at_{f.name})")
+
+    def field_value(self, expr: Expr) -> str:
+        f = self.fields[str(expr.value)]
+        kind = "uint32" if "int" in f.storage else f.storage
+        return f"load_{kind}(data + at_{f.name} + t * {f.item_bits // 8})"
+
+    def tile_body(self, decode: Expr) -> None:
+        s = self.shape
+        packed = [f for f in self.elements() if f.packed]
+        for f in packed:
+            self.add(
+                f"const u8* const d_{f.name} = data + at_{f.name} + t * {self.tile * f.bits // 8};"
+            )
+        self.add(f"#pragma unroll {s.held}")
+        with self.block(f"for (int k = 0; k < {s.rows}; ++k)"):
+            self.add(f"const int l = k * {s.row} + 4 * u;")
+            for f in self.elements():
+                self.load(f)
+            self.add("float v[4];")
+            if self.adding:
+                self.add("load4(ys, o + l, m - l, v);")
+            self.add("#pragma unroll")
+            with self.block("for (int e = 0; e < 4; ++e)"):
+                self.add("const int i = l + e;")
+                value = self.text(decode)
+                how = "+=" if self.adding else "="
+                self.add(f"v[e] {how} bad ? NAN_F : {value};")
+            self.add("store4(ys, o + l, m - l, v);")
+
+    def elements(self) -> list[Field]:
+        return [f for f in self.module.fields if f.shape == "n"]
+
+    def load(self, f: Field) -> None:
+        """The bits of a field for the four elements of row k, in q_NAME."""
+        self.add(f"u32 q_{f.name}[4];")
+        if not f.packed:
+            size = f.item_bits // 8
+            self.add(f"get4(data + at_{f.name} + {size} * (o + l), m - l, {size}, q_{f.name});")
+            return
+        short = f"q_{f.name}[e] = l + e < m ? code_at<{f.bits}>(d_{f.name}, m, l + e) : 0;"
+        if self.tile * f.bits < 32:
+            self.add(f"for (int e = 0; e < 4; ++e) {short}")
+            return
+        with self.block(f"if (m == {self.tile})"):
+            self.load_word(f)
+        with self.block("else"):
+            self.add(f"for (int e = 0; e < 4; ++e) {short}")
+
+    def load_word(self, f: Field) -> None:
+        s, b = self.shape, f.bits
+        words = max(1, s.rows * b // 8)
+        split = max(1, 8 // (s.rows * b))
+        place = f"(k % {words}) * {s.row} + 4 * u" if split == 1 else f"4 * (u % {s.team // split})"
+        plane = f"k / {words}" if split == 1 else f"k * {split} + u / {s.team // split}"
+        self.add(f"const u32 word = load_word(d_{f.name} + {place});")
+        self.add("#pragma unroll")
+        with self.block("for (int e = 0; e < 4; ++e)"):
+            self.add(f"q_{f.name}[e] = word >> (8 * e + {b} * ({plane})) & {(1 << b) - 1}u;")
+
+    def leaf(self, expr: Expr) -> str:
+        f = self.fields[str(expr.value)]
+        raw = f"q_{f.name}[e]"
+        if f.packed or f.storage in ("int32", "uint32"):
+            return f"(i32){raw}"
+        return {
+            "float32": f"__int_as_float((i32){raw})",
+            "float16": f"float16_value((u16){raw})",
+            "bfloat16": f"bfloat16_value((u16){raw})",
+        }[f.storage]

@@ -1,0 +1,127 @@
+"""The CUDA device by way of CuPy: memory, compilation, launches. Nothing else imports CuPy."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.backends.cuda_source import GRADIENTS, OPTIONS, Source
+from compll.errors import PayloadError, UsageError
+
+INSTALL = "pip install 'hipress[cuda12]' or 'hipress[cuda13]', whichever your driver has"
+
+
+@cache
+def cupy() -> Any:
+    """The cupy module, with a device that works. Raises UsageError."""
+    try:
+        import cupy as module
+    except ImportError as why:
+        raise UsageError(f"the cuda backend needs CuPy ({INSTALL}): {why}") from why
+    try:
+        count = module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError as why:
+        raise UsageError(f"the cuda backend finds no CUDA device: {why}") from why
+    if count == 0:
+        raise UsageError("the cuda backend finds no CUDA device")
+    return module
+
+
+class CupyDevice:
+    """Runs a source's kernels on CuPy's current device and stream."""
+
+    def __init__(self, source: Source) -> None:
+        self.cupy, self.source = cupy(), source
+        self.functions: dict[tuple[int, str, str], Any] = {}
+        self.modules: dict[tuple[int, str], Any] = {}
+
+    def upload(self, values: NDArray[Any]) -> Any:
+        """A copy in device memory."""
+        return self.cupy.asarray(values)
+
+    def zeros(self, count: int, dtype: str) -> Any:
+        """Zeros in device memory."""
+        return self.cupy.zeros(count, dtype)
+
+    def download(self, array: Any) -> NDArray[Any]:
+        """A copy in host memory; waits."""
+        result: NDArray[Any] = self.cupy.asnumpy(array)
+        return result
+
+    def dtype(self, array: Any) -> str:
+        """float32, float16 or bfloat16 (uint16 arrays hold the bits of those)."""
+        return gradient_of(array)
+
+    def launch(
+        self, gradient: str, kernel: str, grid: int, threads: int, args: tuple[Any, ...]
+    ) -> None:
+        """Run a kernel after what the current stream already holds."""
+        null = np.uint64(0)
+        self.function(gradient, kernel)(
+            (grid,), (threads,), tuple(null if a is None else a for a in args)
+        )
+
+    def function(self, gradient: str, kernel: str) -> Any:
+        """A compiled kernel of the current device; CuPy keeps cubins on disk."""
+        key = (self.cupy.cuda.runtime.getDevice(), gradient, kernel)
+        if key not in self.functions:
+            if key[:2] not in self.modules:
+                self.modules[key[:2]] = self.cupy.RawModule(
+                    code=self.source.full(gradient), options=OPTIONS, backend="nvrtc"
+                )
+            self.functions[key] = self.modules[key[:2]].get_function(kernel)
+        return self.functions[key]
+
+
+class DeviceArrays:
+    """CuPy arrays, and whatever offers `__cuda_array_interface__` (torch tensors do)."""
+
+    host = False
+
+    def vector(self, x: Any, name: str) -> Any:
+        """x as a flat cupy view: float32, float16, or uint16 for bfloat16. Raises UsageError."""
+        array = self.view(x, name)
+        if gradient_of(array) not in GRADIENTS or not array.flags.c_contiguous:
+            raise UsageError(
+                f"{name}: a contiguous float32 or float16 array (or uint16, the bits of bfloat16) "
+                f"is needed, not {array.dtype} {array.shape}"
+            )
+        return array.reshape(-1)
+
+    def payload(self, raw: Any, name: str) -> Any:
+        """bytes, or a uint8 vector in host or device memory. Raises PayloadError."""
+        module = cupy()
+        if isinstance(raw, bytes):
+            raw = np.frombuffer(raw, np.uint8)
+        data = module.asarray(raw)
+        if data.dtype != np.uint8 or data.ndim != 1:
+            raise PayloadError(
+                f"{name}: a payload is a uint8 vector, not {data.dtype} {data.shape}"
+            )
+        return module.ascontiguousarray(data)
+
+    def view(self, x: Any, name: str) -> Any:
+        """A cupy view of a device array. Raises UsageError."""
+        module = cupy()
+        if isinstance(x, module.ndarray):
+            return x
+        if not hasattr(type(x), "__cuda_array_interface__"):
+            raise UsageError(f"{name}: an array in device memory is needed, not {type(x).__name__}")
+        return module.asarray(x)
+
+    def empty(self, count: int, dtype: str) -> Any:
+        """Uninitialized."""
+        return cupy().empty(count, dtype)
+
+    def zeros(self, count: int, dtype: str) -> Any:
+        """Zeros."""
+        return cupy().zeros(count, dtype)
+
+
+def gradient_of(array: Any) -> str:
+    """The dtype of the gradients that an array holds."""
+    name = str(array.dtype.name)
+    return "bfloat16" if name == "uint16" else name

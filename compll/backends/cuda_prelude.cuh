@@ -1,0 +1,347 @@
+// What generated CUDA kernels call. A host compiler compiles it too: the tests run kernels that way.
+//
+// A *team* of T threads of one warp owns a tile. Thread u holds the elements k * 4T + 4u + j of row
+// k, j = 0..3: 16-byte accesses, the lanes of [Note: order of sums] 4u..4u+3, and whole bytes of
+// [Note: packing]. All threads of a warp take part in every collective; a team without a tile has
+// m = 0 elements.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+#define D static __device__ __forceinline__
+#define FULL 0xffffffffu
+#define NAN_F __int_as_float(0x7fc00000)
+
+// gradients and outputs: GRADIENT is 0 float32, 1 float16, 2 bfloat16
+#if GRADIENT == 0
+typedef float XT;
+#else
+typedef u16 XT;
+#endif
+
+// ---- numbers ----
+
+D bool finite(float x) { return (__float_as_int(x) & 0x7fffffff) < 0x7f800000; }
+D bool is_nan(float x) { return x != x; }
+D float f_min(float a, float b) { return a < b ? a : b; }
+D float f_max(float a, float b) { return a > b ? a : b; }
+D float f_sign(float a) { return a < 0.0f ? -1.0f : 1.0f; }
+D float f_mod(float a, float b) { return a - b * floorf(a / b); }
+D double d_min(double a, double b) { return a < b ? a : b; }
+D double d_max(double a, double b) { return a > b ? a : b; }
+D double d_mod(double a, double b) { return a - b * floor(a / b); }
+D i32 i_add(i32 a, i32 b) { return (i32)((u32)a + (u32)b); }
+D i32 i_sub(i32 a, i32 b) { return (i32)((u32)a - (u32)b); }
+D i32 i_mul(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }
+D i32 i_neg(i32 a) { return (i32)(0u - (u32)a); }
+D i32 i_abs(i32 a) { return a < 0 ? i_neg(a) : a; }
+D i32 i_min(i32 a, i32 b) { return a < b ? a : b; }
+D i32 i_max(i32 a, i32 b) { return a > b ? a : b; }
+D i32 i_shl(i32 a, i32 b) { return (i32)((u32)a << (b & 31)); }
+D i32 i_shr(i32 a, i32 b) { return a >> (b & 31); }
+D i32 i_floordiv(i32 a, i32 b) {
+  if (b == 0) return 0;
+  if (b == -1) return i_neg(a);
+  i32 q = a / b;
+  return q - ((a % b != 0) && ((a < 0) != (b < 0)));
+}
+D i32 i_mod(i32 a, i32 b) { return b == 0 ? 0 : i_sub(a, i_mul(b, i_floordiv(a, b))); }
+D i32 i_trunc(float x) {
+  if (!finite(x)) return 0;
+  x = x > -2147483648.0f ? x : -2147483648.0f;
+  return (i32)(x < 2147483520.0f ? x : 2147483520.0f);
+}
+D u32 abs_bits(float x) { return (u32)__float_as_int(x) & 0x7fffffffu; }
+// int32 keys that order as the floats do; a positive NaN is above infinity
+D i32 key(float x) { i32 b = __float_as_int(x); return b ^ ((b >> 31) & 0x7fffffff); }
+D float unkey(i32 k) { return __int_as_float(k ^ ((k >> 31) & 0x7fffffff)); }
+
+// codes of packed fields: truncated into 0..top; NaN becomes 0
+D u32 f_code(float x, float top) { x = x > 0.0f ? x : 0.0f; return (u32)(x < top ? x : top); }
+D u32 i_code(i32 x, i32 top) { x = x > 0 ? x : 0; return (u32)(x < top ? x : top); }
+
+D u16 bfloat16_bits(float x) {
+  u32 raw = (u32)__float_as_int(x);
+  return (u16)((is_nan(x) ? raw | 0x400000u : raw + 0x7fffu + ((raw >> 16) & 1u)) >> 16);
+}
+D float bfloat16_value(u16 b) { return __int_as_float((i32)((u32)b << 16)); }
+D float bfloat16(float x) { return bfloat16_value(bfloat16_bits(x)); }
+D float bfloat16_up(float x) {
+  u32 raw = (u32)__float_as_int(x);
+  return finite(x) ? __int_as_float((i32)((raw + 0xffffu) & 0xffff0000u)) : x;
+}
+
+#ifdef __CUDA_ARCH__
+D u16 float16_bits(float x) {
+  u16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return is_nan(x) ? (u16)(0x7e00 | ((u32)__float_as_int(x) >> 16 & 0x8000) |
+                           (((u32)__float_as_int(x) >> 13) & 0x3ff)) : h;
+}
+D float float16_value(u16 h) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+}
+#else
+D u16 float16_bits(float x) {
+  u32 raw = (u32)__float_as_int(x), sign = (raw >> 16) & 0x8000u, a = raw & 0x7fffffffu;
+  if (a > 0x7f800000u) return (u16)(sign | 0x7e00u | ((raw >> 13) & 0x3ffu));
+  if (a >= 0x47800000u) return (u16)(sign | 0x7c00u);
+  if (a < 0x38800000u) {  // a subnormal: adding 0.5 rounds at its last bit
+    float rounded = __int_as_float((i32)a) + 0.5f;
+    return (u16)(sign | ((u32)__float_as_int(rounded) - 0x3f000000u));
+  }
+  u32 odd = (a >> 13) & 1u;
+  return (u16)(sign | ((a + 0xc8000fffu + odd) >> 13));
+}
+D float float16_value(u16 h) {
+  u32 sign = (u32)(h & 0x8000) << 16, e = (h >> 10) & 31u, f = h & 0x3ffu;
+  if (e == 31) return __int_as_float((i32)(sign | 0x7f800000u | (f << 13)));
+  if (e) return __int_as_float((i32)(sign | ((e + 112u) << 23) | (f << 13)));
+  float small = (float)f * 5.9604644775390625e-8f;
+  return __int_as_float((i32)(sign | (u32)__float_as_int(small)));
+}
+#endif
+D float float16(float x) { return float16_value(float16_bits(x)); }
+
+// ---- random draws: [Note: random draws] in numbers.py ----
+
+D u64 splitmix(u64 x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+D u64 stream(u64 seed, u64 step, u64 tensor, u64 draw, u64 high) {
+  u64 h = splitmix(seed);
+  h = splitmix(h ^ step);
+  h = splitmix(h ^ tensor);
+  h = splitmix(h ^ draw);
+  return splitmix(h ^ high);
+}
+D u32 hashed(u32 spread, u32 k1) {
+  u32 x = (spread ^ (spread >> 15)) * 0x7FEB352Du;
+  x = x ^ (x >> 13) ^ k1;
+  return x * 0x846CA68Bu;
+}
+// the draw of element e under the keys (k0, k1) of its stream
+D float uniform(u32 e, u64 keys) {
+  u32 x = hashed(e * 0x9E3779B9u + (u32)(keys >> 32), (u32)keys);
+  return __int_as_float((i32)((x >> 9) | 0x3f800000u)) - 1.0f;
+}
+// the keys of `draws` streams for a block's elements, which begin at e: two highs at most
+D void block_keys(u64* keys, int draws, u64 seed, u64 step, i64 tensor, i64 e) {
+  for (int i = threadIdx.x; i < 2 * draws; i += blockDim.x)
+    keys[i] = stream(seed, step, (u64)tensor, (u64)(i / 2), (u64)(e >> 32) + (u64)(i % 2));
+  __syncthreads();
+}
+
+// ---- memory: payload fields stand at any byte ----
+
+D bool aligned(const void* p, u32 bytes) { return ((u64)p & (bytes - 1)) == 0; }
+D void store_bytes(u8* p, u32 value, int count) {
+  for (int i = 0; i < count; ++i) p[i] = (u8)(value >> (8 * i));
+}
+D u32 load_bytes(const u8* p, int count) {
+  u32 value = 0;
+  for (int i = 0; i < count; ++i) value |= (u32)p[i] << (8 * i);
+  return value;
+}
+D void store_word(u8* p, u32 value) {
+  if (aligned(p, 4)) *(u32*)p = value; else store_bytes(p, value, 4);
+}
+D u32 load_word(const u8* p) { return aligned(p, 4) ? *(const u32*)p : load_bytes(p, 4); }
+D void store_half(u8* p, u16 value) {
+  if (aligned(p, 2)) *(u16*)p = value; else store_bytes(p, value, 2);
+}
+D u16 load_half(const u8* p) { return aligned(p, 2) ? *(const u16*)p : (u16)load_bytes(p, 2); }
+
+D void store_uint32(u8* p, i64 value) { store_word(p, (u32)value); }
+D void store_float32(u8* p, float value) { store_word(p, (u32)__float_as_int(value)); }
+D void store_float16(u8* p, float value) { store_half(p, float16_bits(value)); }
+D void store_bfloat16(u8* p, float value) { store_half(p, bfloat16_bits(value)); }
+D i64 load_uint32(const u8* p) { return (i64)load_word(p); }
+D float load_float32(const u8* p) { return __int_as_float((i32)load_word(p)); }
+D float load_float16(const u8* p) { return float16_value(load_half(p)); }
+D float load_bfloat16(const u8* p) { return bfloat16_value(load_half(p)); }
+
+struct alignas(16) Quad { u32 v[4]; };
+struct alignas(8) Pair { u32 v[2]; };
+
+// four elements at i of n (zero beyond): one access where address and length allow it
+D void load4(const float* x, i64 i, int count, float* v) {
+  if (count >= 4 && aligned(x + i, 16)) {
+    Quad q = *(const Quad*)(x + i);
+    for (int j = 0; j < 4; ++j) v[j] = __int_as_float((i32)q.v[j]);
+  } else {
+    for (int j = 0; j < 4; ++j) v[j] = j < count ? x[i + j] : 0.0f;
+  }
+}
+D void store4(float* x, i64 i, int count, const float* v) {
+  if (count >= 4 && aligned(x + i, 16)) {
+    Quad q;
+    for (int j = 0; j < 4; ++j) q.v[j] = (u32)__float_as_int(v[j]);
+    *(Quad*)(x + i) = q;
+  } else {
+    for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = v[j];
+  }
+}
+// states take up finite values only
+D void keep4(float* x, i64 i, int count, const float* v) {
+  bool all = finite(v[0]) && finite(v[1]) && finite(v[2]) && finite(v[3]);
+  if (all) { store4(x, i, count, v); return; }
+  for (int j = 0; j < 4; ++j) if (j < count && finite(v[j])) x[i + j] = v[j];
+}
+#if GRADIENT != 0
+D float value16(u16 h) { return GRADIENT == 1 ? float16_value(h) : bfloat16_value(h); }
+D u16 bits16(float x) { return GRADIENT == 1 ? float16_bits(x) : bfloat16_bits(x); }
+D void load4(const u16* x, i64 i, int count, float* v) {
+  if (count >= 4 && aligned(x + i, 8)) {
+    Pair q = *(const Pair*)(x + i);
+    for (int j = 0; j < 4; ++j) v[j] = value16((u16)(q.v[j >> 1] >> (16 * (j & 1))));
+  } else {
+    for (int j = 0; j < 4; ++j) v[j] = j < count ? value16(x[i + j]) : 0.0f;
+  }
+}
+D void store4(u16* x, i64 i, int count, const float* v) {
+  if (count >= 4 && aligned(x + i, 8)) {
+    Pair q;
+    for (int j = 0; j < 2; ++j) q.v[j] = bits16(v[2 * j]) | (u32)bits16(v[2 * j + 1]) << 16;
+    *(Pair*)(x + i) = q;
+  } else {
+    for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = bits16(v[j]);
+  }
+}
+#endif
+D float load1(const float* x, i64 i) { return x[i]; }
+D void store1(float* x, i64 i, float v) { x[i] = v; }
+#if GRADIENT != 0
+D float load1(const u16* x, i64 i) { return value16(x[i]); }
+D void store1(u16* x, i64 i, float v) { x[i] = bits16(v); }
+#endif
+
+// four items of 2 or 4 bytes in the payload
+D void put4(u8* p, int count, int bytes, const u32* v) {
+  if (count >= 4 && bytes == 4 && aligned(p, 16)) {
+    Quad q;
+    for (int j = 0; j < 4; ++j) q.v[j] = v[j];
+    *(Quad*)p = q;
+  } else if (count >= 4 && bytes == 2 && aligned(p, 8)) {
+    Pair q;
+    for (int j = 0; j < 2; ++j) q.v[j] = v[2 * j] | v[2 * j + 1] << 16;
+    *(Pair*)p = q;
+  } else {
+    for (int j = 0; j < 4; ++j)
+      if (j < count) { if (bytes == 4) store_word(p + 4 * j, v[j]); else store_half(p + 2 * j, (u16)v[j]); }
+  }
+}
+D void get4(const u8* p, int count, int bytes, u32* v) {
+  if (count >= 4 && bytes == 4 && aligned(p, 16)) {
+    Quad q = *(const Quad*)p;
+    for (int j = 0; j < 4; ++j) v[j] = q.v[j];
+  } else if (count >= 4 && bytes == 2 && aligned(p, 8)) {
+    Pair q = *(const Pair*)p;
+    for (int j = 0; j < 4; ++j) v[j] = (q.v[j >> 1] >> (16 * (j & 1))) & 0xffffu;
+  } else {
+    for (int j = 0; j < 4; ++j)
+      v[j] = j < count ? (bytes == 4 ? load_word(p + 4 * j) : load_half(p + 2 * j)) : 0;
+  }
+}
+
+// ---- pieces and tiles ----
+
+// the piece of a block: first[p] <= block < first[p + 1]
+D int find(const i64* first, int pieces, i64 block) {
+  int low = 0, high = pieces;
+  while (high - low > 1) {
+    int mid = (low + high) / 2;
+    if (first[mid] <= block) low = mid; else high = mid;
+  }
+  return low;
+}
+
+// ---- sums and extremes over a team ----
+
+template <int T> D float team_sum(float a, float b, float c, float d) {
+  for (int h = T / 2; h > 0; h >>= 1) {
+    a += __shfl_down_sync(FULL, a, h, T);
+    b += __shfl_down_sync(FULL, b, h, T);
+    c += __shfl_down_sync(FULL, c, h, T);
+    d += __shfl_down_sync(FULL, d, h, T);
+  }
+  return __shfl_sync(FULL, (a + c) + (b + d), 0, T);
+}
+template <int T> D i32 team_max(i32 v) {
+  for (int h = T / 2; h > 0; h >>= 1) v = i_max(v, __shfl_xor_sync(FULL, v, h, T));
+  return v;
+}
+template <int T> D i32 team_min(i32 v) {
+  for (int h = T / 2; h > 0; h >>= 1) v = i_min(v, __shfl_xor_sync(FULL, v, h, T));
+  return v;
+}
+template <int T> D i32 team_total(i32 v) {
+  for (int h = T / 2; h > 0; h >>= 1) v += __shfl_xor_sync(FULL, v, h, T);
+  return v;
+}
+template <int T> D u32 team_or(u32 v) {
+  for (int h = T / 2; h > 0; h >>= 1) v |= __shfl_xor_sync(FULL, v, h, T);
+  return v;
+}
+
+// ---- over a block of 128 threads: the tiles' parts of one piece ----
+
+D double block_total(const u32* parts, i64 tiles) {
+  __shared__ double lanes[128];
+  double sum = 0.0;
+  for (i64 i = threadIdx.x; i < tiles; i += 128) sum += (double)__int_as_float((i32)parts[i]);
+  lanes[threadIdx.x] = sum;
+  for (int h = 64; h > 0; h >>= 1) {
+    __syncthreads();
+    if ((int)threadIdx.x < h) lanes[threadIdx.x] += lanes[threadIdx.x + h];
+  }
+  __syncthreads();
+  double result = lanes[0];
+  __syncthreads();
+  return result;
+}
+D i32 block_extreme(const u32* parts, i64 tiles, bool largest) {
+  __shared__ i32 lanes[128];
+  i32 best = largest ? -2147483647 : 2147483647;
+  for (i64 i = threadIdx.x; i < tiles; i += 128) {
+    i32 k = (i32)parts[i];
+    best = largest ? i_max(best, k) : i_min(best, k);
+  }
+  lanes[threadIdx.x] = best;
+  for (int h = 64; h > 0; h >>= 1) {
+    __syncthreads();
+    if ((int)threadIdx.x < h) {
+      i32 other = lanes[threadIdx.x + h], own = lanes[threadIdx.x];
+      lanes[threadIdx.x] = largest ? i_max(own, other) : i_min(own, other);
+    }
+  }
+  __syncthreads();
+  best = lanes[0];
+  __syncthreads();
+  return best;
+}
+
+// ---- packing ----
+
+// Pack a tile of m codes (a byte each, in shared memory) byte by byte: short tiles.
+template <int BITS> D void pack_short(const u8* codes, u8* out, int m, int u, int team) {
+  int width = (m * BITS + 7) / 8;
+  for (int b = u; b < width; b += team) {
+    u32 byte = 0;
+    for (int p = 0; p < 8 / BITS; ++p)
+      if (b + p * width < m) byte |= (u32)codes[b + p * width] << (p * BITS);
+    out[b] = (u8)byte;
+  }
+}
+template <int BITS> D u32 code_at(const u8* data, int m, int i) {
+  int width = (m * BITS + 7) / 8;
+  return ((u32)data[i % width] >> ((i / width) * BITS)) & ((1u << BITS) - 1u);
+}

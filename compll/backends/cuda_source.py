@@ -1,0 +1,116 @@
+"""The CUDA C++ of a module: its text, and in which order its kernels run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from compll.backends.cuda_decode import Decoder
+from compll.backends.cuda_encode import Encoder
+from compll.backends.cuda_values import Shape, Step, Values, shape_of
+from compll.errors import Diagnostic, Span, SpecError
+from compll.ir import Expr, Module
+from compll.layout import tile_of
+from compll.passes import Unsupported, schedule
+from compll.static import depends
+
+GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+OPTIONS = ("--std=c++17", "--fmad=false", "-default-device")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a batch is encoded or decoded: launches in order, and what they need.
+
+    params: of every kernel, as C declarations. statics: host-computed values, a row per piece.
+    slots: tensor-level values kept between kernels. parts: tensor-level reductions.
+    """
+
+    steps: tuple[Step, ...]
+    params: tuple[str, ...]
+    statics: tuple[Expr, ...]
+    slots: int = 0
+    parts: int = 0
+    states: tuple[str, ...] = ()
+
+    @property
+    def steps_matter(self) -> bool:
+        """Whether a host-computed value depends on the step."""
+        return any("step" in depends(e) for e in self.statics)
+
+
+@dataclass
+class Source:
+    """The generated text (without the prelude) and its plans by name.
+
+    Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode).
+    """
+
+    text: str
+    shape: Shape
+    plans: dict[str, Plan] = field(default_factory=dict)
+
+    def full(self, gradient: str = "float32") -> str:
+        """All that a compiler needs, for gradients of this dtype."""
+        return f"#define GRADIENT {GRADIENTS[gradient]}\n{prelude()}\n{self.text}"
+
+
+@cache
+def prelude() -> str:
+    """The functions that all kernels share."""
+    return Path(__file__).with_name("cuda_prelude.cuh").read_text()
+
+
+def source(module: Module, threads: int = 256) -> Source:
+    """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
+    try:
+        return _source(module, threads)
+    except Unsupported as why:
+        problem = f"the cuda backend does not compile {why}"
+        raise SpecError([Diagnostic(module.name, Span(), problem)]) from why
+
+
+def _source(module: Module, threads: int) -> Source:
+    result = Source("", shape_of(tile_of(module), threads))
+    for name, feed in (("encode", False), ("feed", True)):
+        if (feed and not module.states) or (not feed and module.updates):
+            continue
+        encoder = Encoder(schedule(module, feed=feed), feed, name, threads)
+        states = (*encoder.elementwise, *encoder.per_tensor)
+        _add(result, name, encoder, encoder.steps, encoder.params,
+             len(encoder.slots), len(encoder.parts), states)  # fmt: skip
+    for name, add in (("set", False), ("add", True)):
+        decoder = Decoder(module, add, threads)
+        _add(result, name, decoder, decoder.steps, decoder.params)
+    return result
+
+
+def _add(
+    result: Source, name: str, values: Values, steps: list[Step], params: tuple[str, ...],
+    slots: int = 0, parts: int = 0, states: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    result.text += str(values)
+    result.plans[name] = Plan(tuple(steps), params, tuple(values.statics), slots, parts, states)
+
+
+def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:
+    """Generated CUDA C++ by the dtype of gradients, for `compll build`."""
+    text = source(module)
+    return {gradient: text.full(gradient) for gradient in GRADIENTS}
+
+
+def cubin(text: str, arch: str) -> bytes:
+    """Compile for one architecture ("sm_90") with NVRTC; no device is needed."""
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(text, "compll.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", *OPTIONS))
+        return bytes(nvrtc.getCUBIN(program))
+    except nvrtc.NVRTCError as why:
+        raise RuntimeError(f"NVRTC: {nvrtc.getProgramLog(program)}") from why
+    finally:
+        nvrtc.destroyProgram(program)

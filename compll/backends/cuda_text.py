@@ -1,0 +1,121 @@
+"""Expressions as the text of CUDA C++; what they call stands in cuda_prelude.cuh.
+
+Element and group values are float or i32, tensor-level values double. The compiler must not
+contract a * b + c (`--fmad=false`), or payloads would differ between backends.
+"""
+
+from __future__ import annotations
+
+from compll.ir import Expr
+from compll.passes import Unsupported
+
+FLOAT = {
+    "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
+    "neg": "(-{})", "abs": "fabsf({})", "floor": "floorf({})", "ceil": "ceilf({})",
+    "round": "rintf({})", "sqrt": "sqrtf({})", "exp": "expf({})", "log": "logf({})",
+    "log2": "log2f({})", "pow": "powf({}, {})", "where": "({} ? {} : {})",
+    "min": "f_min({}, {})", "max": "f_max({}, {})", "sign": "f_sign({})",
+    "floordiv": "floorf({} / {})", "mod": "f_mod({}, {})", "float16": "float16({})",
+    "bfloat16": "bfloat16({})", "bfloat16_up": "bfloat16_up({})", "float32": "{}",
+}  # fmt: skip
+INT = {
+    "add": "i_add({}, {})", "sub": "i_sub({}, {})", "mul": "i_mul({}, {})", "neg": "i_neg({})",
+    "bitand": "({} & {})", "bitor": "({} | {})", "bitxor": "({} ^ {})", "shl": "i_shl({}, {})",
+    "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "({} ? {} : {})", "min": "i_min({}, {})",
+    "max": "i_max({}, {})", "sign": "({} < 0 ? -1 : 1)", "trunc": "i_trunc({})",
+    "floordiv": "i_floordiv({}, {})", "mod": "i_mod({}, {})",
+}  # fmt: skip
+BOOL = {
+    "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
+    "eq": "({} == {})", "ne": "({} != {})", "and": "({} && {})", "or": "({} || {})",
+    "not": "(!{})", "isfinite": "finite({})", "isnan": "is_nan({})", "where": "({} ? {} : {})",
+}  # fmt: skip
+TENSOR = {
+    "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})", "neg": "(-{})",
+    "pow": "pow((double){}, (double){})", "abs": "fabs((double){})", "floor": "floor((double){})",
+    "ceil": "ceil((double){})", "round": "rint((double){})", "sqrt": "sqrt((double){})",
+    "exp": "exp((double){})", "log": "log((double){})", "log2": "log2((double){})",
+    "min": "d_min({}, {})", "max": "d_max({}, {})", "sign": "({} < 0 ? -1.0 : 1.0)",
+    "where": "({} ? {} : {})", "choose": "({} ? {} : {})", "floordiv": "floor({} / {})",
+    "mod": "d_mod({}, {})", "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})",
+    "ge": "({} >= {})", "eq": "({} == {})", "ne": "({} != {})", "and": "({} && {})",
+    "or": "({} || {})", "not": "(!{})", "isfinite": "isfinite((double){})",
+    "isnan": "isnan((double){})", "float": "((double){})", "int": "((double)(i64){})",
+    "float16": "((double)float16((float){}))", "bfloat16": "((double)bfloat16((float){}))",
+    "bfloat16_up": "((double)bfloat16_up((float){}))", "float32": "((double)(float){})",
+    "trunc": "((double)(i64){})", "bitand": "((double)((i64){} & (i64){}))",
+    "bitor": "((double)((i64){} | (i64){}))", "bitxor": "((double)((i64){} ^ (i64){}))",
+    "shl": "((double)((i64){} << (i64){}))", "shr": "((double)((i64){} >> (i64){}))", "lift": "{}",
+}  # fmt: skip
+BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
+C_TYPE = {"float": "float", "int": "i32", "bool": "bool"}
+
+
+def tensor(expr: Expr, args: list[str]) -> str:
+    """A tensor-level operator applied to argument texts. Raises Unsupported."""
+    if expr.op not in TENSOR:
+        raise Unsupported(expr.op)
+    return TENSOR[expr.op].format(*args)
+
+
+def element(expr: Expr, args: list[str]) -> str:
+    """An element or group operator applied to argument texts. Raises Unsupported."""
+    if expr.op == "float":
+        return f"(float)({args[0]})"
+    if expr.op == "int":
+        return f"(i32)({args[0]})"
+    texts = BY_DTYPE[expr.type.dtype]
+    if expr.op not in texts:
+        raise Unsupported(expr.op)
+    return texts[expr.op].format(*args)
+
+
+def code(bits: int, expr: Expr, text: str) -> str:
+    """The packed code of a value, a u32."""
+    top = (1 << bits) - 1
+    if expr.type.dtype == "bool":
+        return f"(u32)({text})"
+    return f"f_code({text}, {top}.0f)" if expr.type.dtype == "float" else f"i_code({text}, {top})"
+
+
+def literal(expr: Expr, dtype: str) -> str:
+    """A constant of the spec as a typed literal, or nothing."""
+    while expr.op in ("float", "int", "lift") and expr.args:
+        expr = expr.args[0]
+    if expr.op != "const" or dtype not in ("float", "int") or not abs(expr.value) < 1e30:
+        return ""
+    return f"((float){float(expr.value)!r})" if dtype == "float" else f"({int(expr.value)})"
+
+
+class Lines:
+    """Text under construction, with indentation."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def add(self, text: str) -> None:
+        """One line at the present depth."""
+        self.lines.append("  " * self.depth + text)
+
+    def block(self, head: str) -> Block:
+        """`with lines.block("for (...)"):` puts braces around what follows."""
+        return Block(self, head)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+class Block:
+    """A pair of braces."""
+
+    def __init__(self, lines: Lines, head: str) -> None:
+        self.lines, self.head = lines, head
+
+    def __enter__(self) -> None:
+        self.lines.add(f"{self.head} {{".lstrip())
+        self.lines.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.lines.depth -= 1
+        self.lines.add("}")

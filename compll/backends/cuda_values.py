@@ -1,0 +1,224 @@
+"""What CUDA encode and decode kernels share: the shape of a tile, and values of every level as text.
+
+Unlike the CPU backend no shared value gets a buffer: a tile's elements are in registers and its
+loops unrolled, so the compiler finds common subexpressions itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compll.backends.cuda_text import C_TYPE, Lines, code, element, literal, tensor
+from compll.ir import Expr, Field, Module, walk
+from compll.layout import tile_of
+
+ROWS = 8  # of a tile that a thread holds at a time: 32 elements
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How threads share tiles. See cuda_prelude.cuh for team, row and lane.
+
+    team: threads a tile. rows: of 4 * team elements. held: rows in registers at a time.
+    threads: of a block. turns: tiles that a team does one after another.
+    """
+
+    tile: int
+    team: int
+    rows: int
+    threads: int
+    turns: int
+
+    @property
+    def held(self) -> int:
+        return min(self.rows, ROWS)
+
+    @property
+    def chunks(self) -> int:
+        return self.rows // self.held
+
+    @property
+    def teams(self) -> int:
+        """Of a block."""
+        return self.threads // self.team
+
+    @property
+    def tiles(self) -> int:
+        """Of a block."""
+        return self.teams * self.turns
+
+    @property
+    def row(self) -> int:
+        """Elements of a row."""
+        return 4 * self.team
+
+
+def shape_of(tile: int, threads: int = 256) -> Shape:
+    """The shape for tiles of this size; a block's codes take at most 32 KiB of shared memory."""
+    team = min(32, tile // 4)
+    rows = tile // (4 * team)
+    most = max(32, (1 << 15) // tile * team)
+    return Shape(tile, team, rows, min(threads, most), max(1, ROWS // rows))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A launch. grid: "tiles" (Shape.tiles of a piece a block) or "pieces" (one a block)."""
+
+    kernel: str
+    grid: str
+    threads: int
+
+
+class Values(Lines):
+    """Emits expressions; knows which values already have a name."""
+
+    def __init__(self, module: Module, threads: int) -> None:
+        super().__init__()
+        self.module, self.tile = module, tile_of(module)
+        self.shape = shape_of(self.tile, threads)
+        self.fields = {f.name: f for f in module.fields}
+        self.statics: list[Expr] = []
+        self.slots: dict[int, int] = {}
+        self.names: dict[int, str] = {}
+        self.fresh = 0
+
+    def name(self, prefix: str) -> str:
+        """A new local name."""
+        self.fresh += 1
+        return f"{prefix}{self.fresh}"
+
+    def declare(self, expr: Expr, kind: str, prefix: str, text: str) -> str:
+        """Name a value in the present block."""
+        name = self.names[id(expr)] = self.name(prefix)
+        self.add(f"const {kind} {name} = {text};")
+        return name
+
+    # static and tensor-level values
+
+    def static(self, expr: Expr) -> str:
+        """A host-computed value: an element of the piece's row of statics."""
+        known = next((i for i, e in enumerate(self.statics) if e is expr), None)
+        if known is None:
+            known = len(self.statics)
+            self.statics.append(expr)
+        text = f"st[p * statics + {known}]"
+        return f"({text} != 0.0)" if expr.type.dtype == "bool" else text
+
+    def scalar(self, expr: Expr) -> str:
+        """A tensor-level value: a name in this kernel, or one that an earlier kernel left."""
+        if expr.type.shape == "static":
+            return self.static(expr)
+        if id(expr) not in self.names:
+            text = f"sc[p * slots + {self.slots[id(expr)]}]"
+            self.declare(expr, "double", "s", text)
+        return self.names[id(expr)]
+
+    def arithmetic(self, expr: Expr) -> str:
+        """A tensor-level operator as text."""
+        return tensor(expr, list(map(self.scalar, expr.args)))
+
+    # element and group values
+
+    def lifted(self, expr: Expr) -> str:
+        """A name (or literal) for a value that is constant over a loop."""
+        (arg,) = expr.args
+        known = literal(arg, expr.type.dtype)
+        if known:
+            return known
+        if arg.type.shape == "group":
+            return self.group(arg)
+        if id(expr) not in self.names:
+            kind = C_TYPE[expr.type.dtype]
+            cast = f"({kind})" if kind != "bool" else "0 != "
+            self.declare(expr, kind, "h", f"{cast}({self.scalar(arg)})")
+        return self.names[id(expr)]
+
+    def group(self, expr: Expr) -> str:
+        """A group-level value, in a local name."""
+        if id(expr) not in self.names:
+            text = self.group_text(expr)
+            self.declare(expr, C_TYPE[expr.type.dtype], "v", text)
+        return self.names[id(expr)]
+
+    def group_text(self, expr: Expr) -> str:
+        if expr.op == "lift":
+            return self.lifted(expr)
+        if expr.op == "group_size":
+            return "(float)m"
+        if expr.op == "field":
+            return self.field_value(expr)
+        if expr.op.startswith("reduce_"):
+            return self.reduction(expr)
+        return element(expr, [self.group(a) for a in expr.args])
+
+    def field_value(self, expr: Expr) -> str:
+        raise NotImplementedError
+
+    def reduction(self, expr: Expr) -> str:
+        raise NotImplementedError
+
+    def prepare(self, *roots: Expr) -> None:
+        """Name everything that is constant over the piece."""
+        for e in walk(*roots):
+            if e.op == "lift" and e.args[0].type.shape in ("static", "scalar"):
+                self.lifted(e)
+
+    def prepare_groups(self, *roots: Expr) -> None:
+        """Name everything that is constant over the group."""
+        for e in walk(*roots):
+            if e.op == "lift" and e.args[0].type.shape == "group":
+                self.group(e.args[0])
+
+    def text(self, expr: Expr) -> str:
+        """The value of element `e` of a thread's, at place `i` of the tile."""
+        if expr.op == "lift":
+            return self.lifted(expr)
+        if expr.op == "uniform":
+            return f"uniform((u32)(begin + i), r{expr.value})"
+        if expr.op == "code":
+            bits = self.fields[str(expr.value)].bits
+            return f"(i32)({code(bits, expr.args[0], self.text(expr.args[0]))})"
+        if not expr.args:
+            return self.leaf(expr)
+        return element(expr, [self.text(a) for a in expr.args])
+
+    def leaf(self, expr: Expr) -> str:
+        raise NotImplementedError
+
+    # the parts of every kernel
+
+    def piece(self) -> None:
+        """Declarations about the piece p."""
+        self.add("const i64 n = table[5 * p + 1];")
+        self.add(f"const i64 tiles = (n + {self.tile - 1}) / {self.tile};")
+
+    def place(self) -> None:
+        """Declarations of a block over tiles: its piece, and the first of its tiles."""
+        s = self.shape
+        self.add("const int p = find(first, pieces, blockIdx.x);")
+        self.piece()
+        self.add(f"const i64 tile_first = ((i64)blockIdx.x - first[p]) * {s.tiles};")
+        self.add(f"const int u = threadIdx.x % {s.team}, team = threadIdx.x / {s.team};")
+
+    def each_tile(self) -> None:
+        """Declarations of a turn: tile t from element o on, m elements."""
+        s = self.shape
+        self.add(f"const i64 t = tile_first + turn * {s.teams} + team, o = t * {self.tile};")
+        self.add(f"const int m = n - o >= {self.tile} ? {self.tile} : n > o ? (int)(n - o) : 0;")
+
+
+def size_text(f: Field, tile: int) -> str:
+    """Bytes of a field of fixed size, as text over n and tiles."""
+    if f.shape == "scalar":
+        return str(f.item_bits // 8)
+    if f.shape == "group":
+        return f"tiles * {f.item_bits // 8}"
+    if f.packed:
+        return f"(n / {tile}) * {tile * f.bits // 8} + ((n % {tile}) * {f.bits} + 7) / 8"
+    return f"n * {f.item_bits // 8}"
+
+
+def draws(*roots: Expr) -> list[int]:
+    """Numbers of the random draws below these expressions."""
+    return sorted({int(e.value) for e in walk(*roots) if e.op == "uniform"})

@@ -1,0 +1,98 @@
+"""Generated CUDA kernels on the CPU: compiled by g++ with shim.h, driven through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from compll.backends.cuda_source import Source
+from compll.cache import folder
+
+HERE = Path(__file__).parent
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC",
+         "-w"]  # fmt: skip
+ADDRESS = ["-fsanitize=address", "-fno-omit-frame-pointer"]
+C_TYPES = {
+    "int": ctypes.c_int,
+    "i64": ctypes.c_longlong,
+    "u64": ctypes.c_ulonglong,
+    "float": ctypes.c_float,
+}
+
+
+def build(text: str, *, sanitize: bool = False) -> Path:
+    """The shared library of a source text, compiled once per text."""
+    flags = FLAGS + (ADDRESS if sanitize else [])
+    shim = (HERE / "shim.h").read_text()
+    digest = hashlib.sha256("\0".join([shim, text, *flags]).encode()).hexdigest()[:20]
+    path = folder("cuda_host") / f"{digest}.so"
+    if not path.exists():
+        source = path.with_suffix(f".{os.getpid()}.cpp")
+        source.write_text(text)
+        made = path.with_suffix(f".{os.getpid()}.so")
+        command = ["g++", *flags, "-include", str(HERE / "shim.h"), str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise AssertionError(done.stderr[:4000])
+        made.replace(path)
+        source.unlink()
+    return path
+
+
+def entry(kernel: str, params: tuple[str, ...]) -> str:
+    """A C function that runs a kernel on a grid."""
+    names = ", ".join(p.split()[-1].lstrip("*") for p in params)
+    return (
+        f'extern "C" void run_{kernel}(int grid_, int threads_, {", ".join(params)}) '
+        f"{{ shim::launch(grid_, threads_, [=] {{ {kernel}({names}); }}); }}\n"
+    )
+
+
+class HostDevice:
+    """What cuda.Kernels asks of a device, on NumPy arrays and the shim."""
+
+    def __init__(self, source: Source, *, sanitize: bool = False) -> None:
+        self.source, self.sanitize = source, sanitize
+        self.params = {s.kernel: plan.params for plan in source.plans.values() for s in plan.steps}
+        self.launches: list[str] = []
+        self.libraries: dict[str, ctypes.CDLL] = {}
+
+    def library(self, gradient: str) -> ctypes.CDLL:
+        if gradient not in self.libraries:
+            entries = "".join(entry(k, p) for k, p in self.params.items())
+            path = build(self.source.full(gradient) + entries, sanitize=self.sanitize)
+            self.libraries[gradient] = ctypes.CDLL(str(path))
+        return self.libraries[gradient]
+
+    def upload(self, values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values).copy()
+
+    def zeros(self, count: int, dtype: str) -> np.ndarray:
+        return np.zeros(count, dtype)
+
+    def download(self, array: np.ndarray) -> np.ndarray:
+        return array.copy()
+
+    def dtype(self, array: np.ndarray) -> str:
+        return {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name)
+
+    def launch(
+        self, gradient: str, kernel: str, grid: int, threads: int, args: tuple[object, ...]
+    ) -> None:
+        self.launches.append(kernel)
+        function = getattr(self.library(gradient), f"run_{kernel}")
+        function.argtypes = [ctypes.c_int, ctypes.c_int, *map(c_type, self.params[kernel])]
+        function(grid, threads, *map(plain, args))
+
+
+def c_type(param: str) -> type:
+    return ctypes.c_void_p if "*" in param else C_TYPES[param.split()[0]]
+
+
+def plain(arg: object) -> object:
+    return arg.ctypes.data if isinstance(arg, np.ndarray) else arg and arg.item()

@@ -1,0 +1,30 @@
+"""NVRTC compiles every spec to machine code for every architecture; no device is needed."""
+
+import pytest
+
+from compll.backends import cuda_source
+from compll.errors import SpecError
+from compll.library import list_specs, type_check
+
+
+@pytest.mark.parametrize("arch", cuda_source.ARCHITECTURES)
+@pytest.mark.parametrize("spec", list_specs())
+def test_every_spec_becomes_a_cubin(spec, arch):
+    module, _ = type_check(spec, {})
+    # the dtypes of gradients take turns: each is compiled for some architecture of every spec
+    turn = list_specs().index(spec) + cuda_source.ARCHITECTURES.index(arch)
+    gradient = list(cuda_source.GRADIENTS)[turn % len(cuda_source.GRADIENTS)]
+    try:
+        source = cuda_source.source(module)
+    except SpecError as why:
+        pytest.skip(f"refused: {why}")
+    cubin = cuda_source.cubin(source.full(gradient), arch)
+    assert cubin[:4] == b"\x7fELF"
+    for plan in source.plans.values():
+        for step in plan.steps:
+            assert step.kernel.encode() in cubin
+
+
+def test_a_wrong_source_is_told():
+    with pytest.raises(RuntimeError, match=r"NVRTC.*undefined_name"):
+        cuda_source.cubin("__global__ void k() { undefined_name; }", "sm_80")
