@@ -24,7 +24,8 @@ from rich.table import Table
 
 import compll
 from bench.plain_torch import ENCODERS
-from compll.passes import schedule, traffic
+from compll.passes import schedule
+from compll.traffic import traffic
 
 RESULTS = Path(__file__).parent / "results"
 Job = Callable[[], object]

@@ -1,21 +1,33 @@
-"""The command line `compll`: list, check, explain, build."""
+"""The command line `compll`; commands for authors are in cli_author.py."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from compll import explain, library, source
+from compll import artifacts, cli_author, explain, library, report
+from compll.cli_common import (
+    Params,
+    SomeSpecs,
+    Specs,
+    Target,
+    compiled,
+    each,
+    known_target,
+    parameters,
+    usage,
+)
 from compll.codec import Codec
-from compll.errors import CompllError, Diagnostic, Span, SpecError
-from compll.passes import traffic
+from compll.errors import CompllError, nearest
+from compll.traffic import traffic
 
 app = typer.Typer(
     help="Gradient compressors from YAML specs.",
@@ -23,39 +35,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-Specs = Annotated[list[str], typer.Argument(help="names of specs, or paths of YAML files")]
-Params = Annotated[
-    list[str] | None, typer.Option("--param", "-p", help="a parameter, as name=value")
-]
-Target = Annotated[str, typer.Option(help="the backend")]
-
-
-def usage(message: str) -> NoReturn:
-    """A mistake on the command line: one line, exit status 2."""
-    typer.echo(f"compll: {message}", err=True)
-    raise typer.Exit(2)
-
-
-def parameters(given: list[str] | None) -> dict[str, object]:
-    """`name=value` texts as parameters."""
-    found: dict[str, object] = {}
-    for item in given or []:
-        name, equals, value = item.partition("=")
-        if not (equals and name.isidentifier()):
-            usage(f"parameter {item!r}: expected name=value")
-        found[name] = source.scalar(source.Text(value, Span()))
-    return found
-
-
-def compiled(name: str, target: str, params: dict[str, object]) -> Codec:
-    """A codec, or exit: 1 with all diagnostics of a wrong spec, 2 for an unknown backend."""
-    if target not in library.backends():
-        usage(f"no backend {target!r}; there are: {', '.join(library.backends())}")
-    try:
-        return library.compile(name, target, **params)
-    except SpecError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+for command in (cli_author.new, cli_author.schema):
+    app.command()(command)
 
 
 @app.command("list")
@@ -68,7 +49,7 @@ def list_() -> None:
         kept = ", ".join(s.name for s in module.states) or "-"
         group = str(module.group or "-")
         table.add_row(
-            name, f"{explain.bits(codec):.4g}", group, kept, module.optimizers, module.about
+            name, f"{report.bits(codec):.4g}", group, kept, module.optimizers, module.about
         )
     Console(soft_wrap=False).print(table)
 
@@ -76,15 +57,8 @@ def list_() -> None:
 @app.command()
 def check(specs: Specs, param: Params = None) -> None:
     """Check specs; every problem of every file is reported at once."""
-    params, found = parameters(param), list[Diagnostic]()
-    for name in specs:
-        try:
-            library.type_check(name, params)
-        except SpecError as error:
-            found += error.diagnostics
-    if found:
-        typer.echo(str(SpecError(found)), err=True)
-        raise typer.Exit(1)
+    params = parameters(param)
+    each(specs, lambda name: library.type_check(name, params))
     typer.echo(f"{len(specs)} checked, no problems")
 
 
@@ -95,46 +69,65 @@ def explain_(
     stage: Annotated[
         list[str] | None, typer.Option(help=f"one of {', '.join(explain.STAGES)}; may repeat")
     ] = None,
+    traffic: Annotated[bool, typer.Option("--traffic", help="short for --stage traffic")] = False,
     target: Target = "cpu",
 ) -> None:
     """Show each stage of the compiler, and the memory traffic."""
-    stages = stage or [s for s in explain.STAGES if s != "source"]
+    stages = (stage or []) + ["traffic"] * traffic
+    stages = stages or [s for s in explain.STAGES if s != "source"]
     unknown = [s for s in stages if s not in explain.STAGES]
     if unknown:
-        usage(f"no stage {unknown[0]!r}; there are: {', '.join(explain.STAGES)}")
-    codec = compiled(spec, target, parameters(param))
-    parsed = library.load(spec)
+        usage(f"no stage {unknown[0]!r}: {nearest(unknown[0], explain.STAGES)}")
+    known_target(target)
+    codec, parsed = compiled(spec, "reference", parameters(param)), library.load(spec)
     for name in stages:
-        if len(stages) > 1:
-            typer.echo(f"\n--- {name}")
-        typer.echo(explain.stage(name, parsed, codec))
+        text = each([name], lambda stage: explain.stage(stage, parsed, codec, target))[0]
+        typer.echo(f"\n--- {name}\n{text}" if len(stages) > 1 else text)
 
 
 @app.command()
 def build(
-    specs: Annotated[list[str] | None, typer.Argument(help="specs; all when none is named")] = None,
+    specs: SomeSpecs = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder")] = Path("compll-out"),
     param: Params = None,
     target: Target = "cpu",
+    arch: Annotated[str, typer.Option(help="with cuda: a GPU to compile for, like sm_90")] = "",
 ) -> None:
     """Compile specs; write the generated source and a report of each."""
-    codecs = [compiled(name, target, parameters(param)) for name in specs or library.list_specs()]
+    known_target(target)
+    params = parameters(param)
+    made = each(specs or library.list_specs(), lambda name: built(name, target, params, arch))
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for codec in codecs:
-            write(codec, output)
+        for one in made:
+            for ending, data in one.files.items():
+                (output / f"{one.codec.name}.{ending}").write_bytes(data)
     except OSError as error:
         usage(f"cannot write to {output}: {error.strerror}")
-    Console().print(summary(codecs))
+    Console().print(summary([one.codec for one in made]))
     typer.echo(f"source and reports: {output}/")
 
 
-def write(codec: Codec, folder: Path) -> None:
-    """NAME.TARGET.py, NAME.report.json and NAME.report.md."""
-    (folder / f"{codec.name}.{codec.target}.py").write_text(explain.source(codec))
-    report = json.dumps(explain.report(codec), indent=1)
-    (folder / f"{codec.name}.report.json").write_text(report + "\n")
-    (folder / f"{codec.name}.report.md").write_text(explain.markdown(codec))
+@dataclass(frozen=True)
+class Built:
+    """A compiled spec, and files by their endings."""
+
+    codec: Codec
+    files: dict[str, bytes]
+
+
+def built(name: str, target: str, params: dict[str, object], arch: str) -> Built:
+    """Compile for `target`; source, binaries if asked for, and reports. Raises SpecError."""
+    made = "reference" if target in artifacts.DEVICES else target
+    codec = library.compile(name, made, **params)
+    texts = artifacts.sources(target, codec.module, codec.params)
+    files = {ending: text.encode() for ending, text in texts.items()}
+    if arch:
+        files |= artifacts.binaries(target, texts, arch)
+    facts = json.dumps(report.facts(codec, target), indent=1) + "\n"
+    files["report.json"] = facts.encode()
+    files["report.md"] = report.markdown(codec, target).encode()
+    return Built(codec, files)
 
 
 def summary(codecs: list[Codec]) -> Table:
@@ -146,7 +139,7 @@ def summary(codecs: list[Codec]) -> Table:
         places = ", ".join(f"{p.name} {p.type}" for p in explain.places(codec.module))
         found = traffic(explain.program_of(codec.module))
         table.add_row(
-            codec.name, escape(places), f"{explain.bits(codec):.4g}", str(len(found.passes)),
+            codec.name, escape(places), f"{report.bits(codec):.4g}", str(len(found.passes)),
             f"{found.moved:.4g}", f"{found.least:.4g}",
         )  # fmt: skip
     return table

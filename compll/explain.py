@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from compll import feedback
+from compll import artifacts, feedback
 from compll.codec import Codec
 from compll.ir import Expr, Field, Module, Type, walk
 from compll.layout import header, limits, tile_of
-from compll.passes import LIBRARY, Pass, Program, schedule, traffic
+from compll.passes import schedule
+from compll.program import LIBRARY, TOTALS, Pass, Program
 from compll.spec import Spec
 from compll.syntax import Call, Name, Number, Syntax
+from compll.traffic import Walk, traffic
 
 STAGES = ("syntax", "types", "feedback", "layout", "passes", "traffic", "source")
 INFIX = {
@@ -29,8 +31,8 @@ def program_of(module: Module) -> Program:
 class Printer:
     """Writes expressions as a person would, with the names that the spec gives to their parts."""
 
-    def __init__(self, module: Module) -> None:
-        named = reversed(module.bindings.items())
+    def __init__(self, bindings: Mapping[str, Expr]) -> None:
+        named = reversed(list(bindings.items()))
         self.names = {id(e): name for name, e in named if e.args}
 
     def __call__(self, expr: Expr) -> str:
@@ -57,6 +59,12 @@ class Printer:
         special = {"neg": "-", "code": f"stored.{expr.value}"}
         return f"{special.get(expr.op, expr.op.removeprefix('reduce_'))}({', '.join(args)})"
 
+    def values(self, expr: Expr) -> set[str]:
+        """The named values, and the values made of all elements, that a number is computed from."""
+        if id(expr) in self.names or expr.op in TOTALS:
+            return {self.part(expr)}
+        return {name for a in expr.args for name in self.values(a)}
+
     @staticmethod
     def leaf(expr: Expr) -> str:
         known = {
@@ -68,25 +76,29 @@ class Printer:
         return known.get(expr.op, str(expr.value))
 
 
-def stage(name: str, spec: Spec, codec: Codec) -> str:
-    """One stage's text; `name` is one of STAGES."""
+def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
+    """One stage's text; `name` is one of STAGES. Raises SpecError where `target` refuses."""
     module = codec.module
     makers: dict[str, Callable[[], Iterator[str]]] = {
         "syntax": lambda: _syntax(spec),
         "types": lambda: _types(module),
         "feedback": lambda: _feedback(module),
         "layout": lambda: _layout(codec),
-        "passes": lambda: _passes(module),
-        "traffic": lambda: _traffic(module),
-        "source": lambda: iter([source(codec)]),
+        "passes": lambda: passes(module),
+        "traffic": lambda: walks(module),
+        "source": lambda: _source(codec, target),
     }
     return "\n".join(makers[name]())
 
 
-def source(codec: Codec) -> str:
-    """The generated source, or a remark where the backend interprets the typed tree."""
-    found = getattr(codec.backend, "source", None)
-    return found.text if found is not None else "# this backend interprets the typed tree\n"
+def _source(codec: Codec, target: str) -> Iterator[str]:
+    texts = artifacts.sources(target, codec.module, codec.params)
+    if not texts:
+        yield f"# {target} interprets the typed tree"
+    for ending, text in texts.items():
+        if len(texts) > 1:
+            yield f"// {codec.name}.{ending}"
+        yield text
 
 
 def _tree(tree: Syntax) -> str:
@@ -109,7 +121,7 @@ def _syntax(spec: Spec) -> Iterator[str]:
 
 
 def _types(module: Module) -> Iterator[str]:
-    text = Printer(module)
+    text = Printer(module.bindings)
     for name, expr in module.bindings.items():
         yield f"{name}: {expr.type} = {text(expr)}"
     for s in module.selections:
@@ -118,7 +130,7 @@ def _types(module: Module) -> Iterator[str]:
 
 
 def _feedback(module: Module) -> Iterator[str]:
-    text = Printer(module)
+    text = Printer(module.bindings)
     if module.decoded is None:
         yield "decode mixes elements: no feedback, and write-back decodes the payload"
         return
@@ -171,7 +183,7 @@ def _size(f: Field, module: Module) -> str:
 
 
 def _layout(codec: Codec) -> Iterator[str]:
-    text = Printer(codec.module)
+    text = Printer(codec.module.bindings)
     for place in places(codec.module):
         yield f"{place.name}: {place.type}, {place.size} bytes"
     for s in codec.module.selections:
@@ -181,9 +193,9 @@ def _layout(codec: Codec) -> Iterator[str]:
     yield f"{'exactly' if codec.fixed else 'at most'}: {sizes}"
 
 
-def _passes(module: Module) -> Iterator[str]:
-    text = Printer(module)
+def passes(module: Module) -> Iterator[str]:
     program = program_of(module)
+    text = Printer(program.named)
     tile = f"groups of {module.group}" if module.group else f"tiles of {tile_of(module)}"
     for number, one in enumerate(program.passes, 1):
         for e in one.scalars:
@@ -211,58 +223,26 @@ def _roots(one: Pass) -> list[Expr]:
     return [s.expr for s in one.sinks] + one.reductions + [s.key for s in one.selections]
 
 
-def _traffic(module: Module) -> Iterator[str]:
-    found = traffic(program_of(module))
-    for number, (read, written) in enumerate(found.passes, 1):
-        yield f"walk {number}: reads {read:g}, writes {written:.4g} bytes per element"
+def walks(module: Module) -> Iterator[str]:
+    program = program_of(module)
+    text, found = Printer(program.named), traffic(program)
+    before = set[str]()
+    for number, one in enumerate(found.walks, 1):
+        yield f"walk {number}: {_touched(one, before)}"
+        if needs := sorted({name for e in one.needs for name in text.values(e)}):
+            yield f"  after {', '.join(needs)}"
+        before |= set(one.reads)
     ratio = found.moved / max(found.least, 1e-9)
-    yield f"moved {found.moved:.4g}, least possible {found.least:.4g}: ratio {ratio:.2f}"
+    yield f"walks {len(found.walks)}, least possible {found.chain}"
+    yield (
+        f"bytes per element: moved {found.moved:.4g}, least possible {found.least:.4g} "
+        f"(each input read, each result written once): ratio {ratio:.2f}"
+    )
 
 
-def report(codec: Codec) -> dict[str, object]:
-    """What `compll build` writes beside the source, as JSON."""
-    module = codec.module
-    found = traffic(program_of(module))
-    return {
-        "name": codec.name,
-        "about": module.about,
-        "source": module.source,
-        "parameters": dict(codec.params),
-        "digest": codec.digest,
-        "target": codec.target,
-        "group": module.group or None,
-        "feedback": module.feedback,
-        "states": [s.name for s in module.states],
-        "merge": module.merge,
-        "payload": [{"name": p.name, "type": p.type, "bytes": p.size} for p in places(module)],
-        "payload_fixed": codec.fixed,
-        "payload_bytes": {str(n): codec.payload_bytes(n) for n in SIZES},
-        "passes": len(found.passes),
-        "bytes_moved_per_element": found.moved,
-        "bytes_least_per_element": found.least,
-    }
-
-
-def markdown(codec: Codec) -> str:
-    """The report for a reader: what travels, what each pass does, what it costs."""
-    module = codec.module
-    rows = [f"| {p.name} | {p.type} | {p.size} |" for p in places(module)]
-    bound = "exactly" if codec.fixed else "at most"
-    sizes = [f"| {n} | {codec.payload_bytes(n)} |" for n in SIZES]
-    params = ", ".join(f"{k} = {v}" for k, v in codec.params.items()) or "none"
-    facts = [f"- parameters: {params}", f"- backend: {codec.target}", f"- digest: {codec.digest}"]
-    parts = [
-        [f"# {codec.name}", "", module.about, "", *facts],
-        ["## Payload", "", "| part | type | bytes |", "| --- | --- | --- |", *rows],
-        [f"| elements | bytes ({bound}) |", "| --- | --- |", *sizes],
-        ["## Passes", "", "```", *_passes(module), "```"],
-        ["## Memory traffic", "", "Bytes per element of the gradient.", "", "```"],
-    ]
-    text = "\n\n".join("\n".join(part) for part in parts)
-    return "\n".join([text, *_traffic(module), "```", ""])
-
-
-def bits(codec: Codec) -> float:
-    """Payload bits per element of a large tensor."""
-    n = 1 << 24
-    return codec.payload_bytes(n) * 8 / n
+def _touched(one: Walk, before: set[str]) -> str:
+    """What a walk touches, with bytes per element."""
+    names = ", ".join(f"{name} again" if name in before else name for name in one.reads)
+    writes = f"writes {', '.join(one.writes)} ({one.written:.4g} B)"
+    reads = f"reads {names or 'nothing'} ({one.read:g} B)"
+    return f"{reads}, {writes if one.writes else 'writes nothing'}"

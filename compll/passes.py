@@ -3,63 +3,16 @@
 Goals: every value that the same read of the gradient can give is computed in that read; states are
 written in the last pass, along with the payload. Non-goals: how a loop is vectorized or mapped to
 threads (the backends), and any algebra beyond feedback.py's.
-
-A pass is one walk over all tiles. A reduction's value exists after its pass; what depends on it
-goes to a later pass. In a grouped spec reductions end inside the tile, so there is one pass.
-Selections are compacted in a pass; values over selected elements are computed right after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from compll import feedback
-from compll.ir import Expr, Field, Module, Selection, Type, rebuild, walk
-
-LIBRARY = ("kth_largest", "adjust")
-
-
-@dataclass(frozen=True)
-class Sink:
-    """Something that leaves a pass. kind: field | state | back (the gradient, decoded)."""
-
-    kind: str
-    name: str
-    expr: Expr
-    field: Field | None = None
-
-
-@dataclass
-class Pass:
-    """One walk over memory, and what is computed on the host side of it.
-
-    scalars: tensor-level values computed before the walk, in order. after: selected-element sinks
-    and scalar sinks that follow it.
-    """
-
-    scalars: list[Expr] = field(default_factory=list)
-    reductions: list[Expr] = field(default_factory=list)
-    selections: list[Selection] = field(default_factory=list)
-    sinks: list[Sink] = field(default_factory=list)
-    kept: list[Sink] = field(default_factory=list)
-    status: bool = False
-
-
-@dataclass(frozen=True)
-class Program:
-    """An encode as passes. guards: library calls needed only where a condition holds."""
-
-    module: Module
-    passes: tuple[Pass, ...]
-    scalars: tuple[Sink, ...]
-    guards: dict[int, tuple[Expr, bool]]
-    gradient: Expr
-    writes_back: bool
-
-
-class Unsupported(Exception):
-    """A shape of program that the pass backends do not compile; the message says which."""
+from compll.ir import Expr, Module, Selection, Type, rebuild, walk
+from compll.program import LIBRARY, Pass, Program, Sink, Unsupported
+from compll.traffic import traffic
 
 
 def schedule(module: Module, *, feed: bool) -> Program:
@@ -144,7 +97,10 @@ class _Scheduler:
         self.place_values(passes, sinks)
         passes[0].status = self.module.status
         scalars = tuple(s for s in sinks if s.expr.type.shape in ("scalar", "static"))
-        return Program(self.module, passes, scalars, self.guards, self.gradient, back is not None)
+        named = {name: self.fed(e) for name, e in self.module.bindings.items()}
+        return Program(
+            self.module, passes, scalars, self.guards, self.gradient, back is not None, named
+        )
 
     def state_sinks(self) -> list[Sink]:
         found = [Sink("state", name, self.fed(e)) for name, e in self.module.updates.items()]
@@ -273,61 +229,3 @@ class _Scheduler:
             return False
         rest = any(x.op == "in" for x in walk(e.args[1], e.args[2]))
         return not rest and self.selection_phase(str(inside.value)) == number
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes per element: read and written by each walk, against what any program must move."""
-
-    passes: tuple[tuple[float, float], ...]
-    least: float
-
-    @property
-    def moved(self) -> float:
-        """All bytes moved per element."""
-        return sum(r + w for r, w in self.passes)
-
-
-def traffic(program: Program) -> Traffic:
-    """Memory traffic of an encode (without write-back), bytes per element of the gradient."""
-    rows, inputs, written = [], set(), 0.0
-    for one in program.passes:
-        rows += [_library_walk(e) for e in one.scalars if _walks(e, program)]
-        sinks = [s for s in one.sinks if s.kind != "back" and not _kept_only(s)]
-        reads = _leaves([s.expr for s in sinks] + one.reductions + [s.key for s in one.selections])
-        wrote = sum(4.0 if s.kind == "state" else _bits(s, program.module) / 8 for s in sinks)
-        inputs |= reads
-        written += wrote
-        rows.append((4.0 * len(reads), wrote))
-    return Traffic(tuple(rows), 4.0 * len(inputs) + written)
-
-
-def _kept_only(sink: Sink) -> bool:
-    """Whether only the selected elements of a state change: too few to count."""
-    rest = sink.expr.args[2] if sink.expr.op == "where" and sink.expr.args[0].op == "in" else None
-    return rest is not None and rest.op == "state" and rest.value == sink.name
-
-
-def _walks(expr: Expr, program: Program) -> bool:
-    """Whether a tensor-level value is a library call over all elements in every step."""
-    guarded = id(expr) in program.guards
-    return expr.op in LIBRARY and expr.args[0].op != "sample" and not guarded
-
-
-def _library_walk(expr: Expr) -> tuple[float, float]:
-    """adjust counts in one walk; kth_largest writes its keys to scratch and reads them again."""
-    reads = 4.0 * len(_leaves([expr.args[0]]))
-    return (reads + 4.0, 4.0) if expr.op == "kth_largest" else (reads, 0.0)
-
-
-def _leaves(exprs: list[Expr]) -> set[str]:
-    return {
-        str(e.value) for e in walk(*exprs) if e.op in ("input", "state") and e.type.shape == "n"
-    }
-
-
-def _bits(sink: Sink, module: Module) -> float:
-    if sink.field is None:
-        return 0.0
-    per = sink.field.item_bits
-    return per / module.group if sink.field.shape == "group" else float(per)

@@ -9,6 +9,7 @@ from typing import Any
 
 from compll import syntax
 from compll.errors import Problems, Span, nearest
+from compll.sections import PARAM_KEYS, REQUIRED, SECTIONS
 from compll.source import Entry, Items, Section, Text, Value, number, scalar
 from compll.syntax import Syntax
 
@@ -18,8 +19,8 @@ STORAGE = ("float32", "float16", "bfloat16", "int32", "uint32", "bool", "gaps")
 UINT_BITS = (1, 2, 4, 8)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
-MERGES = ("decode", "sum")
-STEPS = ("unknown", "none", "sgd", "any")
+UINTS = tuple(f"uint{bits}" for bits in UINT_BITS)
+NAME_HINT = "letters, digits and underscores, not a digit first"
 
 
 def as_float(value: Any) -> float:
@@ -104,24 +105,6 @@ class Spec:
     broken: Set[str]
 
 
-SECTIONS = (
-    "name",
-    "about",
-    "source",
-    "params",
-    "group",
-    "state",
-    "encode",
-    "payload",
-    "decode",
-    "update",
-    "feedback",
-    "merge",
-    "optimizers",
-)
-REQUIRED = ("name", "payload", "decode")
-
-
 def read(root: Section, problems: Problems) -> Spec:
     """The Spec in `root`, as far as it can be read; what is wrong goes to `problems`."""
     return _Reader(root, problems).spec()
@@ -159,8 +142,8 @@ class _Reader:
             decode=self.decode(),
             update=self.each("update", self.binding),
             feedback=self.feedback(),
-            merge=self.choice("merge", MERGES),
-            optimizers=self.choice("optimizers", STEPS),
+            merge=self.choice("merge"),
+            optimizers=self.choice("optimizers"),
             spans={e.key.value: e.key.span for e in self.root.entries},
             broken=self.broken,
         )
@@ -180,11 +163,12 @@ class _Reader:
             self.problems.add(
                 entry.value.span,
                 f"{value!r} is not a name",
-                "letters, digits and underscores, not a digit first",
+                NAME_HINT,
             )
         return value
 
-    def choice(self, name: str, known: tuple[str, ...]) -> str:
+    def choice(self, name: str) -> str:
+        known = SECTIONS[name].choices
         value, entry = self.text(name) or known[0], self.root.get(name)
         if entry is not None and value not in known:
             self.problems.add(
@@ -194,7 +178,7 @@ class _Reader:
 
     def feedback(self) -> Span | None:
         entry = self.root.get("feedback")
-        if entry is None or self.choice("feedback", ("none", "error")) == "none":
+        if entry is None or self.choice("feedback") == "none":
             return None
         return entry.key.span
 
@@ -212,7 +196,7 @@ class _Reader:
                 self.problems.add(
                     item.key.span,
                     f"{item.key.value!r} is not a name",
-                    "letters, digits and underscores, not a digit first",
+                    NAME_HINT,
                 )
         made = [(item.key.value, make(item)) for item in entry.value.entries]
         self.broken |= {name for name, value in made if value is None}
@@ -263,7 +247,7 @@ class _Reader:
             self.problems.add(
                 value.span,
                 f"unknown type {base!r}",
-                nearest(base, (*STORAGE, "uint1", "uint2", "uint4", "uint8", "uint")),
+                nearest(base, (*STORAGE, *UINTS, "uint")),
             )
             return None
         return Declared(
@@ -290,13 +274,12 @@ class _Reader:
                 "like {type: int, default: 2, choices: [1, 2, 4, 8]}",
             )
             return None
-        allowed = ("type", "default", "min", "max", "choices", "about")
         for item in value.entries:
-            if item.key.value not in allowed:
+            if item.key.value not in PARAM_KEYS:
                 self.problems.add(
                     item.key.span,
                     f"unknown key {item.key.value!r} of a parameter",
-                    nearest(item.key.value, allowed),
+                    nearest(item.key.value, PARAM_KEYS),
                 )
         return self.full(name, value)
 

@@ -23,7 +23,8 @@ from compll.cache import folder, write
 from compll.errors import Diagnostic, PayloadError, Span, SpecError
 from compll.ir import Expr, Module
 from compll.layout import limits
-from compll.passes import Unsupported, schedule
+from compll.passes import schedule
+from compll.program import Unsupported
 from compll.static import Number, evaluate
 
 I64 = NDArray[np.int64]

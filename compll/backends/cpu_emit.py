@@ -15,7 +15,7 @@ from compll.backends.cpu_text import code, shared
 from compll.backends.cpu_values import PLANES, Values, draws, size_text
 from compll.ir import Expr, Field, Selection, walk
 from compll.layout import header
-from compll.passes import Pass, Program, Sink
+from compll.program import Pass, Program, Sink
 
 
 class Encoder(Values):

@@ -7,7 +7,7 @@ from compll.backends.cpu_text import code
 from compll.backends.cpu_values import draws
 from compll.ir import Expr, Selection, walk
 from compll.layout import header
-from compll.passes import Pass, Program, Sink
+from compll.program import Pass, Program, Sink
 
 
 class Selecting(Encoder):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from compll.backends.cpu_text import TENSOR, Lines, code, element
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import tile_of
-from compll.passes import LIBRARY, Program
+from compll.program import LIBRARY, Program
 
 PLANES = {1: 8, 2: 4, 4: 2, 8: 1}
 

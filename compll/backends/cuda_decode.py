@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from compll.backends.cuda_values import Step, Values, size_text
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import header
-from compll.passes import Unsupported
+from compll.program import Unsupported
 
 PARAMS = (
     "const u8* data", "const i64* table", "const i64* first", "int pieces", "const i64* at",

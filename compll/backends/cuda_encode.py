@@ -14,7 +14,7 @@ from compll.backends.cuda_text import code
 from compll.backends.cuda_values import Step, Values, draws, size_text
 from compll.ir import Expr, Field, walk
 from compll.layout import header
-from compll.passes import LIBRARY, Pass, Program, Sink, Unsupported
+from compll.program import LIBRARY, Pass, Program, Sink, Unsupported
 
 BASE = (
     "XT* x", "const i64* table", "const i64* first", "const i64* tile_at", "int pieces", "u8* out",

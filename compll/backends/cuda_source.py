@@ -13,7 +13,8 @@ from compll.backends.cuda_values import Shape, Step, Values, shape_of
 from compll.errors import Diagnostic, Span, SpecError
 from compll.ir import Expr, Module
 from compll.layout import tile_of
-from compll.passes import Unsupported, schedule
+from compll.passes import schedule
+from compll.program import Unsupported
 from compll.static import depends
 
 GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}

@@ -7,7 +7,7 @@ contract a * b + c (`--fmad=false`), or payloads would differ between backends.
 from __future__ import annotations
 
 from compll.ir import Expr
-from compll.passes import Unsupported
+from compll.program import Unsupported
 
 FLOAT = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",

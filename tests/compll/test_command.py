@@ -49,7 +49,38 @@ def test_explain_shows_every_stage(name):
 
 def test_explain_proves_single_passes():
     for name in ("int4_group", "onebit_group", "mxnet_2bit", "fp16"):
-        assert "ratio 1.00" in run("explain", name, "--stage", "traffic").output
+        text = run("explain", name, "--traffic").output
+        assert "ratio 1.00" in text
+        assert "walks 1, least possible 1" in text
+
+
+def test_traffic_tells_why_another_walk_is_needed():
+    lines = run("explain", "onebit", "--traffic").output.splitlines()
+    assert lines[1].startswith("walk 2: reads g again, residual again (8 B), writes residual (4 B)")
+    assert lines[2:4] == ["  after scale", "walks 2, least possible 2"]
+    text = run("explain", "graddrop", "--traffic").output
+    assert "walks 1, least possible 1" in text, "a sample is no walk over all elements"
+    assert run("explain", "onebit", "--stage", "traffic").output.splitlines() == lines
+
+
+def test_build_reports_every_wrong_spec(tmp_path):
+    paths = [tmp_path / "first.yaml", tmp_path / "second.yaml"]
+    for path in paths:
+        path.write_text(WRONG)
+    result = run("build", paths[0], "onebit", paths[1], "onebitt", "-o", tmp_path / "out")
+    assert result.exit_code == 1
+    assert result.output.count("unknown operator 'meen'") == 2
+    assert "there is no spec 'onebitt'" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_build_for_cuda_needs_no_device(tmp_path):
+    result = run("build", "onebit", "--target", "cuda", "--arch", "sm_90", "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "__global__" in (tmp_path / "onebit.float16.cu").read_text()
+    assert (tmp_path / "onebit.float32.sm_90.cubin").read_bytes()[:4] == b"\x7fELF"
+    assert json.loads((tmp_path / "onebit.report.json").read_text())["target"] == "cuda"
+    assert "__global__" in run("explain", "onebit", "--stage", "source", "--target", "cuda").output
 
 
 def test_build(tmp_path):
@@ -72,6 +103,8 @@ def test_build(tmp_path):
         (("build", "onebit", "-p", "x"), 2, "expected name=value"),
         (("build", "onebit", "-p", "x=1"), 1, "no parameter 'x'"),
         (("build", "onebit", "-o", "/proc/none"), 2, "cannot write"),
+        (("build", "onebit", "--arch", "sm_90"), 2, "--arch belongs to --target cuda"),
+        (("build", "onebit", "--target", "cuda", "--arch", "sm_1"), 2, "sm_1: NVRTC"),
         (("explain", "onebit", "--stage", "foo"), 2, "no stage 'foo'"),
         (("explain", "dgc", "-p", "ratio=7"), 1, "from 1e-07 to 1"),
     ],

@@ -1,0 +1,53 @@
+"""What `compll build` writes for a target: generated source and, for CUDA, compiled kernels.
+
+A target that generates code has a row in `_SOURCES`; any other interprets the typed tree. Nothing
+here needs the target's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from compll.errors import UsageError
+from compll.ir import Module
+from compll.static import Number
+
+Texts = dict[str, str]
+#: targets whose codecs can only be made beside their device; their source needs none
+DEVICES = ("cuda",)
+
+
+def sources(target: str, module: Module, params: Mapping[str, Number]) -> Texts:
+    """Generated source by the ending of its file. Raises SpecError for what cannot be compiled."""
+    maker = _SOURCES.get(target)
+    return maker(module, params) if maker else {}
+
+
+def binaries(target: str, texts: Texts, arch: str) -> dict[str, bytes]:
+    """The sources compiled for one GPU architecture ("sm_90"). Raises UsageError."""
+    if target != "cuda":
+        raise UsageError(f"--arch belongs to --target cuda, not {target}")
+    from compll.backends.cuda_source import cubin
+
+    try:
+        found = {name: cubin(text, arch) for name, text in texts.items()}
+    except ImportError as why:
+        raise UsageError(f"--arch needs CuPy with NVRTC: {why}") from why
+    except RuntimeError as why:
+        raise UsageError(f"{arch}: {why}") from why
+    return {name.replace(".cu", f".{arch}.cubin"): data for name, data in found.items()}
+
+
+def _cpu(module: Module, params: Mapping[str, Number]) -> Texts:
+    from compll.backends.cpu import Source
+
+    return {"cpu.py": Source(module).text}
+
+
+def _cuda(module: Module, params: Mapping[str, Number]) -> Texts:
+    from compll.backends.cuda_source import sources
+
+    return {f"{gradient}.cu": text for gradient, text in sources(module, params).items()}
+
+
+_SOURCES: dict[str, Callable[[Module, Mapping[str, Number]], Texts]] = {"cpu": _cpu, "cuda": _cuda}

@@ -1,0 +1,62 @@
+"""An encode as passes over memory: the data that passes.py makes and that backends compile.
+
+A pass is one walk over all tiles. A reduction's value exists after its pass; what depends on it
+goes to a later pass. In a grouped spec reductions end inside the tile, so there is one pass.
+Selections are compacted in a pass; values over selected elements are computed right after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compll.ir import Expr, Field, Module, Selection
+
+LIBRARY = ("kth_largest", "adjust")
+REDUCTIONS = ("reduce_sum", "reduce_min", "reduce_max")
+TOTALS = (*LIBRARY, *REDUCTIONS)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Something that leaves a pass. kind: field | state | back (the gradient, decoded)."""
+
+    kind: str
+    name: str
+    expr: Expr
+    field: Field | None = None
+
+
+@dataclass
+class Pass:
+    """One walk over memory, and what is computed on the host side of it.
+
+    scalars: tensor-level values computed before the walk, in order. after: selected-element sinks
+    and scalar sinks that follow it.
+    """
+
+    scalars: list[Expr] = field(default_factory=list)
+    reductions: list[Expr] = field(default_factory=list)
+    selections: list[Selection] = field(default_factory=list)
+    sinks: list[Sink] = field(default_factory=list)
+    kept: list[Sink] = field(default_factory=list)
+    status: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """An encode as passes. guards: library calls needed only where a condition holds.
+
+    named: the spec's bindings as they stand in the passes, where g may be g + residual.
+    """
+
+    module: Module
+    passes: tuple[Pass, ...]
+    scalars: tuple[Sink, ...]
+    guards: dict[int, tuple[Expr, bool]]
+    gradient: Expr
+    writes_back: bool
+    named: dict[str, Expr]
+
+
+class Unsupported(Exception):
+    """A shape of program that the pass backends do not compile; the message says which."""

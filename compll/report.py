@@ -1,0 +1,60 @@
+"""The report of a compiled spec, as data and as Markdown: payload, passes, memory traffic."""
+
+from __future__ import annotations
+
+from compll import explain
+from compll.codec import Codec
+from compll.explain import SIZES
+from compll.traffic import traffic
+
+
+def facts(codec: Codec, target: str) -> dict[str, object]:
+    """What `compll build` writes beside the source, as JSON."""
+    module = codec.module
+    found = traffic(explain.program_of(module))
+    return {
+        "name": codec.name,
+        "about": module.about,
+        "source": module.source,
+        "parameters": dict(codec.params),
+        "digest": codec.digest,
+        "target": target,
+        "group": module.group or None,
+        "feedback": module.feedback,
+        "states": [s.name for s in module.states],
+        "merge": module.merge,
+        "payload": [
+            {"name": p.name, "type": p.type, "bytes": p.size} for p in explain.places(module)
+        ],
+        "payload_fixed": codec.fixed,
+        "payload_bytes": {str(n): codec.payload_bytes(n) for n in SIZES},
+        "passes": len(found.walks),
+        "passes_least": found.chain,
+        "bytes_moved_per_element": found.moved,
+        "bytes_least_per_element": found.least,
+    }
+
+
+def markdown(codec: Codec, target: str) -> str:
+    """The report for a reader: what travels, what each pass does, what it costs."""
+    module = codec.module
+    rows = [f"| {p.name} | {p.type} | {p.size} |" for p in explain.places(module)]
+    bound = "exactly" if codec.fixed else "at most"
+    sizes = [f"| {n} | {codec.payload_bytes(n)} |" for n in SIZES]
+    params = ", ".join(f"{k} = {v}" for k, v in codec.params.items()) or "none"
+    facts = [f"- parameters: {params}", f"- backend: {target}", f"- digest: {codec.digest}"]
+    parts = [
+        [f"# {codec.name}", "", module.about, "", *facts],
+        ["## Payload", "", "| part | type | bytes |", "| --- | --- | --- |", *rows],
+        [f"| elements | bytes ({bound}) |", "| --- | --- |", *sizes],
+        ["## Passes", "", "```", *explain.passes(module), "```"],
+        ["## Memory traffic", "", "Bytes per element of the gradient.", "", "```"],
+    ]
+    text = "\n\n".join("\n".join(part) for part in parts)
+    return "\n".join([text, *explain.walks(module), "```", ""])
+
+
+def bits(codec: Codec) -> float:
+    """Payload bits per element of a large tensor."""
+    n = 1 << 24
+    return codec.payload_bytes(n) * 8 / n

@@ -1,0 +1,46 @@
+"""The table of a spec's sections: what each holds. The reader, the JSON Schema and the docs use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SectionRow:
+    """One section. form: text, name, expression, choice, or what the mapping's values are:
+    params, declarations (types) or bindings (expressions); `decode` is an expression or bindings.
+    """
+
+    name: str
+    form: str
+    about: str
+    required: bool = False
+    choices: tuple[str, ...] = ()
+
+
+_ROWS = (
+    SectionRow("name", "name", "the compressor's name; required", required=True),
+    SectionRow("about", "text", "what it does, in one line, for people"),
+    SectionRow("source", "text", "where it comes from (paper, code), for people"),
+    SectionRow("params", "params", "`name: default`, or `name: {type, default, min, max, choices, about}`; types int, float, bool, str"),
+    SectionRow("group", "expression", "a power of two from 8 to 16384: reductions run over that many neighbouring elements"),
+    SectionRow("state", "declarations", "`name: float32[n]` (per element) or `float32` (per tensor), kept between calls, zero at first"),
+    SectionRow("encode", "bindings", "`name: expression`, in order; later ones may use earlier ones"),
+    SectionRow("payload", "declarations", "`name: type`: which names travel, and how; required", required=True),
+    SectionRow("decode", "expression or bindings", "an expression, or `name: expression` with the result last; sees payload fields and parameters; required", required=True),
+    SectionRow("update", "bindings", "`state: expression`: the states' new values"),
+    SectionRow("feedback", "choice", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`", choices=("none", "error")),
+    SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them", choices=("decode", "sum")),
+    SectionRow("optimizers", "choice", "`any`, `sgd` or `none`: under which optimizers the method was measured to keep the loss (default `unknown`)", choices=("unknown", "none", "sgd", "any")),
+)  # fmt: skip
+
+SECTIONS: dict[str, SectionRow] = {row.name: row for row in _ROWS}
+REQUIRED = tuple(row.name for row in _ROWS if row.required)
+PARAM_KEYS = {
+    "type": "int, float, bool or str; that of the default where it is not given",
+    "default": "the value when none is given; required",
+    "min": "the smallest value allowed",
+    "max": "the largest value allowed",
+    "choices": "a list of the values allowed",
+    "about": "what the parameter means, for people",
+}
