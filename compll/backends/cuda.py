@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,12 +18,20 @@ from numpy.typing import NDArray
 
 from compll.backends.cuda_device import CupyDevice, DeviceArrays
 from compll.backends.cuda_source import Plan, Source, source
-from compll.ir import Module
-from compll.layout import limits, payload_bytes
-from compll.static import Number, evaluate
+from compll.backends.cuda_values import Grid, Step
+from compll.errors import PayloadError
+from compll.ir import Expr, Module
+from compll.layout import gap_bytes, limits, payload_bytes
+from compll.static import Number, as_count, evaluate
 
 I64 = NDArray[np.int64]
 KEPT_BATCHES = 256
+#: by the bits that decode kernels set
+REASONS = {
+    1: "a payload's length does not fit its header",
+    2: "an index lies outside its tensor",
+    3: "a payload's length does not fit its header, and an index lies outside its tensor",
+}
 
 
 class Device(Protocol):
@@ -53,16 +62,14 @@ class Batch:
     table: Any
     at: Any
     first: Any
-    tile_at: Any
+    item_at: Any
     limits: Any
-    sc: Any
-    flags: Any
-    part: Any
     used: Any
+    scratch: tuple[Any, ...]
     pieces: int
-    blocks: int
-    tiles: int
+    blocks: list[int]
     lengths: tuple[int, ...]
+    repeats: dict[Expr, int]
 
 
 class Kernels:
@@ -76,6 +83,8 @@ class Kernels:
         self.module, self.params, self.device, self.source = module, dict(params), device, code
         self.batches: dict[tuple[str, bytes, bytes], Batch] = {}
         self.rows: dict[tuple[str, tuple[int, ...], int], Any] = {}
+        #: what decode kernels found wrong, a bit each (see REASONS)
+        self.errors = device.zeros(1, "uint32")
         #: a uint64 in device memory that is added to `step`: lets a replayed CUDA graph go on
         self.tick: Any = None
 
@@ -88,26 +97,47 @@ class Kernels:
         return self.batches[key]
 
     def make_batch(self, plan: Plan, table: I64, at: I64) -> Batch:
-        shape, device = self.source.shape, self.device
-        tiles = -(-table[:, 1] // shape.tile)
-        blocks = -(-tiles // shape.tiles)
-        bounds = [list(limits(self.module, int(n), self.params).values()) for n in table[:, 1]]
-        most = np.array([payload_bytes(self.module, int(n), self.params) for n in table[:, 1]])
+        lengths = table[:, 1].tolist()
+        items = np.array([[self.items(g, n) for n in lengths] for g in plan.grids], np.int64)
+        blocks = -(-items // np.array([[g.per_block] for g in plan.grids]))
+        firsts, starts = _starts(blocks), _starts(items)
+        bounds = [list(limits(self.module, n, self.params).values()) for n in lengths]
+        most = [payload_bytes(self.module, n, self.params) for n in lengths]
+        upload, zeros = self.device.upload, self.device.zeros
+        sizes = {str(g): int(starts[g, -1]) for g in range(len(plan.grids))}
+        sizes |= {f"{g}b": int(firsts[g, -1]) for g in range(len(plan.grids))}
+        sizes["piece"] = len(lengths)
         return Batch(
-            table=device.upload(table.reshape(-1)),
-            at=device.upload(at),
-            first=device.upload(_starts(blocks)),
-            tile_at=device.upload(_starts(tiles)),
-            limits=device.upload(np.array(bounds, np.int64).reshape(-1)),
-            sc=device.zeros(len(table) * plan.slots, "float64"),
-            flags=device.zeros(len(table), "uint32"),
-            part=device.zeros(int(tiles.sum()) * plan.parts, "uint32"),
-            used=device.upload(most.astype(np.int64)),
-            pieces=len(table),
-            blocks=int(blocks.sum()),
-            tiles=int(tiles.sum()),
-            lengths=tuple(table[:, 1].tolist()),
+            table=upload(table.reshape(-1)),
+            at=upload(at),
+            first=upload(firsts.reshape(-1)),
+            item_at=upload(starts.reshape(-1)),
+            limits=upload(np.array(bounds, np.int64).reshape(-1)),
+            used=upload(np.array(most, np.int64)),
+            scratch=tuple(zeros(sizes[s.per] * s.factor, s.dtype) for s in plan.scratch),
+            pieces=len(lengths),
+            blocks=[int(b) for b in firsts[:, -1]],
+            lengths=tuple(lengths),
+            repeats={e: self.times(e, lengths) for s in plan.steps if (e := s.repeat) is not None},
         )
+
+    def items(self, grid: Grid, n: int) -> int:
+        """Of a grid, for a piece of n elements."""
+        tile = self.source.shape.tile
+        if grid.kind == "tiles":
+            return -(-n // tile)
+        if isinstance(grid.arg, Expr):
+            count = as_count(evaluate(grid.arg, self.params | {"n": n, "step": 0}), n)
+            return max(1, count) if n else 0
+        kept = limits(self.module, n, self.params)[grid.arg] if n else 0
+        if grid.kind == "gap_bytes":
+            return gap_bytes(kept, n)
+        return -(-kept // tile) if grid.kind == "kept_tiles" else kept
+
+    def times(self, expr: Expr, lengths: list[int]) -> int:
+        """How often steps repeat: at most 100 tries, and the look at the last one."""
+        found = [float(evaluate(expr, self.params | {"n": n, "step": 0})) for n in lengths]
+        return 1 + max((int(max(0.0, min(v, 100.0))) for v in found if v == v), default=0)
 
     def statics(self, name: str, lengths: tuple[int, ...], step: int) -> Any:
         """Host-computed values in device memory, float64 [m * statics]; made once per value."""
@@ -145,12 +175,14 @@ class Kernels:
         b = self.batch(name, table, at)
         held = () if state is None else tuple(state[s] for s in plan.states)
         args = (
-            x, b.table, b.first, b.tile_at, np.int32(b.pieces), out, b.at, b.limits,
+            x, b.table, b.first, b.item_at, np.int32(b.pieces), out, b.at, b.limits,
             self.statics(name, b.lengths, step), np.int32(len(plan.statics)), np.uint64(seed),
             np.uint64(step & (2**64 - 1)), self.tick, np.float32(scale), np.int32(writeback),
-            b.sc, np.int32(plan.slots), b.flags, b.part, np.int64(b.tiles), b.used, *held,
+            b.used, *held, *b.scratch,
         )  # fmt: skip
         self.run(plan, b, args, self.device.dtype(x))
+        if writeback and not plan.writes_back:
+            self.decode_batch(out, table, at, b.used, x, add=False)
         return b.used
 
     def fresh(self, table: I64) -> tuple[dict[str, Any], I64]:
@@ -168,21 +200,33 @@ class Kernels:
         name = "add" if add else "set"
         plan = self.source.plans[name]
         b = self.batch(name, table, at)
+        sizes = self.device.upload(used) if isinstance(used, np.ndarray) else used
         args = (
-            payload, b.table, b.first, np.int32(b.pieces), b.at, used, b.limits,
-            self.statics(name, b.lengths, 0), np.int32(len(plan.statics)), b.flags, out,
+            payload, b.table, b.first, b.item_at, np.int32(b.pieces), b.at, sizes, b.limits,
+            self.statics(name, b.lengths, 0), np.int32(len(plan.statics)), self.errors, out,
+            *b.scratch,
         )  # fmt: skip
         self.run(plan, b, args, self.device.dtype(out))
 
     def run(self, plan: Plan, batch: Batch, args: tuple[Any, ...], gradient: str) -> None:
-        """Launch the steps of a plan."""
-        grids = {"tiles": batch.blocks, "pieces": batch.pieces}
-        for step in plan.steps:
-            if grids[step.grid]:
-                self.device.launch(gradient, step.kernel, grids[step.grid], step.threads, args)
+        """Launch the steps of a plan; neighbours that repeat do so together."""
+        for expr, group in groupby(plan.steps, key=lambda s: s.repeat):
+            steps = list(group)
+            for _ in range(1 if expr is None else batch.repeats[expr]):
+                for step in steps:
+                    self.launch(step, batch, args, gradient)
+
+    def launch(self, step: Step, batch: Batch, args: tuple[Any, ...], gradient: str) -> None:
+        blocks = batch.pieces if step.grid < 0 else batch.blocks[step.grid]
+        if blocks:
+            self.device.launch(gradient, step.kernel, blocks, step.threads, args)
 
     def raise_found(self) -> None:
         """Raise PayloadError for a bad payload that an earlier decode met; waits."""
+        found = int(self.device.download(self.errors)[0])
+        if found:
+            self.errors = self.device.zeros(1, "uint32")
+            raise PayloadError(f"{self.module.name}: {REASONS[min(found, 3)]}")
 
 
 def build(module: Module, params: Mapping[str, Number]) -> Kernels:
@@ -192,8 +236,8 @@ def build(module: Module, params: Mapping[str, Number]) -> Kernels:
 
 
 def _starts(counts: I64) -> I64:
-    """Running totals, beginning with zero."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    """Running totals of each row, beginning with zero."""
+    return np.pad(np.cumsum(counts, axis=1), ((0, 0), (1, 0))).astype(np.int64)
 
 
 def _make_room(cache: dict[Any, Any]) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from compll.backends.cuda_values import Step, Values, size_text
+from compll.backends.cuda_values import Values, size_text
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import header
-from compll.program import Unsupported
 
 PARAMS = (
-    "const u8* data", "const i64* table", "const i64* first", "int pieces", "const i64* at",
-    "const i64* used", "const i64* limits", "const double* st", "int statics", "u32* flags", "XT* y",
+    "const u8* data", "const i64* table", "const i64* first", "const i64* item_at", "int pieces", "const i64* at",
+    "const i64* used", "const i64* limits", "const double* st", "int statics", "u32* errors", "XT* y",
 )  # fmt: skip
 
 
@@ -20,26 +16,12 @@ class Decoder(Values):
     """Emits `decode_set` or `decode_add`."""
 
     def __init__(self, module: Module, add: bool, threads: int = 256) -> None:
-        super().__init__(module, threads)
-        self.adding = add
-        self.params = PARAMS
-        self.steps: list[Step] = []
+        super().__init__(module, f"decode_{'add' if add else 'set'}", threads)
+        self.adding, self.fixed_params = add, PARAMS
         self.emit()
 
-    @contextmanager
-    def kernel(self, name: str, grid: str, threads: int) -> Iterator[None]:
-        """The head and braces of a kernel, which becomes the next step."""
-        name = f"decode_{'add' if self.adding else 'set'}_{name}"
-        self.steps.append(Step(name, grid, threads))
-        self.names.clear()
-        self.add('extern "C" __global__ void')
-        with self.block(f"__launch_bounds__({threads}) {name}({', '.join(self.params)})"):
-            yield
-
     def emit(self) -> None:
-        if self.module.decode.op == "scatter":
-            raise Unsupported("scatter")
-        with self.kernel("tiles", "tiles", self.shape.threads):
+        with self.kernel("tiles", 0, self.shape.threads):
             self.over_tiles()
 
     def over_tiles(self) -> None:
@@ -60,7 +42,8 @@ class Decoder(Values):
     def layout(self) -> None:
         self.add(f"i64 end = at[p] + {4 * sum(map(len, header(self.module)))};")
         for f in self.module.fields:
-            self.add(f"const i64 at_{f.name} = end; end += {size_text(f, self.tile)};")
+            if f.shape != "kept":
+                self.add(f"const i64 at_{f.name} = end; end += {size_text(f, self.tile)};")
         self.add(f"end += {int(self.module.status)};")
 
     def scalars(self) -> None:

@@ -7,20 +7,19 @@ order of [Note: order of sums]. Nothing waits for the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from compll.backends.cuda_text import code
-from compll.backends.cuda_values import Step, Values, draws, size_text
+from compll.backends.cuda_values import Values, draws, size_text
 from compll.ir import Expr, Field, walk
 from compll.layout import header
 from compll.program import LIBRARY, Pass, Program, Sink, Unsupported
 
 BASE = (
-    "XT* x", "const i64* table", "const i64* first", "const i64* tile_at", "int pieces", "u8* out",
-    "const i64* at", "const i64* limits", "const double* st", "int statics", "u64 seed", "u64 base_step", "const u64* tick",
-    "float scale", "int back", "double* sc", "int slots", "u32* flags", "u32* part",
-    "i64 all_tiles", "i64* used",
+    "XT* x", "const i64* table", "const i64* first", "const i64* item_at", "int pieces", "u8* out",
+    "const i64* at", "const i64* limits", "const double* st", "int statics", "u64 seed",
+    "u64 base_step", "const u64* tick", "float scale", "int back", "i64* used",
 )  # fmt: skip
 BITS = {"float32": "(u32)__float_as_int({})", "float16": "float16_bits({})",
         "bfloat16": "bfloat16_bits({})"}  # fmt: skip
@@ -30,49 +29,76 @@ class Encoder(Values):
     """Emits the kernels of an encode; `steps` is the order in which they run."""
 
     def __init__(self, program: Program, feed: bool, prefix: str, threads: int = 256) -> None:
-        super().__init__(program.module, threads)
-        self.prog, self.feed, self.prefix = program, feed, prefix
+        super().__init__(program.module, prefix, threads)
+        self.prog, self.feed = program, feed
         states = [s for s in program.module.states if feed]
         self.elementwise = [s.name for s in states if s.shape == "n"]
         self.per_tensor = [s.name for s in states if s.shape != "n"]
-        self.params = (*BASE, *(f"float* a_{s}" for s in self.elementwise + self.per_tensor))
-        self.steps: list[Step] = []
+        self.states = (*self.elementwise, *self.per_tensor)
+        self.fixed_params = (*BASE, *(f"float* a_{s}" for s in self.states))
         self.parts: dict[int, int] = {}
         self.emit()
+        self.memory("sc", "float64", "piece", max(1, len(self.slots)))
+        self.memory("part", "uint32", "0", max(1, len(self.parts)))
 
     def emit(self) -> None:
-        for number, one in enumerate(self.prog.passes):
-            last = number == len(self.prog.passes) - 1
-            self.values(number, one, last)
-            if one.reductions or one.sinks or one.status:
-                with self.kernel(f"pass{number}", "tiles", self.shape.threads):
-                    self.over_tiles(one)
         if self.module.status:
-            with self.kernel("end", "pieces", 32):
+            self.memory("flags", "uint32", "piece")
+        for number, one in enumerate(self.prog.passes):
+            self.values(number, one, number == len(self.prog.passes) - 1)
+            self.before_tiles(number, one)
+            if one.reductions or one.status or any(map(self.leaves_tile, one.sinks)):
+                with self.kernel(f"pass{number}", 0, self.shape.threads):
+                    self.over_tiles(one)
+            self.after_tiles(number, one)
+        if self.module.status:
+            with self.kernel("end", -1, 32):
                 self.end()
 
-    @contextmanager
-    def kernel(self, name: str, grid: str, threads: int) -> Iterator[None]:
-        """The head and braces of a kernel, which becomes the next step."""
-        name = f"{self.prefix}_{name}"
-        self.steps.append(Step(name, grid, threads))
-        self.names.clear()
-        self.add('extern "C" __global__ void')
-        with self.block(f"__launch_bounds__({threads}) {name}({', '.join(self.params)})"):
-            yield
+    def leaves_tile(self, sink: Sink) -> bool:
+        """Whether a sink of a pass is written by its walk over the tiles."""
+        return True
+
+    # selections: Selecting, in cuda_select.py, gives these a body
+
+    def before_tiles(self, number: int, one: Pass) -> None:
+        if one.selections:
+            raise Unsupported("a selection")
+
+    def after_tiles(self, number: int, one: Pass) -> None:
+        pass
+
+    def library(self, expr: Expr) -> None:
+        raise Unsupported(expr.op)
+
+    def special(self, expr: Expr) -> str | None:
+        """The text of a tensor-level value that comes from a selection, or nothing."""
+        if expr.op.startswith("reduce_") and expr.args[0].type.shape == "kept":
+            raise Unsupported("a reduction over a selection")
+        return None
 
     # tensor-level values
 
     def values(self, number: int, one: Pass, last: bool) -> None:
-        """The kernel over pieces before a pass: reductions end, scalars and their fields."""
+        """The kernels over pieces before a pass: reductions end, scalars and their fields."""
         ended = self.prog.passes[number - 1].reductions if number else []
         ended = [] if self.module.group else ended
-        wanted = [e for e in (*ended, *one.scalars) if id(e) not in self.slots]
-        sinks = self.prog.scalars if last else ()
+        some: list[Expr] = []
+        for expr in (*ended, *one.scalars):
+            if id(expr) in self.slots:
+                continue
+            if expr.op in LIBRARY:
+                self.values_kernel(some)
+                self.library(expr)
+                some = []
+            else:
+                some.append(expr)
+        self.values_kernel(some, self.prog.scalars if last else ())
+
+    def values_kernel(self, wanted: list[Expr], sinks: Sequence[Sink] = ()) -> None:
         if not wanted and not sinks:
             return
-        self.check_scalars(wanted)
-        with self.kernel(f"values{number}", "pieces", 128):
+        with self.kernel(f"values{len(self.steps)}", -1, 128):
             self.add("const int p = blockIdx.x;")
             self.piece()
             self.add("if (n == 0) return;")
@@ -80,32 +106,35 @@ class Encoder(Values):
                 self.compute(expr)
             with self.block("if (threadIdx.x == 0)"):
                 for expr in wanted:
-                    slot = self.slots[id(expr)]
-                    self.add(f"sc[p * slots + {slot}] = {self.names[id(expr)]};")
+                    self.add(f"sc[p * @SLOTS@ + {self.slots[id(expr)]}] = {self.names[id(expr)]};")
                 self.starts()
                 for sink in sinks:
                     self.scalar_sink(sink)
 
-    def check_scalars(self, exprs: list[Expr]) -> None:
-        for e in exprs:
-            if e.op in (*LIBRARY, "count_kept", "adjusted_count"):
-                raise Unsupported(e.op)
-            if e.op.startswith("reduce_") and e.args[0].type.shape == "kept":
-                raise Unsupported("a reduction over a selection")
+    def slot(self, expr: Expr) -> int:
+        """Where an expression's value is kept between kernels."""
+        return self.slots.setdefault(id(expr), len(self.slots))
 
     def compute(self, expr: Expr) -> None:
         """One tensor-level value; its arguments are there already."""
-        if expr.op.startswith("reduce_"):
+        special = self.special(expr)
+        if special is not None:
+            text = special
+        elif expr.op.startswith("reduce_"):
             text = self.closing(expr)
         elif expr.op == "state":
             text = f"(double)a_{expr.value}[table[5 * p + 2]]"
         else:
             text = f"(double)({self.arithmetic(expr)})"
         self.declare(expr, "double", "s", text)
-        self.slots[id(expr)] = len(self.slots)
+        self.slot(expr)
+
+    def finished(self) -> str:
+        """The text of all kernels."""
+        return super().finished().replace("@SLOTS@", str(max(1, len(self.slots))))
 
     def closing(self, expr: Expr) -> str:
-        parts = f"part + {self.parts[id(expr)]} * all_tiles + tile_at[p], tiles"
+        parts = f"part + {self.parts[id(expr)]} * item_at[pieces] + item_at[p], tiles"
         if expr.op == "reduce_sum":
             return f"block_total({parts})"
         largest = "true" if expr.op == "reduce_max" else "false"
@@ -136,8 +165,12 @@ class Encoder(Values):
         self.piece()
         self.add("if (n == 0 || threadIdx.x != 0) return;")
         self.starts()
-        self.add("out[end] = flags[p] ? 1 : 0;")
+        self.add(f"out[{self.payload_end()}] = flags[p] ? 1 : 0;")
         self.add("flags[p] = 0;")
+
+    def payload_end(self) -> str:
+        """Where the status byte stands."""
+        return "end"
 
     # one walk over the tiles
 
@@ -145,28 +178,37 @@ class Encoder(Values):
         loops = self.loops(one)
         self.place()
         self.add("const i64 offset = table[5 * p + 3], tensor = table[5 * p + 2];")
+        self.add("const u64 step = base_step + (tick ? *tick : 0);")
         self.add("XT* const xs = x + table[5 * p];")
         for s in self.elementwise:
             self.add(f"float* const s_{s} = a_{s} + table[5 * p + 4];")
         self.starts()
+        self.keys(loops)
+        self.prepare(*loops)
+        with self.block(f"for (int turn = 0; turn < {self.shape.turns}; ++turn)"):
+            self.tile_head(loops)
+            self.tile_body(one, loops)
+
+    def keys(self, loops: list[Expr]) -> None:
+        """The keys of a block's random draws, in shared memory."""
         numbers = draws(*loops)
         if numbers:
             self.add(f"__shared__ u64 keys[{2 * (numbers[-1] + 1)}];")
             at = f"offset + tile_first * {self.tile}"
-            self.add("const u64 step = base_step + (tick ? *tick : 0);")
             self.add(f"block_keys(keys, {numbers[-1] + 1}, seed, step, tensor, {at});")
-        self.prepare(*loops)
-        with self.block(f"for (int turn = 0; turn < {self.shape.turns}; ++turn)"):
-            self.each_tile()
-            self.add("const i64 begin = offset + o;")
-            for number in numbers:
-                place = f"{2 * number} + (int)((begin >> 32) - ((offset + tile_first * {self.tile}) >> 32))"
-                self.add(f"const u64 r{number} = keys[{place}];")
-            self.tile_body(one, loops)
+
+    def tile_head(self, loops: list[Expr]) -> None:
+        """Declarations of a turn, with the keys of its draws."""
+        self.each_tile()
+        self.add("const i64 begin = offset + o;")
+        high = f"(offset + tile_first * {self.tile}) >> 32"
+        for number in draws(*loops):
+            self.add(f"const u64 r{number} = keys[{2 * number} + (int)((begin >> 32) - ({high}))];")
 
     def loops(self, one: Pass) -> list[Expr]:
         """The element and group expressions of a pass."""
-        found = [e.args[0] for e in one.reductions] + [s.expr for s in one.sinks]
+        found = [e.args[0] for e in one.reductions]
+        found += [self.outside(s) for s in one.sinks if self.leaves_tile(s)]
         return found + ([self.prog.gradient] if one.status else [])
 
     def tile_body(self, one: Pass, loops: list[Expr]) -> None:
@@ -178,10 +220,11 @@ class Encoder(Values):
         for expr in one.reductions:
             if self.module.group == 0:
                 self.part(expr)
-        for sink in one.sinks:
+        sinks = [s for s in one.sinks if self.leaves_tile(s)]
+        for sink in sinks:
             if sink.kind == "field":
                 self.field(sink)
-        self.overwrite([s for s in one.sinks if s.kind != "field"])
+        self.overwrite([s for s in sinks if s.kind != "field"])
 
     @staticmethod
     def leaves_of(loops: list[Expr]) -> list[str]:
@@ -231,8 +274,18 @@ class Encoder(Values):
                 self.add(f"const int i = k * {self.shape.row} + 4 * u + e % 4;")
                 yield
 
+    def within(self) -> str:
+        """Whether an element of `each` is there, as text."""
+        return "i < m"
+
     def leaf(self, expr: Expr) -> str:
         return "g_[e]" if expr.op == "input" else f"e_{expr.value}[e]"
+
+    @staticmethod
+    def outside(sink: Sink) -> Expr:
+        """Of `where(selection, a, b)`, what the elements outside the selection become."""
+        e = sink.expr
+        return e.args[2] if e.op == "where" and e.args[0].op == "in" else e
 
     def status(self) -> None:
         self.add("u32 bad = 0;")
@@ -257,14 +310,16 @@ class Encoder(Values):
         """A thread's four lanes, in the order of [Note: order of sums]."""
         self.add(f"float {name}[4];")
         with self.each():
-            self.add(f"const float y = i < m ? {self.text(arg)} : 0.0f;")
+            self.add(f"const float y = {self.within()} ? {self.text(arg)} : 0.0f;")
             self.add(f"if (c == 0 && e < 4) {name}[e] = y; else {name}[e % 4] += y;")
 
     def extreme(self, name: str, expr: Expr) -> str:
         least, op = ("-2147483647", "max") if expr.op == "reduce_max" else ("2147483647", "min")
         self.add(f"i32 {name} = {least};")
         with self.each():
-            self.add(f"if (i < m) {name} = i_{op}({name}, key({self.text(expr.args[0])}));")
+            self.add(
+                f"if ({self.within()}) {name} = i_{op}({name}, key({self.text(expr.args[0])}));"
+            )
         return f"team_{op}<{self.shape.team}>({name})"
 
     def part(self, expr: Expr) -> None:
@@ -276,7 +331,7 @@ class Encoder(Values):
             bits = f"(u32)key({value})"
         name = self.name("w")
         self.add(f"const u32 {name} = {bits};")
-        self.add(f"if (m && u == 0) part[{number} * all_tiles + tile_at[p] + t] = {name};")
+        self.add(f"if (m && u == 0) part[{number} * item_at[pieces] + item_at[p] + t] = {name};")
 
     # sinks
 
@@ -375,7 +430,11 @@ class Encoder(Values):
 
     def overwrite(self, sinks: list[Sink]) -> None:
         """New states, and the gradient when it is written back; all inputs are in registers."""
-        states = [(s.name, s.expr) for s in sinks if s.kind == "state" and s.expr.type.shape == "n"]
+        states = [
+            (s.name, self.outside(s))
+            for s in sinks
+            if s.kind == "state" and s.expr.type.shape == "n"
+        ]
         back = [s.expr for s in sinks if s.kind == "back"]
         self.prepare_groups(*(e for _, e in states), *back)
         if not states and not back:

@@ -345,3 +345,120 @@ template <int BITS> D u32 code_at(const u8* data, int m, int i) {
   int width = (m * BITS + 7) / 8;
   return ((u32)data[i % width] >> ((i / width) * BITS)) & ((1u << BITS) - 1u);
 }
+
+// ---- selection ----
+
+// exclusive prefix sum over the threads of a block; the sum of all in *sum
+template <int THREADS> D i64 block_scan(i64 value, i64* sum) {
+  __shared__ i64 warps[THREADS / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  i64 inclusive = value;
+  for (int h = 1; h < 32; h *= 2) {
+    i64 below = __shfl_up_sync(FULL, inclusive, h, 32);
+    if (lane >= h) inclusive += below;
+  }
+  if (lane == 31) warps[warp] = inclusive;
+  __syncthreads();
+  i64 before = 0, all = 0;
+  for (int w = 0; w < THREADS / 32; ++w) {
+    if (w < warp) before += warps[w];
+    all += warps[w];
+  }
+  __syncthreads();
+  *sum = all;
+  return before + inclusive - value;
+}
+// counts become what stands before them; the sum of all. 256 threads.
+template <class T> D i64 scan_array(T* counts, i64 length) {
+  i64 before = 0;
+  for (i64 o = 0; o < length; o += 256 * 8) {
+    const i64 i = o + threadIdx.x * 8;
+    i64 own = 0, all;
+    T held[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) own += (i64)(held[k] = i + k < length ? counts[i + k] : (T)0);
+    i64 at = before + block_scan<256>(own, &all);
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      if (i + k < length) {
+        counts[i + k] = (T)at;
+        at += (i64)held[k];
+      }
+    before += all;
+  }
+  return before;
+}
+D i64 as_count(double value, i64 n) {
+  if (!(value > 0.0)) return 0;
+  return value < (double)n ? (i64)value : n;
+}
+D i64 i_count(i64 count) { return count > 1 ? count : 1; }
+D u32 order(float x) { return (u32)key(x) ^ 0x80000000u; }
+D i64 sample_position(u64 seed, u64 step, i64 tensor, i64 n, i64 count, i64 j) {
+  const u32 k0 = (u32)(stream(seed, step, (u64)tensor, ~0ull, 0) >> 32);
+  const i64 low = j * n / count, size = (j + 1) * n / count - low;
+  return low + (i64)(hashed((u32)j * 0x9E3779B9u + k0, 0u) >> 8) % (size > 1 ? size : 1);
+}
+// One round of a radix selection: the bin of the rank-th largest key. 256 threads.
+// hist is cleared for the next round; prefix and rank become those within the bin.
+template <int BITS> D void pick(u64* hist, u32* prefix, i64* rank) {
+  const int bins = 1 << BITS, each = bins / 256, top = bins - 1 - (int)threadIdx.x * each;
+  const i64 wanted = *rank;
+  const u32 known = *prefix;
+  i64 own = 0, all;
+  for (int q = 0; q < each; ++q) own += (i64)hist[top - q];
+  i64 before = block_scan<256>(own, &all);
+  if (before < wanted && wanted <= before + own) {
+    int q = 0;
+    while (before + (i64)hist[top - q] < wanted) before += (i64)hist[top - q++];
+    *prefix = known << BITS | (u32)(top - q);
+    *rank = wanted - before;
+  }
+  __syncthreads();
+  for (int q = 0; q < each; ++q) hist[top - q] = 0;
+}
+// A tile's hits as 32 words, one a thread: bit u of word 4k + j is element j of thread u in row k.
+struct Hits {
+  u32 own, count;
+};
+D void hits_add(Hits& hits, int word, bool hit, int u) {
+  const u32 bits = __ballot_sync(FULL, hit);
+  if (u == word) hits.own = bits;
+  hits.count += __popc(bits);
+}
+// Positions of a tile's selected elements, in order: `more` are those above the threshold, `tied`
+// the ones equal to it, of which the first `allowed` of the tensor are taken.
+D void compact(u32 more, u32 tied, i64 before, i64 ties, i64 allowed, i64 limit, i64* idx, i64 o, int u) {
+  const u32 below = (1u << u) - 1u;
+  for (int k = 0; k < 8; ++k) {
+    u32 a[4], b[4];
+    i64 rank = before, tie = ties;
+    for (int j = 0; j < 4; ++j) {
+      a[j] = __shfl_sync(FULL, more, 4 * k + j, 32);
+      b[j] = __shfl_sync(FULL, tied, 4 * k + j, 32);
+      rank += __popc(a[j] & below);
+      tie += __popc(b[j] & below);
+      before += __popc(a[j]);
+      ties += __popc(b[j]);
+    }
+    for (int j = 0; j < 4; ++j) {
+      const bool above = a[j] >> u & 1u, equal = (b[j] >> u & 1u) && tie < allowed;
+      const i64 place = rank + (tie < allowed ? tie : allowed);
+      if ((above || equal) && place < limit) idx[place] = o + k * 128 + 4 * u + j;
+      rank += above;
+      tie += b[j] >> u & 1u;
+    }
+  }
+}
+// [gaps] LEB128 bytes of the gap before position j
+D int gap_size(const i64* idx, i64 j) {
+  i64 gap = idx[j] - (j ? idx[j - 1] : -1) - 1;
+  int size = 1;
+  while (gap >= 128) { gap >>= 7; ++size; }
+  return size;
+}
+D void store_gap(u8* out, const i64* idx, i64 j) {
+  i64 gap = idx[j] - (j ? idx[j - 1] : -1) - 1;
+  for (; gap >= 128; gap >>= 7) *out++ = (u8)(128 | (gap & 127));
+  *out = (u8)gap;
+}

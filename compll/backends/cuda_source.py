@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from compll.backends.cuda_decode import Decoder
-from compll.backends.cuda_encode import Encoder
-from compll.backends.cuda_values import Shape, Step, Values, shape_of
+from compll.backends.cuda_scatter import Scattering
+from compll.backends.cuda_select import Selecting
+from compll.backends.cuda_values import Grid, Scratch, Shape, Step, Values, shape_of
 from compll.errors import Diagnostic, Span, SpecError
 from compll.ir import Expr, Module
 from compll.layout import tile_of
@@ -27,15 +27,16 @@ class Plan:
     """How a batch is encoded or decoded: launches in order, and what they need.
 
     params: of every kernel, as C declarations. statics: host-computed values, a row per piece.
-    slots: tensor-level values kept between kernels. parts: tensor-level reductions.
     """
 
     steps: tuple[Step, ...]
     params: tuple[str, ...]
     statics: tuple[Expr, ...]
-    slots: int = 0
-    parts: int = 0
+    grids: tuple[Grid, ...]
+    scratch: tuple[Scratch, ...]
     states: tuple[str, ...] = ()
+    #: whether encode itself overwrites the gradient by its decoded value
+    writes_back: bool = False
 
     @property
     def steps_matter(self) -> bool:
@@ -79,22 +80,26 @@ def _source(module: Module, threads: int) -> Source:
     for name, feed in (("encode", False), ("feed", True)):
         if (feed and not module.states) or (not feed and module.updates):
             continue
-        encoder = Encoder(schedule(module, feed=feed), feed, name, threads)
-        states = (*encoder.elementwise, *encoder.per_tensor)
-        _add(result, name, encoder, encoder.steps, encoder.params,
-             len(encoder.slots), len(encoder.parts), states)  # fmt: skip
+        encoder = Selecting(schedule(module, feed=feed), feed, name, threads)
+        result.text += encoder.finished()
+        result.plans[name] = _plan(encoder, encoder.states, encoder.prog.writes_back)
     for name, add in (("set", False), ("add", True)):
-        decoder = Decoder(module, add, threads)
-        _add(result, name, decoder, decoder.steps, decoder.params)
+        decoder = Scattering(module, add, threads)
+        result.text += decoder.finished()
+        result.plans[name] = _plan(decoder)
     return result
 
 
-def _add(
-    result: Source, name: str, values: Values, steps: list[Step], params: tuple[str, ...],
-    slots: int = 0, parts: int = 0, states: tuple[str, ...] = (),
-) -> None:  # fmt: skip
-    result.text += str(values)
-    result.plans[name] = Plan(tuple(steps), params, tuple(values.statics), slots, parts, states)
+def _plan(made: Values, states: tuple[str, ...] = (), writes_back: bool = False) -> Plan:
+    return Plan(
+        tuple(made.steps),
+        made.params(),
+        tuple(made.statics),
+        tuple(made.grids),
+        tuple(made.scratch),
+        states,
+        writes_back,
+    )
 
 
 def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:

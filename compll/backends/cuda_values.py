@@ -6,6 +6,8 @@ loops unrolled, so the compiler finds common subexpressions itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compll.backends.cuda_text import C_TYPE, Lines, code, element, literal, tensor
@@ -62,24 +64,63 @@ def shape_of(tile: int, threads: int = 256) -> Shape:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """What the blocks of a launch share: `items` of each piece, `per_block` of them a block.
+
+    kind: tiles; sample (as many items as `arg` says); kept (the bound of selection `arg`);
+    kept_tiles (tiles of those); gap_bytes (the most bytes of the gaps of selection `arg`).
+    """
+
+    kind: str
+    per_block: int
+    arg: Expr | str = ""
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Device memory of a batch, zero at first. per: "piece", or the number of a grid for its items,
+    or that with "b" for its blocks."""
+
+    name: str
+    dtype: str
+    per: str
+    factor: int = 1
+
+    @property
+    def declaration(self) -> str:
+        kind = {"uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}
+        return f"{kind.get(self.dtype, 'float')}* {self.name}"
+
+
+@dataclass(frozen=True)
 class Step:
-    """A launch. grid: "tiles" (Shape.tiles of a piece a block) or "pieces" (one a block)."""
+    """A launch. grid: the number of a grid, or -1 for a block per piece.
+
+    repeat: a static value, so many times with the neighbouring steps that have the same one.
+    """
 
     kernel: str
-    grid: str
+    grid: int
     threads: int
+    repeat: Expr | None = None
 
 
 class Values(Lines):
     """Emits expressions; knows which values already have a name."""
 
-    def __init__(self, module: Module, threads: int) -> None:
+    fixed_params: tuple[str, ...]
+
+    def __init__(self, module: Module, prefix: str, threads: int) -> None:
         super().__init__()
+        self.prefix = prefix
         self.module, self.tile = module, tile_of(module)
         self.shape = shape_of(self.tile, threads)
         self.fields = {f.name: f for f in module.fields}
         self.statics: list[Expr] = []
         self.slots: dict[int, int] = {}
+        self.grids: list[Grid] = [Grid("tiles", self.shape.tiles)]
+        self.scratch: list[Scratch] = []
+        self.steps: list[Step] = []
         self.names: dict[int, str] = {}
         self.fresh = 0
 
@@ -93,6 +134,39 @@ class Values(Lines):
         name = self.names[id(expr)] = self.name(prefix)
         self.add(f"const {kind} {name} = {text};")
         return name
+
+    def grid(self, kind: str, per_block: int, arg: Expr | str = "") -> int:
+        """The number of a grid."""
+        wanted = Grid(kind, per_block, arg)
+        if wanted not in self.grids:
+            self.grids.append(wanted)
+        return self.grids.index(wanted)
+
+    def memory(self, name: str, dtype: str, per: str, factor: int = 1) -> str:
+        """Ask for scratch memory; its name in kernels."""
+        if name not in {s.name for s in self.scratch}:
+            self.scratch.append(Scratch(name, dtype, per, factor))
+        return name
+
+    @contextmanager
+    def kernel(
+        self, name: str, grid: int, threads: int, repeat: Expr | None = None
+    ) -> Iterator[None]:
+        """The head and braces of a kernel, which becomes the next step."""
+        name = f"{self.prefix}_{name}"
+        self.steps.append(Step(name, grid, threads, repeat))
+        self.names.clear()
+        self.add('extern "C" __global__ void')
+        with self.block(f"__launch_bounds__({threads}) {name}(@PARAMS@)"):
+            yield
+
+    def params(self) -> tuple[str, ...]:
+        """Of every kernel, as C declarations; known when all kernels are."""
+        return (*self.fixed_params, *(s.declaration for s in self.scratch))
+
+    def finished(self) -> str:
+        """The text of all kernels."""
+        return str(self).replace("@PARAMS@", ", ".join(self.params()))
 
     # static and tensor-level values
 
@@ -110,7 +184,7 @@ class Values(Lines):
         if expr.type.shape == "static":
             return self.static(expr)
         if id(expr) not in self.names:
-            text = f"sc[p * slots + {self.slots[id(expr)]}]"
+            text = f"sc[p * @SLOTS@ + {self.slots[id(expr)]}]"
             self.declare(expr, "double", "s", text)
         return self.names[id(expr)]
 

@@ -1,11 +1,16 @@
 """The generated CUDA source, executed on the CPU (see cuda_host), against the reference backend."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from compll.backends import cuda_source
 from compll.backends.cuda import Kernels
-from compll.errors import SpecError
+from compll.errors import PayloadError, SpecError
 from compll.library import type_check
 from tests.compll.cuda_host import HostDevice
 
@@ -116,3 +121,55 @@ def test_what_is_not_finite_arrives_and_enters_no_state(typed, reference, rng):
     )
     device.decode_batch(out, table, at, again, got, add=False)
     assert np.isfinite(got).all()
+
+
+def test_a_broken_payload_is_told_as_by_the_reference(typed, reference, rng):
+    device = kernels(typed)
+    n = 1500
+    good = reference.encode(rng.standard_normal(n).astype(np.float32))
+    table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    for turn in range(12):
+        payload = broken(good, turn, rng)
+        out = np.full(n, 3, np.float32)
+        if reference.fixed and len(payload) != len(good):
+            continue  # Codec refuses it before any kernel runs
+        device.decode_batch(payload, table, at, np.array([len(payload)]), out, add=True)
+        try:
+            values = reference.decode(payload, n)
+        except PayloadError:
+            with pytest.raises(PayloadError, match=reference.name):
+                device.raise_found()
+            np.testing.assert_array_equal(out, 3)
+        else:
+            device.raise_found()
+            with np.errstate(invalid="ignore"):
+                np.testing.assert_array_equal(out, values + np.float32(3))
+
+
+def broken(payload, turn, rng):
+    """A payload with something wrong, by turns."""
+    data = payload.copy()
+    if turn % 4 == 0:
+        return data[: rng.integers(0, len(data))]
+    if turn % 4 == 1:
+        return rng.integers(0, 256, len(data), dtype=np.uint8)
+    places = rng.integers(0, len(data) if turn % 4 == 2 else min(16, len(data)), 3)
+    data[places] = rng.integers(0, 256, 3)
+    return data
+
+
+def test_no_access_outside_the_buffers():
+    """Encode and decode of good and of broken payloads, under AddressSanitizer."""
+    asan = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    env = os.environ | {
+        "LD_PRELOAD": asan,
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONMALLOC": "malloc",
+    }
+    command = [sys.executable, "-m", "tests.compll.cuda_host.hostile"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[:4000]
+    assert "within their buffers" in done.stdout

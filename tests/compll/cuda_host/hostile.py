@@ -1,0 +1,66 @@
+"""Runs every spec's kernels on good and on broken payloads; meant to run under AddressSanitizer."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import numpy as np
+
+import compll
+from compll.backends import cuda_source
+from compll.backends.cuda import Kernels
+from compll.errors import PayloadError, SpecError
+from compll.library import type_check
+from tests.compll.cuda_host import HostDevice
+
+SIZES = (1, 33, 1024, 1061)
+
+
+def run(spec: str, rng: np.random.Generator) -> bool:
+    """Whether the backend compiles the spec; the sanitizer ends the process on a bad access."""
+    module, params = type_check(spec, {})
+    try:
+        source = cuda_source.source(module, 64)
+    except SpecError:
+        return False
+    codec = compll.compile(spec, "reference")
+    device = Kernels(module, params, HostDevice(source, sanitize=True), source)
+    for n in SIZES:
+        table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+        x = rng.standard_normal(n).astype(np.float32)
+        # exactly as long as promised: the sanitizer sees the first byte beyond
+        out = np.zeros(codec.payload_bytes(n), np.uint8)
+        state = codec.init_state(n)
+        used = device.encode_batch(
+            x, table, out, at, state, seed=1, step=1, scale=1, writeback=True
+        )
+        good = out[: int(used[0])].copy()
+        for data in (good, *broken(good, rng, codec.fixed)):
+            decode(device, data, table, at, n)
+    return True
+
+
+def broken(good: np.ndarray, rng: np.random.Generator, fixed: bool) -> list[np.ndarray]:
+    found = [rng.integers(0, 256, len(good), dtype=np.uint8) for _ in range(3)]
+    for _ in range(3):
+        data = good.copy()
+        data[rng.integers(0, min(12, len(data)), 2)] = rng.integers(0, 256, 2)
+        found.append(data)
+    return found if fixed else [*found, good[: len(good) // 2].copy(), good[:3].copy()]
+
+
+def decode(device: Kernels, data: np.ndarray, table: np.ndarray, at: np.ndarray, n: int) -> None:
+    device.decode_batch(data, table, at, np.array([len(data)]), np.zeros(n, np.float32), add=False)
+    with contextlib.suppress(PayloadError):
+        device.raise_found()
+
+
+def main() -> None:
+    rng = np.random.default_rng(3)
+    done = [spec for spec in compll.list_specs() if run(spec, rng)]
+    print(f"{len(done)} specs stay within their buffers", file=sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
