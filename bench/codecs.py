@@ -2,106 +2,85 @@
 bandwidth and a plain-torch implementation, all measured in turn in one run.
 
     python -m bench.codecs [NAMES...] [--elements 12000000] [--repeat 9]
+
+Rows of codecs that are not named stay as they are in codecs.json.
 """
 
 from __future__ import annotations
 
 import json
-import platform
-import statistics
-import time
-from collections.abc import Callable
-from datetime import date
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import numba
-import numpy as np
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import compll
-from bench.plain_torch import ENCODERS
-from compll.passes import schedule
-from compll.traffic import traffic
+from bench.plain_torch import METHODS
+from bench.torch_common import Method
+from compll import measure
+from compll.bench_report import about
+from compll.timing import Job, Timing, timings
 
 RESULTS = Path(__file__).parent / "results"
-Job = Callable[[], object]
 
 
-def jobs(name: str, n: int) -> dict[str, Job]:
-    """What is timed for one codec, over a gradient of n elements."""
-    codec = compll.compile(name)
-    rng = np.random.default_rng(0)
-    x = (rng.standard_normal(n) * 0.01).astype(np.float32)
-    y = np.zeros(n, np.float32)
-    table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
-    out = np.zeros(codec.payload_bytes(n), np.uint8)
-    used = codec.encode_batch(x, table, out, at)
-    found: dict[str, Job] = {
-        "decode": lambda: codec.decode_batch(out, table, at, used, y),
-        "decode_add": lambda: codec.decode_batch(out, table, at, used, y, add=True),
+def torch_jobs(method: Method, n: int, *, stateful: bool) -> dict[str, Job]:
+    """The same method's encode and decode in plain torch."""
+    x = torch.randn(n) * 0.01
+    state = torch.zeros(method.states * n) if stateful else None
+    payload = method.encode(x, None if state is None else state.clone())
+    return {
+        "torch_encode": lambda: method.encode(x, state),
+        "torch_decode": lambda: method.decode(payload, n),
     }
-    # A payload of its own, so that decode's stays whole whatever the state does to its length.
-    spare = np.zeros_like(out)
-    state = codec.init_state(n) if codec.stateful else None
-    if not codec.module.updates:
-        found["encode"] = lambda: codec.encode_batch(x, table, spare, at)
-    if state is not None:
-        found["encode_feedback"] = lambda: codec.encode_batch(x, table, spare, at, state=state)
-    if name in ENCODERS:
-        kept = torch.zeros(2 * n if name == "dgc" else n) if codec.stateful else None
-        source = torch.from_numpy(x)
-        found["torch"] = lambda: ENCODERS[name](source, kept)
+
+
+def measure_codec(name: str, n: int, repeat: int) -> dict[str, Any]:
+    """One row: the codec's rates (see compll.measure), and GB/s of plain torch."""
+    codec = compll.compile(name)
+    bench = measure.prepare(codec, n)
+    work = {"copy": measure.copy_job(codec, n), **bench.jobs}
+    if name in METHODS:
+        work |= torch_jobs(METHODS[name], n, stateful=codec.stateful)
+    took = timings(work, repeat)
+    return measure.row(bench, took).data() | {"torch": torch_rates(took, n)}
+
+
+def torch_rates(took: dict[str, Timing], n: int) -> dict[str, float]:
+    """GB/s of plain torch's encode and decode, where they were timed."""
+    names = {"encode": "torch_encode", "decode": "torch_decode"}
+    return {job: 4 * n / took[key].median / 1e9 for job, key in names.items() if key in took}
+
+
+def encoding(row: dict[str, Any]) -> dict[str, float]:
+    """The rate of the encode that training uses: with feedback where there is any."""
+    found: dict[str, float] = row["rates"].get("encode_feedback") or row["rates"]["encode"]
     return found
 
 
-def seconds(work: dict[str, Job], repeat: int) -> dict[str, float]:
-    """Median seconds of each job; the jobs take turns."""
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for turn in range(repeat + 1):
-        for name, job in work.items():
-            start = time.perf_counter()
-            job()
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(t) for name, t in times.items()}
+def speedup(row: dict[str, Any], job: str) -> float | None:
+    """How many times faster than plain torch: `encode` (with feedback) or `decode`."""
+    ours = encoding(row) if job == "encode" else row["rates"]["decode"]
+    return ours["rate"] / row["torch"][job] if row["torch"] else None
 
 
-def bytes_moved(name: str) -> float:
-    """Bytes per element that the passes of the stateful encode (or the only one) read and write."""
-    module = compll.compile(name).module
-    return traffic(schedule(module, feed=bool(module.states))).moved
-
-
-def measure(name: str, n: int, repeat: int) -> dict[str, Any]:
-    """One row: GB/s of float32 gradient for each job, and the share of the copy-bandwidth bound."""
-    x, y = np.ones(n, np.float32), np.zeros(n, np.float32)
-    work = {"copy": lambda: np.copyto(y, x), **jobs(name, n)}
-    took = seconds(work, repeat)
-    rates = {job: 4 * n / t / 1e9 for job, t in took.items()}
-    copy = 2 * rates.pop("copy")
-    moved = bytes_moved(name)
-    best = rates.get("encode_feedback", rates.get("encode", 0.0))
-    return {"codec": name, "copy_GBps": copy, "bytes_per_element": moved,
-            "share_of_bound": best / (copy / moved * 4), **rates}  # fmt: skip
-
-
-def show(rows: list[dict[str, Any]]) -> Table:
+def show(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows as a table."""
-    table = Table(title="GB/s of float32 gradient, one core", title_justify="left")
-    for head in ("codec", "encode", "+ feedback", "decode", "decode-add", "plain torch", "x torch",
-                 "bytes/elem", "of copy bound"):  # fmt: skip
+    table = Table(title="GB/s of float32 gradient, one core", title_justify="left", box=None)
+    for head in ("codec", "encode", "+ feedback", "decode", "decode-add", "torch encode", "x",
+                 "torch decode", "x", "of copy bound"):  # fmt: skip
         table.add_column(head, justify="left" if head == "codec" else "right")
     for row in rows:
-        best = row.get("encode_feedback", row.get("encode", 0.0))
+        rates = [row["rates"].get(name) for name in measure.OPERATIONS]
+        pairs = [(row["torch"].get(job), speedup(row, job)) for job in ("encode", "decode")]
         table.add_row(
-            row["codec"], *(f"{row[k]:.2f}" if k in row else "-" for k in
-                            ("encode", "encode_feedback", "decode", "decode_add", "torch")),
-            f"{best / row['torch']:.1f}" if "torch" in row else "-",
-            f"{row['bytes_per_element']:.1f}", f"{row['share_of_bound']:.0%}",
+            row["codec"], *(f"{r['rate']:.2f}" if r else "-" for r in rates),
+            *(f"{v:.1f}" if v else "-" for pair in pairs for v in pair),
+            f"{encoding(row)['share']:.0%}",
         )  # fmt: skip
     return table
 
@@ -116,14 +95,21 @@ def main(
 ) -> None:
     """Measure the codecs and write codecs.json."""
     torch.set_num_threads(1)
-    elements -= elements % 1024
-    rows = [measure(name, elements, repeat) for name in names or compll.list_specs()]
-    Console(width=110).print(show(rows))
+    elements -= elements % 16384  # whole groups, so that plain torch pads nothing
+    torch.manual_seed(0)
+    rows = [measure_codec(name, elements, repeat) for name in names or compll.list_specs()]
+    Console(width=120).print(show(rows))
     output.mkdir(parents=True, exist_ok=True)
-    about = {"date": date.today().isoformat(), "elements": elements, "repeat": repeat,
-             "cpu": platform.processor() or platform.machine(), "torch": torch.__version__,
-             "numba": numba.__version__, "numpy": np.__version__}  # fmt: skip
-    (output / "codecs.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    save(rows, output / "codecs.json", elements, repeat)
+
+
+def save(rows: Sequence[dict[str, Any]], path: Path, elements: int, repeat: int) -> None:
+    """Write the rows, beside those of other codecs that the file has."""
+    held = json.loads(path.read_text())["rows"] if path.is_file() else []
+    merged = {row["codec"]: row for row in [*held, *rows]}
+    known = [merged[name] for name in sorted(merged) if name in compll.list_specs()]
+    facts = about() | {"torch": torch.__version__, "elements": elements, "repeat": repeat}
+    path.write_text(json.dumps({"about": facts, "rows": known}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (cli_author.new, cli_author.schema):
+for command in (cli_author.new, cli_author.schema, cli_author.bench):
     app.command()(command)
 
 

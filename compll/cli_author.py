@@ -1,4 +1,4 @@
-"""Commands for the author of a spec: new, schema."""
+"""Commands for the author of a spec: new, schema, bench."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from compll import scaffold
-from compll.cli_common import usage
+from compll import library, scaffold
+from compll.cli_common import Params, SomeSpecs, Target, each, known_target, parameters, usage
 from compll.errors import UsageError
 from compll.schema import schema as make_schema
 
@@ -30,3 +31,45 @@ def new(
 def schema() -> None:
     """Print a JSON Schema of spec files, for completion in editors."""
     typer.echo(json.dumps(make_schema(), indent=1))
+
+
+def bench(
+    specs: SomeSpecs = None,
+    sizes: Annotated[str, typer.Option(help="elements, like 100k,1M")] = "10k,1M,12M",
+    repeat: Annotated[int, typer.Option(min=1, help="turns; the median counts")] = 9,
+    param: Params = None,
+    target: Target = "cpu",
+    json_file: Annotated[Path | None, typer.Option("--json", help="file to write")] = None,
+    plot: Annotated[Path | None, typer.Option(help="file of a roofline: .png, .svg, .pdf")] = None,
+) -> None:
+    """Measure encode, decode and decode-add against the copy bandwidth of this machine."""
+    from compll import bench_report, measure
+
+    counts = [elements(size) for size in sizes.split(",")]
+    given = parameters(param)
+    known_target(target)
+    codecs = each(
+        specs or library.list_specs(), lambda name: library.compile(name, target, **given)
+    )
+    rows = [measure.measure(codec, n, repeat) for n in counts for codec in codecs]
+    Console().print(bench_report.table(rows))
+    try:
+        if json_file:
+            json_file.write_text(json.dumps(bench_report.data(rows), indent=1) + "\n")
+        if plot:
+            bench_report.plot(rows, plot)
+    except (OSError, ValueError) as error:
+        usage(f"cannot write {json_file if plot is None else plot}: {error}")
+
+
+def elements(text: str) -> int:
+    """A number of elements such as 4096, 100k or 1.5M, or exit 2."""
+    number = text.strip().lower().rstrip("km")
+    scale = {"k": 10**3, "m": 10**6}.get(text.strip()[-1:].lower(), 1)
+    try:
+        count = int(float(number) * scale)
+    except (ValueError, OverflowError):
+        count = 0
+    if not 1 <= count <= 1 << 31:
+        usage(f"size {text!r}: expected a number of elements, like 4096, 100k or 1M")
+    return count

@@ -1,0 +1,72 @@
+"""Shared by the plain-torch compressors: error feedback, and packing of small integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Payload = tuple[Tensor, ...]
+#: encode(x, state) -> payload; the state (float32 [states * n], or None) is updated in place
+Encode = Callable[[Tensor, Tensor | None], Payload]
+#: decode(payload, n) -> float32 [n]
+Decode = Callable[[Payload, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A compressor as one would write it in plain torch, for the parameters a spec defaults to."""
+
+    encode: Encode
+    decode: Decode
+    #: per-element states, for a spec that keeps any
+    states: int = 1
+
+
+def fed(x: Tensor, residual: Tensor | None) -> Tensor:
+    """The gradient with what was lost before."""
+    return x if residual is None else x + residual
+
+
+def keep(residual: Tensor | None, x: Tensor, decoded: Tensor) -> None:
+    """The residual becomes what is lost now."""
+    if residual is not None:
+        torch.sub(x, decoded, out=residual)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """uint8 codes, several a byte."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+    packed: Tensor = (rows(codes, len(shifts)) << shifts).sum(1, dtype=torch.uint8)
+    return packed
+
+
+def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
+    """The n codes in packed bytes, uint8."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+    codes: Tensor = (packed.view(-1, 1) >> shifts) & (2**bits - 1)
+    return codes.view(-1)[:n]
+
+
+def rows(x: Tensor, size: int) -> Tensor:
+    """x as rows of `size`, the last one filled up with zeros."""
+    return torch.nn.functional.pad(x, (0, -x.numel() % size)).view(-1, size)
+
+
+def sent(p: Tensor, index: Tensor, residual: Tensor | None) -> Payload:
+    """Positions and values; what is sent leaves the residual."""
+    values = p[index]
+    if residual is not None:
+        residual.copy_(p)
+        residual[index] = 0
+    return index.int(), values
+
+
+def scattered(payload: Payload, n: int) -> Tensor:
+    """Values at their positions, zero elsewhere."""
+    index, values = payload[:2]
+    out = torch.zeros(n)
+    out[index.long()] = values.float()
+    return out

@@ -1,0 +1,113 @@
+"""Quantizers in plain torch, as published torch code (GRACE) writes them, packed like ours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bench.torch_common import Method, Payload, fed, keep, pack, rows, unpack
+
+
+def _encode_none(x: Tensor, residual: Tensor | None) -> Payload:
+    return (x.clone(),)
+
+
+def _encode_fp16(x: Tensor, residual: Tensor | None) -> Payload:
+    return (x.half(),)
+
+
+def _encode_bf16(x: Tensor, residual: Tensor | None) -> Payload:
+    return (x.bfloat16(),)
+
+
+def _decode_cast(payload: Payload, n: int) -> Tensor:
+    return payload[0].to(torch.float32, copy=True)
+
+
+def _encode_onebit(x: Tensor, residual: Tensor | None) -> Payload:
+    p = fed(x, residual)
+    scale, negative = p.abs().mean(), p < 0
+    keep(residual, p, torch.where(negative, -scale, scale))
+    return scale, pack(negative.to(torch.uint8), 1)
+
+
+def _decode_onebit(payload: Payload, n: int) -> Tensor:
+    scale, packed = payload
+    return torch.where(unpack(packed, 1, n).bool(), -scale, scale)
+
+
+def _encode_onebit_group(x: Tensor, residual: Tensor | None) -> Payload:
+    n, p = x.numel(), rows(fed(x, residual), 1024)
+    scale, negative = p.abs().mean(1, keepdim=True), p < 0
+    keep(residual, p.view(-1)[:n], torch.where(negative, -scale, scale).view(-1)[:n])
+    return scale, pack(negative.to(torch.uint8).view(-1), 1)
+
+
+def _decode_onebit_group(payload: Payload, n: int) -> Tensor:
+    scale, packed = payload
+    negative = unpack(packed, 1, scale.numel() * 1024).view(-1, 1024).bool()
+    return torch.where(negative, -scale, scale).view(-1)[:n]
+
+
+def _encode_int4_group(x: Tensor, residual: Tensor | None) -> Payload:
+    p = rows(x, 64)
+    top = p.abs().amax(1, keepdim=True).bfloat16().float()
+    codes = ((p * (7 / top) + torch.rand_like(p)).floor_() + 7).clamp_(0, 15).to(torch.uint8)
+    return top.bfloat16(), pack(codes.view(-1), 4)
+
+
+def _decode_int4_group(payload: Payload, n: int) -> Tensor:
+    top, packed = payload
+    codes = unpack(packed, 4, top.numel() * 64).view(-1, 64)
+    return ((codes.float() - 7) * (top.float() / 7)).view(-1)[:n]
+
+
+def _encode_mxnet_2bit(x: Tensor, residual: Tensor | None) -> Payload:
+    p = fed(x, residual)
+    positive, negative = p >= 0.5, p <= -0.5
+    codes = positive.to(torch.uint8) + 2 * negative.to(torch.uint8)
+    keep(residual, p, 0.5 * (positive.float() - negative.float()))
+    return (pack(codes, 2),)
+
+
+def _decode_mxnet_2bit(payload: Payload, n: int) -> Tensor:
+    codes = unpack(payload[0], 2, n)
+    return 0.5 * ((codes == 1).float() - (codes == 2).float())
+
+
+def _encode_terngrad(x: Tensor, residual: Tensor | None) -> Payload:
+    limit = 2.5 * x.std(unbiased=False)
+    clipped = x.clamp(-limit, limit)
+    scale = clipped.abs().max()
+    fires = torch.rand_like(x) * scale < clipped.abs()
+    return scale, pack((clipped.sign() * fires + 1).to(torch.uint8), 2)
+
+
+def _decode_terngrad(payload: Payload, n: int) -> Tensor:
+    scale, packed = payload
+    return (unpack(packed, 2, n).float() - 1) * scale
+
+
+def _encode_terngrad_uniform(x: Tensor, residual: Tensor | None) -> Payload:
+    low, high = x.aminmax()
+    gap = (high - low) / 3
+    codes = ((x - low) / gap + torch.rand_like(x)).floor_().clamp_(0, 3).to(torch.uint8)
+    return low, gap, pack(codes, 2)
+
+
+def _decode_terngrad_uniform(payload: Payload, n: int) -> Tensor:
+    low, gap, packed = payload
+    return low + unpack(packed, 2, n).float() * gap
+
+
+QUANTIZERS = {
+    "none": Method(_encode_none, _decode_cast),
+    "fp16": Method(_encode_fp16, _decode_cast),
+    "bf16": Method(_encode_bf16, _decode_cast),
+    "onebit": Method(_encode_onebit, _decode_onebit),
+    "onebit_group": Method(_encode_onebit_group, _decode_onebit_group),
+    "int4_group": Method(_encode_int4_group, _decode_int4_group),
+    "mxnet_2bit": Method(_encode_mxnet_2bit, _decode_mxnet_2bit),
+    "terngrad": Method(_encode_terngrad, _decode_terngrad),
+    "terngrad_uniform": Method(_encode_terngrad_uniform, _decode_terngrad_uniform),
+}
