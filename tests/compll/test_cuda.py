@@ -1,6 +1,7 @@
 """The generated CUDA source, executed on the CPU (see cuda_host), against the reference backend."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compll.backends import cuda_source
+import compll
+from compll.backends import cuda_device, cuda_source
 from compll.backends.cuda import Kernels
-from compll.errors import PayloadError, SpecError
+from compll.errors import PayloadError, SpecError, UsageError
 from compll.library import type_check
 from tests.compll.cuda_host import HostDevice
 
@@ -22,13 +24,31 @@ def typed(case):
     return type_check(case[0], case[1])
 
 
-def kernels(typed, threads=256):
+def on_gpu():
+    """Whether CuPy finds a device; without one the shim alone carries the proof."""
+    try:
+        cuda_device.cupy()
+    except UsageError:
+        return False
+    return True
+
+
+GPU = pytest.param("gpu", marks=pytest.mark.skipif(not on_gpu(), reason="no CUDA device"))
+
+
+@pytest.fixture(params=["shim", GPU])
+def where(request):
+    return request.param
+
+
+def kernels(typed, where="shim", threads=256):
     module, params = typed
     try:
         source = cuda_source.source(module, threads)
     except SpecError as why:
         pytest.skip(f"refused: {why}")
-    return Kernels(module, params, HostDevice(source), source)
+    device = HostDevice(source) if where == "shim" else cuda_device.CupyDevice(source)
+    return Kernels(module, params, device, source)
 
 
 def pieces(lengths, gap=3):
@@ -46,55 +66,52 @@ def places(codec, lengths, gap):
 
 
 @pytest.mark.parametrize("threads, gap", [(256, 0), (64, 1), (32, 6)])
-def test_a_batch_is_encoded_as_by_the_reference(case, typed, reference, rng, threads, gap):
-    device = kernels(typed, threads)
+def test_a_batch_is_encoded_as_by_the_reference(case, typed, reference, rng, where, threads, gap):
+    device = kernels(typed, where, threads)
+    put, get = device.device.upload, device.device.download
     lengths = [0, *SIZES] if threads == 64 else SIZES[::-1]
     table, total = pieces(lengths)
     at, room = places(reference, lengths, gap)
     x = rng.standard_normal(total).astype(np.float32)
-    held, wanted = reference.init_state(total, 3), reference.init_state(total, 3)
+    wanted = reference.init_state(total, 3)
+    held = {name: put(s) for name, s in wanted.items()}
     for step in range(2):
-        out, expected = np.full(room, 7, np.uint8), np.full(room, 7, np.uint8)
-        ours, theirs = x.copy(), x.copy()
+        out, expected = put(np.full(room, 7, np.uint8)), np.full(room, 7, np.uint8)
+        ours, theirs = put(x), x.copy()
         used = device.encode_batch(
             ours, table, out, at, held, seed=5, step=step, scale=0.5, writeback=True
         )
         wants = reference.encode_batch(
             theirs, table, expected, at, state=wanted, seed=5, step=step, scale=0.5, writeback=True
         )
-        assert used.tolist() == wants.tolist()
+        assert get(used).tolist() == wants.tolist()
         for start, size in zip(at.tolist(), wants.tolist(), strict=True):
-            np.testing.assert_array_equal(out[start : start + size], expected[start : start + size])
-        np.testing.assert_array_equal(ours, theirs)
+            found = get(out)[start : start + size]
+            np.testing.assert_array_equal(found, expected[start : start + size])
+        np.testing.assert_array_equal(get(ours), theirs)
         for name in held:
-            np.testing.assert_array_equal(held[name], wanted[name], err_msg=name)
-        got, want = x.copy(), x.copy()
+            np.testing.assert_array_equal(get(held[name]), wanted[name], err_msg=name)
+        got, want = put(x), x.copy()
         device.decode_batch(out, table, at, used, got, add=step == 1)
         reference.decode_batch(expected, table, at, wants, want, add=step == 1)
-        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(get(got), want)
 
 
 @pytest.mark.parametrize("gradient", ["float16", "bfloat16"])
-def test_16_bit_gradients_are_read_and_written(typed, reference, rng, gradient):
-    device = kernels(typed)
+def test_16_bit_gradients_are_read_and_written(typed, reference, rng, where, gradient):
+    device = kernels(typed, where, 64)
+    put, get = device.device.upload, device.device.download
     n = 2 * 1024 + 77
-    values = rng.standard_normal(n).astype(np.float16)
-    raw = values if gradient == "float16" else values.view(np.uint16) & 0xFFF0 | 0x3000
-    wide = (
-        values.astype(np.float32)
-        if gradient == "float16"
-        else (raw.astype(np.uint32) << 16).view(np.float32)
-    )
-    wide = np.where(np.isfinite(wide), wide, 0).astype(np.float32)
-    raw = raw if gradient == "float16" else (wide.view(np.uint32) >> 16).astype(np.uint16)
+    raw, wide = gradients_of_16_bits(rng, n, gradient)
     table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
-    out = np.zeros(reference.payload_bytes(n), np.uint8)
-    used = device.encode_batch(raw, table, out, at, None, seed=1, step=2, scale=1, writeback=False)
+    out = put(np.zeros(reference.payload_bytes(n), np.uint8))
+    options = {"seed": 1, "step": 2, "scale": 1, "writeback": False}
+    used = device.encode_batch(put(raw), table, out, at, None, **options)
     expected = reference.encode(wide, seed=1, step=2)
-    np.testing.assert_array_equal(out[: int(used[0])], expected)
-    got = np.zeros(n, raw.dtype)
-    device.decode_batch(out, table, at, used, got, add=False)
-    want = reference.decode(expected, n)
+    np.testing.assert_array_equal(get(out)[: int(get(used)[0])], expected)
+    decoded = put(np.zeros(n, raw.dtype))
+    device.decode_batch(out, table, at, used, decoded, add=False)
+    want, got = reference.decode(expected, n), get(decoded)
     if gradient == "float16":
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(got, want.astype(np.float16))
@@ -103,47 +120,55 @@ def test_16_bit_gradients_are_read_and_written(typed, reference, rng, gradient):
         np.testing.assert_allclose(near, want, rtol=2.0**-8)
 
 
-def test_what_is_not_finite_arrives_and_enters_no_state(typed, reference, rng):
-    device = kernels(typed)
+def gradients_of_16_bits(rng, n, gradient):
+    """Gradients as 16-bit arrays (bfloat16 as its bits), and as float32."""
+    values = rng.standard_normal(n).astype(np.float32)
+    if gradient == "float16":
+        return values.astype(np.float16), values.astype(np.float16).astype(np.float32)
+    raw = (values.view(np.uint32) >> 16).astype(np.uint16)
+    return raw, (raw.astype(np.uint32) << 16).view(np.float32)
+
+
+def test_what_is_not_finite_arrives_and_enters_no_state(typed, reference, rng, where):
+    device = kernels(typed, where)
+    put, get = device.device.upload, device.device.download
     n = 1500
     x = rng.standard_normal(n).astype(np.float32)
     x[[3, 700]] = np.nan, np.inf
-    state = reference.init_state(n)
+    state = {name: put(s) for name, s in reference.init_state(n).items()}
     table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
-    out = np.zeros(reference.payload_bytes(n), np.uint8)
-    used = device.encode_batch(x, table, out, at, state, seed=0, step=0, scale=1, writeback=False)
-    got = np.zeros(n, np.float32)
-    device.decode_batch(out, table, at, used, got, add=False)
-    assert not np.isfinite(got).all()
-    assert all(np.isfinite(s).all() for s in state.values())
-    again = device.encode_batch(
-        np.zeros(n, np.float32), table, out, at, state, seed=0, step=0, scale=1, writeback=False
-    )
-    device.decode_batch(out, table, at, again, got, add=False)
-    assert np.isfinite(got).all()
+    out, got = put(np.zeros(reference.payload_bytes(n), np.uint8)), put(np.zeros(n, np.float32))
+    for values, arrives in ((x, True), (np.zeros(n, np.float32), False)):
+        used = device.encode_batch(
+            put(values), table, out, at, state, seed=0, step=0, scale=1, writeback=False
+        )
+        device.decode_batch(out, table, at, used, got, add=False)
+        assert np.isfinite(get(got)).all() != arrives
+        assert all(np.isfinite(get(s)).all() for s in state.values())
 
 
-def test_a_broken_payload_is_told_as_by_the_reference(typed, reference, rng):
-    device = kernels(typed)
+def test_a_broken_payload_is_told_as_by_the_reference(typed, reference, rng, where):
+    device = kernels(typed, where)
+    put, get = device.device.upload, device.device.download
     n = 1500
     good = reference.encode(rng.standard_normal(n).astype(np.float32))
     table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     for turn in range(12):
         payload = broken(good, turn, rng)
-        out = np.full(n, 3, np.float32)
+        out = put(np.full(n, 3, np.float32))
         if reference.fixed and len(payload) != len(good):
             continue  # Codec refuses it before any kernel runs
-        device.decode_batch(payload, table, at, np.array([len(payload)]), out, add=True)
+        device.decode_batch(put(payload), table, at, np.array([len(payload)]), out, add=True)
         try:
             values = reference.decode(payload, n)
         except PayloadError:
             with pytest.raises(PayloadError, match=reference.name):
                 device.raise_found()
-            np.testing.assert_array_equal(out, 3)
+            np.testing.assert_array_equal(get(out), 3)
         else:
             device.raise_found()
             with np.errstate(invalid="ignore"):
-                np.testing.assert_array_equal(out, values + np.float32(3))
+                np.testing.assert_array_equal(get(out), values + np.float32(3))
 
 
 def broken(payload, turn, rng):
@@ -173,3 +198,41 @@ def test_no_access_outside_the_buffers():
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[:4000]
     assert "within their buffers" in done.stdout
+
+
+@pytest.mark.skipif(not on_gpu(), reason="no CUDA device")
+@pytest.mark.parametrize("spec", ["onebit", "int4_group", "dgc"])
+def test_a_call_is_captured_in_a_cuda_graph(spec, rng):
+    cupy = cuda_device.cupy()
+    codec, n = compll.compile(spec, "cuda"), 100_000
+    x = cupy.asarray(rng.standard_normal(n).astype(np.float32))
+    table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    out = cupy.zeros(codec.payload_bytes(n), "uint8")
+    codec.backend.tick = cupy.zeros(1, "uint64")
+    expected = [codec.encode(x, step=step) for step in (4, 5)]
+    codec.encode_batch(x, table, out, at, step=4)  # allocates what it needs
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        codec.encode_batch(x, table, out, at, step=4)
+        graph = stream.end_capture()
+        for payload in expected:
+            graph.launch(stream)
+            stream.synchronize()
+            assert (out[: len(payload)] == payload).all()
+            codec.backend.tick += 1
+
+
+@pytest.mark.skipif(not on_gpu() or not shutil.which("compute-sanitizer"), reason="no sanitizer")
+def test_the_device_finds_no_bad_access():
+    command = ["compute-sanitizer", "--error-exitcode", "9", sys.executable, "-m", "pytest", "-q"]
+    done = subprocess.run(
+        [*command, __file__, "-k", "gpu and 256"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.skipif(on_gpu(), reason="there is a CUDA device")
+def test_without_a_device_the_reason_is_told():
+    with pytest.raises(UsageError, match="cuda backend"):
+        compll.compile("onebit", "cuda")
