@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from compll import feedback, strict
-from compll.errors import Problems, Span, nearest
+from compll.errors import Problems, Span, closest, nearest
 from compll.ir import Expr, Field, Module, Pool, Selection, Type, walk
-from compll.operators import CONSTANTS, OPERATORS, REDUCTIONS, RESERVED
+from compll.operators import CALLABLE, CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SYNONYMS
 from compll.rules import RuleError, Rules
-from compll.spec import Declared, ParamValue, Spec, as_float
+from compll.spec import ANY, Declared, ParamValue, Spec, as_float
 from compll.static import depends, evaluate
-from compll.syntax import Call, Name, Number, Syntax
+from compll.syntax import SYMBOLS, Call, Name, Number, Syntax, names
 
 GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
 #: of an expression with the names in it replaced by what they stand for
@@ -47,7 +47,7 @@ def parameters(
     for name, value in given.items():
         if name in known and (wrong := known[name].check(value)):
             problems.add(known[name].span, wrong)
-        elif name not in known and name not in spec.broken:
+        elif name not in known and not spec.broken & {name, ANY}:
             hint = nearest(name, known) or "it has no parameters"
             problems.add(Span(), f"{spec.name} has no parameter {name!r}", hint)
     chosen = {p.name: given.get(p.name, p.default) for p in spec.params}
@@ -75,7 +75,8 @@ class _Checker:
         states = self.states()
         env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
         env |= {s.name: self.leaf("state", s) for s in states}
-        names = self.bind(spec.encode, env)
+        bound = self.bind(spec.encode, env)
+        self.static = {name for name in bound if env[name].type.shape == "static"}
         fields = tuple(f for d in spec.payload if (f := self.field(d, env)) is not None)
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
         # Fixed-size fields first: their place is then known before a selection is made.
@@ -85,7 +86,7 @@ class _Checker:
         self.problems.raise_if_any()
         if decode is None:
             raise AssertionError("a spec without a decode has problems")
-        return self.finish(fields, states, decode, updates, {k: env[k] for k in names})
+        return self.finish(fields, states, decode, updates, {k: env[k] for k in bound})
 
     def finish(
         self,
@@ -125,7 +126,17 @@ class _Checker:
             optimizers=spec.optimizers,
             about=spec.about,
             source=spec.source,
+            path=spec.path,
+            spans=self.spans(),
         )
+
+    def spans(self) -> dict[str, Span]:
+        """The place of every name, as "section.name", and of the sections."""
+        spec = self.spec
+        found = dict(spec.spans)
+        for section, bindings in (("encode", spec.encode), ("update", spec.update)):
+            found |= {f"{section}.{b.name}": b.span for b in bindings}
+        return found | {f"payload.{d.name}": d.span for d in spec.payload}
 
     # names
 
@@ -166,7 +177,7 @@ class _Checker:
         return self.pool.make(op, (), Type(dtype, shape, item.of), item.name)
 
     def bind(self, bindings: Iterable[object], env: dict[str, Expr]) -> list[str]:
-        names = []
+        bound = []
         for binding in self.spec.encode:
             value = self.expr(binding.value, env, binding.name)
             if value is None:
@@ -175,8 +186,8 @@ class _Checker:
             if value.type.dtype == "selection" and value.op in ("top", "filter"):
                 value = self.select(binding.name, value)
             env[binding.name] = value
-            names.append(binding.name)
-        return names
+            bound.append(binding.name)
+        return bound
 
     def select(self, name: str, value: Expr) -> Expr:
         """Register a selection; what the name then means is a reference to it."""
@@ -209,7 +220,11 @@ class _Checker:
         if expr is None:
             return None
         if expr.type.shape != "static" or depends(expr) & {"n", "step"}:
-            self.problems.add(syntax.span, "this must follow from the parameters alone")
+            self.problems.add(
+                syntax.span,
+                "this must follow from the parameters alone",
+                "n, step and data are not known yet",
+            )
             return None
         value: int | float | bool | str = evaluate(expr, self.params)
         return value
@@ -220,22 +235,20 @@ class _Checker:
             per_element = isinstance(item.dim, Name) and item.dim.name == "n"
             if item.base != "float32" or (item.dim is not None and not per_element):
                 self.problems.add(item.span, f"state {item.name!r} is float32 or float32[n]")
+                self.poisoned.add(item.name)
                 continue
             if self.group and not per_element:
                 self.problems.add(
                     item.span, "a grouped spec keeps states per element", "float32[n]"
                 )
+                self.poisoned.add(item.name)
                 continue
             found.append(Field(item.name, "float32", 32, "n" if per_element else "scalar"))
         return tuple(found)
 
     def field(self, item: Declared, env: Mapping[str, Expr]) -> Field | None:
-        if item.name not in env and item.name not in self.poisoned:
-            self.problems.add(
-                item.span,
-                f"{item.name!r} is in the payload but encode does not define it",
-                nearest(item.name, [b.name for b in self.spec.encode] + ["g"]),
-            )
+        if item.name not in env and not self.excused(item.name):
+            self.undefined(item)
         expr = env.get(item.name)
         if expr is None:
             return None
@@ -264,6 +277,23 @@ class _Checker:
             )
             return None
         return Field(item.name, storage, bits, shape, of, self.rules.lift(expr, shape, of))
+
+    def undefined(self, item: Declared) -> None:
+        """A payload field that encode lacks: perhaps a name that decode uses, misspelled."""
+        defined = {b.name for b in self.spec.encode} | {"g"}
+        used = set[str]().union(*(names(b.value) for b in self.spec.decode))
+        lacking = (used & defined) - {d.name for d in self.spec.payload}
+        self.problems.add(
+            item.span,
+            f"{item.name!r} is in the payload but encode does not define it",
+            nearest(item.name, lacking or defined),
+        )
+        # What decode uses instead is no second error.
+        self.poisoned |= {closest(item.name, lacking) or min(lacking)} if lacking else set()
+
+    def excused(self, name: str) -> bool:
+        """Whether using an unknown name is no error of its own, since its definition was wrong."""
+        return bool(self.poisoned & {name, ANY})
 
     def storage(self, item: Declared) -> tuple[str, int]:
         if item.base == "bool":
@@ -296,11 +326,12 @@ class _Checker:
         declared = {None: (whole, ""), "n": ("n", ""), "groups": ("group", "")}
         name = item.dim.name if isinstance(item.dim, Name) else None
         if item.dim is not None and name not in ("n", "groups") and name not in self.selections:
-            self.problems.add(
-                item.span,
-                f"{item.name!r} has an unknown length",
-                nearest(name or "?", ["n", "groups", *self.selections]),
-            )
+            if not self.excused(name or ""):
+                self.problems.add(
+                    item.dim.span,
+                    f"{item.name!r} has an unknown length {name or ''!r}",
+                    nearest(name or "?", ["n", "groups", *self.selections]),
+                )
             return "", ""
         shape, of = declared.get(name, ("kept", name or ""))
         level = expr.type.shape
@@ -324,7 +355,7 @@ class _Checker:
         words = {
             "n": "[n], one per element",
             "group": "[groups], one per group",
-            "kept": f"[{of}]",
+            "kept": f"[{of}], one per selected element",
             "sample": "a sample",
         }
         return words.get(shape, "one number")
@@ -369,20 +400,19 @@ class _Checker:
     def updates(self, states: tuple[Field, ...], env: dict[str, Expr]) -> dict[str, Expr]:
         known = {s.name: s for s in states}
         self.rules.encoding = True
+        named, meant = {b.name for b in self.spec.update}, set[str]()
         for binding in self.spec.update:
-            if binding.name not in known:
-                self.problems.add(
-                    binding.span, f"{binding.name!r} is no state", nearest(binding.name, known)
-                )
-        named = {b.name: b for b in self.spec.update}
-        for name, state in known.items():
-            if name not in named:
+            if binding.name not in known and not self.excused(binding.name):
+                hint = nearest(binding.name, known) or "states are declared in `state:`"
+                self.problems.add(binding.span, f"{binding.name!r} is no state", hint)
+                meant.add(closest(binding.name, known) or "")
+        for name in known:
+            if name not in named | meant and not self.excused(name):
                 self.problems.add(
                     self.spec.spans.get("update", self.spec.spans.get("state", Span())),
                     f"state {name!r} is never updated",
                     f"add `update: {{{name}: ...}}`",
                 )
-            del state
         pairs = [(b, self.expr(b.value, env, b.name)) for b in self.spec.update if b.name in known]
         return {
             b.name: fitted
@@ -475,13 +505,11 @@ class _Checker:
     ) -> tuple[Expr, ...] | None:
         row = OPERATORS.get(tree.op)
         if row is None:
-            self.problems.add(
-                tree.span, f"unknown operator {tree.op!r}", nearest(tree.op, OPERATORS)
-            )
+            self.unknown_operator(tree, env)
             return None
         if not row.low <= len(tree.args) <= row.high:
             self.problems.add(
-                tree.span, f"{tree.op} takes {row.arity} arguments, not {len(tree.args)}", row.about
+                tree.span, f"{tree.op} takes {row.arity}, not {len(tree.args)}", row.about
             )
             return None
         trees = tree.args
@@ -503,14 +531,35 @@ class _Checker:
 
     def name(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
         found = env.get(tree.name)
-        if found is None and tree.name not in self.poisoned:
-            defined = {b.name for b in self.spec.encode} | {"g"} | {s.name for s in self.spec.state}
-            if decoding and tree.name in defined:
-                message, hint = (
-                    f"decode uses {tree.name!r}, which the payload lacks",
-                    "add it to `payload:`",
-                )
+        if found is None and not self.excused(tree.name):
+            if decoding and (hint := self.beyond_decode(tree.name)):
+                message = f"decode uses {tree.name!r}, which the payload lacks"
+            elif tree.name in OPERATORS:
+                row = OPERATORS[tree.name]
+                message, hint = f"{tree.name!r} is an operator", f"call it with {row.arity}"
             else:
                 message, hint = f"unknown name {tree.name!r}", nearest(tree.name, env)
             self.problems.add(tree.span, message, hint)
         return found
+
+    def beyond_decode(self, name: str) -> str:
+        """What to do about a name of encode that decode uses; "" when encode has no such name."""
+        if name == "g" or name in {s.name for s in self.spec.state}:
+            return "decode sees payload fields and parameters only"
+        if name in self.selections:
+            return f"store indices({name}) in the payload, and use that field"
+        if name not in {b.name for b in self.spec.encode}:
+            return ""
+        if name in self.static:
+            return "it follows from n and parameters: compute it in decode, too"
+        return "add it to `payload:`"
+
+    def unknown_operator(self, tree: Call, env: Mapping[str, Expr]) -> None:
+        symbol = SYMBOLS.get(tree.op, tree.op)
+        if tree.op in env:
+            message, hint = f"{tree.op!r} is a value, and only operators are called", ""
+        elif tree.op in SYNONYMS:
+            message, hint = f"unknown operator {symbol!r}", f"did you mean {SYNONYMS[tree.op]!r}?"
+        else:
+            message, hint = f"unknown operator {symbol!r}", nearest(tree.op, CALLABLE)
+        self.problems.add(tree.span, message, hint)

@@ -75,10 +75,17 @@ class Problems:
             raise SpecError(self.found)
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `name` was probably meant to be, or None."""
+    names = {n.lower(): n for n in sorted(known, reverse=True)}
+    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    return names[found[0]] if found else None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint that names the closest of `known` (or lists them when none is close)."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = closest(name, names)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {close!r}?"
     return f"known here: {', '.join(names)}" if names else ""

@@ -9,9 +9,11 @@ per selected element) and `sample`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from compll.errors import Span
 
 LEVELS = {"static": 0, "scalar": 1, "group": 1, "n": 2, "kept": 2, "sample": 2}
 
@@ -165,3 +167,6 @@ class Module:
     optimizers: str = "unknown"
     about: str = ""
     source: str = ""
+    #: the spec's file, and the places of its names, as "section.name"
+    path: str = ""
+    spans: Mapping[str, Span] = field(default_factory=dict)

@@ -46,10 +46,10 @@ def locate(name_or_path: str | os.PathLike[str]) -> Path:
     if os.sep in text or text.endswith((".yaml", ".yml")):
         return Path(text)
     path = specs_dir() / f"{text}.yaml"
-    if not path.is_file():
-        raise SpecError(
-            [Diagnostic(text, Span(), f"there is no spec {text!r}", nearest(text, list_specs()))]
-        )
+    if not os.path.isfile(path):
+        here = Path(f"{text}.yaml")
+        hint = f"the file is {here}" if os.path.isfile(here) else nearest(text, list_specs())
+        raise SpecError([Diagnostic(text, Span(), f"there is no spec {text!r}", hint)])
     return path
 
 

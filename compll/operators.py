@@ -23,7 +23,9 @@ class Operator:
     @property
     def arity(self) -> str:
         """How many arguments, in words."""
-        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+        if self.low != self.high:
+            return f"{self.low} to {self.high} arguments"
+        return f"{self.low} argument" + "s" * (self.low != 1)
 
 
 _ROWS = (
@@ -95,3 +97,15 @@ OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
 REDUCTIONS = ("sum", "min", "max", "mean", "std", "norm2")
 CONSTANTS: dict[str, float] = {"inf": float("inf"), "nan": float("nan"), "pi": 3.141592653589793}
 RESERVED = ("g", "n", "step", *CONSTANTS)
+#: what people call operators elsewhere
+SYNONYMS = {
+    "average": "mean", "avg": "mean", "norm": "norm2", "l2": "norm2", "var": "std", "stddev": "std",
+    "maximum": "max", "minimum": "min", "amax": "max", "amin": "min", "clamp": "clip",
+    "rand": "random", "uniform": "random", "bernoulli": "random", "magnitude": "abs",
+    "topk": "top", "argsort": "top", "sort": "kth_largest", "quantile": "kth_largest",
+    "percentile": "kth_largest", "median": "kth_largest", "kthvalue": "kth_largest",
+    "nonzero": "filter", "mask": "filter", "select": "where", "trunc": "floor", "len": "count",
+    "half": "float16", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter",
+}  # fmt: skip
+#: operators that a call can name; the others have a symbol or keyword
+CALLABLE = tuple(n for n, row in OPERATORS.items() if not row.infix and n != "choose")

@@ -217,10 +217,18 @@ class _Scheduler:
                     if e.op == "in" and not self.pattern(sink, e, number):
                         raise Unsupported(
                             "a selection used as a condition, other than "
-                            "`where(selection, a, b)` as the whole of a state's update"
+                            "`where(selection, a, b)` as the whole of a state's update",
+                            sink.name,
+                            e,
+                            "store x[selection], and put it back with scatter in decode",
                         )
             if one.kept and not one.selections:
-                raise Unsupported("values over a selection that depend on its own reductions")
+                name = one.kept[0].name
+                raise Unsupported(
+                    "values of selected elements made with a reduction over the same selection",
+                    name,
+                    hint="store the reduction, too, and let decode apply it",
+                )
 
     def pattern(self, sink: Sink, inside: Expr, number: int) -> bool:
         """where(selection, a, b) as a state's update, in the pass that makes the selection."""

@@ -59,4 +59,13 @@ class Program:
 
 
 class Unsupported(Exception):
-    """A shape of program that the pass backends do not compile; the message says which."""
+    """A shape of program that a backend does not compile; the message says which.
+
+    name: of the field or state that it was met in. expr: the part that is to blame.
+    """
+
+    def __init__(
+        self, message: str, name: str = "", expr: Expr | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.name, self.expr, self.hint = name, expr, hint

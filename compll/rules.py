@@ -53,7 +53,8 @@ class Rules:
     def integer(self, op: str, args: tuple[Expr, ...]) -> Expr:
         for a in args:
             if a.type.dtype not in ("int", "bool"):
-                raise RuleError(f"{op} takes integers, not {a.type}")
+                hint = "a power is written **" if op == "bitxor" else ""
+                raise RuleError(f"{OPERATORS[op].infix or op} takes integers, not {a.type}", hint)
         return self.elementwise(op, tuple(self.number(a, "int") for a in args))
 
     def rounding(self, op: str, args: tuple[Expr, ...]) -> Expr:

@@ -17,6 +17,10 @@ from compll.errors import Problems, Span
 
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LIMIT_BYTES = 1 << 20
+QUOTE = (
+    "entries of a section are indented alike; "
+    "quote a text that holds any of : # [ ] { } , & * ! | > ' \" % @ `"
+)
 LIMIT_DEPTH = 16
 LIMIT_VALUES = 20_000
 
@@ -103,7 +107,7 @@ def parse(text: str, problems: Problems) -> Section | None:
         problems.add(
             span,
             f"malformed YAML: {error.problem or error.context}",
-            "quote a text that holds any of : # [ ] { } , & * ! | > ' \" % @ `",
+            "indent with spaces" if "tab" in str(error.problem) else QUOTE,
         )
         return None
     except (yaml.YAMLError, RecursionError, ValueError) as error:

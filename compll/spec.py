@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from compll import syntax
-from compll.errors import Problems, Span, nearest
+from compll.errors import Problems, Span, closest, nearest
 from compll.sections import PARAM_KEYS, REQUIRED, SECTIONS
 from compll.source import Entry, Items, Section, Text, Value, number, scalar
 from compll.syntax import Syntax
@@ -17,9 +17,16 @@ ParamValue = int | float | bool | str
 PARAM_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 STORAGE = ("float32", "float16", "bfloat16", "int32", "uint32", "bool", "gaps")
 UINT_BITS = (1, 2, 4, 8)
+#: what types are called elsewhere
+TYPE_SYNONYMS = {
+    "float64": "float32", "double": "float32", "half": "float16", "byte": "uint8", "int8": "uint8",
+    "int16": "int32", "int64": "int32", "int": "int32", "bit": "bool",
+}  # fmt: skip
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
 UINTS = tuple(f"uint{bits}" for bits in UINT_BITS)
+ANY = "*"
+PARAM_HINT = "like `bits: 2` or `bits: {type: int, default: 2, choices: [1, 2, 4, 8]}`"
 NAME_HINT = "letters, digits and underscores, not a digit first"
 
 
@@ -101,7 +108,7 @@ class Spec:
     merge: str
     optimizers: str
     spans: Mapping[str, Span]
-    #: names whose definition could not be read: using them is no error of its own
+    #: names whose definition could not be read (ANY: unknown ones): using them is no further error
     broken: Set[str]
 
 
@@ -116,17 +123,27 @@ class _Reader:
         self.broken: set[str] = set()
 
     def spec(self) -> Spec:
-        for entry in self.root.entries:
-            if entry.key.value not in SECTIONS:
-                self.problems.add(
-                    entry.key.span,
-                    f"unknown section {entry.key.value!r}",
-                    nearest(entry.key.value, SECTIONS),
-                )
+        self.root = self.mended(self.root, SECTIONS, "section {!r}")
         for name in REQUIRED:
             if self.root.get(name) is None:
                 self.problems.add(self.root.span, f"section {name!r} is missing")
         return self.build()
+
+    def mended(self, section: Section, known: Collection[str], what: str) -> Section:
+        """The section with misspelled keys read as what they were meant to be, and reported."""
+        entries = list[Entry]()
+        for entry in section.entries:
+            name = entry.key.value
+            if name not in known:
+                self.problems.add(
+                    entry.key.span, f"unknown {what.format(name)}", nearest(name, known)
+                )
+                meant = closest(name, known)
+                if meant is None or section.get(meant) is not None:
+                    continue
+                entry = Entry(Text(meant, entry.key.span), entry.value)
+            entries.append(entry)
+        return Section(tuple(entries), section.span)
 
     def build(self) -> Spec:
         return Spec(
@@ -171,8 +188,11 @@ class _Reader:
         known = SECTIONS[name].choices
         value, entry = self.text(name) or known[0], self.root.get(name)
         if entry is not None and value not in known:
+            close = closest(value, known)
             self.problems.add(
-                entry.value.span, f"{name!r} is one of {', '.join(known)}", nearest(value, known)
+                entry.value.span,
+                f"{name!r} is one of {', '.join(known)}, not {value!r}",
+                f"did you mean {close!r}?" if close else "",
             )
         return value
 
@@ -189,7 +209,10 @@ class _Reader:
         ):
             return ()
         if not isinstance(entry.value, Section):
-            self.problems.add(entry.value.span, f"section {name!r} is a mapping of names")
+            self.problems.add(
+                entry.value.span, f"section {name!r} is a mapping of names", "like `name: ...`"
+            )
+            self.broken.add(ANY)
             return ()
         for item in entry.value.entries:
             if not NAME.match(item.key.value):
@@ -208,8 +231,8 @@ class _Reader:
         if not isinstance(entry.value, Text):
             self.problems.add(
                 entry.value.span,
-                f"{entry.key.value!r} is an expression",
-                "quote it when it holds brackets or colons",
+                f"{entry.key.value!r} is an expression, not a list or mapping",
+                "quote it when it begins with a bracket or holds a colon",
             )
             return None
         return syntax.parse(entry.value, self.problems)
@@ -231,9 +254,10 @@ class _Reader:
         name, value = entry.key.value, entry.value
         match = TYPE.match(value.value) if isinstance(value, Text) else None
         if match is None or not isinstance(value, Text):
+            given = value.value if isinstance(value, Text) else ""
             self.problems.add(
                 value.span,
-                f"{name!r} needs a type",
+                f"{given!r} is no type" if given else f"{name!r} needs a type",
                 'like float32, uint1[n], "uint[bits][n]" or int32[selection]',
             )
             return None
@@ -243,12 +267,12 @@ class _Reader:
         if (sized and first is None) or (not sized and second is not None):
             self.problems.add(value.span, f"{value.value!r} is not a type", "write uint[bits][n]")
             return None
-        if base not in STORAGE and not re.fullmatch(r"uint(1|2|4|8)?|float", base):
-            self.problems.add(
-                value.span,
-                f"unknown type {base!r}",
-                nearest(base, (*STORAGE, *UINTS, "uint")),
-            )
+        if base not in (*STORAGE, *UINTS, "uint", "float"):
+            near = TYPE_SYNONYMS.get(base, base)
+            hint = nearest(near, (*STORAGE, *UINTS))
+            if re.fullmatch(r"uint\d+", base):
+                hint = f"packed types are {', '.join(UINTS)}"
+            self.problems.add(value.span, f"unknown type {base!r}", hint)
             return None
         return Declared(
             name,
@@ -265,23 +289,19 @@ class _Reader:
 
     def param(self, entry: Entry) -> Param | None:
         name, value = entry.key.value, entry.value
+        if isinstance(value, Text) and not value.value and not value.quoted:
+            self.problems.add(entry.key.span, f"parameter {name!r} needs a default", PARAM_HINT)
+            return None
         if isinstance(value, Text):
             return self.shorthand(name, value)
         if not isinstance(value, Section):
             self.problems.add(
                 value.span,
                 f"parameter {name!r} is a value or a mapping",
-                "like {type: int, default: 2, choices: [1, 2, 4, 8]}",
+                PARAM_HINT,
             )
             return None
-        for item in value.entries:
-            if item.key.value not in PARAM_KEYS:
-                self.problems.add(
-                    item.key.span,
-                    f"unknown key {item.key.value!r} of a parameter",
-                    nearest(item.key.value, PARAM_KEYS),
-                )
-        return self.full(name, value)
+        return self.full(name, self.mended(value, PARAM_KEYS, "key {!r} of a parameter"))
 
     def shorthand(self, name: str, value: Text) -> Param:
         default = scalar(value)
@@ -291,15 +311,14 @@ class _Reader:
     def full(self, name: str, section: Section) -> Param | None:
         default = section.get("default")
         if default is None or not isinstance(default.value, Text):
-            self.problems.add(section.span, f"parameter {name!r} needs a default")
+            self.problems.add(section.span, f"parameter {name!r} needs a default", PARAM_HINT)
             return None
         base = self.shorthand(name, default.value)
         kind = self.one(section, "type") or base.type
         if kind not in PARAM_TYPES:
+            span = entry.value.span if (entry := section.get("type")) else section.span
             self.problems.add(
-                section.span,
-                f"parameter {name!r}: unknown type {kind!r}",
-                nearest(str(kind), PARAM_TYPES),
+                span, f"parameter {name!r}: unknown type {kind!r}", nearest(str(kind), PARAM_TYPES)
             )
             return None
         value = as_float(base.default) if kind == "float" and base.type == "int" else base.default

@@ -28,6 +28,23 @@ OPERATORS: dict[type[ast.AST], str] = {
 }  # fmt: skip
 
 
+SYMBOLS = {"matmul": "@"}
+#: constructions of Python that are no part of the language, in words
+FOREIGN: dict[type[ast.AST], str] = {
+    ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.Dict: "a mapping",
+    ast.ListComp: "a comprehension", ast.SetComp: "a comprehension",
+    ast.GeneratorExp: "a comprehension", ast.DictComp: "a comprehension", ast.Lambda: "lambda",
+    ast.Attribute: "a dot", ast.Slice: "a slice", ast.Invert: "~", ast.Starred: "a star",
+    ast.JoinedStr: "a text", ast.Constant: "a text", ast.NamedExpr: ":=", ast.Await: "await",
+    ast.Yield: "yield", ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
+}  # fmt: skip
+#: what other languages write, and what is written here
+ELSEWHERE = (
+    ("&&", "write `a and b`"), ("||", "write `a or b`"), ("?", "write `a if c else b`"),
+    ("!", "write `not a`"), ("|", "write abs(x) for the magnitude of x"), ("=", "compare with =="),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Number:
     """A literal: int, float or bool."""
@@ -89,12 +106,18 @@ class _Reader:
             return self.node(tree.body, 0)
         except SyntaxError as error:
             place = self.place(error.lineno or 1, max((error.offset or 1) - 1, 0))
-            self.problems.add(place, f"not an expression: {error.msg}")
+            self.problems.add(place, f"not an expression: {error.msg}", self.advice())
         except (ValueError, RecursionError, MemoryError) as error:
             self.problems.add(self.text.span, f"not an expression: {error}")
         except _Unsupported:
             pass
         return None
+
+    def advice(self) -> str:
+        """A hint for a text that is not Python."""
+        plain = re.sub("[<>=!]=", "", self.source)
+        found = (hint for symbol, hint in ELSEWHERE if symbol in plain)
+        return next(found, "expressions are written as in Python")
 
     def span(self, node: ast.AST) -> Span:
         line, col = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
@@ -137,9 +160,10 @@ class _Reader:
                 return self.call(node, "gather", (a, b), depth)
             case ast.Call():
                 return self.function(node, depth)
+        foreign = node.op if isinstance(node, ast.UnaryOp) else node
         raise self.fail(
             node,
-            f"{type(node).__name__} is not part of the language",
+            f"{described(foreign)} is not part of the language",
             "an expression is made of numbers, names, + - * / ** // % comparisons, "
             "and, or, not, `a if c else b`, x[selection] and operators",
         )
@@ -164,7 +188,7 @@ class _Reader:
         left, result = node.left, None
         for op, right in zip(node.ops, node.comparators, strict=True):
             if type(op) not in OPERATORS:
-                raise self.fail(node, f"{type(op).__name__} is not part of the language")
+                raise self.fail(node, f"{described(op)} is not part of the language")
             pair: Syntax = self.call(node, OPERATORS[type(op)], (left, right), depth)
             result = pair if result is None else Call("and", (result, pair), self.span(node), False)
             left = right
@@ -173,11 +197,18 @@ class _Reader:
 
     def function(self, node: ast.Call, depth: int) -> Call:
         if not isinstance(node.func, ast.Name):
-            raise self.fail(node, "only operators can be called, by their name")
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            hint = f"write {name}(...)" if name else "like mean(g)"
+            raise self.fail(node, "only operators can be called, by their name", hint)
         if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
-            raise self.fail(node, "arguments are given by position")
+            raise self.fail(node, "arguments are given by position", "without names or stars")
         args = tuple(self.node(a, depth + 1) for a in node.args)
         return Call(node.func.id, args, self.span(node))
+
+
+def described(node: ast.AST) -> str:
+    """A construction of Python in words."""
+    return FOREIGN.get(type(node), type(node).__name__)
 
 
 def names(tree: Syntax) -> set[str]:

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from compll.arrays import HostArrays
 from compll.cache import folder, write
-from compll.errors import Diagnostic, PayloadError, Span, SpecError
+from compll.errors import PayloadError
 from compll.ir import Expr, Module
 from compll.layout import limits
 from compll.passes import schedule
 from compll.program import Unsupported
+from compll.refusal import refused
 from compll.static import Number, evaluate
 
 I64 = NDArray[np.int64]
@@ -59,9 +60,7 @@ class Source:
             try:
                 encoder = Selecting(schedule(module, feed=feed), feed)
             except Unsupported as why:
-                raise SpecError(
-                    [Diagnostic(module.name, Span(), f"the cpu backend does not compile {why}")]
-                ) from why
+                raise refused(module, "cpu", why) from why
             states = len(encoder.elementwise + encoder.per_tensor)
             signature = (
                 f"int64[::1]({ARRAYS}, uint64, int64, float32, boolean{', float32[::1]' * states})"

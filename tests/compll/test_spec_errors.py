@@ -23,6 +23,10 @@ feedback: error
 """
 
 
+#: mistakes that are wrong in more than one place
+SEVERAL = ("'scale' appears twice", "'bits' is defined twice", "'n' already has a meaning")
+
+
 def problems(text, tmp_path, **params):
     path = tmp_path / "spec.yaml"
     path.write_text(text)
@@ -54,15 +58,15 @@ def test_the_example_is_right(tmp_path):
         ),
         ("scale: float32", "scale: float33", 8, 10, "unknown type 'float33'", "'float32'"),
         ("scale: float32", "scael: float32", 8, 10, "encode does not define it", "'scale'"),
-        ("mean(abs(g))", "mean(abs(g), 2)", 5, 10, "takes 1 arguments, not 2", ""),
+        ("mean(abs(g))", "mean(abs(g), 2)", 5, 10, "takes 1 argument, not 2", ""),
         ("mean(abs(g))", "abs(g)", 8, 10, "is declared one number but is [n]", "[n]"),
         ("mean(abs(g))", "mean(3)", 5, 10, "one value already", ""),
-        ("mean(abs(g))", "g.mean()", 5, 10, "only operators can be called", ""),
-        ("mean(abs(g))", "sum([g])", 5, 14, "List is not part of the language", ""),
-        ("mean(abs(g))", "sum(x for x in g)", 5, 13, "GeneratorExp is not part", ""),
+        ("mean(abs(g))", "g.mean()", 5, 10, "only operators can be called", "mean(...)"),
+        ("mean(abs(g))", "sum([g])", 5, 14, "a list is not part of the language", ""),
+        ("mean(abs(g))", "sum(x for x in g)", 5, 13, "a comprehension is not part", ""),
         ("mean(abs(g))", "mean(abs(g)", 5, 14, "not an expression", ""),
         ("default: 2", "default: 3", 3, 30, "one of 1, 2, 4, 8", ""),
-        ("type: int", "type: integer", 3, 9, "unknown type 'integer'", "'int'"),
+        ("type: int", "type: integer", 3, 16, "unknown type 'integer'", "'int'"),
         ("  q: where", "  scale: where", 6, 3, "'scale' appears twice", "line 5"),
         ("  q: where", "  bits: where", 6, 3, "'bits' is defined twice", ""),
         ("  q: where", "  n: where", 6, 3, "'n' already has a meaning", ""),
@@ -70,7 +74,60 @@ def test_the_example_is_right(tmp_path):
         ("name: example", "name: 1x", 1, 7, "'1x' is not a name", ""),
         ("feedback: error", "merge: sum", 11, 1, "payloads add without decoding only", ""),
         ("feedback: error", "group: 100", 11, 8, "a group has 100 elements", "power of two"),
-        ("params:", "  params:", 2, 9, "malformed YAML", "quote"),
+        ("params:", "  params:", 2, 9, "malformed YAML", "indented alike"),
+        ("  q: where", "\tq: where", 6, 1, "malformed YAML", "indent with spaces"),
+        ("bits: {", "bitz: {", 9, 12, "unknown name 'bits'", "'bitz'"),
+        ("uint[bits]", "uint[bit]", 9, 12, "unknown name 'bit'", "'bits'"),
+        ("[n]", "[m]", 9, 18, "unknown length 'm'", "groups, n"),
+        ("mean(", "Mean(", 5, 10, "unknown operator 'Mean'", "'mean'"),
+        ("mean(", "average(", 5, 10, "unknown operator 'average'", "'mean'"),
+        ("mean(", "np.mean(", 5, 10, "only operators can be called", "mean(...)"),
+        ("mean(abs(g))", "bits(g)", 5, 10, "'bits' is a value", ""),
+        ("mean(abs(g))", "mean", 5, 10, "'mean' is an operator", "1 argument"),
+        ("mean(abs(g))", "mean(|g|)", 5, 15, "not an expression", "abs(x)"),
+        ("g < 0", "g < 0 && 1", 6, 19, "not an expression", "a and b"),
+        ("where(g < 0, 1, 0)", "'g < 0 ? 1 : 0'", 6, 13, "not an expression", "a if c else b"),
+        ("where(g < 0, 1, 0)", "[1 for x in g]", 6, 6, "not a list", "quote"),
+        ("mean(abs(g))", "g @ g", 5, 10, "unknown operator '@'", ""),
+        ("mean(abs(g))", "~g", 5, 10, "~ is not part of the language", ""),
+        ("mean(abs(g))", "sum(g) ^ 2", 5, 10, "^ takes integers", "**"),
+        ("scale: float32", "scale: float64", 8, 10, "unknown type 'float64'", "'float32'"),
+        ("uint[bits][n]", "uint5[n]", 9, 7, "unknown type 'uint5'", "uint4"),
+        ("uint[bits][n]", "uint4[n", 9, 7, "'uint4[n' is no type", "like"),
+        ("scale: float32", "scale:", 8, 9, "'scale' needs a type", "like"),
+        ("encode:", "Encode:", 4, 1, "unknown section 'Encode'", "'encode'"),
+        ("decode:", "decoder:", 10, 1, "unknown section 'decoder'", "'decode'"),
+        ("default: 2", "defualt: 2", 3, 21, "unknown key 'defualt'", "'default'"),
+        ("{type: int, default: 2, choices: [1, 2, 4, 8]}", "", 3, 3, "needs a default", "bits: 2"),
+        ("feedback: error", "feedback: errr", 11, 11, "one of none, error, not 'errr'", "'error'"),
+        ("feedback: error", "update: {scale: 1}", 11, 10, "'scale' is no state", "state:"),
+        (
+            "feedback: error",
+            "state: {m: float32}\nupdate: {mm: 1}",
+            12,
+            10,
+            "'mm' is no state",
+            "'m'",
+        ),
+        ("feedback: error", "state: {m: float16}", 11, 12, "is float32 or float32[n]", ""),
+        ("scale: float32", "scal3: float32", 8, 10, "encode does not define it", "'scale'"),
+        ("q == 1", "g == 1", 10, 15, "decode uses 'g'", "payload fields and parameters"),
+        (
+            "  scale: mean(abs(g))",
+            "  kept: top(g, 3)\n  scale: sum(g[kep])",
+            6,
+            16,
+            "unknown name 'kep'",
+            "'kept'",
+        ),
+        (
+            "encode:\n  scale: mean(abs(g))\n  q: where(g < 0, 1, 0)",
+            "encode: 3",
+            4,
+            9,
+            "is a mapping",
+            "name: ...",
+        ),
     ],
 )
 def test_one_mistake(old, new, line, col, message, hint, tmp_path):
@@ -78,6 +135,7 @@ def test_one_mistake(old, new, line, col, message, hint, tmp_path):
     found = problems(GOOD.replace(old, new, 1), tmp_path)
     match = [d for d in found if message in d.message]
     assert match, [str(d) for d in found]
+    assert len(found) == 1 or message in SEVERAL, [str(d) for d in found]
     assert (match[0].span.line, match[0].span.col) == (line, col), str(match[0])
     assert hint in match[0].hint
 
@@ -97,6 +155,49 @@ def test_all_problems_are_reported_together_and_in_order(tmp_path):
     found = problems(text + "nonsense: 1\n", tmp_path)
     assert [d.span.line for d in found] == [5, 6, 10, 12]
     assert str(found[0]).startswith(f"{found[0].path}:5:10: unknown operator 'meen'\n    hint: ")
+
+
+def test_a_value_known_before_any_data_can_be_computed_in_decode_too(tmp_path):
+    text = GOOD.replace("  q: where", "  levels: 2**bits\n  q: where").replace("-scale", "-levels")
+    (found,) = problems(text, tmp_path)
+    assert "compute it in decode, too" in found.hint
+
+
+def test_a_selection_in_decode(tmp_path):
+    text = locate("topk").read_text().replace("scatter(index,", "scatter(kept,")
+    (found,) = problems(text, tmp_path)
+    assert "indices(kept)" in found.hint
+
+
+MASKED = """name: masked
+encode:
+  kept: filter(abs(g) > 1, n)
+  index: indices(kept)
+  part: where(kept, g, 0)
+  twice: part * 2
+payload: {twice: "float32[n]", index: "int32[kept]"}
+decode: twice
+"""
+
+
+@pytest.mark.parametrize("more", ["", "feedback: error\n"])
+def test_what_a_backend_refuses_is_told_where_it_stands(tmp_path, more):
+    path = tmp_path / "spec.yaml"
+    path.write_text(MASKED + more)
+    compll.compile(path, "reference")
+    with pytest.raises(compll.SpecError, match="does not compile a selection") as caught:
+        compll.compile(path, "cpu")
+    (found,) = caught.value.diagnostics
+    assert found.path.endswith("spec.yaml")
+    assert (found.span.line, found.span.col) == (5, 3)
+
+
+def test_a_spec_in_this_folder_is_named_by_its_file(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(compll.SpecError, match=r"there is no spec 'mine'\n.*mine\.yaml"):
+        compll.compile("mine")
+    assert compll.compile("mine.yaml", "reference").name == "example"
 
 
 def test_feedback_that_cannot_be_derived(tmp_path):
@@ -122,7 +223,7 @@ def test_parameters(tmp_path):
     assert "is int" in found[0].message
 
 
-@pytest.mark.parametrize("name", ["onebitt", "nowhere/x.yaml", "."])
+@pytest.mark.parametrize("name", ["onebitt", "nowhere/x.yaml", ".", "x" * 5000])
 def test_no_such_spec(name):
     with pytest.raises(compll.SpecError):
         compll.compile(name)

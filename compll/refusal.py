@@ -1,0 +1,34 @@
+"""What a backend refuses, told at the binding of the spec that is to blame."""
+
+from __future__ import annotations
+
+from compll.errors import Diagnostic, Span, SpecError
+from compll.ir import Expr, Module, walk
+from compll.program import Unsupported
+
+
+def refused(module: Module, target: str, why: Unsupported) -> SpecError:
+    """The error for a program that the backend `target` does not compile."""
+    message = f"the {target} backend does not compile {why}"
+    return SpecError([Diagnostic(module.path or module.name, span(module, why), message, why.hint)])
+
+
+def span(module: Module, why: Unsupported) -> Span:
+    """The innermost binding that holds the refused expression, else where its value goes."""
+    root = module.bindings.get(why.name)
+    if why.expr is not None and root is not None:
+        inside = {id(e) for e in walk(root)}
+        for name, value in module.bindings.items():
+            if id(value) in inside and _holds(value, why.expr):
+                return module.spans[f"encode.{name}"]
+    for section in ("update", "encode", "payload"):
+        if f"{section}.{why.name}" in module.spans:
+            return module.spans[f"{section}.{why.name}"]
+    return module.spans.get("feedback", Span())
+
+
+def _holds(value: Expr, part: Expr) -> bool:
+    """Whether `part` is in `value` (selections by name: feedback rebuilds what they stand in)."""
+    return any(
+        e is part or (e.op == part.op == "in" and e.value == part.value) for e in walk(value)
+    )
