@@ -185,9 +185,11 @@ class _Reader:
         return value
 
     def choice(self, name: str) -> str:
-        known = SECTIONS[name].choices
-        value, entry = self.text(name) or known[0], self.root.get(name)
-        if entry is not None and value not in known:
+        known, entry = SECTIONS[name].choices, self.root.get(name)
+        value = self.text(name)
+        if entry is None or not isinstance(entry.value, Text):
+            return known[0]
+        if value not in known:
             close = closest(value, known)
             self.problems.add(
                 entry.value.span,

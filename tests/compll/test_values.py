@@ -142,10 +142,14 @@ def test_gaps_round_trip(positions):
     flips=st.lists(st.integers(0, 4000), max_size=4),
 )
 def test_arbitrary_bytes(case, data, n, flips):
-    codec = compll.compile(case[0], "cpu", **case[1])
-    decode_guarded(codec, np.frombuffer(data, np.uint8).copy(), n)
+    codecs = [compll.compile(case[0], target, **case[1]) for target in ("cpu", "reference")]
     x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
-    payload = codec.encode(x)
+    payload = codecs[0].encode(x)
     for flip in flips if len(payload) else ():
         payload[flip % len(payload)] ^= np.uint8(1 << flip % 8)
-    decode_guarded(codec, payload, n)
+    raw = np.frombuffer(data, np.uint8).copy()
+    full = np.resize(raw, codecs[0].payload_bytes(n)) if data else payload
+    for codec in codecs:
+        for wrong in (raw, full, payload):
+            with np.errstate(all="ignore"):
+                decode_guarded(codec, wrong, n)
