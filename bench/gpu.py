@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 import compll
-from bench.plain_torch import ENCODERS
+from bench.plain_torch import METHODS
 from compll.errors import CompllError
 from compll.passes import schedule
 from compll.traffic import traffic
@@ -53,7 +53,7 @@ def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
     }
     if name in TORCH_BASELINES:
         kept = torch.zeros(2 * n if name == "dgc" else n, device="cuda")
-        found["torch"] = (lambda: ENCODERS[name](x, kept), moved)
+        found["torch"] = (lambda: METHODS[name].encode(x, kept), moved)
     return found
 
 

@@ -38,14 +38,14 @@ def keep(residual: Tensor | None, x: Tensor, decoded: Tensor) -> None:
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """uint8 codes, several a byte."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
     packed: Tensor = (rows(codes, len(shifts)) << shifts).sum(1, dtype=torch.uint8)
     return packed
 
 
 def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
     """The n codes in packed bytes, uint8."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     codes: Tensor = (packed.view(-1, 1) >> shifts) & (2**bits - 1)
     return codes.view(-1)[:n]
 
@@ -67,6 +67,6 @@ def sent(p: Tensor, index: Tensor, residual: Tensor | None) -> Payload:
 def scattered(payload: Payload, n: int) -> Tensor:
     """Values at their positions, zero elsewhere."""
     index, values = payload[:2]
-    out = torch.zeros(n)
+    out = torch.zeros(n, device=values.device)
     out[index.long()] = values.float()
     return out

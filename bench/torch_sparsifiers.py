@@ -24,7 +24,7 @@ def _encode_graddrop(x: Tensor, residual: Tensor | None) -> Payload:
 
 def _sampled(size: Tensor, count: int, ratio: float) -> Tensor:
     """The threshold above which `ratio` of a random sample lies."""
-    sample = size[torch.randint(size.numel(), (count,))]
+    sample = size[torch.randint(size.numel(), (count,), device=size.device)]
     return sample.topk(max(1, int(count * ratio))).values[-1]
 
 

@@ -1,0 +1,129 @@
+"""What is known of a spec without measuring: its length, operators, payload, passes and traffic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compll import explain, library
+from compll.ir import Field, Module
+from compll.layout import header
+from compll.operators import OPERATORS
+from compll.source import LIMIT_BYTES
+from compll.spec import Spec
+from compll.syntax import Call, Syntax
+from compll.traffic import traffic
+
+#: sections that hold no algorithm
+PLAIN = {"name", "about", "source", "params", "group", "state", "feedback", "merge", "optimizers"}
+#: lines of algorithm logic and of its functions that HiPress (SOSP'21) publishes, by our name
+HIPRESS = {
+    "onebit": ("onebit", 21, 9), "mxnet_2bit": ("TBQ", 13, 18),
+    "terngrad_uniform": ("TernGrad", 23, 7), "dgc": ("DGC", 29, 15),
+    "graddrop": ("GradDrop", 29, 21),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One spec, compiled with its defaults. moved, least: bytes per element of encode."""
+
+    name: str
+    lines: int
+    operators: tuple[str, ...]
+    payload: str
+    limits: tuple[str, ...]
+    bits: float
+    walks: int
+    walks_least: int
+    moved: float
+    least: float
+    states: tuple[str, ...]
+    optimizers: str
+
+
+def facts(name: str) -> Facts:
+    """Everything derived of one spec."""
+    codec = library.compile(name, "reference")
+    module, spec = codec.module, library.load(name)
+    found = traffic(explain.program_of(module))
+    return Facts(
+        name=name,
+        lines=logic_lines(library.locate(name).read_text("utf-8")[:LIMIT_BYTES]),
+        operators=tuple(dict.fromkeys(operators(spec))),
+        payload=formula(module),
+        limits=limits(module),
+        bits=codec.payload_bytes(1 << 24) * 8 / (1 << 24),
+        walks=len(found.walks),
+        walks_least=found.chain,
+        moved=found.moved,
+        least=found.least,
+        states=tuple(s.name for s in module.states),
+        optimizers=module.optimizers,
+    )
+
+
+def logic_lines(text: str) -> int:
+    """Lines of encode, payload, decode and update that say something, as HiPress counts logic.
+
+    Blank lines, comments and a section's bare name are none.
+    """
+    count, section = 0, ""
+    for line in text.splitlines():
+        head = re.match(r"(\w+):(.*)", line)
+        section = head[1] if head else section
+        said = (head[2] if head else line).split(" #")[0].strip()
+        count += bool(said) and not said.startswith("#") and section not in PLAIN
+    return count
+
+
+def operators(spec: Spec) -> Iterator[str]:
+    """Operators called by name, in order."""
+    for binding in (*spec.encode, *spec.decode, *spec.update):
+        yield from called(binding.value)
+
+
+def called(tree: Syntax) -> Iterator[str]:
+    """Operators that a tree calls by name."""
+    if isinstance(tree, Call):
+        if not OPERATORS[tree.op].infix and tree.op != "choose":
+            yield tree.op
+        for arg in tree.args:
+            yield from called(arg)
+
+
+def formula(module: Module) -> str:
+    """Bytes of the payload, from its layout, in the syntax of Python; `gaps` of a few elements.
+
+    For a selection `kept`, count(kept) is its size, and gaps(kept) the bytes beyond the first that
+    gaps above 127 take.
+    """
+    factors: dict[str, int] = {}
+    for field in module.fields:
+        for base, factor in sized(field, module):
+            factors[base] = factors.get(base, 0) + factor
+    counted, gaps = header(module)
+    fixed = factors.pop("", 0) + 4 * (len(counted) + len(gaps)) + module.status
+    terms = [base if factor == 1 else f"{factor} * {base}" for base, factor in factors.items()]
+    return " + ".join([*terms, *([str(fixed)] if fixed else [])])
+
+
+def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
+    """The terms of a field's size: what is counted, and bytes of each."""
+    count = {
+        "scalar": "", "n": "n", "group": f"ceil(n / {module.group})", "kept": f"count({field.of})",
+    }[field.shape]  # fmt: skip
+    if field.storage == "gaps":
+        yield count, 1
+        yield f"gaps({field.of})", 1
+    elif field.item_bits < 8:
+        yield f"ceil({count} / {8 // field.item_bits})", 1
+    else:
+        yield count, field.item_bits // 8
+
+
+def limits(module: Module) -> tuple[str, ...]:
+    """The most elements of each selection."""
+    text = explain.Printer(module.bindings)
+    return tuple(f"count({s.name}) <= {text(s.limit).strip('()')}" for s in module.selections)

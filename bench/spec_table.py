@@ -1,0 +1,145 @@
+"""The tables of docs/compressors.md: what each spec costs, derived and measured.
+
+python -m bench.codecs        # measures, writes bench/results/codecs.json
+python -m bench.spec_table    # writes the tables, measures nothing
+python -m bench.spec_table --check
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import compll
+from bench.codecs import RESULTS, encoding, speedup
+from bench.spec_facts import HIPRESS, Facts, facts
+
+DOCS = Path(__file__).parents[1] / "docs" / "compressors.md"
+Data = dict[str, Any]
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def derived(known: Sequence[Facts]) -> str:
+    """The table of what follows from the specs."""
+    head = ("spec", "lines", "operators", "payload in bytes", "bits per element", "walks (least)",
+            "bytes moved (least)", "keeps", "optimizers")  # fmt: skip
+    rows = [
+        (
+            f"`{f.name}`", str(f.lines), ", ".join(f.operators) or "-",
+            "; ".join(f"`{text}`" for text in (f.payload, *f.limits)), f"{f.bits:.4g}",
+            f"{f.walks} ({f.walks_least})", f"{f.moved:.4g} ({f.least:.4g})",
+            ", ".join(f.states) or "-", f.optimizers,
+        )
+        for f in known
+    ]  # fmt: skip
+    return markdown(head, rows)
+
+
+def lines_of_code(known: Sequence[Facts]) -> str:
+    """The table of lines, beside those that HiPress publishes."""
+    head = ("HiPress", "lines there (logic + functions)", "here", "lines here", "share")
+    rows = [
+        (theirs, f"{logic} + {functions}", f"`{f.name}`", str(f.lines),
+         f"{f.lines / (logic + functions):.0%}")
+        for f in known if f.name in HIPRESS
+        for theirs, logic, functions in [HIPRESS[f.name]]
+    ]  # fmt: skip
+    return markdown(head, rows)
+
+
+def speeds(data: Data) -> str:
+    """The table of what was measured."""
+    head = ("spec", "encode", "with feedback", "plain torch", "times", "decode", "plain torch",
+            "times", "decode-add", "of copy bound")  # fmt: skip
+    about = data["about"]
+    rows = [list(cells(row)) for row in data["rows"]]
+    text = [markdown(head, rows), "", *summary(data["rows"])]
+    text.append(
+        f"{about['elements']:,} elements, median of {about['repeat']} turns, one core of "
+        f"{about['cpu']}, {about['date']}; torch {about['torch']}, numba {about['numba']}, "
+        f"NumPy {about['numpy']}."
+    )
+    return "\n".join(text)
+
+
+def cells(row: Data) -> Iterator[str]:
+    """One codec's rates and speed-ups."""
+
+    def rate(name: str) -> str:
+        return f"{row['rates'][name]['rate']:.1f}" if name in row["rates"] else "-"
+
+    yield from (f"`{row['codec']}`", rate("encode"), rate("encode_feedback"))
+    yield from versus(row, "encode")
+    yield rate("decode")
+    yield from versus(row, "decode")
+    yield from (rate("decode_add"), f"{encoding(row)['share']:.0%}")
+
+
+def versus(row: Data, job: str) -> tuple[str, str]:
+    """Plain torch's rate, and how many times faster ours is."""
+    times = speedup(row, job)
+    return ("-", "-") if times is None else (f"{row['torch'][job]:.2f}", f"{times:.1f}x")
+
+
+def summary(rows: Sequence[Data]) -> Iterator[str]:
+    """The medians, and what is slower than plain torch."""
+    for job in ("encode", "decode"):
+        found = {r["codec"]: t for r in rows if (t := speedup(r, job)) is not None}
+        slower = [f"`{name}` ({t:.2f}x)" for name, t in found.items() if t < 1]
+        if found:
+            middle = statistics.median(found.values())
+            yield (
+                f"{job.capitalize()} is {middle:.1f}x as fast as plain torch in the median of "
+                f"{len(found)} methods; slower: {', '.join(slower) or 'none'}."
+            )
+    copies = sorted(row["copy"] for row in rows)
+    yield f"Copy bandwidth in the same run: {copies[0]:.0f} to {copies[-1]:.0f} GB/s."
+
+
+def fill(text: str, tables: dict[str, str]) -> str:
+    """The text with each table between its marks, <!-- NAME --> and <!-- /NAME -->."""
+    for name, table in tables.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise ValueError(f"no {begin.strip()} and {end} in the text")
+        text = f"{before}{begin}\n{table}\n\n{end}{after}"
+    return text
+
+
+def made(text: str, results: Path = RESULTS) -> str:
+    """docs/compressors.md with all its tables made anew."""
+    known = [facts(name) for name in compll.list_specs()]
+    tables = {"SPECS": derived(known), "LINES": lines_of_code(known)}
+    measured = results / "codecs.json"
+    if measured.is_file():
+        tables["SPEED"] = speeds(json.loads(measured.read_text()))
+    return fill(text, tables)
+
+
+def main(
+    check: Annotated[bool, typer.Option("--check", help="only tell whether it is true")] = False,
+) -> None:
+    """Rewrite the tables of docs/compressors.md."""
+    text = DOCS.read_text("utf-8")
+    new = made(text)
+    if check and new != text:
+        typer.echo(f"{DOCS.name} is not what the specs and results say: python -m bench.spec_table")
+        raise typer.Exit(1)
+    if not check:
+        DOCS.write_text(new, "utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,98 @@
+"""docs/compressors.md says what the specs are, and its formulas are the layouts'."""
+
+from math import ceil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import compll
+from bench import spec_table
+from bench.spec_facts import HIPRESS, facts, logic_lines
+from compll.layout import gap_bytes, limits
+
+SPECS = compll.list_specs()
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("n", [1, 63, 1000, 20011])
+def test_formulas_give_the_length_of_payloads(name, n):
+    codec, known = compll.compile(name, "reference"), facts(name)
+    x = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    payload = codec.encode(x)
+    if codec.fixed and not codec.module.selections:
+        assert eval(known.payload, {"ceil": ceil, "n": n}) == len(payload)
+        return
+    # A selection's size is not told apart from its gaps: the bounds of both give the bound.
+    bounds = limits(codec.module, n, codec.params)
+    names = {s: s for s in bounds}
+    values = {"count": lambda s: bounds[s], "gaps": lambda s: gap_bytes(bounds[s], n) - bounds[s]}
+    assert eval(known.payload, values | names | {"ceil": ceil, "n": n}) == codec.payload_bytes(n)
+    assert known.limits
+
+
+def test_logic_is_counted_as_hipress_counts_it():
+    text = """name: x
+about: something
+params:
+  bits: 2
+encode:
+  # a remark
+  a: mean(g)  # another
+
+  b: >-
+    g * a
+payload: {a: float32, b: "float32[n]"}
+decode:
+  out: b
+update:
+  s: a
+feedback: error
+"""
+    assert logic_lines(text) == 6
+
+
+@pytest.mark.parametrize("name", HIPRESS)
+def test_specs_take_at_most_half_the_lines_of_hipress(name):
+    _, logic, functions = HIPRESS[name]
+    assert 2 * facts(name).lines <= logic + functions
+
+
+def test_the_docs_are_current():
+    text = spec_table.DOCS.read_text("utf-8")
+    for name in SPECS:
+        assert f"| `{name}` |" in text, "run python -m bench.spec_table"
+    assert spec_table.made(text) == text, "run python -m bench.spec_table"
+
+
+def test_check_finds_what_is_out_of_date(tmp_path, monkeypatch):
+    path = tmp_path / "compressors.md"
+    text = spec_table.DOCS.read_text("utf-8")
+    path.write_text(text.replace("`ceil(n / 8) + 4`", "`ceil(n / 8) + 5`"), "utf-8")
+    monkeypatch.setattr(spec_table, "DOCS", path)
+    app = spec_table.typer.Typer()
+    app.command()(spec_table.main)
+    assert CliRunner().invoke(app, ["--check"]).exit_code == 1
+    assert CliRunner().invoke(app, []).exit_code == 0
+    assert path.read_text("utf-8") == text
+    assert CliRunner().invoke(app, ["--check"]).exit_code == 0
+
+
+def test_speeds_are_summed_up():
+    rate = {"rate": 4.0, "spread": 0.0, "moved": 8.0, "share": 0.5}
+    rows = [
+        {"codec": name, "copy": 9.0, "rates": {"encode": rate, "decode": rate, "decode_add": rate},
+         "torch": {"encode": t, "decode": 1.0}}
+        for name, t in (("b", 1.0), ("a", 8.0))
+    ]  # fmt: skip
+    about = dict.fromkeys(("cpu", "date", "torch", "numba", "numpy"), "?")
+    text = spec_table.speeds({"about": about | {"elements": 10, "repeat": 1}, "rows": rows})
+    assert "| `a` | 4.0 | - | 8.00 | 0.5x | 4.0 | 1.00 | 4.0x | 4.0 | 50% |" in text
+    assert "Encode is 2.2x as fast" in text
+    assert "median of 2 methods; slower: `a` (0.50x)." in text
+    assert "slower: none" in text
+
+
+def test_a_text_without_marks_is_refused():
+    with pytest.raises(ValueError, match="no <!-- SPECS -->"):
+        spec_table.fill("nothing", {"SPECS": "x"})
