@@ -24,7 +24,7 @@ def table(rows: Sequence[Row]) -> Table:
     ±: the largest spread of the row's medians. copy: GB/s read plus written.
     """
     found = Table(
-        title="GB/s of float32 gradient, and in % of what copying the moved bytes allows",
+        title="GB/s of gradient, and % of a copy of the moved bytes",
         title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for head in ("spec", "size", "saves", *TITLES.values(), "±", "copy"):
