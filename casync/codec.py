@@ -52,6 +52,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def vote(self) -> bool:
+        """Whether decoded values of all ranks add up and the sum is encoded again, stateless."""
+        ...
+
+    @property
     def reencodes(self) -> bool:
         """Whether it may encode again at an aggregator or a ring hop."""
         ...

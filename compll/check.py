@@ -81,7 +81,7 @@ class _Checker:
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
         # Fixed-size fields first: their place is then known before a selection is made.
         fields = tuple(sorted(fields, key=lambda f: f.shape == "kept"))
-        decode = self.decode(fields)
+        decode = self.decode(fields, {k: env[k] for k in bound if self.constant_of_params(env[k])})
         updates = self.updates(states, env)
         self.problems.raise_if_any()
         if decode is None:
@@ -118,7 +118,7 @@ class _Checker:
             decode=decode,
             updates=updates,
             feedback=spec.feedback is not None,
-            status=not strict.carries(fields, self.selections),
+            status=not strict.carries(fields, self.selections, decode),
             bindings=bindings,
             pool=self.pool,
             decoded=decoded,
@@ -204,6 +204,8 @@ class _Checker:
         if self.spec.group is None:
             return 0
         value = self.constant(self.spec.group)
+        if value == 0:
+            return 0
         if value is not None and value not in GROUPS:
             self.problems.add(
                 self.spec.group.span,
@@ -366,8 +368,13 @@ class _Checker:
             shape, ""
         )
 
-    def decode(self, fields: tuple[Field, ...]) -> Expr | None:
-        env = self.globals() | {f.name: self.leaf("field", f) for f in fields}
+    @staticmethod
+    def constant_of_params(value: Expr) -> bool:
+        """Whether a binding of encode has a value that decode knows too."""
+        return value.type.shape == "static" and "step" not in depends(value)
+
+    def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:
+        env = self.globals() | dict(known_too) | {f.name: self.leaf("field", f) for f in fields}
         known = {f.name for f in fields}
         self.poisoned |= {d.name for d in self.spec.payload} - known
         result: Expr | None = None
@@ -551,7 +558,7 @@ class _Checker:
         if name not in {b.name for b in self.spec.encode}:
             return ""
         if name in self.static:
-            return "it follows from n and parameters: compute it in decode, too"
+            return "it depends on the step, which decode does not know"
         return "add it to `payload:`"
 
     def unknown_operator(self, tree: Call, env: Mapping[str, Expr]) -> None:

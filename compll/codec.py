@@ -73,6 +73,8 @@ class Codec:
         self.align = module.group or 1
         self.fixed = lay.is_fixed(module)
         self.additive = module.fields[0].storage if module.merge == "sum" else None
+        #: decoded values add up and are encoded once more, without states: signs that vote
+        self.vote = module.merge == "vote"
         self.stateful = bool(module.states)
         #: a declared state (momentum, say) belongs to a worker's own gradient: no second encode
         self.reencodes = all(s.name == "residual" for s in module.states)

@@ -73,6 +73,8 @@ def _spread(pool: Pool, value: Expr) -> Expr:
     """An expression over selected elements, as one over all elements."""
 
     def change(node: Expr) -> Expr | None:
+        if node.type.shape not in ("n", "kept"):
+            return node  # one value, and what it is made of, stay as they are
         if node.op == "gather":
             return node.args[0]
         if node.op == "indices":

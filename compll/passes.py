@@ -89,7 +89,7 @@ class _Scheduler:
         back = self.back()
         sinks = fields + states + ([back] if back else [])
         self.find_guards(sinks)
-        count = 1 + max([self.phase(s.expr) for s in sinks] + [0])
+        count = 1 + max([self.walk_of(s) for s in sinks] + [0])
         passes = tuple(Pass() for _ in range(count))
         passes[0].sinks.extend(early)
         for sink in sinks:
@@ -120,7 +120,7 @@ class _Scheduler:
             return None
         return Sink("back", "g", self.fed(value))
 
-    # phases: before which pass a value can be used
+    # phases: 2 p for a value that walk p can use, 2 p + 1 for one that its selections make
 
     def phase(self, expr: Expr) -> int:
         if id(expr) not in self.phases:
@@ -129,24 +129,39 @@ class _Scheduler:
 
     def find_phase(self, expr: Expr) -> int:
         if expr.op == "state" and expr.type.of == "stored":
-            return 1
+            return 2
         below = max((self.phase(a) for a in expr.args), default=0)
         if id(expr) in self.guards:
             below = max(below, self.phase(self.guards[id(expr)][0]))
         if expr.op.startswith("reduce_"):
-            grouped = expr.type.shape == "group"
-            return below if grouped else below + 1
+            if expr.args[0].type.shape == "kept":
+                return below | 1
+            return below if expr.type.shape == "group" else _even(below) + 2
+        if expr.op in LIBRARY:
+            return _even(below)
         if expr.op in ("in", "gather", "indices"):
             return max(below, self.selection_phase(str(expr.value)))
         if expr.op == "count_kept":
-            return self.selection_phase(str(expr.value or expr.type.of)) + 1
+            return self.selection_phase(str(expr.value or expr.type.of)) | 1
         if expr.type.shape == "kept" and expr.type.of:
             return max(below, self.selection_phase(expr.type.of))
         return below
 
     def selection_phase(self, name: str) -> int:
         s = self.selections[name]
-        return max(self.phase(s.key), self.phase(s.threshold) if s.threshold is not None else 0)
+        keys = [s.key] if s.threshold is None else [s.key, s.threshold]
+        return _even(max(map(self.phase, keys)))
+
+    def walk_of(self, sink: Sink) -> int:
+        """The walk with which a sink is written, or which it follows."""
+        e = sink.expr
+        if e.type.shape not in ("n", "group"):
+            return self.phase(e) // 2
+        if sink.kind == "state" and e.op == "where" and e.args[0].op == "in":
+            # selected elements are written after the walk
+            inside, a, b = map(self.phase, e.args)
+            return max(inside // 2, a // 2, _even(b) // 2)
+        return _even(self.phase(e)) // 2
 
     # guards: `a if c else b` on scalars computes one branch
 
@@ -183,12 +198,12 @@ class _Scheduler:
     # placement
 
     def place(self, passes: tuple[Pass, ...], sink: Sink) -> None:
-        shape, phase = sink.expr.type.shape, self.phase(sink.expr)
+        shape, number = sink.expr.type.shape, self.walk_of(sink)
         if shape == "kept":
-            passes[phase].kept.append(sink)
+            passes[number].kept.append(sink)
         elif shape in ("n", "group"):
             final = sink.kind in ("state", "back")
-            passes[len(passes) - 1 if final else phase].sinks.append(sink)
+            passes[len(passes) - 1 if final else number].sinks.append(sink)
 
     def place_values(self, passes: tuple[Pass, ...], sinks: list[Sink]) -> None:
         """Reductions, selections and tensor-level values, each in its pass."""
@@ -201,13 +216,14 @@ class _Scheduler:
         roots = [s.expr for s in sinks]
         for name in [s.name for s in self.module.selections if s.name in used]:
             s = self.selections[name]
-            passes[self.selection_phase(name)].selections.append(s)
+            passes[self.selection_phase(name) // 2].selections.append(s)
             roots += [s.key] + ([s.threshold] if s.threshold is not None else [])
         for e in walk(*roots):
             if e.op.startswith("reduce_") and e.args[0].type.shape == "n":
-                passes[self.phase(e.args[0])].reductions.append(e)
-            elif e.type.shape == "scalar" and self.phase(e) < len(passes):
-                passes[self.phase(e)].scalars.append(e)
+                passes[_even(self.phase(e.args[0])) // 2].reductions.append(e)
+            elif e.type.shape == "scalar" and self.phase(e) // 2 < len(passes):
+                one = passes[self.phase(e) // 2]
+                (one.late if self.phase(e) % 2 else one.scalars).append(e)
         self.refuse(passes)
 
     def refuse(self, passes: tuple[Pass, ...]) -> None:
@@ -222,13 +238,14 @@ class _Scheduler:
                             e,
                             "store x[selection], and put it back with scatter in decode",
                         )
-            if one.kept and not one.selections:
-                name = one.kept[0].name
-                raise Unsupported(
-                    "values of selected elements made with a reduction over the same selection",
-                    name,
-                    hint="store the reduction, too, and let decode apply it",
-                )
+            made = {s.name for s in one.selections}
+            for sink in one.kept:
+                if sink.expr.type.of not in made:
+                    raise Unsupported(
+                        "values of selected elements that need another walk over all elements",
+                        sink.name,
+                        hint="compute what they need before the selection",
+                    )
 
     def pattern(self, sink: Sink, inside: Expr, number: int) -> bool:
         """where(selection, a, b) as a state's update, in the pass that makes the selection."""
@@ -236,4 +253,9 @@ class _Scheduler:
         if sink.kind != "state" or e.op != "where" or e.args[0] is not inside:
             return False
         rest = any(x.op == "in" for x in walk(e.args[1], e.args[2]))
-        return not rest and self.selection_phase(str(inside.value)) == number
+        return not rest and self.selection_phase(str(inside.value)) == 2 * number
+
+
+def _even(phase: int) -> int:
+    """The first phase from this one on that stands before a walk."""
+    return phase + phase % 2

@@ -28,16 +28,17 @@ class Sink:
 
 @dataclass
 class Pass:
-    """One walk over memory, and what is computed on the host side of it.
+    """One walk over memory, and what is computed on either side of it.
 
-    scalars: tensor-level values computed before the walk, in order. after: selected-element sinks
-    and scalar sinks that follow it.
+    scalars: tensor-level values computed before the walk, in order. late: those computed after it,
+    from its selections. kept: sinks of selected elements, which follow.
     """
 
     scalars: list[Expr] = field(default_factory=list)
     reductions: list[Expr] = field(default_factory=list)
     selections: list[Selection] = field(default_factory=list)
     sinks: list[Sink] = field(default_factory=list)
+    late: list[Expr] = field(default_factory=list)
     kept: list[Sink] = field(default_factory=list)
     status: bool = False
 

@@ -27,10 +27,10 @@ _ROWS = (
     SectionRow("state", "declarations", "`name: float32[n]` (per element) or `float32` (per tensor), kept between calls, zero at first"),
     SectionRow("encode", "bindings", "`name: expression`, in order; later ones may use earlier ones"),
     SectionRow("payload", "declarations", "`name: type`: which names travel, and how; required", required=True),
-    SectionRow("decode", "expression or bindings", "an expression, or `name: expression` with the result last; sees payload fields and parameters; required", required=True),
+    SectionRow("decode", "expression or bindings", "an expression, or `name: expression` with the result last; sees payload fields, parameters, and what encode computes from parameters and `n` alone; required", required=True),
     SectionRow("update", "bindings", "`state: expression`: the states' new values"),
     SectionRow("feedback", "choice", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`", choices=("none", "error")),
-    SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them", choices=("decode", "sum")),
+    SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them; `vote`: what is decoded adds up at an aggregator, which encodes the sum again without states or averaging", choices=("decode", "sum", "vote")),
     SectionRow("optimizers", "choice", "`any`, `sgd` or `none`: under which optimizers the method was measured to keep the loss (default `unknown`)", choices=("unknown", "none", "sgd", "any")),
 )  # fmt: skip
 

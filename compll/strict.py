@@ -15,14 +15,30 @@ _STRICT_IN_ALL = ("neg", "abs", "float16", "bfloat16", "bfloat16_up", "lift", "f
 _STRICT_IN_ANY = ("add", "sub", "mul")
 
 
-def carries(fields: Iterable[Field], selections: Mapping[str, Selection]) -> bool:
-    """Whether some field of the payload is never finite when the gradient is not."""
+def carries(fields: Iterable[Field], selections: Mapping[str, Selection], decode: Expr) -> bool:
+    """Whether a field of the payload, and so decode, is never finite when the gradient is not."""
     floats = [f for f in fields if f.storage.startswith(("float", "bfloat")) and f.expr is not None]
+    floats = [f for f in floats if _shows(decode, f.name)]
     return any(
         _picks(f.expr, selections) if f.shape == "kept" else _reaches(f.expr)
         for f in floats
         if f.expr is not None
     )
+
+
+def _shows(expr: Expr, field: str) -> bool:
+    """Whether a value is never finite when this field is not."""
+    if expr.op == "field":
+        return bool(expr.value == field)
+    if expr.op == "where":
+        return all(_shows(a, field) for a in expr.args[1:])
+    if expr.op == "scatter":
+        return _shows(expr.args[1], field)
+    if expr.op in _STRICT_IN_ALL:
+        return _shows(expr.args[0], field)
+    if expr.op in _STRICT_IN_ANY:
+        return any(_shows(a, field) for a in expr.args)
+    return expr.op == "div" and _shows(expr.args[0], field)
 
 
 def _picks(expr: Expr, selections: Mapping[str, Selection]) -> bool:

@@ -40,7 +40,8 @@ def strategy_for(codec: Codec | None, asked: str = AUTO) -> str:
     """`asked` if it can carry the codec, else ConfigError; for "auto", what suits the codec.
 
     Additive payloads use the native collective. Codecs that may encode again go through owners
-    (`ps`), two quantizations whatever the world size; the rest, sparse ones, are all-gathered.
+    (`ps`), two quantizations whatever the world size; signs that vote do so at owners (`vote`);
+    the rest, sparse ones, are all-gathered.
     """
     from casync import strategies
 
@@ -56,6 +57,8 @@ def strategy_for(codec: Codec | None, asked: str = AUTO) -> str:
 def _suited(codec: Codec | None) -> str:
     if codec is None or (codec.additive is not None and codec.fixed):
         return "allreduce"
+    if codec.vote:
+        return "vote"
     return "ps" if codec.reencodes and codec.fixed else "allgather"
 
 

@@ -52,10 +52,20 @@ def load(name: str) -> Strategy:
     return cast(Strategy, importlib.import_module(f"{__name__}.{name}"))
 
 
+def refuse_vote(codec: Codec, strategy: str) -> str:
+    """The refusal of strategies that average."""
+    return (
+        f"payloads of codec {codec.name!r} vote, which strategy {strategy!r} does not count; "
+        "use strategy 'vote'"
+    )
+
+
 def refuse_single_encoder(codec: Codec | None, strategy: str) -> str | None:
     """The refusal of strategies that encode again on the way."""
     if codec is None:
         return f"strategy {strategy!r} needs a codec; without one use strategy 'allreduce'"
+    if codec.vote:
+        return refuse_vote(codec, strategy)
     if not codec.reencodes:
         return (
             f"codec {codec.name!r} cannot encode twice, which strategy {strategy!r} needs; "

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from casync.strategies import refuse_vote
+
 if TYPE_CHECKING:
     from casync.builder import Builder
     from casync.codec import Codec
@@ -17,10 +19,10 @@ SPREADS = False
 
 
 def refuses(codec: Codec | None) -> str | None:
-    """Carries every codec."""
+    """Carries every codec that averages."""
     if codec is None:
         return "strategy 'allgather' needs a codec; without one use strategy 'allreduce'"
-    return None
+    return refuse_vote(codec, "allgather") if codec.vote else None
 
 
 def build(b: Builder, part: Part) -> Iterator[None]:

@@ -107,11 +107,13 @@ class Encoder(Values):
         loops = one.reductions or one.selections or one.status or one.sinks
         if loops:
             self.tiles(one)
+        for expr in one.late:
+            self.compute_scalar(expr)
         for s in one.selections:
             self.close_selection(s, one)
 
     def tiles(self, one: Pass) -> None:
-        roots = [e.args[0] for e in one.reductions] + [s.expr for s in one.sinks]
+        roots = [e.args[0] for e in one.reductions] + [self.outside(s.expr) for s in one.sinks]
         for number in draws(*self.loops(one)):
             self.draw(number, "first")
         if self.module.group == 0:
@@ -179,7 +181,8 @@ class Encoder(Values):
     def loops(self, one: Pass) -> list[Expr]:
         """The element expressions that get a loop each; the write-back is rare and does not count."""
         roots = [e.args[0] for e in one.reductions] + [s.key for s in one.selections]
-        roots += [s.expr for s in one.sinks if s.expr.type.shape == "n" and s.kind != "back"]
+        sinks = [s for s in one.sinks if s.expr.type.shape == "n" and s.kind != "back"]
+        roots += [self.outside(s.expr) for s in sinks]
         return roots + ([self.prog.gradient] if one.status else [])
 
     def make_buffers(self, loops: list[Expr], one: Pass) -> None:

@@ -33,6 +33,14 @@ def stream(seed, step, tensor, draw, high):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def drawn(seed, step, tensor, draw, element):  # type: ignore[no-untyped-def]
+    """The draw of one element, wherever it stands."""
+    keys = stream(seed, step, tensor, draw, u64(element >> u64(32)))
+    k0, k1 = u32(keys >> u64(32)), u32(keys & u64(0xFFFFFFFF))
+    return ops.uniform(ops.weyl(u32(element & u64(0xFFFFFFFF))), k0, k1)
+
+
+@njit(nogil=True, cache=True)
 def pack_tail(codes, out, at, count, bits):  # type: ignore[no-untyped-def]
     """Pack a tile of fewer than its full number of elements."""
     width = (count * bits + 7) // 8

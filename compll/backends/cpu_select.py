@@ -145,7 +145,7 @@ class Selecting(Encoder):
         return [
             e
             for one in self.prog.passes
-            for e in one.scalars
+            for e in one.late
             if e.op.startswith("reduce_") and e.args[0].type.of == s.name
         ]
 
@@ -272,7 +272,8 @@ class Selecting(Encoder):
         if expr.op == "indices":
             return f"i_{self.where}[{i}]"
         if expr.op == "uniform":
-            return f"uniform(weyl(u32(i_{self.where}[{i}])), counter(u32(first), r{expr.value}a), r{expr.value}b)"
+            element = f"first + i_{self.where}[{i}]"
+            return f"drawn(u64(seed), u64(step), u64(tensor), u64({expr.value}), u64({element}))"
         if expr.op == "input":
             return f"cg_{self.where}[{i}]"
         if expr.op == "state":

@@ -45,12 +45,13 @@ class Encoder(Values):
         if self.module.status:
             self.memory("flags", "uint32", "piece")
         for number, one in enumerate(self.prog.passes):
-            self.values(number, one, number == len(self.prog.passes) - 1)
-            self.before_tiles(number, one)
+            sinks = self.prog.scalars if number == len(self.prog.passes) - 1 else ()
+            self.values(number, one, () if one.late else sinks)
+            self.before_tiles(one, sinks if one.late else ())
             if one.reductions or one.status or any(map(self.leaves_tile, one.sinks)):
                 with self.kernel(f"pass{number}", 0, self.shape.threads):
                     self.over_tiles(one)
-            self.after_tiles(number, one)
+            self.after_tiles(one)
         if self.module.status:
             with self.kernel("end", -1, 32):
                 self.end()
@@ -61,11 +62,11 @@ class Encoder(Values):
 
     # selections: Selecting, in cuda_select.py, gives these a body
 
-    def before_tiles(self, number: int, one: Pass) -> None:
+    def before_tiles(self, one: Pass, sinks: Sequence[Sink]) -> None:
         if one.selections:
             raise Unsupported("a selection")
 
-    def after_tiles(self, number: int, one: Pass) -> None:
+    def after_tiles(self, one: Pass) -> None:
         pass
 
     def library(self, expr: Expr) -> None:
@@ -79,7 +80,7 @@ class Encoder(Values):
 
     # tensor-level values
 
-    def values(self, number: int, one: Pass, last: bool) -> None:
+    def values(self, number: int, one: Pass, sinks: Sequence[Sink]) -> None:
         """The kernels over pieces before a pass: reductions end, scalars and their fields."""
         ended = self.prog.passes[number - 1].reductions if number else []
         ended = [] if self.module.group else ended
@@ -93,7 +94,7 @@ class Encoder(Values):
                 some = []
             else:
                 some.append(expr)
-        self.values_kernel(some, self.prog.scalars if last else ())
+        self.values_kernel(some, sinks)
 
     def values_kernel(self, wanted: list[Expr], sinks: Sequence[Sink] = ()) -> None:
         if not wanted and not sinks:

@@ -7,7 +7,7 @@ the selected elements is then computed by a thread each, before the states are o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from compll.backends.cuda_encode import BITS, Encoder
@@ -239,7 +239,7 @@ class Selecting(Encoder):
     def limit(self, name: str) -> str:
         return f"limits[p * {len(self.module.selections)} + {self.number(name)}]"
 
-    def before_tiles(self, number: int, one: Pass) -> None:
+    def before_tiles(self, one: Pass, sinks: Sequence[Sink]) -> None:
         if one.selections and self.module.group:
             raise Unsupported("a selection in a grouped spec")
         for s in one.selections:
@@ -248,6 +248,7 @@ class Selecting(Encoder):
             self.positions(s)
             for expr in self.reductions_of(s.name):
                 self.kept_parts(expr)
+        self.values_kernel(one.late, sinks)
         if one.selections:
             self.places(one)
         for sink in one.kept:
@@ -257,7 +258,7 @@ class Selecting(Encoder):
             if len(chosen) > 1 or not self.mends(sink):
                 self.selected_state(sink, "keep")
 
-    def after_tiles(self, number: int, one: Pass) -> None:
+    def after_tiles(self, one: Pass) -> None:
         chosen = [s for s in one.sinks if self.inside(s) is not None]
         for sink in chosen:
             alone = len(chosen) == 1 and self.mends(sink)
@@ -460,17 +461,17 @@ class Selecting(Encoder):
         """A byte of codes a thread: the first of its codes decides which thread that is."""
         full = self.tile * f.bits // 8
         self.add(f"const i64 tile = j / {self.tile};")
-        self.add(f"const int place = (int)(j % {self.tile});")
+        self.add(f"const int slot = (int)(j % {self.tile});")
         self.add(f"const i64 left = count - tile * {self.tile};")
         self.add(f"const int size = left < {self.tile} ? (int)left : {self.tile};")
         self.add(f"const int width = (size * {f.bits} + 7) / 8;")
-        self.add("if (j >= count || place >= width) return;")
+        self.add("if (j >= count || slot >= width) return;")
         self.add("u32 byte = 0;")
         with self.block(f"for (int q = 0; q < {8 // f.bits}; ++q)"):
-            self.add("if (place + q * width >= size) break;")
-            self.add(f"const i64 i = idx[tile * {self.tile} + place + q * width];")
+            self.add("if (slot + q * width >= size) break;")
+            self.add(f"const i64 i = idx[tile * {self.tile} + slot + q * width];")
             self.add(f"byte |= ({code(f.bits, expr, self.text(expr))}) << (q * {f.bits});")
-        self.add(f"out[{self.place_of(f)} + tile * {full} + place] = (u8)byte;")
+        self.add(f"out[{self.place_of(f)} + tile * {full} + slot] = (u8)byte;")
 
     # states of selected elements
 
@@ -504,7 +505,7 @@ class Selecting(Encoder):
         return [
             e
             for one in self.prog.passes
-            for e in one.scalars
+            for e in one.late
             if e.op.startswith("reduce_") and e.args[0].type.of == name
         ]
 

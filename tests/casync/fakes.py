@@ -25,6 +25,7 @@ class Fake:
     align = 1
     fixed = True
     additive: str | None = None
+    vote = False
     reencodes = True
     stateful = False
 
@@ -150,6 +151,7 @@ class Once(Sparse):
     """May encode a tensor only once."""
 
     name = "once"
+    vote = False
     reencodes = False
 
 

@@ -22,7 +22,7 @@ def plan(tensors, choice, world_size, **options):
 
 
 def test_strategies_are_found():
-    assert list_strategies() == ("allgather", "allreduce", "ps", "ring")
+    assert list_strategies() == ("allgather", "allreduce", "ps", "ring", "vote")
 
 
 @given(lengths, worlds, st.sampled_from(PAIRS), st.integers(1, 3), st.sampled_from([64, 10**7]))

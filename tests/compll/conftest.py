@@ -14,6 +14,10 @@ VARIANTS = {
     "mxnet_2bit": [{"threshold": 1.5}],
     "topk": [{"ratio": 0.3}, {"ratio": 1.0}],
     "graddrop": [{"ratio": 0.2}],
+    "ddp_uint8": [{"bucket": 512}],
+    "qsgd": [{"bits": 4, "bucket": 64}],
+    "qsparse": [{"ratio": 0.2, "bits": 2}],
+    "threshold": [{"tau": 1.5}],
 }
 CASES = [(name, {}) for name in compll.list_specs()]
 CASES += [(name, params) for name, all_ in VARIANTS.items() for params in all_]

@@ -159,10 +159,13 @@ def test_all_problems_are_reported_together_and_in_order(tmp_path):
     assert str(found[0]).startswith(f"{found[0].path}:5:10: unknown operator 'meen'\n    hint: ")
 
 
-def test_a_value_known_before_any_data_can_be_computed_in_decode_too(tmp_path):
-    text = GOOD.replace("  q: where", "  levels: 2**bits\n  q: where").replace("-scale", "-levels")
-    (found,) = problems(text, tmp_path)
-    assert "compute it in decode, too" in found.hint
+def test_decode_sees_what_follows_from_parameters_and_n(tmp_path):
+    text = GOOD.replace("  q: where", "  levels: 2**bits + n\n  q: where")
+    path = tmp_path / "spec.yaml"
+    path.write_text(text.replace("-scale", "-levels"))
+    assert compll.compile(path, "reference").payload_bytes(8) == 6
+    (found,) = problems(text.replace("+ n", "+ step").replace("-scale", "-levels"), tmp_path)
+    assert "decode does not know" in found.hint
 
 
 def test_a_selection_in_decode(tmp_path):

@@ -22,6 +22,7 @@ class Int8:
     align: int = 16
     fixed: bool = True
     additive: str | None = None
+    vote: bool = False
     reencodes: bool = True
     stateful: bool = True
     skew: float = 0.0  # added by decode: makes a rank disagree with the others
@@ -88,6 +89,7 @@ class Halves:
     align: int = 1
     fixed: bool = True
     additive: str | None = "float16"
+    vote: bool = False
     reencodes: bool = True
     stateful: bool = False
 
@@ -121,6 +123,7 @@ class Sparse:
     align: int = 1
     fixed: bool = False
     additive: str | None = None
+    vote: bool = False
     reencodes: bool = False
     stateful: bool = True
 

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.timeout(COMPILE + 10)
 
 EXACT = {"none": 1e-5, "fp16": 1e-3, "bf16": 1e-2}
 CODECS = {name: {} for name in (*SAFE, "fp16", "onebit_group", "terngrad_uniform")}
+CODECS |= {"onebit_sgd": {}, "qsparse": {"ratio": 0.1}, "int8_group": {}}
+VOTES = {"signsgd": {}, "signum": {}}
 CODECS |= {"topk": {"ratio": 0.1}, "dgc": {"ratio": 0.1, "momentum": 0.0}}
 
 
@@ -59,3 +61,9 @@ def test_names_that_do_not_exist():
         errors, ("'onebit_group'", "ratio", "ratio", "nowhere.yaml", "'ring'"), strict=True
     ):
         assert expected in message
+
+
+def test_signs_vote_and_ranks_agree():
+    results = launch(ranks.real, 3, VOTES, timeout=COMPILE)
+    for name in VOTES:
+        assert len({result[name][2] for result in results}) == 1, name

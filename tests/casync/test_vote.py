@@ -1,0 +1,60 @@
+"""Signs that vote: the winner is that of a plain count, on every rank."""
+
+import numpy as np
+import pytest
+import torch
+
+from casync.errors import PlanError
+from casync.graph import build
+from casync.plan import Choice, partition
+from casync.strategies import load
+from tests.casync.fakes import CODECS, SIZES, Fake, gradients, tensors_of, world
+
+
+class Voter(Fake):
+    """One bit an element: is it negative?"""
+
+    name = "voter"
+    align = 8
+    vote = True
+    reencodes = False
+
+    def payload_bytes(self, n):
+        return (n + 7) // 8
+
+    def pack(self, x):
+        return np.packbits(x < 0).tobytes()
+
+    def unpack(self, data, n):
+        return np.where(np.unpackbits(data)[:n], -1, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+def test_the_majority_wins(world_size):
+    codecs = {"voter": Voter()}
+    tensors = tensors_of(SIZES)
+    choices = {t.name: Choice("voter", "vote", 2) for t in tensors}
+    graph = build(partition(tensors, choices, world_size, codecs), world_size, codecs)
+    buckets = gradients(sum(SIZES), world_size, seed=world_size)
+    count = sum(np.where(b.numpy() < 0, -1, 1) for b in buckets)
+    with world(world_size, codecs=codecs) as executors:
+        futures = [
+            executor.submit(graph.slice(rank), buckets[rank], {}, 0)
+            for rank, executor in enumerate(executors)
+        ]
+        for future in futures:
+            future.wait()
+    for bucket in buckets:
+        assert torch.equal(bucket, torch.from_numpy(np.where(count < 0, -1, 1).astype(np.float32)))
+
+
+@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
+def test_strategies_that_average_refuse_votes(strategy):
+    assert "use strategy 'vote'" in load(strategy).refuses(Voter())
+
+
+def test_the_vote_refuses_the_rest():
+    assert "does not vote" in load("vote").refuses(CODECS["sign"])
+    choices = {"t0": Choice("sign", "vote", 1)}
+    with pytest.raises(PlanError, match="does not vote"):
+        build(partition(tensors_of([9]), choices, 2, CODECS), 2, CODECS)
