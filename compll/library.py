@@ -35,7 +35,7 @@ def backends() -> list[str]:
     """Names of the backends: the modules of compll.backends that have a `build`."""
     import compll.backends as package
 
-    helpers = {"numbers"}
+    helpers = {"elementary", "numbers"}
     names = {m.name for m in pkgutil.iter_modules(package.__path__)} - helpers
     return sorted(n for n in names if not n.startswith("_") and "_" not in n)
 

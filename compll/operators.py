@@ -34,7 +34,7 @@ _ROWS = (
     Operator("sub", 2, 2, "arithmetic", "a - b", "-"),
     Operator("mul", 2, 2, "arithmetic", "a * b", "*"),
     Operator("div", 2, 2, "real", "a / b, by IEEE rules (0/0 is NaN)", "/"),
-    Operator("pow", 2, 2, "real", "a to the power b", "**"),
+    Operator("pow", 2, 2, "power", "a to the power b", "**"),
     Operator("floordiv", 2, 2, "arithmetic", "floor(a / b)", "//"),
     Operator("mod", 2, 2, "arithmetic", "a - b * floor(a / b)", "%"),
     Operator("bitand", 2, 2, "integer", "bits of both integers", "&"),

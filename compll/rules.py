@@ -47,6 +47,18 @@ class Rules:
     def real(self, op: str, args: tuple[Expr, ...]) -> Expr:
         return self.elementwise(op, tuple(self.number(a, "float") for a in args))
 
+    def power(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        """Small whole powers of data are products, and the half power is the root."""
+        a, b = (self.number(x, "float") for x in args)
+        exponent = args[1].value if args[1].op == "const" else None
+        if a.type.shape == "static" or exponent not in (1, 2, 3, 4, 0.5):
+            return self.elementwise(op, (a, b))
+        if exponent == 0.5:
+            return self.elementwise("sqrt", (a,))
+        square = self.elementwise("mul", (a, a)) if exponent > 1 else a
+        other = {1: None, 2: None, 3: a, 4: square}[exponent]
+        return square if other is None else self.elementwise("mul", (square, other))
+
     def arithmetic(self, op: str, args: tuple[Expr, ...]) -> Expr:
         return self.elementwise(op, self.same(args))
 

@@ -13,8 +13,8 @@ from compll.ir import Expr
 FLOAT = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
     "neg": "(-{})", "abs": "f_abs({})", "floor": "f_floor({})", "ceil": "f_ceil({})",
-    "round": "f_round({})", "sqrt": "f_sqrt({})", "exp": "f32(np.exp({}))", "log": "f32(np.log({}))",
-    "log2": "f32(np.log2({}))", "pow": "f32({} ** {})", "where": "f_where({}, {}, {})",
+    "round": "f_round({})", "sqrt": "f_sqrt({})", "exp": "f32(exp(f64({})))", "log": "f32(log(f64({})))",
+    "log2": "f32(log2(f64({})))", "pow": "f32(power(f64({}), f64({})))", "where": "f_where({}, {}, {})",
     "min": "f_where({0} < {1}, {0}, {1})", "max": "f_where({0} > {1}, {0}, {1})",
     "sign": "f_where({} < ZERO, MINUS_ONE, ONE)", "floordiv": "f_floor({} / {})",
     "mod": "({0} - {1} * f_floor({0} / {1}))", "float16": "float16({})", "bfloat16": "bfloat16({})",
@@ -34,9 +34,9 @@ BOOL = {
 }  # fmt: skip
 TENSOR = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})", "neg": "(-{})",
-    "pow": "({} ** {})", "abs": "abs({})", "floor": "np.floor({})", "ceil": "np.ceil({})",
-    "round": "np.rint({})", "sqrt": "np.sqrt({})", "exp": "np.exp({})", "log": "np.log({})",
-    "log2": "np.log2({})", "min": "({0} if {0} < {1} else {1})", "max": "({0} if {0} > {1} else {1})",
+    "pow": "power(f64({}), f64({}))", "abs": "abs({})", "floor": "np.floor({})", "ceil": "np.ceil({})",
+    "round": "np.rint({})", "sqrt": "np.sqrt({})", "exp": "exp(f64({}))", "log": "log(f64({}))",
+    "log2": "log2(f64({}))", "min": "({0} if {0} < {1} else {1})", "max": "({0} if {0} > {1} else {1})",
     "sign": "(-1 if {} < 0 else 1)", "where": "({1} if {0} else {2})", "floordiv": "({} // {})",
     "mod": "({} % {})", "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
     "eq": "({} == {})", "ne": "({} != {})", "and": "({} and {})", "or": "({} or {})", "not": "(not {})",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compll import feedback
 from compll.arrays import HostArrays
-from compll.backends import numbers
+from compll.backends import elementary, numbers
 from compll.backends.numbers import F32
 from compll.errors import PayloadError
 from compll.ir import Expr, Field, Module, Selection, Type
@@ -67,7 +67,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
-    "pow": np.power,
+    "pow": elementary.rounded(elementary.NUMPY.power),
     "floordiv": _floordiv,
     "mod": _floormod,
     "neg": np.negative,
@@ -82,9 +82,9 @@ MEANING: dict[str, Callable[..., Any]] = {
     "ceil": np.ceil,
     "round": np.rint,
     "sqrt": np.sqrt,
-    "exp": np.exp,
-    "log": np.log,
-    "log2": np.log2,
+    "exp": elementary.rounded(elementary.NUMPY.exp),
+    "log": elementary.rounded(elementary.NUMPY.log),
+    "log2": elementary.rounded(elementary.NUMPY.log2),
     "min": lambda a, b: np.where(a < b, a, b),
     "max": lambda a, b: np.where(a > b, a, b),
     "lt": np.less,
