@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,21 @@ State = Mapping[str, NDArray[np.float32]]
 START, LENGTH, TENSOR, OFFSET, STATE = range(5)
 
 
+class Incoming(NamedTuple):
+    """Payloads of a batch's pieces: uint8, where each begins, and the bytes of each (int64 [m])."""
+
+    payload: Any
+    at: Any
+    used: Any
+
+
 class Backend(Protocol):
     """What a file in compll/backends offers: kernels over a batch of pieces."""
 
     #: the memory that gradients, states and payloads are in
     arrays: Arrays
+    #: whether encode_batch takes `incoming` payloads in
+    fuses: bool
 
     def encode_batch(
         self,
@@ -42,8 +52,9 @@ class Backend(Protocol):
         step: int,
         scale: float,
         writeback: bool,
+        incoming: Incoming | None = None,
     ) -> I64:
-        """Encode every piece; used bytes, int64 [m]."""
+        """Encode every piece, after adding what `incoming` decodes to; used bytes, int64 [m]."""
 
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool
@@ -150,6 +161,7 @@ class Codec:
         step: int = 0,
         scale: float = 1.0,
         writeback: bool = False,
+        incoming: Incoming | None = None,
     ) -> I64:
         """Encode many pieces in one launch; bytes used by each, int64 [m].
 
@@ -158,6 +170,8 @@ class Codec:
         STATE of the flat arrays in `state`, its per-tensor states at TENSOR. at: int64 [m], where
         each payload begins in `out` (payload_bytes(LENGTH) bytes of room). x is multiplied by
         `scale` as it is read. writeback: x's piece becomes decode(encode(x)), in the same pass.
+        incoming: payloads that are decoded and added to x before all that, in the same pass where
+        the codec allows it; without writeback x's pieces then hold nothing of use.
         """
         self._check_table(table, at, len(x), "x")
         self._check_state(state, table)
@@ -166,6 +180,11 @@ class Codec:
             raise UsageError(
                 f"{self.name}: the payloads need {int(room.max())} bytes, out has {len(out)}"
             )
+        if incoming is not None:
+            self._check_lengths(*incoming[:1], table, *incoming[1:])
+            if not self.backend.fuses:
+                self.decode_batch(*incoming[:1], table, *incoming[1:], x, add=True)
+                incoming = None
         return self.backend.encode_batch(
             x,
             table,
@@ -176,6 +195,7 @@ class Codec:
             step=step,
             scale=scale,
             writeback=writeback,
+            incoming=incoming,
         )
 
     def decode_batch(
@@ -183,11 +203,12 @@ class Codec:
     ) -> None:
         """Decode pieces (used: bytes of each) into out, or add them. Raises PayloadError."""
         self._check_table(table, at, len(out), "out")
-        if isinstance(used, np.ndarray):
-            self._check_lengths(payload, table, at, used)
+        self._check_lengths(payload, table, at, used)
         self.backend.decode_batch(payload, table, at, used, out, add=add)
 
-    def _check_lengths(self, payload: U8, table: I64, at: I64, used: I64) -> None:
+    def _check_lengths(self, payload: U8, table: I64, at: I64, used: Any) -> None:
+        if not isinstance(used, np.ndarray):
+            return  # in device memory, where decode kernels look at them
         if len(used) != len(at) or (
             len(at) and (int(used.min()) < 0 or int((at + used).max()) > len(payload))
         ):

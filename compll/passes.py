@@ -30,6 +30,15 @@ def schedule(module: Module, *, feed: bool) -> Program:
     return soon if traffic(soon).moved < traffic(late).moved else late
 
 
+def hops(module: Module) -> bool:
+    """Whether decode-add-encode can be one kernel: an elementwise decode, no look at all elements
+    but by reductions."""
+    if module.selections or module.decoded is None:
+        return False
+    program = schedule(module, feed=bool(module.states))
+    return not any(e.op in LIBRARY for one in program.passes for e in one.scalars)
+
+
 class _Scheduler:
     def __init__(self, module: Module, feed: bool) -> None:
         self.module, self.feed, self.pool = module, feed, module.pool

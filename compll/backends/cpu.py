@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import platform
+import threading
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arrays import HostArrays
+from compll.backends.cpu_hop import fuses
 from compll.cache import folder, write
+from compll.codec import Incoming
 from compll.errors import PayloadError
 from compll.ir import Expr, Module
 from compll.layout import limits
@@ -43,6 +46,7 @@ u8, u32, u64 = np.uint8, np.uint32, np.uint64
 ZERO, ONE, MINUS_ONE, NAN = f32(0), f32(1), f32(-1), f32(np.nan)
 '''
 JIT = '@njit("{}", nogil=True, cache=True, error_model="numpy")\n'
+JIT_INNER = '@njit(nogil=True, error_model="numpy")\n'
 ARRAYS = "float32[::1], int64[:, ::1], uint8[::1], int64[::1], int64[:, ::1], float64[:, ::1]"
 
 
@@ -83,6 +87,29 @@ class Source:
         self.text = "\n\n".join(parts)
 
 
+class HopSource:
+    """The text of decode-add-encode kernels; compiled when one is first asked for."""
+
+    def __init__(self, module: Module) -> None:
+        from compll.backends.cpu_hop import Hopping, Merging
+
+        merging = Merging(module)
+        tile = JIT_INNER + merging.kernel()
+        self.statics: dict[str, list[Expr]] = {"decode": merging.statics}
+        parts = [HEAD.format(name=module.name), tile]
+        for name, feed in (("encode", False), ("encode_feed", True)):
+            if (feed and not module.states) or (not feed and module.updates):
+                continue
+            encoder = Hopping(schedule(module, feed=feed), feed)
+            states = ", float32[::1]" * len(encoder.elementwise + encoder.per_tensor)
+            incoming = "uint8[::1], int64[::1], int64[::1], float64[:, ::1]"
+            signature = f"int64[::1]({ARRAYS}, uint64, int64, float32, boolean, {incoming}{states})"
+            text = encoder.kernel().replace("def encode(", f"def {name}(")
+            parts.append(JIT.format(signature) + text)
+            self.statics[name] = encoder.statics
+        self.text = "\n\n".join(parts)
+
+
 @cache
 def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
@@ -120,6 +147,9 @@ class Kernels:
         ]
         self.rows: dict[tuple[str, int, int], list[float]] = {}
         self.bounds: dict[int, list[int]] = {}
+        self.fuses = fuses(module)
+        self.hop_kernels: Any = None
+        self.lock = threading.Lock()
         elementwise = module.decoded is not None and not module.selections
         self.writes_back = elementwise
 
@@ -165,6 +195,7 @@ class Kernels:
         step: int,
         scale: float,
         writeback: bool,
+        incoming: Incoming | None = None,
     ) -> I64:
         """Encode all pieces in one call."""
         if state is None and self.module.updates:
@@ -176,22 +207,37 @@ class Kernels:
             [state[s] for s in self.names] if state is not None and name == "encode_feed" else []
         )
         back = writeback and self.writes_back
-        used: I64 = getattr(self.kernels, name)(
+        kernels, prefix = self.kernels, ""
+        extra: tuple[Any, ...] = ()
+        if incoming is not None:
+            kernels, prefix = self.hop(), "hop_"
+            extra = (*incoming, self.static("hop_decode", table, 0))
+        used: I64 = getattr(kernels, name)(
             x,
             table,
             out,
             at,
             self.limits(table),
-            self.static(name, table, step),
+            self.static(prefix + name, table, step),
             np.uint64(seed),
             step,
             np.float32(scale),
             back,
+            *extra,
             *states,
         )
         if writeback and not back:
             self.decode_batch(out, table, at, used, x, add=False)
         return used
+
+    def hop(self) -> Any:
+        """The kernels that decode, add and encode; compiled at the first call."""
+        with self.lock:
+            if self.hop_kernels is None:
+                hop = HopSource(self.module)
+                self.source.statics |= {f"hop_{name}": s for name, s in hop.statics.items()}
+                self.hop_kernels = load(self.module, hop.text)
+        return self.hop_kernels
 
     def fresh(self, table: I64) -> tuple[dict[str, F32], I64]:
         """Zero states for a call without any, and the table that goes with them."""

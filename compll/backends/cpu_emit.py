@@ -21,6 +21,9 @@ from compll.program import Pass, Program, Sink
 class Encoder(Values):
     """Emits the encode kernel of a program."""
 
+    #: further parameters of the kernel
+    extra = ""
+
     def __init__(self, program: Program, feed: bool) -> None:
         super().__init__(program.module, program)
         self.prog, self.feed = program, feed
@@ -32,7 +35,9 @@ class Encoder(Values):
     def kernel(self) -> str:
         """The text of `encode`."""
         states = "".join(f", a_{s}" for s in self.elementwise + self.per_tensor)
-        head = f"def encode(x, table, out, at, lim, st, seed, step, scale, back{states}):"
+        head = (
+            f"def encode(x, table, out, at, lim, st, seed, step, scale, back{self.extra}{states}):"
+        )
         with self.block(head):
             self.scratch()
             with self.block("for p in range(table.shape[0]):"):
@@ -140,14 +145,7 @@ class Encoder(Values):
         self.add(f"o = t * {tile}")
         self.add(f"m = min({tile}, n - o)")
         self.add("e = first + o")
-        with self.block(f"if m == {tile}:"):
-            self.add(f"g_ = xs[o : o + {tile}]")
-            for s in self.elementwise:
-                self.add(f"{s}_ = s_{s}[o : o + {tile}]")
-        with self.block("else:"):
-            self.copy_tail("g", "xs")
-            for s in self.elementwise:
-                self.copy_tail(s, f"s_{s}")
+        self.inputs()
         self.now = one
         loops = self.loops(one)
         for number in draws(*loops):
@@ -159,6 +157,20 @@ class Encoder(Values):
             self.status_loop()
         self.tile_steps(one)
         self.write_tail(one)
+
+    def inputs(self) -> None:
+        """Names for the tile's gradients and states; a short tile is copied into padded scratch."""
+        with self.block(f"if m == {self.tile}:"):
+            self.add(f"g_ = xs[o : o + {self.tile}]")
+            self.slices(self.elementwise)
+        with self.block("else:"):
+            self.copy_tail("g", "xs")
+            for s in self.elementwise:
+                self.copy_tail(s, f"s_{s}")
+
+    def slices(self, states: list[str]) -> None:
+        for s in states:
+            self.add(f"{s}_ = s_{s}[o : o + {self.tile}]")
 
     def copy_tail(self, name: str, source: str) -> None:
         self.add(f"{name}_ = {name}_tail")

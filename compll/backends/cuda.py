@@ -8,7 +8,7 @@ so that a call can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cuda_device import CupyDevice, DeviceArrays
-from compll.backends.cuda_source import Plan, Source, source
+from compll.backends.cuda_source import Plan, Source, hop_source, source
 from compll.backends.cuda_values import Grid, Step
+from compll.codec import Incoming
 from compll.errors import PayloadError
 from compll.ir import Expr, Module
 from compll.layout import gap_bytes, limits, payload_bytes
+from compll.passes import hops
 from compll.static import Number, as_count, evaluate
 
 I64 = NDArray[np.int64]
@@ -78,13 +80,20 @@ class Kernels:
     arrays = DeviceArrays()
 
     def __init__(
-        self, module: Module, params: Mapping[str, Number], device: Device, code: Source
+        self,
+        module: Module,
+        params: Mapping[str, Number],
+        make_device: Callable[[Source], Device],
+        code: Source,
     ) -> None:
-        self.module, self.params, self.device, self.source = module, dict(params), device, code
+        self.module, self.params, self.source = module, dict(params), code
+        self.make_device, self.device = make_device, make_device(code)
+        self.fuses = hops(module)
+        self.hop_kernels: Kernels | None = None
         self.batches: dict[tuple[str, bytes, bytes], Batch] = {}
         self.rows: dict[tuple[str, tuple[int, ...], int], Any] = {}
         #: what decode kernels found wrong, a bit each (see REASONS)
-        self.errors = device.zeros(1, "uint32")
+        self.errors = self.device.zeros(1, "uint32")
         #: a uint64 in device memory that is added to `step`: lets a replayed CUDA graph go on
         self.tick: Any = None
 
@@ -166,24 +175,56 @@ class Kernels:
         step: int,
         scale: float,
         writeback: bool,
+        incoming: Incoming | None = None,
     ) -> Any:
         """Encode all pieces; used bytes, int64 [m] in device memory."""
         if state is None and self.module.updates:
             state, table = self.fresh(table)
-        name = "encode" if state is None or "feed" not in self.source.plans else "feed"
+        if incoming is not None:
+            hop = self.hop()
+            return hop.launch_encode(
+                x, table, out, at, state, seed, step, scale, writeback, incoming
+            )
+        used = self.launch_encode(x, table, out, at, state, seed, step, scale, writeback)
+        if writeback and not self.source.plans[self.plan_of(state)].writes_back:
+            self.decode_batch(out, table, at, used, x, add=False)
+        return used
+
+    def plan_of(self, state: Mapping[str, Any] | None) -> str:
+        """The name of an encode's plan."""
+        return "encode" if state is None or "feed" not in self.source.plans else "feed"
+
+    def launch_encode(
+        self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, seed: int,
+        step: int, scale: float, writeback: bool, incoming: Incoming | None = None,
+    ) -> Any:  # fmt: skip
+        name = self.plan_of(state)
         plan = self.source.plans[name]
         b = self.batch(name, table, at)
         held = () if state is None else tuple(state[s] for s in plan.states)
+        taken: tuple[Any, ...] = ()
+        if incoming is not None:
+            host = isinstance(incoming.used, np.ndarray)
+            sizes = self.device.upload(incoming.used) if host else incoming.used
+            statics = np.int32(len(self.source.plans["set"].statics))
+            begins = self.batch("set", table, incoming.at).at
+            taken = (incoming.payload, begins, sizes, self.statics("set", b.lengths, 0), statics)
         args = (
             x, b.table, b.first, b.item_at, np.int32(b.pieces), out, b.at, b.limits,
             self.statics(name, b.lengths, step), np.int32(len(plan.statics)), np.uint64(seed),
             np.uint64(step & (2**64 - 1)), self.tick, np.float32(scale), np.int32(writeback),
-            b.used, *held, *b.scratch,
+            b.used, *taken, *held, *b.scratch,
         )  # fmt: skip
         self.run(plan, b, args, self.device.dtype(x))
-        if writeback and not plan.writes_back:
-            self.decode_batch(out, table, at, b.used, x, add=False)
         return b.used
+
+    def hop(self) -> Kernels:
+        """The kernels that decode, add and encode; made at the first call."""
+        if self.hop_kernels is None:
+            code = hop_source(self.module, self.source.shape.threads)
+            self.hop_kernels = Kernels(self.module, self.params, self.make_device, code)
+            self.hop_kernels.tick = self.tick
+        return self.hop_kernels
 
     def fresh(self, table: I64) -> tuple[dict[str, Any], I64]:
         """Zero states for a call without any, and the table that goes with them."""
@@ -232,7 +273,7 @@ class Kernels:
 def build(module: Module, params: Mapping[str, Number]) -> Kernels:
     """The backend's entry point. Raises UsageError without CuPy or a device."""
     code = source(module)
-    return Kernels(module, params, CupyDevice(code), code)
+    return Kernels(module, params, CupyDevice, code)
 
 
 def _starts(counts: I64) -> I64:

@@ -15,8 +15,10 @@ PARAMS = (
 class Decoder(Values):
     """Emits `decode_set` or `decode_add`."""
 
-    def __init__(self, module: Module, add: bool, threads: int = 256) -> None:
-        super().__init__(module, f"decode_{'add' if add else 'set'}", threads)
+    def __init__(
+        self, module: Module, add: bool, threads: int = 256, prefix: str | None = None
+    ) -> None:
+        super().__init__(module, prefix or f"decode_{'add' if add else 'set'}", threads)
         self.adding, self.fixed_params = add, PARAMS
         self.emit()
 
@@ -64,11 +66,7 @@ class Decoder(Values):
 
     def tile_body(self, decode: Expr) -> None:
         s = self.shape
-        packed = [f for f in self.elements() if f.packed]
-        for f in packed:
-            self.add(
-                f"const u8* const d_{f.name} = data + at_{f.name} + t * {self.tile * f.bits // 8};"
-            )
+        self.packed_tiles()
         self.add(f"#pragma unroll {s.held}")
         with self.block(f"for (int k = 0; k < {s.rows}; ++k)"):
             self.add(f"const int l = k * {s.row} + 4 * u;")
@@ -84,6 +82,13 @@ class Decoder(Values):
                 how = "+=" if self.adding else "="
                 self.add(f"v[e] {how} bad ? NAN_F : {value};")
             self.add("store4(ys, o + l, m - l, v);")
+
+    def packed_tiles(self) -> None:
+        """Where the tile's codes begin."""
+        for f in self.elements():
+            if f.packed:
+                at = f"at_{f.name} + t * {self.tile * f.bits // 8}"
+                self.add(f"const u8* const d_{f.name} = data + {at};")
 
     def elements(self) -> list[Field]:
         return [f for f in self.module.fields if f.shape == "n"]

@@ -35,7 +35,7 @@ class Encoder(Values):
         self.elementwise = [s.name for s in states if s.shape == "n"]
         self.per_tensor = [s.name for s in states if s.shape != "n"]
         self.states = (*self.elementwise, *self.per_tensor)
-        self.fixed_params = (*BASE, *(f"float* a_{s}" for s in self.states))
+        self.fixed_params = (*BASE, *self.extra_params(), *(f"float* a_{s}" for s in self.states))
         self.parts: dict[int, int] = {}
         self.emit()
         self.memory("sc", "float64", "piece", max(1, len(self.slots)))
@@ -250,9 +250,17 @@ class Encoder(Values):
             with self.block(f"for (int k = 0; k < {held}; ++k)"):
                 at = f"({chunk} * {held} + k) * {row} + 4 * u"
                 self.add(f"load4({source}, o + {at}, m - ({at}), {array} + 4 * k);")
-                if name == "g":
-                    self.add("#pragma unroll")
-                    self.add("for (int j = 0; j < 4; ++j) g_[4 * k + j] *= scale;")
+            if name == "g":
+                self.taken(chunk)
+                self.add("#pragma unroll")
+                self.add(f"for (int e = 0; e < {4 * held}; ++e) g_[e] *= scale;")
+
+    def taken(self, chunk: str) -> None:
+        """What is added to gradients as they are loaded."""
+
+    def extra_params(self) -> tuple[str, ...]:
+        """Further parameters of the kernels."""
+        return ()
 
     @contextmanager
     def chunks(self) -> Iterator[None]:

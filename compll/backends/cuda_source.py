@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from compll.backends.cuda_hop import Hopping, merge_function
 from compll.backends.cuda_scatter import Scattering
 from compll.backends.cuda_select import Selecting
 from compll.backends.cuda_values import Grid, Scratch, Shape, Step, Values, shape_of
@@ -87,6 +88,20 @@ def _source(module: Module, threads: int) -> Source:
         decoder = Scattering(module, add, threads)
         result.text += decoder.finished()
         result.plans[name] = _plan(decoder)
+    return result
+
+
+def hop_source(module: Module, threads: int = 256) -> Source:
+    """The kernels that decode, add and encode: plans "encode" and "feed", and "set" for statics."""
+    result = Source("", shape_of(tile_of(module), threads))
+    for name, feed in (("encode", False), ("feed", True)):
+        if (feed and not module.states) or (not feed and module.updates):
+            continue
+        merging = merge_function(module, f"hop_{name}", result.shape)
+        encoder = Hopping(schedule(module, feed=feed), feed, f"hop_{name}", threads)
+        result.text += merging.finished() + encoder.finished()
+        result.plans[name] = _plan(encoder, encoder.states, encoder.prog.writes_back)
+        result.plans["set"] = _plan(merging)
     return result
 
 

@@ -15,6 +15,7 @@ from compll import feedback
 from compll.arrays import HostArrays
 from compll.backends import elementary, numbers
 from compll.backends.numbers import F32
+from compll.codec import Incoming
 from compll.errors import PayloadError
 from compll.ir import Expr, Field, Module, Selection, Type
 from compll.layout import header, layout, limits, tile_of
@@ -468,6 +469,7 @@ class Kernels:
     """The backend's batch interface (see codec.Backend)."""
 
     arrays = HostArrays()
+    fuses = False
 
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, params
@@ -484,8 +486,10 @@ class Kernels:
         step: int,
         scale: float,
         writeback: bool,
+        incoming: Incoming | None = None,
     ) -> NDArray[np.int64]:
         """Encode piece after piece."""
+        assert incoming is None
         used = np.zeros(len(table), np.int64)
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             views = None if state is None else self.views(state, first, length, tensor)

@@ -12,6 +12,7 @@ import pytest
 import compll
 from compll.backends import cuda_device, cuda_source
 from compll.backends.cuda import Kernels
+from compll.codec import Incoming
 from compll.errors import PayloadError, SpecError, UsageError
 from compll.library import type_check
 from tests.compll.cuda_host import HostDevice
@@ -47,7 +48,7 @@ def kernels(typed, where="shim", threads=256):
         source = cuda_source.source(module, threads)
     except SpecError as why:
         pytest.skip(f"refused: {why}")
-    device = HostDevice(source) if where == "shim" else cuda_device.CupyDevice(source)
+    device = HostDevice if where == "shim" else cuda_device.CupyDevice
     return Kernels(module, params, device, source)
 
 
@@ -95,6 +96,32 @@ def test_a_batch_is_encoded_as_by_the_reference(case, typed, reference, rng, whe
         device.decode_batch(out, table, at, used, got, add=step == 1)
         reference.decode_batch(expected, table, at, wants, want, add=step == 1)
         np.testing.assert_array_equal(get(got), want)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_hop_is_decode_add_encode(typed, reference, rng, where, fed):
+    device = kernels(typed, where, 64)
+    if not device.fuses:
+        pytest.skip("Codec decodes first")
+    put, get = device.device.upload, device.device.download
+    table, total = pieces(SIZES)
+    at, room = places(reference, SIZES, 1)
+    x = rng.standard_normal(total).astype(np.float32)
+    taken = np.zeros(room, np.uint8)
+    sizes = reference.encode_batch(-3 * x[::-1].copy(), table, taken, at)
+    theirs, expected = x.copy(), np.zeros(room, np.uint8)
+    reference.decode_batch(taken, table, at, sizes, theirs, add=True)
+    wanted = reference.init_state(total, 3) if fed else None
+    held = {name: put(s) for name, s in wanted.items()} if wanted is not None else None
+    options = {"seed": 5, "step": 1, "scale": 0.5, "writeback": True}
+    reference.encode_batch(theirs, table, expected, at, state=wanted, **options)
+    ours, out = put(x), put(np.zeros(room, np.uint8))
+    incoming = Incoming(put(taken), at, sizes)
+    device.encode_batch(ours, table, out, at, held, **options, incoming=incoming)
+    np.testing.assert_array_equal(get(out), expected)
+    np.testing.assert_array_equal(get(ours), theirs)
+    for name in held or {}:
+        np.testing.assert_array_equal(get(held[name]), wanted[name], err_msg=name)
 
 
 @pytest.mark.parametrize("gradient", ["float16", "bfloat16"])

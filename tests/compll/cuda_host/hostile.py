@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def run(spec: str, rng: np.random.Generator) -> bool:
     except SpecError:
         return False
     codec = compll.compile(spec, "reference")
-    device = Kernels(module, params, HostDevice(source, sanitize=True), source)
+    device = Kernels(module, params, partial(HostDevice, sanitize=True), source)
     for n in SIZES:
         table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
         x = rng.standard_normal(n).astype(np.float32)

@@ -1,0 +1,97 @@
+"""Decode, add and encode in one kernel: what a ring hop and a parameter server do with a payload.
+
+The encode kernel's tile of gradients is made of the gradient's and the payload's, so that neither
+the sum nor the decoded values go through memory.
+"""
+
+from __future__ import annotations
+
+from compll.backends.cpu_decode import Decoder
+from compll.backends.cpu_emit import Encoder
+from compll.ir import Expr, Module
+from compll.layout import tile_of
+from compll.passes import hops, schedule
+from compll.program import Pass
+
+#: the smallest tile for which one kernel was measured to be faster (onebit_group: by 14%; with
+#: tiles of 64 the calls cost more than the memory traffic that they save)
+LEAST_TILE = 512
+
+
+def fuses(module: Module) -> bool:
+    """Whether one kernel is possible and pays: codecs of several passes would decode in each."""
+    if tile_of(module) < LEAST_TILE or not hops(module):
+        return False
+    return len(schedule(module, feed=bool(module.states)).passes) == 1
+
+
+class Merging(Decoder):
+    """Emits `merge_tile`: y[0 : tile] becomes tile t of x + decode(payload), zero beyond it."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module, add=False)
+
+    def kernel(self) -> str:
+        """The text of `merge_tile`."""
+        decode = self.module.decode
+        packed = [f for f in self.module.fields if f.packed and f.shape == "n"]
+        with self.block("def merge_tile(data, base, used, n, p, t, st, ys, y):"):
+            self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
+            self.add(f"o = t * {self.tile}")
+            self.add(f"m = min({self.tile}, n - o)")
+            self.layout()
+            if self.module.status:
+                with self.block("if data[base + used - 1] != 0:"):
+                    with self.block(f"for i in range({self.tile}):"):
+                        self.add("y[i] = NAN if i < m else ZERO")
+                    self.add("return")
+            self.scalars()
+            for f in packed:
+                self.add(f"w_{f.name} = at_{f.name} + t * {self.tile * f.bits // 8}")
+            self.prepare(decode)
+            with self.block(f"if m == {self.tile}:"):
+                if len({f.bits for f in packed}) > 1:
+                    self.buffers_of_codes()
+                self.full_tile(decode, packed)
+            with self.block("else:"):
+                self.buffers_of_codes()
+                for f in packed:
+                    self.add(f"unpack_tail(data, w_{f.name}, q_{f.name}, m, {f.bits})")
+                self.output(decode, "m", "i")
+                with self.block(f"for i in range(m, {self.tile}):"):
+                    self.add("y[i] = ZERO")
+        return str(self)
+
+    def buffers_of_codes(self) -> None:
+        for f in self.module.fields:
+            if f.packed and f.shape == "n":
+                self.add(f"q_{f.name} = np.zeros({self.tile}, np.uint8)")
+
+    def output(self, decode: Expr, turns: str, index: str, tile: str = "") -> None:
+        source = f"o_[{index}]" if tile else f"ys[o + {index}]"
+        with self.block(f"for i in range({turns}):"):
+            self.add(f"y[{index}] = {source} + {self.text(decode, index)}")
+
+
+class Hopping(Encoder):
+    """Emits the encode kernel that takes a payload in."""
+
+    extra = ", data, at_in, used_in, st_in"
+
+    def inputs(self) -> None:
+        """The tile's gradients by way of a buffer, its states as ever."""
+        self.add("merge_tile(data, at_in[p], used_in[p], n, p, t, st_in, xs, g_tail)")
+        self.add("g_ = g_tail")
+        with self.block(f"if m == {self.tile}:"):
+            self.add("pass")
+            self.slices(self.elementwise)
+        with self.block("else:"):
+            self.add("pass")
+            for s in self.elementwise:
+                self.copy_tail(s, f"s_{s}")
+
+    def write_tail(self, one: Pass) -> None:
+        super().write_tail(one)
+        if any(s.kind == "back" for s in one.sinks):
+            with self.block(f"for i in range(m if back and m == {self.tile} else 0):"):
+                self.add("xs[o + i] = g_[i]")

@@ -1,0 +1,72 @@
+"""Decode, add and encode in one kernel equals the three after one another."""
+
+import numpy as np
+import pytest
+
+import compll
+from compll.codec import Incoming
+
+SIZES = [0, 1, 7, 33, 1024, 1500, 2048 + 77]
+
+
+@pytest.mark.parametrize("writeback", [False, True])
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_hop_is_decode_add_encode(case, cpu, rng, fed, writeback):
+    starts = np.cumsum([3, *SIZES[:-1]])
+    table = np.array(
+        [[s, n, i % 2, 64 * i, s] for i, (s, n) in enumerate(zip(starts, SIZES, strict=True))]
+    )
+    total = int(starts[-1] + SIZES[-1])
+    sizes = [cpu.payload_bytes(n) for n in SIZES]
+    at, room = np.cumsum([1, *sizes[:-1]]), 1 + sum(sizes)
+    taken = np.zeros(room, np.uint8)
+    options = {"seed": 3, "step": 2}
+    used = cpu.encode_batch(
+        rng.standard_normal(total).astype(np.float32), table, taken, at, **options
+    )
+    results = []
+    x = rng.standard_normal(total).astype(np.float32)
+    for fused in (False, True):
+        y, out = x.copy(), np.zeros(room, np.uint8)
+        state = cpu.init_state(total, 2) if fed else None
+        incoming = Incoming(taken, at, used) if fused else None
+        if not fused:
+            cpu.decode_batch(taken, table, at, used, y, add=True)
+        lengths = cpu.encode_batch(
+            y,
+            table,
+            out,
+            at,
+            state=state,
+            scale=0.5,
+            writeback=writeback,
+            incoming=incoming,
+            **options,
+        )
+        if not writeback:
+            y[:] = 0
+        results.append([out, lengths, y, *(state or {}).values()])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_not_finite_comes_along():
+    codec = compll.compile("mxnet_2bit")
+    x = np.zeros(1500, np.float32)
+    x[700] = np.nan
+    table, at = np.array([[0, 1500, 0, 0, 0]]), np.zeros(1, np.int64)
+    taken = codec.encode(x)
+    y, out = np.ones(1500, np.float32), np.zeros(codec.payload_bytes(1500), np.uint8)
+    incoming = Incoming(taken, at, np.array([len(taken)]))
+    codec.encode_batch(y, table, out, at, state=codec.init_state(1500), incoming=incoming)
+    assert np.isnan(codec.decode(out, 1500)).all()
+
+
+def test_a_wrong_length_is_refused():
+    codec = compll.compile("onebit_group")
+    table, at = np.array([[0, 100, 0, 0, 0]]), np.zeros(1, np.int64)
+    out = np.zeros(codec.payload_bytes(100), np.uint8)
+    with pytest.raises(compll.PayloadError, match="bytes"):
+        codec.encode_batch(
+            np.zeros(100, np.float32), table, out, at, incoming=Incoming(out, at, np.array([3]))
+        )
