@@ -124,6 +124,7 @@ class _Checker:
             decoded=decoded,
             merge=spec.merge,
             optimizers=spec.optimizers,
+            unbiased=spec.unbiased,
             about=spec.about,
             source=spec.source,
             path=spec.path,

@@ -165,6 +165,8 @@ class Module:
     decoded: Expr | None = None
     merge: str = "decode"
     optimizers: str = "unknown"
+    #: whether the mean of decode(encode(g)) over the seeds is g, by the spec's own claim
+    unbiased: bool = False
     about: str = ""
     source: str = ""
     #: the spec's file, and the places of its names, as "section.name"

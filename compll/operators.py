@@ -52,6 +52,8 @@ _ROWS = (
     Operator("exp", 1, 1, "real", "e to the power a"),
     Operator("log", 1, 1, "real", "natural logarithm"),
     Operator("log2", 1, 1, "real", "logarithm to base 2"),
+    Operator("exponent", 1, 1, "exponent", "floor(log2(abs(x))), from its bits: an integer; -127 below 2**-126, 128 for infinity and NaN"),
+    Operator("exp2", 1, 1, "exp2", "2 to the power of an integer, exactly; 0 below 2**-126, infinity from 2**128 on"),
     Operator("clip", 3, 3, "clip", "clip(x, low, high): x kept between low and high"),
     Operator("float16", 1, 1, "cast", "rounded to float16, nearest even"),
     Operator("bfloat16", 1, 1, "cast", "rounded to bfloat16, nearest even"),
@@ -105,7 +107,7 @@ SYNONYMS = {
     "topk": "top", "argsort": "top", "sort": "kth_largest", "quantile": "kth_largest",
     "percentile": "kth_largest", "median": "kth_largest", "kthvalue": "kth_largest",
     "nonzero": "filter", "mask": "filter", "select": "where", "trunc": "floor", "len": "count",
-    "half": "float16", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter",
+    "half": "float16", "sgn": "sign", "ln": "log", "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2", "power": "pow", "scatter_": "scatter",
 }  # fmt: skip
 #: operators that a call can name; the others have a symbol or keyword
 CALLABLE = tuple(n for n, row in OPERATORS.items() if not row.infix and n != "choose")

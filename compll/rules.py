@@ -82,6 +82,15 @@ class Rules:
             x = self.lift(x, self.whole)
         return self.elementwise(op, (x,))
 
+    def exponent(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        """Bits of a float32, so a number known before any data is rounded to one."""
+        return self.elementwise(op, (self.number(args[0], "float"),), "int")
+
+    def exp2(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if args[0].type.dtype not in ("int", "bool"):
+            raise RuleError(f"exp2 takes an integer, not {args[0].type}", "2**x takes any number")
+        return self.elementwise(op, (self.number(args[0], "int"),), "float")
+
     def number(self, x: Expr, dtype: str) -> Expr:
         """x as float or int."""
         if x.type.dtype == dtype or (dtype == "int" and x.type.dtype == "float"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SectionRow:
-    """One section. form: text, name, expression, choice, or what the mapping's values are:
+    """One section. form: text, name, expression, choice, flag, or what the mapping's values are:
     params, declarations (types) or bindings (expressions); `decode` is an expression or bindings.
     """
 
@@ -32,6 +32,7 @@ _ROWS = (
     SectionRow("feedback", "choice", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`", choices=("none", "error")),
     SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them; `vote`: what is decoded adds up at an aggregator, which encodes the sum again without states or averaging", choices=("decode", "sum", "vote")),
     SectionRow("optimizers", "choice", "`any`, `sgd` or `none`: under which optimizers the method was measured to keep the loss (default `unknown`)", choices=("unknown", "none", "sgd", "any")),
+    SectionRow("unbiased", "flag", "`true`: over the seeds, the mean of what decode gives is `g`; tested for every spec that claims it", choices=("false", "true")),
 )  # fmt: skip
 
 SECTIONS: dict[str, SectionRow] = {row.name: row for row in _ROWS}

@@ -107,6 +107,7 @@ class Spec:
     feedback: Span | None
     merge: str
     optimizers: str
+    unbiased: bool
     spans: Mapping[str, Span]
     #: names whose definition could not be read (ANY: unknown ones): using them is no further error
     broken: Set[str]
@@ -161,6 +162,7 @@ class _Reader:
             feedback=self.feedback(),
             merge=self.choice("merge"),
             optimizers=self.choice("optimizers"),
+            unbiased=self.choice("unbiased") == "true",
             spans={e.key.value: e.key.span for e in self.root.entries},
             broken=self.broken,
         )

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from compll.ir import Expr
 
 Number = int | float | bool | str
@@ -38,6 +40,16 @@ def _div(a: float, b: float) -> float:
     return a / b
 
 
+def _exponent(a: float) -> int:
+    (bits,) = np.array([a]).astype(np.float32).view(np.uint32)
+    return (int(bits) >> 23 & 255) - 127
+
+
+def _exp2(a: float) -> float:
+    exact = max(-127, min(int(a), 128))
+    return {-127: 0.0, 128: math.inf}.get(exact, math.ldexp(1.0, exact))
+
+
 _MEANING: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _div, "pow": _pow,
     "floordiv": _guard(operator.floordiv), "mod": _guard(operator.mod), "neg": operator.neg,
@@ -45,6 +57,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "shl": lambda a, b: a << min(max(b, 0), 62), "shr": lambda a, b: a >> min(max(b, 0), 62),
     "abs": abs, "sign": lambda a: -1 if a < 0 else 1,
     "floor": _guard(math.floor), "ceil": _guard(math.ceil), "round": _guard(round),
+    "exponent": _exponent, "exp2": _exp2,
     "sqrt": _guard(math.sqrt), "exp": _guard(math.exp, math.inf),
     "log": lambda a: -math.inf if a == 0 else _guard(math.log)(a),
     "log2": lambda a: -math.inf if a == 0 else _guard(math.log2)(a),

@@ -126,6 +126,21 @@ unbits = _primitive(f32, (i32,), lambda c, b, v: b.bitcast(v[0], F32))
 abs_bits = _primitive(i32, (f32,), lambda c, b, v: b.and_(b.bitcast(v[0], I32), _c(0x7FFFFFFF)))
 
 
+def _exp2(c: Any, b: Any, v: Any) -> Any:
+    low = b.select(b.icmp_signed(">", v[0], _c(-127)), v[0], _c(-127))
+    exact = b.select(b.icmp_signed("<", low, _c(128)), low, _c(128))
+    return b.bitcast(b.shl(b.add(exact, _c(127)), _c(23)), F32)
+
+
+#: the exponent in a float's bits, and the float with that exponent (see numbers.py)
+exponent = _primitive(
+    i32,
+    (f32,),
+    lambda c, b, v: b.sub(b.and_(b.lshr(b.bitcast(v[0], I32), _c(23)), _c(255)), _c(127)),
+)
+power_of_two = _primitive(f32, (i32,), _exp2)
+
+
 def _ordered(b: Any, x: Any) -> Any:
     return b.xor(x, b.and_(b.ashr(x, _c(31)), _c(0x7FFFFFFF)))
 

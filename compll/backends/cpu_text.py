@@ -18,14 +18,14 @@ FLOAT = {
     "min": "f_where({0} < {1}, {0}, {1})", "max": "f_where({0} > {1}, {0}, {1})",
     "sign": "f_where({} < ZERO, MINUS_ONE, ONE)", "floordiv": "f_floor({} / {})",
     "mod": "({0} - {1} * f_floor({0} / {1}))", "float16": "float16({})", "bfloat16": "bfloat16({})",
-    "bfloat16_up": "bfloat16_up({})", "float32": "{}",
+    "bfloat16_up": "bfloat16_up({})", "float32": "{}", "exp2": "power_of_two({})",
 }  # fmt: skip
 INT = {
     "add": "i_add({}, {})", "sub": "i_sub({}, {})", "mul": "i_mul({}, {})", "neg": "i_neg({})",
     "bitand": "i_and({}, {})", "bitor": "i_or({}, {})", "bitxor": "i_xor({}, {})",
     "shl": "i_shl({}, {})", "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "i_where({}, {}, {})",
     "min": "i_min({}, {})", "max": "i_max({}, {})", "sign": "i_where({} < 0, i32(-1), i32(1))",
-    "trunc": "i_trunc({})", "floordiv": "i32({} // {})", "mod": "i32({} % {})",
+    "trunc": "i_trunc({})", "floordiv": "i32({} // {})", "mod": "i32({} % {})", "exponent": "exponent({})",
 }  # fmt: skip
 BOOL = {
     "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})", "eq": "({} == {})",
@@ -44,7 +44,8 @@ TENSOR = {
     "float16": "f64(float16(f32({})))", "bfloat16": "f64(bfloat16(f32({})))",
     "bfloat16_up": "f64(bfloat16_up(f32({})))", "float32": "f64(f32({}))", "trunc": "np.int64({})",
     "bitand": "({} & {})", "bitor": "({} | {})", "bitxor": "({} ^ {})", "shl": "({} << {})",
-    "shr": "({} >> {})", "lift": "{}",
+    "shr": "({} >> {})", "lift": "{}", "exponent": "i64(exponent(f32({})))",
+    "exp2": "f64(power_of_two(i32(min(max({}, -127), 128))))",
 }  # fmt: skip
 BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
 

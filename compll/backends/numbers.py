@@ -137,6 +137,18 @@ def sample_positions(seed: int, step: int, tensor: int, n: int, count: int) -> N
     return found
 
 
+def exponent(x: Any) -> NDArray[np.int32]:
+    """The exponent in the bits of float32 values: floor(log2(abs(x))) of a normal number."""
+    bits = np.asarray(x, np.float32).view(np.int32)
+    return (bits >> np.int32(23) & np.int32(255)) - np.int32(127)
+
+
+def exp2(i: Any) -> F32:
+    """2**i as float32, exactly: 0 below -126, infinity above 127."""
+    biased = np.clip(np.asarray(i, np.int64) + 127, 0, 255).astype(np.int32)
+    return (biased << np.int32(23)).view(np.float32)
+
+
 def encode_gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Ascending positions as LEB128 gaps (see gap_bytes in layout.py)."""
     out, before = bytearray(), -1

@@ -86,6 +86,8 @@ MEANING: dict[str, Callable[..., Any]] = {
     "exp": elementary.rounded(elementary.NUMPY.exp),
     "log": elementary.rounded(elementary.NUMPY.log),
     "log2": elementary.rounded(elementary.NUMPY.log2),
+    "exponent": numbers.exponent,
+    "exp2": numbers.exp2,
     "min": lambda a, b: np.where(a < b, a, b),
     "max": lambda a, b: np.where(a > b, a, b),
     "lt": np.less,

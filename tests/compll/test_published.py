@@ -47,6 +47,22 @@ def test_efsignsgd():
     np.testing.assert_allclose(halved, y, rtol=1e-5)  # in units of the gradient again
 
 
+def test_natural():
+    x, theirs = MORE["grace_natural/x"], MORE["grace_natural/y"]
+    codec = compll.compile("natural", "cpu")
+    assert (through("natural", x)[x == 0] == 0).all()
+    x, theirs = x[x != 0], theirs[x != 0]
+    low = np.exp2(np.floor(np.log2(np.abs(x))))
+    for step in range(3):
+        y = codec.decode(codec.encode(x, step=step), len(x))
+        for values in (y, theirs):
+            assert (np.sign(values) == np.sign(x)).all()
+            assert np.isin(np.abs(values) / low, [1, 2]).all()
+        # The share of elements that go up is the mean fraction beyond the power of two.
+        share = (np.abs(y) > low).mean()
+        assert abs(share - (np.abs(x) / low - 1).mean()) < 4 * 0.5 / np.sqrt(len(x))
+
+
 def test_mxnet_1bit_carries_what_it_does_not_send():
     rng = np.random.default_rng(0)
     codec = compll.compile("mxnet_1bit", "cpu", threshold=0.25)

@@ -1,0 +1,57 @@
+"""Specs that claim `unbiased: true`: the mean of what decode gives is the gradient."""
+
+import numpy as np
+import pytest
+
+import compll
+
+N, DRAWS = 1024, 400
+CLAIMS = [name for name in compll.list_specs() if compll.compile(name, "reference").module.unbiased]
+
+
+def sample(x, name):
+    """DRAWS decoded values of each element of x, float64 [DRAWS, N]."""
+    codec = compll.compile(name, "cpu")
+    payloads = (codec.encode(x, seed=5, step=step) for step in range(DRAWS))
+    return np.array([codec.decode(p, N) for p in payloads], np.float64)
+
+
+def gradients():
+    rng = np.random.default_rng(3)
+    base = rng.laplace(size=N)
+    return {
+        "laplace": base * 0.01,
+        "one sign": np.abs(base),
+        "large": base * 1e20,
+        "small": base * 1e-25,
+        "few": np.where(rng.random(N) < 0.05, base, 0),
+    }
+
+
+@pytest.mark.parametrize("kind", gradients())
+@pytest.mark.parametrize("name", CLAIMS)
+def test_mean_of_decoded_is_the_gradient(name, kind):
+    x = gradients()[kind].astype(np.float32)
+    y = sample(x, name)
+    error, spread = y.mean(0) - x, y.std(0, ddof=1) / np.sqrt(DRAWS)
+    # An element near a level is rarely rounded away from it: its own spread may be 0 by chance.
+    floor = 0.3 * np.sqrt((spread**2).mean()) + 1e-6 * np.abs(x).max()
+    z = error / np.maximum(spread, floor)
+    assert abs(z.sum()) < 5 * np.sqrt(len(z))
+    assert (z**2).mean() < 1.35
+    assert np.abs(z).max() < 6
+
+
+def test_a_biased_method_would_be_found(monkeypatch):
+    """Rounding to nearest fails, and so does a shift of all elements by a third of a level."""
+    claim = test_mean_of_decoded_is_the_gradient
+    with pytest.raises(AssertionError):
+        claim("ddp_uint8", "laplace")
+    draw = sample
+    monkeypatch.setitem(globals(), "sample", lambda x, name: draw(x, name) + np.abs(x).max() / 21)
+    with pytest.raises(AssertionError):
+        claim("int4_group", "laplace")
+
+
+def test_claims_are_made():
+    assert {"int4_group", "int8_group", "qsgd", "terngrad_uniform"} <= set(CLAIMS)
