@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from bench.torch_common import Method
 from bench.torch_quantizers import QUANTIZERS
+from bench.torch_signs import signs
 from bench.torch_sparsifiers import SPARSIFIERS
+from compll import list_specs
 
-METHODS: dict[str, Method] = QUANTIZERS | SPARSIFIERS
+_ALL = QUANTIZERS | signs() | SPARSIFIERS
+METHODS: dict[str, Method] = {name: _ALL[name] for name in list_specs() if name in _ALL}

@@ -100,6 +100,70 @@ def _decode_terngrad_uniform(payload: Payload, n: int) -> Tensor:
     return low + unpack(packed, 2, n).float() * gap
 
 
+def _encode_int8_group(x: Tensor, residual: Tensor | None) -> Payload:
+    p = rows(x, 256)
+    top = p.abs().amax(1, keepdim=True).bfloat16().float()
+    codes = ((p * (127 / top) + torch.rand_like(p)).floor_() + 127).clamp_(0, 255)
+    return top.bfloat16(), codes.to(torch.uint8).view(-1)
+
+
+def _decode_int8_group(payload: Payload, n: int) -> Tensor:
+    top, codes = payload
+    return ((codes.view(-1, 256).float() - 127) * (top.float() / 127)).view(-1)[:n]
+
+
+def _encode_ddp_uint8(x: Tensor, residual: Tensor | None) -> Payload:
+    low, high = x.aminmax()
+    gap = (high - low) / 255
+    return low, gap, ((x - low) / gap).round_().to(torch.uint8)
+
+
+def _decode_ddp_uint8(payload: Payload, n: int) -> Tensor:
+    low, gap, codes = payload
+    return low + codes.float() * gap
+
+
+def _encode_qsgd(x: Tensor, residual: Tensor | None) -> Payload:
+    p = rows(x, 128)
+    norm = p.norm(dim=1, keepdim=True)
+    level = (p.abs() / norm * 127 + torch.rand_like(p)).floor_()
+    return norm, (127 + level * p.sign()).to(torch.uint8).view(-1)
+
+
+def _decode_qsgd(payload: Payload, n: int) -> Tensor:
+    norm, codes = payload
+    return ((codes.view(-1, 128).float() - 127) * (norm / 127)).view(-1)[:n]
+
+
+def _dettmers_table() -> Tensor:
+    """The 128 magnitudes, ascending: decimal exponents with ever fewer linear fractions."""
+    values = [torch.zeros(1)]
+    for k in range(6, -1, -1):
+        m = 64 >> k
+        values.append(10.0**-k * (0.1 + 0.9 * (torch.arange(m) + 0.5) / m))
+    return torch.cat(values)
+
+
+TABLE = _dettmers_table()
+#: a magnitude's bin is the number of edges at or below it
+EDGES = torch.cat([torch.tensor([1e-7]), *(
+    10.0**-k * (0.1 + 0.9 * torch.arange(64 >> k) / (64 >> k)) for k in range(6, -1, -1)
+)])[1:]  # fmt: skip
+
+
+def _encode_int8_dettmers(x: Tensor, residual: Tensor | None) -> Payload:
+    size = x.abs()
+    top = size.max()
+    bins = torch.bucketize(size / top, EDGES, right=True)
+    return top, (bins + 128 * (x < 0)).to(torch.uint8)
+
+
+def _decode_int8_dettmers(payload: Payload, n: int) -> Tensor:
+    top, codes = payload
+    values = TABLE[(codes & 127).long()] * top
+    return torch.where(codes >= 128, -values, values)
+
+
 QUANTIZERS = {
     "none": Method(_encode_none, _decode_cast),
     "fp16": Method(_encode_fp16, _decode_cast),
@@ -107,6 +171,10 @@ QUANTIZERS = {
     "onebit": Method(_encode_onebit, _decode_onebit),
     "onebit_group": Method(_encode_onebit_group, _decode_onebit_group),
     "int4_group": Method(_encode_int4_group, _decode_int4_group),
+    "int8_group": Method(_encode_int8_group, _decode_int8_group),
+    "int8_dettmers": Method(_encode_int8_dettmers, _decode_int8_dettmers),
+    "ddp_uint8": Method(_encode_ddp_uint8, _decode_ddp_uint8),
+    "qsgd": Method(_encode_qsgd, _decode_qsgd),
     "mxnet_2bit": Method(_encode_mxnet_2bit, _decode_mxnet_2bit),
     "terngrad": Method(_encode_terngrad, _decode_terngrad),
     "terngrad_uniform": Method(_encode_terngrad_uniform, _decode_terngrad_uniform),

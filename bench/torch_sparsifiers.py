@@ -42,7 +42,81 @@ def _encode_dgc(x: Tensor, states: Tensor | None) -> Payload:
     return index.int(), values
 
 
+def _above(p: Tensor, size: Tensor, threshold: Tensor | float, residual: Tensor | None) -> Payload:
+    return sent(p, (size >= threshold).nonzero().view(-1), residual)
+
+
+def _encode_threshold(x: Tensor, residual: Tensor | None) -> Payload:
+    p = fed(x, residual)
+    return _above(p, p.abs(), 0.01, residual)
+
+
+def _encode_adaptive_threshold(x: Tensor, residual: Tensor | None) -> Payload:
+    p = fed(x, residual)
+    size = p.abs()
+    return _above(p, size, size.max() / 2, residual)
+
+
+def _encode_qsparse(x: Tensor, residual: Tensor | None) -> Payload:
+    """8 bit levels of the norm of what is kept."""
+    p = fed(x, residual)
+    index = p.abs().topk(max(1, p.numel() // 100), sorted=False).indices
+    values = p[index]
+    norm = values.norm()
+    level = (values.abs() / norm * 127 + torch.rand_like(values)).floor_() * values.sign()
+    if residual is not None:
+        residual.copy_(p)
+        residual[index] -= level * (norm / 127)
+    return index.int(), level.to(torch.int8), norm
+
+
+def _decode_qsparse(payload: Payload, n: int) -> Tensor:
+    index, level, norm = payload
+    return scattered((index, level.float() * (norm / 127)), n)
+
+
+def _encode_redsync(x: Tensor, residual: Tensor | None) -> Payload:
+    """The threshold is bisected between the mean and the largest magnitude, as GRACE does."""
+    p = fed(x, residual)
+    size = p.abs()
+    k, mean, top = max(1, p.numel() // 100), size.mean(), size.max()
+    low, high, threshold = 0.0, 1.0, mean
+    for _ in range(3):
+        middle = (low + high) / 2
+        threshold = mean + middle * (top - mean)
+        kept = int((size >= threshold).sum())
+        if kept <= k:
+            high = middle
+        elif kept >= 2 * k:
+            low = middle
+        else:
+            break
+    return _above(p, size, threshold, residual)
+
+
+def _encode_gaussiank(x: Tensor, residual: Tensor | None) -> Payload:
+    """A threshold from a normal distribution, corrected at most three times."""
+    p = fed(x, residual)
+    size = p.abs()
+    k = max(1, p.numel() // 100)
+    threshold = size.mean() + size.std(unbiased=False) * 2.5758293035489004
+    for _ in range(3):
+        kept = int((size >= threshold).sum())
+        if kept < 2 * k / 3:
+            threshold = threshold * 0.5
+        elif kept > 4 * k / 3:
+            threshold = threshold * 1.5
+        else:
+            break
+    return _above(p, size, threshold, residual)
+
+
 SPARSIFIERS = {
+    "threshold": Method(_encode_threshold, scattered),
+    "adaptive_threshold": Method(_encode_adaptive_threshold, scattered),
+    "qsparse": Method(_encode_qsparse, _decode_qsparse),
+    "redsync": Method(_encode_redsync, scattered),
+    "gaussiank": Method(_encode_gaussiank, scattered),
     "topk": Method(_encode_topk, scattered),
     "graddrop": Method(_encode_graddrop, scattered),
     "dgc": Method(_encode_dgc, scattered, states=2),
