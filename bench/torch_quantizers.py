@@ -164,6 +164,24 @@ def _decode_int8_dettmers(payload: Payload, n: int) -> Tensor:
     return torch.where(codes >= 128, -values, values)
 
 
+def _encode_natural(x: Tensor, residual: Tensor | None) -> Payload:
+    """Powers of two below the one of the largest magnitude of 1024 elements."""
+    p = rows(x, 1024)
+    exponent = p.abs().frexp().exponent - 1
+    top = exponent.amax(1, keepdim=True)
+    up = torch.rand_like(p) < torch.ldexp(p.abs(), -exponent) - 1
+    e = (exponent + up.int() - top + 126).clamp_(0, 127)
+    return top, (e + 128 * (p < 0)).to(torch.uint8).view(-1)
+
+
+def _decode_natural(payload: Payload, n: int) -> Tensor:
+    top, packed = payload
+    codes = packed.view(-1, 1024)
+    e = (codes & 127).int()
+    size = torch.where(e == 0, 0.0, torch.ldexp(torch.ones(()), e - 126 + top))
+    return torch.where(codes >= 128, -size, size).view(-1)[:n]
+
+
 QUANTIZERS = {
     "none": Method(_encode_none, _decode_cast),
     "fp16": Method(_encode_fp16, _decode_cast),
@@ -175,6 +193,7 @@ QUANTIZERS = {
     "int8_dettmers": Method(_encode_int8_dettmers, _decode_int8_dettmers),
     "ddp_uint8": Method(_encode_ddp_uint8, _decode_ddp_uint8),
     "qsgd": Method(_encode_qsgd, _decode_qsgd),
+    "natural": Method(_encode_natural, _decode_natural),
     "mxnet_2bit": Method(_encode_mxnet_2bit, _decode_mxnet_2bit),
     "terngrad": Method(_encode_terngrad, _decode_terngrad),
     "terngrad_uniform": Method(_encode_terngrad_uniform, _decode_terngrad_uniform),
