@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def fuses(self) -> bool:
+        """Whether encode_batch decodes and adds `incoming` payloads in the same kernel."""
+        ...
+
+    @property
     def stateful(self) -> bool:
         """Whether it keeps a residual or other state."""
         ...
@@ -86,11 +91,13 @@ class Codec(Protocol):
         step: int = 0,
         scale: float = 1.0,
         writeback: bool = False,
+        incoming: Any = None,
     ) -> Ints:
         """Encode x * scale piece by piece into `out` at bytes `at`; return int64 [m] used bytes.
 
         `writeback` overwrites each piece of x by decode(encode(x)) in the same pass. A given
-        `state` is applied (error feedback) and updated.
+        `state` is applied (error feedback) and updated. `incoming`: (payload, at, used) of a batch
+        that is decoded and added to x first; without `writeback` x then holds nothing of use.
         """
         ...
 

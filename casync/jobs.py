@@ -127,6 +127,7 @@ class Prepared:
         self._slots: dict[int, Slot] = {}
         self.urgent = program.urgent
         self.slots = [self._slot(task) for task in program.tasks]
+        self._taken = _fused(program, codecs)
         self.steps = [self._step(i, task) for i, task in enumerate(program.tasks)]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
@@ -152,12 +153,16 @@ class Prepared:
     def _step(self, index: int, task: Task) -> Step | None:
         """What the compute lane calls for this task; None for those of other lanes."""
         if isinstance(task, Encode):
-            return self._encode(task, self.slots[index])
+            before = self._taken.get(index)
+            taken = None if before is None else self.slots[before]
+            return self._encode(task, self.slots[index], taken)
+        if index in self._taken.values():
+            return _nothing
         if isinstance(task, Decode | Merge):
             return self._decode(task, self.slots[index], isinstance(task, Merge))
         return None
 
-    def _encode(self, task: Encode, slot: Slot) -> Step:
+    def _encode(self, task: Encode, slot: Slot, taken: Slot | None) -> Step:
         part, table = self._parts[task.part], self._tables[task.part]
         scale = 1.0 / self._world_size if task.average else 1.0
         if part.codec is None:
@@ -167,10 +172,11 @@ class Prepared:
         out, at = slot.array, slot.layout.at
 
         def step(job: Job) -> None:
+            more = {} if taken is None else {"incoming": (taken.array, *taken.contents[:2])}
             slot.fill(
                 encode(
                     job.array, table, out, at, state=job.states.get(key),
-                    seed=seed, step=job.step, scale=scale, writeback=writeback,
+                    seed=seed, step=job.step, scale=scale, writeback=writeback, **more,
                 )
             )  # fmt: skip
 
@@ -187,6 +193,47 @@ class Prepared:
             decode(slot.array, table, at, used, job.array, add=add)
 
         return step
+
+
+def _fused(program: Program, codecs: Mapping[str, Codec]) -> dict[int, int]:
+    """Encodes that take in the payload of the merge just before them: encode -> merge.
+
+    The merge must feed nothing else, and what it would have left in the bucket must be
+    overwritten: by the encode's write-back, or by a decode that comes next.
+    """
+    found = {}
+    last: dict[int, int] = {}  # part -> its latest task on the bucket
+    for i, task in enumerate(program.tasks):
+        codec = program.parts[task.part].codec
+        if not isinstance(task, Encode | Decode | Merge) or codec is None:
+            continue
+        before = last.get(task.part)
+        if (
+            isinstance(task, Encode)
+            and before is not None
+            and isinstance(program.tasks[before], Merge)
+            and program.unlocks[before] == (i,)
+            and codecs[codec].fuses
+            and (task.writeback or _overwritten(program, i))
+        ):
+            found[i] = before
+        last[task.part] = i
+    return found
+
+
+def _overwritten(program: Program, index: int) -> bool:
+    """Whether the next task on the same piece of the bucket replaces it."""
+    part = program.tasks[index].part
+    following = (
+        task
+        for task in program.tasks[index + 1 :]
+        if task.part == part and isinstance(task, Encode | Decode | Merge)
+    )
+    return isinstance(next(following, None), Decode)
+
+
+def _nothing(job: Job) -> None:
+    """The step of a merge that an encode takes in."""
 
 
 def _scaled(part: Part, scale: float) -> Step:

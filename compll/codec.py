@@ -80,6 +80,8 @@ class Codec:
     ) -> None:
         self.module, self.params, self.target, self.backend = module, dict(params), target, backend
         self.arrays = backend.arrays
+        #: whether encode_batch takes `incoming` payloads in without a decode of their own
+        self.fuses = backend.fuses
         self.name = module.name
         self.align = module.group or 1
         self.fixed = lay.is_fixed(module)

@@ -26,6 +26,7 @@ class Fake:
     fixed = True
     additive: str | None = None
     vote = False
+    fuses = False
     reencodes = True
     stateful = False
 

@@ -23,6 +23,7 @@ class Int8:
     fixed: bool = True
     additive: str | None = None
     vote: bool = False
+    fuses: bool = False
     reencodes: bool = True
     stateful: bool = True
     skew: float = 0.0  # added by decode: makes a rank disagree with the others
@@ -90,6 +91,7 @@ class Halves:
     fixed: bool = True
     additive: str | None = "float16"
     vote: bool = False
+    fuses: bool = False
     reencodes: bool = True
     stateful: bool = False
 
@@ -124,6 +126,7 @@ class Sparse:
     fixed: bool = False
     additive: str | None = None
     vote: bool = False
+    fuses: bool = False
     reencodes: bool = False
     stateful: bool = True
 

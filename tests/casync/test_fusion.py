@@ -1,0 +1,66 @@
+"""Merges that an encode takes in: the same results, with fewer walks over the bucket."""
+
+import pytest
+import torch
+
+from casync.graph import build
+from casync.jobs import _fused
+from casync.plan import Choice, partition
+from tests.casync.fakes import CODECS, SIZES, Sign, gradients, states_of, tensors_of, world
+
+
+class Fusing(Sign):
+    """Counts the payloads that encode took in."""
+
+    fuses = True
+
+    def __init__(self):
+        self.taken = 0
+
+    def encode_batch(self, x, table, out, at, *, incoming=None, writeback=False, **options):
+        if incoming is None:
+            return super().encode_batch(x, table, out, at, writeback=writeback, **options)
+        self.taken += 1
+        payload, begins, used = incoming
+        self.decode_batch(payload, table, begins, used, x, add=True)
+        used = super().encode_batch(x, table, out, at, writeback=writeback, **options)
+        if not writeback:
+            for start, length, *_ in table.tolist():
+                x[start : start + length] = float("nan")  # nothing of use
+        return used
+
+
+def synchronized(codec, strategy, world_size):
+    codecs = CODECS | {"sign": codec}
+    tensors = tensors_of(SIZES)
+    choices = {t.name: Choice("sign", strategy, 2) for t in tensors}
+    graph = build(partition(tensors, choices, world_size, codecs), world_size, codecs)
+    buckets = gradients(sum(SIZES), world_size, seed=1)
+    states = [states_of(sum(SIZES)) for _ in buckets]
+    with world(world_size, codecs=codecs) as executors:
+        for step in range(2):
+            futures = [
+                executor.submit(graph.slice(rank), buckets[rank], states[rank], step)
+                for rank, executor in enumerate(executors)
+            ]
+            for future in futures:
+                future.wait()
+    return graph, buckets
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("strategy", ["ps", "ring"])
+def test_the_results_are_the_same(strategy, world_size):
+    fusing = Fusing()
+    graph, fused = synchronized(fusing, strategy, world_size)
+    _, plain = synchronized(Sign(), strategy, world_size)
+    for one, other in zip(fused, plain, strict=True):
+        assert torch.equal(one, other)
+    owners = sum(len(_fused(graph.slice(r), {"sign": fusing})) for r in range(world_size))
+    assert fusing.taken == 2 * owners > 0
+
+
+def test_the_sum_of_an_all_gather_is_not_taken_in():
+    fusing = Fusing()
+    synchronized(fusing, "allgather", 3)
+    assert fusing.taken == 0
