@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -104,8 +105,7 @@ class Codec:
 
     def payload_bytes(self, n: int) -> int:
         """The most bytes that the payload of n elements takes; known before any data."""
-        if n < 0:
-            raise UsageError(f"{self.name}: {n} elements")
+        n = self._count(n)
         if n not in self._bounds:
             if len(self._bounds) > 4096:
                 self._bounds.clear()
@@ -114,6 +114,7 @@ class Codec:
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, F32]:
         """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} when stateless."""
+        n = self._count(n)
         return {
             s.name: self.arrays.zeros(n if s.shape == "n" else tensors, "float32")
             for s in self.module.states
@@ -136,6 +137,7 @@ class Codec:
 
     def decode(self, payload: U8, n: int) -> F32:
         """The float32 [n] values of a payload. Raises PayloadError."""
+        n = self._count(n)
         out: F32 = self.arrays.empty(n, "float32")
         self._decode(payload, out, add=False)
         return out
@@ -175,6 +177,9 @@ class Codec:
         incoming: payloads that are decoded and added to x before all that, in the same pass where
         the codec allows it; without writeback x's pieces then hold nothing of use.
         """
+        x = self.arrays.vector(x, self.name)
+        if not -(2**63) <= step < 2**63:
+            raise UsageError(f"{self.name}: step {step} is no int64")
         self._check_table(table, at, len(x), "x")
         self._check_state(state, table)
         room = at + np.array([self.payload_bytes(int(n)) for n in table[:, LENGTH]], np.int64)
@@ -204,9 +209,24 @@ class Codec:
         self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool = False
     ) -> None:
         """Decode pieces (used: bytes of each) into out, or add them. Raises PayloadError."""
+        out = self.arrays.vector(out, self.name)
         self._check_table(table, at, len(out), "out")
         self._check_lengths(payload, table, at, used)
         self.backend.decode_batch(payload, table, at, used, out, add=add)
+
+    def _count(self, n: int) -> int:
+        """A number of elements. Raises UsageError."""
+        try:
+            count = operator.index(n)
+        except TypeError:
+            raise UsageError(f"{self.name}: {n!r} is no number of elements") from None
+        if count < 0:
+            raise UsageError(f"{self.name}: {n} elements")
+        if count > 2**32 and self.module.selections:
+            raise UsageError(
+                f"{self.name}: positions have 32 bits, too few for {n} elements; encode in parts"
+            )
+        return count
 
     def _check_lengths(self, payload: U8, table: I64, at: I64, used: Any) -> None:
         if not isinstance(used, np.ndarray):

@@ -30,6 +30,18 @@ def schedule(module: Module, *, feed: bool) -> Program:
     return soon if traffic(soon).moved < traffic(late).moved else late
 
 
+def early(module: Module) -> tuple[str, ...]:
+    """Names of the states that the first pass stores. See [Note: early states]."""
+    if not module.selections:
+        return ()
+    try:
+        passes = schedule(module, feed=True).passes
+    except Unsupported:
+        return ()
+    first = [s.name for s in passes[0].sinks if s.kind == "state"]
+    return tuple(first) if len(passes) > 1 else ()
+
+
 def hops(module: Module) -> bool:
     """Whether decode-add-encode can be one kernel: an elementwise decode, no look at all elements
     but by reductions."""
@@ -68,7 +80,8 @@ class _Scheduler:
         [Note: early states] An update `where(selection, a, b)` gives most elements b. If b needs no
         reduction, the first pass can store it, later passes read the state instead of g and all
         that b is made of, and the selected elements are mended at the end. A state never takes up
-        a NaN, so a later pass would not see one: only where a status byte tells the decoder.
+        a NaN, so a later pass does not see one: only where a status byte tells the decoder. So in
+        such a spec b, wherever it stands, means what the state holds after the first pass.
         """
         states = self.state_sinks()
         if not states or not self.module.status:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll import feedback
+from compll import feedback, passes
 from compll.arrays import HostArrays
 from compll.backends import elementary, numbers
 from compll.backends.numbers import F32
@@ -309,17 +309,23 @@ def encode(
     offset: int,
     scale: float,
     writeback: bool,
+    early: tuple[str, ...] = (),
 ) -> U8:
     """Encode one piece: x and states are float32 views that are updated in place."""
     run = Run(module, params, len(x), seed=seed, step=step, tensor=tensor, offset=offset)
     if len(x) == 0:
         return np.zeros(0, np.uint8)
     with np.errstate(all="ignore"):
-        return _encode(run, x, states, np.float32(scale), writeback)
+        return _encode(run, x, states, np.float32(scale), writeback, early)
 
 
 def _encode(
-    run: Run, x: F32, states: dict[str, F32] | None, scale: np.float32, writeback: bool
+    run: Run,
+    x: F32,
+    states: dict[str, F32] | None,
+    scale: np.float32,
+    writeback: bool,
+    early: tuple[str, ...],
 ) -> U8:
     module, g = run.module, x * scale
     run.inputs = dict(states or {})
@@ -332,22 +338,32 @@ def _encode(
             default = np.zeros(run.n if state.shape == "n" else 1, np.float32)
             value = run.inputs.get(state.name, default)
             run.inputs[state.name] = value if state.shape == "n" else np.float64(value[0])
-    payload = _payload(run, g)
-    updates = {name: run.value(e) for name, e in module.updates.items()}
+    exprs = dict(module.updates)
     if feed:
         source = module.pool.make("input", (), Type("float", "n"), "g")
         assert module.decoded is not None
-        updates["residual"] = run.value(
-            feedback.residual_update(module.pool, source, module.decoded)
-        )
+        exprs["residual"] = feedback.residual_update(module.pool, source, module.decoded)
+    kept = _early(run, exprs, early) if states is not None or module.updates else {}
+    payload = _payload(run, g)
+    updates = {name: run.value(e) for name, e in exprs.items()}
     for name, held in (states or {}).items():
         if name in updates:
+            before = kept.get(name, held)
             held[:] = np.where(
-                np.isfinite(updates[name]), np.asarray(updates[name], np.float32), held
+                np.isfinite(updates[name]), np.asarray(updates[name], np.float32), before
             )
     if writeback:
         x[:] = decode(module, run.env, payload, len(x))
     return payload
+
+
+def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[str, F32]:
+    """What states hold after the first pass, where they are stored in it: [Note: early states]."""
+    outside = {name: exprs[name].args[2] for name in early}
+    values = {name: run.value(e) for name, e in outside.items()}
+    kept = {name: np.where(np.isfinite(v), v, run.inputs[name]) for name, v in values.items()}
+    run.done = {id(e): kept[name] for name, e in outside.items()}
+    return kept
 
 
 def _payload(run: Run, g: F32) -> U8:
@@ -475,6 +491,7 @@ class Kernels:
 
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, params
+        self.early = passes.early(module)
 
     def encode_batch(
         self,
@@ -506,6 +523,7 @@ class Kernels:
                 offset=offset,
                 scale=scale,
                 writeback=writeback,
+                early=self.early,
             )
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)

@@ -162,3 +162,49 @@ def test_arbitrary_bytes(case, data, n, flips):
         for wrong in (raw, full, payload):
             with np.errstate(all="ignore"):
                 decode_guarded(codec, wrong, n)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda c: c.payload_bytes(2.5), "2.5 is no number of elements"),
+        (lambda c: c.payload_bytes(-1), "-1 elements"),
+        (lambda c: c.decode(b"", -1), "-1 elements"),
+        (lambda c: c.init_state(-1), "-1 elements"),
+        (lambda c: c.encode(np.zeros(3, np.float32), step=2**70), "no int64"),
+        (lambda c: c.encode_batch(np.zeros(3), *one_piece(c)), "float32 array is needed"),
+        (
+            lambda c: c.decode_batch(
+                np.zeros(5, np.uint8), *one_piece(c)[::2], np.array([5]), np.zeros(3)
+            ),
+            "float32 array is needed",
+        ),
+    ],
+)
+def test_wrong_arguments_are_told(call, message):
+    with pytest.raises(compll.UsageError, match=message):
+        call(compll.compile("onebit"))
+
+
+def one_piece(codec):
+    return np.array([[0, 3, 0, 0, 0]]), np.zeros(codec.payload_bytes(3), np.uint8), np.zeros(1, int)
+
+
+def test_positions_have_32_bits():
+    assert compll.compile("onebit").payload_bytes(2**33) == 4 + 2**30
+    with pytest.raises(compll.UsageError, match="32 bits"):
+        compll.compile("topk").payload_bytes(2**33)
+
+
+@pytest.mark.slow
+def test_more_than_2_to_the_31_elements():
+    """Zero pages: 8 GiB of gradient that no memory backs, but for its last tile."""
+    n = 2**31 + 5
+    codec = compll.compile("onebit_group")
+    x = np.zeros(n, np.float32)
+    x[-3:] = -1, 2, -3
+    payload = codec.encode(x)
+    assert len(payload) == codec.payload_bytes(n) == 4 * (2**21 + 1) + 2**28 + 1
+    assert payload[-1] == 0b10100
+    scale = payload[4 * 2**21 : 4 * 2**21 + 4].view(np.float32)[0]
+    assert scale == np.float32(6 / 5)
