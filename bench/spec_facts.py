@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from compll import explain, library
 from compll.ir import Field, Module
-from compll.layout import header
+from compll.layout import header, tile_of
 from compll.operators import OPERATORS
 from compll.source import LIMIT_BYTES
 from compll.spec import Spec
@@ -117,6 +117,10 @@ def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
     if field.storage == "gaps":
         yield count, 1
         yield f"gaps({field.of})", 1
+    elif field.trits:
+        tile = tile_of(module)
+        yield f"floor(n / {tile})", field.packed_bytes(tile)
+        yield f"ceil(n % {tile} / 5)", 1
     elif field.item_bits < 8:
         yield f"ceil({count} / {8 // field.item_bits})", 1
     else:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from compll import feedback, strict
 from compll.errors import Problems, Span, closest, nearest
-from compll.ir import Expr, Field, Module, Pool, Selection, Type, walk
+from compll.ir import PACKED, Expr, Field, Module, Pool, Selection, Type, walk
 from compll.operators import CALLABLE, CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SYNONYMS
 from compll.rules import RuleError, Rules
 from compll.spec import ANY, Declared, ParamValue, Spec, as_float
@@ -80,7 +80,7 @@ class _Checker:
         fields = tuple(f for d in spec.payload if (f := self.field(d, env)) is not None)
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
         # Fixed-size fields first: their place is then known before a selection is made.
-        fields = tuple(sorted(fields, key=lambda f: f.shape == "kept"))
+        fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
         decode = self.decode(fields, {k: env[k] for k in bound if self.constant_of_params(env[k])})
         updates = self.updates(states, env)
         self.problems.raise_if_any()
@@ -265,7 +265,7 @@ class _Checker:
                     "store indices(selection) and x[selection]",
                 )
             return None
-        if storage == "uint" and shape in ("scalar", "group"):
+        if storage in PACKED and shape in ("scalar", "group"):
             self.problems.add(
                 item.span,
                 f"{item.name!r} is one number; packed types hold elements",
@@ -279,7 +279,27 @@ class _Checker:
                 "store indices(selection)",
             )
             return None
-        return Field(item.name, storage, bits, shape, of, self.rules.lift(expr, shape, of))
+        if storage in ("trit", "runs") and not self.trits_fit(item, storage, shape):
+            return None
+        expr = self.rules.lift(expr, shape, of)
+        return Field(
+            item.name,
+            storage,
+            bits,
+            shape,
+            of,
+            self.rules.trit(expr) if storage in ("trit", "runs") else expr,
+        )
+
+    def trits_fit(self, item: Declared, storage: str, shape: str) -> bool:
+        """Trits are of all elements, and runs come after everything else."""
+        if shape == "n" and not (storage == "runs" and self.selections):
+            return True
+        message = f"{item.name!r}: {storage} holds a value of every element"
+        if shape == "n":
+            message = f"{item.name!r}: runs do not go together with selections"
+        self.problems.add(item.span, message, "use trit[n], or uint2 for selected elements")
+        return False
 
     def undefined(self, item: Declared) -> None:
         """A payload field that encode lacks: perhaps a name that decode uses, misspelled."""
@@ -303,6 +323,8 @@ class _Checker:
             return "uint", 1
         if item.base == "float":
             return self.sized(item, {16: "float16", 32: "float32"}, "float32"), 32
+        if item.base in ("trit", "runs"):
+            return item.base, 2
         if not item.base.startswith("uint") or item.base == "uint32":
             return item.base, 32
         bits = int(item.base[4:]) if item.bits is None and item.base != "uint" else None

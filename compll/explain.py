@@ -162,7 +162,7 @@ def places(module: Module) -> list[Place]:
 
 
 def _type(f: Field) -> str:
-    base = f"uint{f.bits}" if f.packed else f.storage
+    base = f"uint{f.bits}" if f.storage == "uint" else f.storage
     return base + {"n": "[n]", "group": "[groups]", "kept": f"[{f.of}]"}.get(f.shape, "")
 
 
@@ -177,6 +177,10 @@ def _size(f: Field, module: Module) -> str:
         return f"{count} + the gaps above 127"
     if not count:
         return str(f.item_bits // 8)
+    if f.trits:
+        tile = tile_of(module)
+        size = f"{f.packed_bytes(tile)} * floor(n / {tile}) + ceil(n % {tile} / 5)"
+        return f"at most {size}" if f.storage == "runs" else size
     if f.packed and f.bits < 8:
         return f"ceil({count} * {f.bits} / 8)"
     return f"{count} * {f.item_bits // 8}" if f.item_bits > 8 else count

@@ -15,6 +15,7 @@ from typing import Any
 
 from compll.errors import Span
 
+PACKED = ("uint", "trit", "runs")
 LEVELS = {"static": 0, "scalar": 1, "group": 1, "n": 2, "kept": 2, "sample": 2}
 
 
@@ -107,8 +108,9 @@ def rebuild(pool: Pool, root: Expr, change: Callable[[Expr], Expr | None]) -> Ex
 
 @dataclass(frozen=True)
 class Field:
-    """A payload field or state. storage: float32 float16 bfloat16 int32 uint32 uint; bits: of uint.
+    """A payload field or state. bits: of a uint, or of a trit while it is a code.
 
+    storage: float32 float16 bfloat16 int32 uint32 uint trit runs gaps.
     shape is a level; for `kept`, `of` names the selection. `expr` is what encode stores in it.
     """
 
@@ -121,13 +123,24 @@ class Field:
 
     @property
     def item_bits(self) -> int:
-        """Bits of one value in the payload."""
-        return {"float16": 16, "bfloat16": 16, "uint": self.bits}.get(self.storage, 32)
+        """Bits of one value in the payload; of a trit, while it is a code."""
+        if self.packed:
+            return self.bits
+        return {"float16": 16, "bfloat16": 16}.get(self.storage, 32)
 
     @property
     def packed(self) -> bool:
         """Whether values are packed in bytes (see [Note: packing] in layout.py)."""
-        return self.storage == "uint"
+        return self.storage in PACKED
+
+    @property
+    def trits(self) -> bool:
+        """Whether it holds values of 0, 1 and 2, five in a byte (see [Note: trits] in trits.py)."""
+        return self.storage in ("trit", "runs")
+
+    def packed_bytes(self, count: int) -> int:
+        """Bytes of one tile of `count` packed values."""
+        return -(-count // 5) if self.trits else (count * self.bits + 7) // 8
 
 
 @dataclass(frozen=True)

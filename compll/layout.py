@@ -5,9 +5,9 @@ A tile of m elements of b bits takes w = ceil(m * b / 8) bytes; element i sits i
 bit b * (i div w). So neighbouring bytes come from neighbouring elements, and packing is a few
 full-width vector operations on a CPU and coalesced on a GPU.
 
-A payload is: a uint32 count per filter selection, a uint32 length in bytes per field of gaps, then
-the fields in the order of `payload:` (those
-over selections last), then the status byte where strict.py finds that one is needed. Numbers are
+A payload is: a uint32 count per filter selection, a uint32 length in bytes per field of gaps or
+runs, then the fields in the order of `payload:` (those of varying length
+last), then the status byte where strict.py finds that one is needed. Numbers are
 little-endian.
 """
 
@@ -27,10 +27,10 @@ def tile_of(module: Module) -> int:
     return module.group or TILE
 
 
-def packed_bytes(count: int, bits: int, tile: int) -> int:
-    """Bytes of `count` packed values of `bits` bits."""
+def packed_bytes(field: Field, count: int, tile: int) -> int:
+    """Bytes of `count` packed values (at most, of runs)."""
     full, rest = divmod(count, tile)
-    return full * (tile * bits // 8) + (rest * bits + 7) // 8
+    return full * field.packed_bytes(tile) + field.packed_bytes(rest)
 
 
 def gap_bytes(count: int, n: int) -> int:
@@ -49,7 +49,7 @@ def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
     tile = tile_of(module)
     count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
     if field.packed:
-        return packed_bytes(count, field.bits, tile)
+        return packed_bytes(field, count, tile)
     return count * field.item_bits // 8
 
 
@@ -69,15 +69,15 @@ def limits(module: Module, n: int, params: Mapping[str, Number]) -> dict[str, in
 
 
 def header(module: Module) -> tuple[list[str], list[str]]:
-    """What a payload begins with: names of counted selections, and of fields of gaps."""
+    """What a payload begins with: names of counted selections, and of fields of varying length."""
     counted = [s.name for s in module.selections if s.dynamic]
-    return counted, [f.name for f in module.fields if f.storage == "gaps"]
+    return counted, [f.name for f in module.fields if f.storage in ("gaps", "runs")]
 
 
 def layout(
     module: Module, n: int, kept: Mapping[str, int], lengths: Mapping[str, int] | None = None
 ) -> Layout:
-    """The layout for selections of these sizes, and gaps of these lengths (else the most)."""
+    """The layout for selections of these sizes, and fields of these lengths (else the most)."""
     known = lengths or {}
     at = 4 * sum(map(len, header(module)))
     starts = []

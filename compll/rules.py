@@ -91,6 +91,10 @@ class Rules:
             raise RuleError(f"exp2 takes an integer, not {args[0].type}", "2**x takes any number")
         return self.elementwise(op, (self.number(args[0], "int"),), "float")
 
+    def trit(self, x: Expr) -> Expr:
+        """x, over elements, as 0, 1 or 2: truncated; NaN becomes 0."""
+        return self.pool.make("trit", (self.number(x, "float"),), Type("int", "n"))
+
     def number(self, x: Expr, dtype: str) -> Expr:
         """x as float or int."""
         if x.type.dtype == dtype or (dtype == "int" and x.type.dtype == "float"):

@@ -15,7 +15,7 @@ from compll.syntax import Syntax
 
 ParamValue = int | float | bool | str
 PARAM_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-STORAGE = ("float32", "float16", "bfloat16", "int32", "uint32", "bool", "gaps")
+STORAGE = ("float32", "float16", "bfloat16", "int32", "uint32", "bool", "gaps", "trit", "runs")
 UINT_BITS = (1, 2, 4, 8)
 #: what types are called elsewhere
 TYPE_SYNONYMS = {

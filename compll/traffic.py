@@ -126,5 +126,5 @@ def _leaves(exprs: list[Expr]) -> set[str]:
 def _bits(sink: Sink, module: Module) -> float:
     if sink.field is None:
         return 0.0
-    per = sink.field.item_bits
+    per = 1.6 if sink.field.trits else sink.field.item_bits
     return per / module.group if sink.field.shape == "group" else float(per)

@@ -40,6 +40,7 @@ from compll.backends.cpu_elementary import *
 from compll.backends.cpu_ops import *
 from compll.backends.cpu_ops import i64, i_of_b, i_of_u
 from compll.backends.cpu_runtime import *
+from compll.backends.cpu_trits import *
 
 f32, f64, i32, i64 = np.float32, np.float64, np.int32, np.int64
 u8, u32, u64 = np.uint8, np.uint32, np.uint64
@@ -116,7 +117,7 @@ def runtime_version() -> str:
     import numba
 
     here = Path(__file__).parent
-    names = ("cpu_elementary.py", "cpu_ops.py", "cpu_runtime.py", "elementary.py")
+    names = ("cpu_elementary.py", "cpu_ops.py", "cpu_runtime.py", "cpu_trits.py", "elementary.py")
     sources = b"".join((here / name).read_bytes() for name in names)
     parts = (numba.__version__, np.__version__, platform.python_version())
     return " ".join((*parts, hashlib.sha256(sources).hexdigest()))

@@ -68,7 +68,7 @@ class Decoder(Values):
         self.add(f"end += {int(self.module.status)}")
 
     def size(self, f: Field) -> str:
-        if f.storage == "gaps":
+        if f.storage in ("gaps", "runs"):
             return f"length_{f.name}"
         if f.shape != "kept":
             return size_text(f, self.tile)
@@ -120,24 +120,36 @@ class Decoder(Values):
         if self.module.group == 0:
             self.prepare(decode)
         packed = [f for f in self.module.fields if f.packed and f.shape == "n"]
+        for f in packed:
+            if f.storage == "runs":
+                self.add(f"u_{f.name} = np.empty({size_text(f, self.tile)}, np.uint8)")
+                self.add(f"lengthen_runs(data, at_{f.name}, length_{f.name}, u_{f.name})")
         with self.block("for t in range(tiles):"):
             self.add(f"o = t * {self.tile}")
             self.add(f"m = min({self.tile}, n - o)")
             for f in packed:
-                self.add(f"w_{f.name} = at_{f.name} + t * {self.tile * f.bits // 8}")
+                self.add(f"w_{f.name} = {self.first(f)} + t * {f.packed_bytes(self.tile)}")
             self.prepare(decode)
             with self.block(f"if m == {self.tile}:"):
                 self.full_tile(decode, packed)
             with self.block("else:"):
                 for f in packed:
+                    if f.trits:
+                        self.unpack(f)
+                        continue
                     self.add(f"unpack_tail(data, w_{f.name}, q_{f.name}, m, {f.bits})")
                 self.output(decode, "m", "i")
         self.forget_all()
 
+    @staticmethod
+    def first(f: Field) -> str:
+        """Where a packed field's tiles begin: in the payload or, if it was lengthened, in u_."""
+        return "0" if f.storage == "runs" else f"at_{f.name}"
+
     def full_tile(self, decode: Expr, packed: list[Field]) -> None:
         """Where all codes have one width, plane after plane straight from the payload."""
         widths = {f.bits for f in packed}
-        if len(widths) > 1:
+        if len(widths) > 1 or any(f.trits for f in packed):
             for f in packed:
                 self.unpack(f)
             self.output(decode, str(self.tile), "i")
@@ -163,7 +175,11 @@ class Decoder(Values):
         self.local.clear()
 
     def unpack(self, f: Field) -> None:
-        """The codes of a full tile, in their buffer."""
+        """The codes of a full tile (of trits, of any tile), in their buffer."""
+        if f.trits:
+            source = f"u_{f.name}" if f.storage == "runs" else "data"
+            self.add(f"unpack_trits({source}, w_{f.name}, q_{f.name}, m)")
+            return
         width = self.tile * f.bits // 8
         for plane in range(PLANES[f.bits]):
             with self.block(f"for i in range({width}):"):
@@ -215,6 +231,11 @@ class Decoder(Values):
         self.layout()
         with self.block("if end - base != used[p]:"):
             self.add("return 1 + p")
+        for f in self.module.fields:
+            if f.storage == "runs":
+                found = f"runs_length(data, at_{f.name}, length_{f.name})"
+                with self.block(f"if {found} != {size_text(f, self.tile)}:"):
+                    self.add("return 1 + p")
         if self.module.decode.op == "scatter":
             index = self.module.decode.args[0]
             at, count = f"at_{index.value}", f"k_{index.type.of}"

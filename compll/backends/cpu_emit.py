@@ -59,7 +59,7 @@ class Encoder(Values):
             self.add(f"{s}_tail = np.zeros({tile}, np.float32)")
         for f in self.module.fields:
             if f.packed and f.shape == "n":
-                self.add(f"q_{f.name} = np.empty({tile}, np.uint8)")
+                self.add(f"q_{f.name} = np.empty({tile + 4 * f.trits}, np.uint8)")
         if any(draws(s.expr) for one in self.prog.passes for s in one.sinks):
             self.add(f"spread = np.empty({tile}, np.uint32)")
             with self.block(f"for i in range({tile}):"):
@@ -85,10 +85,22 @@ class Encoder(Values):
             self.one_pass(one)
         for sink in self.prog.scalars:
             self.scalar_sink(sink)
+        self.shorten()
         if self.module.status:
             self.add("out[end] = np.uint8(1) if bad >= i32(0x7F800000) else np.uint8(0)")
             self.add("end += 1")
         self.add("used[p] = end - base")
+
+    def shorten(self) -> None:
+        """Fields of runs, which come last: written in full, they are shortened where they stand."""
+        counted, varying = header(self.module)
+        runs = [f for f in self.module.fields if f.storage == "runs"]
+        for number, f in enumerate(runs):
+            self.add(f"end_{f.name} = {f'at_{f.name}' if number == 0 else 'end'}")
+            size = size_text(f, self.tile)
+            self.add(f"end = shorten_runs(out, at_{f.name}, {size}, end_{f.name})")
+            place = 4 * (len(counted) + varying.index(f.name))
+            self.add(f"store_uint32(out, base + {place}, end - end_{f.name})")
 
     def starts(self) -> None:
         """Where the fields of fixed size begin."""
@@ -373,7 +385,7 @@ class Encoder(Values):
                 )
             return
         kinds = {s.kind for s in self.now.sinks if uses_code(s.expr, f.name)}
-        if "state" in kinds:
+        if "state" in kinds or f.trits:
             self.pack_buffer(f, expr)
             return
         # Codes that nothing reads again are packed as they are computed.
@@ -387,6 +399,10 @@ class Encoder(Values):
         """By way of a buffer, which later loops read."""
         buffer = self.codes[f.name] = f"q_{f.name}"
         self.fill_codes(f, expr)
+        if f.trits:
+            at = f"at_{f.name} + t * {f.packed_bytes(self.tile)}"
+            self.add(f"pack_trits({buffer}, out, {at}, m)")
+            return
         width = self.tile * f.bits // 8
         with self.block(f"if m == {self.tile}:"):
             self.pack_full(f, lambda p: f"{buffer}[i + {p * width}]")

@@ -20,7 +20,7 @@ LEAST_TILE = 512
 
 def fuses(module: Module) -> bool:
     """Whether one kernel is possible and pays: codecs of several passes would decode in each."""
-    if tile_of(module) < LEAST_TILE or not hops(module):
+    if tile_of(module) < LEAST_TILE or not hops(module) or any(f.trits for f in module.fields):
         return False
     return len(schedule(module, feed=bool(module.states)).passes) == 1
 

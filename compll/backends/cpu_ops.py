@@ -95,6 +95,7 @@ def _code(most: int) -> Any:
     )
 
 
+trit = _primitive(i32, (f32,), lambda c, b, v: b.fptosi(_clamped(b, v[0], 0.0, 2.0), I32))
 code1, code2, code4, code8 = _code(1), _code(3), _code(15), _code(255)
 
 

@@ -25,7 +25,7 @@ INT = {
     "bitand": "i_and({}, {})", "bitor": "i_or({}, {})", "bitxor": "i_xor({}, {})",
     "shl": "i_shl({}, {})", "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "i_where({}, {}, {})",
     "min": "i_min({}, {})", "max": "i_max({}, {})", "sign": "i_where({} < 0, i32(-1), i32(1))",
-    "trunc": "i_trunc({})", "floordiv": "i32({} // {})", "mod": "i32({} % {})", "exponent": "exponent({})",
+    "trunc": "i_trunc({})", "floordiv": "i32({} // {})", "mod": "i32({} % {})", "exponent": "exponent({})", "trit": "trit({})",
 }  # fmt: skip
 BOOL = {
     "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})", "eq": "({} == {})",

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from compll import feedback, passes
 from compll.arrays import HostArrays
-from compll.backends import elementary, numbers
+from compll.backends import elementary, numbers, trits
 from compll.backends.numbers import F32
 from compll.codec import Incoming
 from compll.errors import PayloadError
 from compll.ir import Expr, Field, Module, Selection, Type
-from compll.layout import header, layout, limits, tile_of
+from compll.layout import header, layout, limits, packed_bytes, tile_of
 from compll.static import Number, as_count, evaluate
 
 U8 = NDArray[np.uint8]
@@ -86,6 +86,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "exp": elementary.rounded(elementary.NUMPY.exp),
     "log": elementary.rounded(elementary.NUMPY.log),
     "log2": elementary.rounded(elementary.NUMPY.log2),
+    "trit": lambda x: np.minimum(_code(x, 2), 2),
     "exponent": numbers.exponent,
     "exp2": numbers.exp2,
     "min": lambda a, b: np.where(a < b, a, b),
@@ -385,6 +386,9 @@ def _payload(run: Run, g: F32) -> U8:
 
 def _stored(field: Field, value: Any, tile: int) -> U8:
     values = np.atleast_1d(np.asarray(value))
+    if field.trits:
+        packed = trits.pack(np.asarray(values, np.uint8), tile)
+        return trits.shorten(packed) if field.storage == "runs" else packed
     if field.packed:
         return numbers.pack(_code(values, field.bits).astype(np.uint8), field.bits, tile)
     if field.storage == "gaps":
@@ -464,6 +468,8 @@ def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
 
 def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
+    if field.trits:
+        return _trits(field, data, count, tile)
     if field.packed:
         return numbers.unpack(data, count, field.bits, tile).astype(np.int32)
     if field.storage == "gaps":
@@ -481,6 +487,14 @@ def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     else:
         values = raw.view("<u4").astype(np.int64)
     return values[0] if field.shape == "scalar" else values
+
+
+def _trits(field: Field, data: U8, count: int, tile: int) -> Any:
+    size = packed_bytes(field, count, tile)
+    full = trits.lengthen(data) if field.storage == "runs" else data[:size]
+    if len(full) != size:
+        raise PayloadError(f"{field.name!r} does not hold runs of {count} trits")
+    return trits.unpack(full, count, tile).astype(np.int32)
 
 
 class Kernels:

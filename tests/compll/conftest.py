@@ -12,6 +12,7 @@ VARIANTS = {
         {"ratio": 0.01, "warmup": 3, "bits": 16},
     ],
     "mxnet_2bit": [{"threshold": 1.5}],
+    "threelc": [{"s": 1.9}],
     "topk": [{"ratio": 0.3}, {"ratio": 1.0}],
     "graddrop": [{"ratio": 0.2}],
     "ddp_uint8": [{"bucket": 512}],
