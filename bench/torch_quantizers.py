@@ -178,7 +178,7 @@ def _decode_natural(payload: Payload, n: int) -> Tensor:
     top, packed = payload
     codes = packed.view(-1, 1024)
     e = (codes & 127).int()
-    size = torch.where(e == 0, 0.0, torch.ldexp(torch.ones(()), e - 126 + top))
+    size = torch.where(e == 0, 0.0, torch.exp2((e - 126 + top).float()))
     return torch.where(codes >= 128, -size, size).view(-1)[:n]
 
 

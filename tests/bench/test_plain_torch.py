@@ -10,6 +10,7 @@ from bench.plain_torch import METHODS
 
 N = 49 * 1024
 DRAWN = {
+    "natural",
     "terngrad",
     "terngrad_uniform",
     "int4_group",
