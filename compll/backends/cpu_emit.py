@@ -60,7 +60,10 @@ class Encoder(Values):
         for f in self.module.fields:
             if f.packed and f.shape == "n":
                 self.add(f"q_{f.name} = np.empty({tile + 4 * f.trits}, np.uint8)")
-        if any(draws(s.expr) for one in self.prog.passes for s in one.sinks):
+        walks = [
+            e for one in self.prog.passes for e in (*self.loops(one), *(s.expr for s in one.sinks))
+        ]
+        if draws(*walks):
             self.add(f"spread = np.empty({tile}, np.uint32)")
             with self.block(f"for i in range({tile}):"):
                 self.add("spread[i] = weyl(u32(i))")

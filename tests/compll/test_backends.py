@@ -92,7 +92,7 @@ def test_payload_length(cpu, rng):
         size = len(cpu.encode(rng.standard_normal(n).astype(np.float32)))
         bound = cpu.payload_bytes(n)
         assert size == bound if cpu.fixed else size <= bound
-    for n in (2**31 + 1, 2**33):
+    for n in (2**31 + 1, 2**32 if cpu.module.selections else 2**33):
         assert 0 < cpu.payload_bytes(n) < 9 * n + 64
 
 
