@@ -87,7 +87,7 @@ class Decoder(Values):
         """Where the tile's codes begin."""
         for f in self.elements():
             if f.packed:
-                at = f"at_{f.name} + t * {self.tile * f.bits // 8}"
+                at = f"at_{f.name} + t * {f.packed_bytes(self.tile)}"
                 self.add(f"const u8* const d_{f.name} = data + {at};")
 
     def elements(self) -> list[Field]:
@@ -100,8 +100,9 @@ class Decoder(Values):
             size = f.item_bits // 8
             self.add(f"get4(data + at_{f.name} + {size} * (o + l), m - l, {size}, q_{f.name});")
             return
-        short = f"q_{f.name}[e] = l + e < m ? code_at<{f.bits}>(d_{f.name}, m, l + e) : 0;"
-        if self.tile * f.bits < 32:
+        how = "trit_at" if f.trits else f"code_at<{f.bits}>"
+        short = f"q_{f.name}[e] = l + e < m ? {how}(d_{f.name}, m, l + e) : 0;"
+        if self.tile * f.bits < 32 or f.trits:
             self.add(f"for (int e = 0; e < 4; ++e) {short}")
             return
         with self.block(f"if (m == {self.tile})"):

@@ -396,9 +396,11 @@ class Encoder(Values):
 
     def pack(self, f: Field, expr: Expr) -> None:
         """Codes packed in registers; a short tile goes by way of shared memory."""
+        if f.storage == "runs":
+            raise Unsupported("runs: where a byte goes depends on all bytes before it")
         value = code(f.bits, expr, self.text(expr))
-        self.add(f"u8* const w_{f.name} = out + at_{f.name} + t * {self.tile * f.bits // 8};")
-        if self.tile * f.bits < 32:
+        self.add(f"u8* const w_{f.name} = out + at_{f.name} + t * {f.packed_bytes(self.tile)};")
+        if self.tile * f.bits < 32 or f.trits:
             self.pack_short(f, value)
             return
         with self.block(f"if (__all_sync(FULL, m == 0 || m == {self.tile}))"):
@@ -434,7 +436,8 @@ class Encoder(Values):
         with self.each():
             self.add(f"if (i < m) own[i] = (u8)({value});")
         self.add("__syncwarp();")
-        self.add(f"pack_short<{f.bits}>(own, w_{f.name}, m, u, {self.shape.team});")
+        how = "pack_trits" if f.trits else f"pack_short<{f.bits}>"
+        self.add(f"{how}(own, w_{f.name}, m, u, {self.shape.team});")
         self.add("__syncwarp();")
 
     def overwrite(self, sinks: list[Sink]) -> None:

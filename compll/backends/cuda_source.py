@@ -64,7 +64,8 @@ class Source:
 @cache
 def prelude() -> str:
     """The functions that all kernels share."""
-    return Path(__file__).with_name("cuda_prelude.cuh").read_text()
+    here = Path(__file__).parent
+    return "".join((here / name).read_text() for name in ("cuda_prelude.cuh", "cuda_math.cuh"))
 
 
 def source(module: Module, threads: int = 256) -> Source:

@@ -12,8 +12,8 @@ from compll.program import Unsupported
 FLOAT = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
     "neg": "(-{})", "abs": "fabsf({})", "floor": "floorf({})", "ceil": "ceilf({})",
-    "round": "rintf({})", "sqrt": "sqrtf({})", "exp": "expf({})", "log": "logf({})",
-    "log2": "log2f({})", "pow": "powf({}, {})", "where": "({} ? {} : {})",
+    "round": "rintf({})", "sqrt": "sqrtf({})", "exp": "(float)d_exp({})", "log": "(float)d_log({})",
+    "log2": "(float)d_log2({})", "pow": "(float)d_power({}, {})", "exp2": "power_of_two({})", "where": "({} ? {} : {})",
     "min": "f_min({}, {})", "max": "f_max({}, {})", "sign": "f_sign({})",
     "floordiv": "floorf({} / {})", "mod": "f_mod({}, {})", "float16": "float16({})",
     "bfloat16": "bfloat16({})", "bfloat16_up": "bfloat16_up({})", "float32": "{}",
@@ -23,7 +23,8 @@ INT = {
     "bitand": "({} & {})", "bitor": "({} | {})", "bitxor": "({} ^ {})", "shl": "i_shl({}, {})",
     "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "({} ? {} : {})", "min": "i_min({}, {})",
     "max": "i_max({}, {})", "sign": "({} < 0 ? -1 : 1)", "trunc": "i_trunc({})",
-    "floordiv": "i_floordiv({}, {})", "mod": "i_mod({}, {})",
+    "floordiv": "i_floordiv({}, {})", "mod": "i_mod({}, {})", "exponent": "exponent({})",
+    "trit": "trit({})",
 }  # fmt: skip
 BOOL = {
     "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
@@ -32,9 +33,9 @@ BOOL = {
 }  # fmt: skip
 TENSOR = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})", "neg": "(-{})",
-    "pow": "pow((double){}, (double){})", "abs": "fabs((double){})", "floor": "floor((double){})",
+    "pow": "d_power({}, {})", "abs": "fabs((double){})", "floor": "floor((double){})",
     "ceil": "ceil((double){})", "round": "rint((double){})", "sqrt": "sqrt((double){})",
-    "exp": "exp((double){})", "log": "log((double){})", "log2": "log2((double){})",
+    "exp": "d_exp({})", "log": "d_log({})", "log2": "d_log2({})",
     "min": "d_min({}, {})", "max": "d_max({}, {})", "sign": "({} < 0 ? -1.0 : 1.0)",
     "where": "({} ? {} : {})", "choose": "({} ? {} : {})", "floordiv": "floor({} / {})",
     "mod": "d_mod({}, {})", "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})",
@@ -46,6 +47,7 @@ TENSOR = {
     "trunc": "((double)(i64){})", "bitand": "((double)((i64){} & (i64){}))",
     "bitor": "((double)((i64){} | (i64){}))", "bitxor": "((double)((i64){} ^ (i64){}))",
     "shl": "((double)((i64){} << (i64){}))", "shr": "((double)((i64){} >> (i64){}))", "lift": "{}",
+    "exponent": "((double)exponent((float){}))", "exp2": "((double)power_of_two(as_i32({})))",
 }  # fmt: skip
 BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
 C_TYPE = {"float": "float", "int": "i32", "bool": "bool"}

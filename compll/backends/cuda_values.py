@@ -288,6 +288,8 @@ def size_text(f: Field, tile: int) -> str:
         return str(f.item_bits // 8)
     if f.shape == "group":
         return f"tiles * {f.item_bits // 8}"
+    if f.trits:
+        return f"(n / {tile}) * {f.packed_bytes(tile)} + (n % {tile} + 4) / 5"
     if f.packed:
         return f"(n / {tile}) * {tile * f.bits // 8} + ((n % {tile}) * {f.bits} + 7) / 8"
     return f"n * {f.item_bits // 8}"

@@ -263,3 +263,30 @@ def test_the_device_finds_no_bad_access():
 def test_without_a_device_the_reason_is_told():
     with pytest.raises(UsageError, match="cuda backend"):
         compll.compile("onebit", "cuda")
+
+
+FUNCTIONS = """name: functions
+encode:
+  scale: max(abs(g))
+  q: round(g / scale) + 1
+  y: exp(-abs(g)) + log2(abs(g) + 1) + log(abs(g) + 0.5) + abs(g) ** 0.7
+payload: {scale: float32, y: "float32[n]", q: "trit[n]"}
+decode: (q - 1) * scale + y
+"""
+
+
+def test_functions_and_trits_are_those_of_the_reference(tmp_path, rng, where):
+    path = tmp_path / "functions.yaml"
+    path.write_text(FUNCTIONS)
+    device, reference = kernels(type_check(path, {}), where), compll.compile(path, "reference")
+    put, get = device.device.upload, device.device.download
+    for n in (1, 7, 1024, 2500):
+        x = (rng.standard_normal(n) * 10.0 ** rng.integers(-30, 30, n)).astype(np.float32)
+        table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+        out, y = put(np.zeros(reference.payload_bytes(n), np.uint8)), put(np.zeros(n, np.float32))
+        options = {"seed": 0, "step": 0, "scale": 1, "writeback": False}
+        used = device.encode_batch(put(x), table, out, at, None, **options)
+        expected = reference.encode(x)
+        np.testing.assert_array_equal(get(out), expected)
+        device.decode_batch(out, table, at, used, y, add=False)
+        np.testing.assert_array_equal(get(y), reference.decode(expected, n))

@@ -241,3 +241,5 @@ inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __float_as_int(float x) { return shim::unpack<int>(shim::pack(x)); }
 inline float __int_as_float(int x) { return shim::unpack<float>(shim::pack(x)); }
+inline long long __double_as_longlong(double x) { return shim::unpack<long long>(shim::pack(x)); }
+inline double __longlong_as_double(long long x) { return shim::unpack<double>(shim::pack(x)); }
