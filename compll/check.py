@@ -21,6 +21,10 @@ from compll.syntax import SYMBOLS, Call, Name, Number, Syntax, names
 GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
 #: of an expression with the names in it replaced by what they stand for
 LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
+#: the same, also through reductions and rounds of `iterate`
+LIMIT_CHAIN = 1000
+#: of one `iterate`, each a copy of its expression
+MOST_ROUNDS = 32
 
 
 def check(spec: Spec, given: Mapping[str, object], problems: Problems) -> Checked:
@@ -65,7 +69,9 @@ class _Checker:
         self.pool = Pool()
         self.poisoned: set[str] = set(spec.broken)
         self.selections: dict[str, Selection] = {}
-        self.measures: dict[int, tuple[int, int]] = {}
+        self.measures: dict[int, tuple[int, int, int]] = {}
+        #: the values of `iterate` between its rounds, by a name for people
+        self.turns: dict[str, Expr] = {}
 
     def module(self) -> Module:
         spec = self.spec
@@ -86,7 +92,7 @@ class _Checker:
         self.problems.raise_if_any()
         if decode is None:
             raise AssertionError("a spec without a decode has problems")
-        return self.finish(fields, states, decode, updates, {k: env[k] for k in bound})
+        return self.finish(fields, states, decode, updates, {k: env[k] for k in bound} | self.turns)
 
     def finish(
         self,
@@ -137,6 +143,8 @@ class _Checker:
         found = dict(spec.spans)
         for section, bindings in (("encode", spec.encode), ("update", spec.update)):
             found |= {f"{section}.{b.name}": b.span for b in bindings}
+        for turn in self.turns:
+            found[f"encode.{turn}"] = found.get(f"encode.{turn.split()[0]}", Span())
         return found | {f"payload.{d.name}": d.span for d in spec.payload}
 
     # names
@@ -215,11 +223,15 @@ class _Checker:
             )
         return next((g for g in GROUPS if g == value), GROUPS[0])
 
-    def constant(self, syntax: Syntax) -> int | float | bool | str | None:
+    def constant(self, syntax: Syntax) -> ParamValue | None:
         """A value that must follow from the parameters alone."""
         rules = getattr(self, "rules", None) or Rules(self.pool, False, encoding=True)
         self.rules = rules
-        expr = self.expr(syntax, self.globals(), "")
+        return self.known(syntax, self.globals())
+
+    def known(self, syntax: Syntax, env: Mapping[str, Expr]) -> ParamValue | None:
+        """A value of the names in `env` that must follow from the parameters alone."""
+        expr = self.expr(syntax, env, "")
         if expr is None:
             return None
         if expr.type.shape != "static" or depends(expr) & {"n", "step"}:
@@ -488,6 +500,12 @@ class _Checker:
             return self.pool.const(tree.value)
         if isinstance(tree, Name):
             return self.name(tree, env, decoding)
+        if tree.op == "iterate" and len(tree.args) == OPERATORS["iterate"].low:
+            try:
+                return self.iterate(tree, env, name, decoding)
+            except RuleError as error:
+                self.problems.add(tree.span, str(error), error.hint)
+                return None
         args = self.call_args(tree, env, name, decoding)
         if args is None:
             return None
@@ -499,30 +517,78 @@ class _Checker:
 
     def bounded(self, value: Expr) -> Expr:
         """`value`, unless names that stand for names have made it too large for later stages."""
-        depth, size = self.measure(value)
-        if depth > LIMIT_DEPTH or size > LIMIT_SIZE:
+        depth, size, chain = self.measure(value)
+        if depth > LIMIT_DEPTH or size > LIMIT_SIZE or chain > LIMIT_CHAIN:
+            most = LIMIT_DEPTH if depth > LIMIT_DEPTH or size > LIMIT_SIZE else LIMIT_CHAIN
             raise RuleError(
-                f"with the names in it replaced this has {size} parts, {depth} deep; "
-                f"allowed are {LIMIT_SIZE}, {LIMIT_DEPTH} deep",
+                f"with the names in it replaced this has {size} parts, "
+                f"{chain if most == LIMIT_CHAIN else depth} deep; "
+                f"allowed are {LIMIT_SIZE}, {most} deep",
                 "use fewer names that stand for names",
             )
         return value
 
-    def measure(self, value: Expr) -> tuple[int, int]:
-        """How deep an expression is and how many parts it has, repeated ones counted again."""
+    def measure(self, value: Expr) -> tuple[int, int, int]:
+        """How deep an expression is and how many parts it has, repeated ones counted again.
+
+        A reduction's value is computed once, whoever uses it: both begin anew there. Third: how
+        deep it is without that.
+        """
         if id(value) not in self.measures:
-            parts = [self.measure(a) for a in value.args]
-            depth = 1 + max((d for d, _ in parts), default=0)
-            self.measures[id(value)] = depth, 1 + sum(s for _, s in parts)
+            parts = [self.measure(a) for a in value.args] or [(0, 0, 0)]
+            chain = 1 + max(c for _, _, c in parts)
+            if value.op.startswith("reduce_"):
+                self.measures[id(value)] = 1, 1, chain
+            else:
+                depth = 1 + max(d for d, _, _ in parts)
+                self.measures[id(value)] = depth, 1 + sum(s for _, s, _ in parts), chain
         return self.measures[id(value)]
 
+    def iterate(
+        self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
+    ) -> Expr | None:
+        """The rounds of `iterate`, unrolled: next while more rounds are wanted, else the value."""
+        found = self.rounds(tree, env)
+        value, times = (self.expr(t, env, "?", decoding=decoding) for t in tree.args[1:4:2])
+        if found is None or value is None or times is None:
+            return None
+        variable, most = found
+        for turn in range(most):
+            following = self.expr(tree.args[2], {**env, variable: value}, "?", decoding=decoding)
+            if following is None:
+                return None
+            more = self.rules.apply("gt", (times, self.pool.const(turn)), name)
+            value = self.choose((more, following, value))
+            self.turns[f"{name} after {turn + 1}"] = value
+            self.bounded(value)
+            self.measures[id(value)] = 1, 1, self.measure(value)[2]
+        return value
+
+    def rounds(self, tree: Call, env: Mapping[str, Expr]) -> tuple[str, int] | None:
+        """The name that `iterate` gives to its value, and the most rounds."""
+        variable, most = tree.args[0], self.known(tree.args[4], env)
+        if not isinstance(variable, Name) or variable.name in {*env, *RESERVED}:
+            self.problems.add(
+                tree.args[0].span, "iterate first takes a name that nothing else has", "like t"
+            )
+            return None
+        if most is None:
+            return None
+        if isinstance(most, str) or not 0 <= most <= MOST_ROUNDS:
+            self.problems.add(tree.args[4].span, f"from 0 to {MOST_ROUNDS} rounds, not {most}")
+            return None
+        return variable.name, int(most)
+
+    def choose(self, args: tuple[Expr, ...]) -> Expr:
+        """`args[1] if args[0] else args[2]`, decided here where the parameters alone do."""
+        c = args[0]
+        if c.type.shape == "static" and not depends(c) & {"n", "step"}:
+            return args[1 if evaluate(c, self.params) else 2]
+        return self.rules.apply("choose", args, "")
+
     def apply(self, tree: Call, args: tuple[Expr, ...], name: str) -> Expr:
-        if (
-            tree.op == "choose"
-            and args[0].type.shape == "static"
-            and not depends(args[0]) & {"n", "step"}
-        ):
-            return args[1 if evaluate(args[0], self.params) else 2]
+        if tree.op == "choose":
+            return self.choose(args)
         op = tree.op
         if op == "reduce" and isinstance(tree.args[0], Name) and tree.args[0].name in REDUCTIONS:
             op = tree.args[0].name

@@ -76,34 +76,35 @@ class Pool:
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every node below `roots` once, arguments first."""
     seen: set[int] = set()
-
-    def visit(node: Expr) -> Iterator[Expr]:
-        if id(node) in seen:
-            return
-        seen.add(id(node))
-        for arg in node.args:
-            yield from visit(arg)
-        yield node
-
-    for root in roots:
-        yield from visit(root)
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((a, False) for a in reversed(node.args))
 
 
 def rebuild(pool: Pool, root: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
     """`root` with every node for which `change` returns something replaced by that."""
     done: dict[int, Expr] = {}
-
-    def visit(node: Expr) -> Expr:
-        if id(node) not in done:
+    stack = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            args = tuple(done[id(a)] for a in node.args)
+            same = all(a is b for a, b in zip(args, node.args, strict=True))
+            done[id(node)] = node if same else pool.make(node.op, args, node.type, node.value)
+        elif id(node) not in done:
             new = change(node)
-            if new is None:
-                args = tuple(visit(a) for a in node.args)
-                same = all(a is b for a, b in zip(args, node.args, strict=True))
-                new = node if same else pool.make(node.op, args, node.type, node.value)
-            done[id(node)] = new
-        return done[id(node)]
-
-    return visit(root)
+            if new is not None:
+                done[id(node)] = new
+            else:
+                stack.append((node, True))
+                stack.extend((a, False) for a in reversed(node.args))
+    return done[id(root)]
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,13 @@ _ROWS = (
     Operator("bfloat16", 1, 1, "cast", "rounded to bfloat16, nearest even"),
     Operator("bfloat16_up", 1, 1, "cast", "rounded to bfloat16 away from zero"),
     Operator("random", 2, 2, "random", "random(a, b): uniform in [a, b), drawn by (seed, step, tensor, element)"),
+    # quantiles of distributions
+    Operator("probit", 1, 1, "probit", "probit(p): what a standard normal variable stays below with probability p"),
+    Operator("gamma_above", 2, 2, "gamma_above",
+             "gamma_above(shape, p): what a gamma variable (scale 1) exceeds with probability p"),
+    Operator("pareto_above", 3, 3, "pareto_above",
+             "pareto_above(mean, std, p): what a generalized Pareto variable of this mean and standard deviation "
+             "exceeds with probability p"),
     # conditions
     Operator("lt", 2, 2, "compare", "a < b", "<"),
     Operator("le", 2, 2, "compare", "a <= b", "<="),
@@ -75,19 +82,23 @@ _ROWS = (
     Operator("choose", 3, 3, "choose", "`a if c else b` on scalars; only the branch taken is computed"),
     # whole-tensor (or, in a grouped spec, whole-group) values
     Operator("reduce", 2, 2, "reduce", "reduce(op, x) with op of sum, min, max, mean, std, norm2"),
-    Operator("sum", 1, 1, "reduction", "sum of all elements"),
-    Operator("mean", 1, 1, "reduction", "mean of all elements"),
-    Operator("std", 1, 1, "reduction", "standard deviation (of the population)"),
-    Operator("norm2", 1, 1, "reduction", "Euclidean norm"),
+    Operator("sum", 1, 2, "reduction", "sum of all elements; sum(x, c): of those where c holds"),
+    Operator("mean", 1, 2, "reduction", "mean of all elements; mean(x, c): of those where c holds"),
+    Operator("std", 1, 2, "reduction", "standard deviation (of the population); std(x, c): of those where c holds"),
+    Operator("norm2", 1, 2, "reduction", "Euclidean norm; norm2(x, c): of the elements where c holds"),
     Operator("min", 1, 2, "extreme", "min(x): smallest element; min(a, b): the smaller, elementwise"),
     Operator("max", 1, 2, "extreme", "max(x): largest element; max(a, b): the larger, elementwise"),
     Operator("count", 1, 1, "count", "number of elements for which a condition holds, or of a selection"),
+    Operator("iterate", 5, 5, "iterate",
+             "iterate(x, first, next, times, most): `first`, then `next`, in which x is the value before, `times` times (at most `most`, known from the parameters)"),
     # selection
     Operator("sample", 2, 2, "sample", "sample(x, m): m elements, one from each of m equal stretches"),
     Operator("kth_largest", 2, 2, "kth_largest", "kth_largest(x, k): the k-th largest of x or of a sample"),
     Operator("adjust", 7, 7, "adjust",
              "adjust(x, t, low, high, down, up, tries): t * down while fewer than low elements of x are "
              ">= t, t * up while more than high are, at most `tries` times"),
+    Operator("bisect", 6, 6, "bisect",
+             "bisect(x, low, high, fewest, most, tries): a threshold between low and high, halved until from fewest to most elements of x are >= it, at most `tries` times"),
     Operator("top", 2, 2, "top", "top(x, k): selection of the k largest (NaN counts as largest; ties: first come)"),
     Operator("filter", 1, 2, "filter", "filter(c, limit): selection of the elements where c holds, at most `limit`"),
     Operator("indices", 1, 1, "indices", "positions of a selection's elements, ascending"),
@@ -107,6 +118,7 @@ SYNONYMS = {
     "topk": "top", "argsort": "top", "sort": "kth_largest", "quantile": "kth_largest",
     "percentile": "kth_largest", "median": "kth_largest", "kthvalue": "kth_largest",
     "nonzero": "filter", "mask": "filter", "select": "where", "trunc": "floor", "len": "count",
+    "ppf": "probit", "ndtri": "probit", "repeat": "iterate", "loop": "iterate",
     "half": "float16", "sgn": "sign", "ln": "log", "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2", "power": "pow", "scatter_": "scatter",
 }  # fmt: skip
 #: operators that a call can name; the others have a symbol or keyword

@@ -146,7 +146,9 @@ class _Scheduler:
 
     def phase(self, expr: Expr) -> int:
         if id(expr) not in self.phases:
-            self.phases[id(expr)] = self.find_phase(expr)
+            for e in walk(expr):  # arguments first: no deep recursion
+                if id(e) not in self.phases:
+                    self.phases[id(e)] = self.find_phase(e)
         return self.phases[id(expr)]
 
     def find_phase(self, expr: Expr) -> int:
@@ -188,34 +190,27 @@ class _Scheduler:
     # guards: `a if c else b` on scalars computes one branch
 
     def find_guards(self, sinks: list[Sink]) -> None:
+        """For each costly value a condition that holds wherever it is used.
+
+        What holds at a value is what holds at all its users, and the branch of a `choose` besides.
+        """
         roots = [s.expr for s in sinks] + [
             e for s in self.selections.values() for e in (s.key, s.threshold) if e
         ]
-        seen: dict[int, set[tuple[int, bool] | None]] = {}
-        conditions: dict[int, Expr] = {}
-
-        def visit(e: Expr, guard: tuple[int, bool] | None) -> None:
-            known = seen.setdefault(id(e), set())
-            if guard in known or None in known:
-                return
-            known.add(guard)
-            if e.op == "choose" and e.type.shape == "scalar":
-                conditions[id(e.args[0])] = e.args[0]
-                visit(e.args[0], guard)
-                visit(e.args[1], guard or (id(e.args[0]), True))
-                visit(e.args[2], guard or (id(e.args[0]), False))
-            else:
-                for a in e.args:
-                    visit(a, guard)
-
-        for root in roots:
-            visit(root, None)
-        nodes = {id(e): e for e in walk(*roots)}
-        for key, guards in seen.items():
-            if nodes[key].op in LIBRARY and None not in guards and len(guards) == 1:
-                (guard,) = guards
-                assert guard is not None
-                self.guards[key] = (conditions[guard[0]], guard[1])
+        facts: dict[int, dict[tuple[int, bool], Expr]] = {id(e): {} for e in roots}
+        for e in reversed(list(walk(*roots))):
+            own = facts[id(e)]
+            chooses = e.op == "choose" and e.type.shape == "scalar"
+            for place, a in enumerate(e.args):
+                there = dict(own)
+                if chooses and place:
+                    there[id(e.args[0]), place == 1] = e.args[0]
+                known = facts.get(id(a))
+                both = there if known is None else {k: v for k, v in known.items() if k in there}
+                facts[id(a)] = both
+            if own and costly(e):
+                (_, wanted), condition = list(own.items())[-1]
+                self.guards[id(e)] = (condition, wanted)
 
     # placement
 
@@ -281,3 +276,9 @@ class _Scheduler:
 def _even(phase: int) -> int:
     """The first phase from this one on that stands before a walk."""
     return phase + phase % 2
+
+
+def costly(expr: Expr) -> bool:
+    """Whether a value takes a walk over all elements (or a sample of them)."""
+    total = expr.op.startswith("reduce_") and expr.type.shape == "scalar"
+    return expr.op in LIBRARY or (total and expr.args[0].type.shape == "n")

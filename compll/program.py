@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from compll.ir import Expr, Field, Module, Selection
 
-LIBRARY = ("kth_largest", "adjust")
+LIBRARY = ("kth_largest", "adjust", "bisect")
 REDUCTIONS = ("reduce_sum", "reduce_min", "reduce_max")
 TOTALS = (*LIBRARY, *REDUCTIONS)
 
@@ -45,7 +45,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Program:
-    """An encode as passes. guards: library calls needed only where a condition holds.
+    """An encode as passes. guards: calls and reductions needed only where a condition holds.
 
     named: the spec's bindings as they stand in the passes, where g may be g + residual.
     """
@@ -57,6 +57,14 @@ class Program:
     gradient: Expr
     writes_back: bool
     named: dict[str, Expr]
+
+    def guard(self, one: Pass) -> tuple[Expr, bool] | None:
+        """The condition under which alone a walk is needed: that of all its reductions."""
+        if one.sinks or one.selections or one.status or not one.reductions:
+            return None
+        found = [self.guards.get(id(e)) for e in one.reductions]
+        same = all(g is not None and g == found[0] for g in found)
+        return found[0] if same else None
 
 
 class Unsupported(Exception):

@@ -195,9 +195,22 @@ class Rules:
     def reduction(self, op: str, args: tuple[Expr, ...]) -> Expr:
         x = self.number(args[0], "float")
         self.need_elements(op, x)
-        if op in ("sum", "min", "max"):
+        if op in ("min", "max"):
             return self.total(op, x)
-        size = self.size(x)
+        if len(args) == 2:
+            return self.moments(op, *self.masked(x, self.condition(args[1])))
+        return self.moments(op, x, self.size(x))
+
+    def masked(self, x: Expr, c: Expr) -> tuple[Expr, Expr]:
+        """x where c holds and zero elsewhere, and for how many elements it holds."""
+        zero = self.number(self.pool.const(0), "float")
+        held = self.elementwise("where", (c, x, zero))
+        return held, self.count("count", (self.lift(c, held.type.shape, held.type.of),))
+
+    def moments(self, op: str, x: Expr, size: Expr) -> Expr:
+        """sum, mean, std or norm2 of x, of which `size` elements count."""
+        if op == "sum":
+            return self.total(op, x)
         if op == "mean":
             return self.elementwise("div", (self.total("sum", x), size))
         squares = self.total("sum", self.elementwise("mul", (x, x)))
@@ -240,6 +253,34 @@ class Rules:
                 return self.pool.make("adjusted_count", (adjusted,), Type("float", "scalar"))
         ones = self.number(self.number(self.condition(x), "int"), "float")
         return self.total("sum", ones)
+
+    # quantiles
+
+    def probit(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        return self.real(op, (self.static(op, args[0]),))
+
+    def gamma_above(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        self.need_one_number(op, args)
+        return self.real(op, args)
+
+    def pareto_above(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        """With q = (mean / std)**2: shape (q - 1) / 2, scale mean * (q + 1) / 2 by moments."""
+        self.need_one_number(op, args)
+        mean, std, p = (self.number(a, "float") for a in args)
+        ratio = self.real("div", (mean, std))
+        q = self.real("mul", (ratio, ratio))
+        one, two = (self.pool.const(c) for c in (1.0, 2.0))
+        less, more = self.real("sub", (q, one)), self.real("add", (q, one))
+        rest = self.real("sub", (one, self.real("pow", (p, self.real("div", (less, two))))))
+        return self.real("mul", (mean, self.real("mul", (rest, self.real("div", (more, less))))))
+
+    def need_one_number(self, op: str, args: tuple[Expr, ...]) -> None:
+        for a in args:
+            if a.type.shape not in ("static", "scalar"):
+                raise RuleError(f"{op} takes numbers of the whole tensor, not {a.type}")
+
+    def iterate(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        raise AssertionError("check.py unrolls iterate")
 
     # random numbers and selection
 
@@ -299,6 +340,13 @@ class Rules:
         x, *rest = (self.number(a, "float") for a in args)
         if x.type.shape != "n" or any(a.type.shape not in ("static", "scalar") for a in rest):
             raise RuleError("adjust takes elements first, then six numbers")
+        return self.pool.make(op, (x, *rest), Type("float", "scalar"))
+
+    def bisect(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        self.whole_tensor(op)
+        x, *rest = (self.number(a, "float") for a in args)
+        if x.type.shape != "n" or any(a.type.shape not in ("static", "scalar") for a in rest):
+            raise RuleError("bisect takes elements first, then five numbers")
         return self.pool.make(op, (x, *rest), Type("float", "scalar"))
 
     def selection(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from compll.ir import Expr
+from compll import quantiles
+from compll.ir import Expr, walk
 
 Number = int | float | bool | str
 
@@ -65,19 +66,30 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "and": lambda a, b: bool(a) and bool(b),
     "or": lambda a, b: bool(a) or bool(b), "not": operator.not_,
     "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b,
+    "probit": quantiles.probit, "gamma_above": quantiles.gamma_above,
     "isfinite": math.isfinite, "isnan": math.isnan, "float": float, "int": int, "lift": lambda a: a,
 }  # fmt: skip
 
 
 def evaluate(expr: Expr, env: Mapping[str, Number]) -> Number:
     """The value of a static expression; `env` gives n, step and the parameters."""
-    if expr.op == "const":
-        return expr.value  # type: ignore[no-any-return]
-    if expr.op == "param":
-        return env[expr.value]
-    if expr.op in ("choose", "where"):
-        return evaluate(expr.args[1 if evaluate(expr.args[0], env) else 2], env)
-    return _MEANING[expr.op](*(evaluate(a, env) for a in expr.args))  # type: ignore[no-any-return]
+    done: dict[int, Number] = {}
+
+    def value(e: Expr) -> Number:
+        if id(e) not in done:
+            done[id(e)] = compute(e)
+        return done[id(e)]
+
+    def compute(e: Expr) -> Number:
+        if e.op == "const":
+            return e.value  # type: ignore[no-any-return]
+        if e.op == "param":
+            return env[e.value]
+        if e.op in ("choose", "where"):
+            return value(e.args[1 if value(e.args[0]) else 2])
+        return _MEANING[e.op](*map(value, e.args))  # type: ignore[no-any-return]
+
+    return value(expr)
 
 
 def as_count(value: Number, n: int) -> int:
@@ -93,6 +105,4 @@ def covers(op: str) -> bool:
 
 def depends(expr: Expr) -> set[str]:
     """Names (n, step, parameters) that a static expression depends on."""
-    if expr.op == "param":
-        return {str(expr.value)}
-    return set().union(*(depends(a) for a in expr.args)) if expr.args else set()
+    return {str(e.value) for e in walk(expr) if e.op == "param"}

@@ -117,8 +117,8 @@ def runtime_version() -> str:
     import numba
 
     here = Path(__file__).parent
-    names = ("cpu_elementary.py", "cpu_ops.py", "cpu_runtime.py", "cpu_trits.py", "elementary.py")
-    sources = b"".join((here / name).read_bytes() for name in names)
+    files = ["cpu_elementary", "cpu_ops", "cpu_runtime", "cpu_trits", "elementary", "../quantiles"]
+    sources = b"".join((here / f"{name}.py").read_bytes() for name in files)
     parts = (numba.__version__, np.__version__, platform.python_version())
     return " ".join((*parts, hashlib.sha256(sources).hexdigest()))
 

@@ -126,11 +126,24 @@ class Encoder(Values):
             self.open_selection(s)
         loops = one.reductions or one.selections or one.status or one.sinks
         if loops:
-            self.tiles(one)
+            self.guarded_tiles(one)
         for expr in one.late:
             self.compute_scalar(expr)
         for s in one.selections:
             self.close_selection(s, one)
+
+    def guarded_tiles(self, one: Pass) -> None:
+        """The walk, or nothing where all that it finds is in a branch that is not taken."""
+        guard = self.prog.guard(one)
+        if guard is None:
+            return self.tiles(one)
+        condition, wanted = guard
+        at = len(self.lines)
+        with self.block(f"if {'' if wanted else 'not '}{self.scalar(condition)}:"):
+            self.tiles(one)
+        zero = [f"{'    ' * self.depth}{self.names[id(e)]} = 0.0" for e in one.reductions]
+        self.lines[at:at] = zero
+        return None
 
     def tiles(self, one: Pass) -> None:
         roots = [e.args[0] for e in one.reductions] + [self.outside(s.expr) for s in one.sinks]

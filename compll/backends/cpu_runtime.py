@@ -6,12 +6,18 @@ from __future__ import annotations
 import numba
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
+from compll import quantiles
 from compll.backends import cpu_ops as ops
 
 u32, u64, f32 = np.uint32, np.uint64, np.float32
 LANES = 128
 BLOCK = 1024
+
+
+register_jitable(quantiles.gamma_below)
+gamma_above = njit(nogil=True, cache=True, error_model="numpy")(quantiles.gamma_above)
 
 
 @njit(nogil=True, cache=True)

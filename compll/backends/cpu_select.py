@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from compll.backends.cpu_emit import Encoder
 from compll.backends.cpu_text import code
 from compll.backends.cpu_values import draws
@@ -36,8 +39,8 @@ class Selecting(Encoder):
         return None
 
     def call(self, expr: Expr, name: str) -> None:
-        if expr.op == "adjust":
-            return self.adjust(expr, name)
+        if expr.op in ("adjust", "bisect"):
+            return {"adjust": self.adjust, "bisect": self.bisect}[expr.op](expr, name)
         values = self.array(expr.args[0])
         self.add(
             f"found_{name}, larger_{name} = kth_and_larger({values}, {self.scalar(expr.args[1])})"
@@ -48,28 +51,55 @@ class Selecting(Encoder):
     def adjust(self, expr: Expr, name: str) -> None:
         """The tries of `adjust`, each a counting walk; the last count stays in count_NAME."""
         t, low, high, down, up, tries = map(self.scalar, expr.args[1:])
+        with self.counting(expr, name):
+            self.add(f"{name} = {t}")
+            with self.block(f"for turn in range(i64(max(0.0, min({tries}, 100.0))) + 1):"):
+                self.count_at_least(expr.args[0], name)
+                with self.block(
+                    f"if ({low} <= count_{name} and count_{name} <= {high}) or turn >= {tries}:"
+                ):
+                    self.add("break")
+                self.add(f"{name} = {name} * {down} if count_{name} < {low} else {name} * {up}")
+
+    def bisect(self, expr: Expr, name: str) -> None:
+        """The tries of `bisect`, each a counting walk."""
+        low, high, fewest, most, tries = map(self.scalar, expr.args[1:])
+        with self.counting(expr, name):
+            self.add(f"low_{name}, high_{name} = f64({low}), f64({high})")
+            middle = f"{name} = low_{name} + (high_{name} - low_{name}) / 2.0"
+            self.add(middle)
+            with self.block(f"for turn in range(i64(max(0.0, min({tries}, 100.0)))):"):
+                self.add(middle)
+                self.count_at_least(expr.args[0], name)
+                with self.block(f"if {fewest} <= count_{name} and count_{name} <= {most}:"):
+                    self.add("break")
+                with self.block(f"if count_{name} < {fewest}:"):
+                    self.add(f"high_{name} = {name}")
+                with self.block("else:"):
+                    self.add(f"low_{name} = {name}")
+
+    @contextmanager
+    def counting(self, expr: Expr, name: str) -> Iterator[None]:
+        """What walks over the whole tensor outside the tiles need."""
         known, self.where = dict(self.names), "piece"
         self.add("e = first")
         for number in draws(expr.args[0]):
             self.draw(number, "first")
         self.prepare(expr.args[0])
-        self.add(f"{name} = {t}")
         self.add(f"count_{name} = 0")
-        with self.block(f"for turn in range(i64(max(0.0, min({tries}, 100.0))) + 1):"):
-            self.add(f"least = f32({name})")
-            self.add(f"count_{name} = 0")
-            with self.block("for o in range(0, n, 4096):"):
-                self.add("z = i32(0)")
-                with self.block("for i in range(o, min(n, o + 4096)):"):
-                    self.add(f"z = i_add(z, i_of_b({self.text(expr.args[0], 'i')} >= least))")
-                self.add(f"count_{name} += z")
-            with self.block(
-                f"if ({low} <= count_{name} and count_{name} <= {high}) or turn >= {tries}:"
-            ):
-                self.add("break")
-            self.add(f"{name} = {name} * {down} if count_{name} < {low} else {name} * {up}")
+        yield
         self.names, self.where = known, "tile"
         self.names[id(expr)] = name
+
+    def count_at_least(self, x: Expr, name: str) -> None:
+        """Leave in count_NAME how many elements of x are at least NAME."""
+        self.add(f"least = f32({name})")
+        self.add(f"count_{name} = 0")
+        with self.block("for o in range(0, n, 4096):"):
+            self.add("z = i32(0)")
+            with self.block("for i in range(o, min(n, o + 4096)):"):
+                self.add(f"z = i_add(z, i_of_b({self.text(x, 'i')} >= least))")
+            self.add(f"count_{name} += z")
 
     def scratch(self) -> None:
         """Also a mask of a tile's hits, byte by byte and in words."""

@@ -46,6 +46,7 @@ TENSOR = {
     "bitand": "({} & {})", "bitor": "({} | {})", "bitxor": "({} ^ {})", "shl": "({} << {})",
     "shr": "({} >> {})", "lift": "{}", "exponent": "i64(exponent(f32({})))",
     "exp2": "f64(power_of_two(i32(min(max({}, -127), 128))))",
+    "gamma_above": "gamma_above(f64({}), f64({}))",
 }  # fmt: skip
 BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
 
@@ -103,6 +104,8 @@ class _Block:
 
 def cost(expr: Expr) -> int:
     """A rough number of instructions, to decide whether a shared value is worth a buffer."""
+    if expr.op == "lift":
+        return 0
     own = {
         "uniform": 10,
         "div": 4,
@@ -110,7 +113,6 @@ def cost(expr: Expr) -> int:
         "exp": 10,
         "log": 10,
         "pow": 20,
-        "lift": 0,
         "state": 0,
     }
     return own.get(expr.op, 1) + sum(cost(a) for a in expr.args)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll import feedback, passes
+from compll import feedback, passes, quantiles
 from compll.arrays import HostArrays
 from compll.backends import elementary, numbers, trits
 from compll.backends.numbers import F32
@@ -107,6 +107,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "bfloat16": _bfloat16,
     "bfloat16_up": _bfloat16_up,
     "float32": lambda x: np.float32(x),
+    "gamma_above": lambda shape, p: quantiles.gamma_above(float(shape), float(p)),
 }
 
 
@@ -136,9 +137,24 @@ class Run:
         """The value of an expression: a number, or an array over its level."""
         if expr.type.shape == "static":
             return evaluate(expr, self.env)
-        if id(expr) not in self.done:
-            self.done[id(expr)] = self.typed(self.compute(expr), expr.type)
+        stack = [expr]
+        while stack:
+            waits = [a for a in self.needs(stack[-1]) if id(a) not in self.done]
+            if waits:
+                stack.extend(waits)
+                continue
+            e = stack.pop()
+            if id(e) not in self.done:
+                self.done[id(e)] = self.typed(self.compute(e), e.type)
         return self.done[id(expr)]
+
+    def needs(self, expr: Expr) -> list[Expr]:
+        """The arguments to compute first: all, or of a `choose` its condition, then one branch."""
+        args = expr.args
+        if expr.op == "choose":
+            known = args[0].type.shape == "static" or id(args[0]) in self.done
+            args = (args[1 if self.value(args[0]) else 2],) if known else args[:1]
+        return [a for a in args if a.type.shape != "static"]
 
     @staticmethod
     def typed(value: Any, type: Type) -> Any:
@@ -255,6 +271,18 @@ class Run:
             if low <= count <= high:
                 break
             t = t * down if count < low else t * up
+        return t
+
+    def op_bisect(self, expr: Expr) -> Any:
+        x = self.value(expr.args[0])
+        low, high, fewest, most, tries = (float(self.value(a)) for a in expr.args[1:])
+        t = low + (high - low) / 2
+        for _ in range(int(max(0, min(tries, 100)))):
+            t = low + (high - low) / 2
+            count = int(np.count_nonzero(x >= np.float32(t)))
+            if fewest <= count <= most:
+                break
+            low, high = (low, t) if count < fewest else (t, high)
         return t
 
     def op_adjusted_count(self, expr: Expr) -> Any:

@@ -19,6 +19,10 @@ VARIANTS = {
     "qsgd": [{"bits": 4, "bucket": 64}],
     "qsparse": [{"ratio": 0.2, "bits": 2}],
     "threshold": [{"tau": 1.5}],
+    "gaussiank": [{"ratio": 0.3}],
+    "redsync": [{"ratio": 0.1, "tries": 9}],
+    "sidco_e": [{"ratio": 0.1, "stages": 3}],
+    "sidco_gp": [{"ratio": 0.3}],
 }
 CASES = [(name, {}) for name in compll.list_specs()]
 CASES += [(name, params) for name, all_ in VARIANTS.items() for params in all_]

@@ -90,6 +90,8 @@ def test_arguments_that_are_not_written(cpu, reference, rng, offset):
         assert (out[: 17 + offset] == 0xAB).all()
         assert (out[17 + offset + codec.payload_bytes(n) :] == 0xAB).all()
         for held in state.values():
+            if len(held) < room:  # of the whole tensor
+                continue
             assert (held[: 20 + offset] == 0.25).all()
             assert (held[20 + offset + n :] == 0.25).all()
         before, y = out.copy(), np.full(room, 7, np.float32)

@@ -150,6 +150,7 @@ def test_topk_keeps_the_largest(k_of):
     assert np.array_equal(np.sort(np.abs(y))[-k:], np.sort(np.abs(x))[-k:])
 
 
+ESTIMATORS = ("gaussiank", "redsync", "sidco_e", "sidco_gp", "sidco_p")
 FED = [name for name in compll.list_specs() if type_check(name, {})[0].feedback]
 
 
@@ -159,6 +160,7 @@ def test_error_feedback_converges_on_a_quadratic(name):
         "mxnet_2bit": {"threshold": 0.5},
         "topk": {"ratio": 0.05},
         "graddrop": {"ratio": 0.05},
+        **{name: {"ratio": 0.05} for name in ESTIMATORS},
     }
     codec = compiled(name, **params.get(name, {}))
     n, rate = 2000, 0.02
