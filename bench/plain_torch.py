@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bench.torch_common import Method
 from bench.torch_quantizers import QUANTIZERS
+from bench.torch_sidco import SIDCO
 from bench.torch_signs import signs
 from bench.torch_sparsifiers import SPARSIFIERS
 from compll import list_specs
 
-_ALL = QUANTIZERS | signs() | SPARSIFIERS
+_ALL = QUANTIZERS | signs() | SPARSIFIERS | SIDCO
 METHODS: dict[str, Method] = {name: _ALL[name] for name in list_specs() if name in _ALL}

@@ -182,6 +182,24 @@ def _decode_natural(payload: Payload, n: int) -> Tensor:
     return torch.where(codes >= 128, -size, size).view(-1)[:n]
 
 
+_TRITS = torch.tensor([81, 27, 9, 3, 1], dtype=torch.uint8)
+
+
+def _encode_threelc(x: Tensor, residual: Tensor | None) -> Payload:
+    """Five elements a byte; runs of zeros stay as they are."""
+    p = fed(x, residual)
+    scale = p.abs().max()
+    q = (p / scale).round_()
+    keep(residual, p, q * scale)
+    return scale, (rows((q + 1).to(torch.uint8), 5) * _TRITS).sum(1, dtype=torch.uint8)
+
+
+def _decode_threelc(payload: Payload, n: int) -> Tensor:
+    scale, packed = payload
+    trits = packed.view(-1, 1) // _TRITS % 3
+    return ((trits.float() - 1) * scale).view(-1)[:n]
+
+
 QUANTIZERS = {
     "none": Method(_encode_none, _decode_cast),
     "fp16": Method(_encode_fp16, _decode_cast),
@@ -194,6 +212,7 @@ QUANTIZERS = {
     "ddp_uint8": Method(_encode_ddp_uint8, _decode_ddp_uint8),
     "qsgd": Method(_encode_qsgd, _decode_qsgd),
     "natural": Method(_encode_natural, _decode_natural),
+    "threelc": Method(_encode_threelc, _decode_threelc),
     "mxnet_2bit": Method(_encode_mxnet_2bit, _decode_mxnet_2bit),
     "terngrad": Method(_encode_terngrad, _decode_terngrad),
     "terngrad_uniform": Method(_encode_terngrad_uniform, _decode_terngrad_uniform),
