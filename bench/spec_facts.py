@@ -112,11 +112,14 @@ def formula(module: Module) -> str:
 def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
     """The terms of a field's size: what is counted, and bytes of each."""
     count = {
-        "scalar": "", "n": "n", "group": f"ceil(n / {module.group})", "kept": f"count({field.of})",
+        "scalar": "", "table": "", "n": "n",
+        "group": f"ceil(n / {module.group})", "kept": f"count({field.of})",
     }[field.shape]  # fmt: skip
     if field.storage == "gaps":
         yield count, 1
         yield f"gaps({field.of})", 1
+    elif field.shape == "table":
+        yield "", 4 * int(field.of)
     elif field.trits:
         tile = tile_of(module)
         yield f"floor(n / {tile})", field.packed_bytes(tile)

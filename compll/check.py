@@ -362,6 +362,8 @@ class _Checker:
         whole = "group" if self.group else "scalar"
         declared = {None: (whole, ""), "n": ("n", ""), "groups": ("group", "")}
         name = item.dim.name if isinstance(item.dim, Name) else None
+        if expr.type.shape == "table":
+            return self.table_dimension(item, expr)
         if item.dim is not None and name not in ("n", "groups") and name not in self.selections:
             if not self.excused(name or ""):
                 self.problems.add(
@@ -386,6 +388,16 @@ class _Checker:
             )
             return "", ""
         return shape, of
+
+    def table_dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
+        """A table is declared with its size."""
+        size = self.constant(item.dim) if item.dim is not None else 1
+        if item.base == "float32" and size == int(expr.type.of):
+            return "table", expr.type.of
+        if size is not None:
+            message = f"{item.name!r} is a table of {expr.type.of} numbers"
+            self.problems.add(item.span, message, f"write float32[{expr.type.of}] or its parameter")
+        return "", ""
 
     @staticmethod
     def named(shape: str, of: str) -> str:
@@ -423,7 +435,7 @@ class _Checker:
 
     def result(self, value: Expr) -> Expr | None:
         span = self.spec.decode[-1].value.span
-        if value.type.shape == "kept" or value.type.dtype in ("str", "selection"):
+        if value.type.shape in ("kept", "table") or value.type.dtype in ("str", "selection"):
             self.problems.add(
                 span,
                 f"decode gives {value.type}, not one number per element",
@@ -594,7 +606,15 @@ class _Checker:
             op = tree.args[0].name
         if tree.op in ("top", "filter") and name in self.selections:
             raise RuleError("a binding holds one selection", "give each selection its own name")
+        if op in ("quantiles", "mean_by"):
+            args = (*args[:-1], self.folded(args[-1]))
         return self.rules.apply(op, args, name)
+
+    def folded(self, value: Expr) -> Expr:
+        """A value that follows from the parameters alone, as a literal."""
+        if value.type.shape != "static" or depends(value) & {"n", "step"}:
+            return value
+        return self.pool.const(evaluate(value, self.params))
 
     def call_args(
         self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool

@@ -163,16 +163,21 @@ def places(module: Module) -> list[Place]:
 
 def _type(f: Field) -> str:
     base = f"uint{f.bits}" if f.storage == "uint" else f.storage
-    return base + {"n": "[n]", "group": "[groups]", "kept": f"[{f.of}]"}.get(f.shape, "")
+    return base + {"n": "[n]", "group": "[groups]", "kept": f"[{f.of}]", "table": f"[{f.of}]"}.get(
+        f.shape, ""
+    )
 
 
 def _size(f: Field, module: Module) -> str:
     count = {
         "scalar": "",
+        "table": "",
         "n": "n",
         "group": f"ceil(n / {module.group})",
         "kept": f"count({f.of})",
     }[f.shape]
+    if f.shape == "table":
+        return str(4 * int(f.of))
     if f.storage == "gaps":
         return f"{count} + the gaps above 127"
     if not count:

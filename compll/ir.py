@@ -4,7 +4,7 @@ Nodes are interned by a Pool, so equal expressions are the same object and a bin
 twice is computed once. Levels order how often a value changes: `static` (known from n, step and
 the parameters, evaluated on the host), `scalar` (one per tensor, float64), `group` (one per group
 of a grouped spec, float32), `n` (one per element, float32 or int32), and beside them `kept` (one
-per selected element) and `sample`.
+per selected element), `sample`, and `table` (`of` says how many numbers).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from compll.errors import Span
 
 PACKED = ("uint", "trit", "runs")
-LEVELS = {"static": 0, "scalar": 1, "group": 1, "n": 2, "kept": 2, "sample": 2}
+LEVELS = {"static": 0, "scalar": 1, "group": 1, "n": 2, "kept": 2, "sample": 2, "table": 1}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Type:
 
     def __str__(self) -> str:
         shape = {"n": "[n]", "kept": f"[{self.of}]", "sample": "[sample]", "group": "[groups]"}
+        if self.shape == "table":
+            return f"{self.dtype}[{self.of}]"
         return self.dtype + shape.get(
             self.shape, "" if self.shape == "scalar" else f" ({self.shape})"
         )

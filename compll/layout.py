@@ -47,6 +47,8 @@ def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
     if field.storage == "gaps":
         return gap_bytes(kept, n)
     tile = tile_of(module)
+    if field.shape == "table":
+        return 4 * int(field.of)
     count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
     if field.packed:
         return packed_bytes(field, count, tile)

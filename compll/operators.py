@@ -99,6 +99,16 @@ _ROWS = (
              ">= t, t * up while more than high are, at most `tries` times"),
     Operator("bisect", 6, 6, "bisect",
              "bisect(x, low, high, fewest, most, tries): a threshold between low and high, halved until from fewest to most elements of x are >= it, at most `tries` times"),
+    # tables
+    Operator("quantiles", 2, 2, "quantiles",
+             "quantiles(x, q): table of the q - 1 elements that part the sorted x into q equal parts"),
+    Operator("bucket", 2, 2, "bucket",
+             "bucket(x, edges): how many of a table's ascending edges are not above x"),
+    Operator("mean_by", 3, 3, "mean_by",
+             "mean_by(i, x, q): table of q means, of the x whose i is 0, 1, ...; 0 where there is none"),
+    Operator("lookup", 2, 2, "lookup",
+             "lookup(table, i): value i of a table; the first below 0, the last beyond the end"),
+    # selections
     Operator("top", 2, 2, "top", "top(x, k): selection of the k largest (NaN counts as largest; ties: first come)"),
     Operator("filter", 1, 2, "filter", "filter(c, limit): selection of the elements where c holds, at most `limit`"),
     Operator("indices", 1, 1, "indices", "positions of a selection's elements, ascending"),
@@ -115,11 +125,13 @@ SYNONYMS = {
     "average": "mean", "avg": "mean", "norm": "norm2", "l2": "norm2", "var": "std", "stddev": "std",
     "maximum": "max", "minimum": "min", "amax": "max", "amin": "min", "clamp": "clip",
     "rand": "random", "uniform": "random", "bernoulli": "random", "magnitude": "abs",
-    "topk": "top", "argsort": "top", "sort": "kth_largest", "quantile": "kth_largest",
+    "topk": "top", "argsort": "top", "sort": "kth_largest", "quantile": "quantiles",
+    "searchsorted": "bucket", "digitize": "bucket", "take": "lookup",
     "percentile": "kth_largest", "median": "kth_largest", "kthvalue": "kth_largest",
     "nonzero": "filter", "mask": "filter", "select": "where", "trunc": "floor", "len": "count",
     "ppf": "probit", "ndtri": "probit", "repeat": "iterate", "loop": "iterate",
-    "half": "float16", "sgn": "sign", "ln": "log", "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2", "power": "pow", "scatter_": "scatter",
+    "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2",
+    "half": "float16", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter",
 }  # fmt: skip
 #: operators that a call can name; the others have a symbol or keyword
 CALLABLE = tuple(n for n, row in OPERATORS.items() if not row.infix and n != "choose")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from compll import feedback
 from compll.ir import Expr, Module, Selection, Type, rebuild, walk
-from compll.program import LIBRARY, Pass, Program, Sink, Unsupported
+from compll.program import LIBRARY, TABLES, Pass, Program, Sink, Unsupported
 from compll.traffic import traffic
 
 
@@ -118,7 +118,7 @@ class _Scheduler:
             self.place(passes, sink)
         self.place_values(passes, sinks)
         passes[0].status = self.module.status
-        scalars = tuple(s for s in sinks if s.expr.type.shape in ("scalar", "static"))
+        scalars = tuple(s for s in sinks if s.expr.type.shape in ("scalar", "static", "table"))
         named = {name: self.fed(e) for name, e in self.module.bindings.items()}
         return Program(
             self.module, passes, scalars, self.guards, self.gradient, back is not None, named
@@ -208,7 +208,7 @@ class _Scheduler:
                 known = facts.get(id(a))
                 both = there if known is None else {k: v for k, v in known.items() if k in there}
                 facts[id(a)] = both
-            if own and costly(e):
+            if own and costly(e) and e.op not in TABLES:
                 (_, wanted), condition = list(own.items())[-1]
                 self.guards[id(e)] = (condition, wanted)
 
@@ -238,7 +238,7 @@ class _Scheduler:
         for e in walk(*roots):
             if e.op.startswith("reduce_") and e.args[0].type.shape == "n":
                 passes[_even(self.phase(e.args[0])) // 2].reductions.append(e)
-            elif e.type.shape == "scalar" and self.phase(e) // 2 < len(passes):
+            elif e.type.shape in ("scalar", "table") and self.phase(e) // 2 < len(passes):
                 one = passes[self.phase(e) // 2]
                 (one.late if self.phase(e) % 2 else one.scalars).append(e)
         self.refuse(passes)

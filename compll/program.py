@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from compll.ir import Expr, Field, Module, Selection
 
-LIBRARY = ("kth_largest", "adjust", "bisect")
+TABLES = ("quantiles", "mean_by")
+LIBRARY = ("kth_largest", "adjust", "bisect", *TABLES)
 REDUCTIONS = ("reduce_sum", "reduce_min", "reduce_max")
 TOTALS = (*LIBRARY, *REDUCTIONS)
 

@@ -121,6 +121,10 @@ class Rules:
 
     def shape(self, args: tuple[Expr, ...]) -> tuple[str, str]:
         """The level at which these arguments meet."""
+        if any(a.type.shape == "table" for a in args):
+            raise RuleError(
+                "a table is no number", "bucket(x, table) and lookup(table, i) read it by element"
+            )
         top = max(args, key=lambda a: LEVELS[a.type.shape]).type
         for a in args:
             if LEVELS[a.type.shape] == 2 and (a.type.shape, a.type.of) != (top.shape, top.of):
@@ -179,6 +183,50 @@ class Rules:
     def clip(self, op: str, args: tuple[Expr, ...]) -> Expr:
         x, low, high = args
         return self.arithmetic("min", (self.arithmetic("max", (x, low)), high))
+
+    # tables
+
+    def table(self, op: str, args: tuple[Expr, ...], size: Expr, less: int) -> Expr:
+        """A table over elements `args`, of as many values as `size` says, less a few."""
+        self.whole_tensor(op)
+        if size.op != "const" or not isinstance(size.value, int) or not 2 <= size.value <= 4096:
+            raise RuleError(
+                f"{op}: the size of a table is a whole number from 2 to 4096",
+                "it must follow from the parameters alone",
+            )
+        if any(a.type.shape != "n" for a in args):
+            raise RuleError(f"{op} takes elements first, not {args[0].type}")
+        made = Type("float", "table", str(size.value - less))
+        return self.pool.make(op, args, made, size.value)
+
+    def quantiles(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        return self.table(op, (self.number(args[0], "float"),), args[1], 1)
+
+    def mean_by(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if args[0].type.dtype != "int":
+            raise RuleError(f"mean_by takes integers first, not {args[0].type}", "made by bucket()")
+        return self.table(op, (args[0], self.number(args[1], "float")), args[2], 0)
+
+    def need_table(self, op: str, x: Expr) -> None:
+        if x.type.shape != "table":
+            raise RuleError(f"{op} takes a table, not {x.type}", "quantiles and mean_by make one")
+
+    def bucket(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        self.need_table(op, args[1])
+        x = self.lift(self.elements(op, self.number(args[0], "float")), "n")
+        return self.pool.make(op, (x, args[1]), Type("int", "n"))
+
+    def lookup(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        self.need_table(op, args[0])
+        if args[1].type.dtype != "int":
+            raise RuleError(f"lookup takes an integer, not {args[1].type}")
+        index = self.lift(self.elements(op, args[1]), "n")
+        return self.pool.make(op, (args[0], index), Type("float", "n"))
+
+    def elements(self, op: str, x: Expr) -> Expr:
+        if x.type.shape not in ("n", "scalar", "static"):
+            raise RuleError(f"{op} reads a table for every element, not for {x.type}")
+        return x
 
     # reductions
 

@@ -71,9 +71,9 @@ def _needs(roots: list[Expr]) -> tuple[Expr, ...]:
         if id(e) in seen:
             return
         seen.add(id(e))
-        if e.type.shape == "scalar":
+        if e.type.shape in ("scalar", "table"):
             found[id(e)] = e
-        for a in e.args if e.type.shape != "scalar" else ():
+        for a in e.args if e.type.shape not in ("scalar", "table") else ():
             visit(a)
 
     for root in roots:
@@ -109,10 +109,10 @@ def _walks(expr: Expr, program: Program) -> bool:
 
 
 def _library_walk(expr: Expr) -> Walk:
-    """adjust counts in one walk; kth_largest writes its keys to scratch and reads them again."""
-    reads = _leaves([expr.args[0]])
+    """adjust and mean_by take one walk; the others write keys to scratch and read them again."""
+    reads = _leaves(list(expr.args))
     size, needs = 4.0 * len(reads), _needs(list(expr.args))
-    if expr.op == "kth_largest":
+    if expr.op in ("kth_largest", "quantiles"):
         return Walk((*sorted(reads), "keys"), ("keys",), size + 4.0, 4.0, needs)
     return Walk(tuple(sorted(reads)), (), size, 0.0, needs)
 

@@ -81,7 +81,10 @@ class Decoder(Values):
 
     def scalars(self) -> None:
         for e in walk(self.module.decode):
-            if e.type.shape == "scalar" and e.op == "field":
+            if e.type.shape == "table":
+                self.names[id(e)] = self.name("s")
+                self.add(f"{self.names[id(e)]} = load_table(data, at_{e.value}, {e.type.of})")
+            elif e.type.shape == "scalar" and e.op == "field":
                 self.names[id(e)] = self.name("s")
                 self.add(f"{self.names[id(e)]} = {self.scalar_load(self.fields[str(e.value)])}")
             elif e.type.shape == "scalar":

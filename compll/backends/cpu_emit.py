@@ -495,6 +495,9 @@ class Encoder(Values):
         f = sink.field
         assert f is not None
         value = self.scalar(sink.expr)
+        if f.shape == "table":
+            self.add(f"store_table(out, at_{f.name}, {value})")
+            return
         text = f"i64({value})" if "int" in f.storage else f"f32({value})"
         self.add(f"store_{'uint32' if 'int' in f.storage else f.storage}(out, at_{f.name}, {text})")
 

@@ -10,7 +10,7 @@ from compll.backends.cpu_text import code
 from compll.backends.cpu_values import draws
 from compll.ir import Expr, Selection, walk
 from compll.layout import header
-from compll.program import Pass, Program, Sink
+from compll.program import TABLES, Pass, Program, Sink
 
 
 class Selecting(Encoder):
@@ -41,6 +41,10 @@ class Selecting(Encoder):
     def call(self, expr: Expr, name: str) -> None:
         if expr.op in ("adjust", "bisect"):
             return {"adjust": self.adjust, "bisect": self.bisect}[expr.op](expr, name)
+        if expr.op in TABLES:
+            arrays = ", ".join(self.array(a) for a in expr.args)
+            maker = "quantiles_of" if expr.op == "quantiles" else expr.op
+            return self.add(f"{name} = {maker}({arrays}, {expr.value})")
         values = self.array(expr.args[0])
         self.add(
             f"found_{name}, larger_{name} = kth_and_larger({values}, {self.scalar(expr.args[1])})"

@@ -19,13 +19,14 @@ FLOAT = {
     "sign": "f_where({} < ZERO, MINUS_ONE, ONE)", "floordiv": "f_floor({} / {})",
     "mod": "({0} - {1} * f_floor({0} / {1}))", "float16": "float16({})", "bfloat16": "bfloat16({})",
     "bfloat16_up": "bfloat16_up({})", "float32": "{}", "exp2": "power_of_two({})",
+    "lookup": "table_at({}, {})",
 }  # fmt: skip
 INT = {
     "add": "i_add({}, {})", "sub": "i_sub({}, {})", "mul": "i_mul({}, {})", "neg": "i_neg({})",
     "bitand": "i_and({}, {})", "bitor": "i_or({}, {})", "bitxor": "i_xor({}, {})",
     "shl": "i_shl({}, {})", "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "i_where({}, {}, {})",
     "min": "i_min({}, {})", "max": "i_max({}, {})", "sign": "i_where({} < 0, i32(-1), i32(1))",
-    "trunc": "i_trunc({})", "floordiv": "i32({} // {})", "mod": "i32({} % {})", "exponent": "exponent({})", "trit": "trit({})",
+    "trunc": "i_trunc({})", "floordiv": "i32({} // {})", "mod": "i32({} % {})", "exponent": "exponent({})", "trit": "trit({})", "bucket": "bucket_of({}, {})",
 }  # fmt: skip
 BOOL = {
     "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})", "eq": "({} == {})",

@@ -142,6 +142,8 @@ class Values(Lines):
         """The value of an element expression at index i."""
         if id(expr) in self.buffers:
             return f"{self.buffers[id(expr)]}[{i}]"
+        if expr.type.shape == "table":
+            return self.names[id(expr)]
         if expr.op == "lift":
             return self.lifted(expr)
         if expr.op == "uniform":
@@ -179,6 +181,8 @@ def draws(*roots: Expr) -> list[int]:
 
 def size_text(f: Field, tile: int) -> str:
     """Bytes of a field of fixed size, as text over n and tiles."""
+    if f.shape == "table":
+        return str(4 * int(f.of))
     if f.shape == "scalar":
         return str(f.item_bits // 8)
     if f.shape == "group":

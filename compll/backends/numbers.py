@@ -149,6 +149,14 @@ def exp2(i: Any) -> F32:
     return (biased << np.int32(23)).view(np.float32)
 
 
+def mean_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
+    """Mean of the x of each index (clipped to the table), float64 sums in the order of elements."""
+    place = np.clip(index, 0, size - 1)
+    count = np.bincount(place, minlength=size)
+    means = np.bincount(place, x.astype(np.float64), size) / np.maximum(count, 1)
+    return np.where(np.isnan(means), np.float32(np.nan), means).astype(np.float32)
+
+
 def encode_gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Ascending positions as LEB128 gaps (see gap_bytes in layout.py)."""
     out, before = bytearray(), -1

@@ -289,6 +289,24 @@ class Run:
         (adjusted,) = expr.args
         return np.count_nonzero(self.value(adjusted.args[0]) >= np.float32(self.value(adjusted)))
 
+    # tables
+
+    def op_quantiles(self, expr: Expr) -> Any:
+        key = np.sort(numbers.order_key(self.value(expr.args[0])))
+        return numbers.from_key(key[np.arange(1, expr.value) * len(key) // expr.value])
+
+    def op_bucket(self, expr: Expr) -> Any:
+        x, edges = (numbers.order_key(self.value(a)) for a in expr.args)
+        return np.searchsorted(edges, x, side="right")
+
+    def op_mean_by(self, expr: Expr) -> Any:
+        index, x = (self.value(a) for a in expr.args)
+        return numbers.mean_by(index, x, expr.value)
+
+    def op_lookup(self, expr: Expr) -> Any:
+        table, index = (self.value(a) for a in expr.args)
+        return table[np.clip(index, 0, len(table) - 1)]
+
     def pick(self, name: str) -> NDArray[np.int64]:
         """Positions of a selection's elements, ascending."""
         if name not in self.picked:
@@ -495,7 +513,10 @@ def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
 
 
 def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
-    count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
+    sizes = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept, "table": 0}
+    count = sizes[field.shape]
+    if field.shape == "table":
+        return np.ascontiguousarray(data[: 4 * int(field.of)]).view("<f4")
     if field.trits:
         return _trits(field, data, count, tile)
     if field.packed:

@@ -12,6 +12,7 @@ VARIANTS = {
         {"ratio": 0.01, "warmup": 3, "bits": 16},
     ],
     "mxnet_2bit": [{"threshold": 1.5}],
+    "sketch": [{"q": 4}, {"q": 16}, {"q": 256}],
     "threelc": [{"s": 1.9}],
     "topk": [{"ratio": 0.3}, {"ratio": 1.0}],
     "graddrop": [{"ratio": 0.2}],

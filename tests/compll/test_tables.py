@@ -1,0 +1,113 @@
+"""Tables of a few numbers per tensor: quantiles, means by bin, and sketch made of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compll
+
+MORE = np.load(Path(__file__).parent / "golden" / "more.npz")
+
+
+def sketched(x, q):
+    """Bins of equally many elements, decoded as their means, in plain NumPy."""
+    edges = np.sort(x)[np.arange(1, q) * len(x) // q]
+    bins = np.searchsorted(edges, x, side="right")
+    means = [x[bins == i].mean(dtype=np.float64) if (bins == i).any() else 0 for i in range(q)]
+    return np.array(means, np.float32)[bins]
+
+
+@pytest.mark.parametrize("q", [4, 16, 64, 256])
+@pytest.mark.parametrize("n", [1, 3, 100, 5000])
+def test_sketch_is_the_mean_of_quantile_bins(q, n):
+    x = np.random.default_rng(n).laplace(size=n).astype(np.float32)
+    codec = compll.compile("sketch", "cpu", q=q)
+    np.testing.assert_allclose(codec.decode(codec.encode(x), n), sketched(x, q), rtol=1e-6)
+
+
+def test_sketch_is_near_the_published_one():
+    """Their quantiles fall between elements, so that some elements are in a neighbouring bin."""
+    x, theirs = MORE["grace_sketch/x"], MORE["grace_sketch/y"]
+    codec = compll.compile("sketch", "cpu")
+    y = codec.decode(codec.encode(x), len(x))
+    spread = np.abs(x).mean()
+    assert (np.abs(y - theirs) < 0.05 * spread).mean() > 0.95
+    assert np.linalg.norm(y - x) < 1.05 * np.linalg.norm(theirs - x)
+
+
+SPEC = """
+name: tabled
+params: {q: 8}
+state: {s: "float32[n]"}
+encode:
+  edges: quantiles(g + s, q)
+  i: bucket(g + s, edges)
+  count_of: mean_by(i, where(g > 0, 1, 0), 2 * q)
+  first: lookup(edges, 0 - 5) + lookup(edges, 99)
+  high: bucket(sum(g), edges)
+  y: lookup(count_of, i) + first + high
+payload: {edges: "float32[q - 1]", count_of: "float32[16]", y: "float32[n]", i: "uint4[n]"}
+decode: y + lookup(edges, i) + lookup(count_of, 3)
+update:
+  s: g - lookup(edges, i)
+"""
+
+
+def test_tables_at_every_place(tmp_path):
+    path = tmp_path / "tabled.yaml"
+    path.write_text(SPEC)
+    codecs = [compll.compile(path, target) for target in ("reference", "cpu")]
+    n, states = 3000, [c.init_state(3000) for c in codecs]
+    s = np.zeros(n, np.float32)
+    for step in range(3):
+        x = np.random.default_rng(step).standard_normal(n).astype(np.float32)
+        payloads = [c.encode(x, state=t, step=step) for c, t in zip(codecs, states, strict=True)]
+        assert np.array_equal(*payloads)
+        assert np.array_equal(*(c.decode(payloads[0], n) for c in codecs))
+        z = x + s
+        edges = np.sort(z)[np.arange(1, 8) * n // 8]
+        i = np.searchsorted(edges, z, side="right")
+        shares = np.array([(x[i == k] > 0).mean() for k in range(8)], np.float32)
+        high = np.searchsorted(edges, x.sum(), side="right")
+        y = shares[i] + edges[0] + edges[-1] + high + edges[np.minimum(i, 6)] + shares[3]
+        np.testing.assert_allclose(codecs[1].decode(payloads[1], n), y, rtol=1e-5, atol=1e-5)
+        s = x - edges[np.minimum(i, 6)]
+        assert np.array_equal(states[1]["s"], s)
+        assert np.array_equal(states[0]["s"], s)
+
+
+@pytest.mark.parametrize(
+    "encode, declared, message",
+    [
+        ("quantiles(g, n)", "float32[8]", "the size of a table is a whole number"),
+        ("quantiles(g, 5000)", "float32[8]", "from 2 to 4096"),
+        ("quantiles(mean(g), 8)", "float32[7]", "quantiles takes elements first"),
+        ("quantiles(g, 8)", "float32[8]", "'t' is a table of 7 numbers"),
+        ("quantiles(g, 8)", "float16[7]", "'t' is a table of 7 numbers"),
+        ("quantiles(g, 8)", "float32", "'t' is a table of 7 numbers"),
+        ("1 + quantiles(g, 8)", "float32[7]", "a table is no number"),
+        ("mean(quantiles(g, 8))", "float32", ""),
+        ("mean_by(g, g, 8)", "float32[8]", "mean_by takes integers first"),
+        ("bucket(g, 3)", "float32[n]", "bucket takes a table, not int"),
+        ("lookup(quantiles(g, 8), g)", "float32[n]", "lookup takes an integer"),
+        ("where(g > 0, quantiles(g, 8), 0)", "float32[n]", "a table is no number"),
+        ("max(quantiles(g, 8), g)", "float32[n]", "a table is no number"),
+        ("top(quantiles(g, 8), 3)", "float32[n]", "top selects among elements"),
+    ],
+)
+def test_what_tables_cannot_do(encode, declared, message, tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text(f"name: bad\nencode:\n  t: {encode}\npayload: {{t: '{declared}'}}\ndecode: t\n")
+    with pytest.raises(compll.SpecError, match=rf"bad.yaml:\d+:\d+: .*{message}"):
+        compll.compile(path)
+
+
+@pytest.mark.parametrize("group", ["", "group: 64\n"])
+def test_a_table_is_not_what_decode_gives(group, tmp_path):
+    path = tmp_path / "bad.yaml"
+    text = "name: bad\n" + group + "encode: {t: 'quantiles(g, 8)'}\npayload: {t: 'float32[7]'}\n"
+    path.write_text(text + "decode: t\n")
+    wanted = "looks at the whole tensor" if group else "not one number per element"
+    with pytest.raises(compll.SpecError, match=wanted):
+        compll.compile(path)
