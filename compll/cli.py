@@ -42,7 +42,10 @@ for command in (cli_author.new, cli_author.schema, cli_author.bench):
 @app.command("list")
 def list_() -> None:
     """The compressors that come with the package."""
-    table = Table("name", "bits", "group", "keeps", "optimizers", "about", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True, min_width=max(map(len, library.list_specs())))
+    for title in ("bits", "group", "keeps", "optimizers", "about"):
+        table.add_column(title)
     for name in library.list_specs():
         module, params = library.type_check(name, {})
         codec = library.compile(name, "reference", **params)
