@@ -48,7 +48,7 @@ def section(row: SectionRow) -> Schema:
         "name": lambda: {"type": "string", "pattern": NAME},
         "expression": lambda: ref("expression"),
         "choice": lambda: {"enum": list(row.choices), "default": row.choices[0]},
-        "flag": lambda: {"type": "boolean", "default": False},
+        "flag": lambda: {"enum": [False, True, *row.choices], "default": False},
         "params": lambda: mapping("parameter", empty=True),
         "declarations": lambda: mapping("type", empty=not row.required),
         "bindings": lambda: mapping("expression", empty=True),
