@@ -20,6 +20,7 @@ VARIANTS = {
     "qsgd": [{"bits": 4, "bucket": 64}],
     "qsparse": [{"ratio": 0.2, "bits": 2}],
     "threshold": [{"tau": 1.5}],
+    "stc": [{"ratio": 0.2}],
     "gaussiank": [{"ratio": 0.3}],
     "redsync": [{"ratio": 0.1, "tries": 9}],
     "sidco_e": [{"ratio": 0.1, "stages": 3}],

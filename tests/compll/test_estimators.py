@@ -98,6 +98,22 @@ def test_threshold_and_adaptive_threshold():
         )
 
 
+@pytest.mark.parametrize("vector", VECTORS)
+def test_golden_stc(vector):
+    x, y = GOLDEN[f"input/{vector}"], GOLDEN[f"stc_1pct/{vector}/decoded"]
+    # Theirs rounds the number of kept elements up.
+    codec = compll.compile("stc", "reference", ratio=(np.count_nonzero(y) + 0.5) / len(x))
+    z = codec.decode(codec.encode(x), len(x))
+    # Ties at the threshold may be broken either way.
+    assert np.allclose(np.sort(z), np.sort(y), rtol=1e-5)
+    assert np.array_equal(np.sign(z[z != 0]), np.sign(x[z != 0]))
+
+
+def test_stc_takes_about_eleven_bits_for_each_kept_element():
+    x = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    assert 8 * len(compll.compile("stc").encode(x)) < 11.5 * 1000
+
+
 def test_quantiles():
     for shape, p, above in (  # scipy.special.gammainccinv
         (0.07, 0.1, 0.1510438839),
