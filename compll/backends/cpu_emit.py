@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from compll.backends import cpu_fuse
 from compll.backends.cpu_runtime import lane_count
 from compll.backends.cpu_text import code, shared
 from compll.backends.cpu_values import PLANES, Values, draws, size_text
@@ -181,7 +182,9 @@ class Encoder(Values):
                 self.draw(number, "e")
             self.add(f"r{number}c = counter(u32(e), r{number}a)")
         self.make_buffers(loops, one)
-        if one.status:
+        if self.module.group == 0:
+            self.tile_reductions(one)
+        elif one.status:
             self.status_loop()
         self.tile_steps(one)
         self.write_tail(one)
@@ -257,10 +260,24 @@ class Encoder(Values):
         with self.block(f"for i in range({self.tile}):"):
             self.add(f"bad = i_max(bad, abs_bits({self.text(self.prog.gradient, 'i')}))")
 
-    def tile_steps(self, one: Pass) -> None:
-        for expr in one.reductions:
-            if self.module.group == 0:
+    def tile_reductions(self, one: Pass) -> None:
+        """The tile's share of the tensor's reductions and of the status."""
+        together = cpu_fuse.fused(one.reductions, one.status)
+        self.prepare(*(e.args[0] for e in one.reductions), self.prog.gradient)
+        if together:
+            with self.block(f"if m == {self.tile}:"):
+                cpu_fuse.emit(self, together, one.status)
+        with self.block("else:" if together else "if True:"):
+            self.add("pass")
+            if one.status:
+                self.status_loop()
+            for expr in together:
                 self.step_reduction(expr)
+        for expr in one.reductions:
+            if expr not in together:
+                self.step_reduction(expr)
+
+    def tile_steps(self, one: Pass) -> None:
         for s in one.selections:
             self.compact(s)
         for sink in one.sinks:
