@@ -114,6 +114,27 @@ def test_stc_takes_about_eleven_bits_for_each_kept_element():
     assert 8 * len(compll.compile("stc").encode(x)) < 11.5 * 1000
 
 
+def test_golden_adaq():
+    x, y = GOLDEN["adaq/x"], GOLDEN["adaq/y"]
+    codec = compll.compile("adaq", sampled=1.0)
+    z = codec.decode(codec.encode(x), len(x))
+    assert np.array_equal(z > 0, y > 0)
+    assert np.allclose(z[z > 0], y[y > 0])
+    # Theirs took the threshold of the negative elements from a sample, which kept more.
+    assert set(np.flatnonzero(z < 0)) <= set(np.flatnonzero(y < 0))
+    assert np.allclose(z[z < 0], x[z < 0].mean())
+
+
+def test_adaq_keeps_the_ratio_of_either_sign():
+    x = np.random.default_rng(2).standard_normal(40_000).astype(np.float32) + np.float32(0.5)
+    codec = compll.compile("adaq", ratio=0.05, sampled=0.2)
+    y = codec.decode(codec.encode(x), len(x))
+    for side in (1, -1):
+        share = (side * y > 0).sum() / (side * x > 0).sum()
+        assert 0.035 < share < 0.065
+        assert np.allclose(y[side * y > 0], x[side * y > 0].mean(), rtol=1e-5)
+
+
 def test_quantiles():
     for shape, p, above in (  # scipy.special.gammainccinv
         (0.07, 0.1, 0.1510438839),

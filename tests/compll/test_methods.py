@@ -150,7 +150,7 @@ def test_topk_keeps_the_largest(k_of):
     assert np.array_equal(np.sort(np.abs(y))[-k:], np.sort(np.abs(x))[-k:])
 
 
-ESTIMATORS = ("stc", "gaussiank", "redsync", "sidco_e", "sidco_gp", "sidco_p")
+ESTIMATORS = ("adaq", "stc", "gaussiank", "redsync", "sidco_e", "sidco_gp", "sidco_p")
 FED = [name for name in compll.list_specs() if type_check(name, {})[0].feedback]
 
 
