@@ -111,12 +111,26 @@ def _encode_gaussiank(x: Tensor, residual: Tensor | None) -> Payload:
     return _above(p, size, threshold, residual)
 
 
+def _encode_wangni(x: Tensor, residual: Tensor | None) -> Payload:
+    """Kept with probability p by magnitude, and divided by it."""
+    size = x.abs()
+    k = x.numel() / 100
+    scale = k / size.sum()
+    for _ in range(2):
+        sure = size * scale >= 1
+        scale = torch.maximum(scale, (k - sure.sum()) / size[~sure].sum())
+    p = (size * scale).clamp_(max=1)
+    index = (torch.rand_like(p) < p).nonzero().view(-1)
+    return index.int(), x[index] / p[index]
+
+
 SPARSIFIERS = {
     "threshold": Method(_encode_threshold, scattered),
     "adaptive_threshold": Method(_encode_adaptive_threshold, scattered),
     "qsparse": Method(_encode_qsparse, _decode_qsparse),
     "redsync": Method(_encode_redsync, scattered),
     "gaussiank": Method(_encode_gaussiank, scattered),
+    "wangni": Method(_encode_wangni, scattered),
     "topk": Method(_encode_topk, scattered),
     "graddrop": Method(_encode_graddrop, scattered),
     "dgc": Method(_encode_dgc, scattered, states=2),

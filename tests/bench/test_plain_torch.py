@@ -12,6 +12,7 @@ N = 49 * 1024
 #: drawn at random; gaussiank counts its corrections in another order
 DRAWN = {
     "gaussiank",
+    "wangni",
     "natural",
     "terngrad",
     "terngrad_uniform",
