@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from compll import feedback, strict
 from compll.errors import Problems, Span, closest, nearest
-from compll.ir import PACKED, Expr, Field, Module, Pool, Selection, Type, walk
+from compll.ir import PACKED, POSITIONS, Expr, Field, Module, Pool, Selection, Type, walk
 from compll.operators import CALLABLE, CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SYNONYMS
 from compll.rules import RuleError, Rules
 from compll.spec import ANY, Declared, ParamValue, Spec, as_float
@@ -181,7 +181,7 @@ class _Checker:
         return env
 
     def leaf(self, op: str, item: Field) -> Expr:
-        dtype = "int" if item.packed or item.storage in ("int32", "uint32", "gaps") else "float"
+        dtype = "int" if item.packed or item.storage in ("int32", "uint32", *POSITIONS) else "float"
         shape = item.shape
         return self.pool.make(op, (), Type(dtype, shape, item.of), item.name)
 
@@ -284,10 +284,10 @@ class _Checker:
                 "use float32, float16, bfloat16 or int32",
             )
             return None
-        if storage == "gaps" and expr.op != "indices":
+        if storage in POSITIONS and expr.op != "indices":
             self.problems.add(
                 item.span,
-                f"{item.name!r}: gaps are between the positions of a selection",
+                f"{item.name!r}: {storage} holds the positions of a selection",
                 "store indices(selection)",
             )
             return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compll import artifacts, feedback
 from compll.codec import Codec
-from compll.ir import Expr, Field, Module, Type, walk
+from compll.ir import POSITIONS, Expr, Field, Module, Type, walk
 from compll.layout import header, limits, tile_of
 from compll.passes import schedule
 from compll.program import LIBRARY, TOTALS, Pass, Program
@@ -178,8 +178,12 @@ def _size(f: Field, module: Module) -> str:
     }[f.shape]
     if f.shape == "table":
         return str(4 * int(f.of))
-    if f.storage == "gaps":
-        return f"{count} + the gaps above 127"
+    if f.storage in POSITIONS:
+        return {
+            "gaps": f"{count} + the gaps above 127",
+            "golomb": f"at most 1 + ({count} * (1 + b) + n / 2**b) / 8, b = log2(.96 n / {count})",
+            "elias": f"the Elias delta codes of {count} gaps",
+        }[f.storage]
     if not count:
         return str(f.item_bits // 8)
     if f.trits:

@@ -7,7 +7,7 @@ along with it. Non-goal: decodes that mix elements (None is returned, and feedba
 
 from __future__ import annotations
 
-from compll.ir import Expr, Field, Pool, Type, rebuild
+from compll.ir import POSITIONS, Expr, Field, Pool, Type, rebuild
 
 
 class _Mixed(Exception):
@@ -40,7 +40,7 @@ def _stored(pool: Pool, node: Expr, field: Field) -> Expr:
     assert field.expr is not None
     if field.packed:
         return pool.make("code", (field.expr,), node.type, field.name)
-    if field.storage in ("int32", "uint32", "gaps"):
+    if field.storage in ("int32", "uint32", *POSITIONS):
         return (
             field.expr
             if field.expr.type.dtype == "int"

@@ -15,6 +15,8 @@ from typing import Any
 
 from compll.errors import Span
 
+#: storages of positions, of varying length
+POSITIONS = ("gaps", "golomb", "elias")
 PACKED = ("uint", "trit", "runs")
 LEVELS = {"static": 0, "scalar": 1, "group": 1, "n": 2, "kept": 2, "sample": 2, "table": 1}
 
@@ -113,7 +115,7 @@ def rebuild(pool: Pool, root: Expr, change: Callable[[Expr], Expr | None]) -> Ex
 class Field:
     """A payload field or state. bits: of a uint, or of a trit while it is a code.
 
-    storage: float32 float16 bfloat16 int32 uint32 uint trit runs gaps.
+    storage: float32 float16 bfloat16 int32 uint32 uint trit runs gaps golomb elias.
     shape is a level; for `kept`, `of` names the selection. `expr` is what encode stores in it.
     """
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compll.ir import Field, Module
+from compll.ir import POSITIONS, Field, Module
 from compll.static import Number, as_count, evaluate
 
 TILE = 1024
@@ -42,10 +42,38 @@ def gap_bytes(count: int, n: int) -> int:
     return count + sum(min(count, n >> shift) for shift in (7, 14, 21, 28, 35))
 
 
+def rice_parameter(count: int, n: int) -> int:
+    """floor(log2(.9624 n / count)): see [Note: bit streams] in backends/bitstreams.py."""
+    return max(0, (9624 * n // (10000 * max(count, 1))).bit_length() - 1)
+
+
+def golomb_bytes(count: int, n: int) -> int:
+    """The most bytes of a golomb field of at most `count` of n positions.
+
+    For every parameter b: no more positions than those that lead to it, and at most n >> b ones.
+    """
+    least = rice_parameter(count, n)
+    bits = [0]
+    for b in range(least, least + max(n, 1).bit_length() + 1):
+        most = min(count, 9624 * n // (10000 << b)) if b > least else count
+        bits.append(most * (1 + b) + (n >> b))
+    return 1 + (max(bits) + 7) // 8
+
+
+def elias_bytes(count: int, n: int) -> int:
+    """The most bytes of an elias field: v takes at most 2 v bits, and all v sum to at most n."""
+    low = max(n, 1).bit_length() - 1
+    longest = low + 2 * ((low + 1).bit_length() - 1) + 1
+    return (min(2 * n, count * longest) + 7) // 8
+
+
+POSITION_BYTES = {"gaps": gap_bytes, "golomb": golomb_bytes, "elias": elias_bytes}
+
+
 def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
     """Bytes of one field, for `kept` selected elements where it runs over a selection."""
-    if field.storage == "gaps":
-        return gap_bytes(kept, n)
+    if field.storage in POSITION_BYTES:
+        return POSITION_BYTES[field.storage](kept, n)
     tile = tile_of(module)
     if field.shape == "table":
         return 4 * int(field.of)
@@ -73,7 +101,7 @@ def limits(module: Module, n: int, params: Mapping[str, Number]) -> dict[str, in
 def header(module: Module) -> tuple[list[str], list[str]]:
     """What a payload begins with: names of counted selections, and of fields of varying length."""
     counted = [s.name for s in module.selections if s.dynamic]
-    return counted, [f.name for f in module.fields if f.storage in ("gaps", "runs")]
+    return counted, [f.name for f in module.fields if f.storage in (*POSITIONS, "runs")]
 
 
 def layout(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from compll.codec import Codec
+from compll.ir import POSITIONS
 from compll.passes import schedule
 from compll.timing import Job, Timing, timings
 from compll.traffic import traffic
@@ -137,7 +138,7 @@ def bytes_moved(bench: Bench, operation: str) -> float:
 def _kept(bench: Bench, selection: str) -> float:
     """The selected elements as a share of all, from the payload's length (gaps of one byte)."""
     fields = [f for f in bench.codec.module.fields if f.of == selection]
-    each = sum(1 if f.storage == "gaps" else f.item_bits / 8 for f in fields)
+    each = sum(1 if f.storage in POSITIONS else f.item_bits / 8 for f in fields)
     return bench.payload / each / bench.elements
 
 

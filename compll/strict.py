@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from compll.ir import Expr, Field, Selection
+from compll.ir import Expr, Field, Selection, walk
 
 _STRICT_IN_ALL = ("neg", "abs", "float16", "bfloat16", "bfloat16_up", "lift", "float32")
 _STRICT_IN_ANY = ("add", "sub", "mul")
@@ -33,12 +33,18 @@ def _shows(expr: Expr, field: str) -> bool:
     if expr.op == "where":
         return all(_shows(a, field) for a in expr.args[1:])
     if expr.op == "scatter":
-        return _shows(expr.args[1], field)
+        # One value for all selected elements is not seen where none is selected.
+        return _kept(expr.args[1], field) and _shows(expr.args[1], field)
     if expr.op in _STRICT_IN_ALL:
         return _shows(expr.args[0], field)
     if expr.op in _STRICT_IN_ANY:
         return any(_shows(a, field) for a in expr.args)
     return expr.op == "div" and _shows(expr.args[0], field)
+
+
+def _kept(expr: Expr, field: str) -> bool:
+    """Whether the field in this value has one for every selected element."""
+    return any(e.op == "field" and e.value == field and e.type.shape == "kept" for e in walk(expr))
 
 
 def _picks(expr: Expr, selections: Mapping[str, Selection]) -> bool:

@@ -40,6 +40,7 @@ from compll.backends.cpu_elementary import *
 from compll.backends.cpu_ops import *
 from compll.backends.cpu_ops import i64, i_of_b, i_of_u
 from compll.backends.cpu_runtime import *
+from compll.backends.cpu_bitstreams import *
 from compll.backends.cpu_tables import *
 from compll.backends.cpu_trits import *
 
@@ -118,8 +119,8 @@ def runtime_version() -> str:
     import numba
 
     here = Path(__file__).parent
-    files = ["cpu_elementary", "cpu_ops", "cpu_runtime", "cpu_tables", "cpu_trits", "elementary"]
-    files.append("../quantiles")
+    names = ("bitstreams", "elementary", "ops", "runtime", "tables", "trits")
+    files = [*(f"cpu_{name}" for name in names), "elementary", "../quantiles"]
     sources = b"".join((here / f"{name}.py").read_bytes() for name in files)
     parts = (numba.__version__, np.__version__, platform.python_version())
     return " ".join((*parts, hashlib.sha256(sources).hexdigest()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compll.backends.cpu_values import PLANES, Values, size_text
-from compll.ir import Expr, Field, Module, walk
+from compll.ir import POSITIONS, Expr, Field, Module, walk
 from compll.layout import header
 
 
@@ -68,7 +68,7 @@ class Decoder(Values):
         self.add(f"end += {int(self.module.status)}")
 
     def size(self, f: Field) -> str:
-        if f.storage in ("gaps", "runs"):
+        if f.storage in (*POSITIONS, "runs"):
             return f"length_{f.name}"
         if f.shape != "kept":
             return size_text(f, self.tile)
@@ -105,16 +105,18 @@ class Decoder(Values):
                     f"unpack_all(data, at_{f.name}, q_{f.name}, k_{f.of}, {f.bits}, {self.tile})"
                 )
         self.prepare(value)
-        gaps = self.fields[str(index.value)].storage == "gaps"
-        if gaps:
-            self.add(f"i_{index.value} = np.empty(k_{of}, np.int64)")
-            self.add(f"load_gaps(data, at_{index.value}, k_{of}, i_{index.value})")
+        storage = self.fields[str(index.value)].storage
+        coded = storage in POSITIONS
+        if coded:
+            name = index.value
+            self.add(f"i_{name} = np.empty(k_{of}, np.int64)")
+            self.add(f"load_{storage}(data, at_{name}, length_{name}, k_{of}, n, i_{name})")
         if not self.adding:
             with self.block("for i in range(n):"):
                 self.add("ys[i] = ZERO")
         with self.block(f"for j in range(k_{of}):"):
             place = f"load_uint32(data, at_{index.value} + 4 * j)"
-            self.add(f"i = {f'i_{index.value}[j]' if gaps else place}")
+            self.add(f"i = {f'i_{index.value}[j]' if coded else place}")
             self.add(f"ys[i] {'+=' if self.adding else '='} {self.text(value, 'j')}")
         self.forget_all()
 
@@ -242,8 +244,9 @@ class Decoder(Values):
         if self.module.decode.op == "scatter":
             index = self.module.decode.args[0]
             at, count = f"at_{index.value}", f"k_{index.type.of}"
-            if self.fields[str(index.value)].storage == "gaps":
-                good = f"check_gaps(data, {at}, length_{index.value}, {count}, n)"
+            storage = self.fields[str(index.value)].storage
+            if storage in POSITIONS:
+                good = f"check_{storage}(data, {at}, length_{index.value}, {count}, n)"
                 with self.block(f"if not {good}:"):
                     self.add("return -1 - p")
                 return

@@ -89,7 +89,7 @@ def total(parts):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def store_gaps(positions, count, out, at):  # type: ignore[no-untyped-def]
+def store_gaps(positions, count, out, at, n):  # type: ignore[no-untyped-def]
     """Ascending positions as LEB128 gaps; where they end."""
     before = np.int64(-1)
     for j in range(count):
@@ -105,7 +105,7 @@ def store_gaps(positions, count, out, at):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def load_gaps(data, at, count, positions):  # type: ignore[no-untyped-def]
+def load_gaps(data, at, length, count, n, positions):  # type: ignore[no-untyped-def]
     """Inverse of store_gaps, for bytes that check_gaps found right."""
     before = np.int64(-1)
     for j in range(count):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from compll.backends.cpu_emit import Encoder
 from compll.backends.cpu_text import code
 from compll.backends.cpu_values import draws
-from compll.ir import Expr, Selection, walk
+from compll.ir import POSITIONS, Expr, Selection, walk
 from compll.layout import header
 from compll.program import TABLES, Pass, Program, Sink
 
@@ -248,10 +248,10 @@ class Selecting(Encoder):
         assert f is not None
         self.prepare(sink.expr)
         self.add(f"at_{f.name} = end")
-        if f.storage == "gaps":
+        if f.storage in POSITIONS:
             counted, gaps = header(self.module)
             place = 4 * (len(counted) + gaps.index(f.name))
-            self.add(f"end = store_gaps(i_{name}, k_{name}, out, end)")
+            self.add(f"end = store_{f.storage}(i_{name}, k_{name}, out, end, n)")
             self.add(f"store_uint32(out, base + {place}, end - at_{f.name})")
             return
         if f.packed:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compll.backends.cuda_decode import Decoder
-from compll.ir import Expr, Field
+from compll.ir import POSITIONS, Expr, Field
 from compll.layout import header
 from compll.program import Unsupported
 
@@ -31,6 +31,8 @@ class Scattering(Decoder):
         self.look()
         if f.storage == "gaps":
             self.gaps(f)
+        elif f.storage in POSITIONS:
+            self.stream(f)
         else:
             self.indices(f)
         with self.kernel("fill", 0, self.shape.threads):
@@ -75,7 +77,7 @@ class Scattering(Decoder):
         first = 4 * (len(header(self.module)[0]))
         for number, f in enumerate(self.kept_fields()):
             self.add(f"{self.place_of(number)} = end;")
-            if f.storage == "gaps":
+            if f.storage in POSITIONS:
                 where = f"data + at[p] + {first + 4 * gaps.index(f.name)}"
                 self.add(f"const i64 length_{f.name} = good ? load_uint32({where}) : 0;")
             self.add(f"end += {self.kept_size(f)};")
@@ -93,7 +95,7 @@ class Scattering(Decoder):
         return f"place[p * {len(self.kept_fields()) + 2} + {number}]"
 
     def kept_size(self, f: Field) -> str:
-        if f.storage == "gaps":
+        if f.storage in POSITIONS:
             return f"length_{f.name}"
         if not f.packed:
             return f"k_{f.of} * {f.item_bits // 8}"
@@ -126,6 +128,20 @@ class Scattering(Decoder):
             place = self.place_of(self.kept_fields().index(f))
             self.add(f"if (load_uint32(data + {place} + 4 * j) < n) return;")
             self.add("atomicOr(&bad[p], 2u); atomicOr(errors, 2u);")
+
+    def stream(self, f: Field) -> None:
+        """Positions of a bit stream, by one thread a piece."""
+        number = self.kept_fields().index(f)
+        kept = self.grid("kept", ITEMS, f.of)
+        self.memory("idx", "int64", str(kept))
+        with self.kernel("stream", -1, 32):
+            self.add("const int p = blockIdx.x;")
+            self.piece()
+            self.add("if (n == 0 || bad[p] || threadIdx.x) return;")
+            start, stop = self.place_of(number), self.place_of(number + 1)
+            to = f"idx + item_at[{kept} * (pieces + 1) + p]"
+            call = f"load_{f.storage}(data + {start}, {stop} - {start}, {self.count}, n, {to})"
+            self.add(f"if (!{call}) {{ bad[p] = 1; atomicOr(errors, 1u); }}")
 
     def gaps(self, f: Field) -> None:
         """Bytes to positions by prefix sums: of what each adds, and of how many gaps have ended."""
@@ -214,7 +230,7 @@ class Scattering(Decoder):
             self.add(f"const i64 at_{field.name} = {self.place_of(number)};")
         place = (
             "idx[items[p] + j]"
-            if f.storage == "gaps"
+            if f.storage in POSITIONS
             else f"load_uint32(data + at_{f.name} + 4 * j)"
         )
         self.add(f"const i64 i = {place};")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from compll.backends.cuda_encode import BITS, Encoder
 from compll.backends.cuda_text import code
-from compll.ir import Expr, Field, Selection
+from compll.ir import POSITIONS, Expr, Field, Selection
 from compll.layout import header
 from compll.program import Pass, Program, Sink, Unsupported
 
@@ -389,6 +389,8 @@ class Selecting(Encoder):
         for f in fields:
             if f.storage == "gaps":
                 self.gap_sizes(f)
+            elif f.storage in POSITIONS:
+                self.stream_size(f)
         counted, gaps = header(self.module)
         with self.once_a_piece("places", 256):
             for f in fields:
@@ -398,6 +400,8 @@ class Selecting(Encoder):
                     self.add(
                         f"const i64 length_{f.name} = scan_array(gaps_{f.name} + {blocks}], {blocks} + 1] - {blocks}]);"
                     )
+                elif f.storage in POSITIONS:
+                    self.add(f"const i64 length_{f.name} = stream_{f.name}[p];")
             self.add("if (threadIdx.x) return;")
             self.starts()
             for number, name in enumerate(counted):
@@ -405,7 +409,7 @@ class Selecting(Encoder):
             for f in fields:
                 self.add(f"{self.place_of(f)} = end;")
                 self.add(f"end += {self.kept_size(f)};")
-                if f.storage == "gaps":
+                if f.storage in POSITIONS:
                     place = 4 * (len(counted) + gaps.index(f.name))
                     self.add(f"store_uint32(out + at[p] + {place}, length_{f.name});")
             self.add(f"{self.place_of(None)} = end;")
@@ -413,7 +417,7 @@ class Selecting(Encoder):
 
     def kept_size(self, f: Field) -> str:
         count = self.kept(f.of)
-        if f.storage == "gaps":
+        if f.storage in POSITIONS:
             return f"length_{f.name}"
         if not f.packed:
             return f"{count} * {f.item_bits // 8}"
@@ -431,6 +435,15 @@ class Selecting(Encoder):
             self.add("block_scan<256>(j < count ? gap_size(idx, j) : 0, &all);")
             self.add(f"if (threadIdx.x == 0) {sums}[blockIdx.x] = all;")
 
+    def stream_size(self, f: Field) -> None:
+        """Bytes of a bit stream, by one thread a piece."""
+        grid = self.grid("kept", ITEMS, f.of)
+        sizes = self.memory(f"stream_{f.name}", "int64", "piece")
+        with self.once_a_piece("stream"):
+            self.add("if (threadIdx.x) return;")
+            at = f"idx_{f.of} + item_at[{grid} * (pieces + 1) + p]"
+            self.add(f"{sizes}[p] = {f.storage}_size({at}, {self.kept(f.of)}, n);")
+
     def kept_field(self, sink: Sink) -> None:
         f = sink.field
         assert f is not None
@@ -442,6 +455,12 @@ class Selecting(Encoder):
                 )
                 to = f"out + {self.place_of(f)} + gaps_{f.name}[blockIdx.x] + before"
                 self.add(f"if (j < count) store_gap({to}, idx, j);")
+                return
+            if f.storage in POSITIONS:
+                to = f"out + {self.place_of(f)}"
+                self.add(
+                    f"if (own == 0 && threadIdx.x == 0) store_{f.storage}(idx, count, {to}, n);"
+                )
                 return
             self.prepare(sink.expr)
             if f.packed:

@@ -65,7 +65,8 @@ class Source:
 def prelude() -> str:
     """The functions that all kernels share."""
     here = Path(__file__).parent
-    return "".join((here / name).read_text() for name in ("cuda_prelude.cuh", "cuda_math.cuh"))
+    files = ("cuda_prelude.cuh", "cuda_math.cuh", "cuda_bitstreams.cuh")
+    return "".join((here / name).read_text() for name in files)
 
 
 def source(module: Module, threads: int = 256) -> Source:

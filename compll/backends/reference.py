@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compll import feedback, passes, quantiles
 from compll.arrays import HostArrays
-from compll.backends import elementary, numbers, trits
+from compll.backends import bitstreams, elementary, numbers, trits
 from compll.backends.numbers import F32
 from compll.codec import Incoming
 from compll.errors import PayloadError
@@ -108,6 +108,18 @@ MEANING: dict[str, Callable[..., Any]] = {
     "bfloat16_up": _bfloat16_up,
     "float32": lambda x: np.float32(x),
     "gamma_above": lambda shape, p: quantiles.gamma_above(float(shape), float(p)),
+}
+
+
+WRITE: dict[str, Callable[[Any, int], U8]] = {
+    "gaps": lambda positions, n: numbers.encode_gaps(positions),
+    "golomb": bitstreams.encode_golomb,
+    "elias": bitstreams.encode_elias,
+}
+READ = {
+    "gaps": numbers.decode_gaps,
+    "golomb": bitstreams.decode_golomb,
+    "elias": bitstreams.decode_elias,
 }
 
 
@@ -416,7 +428,9 @@ def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[
 def _payload(run: Run, g: F32) -> U8:
     module = run.module
     kept = {s.name: len(run.pick(s.name)) for s in module.selections}
-    stored = {f.name: _stored(f, run.value(f.expr), run.tile) for f in module.fields if f.expr}
+    stored = {
+        f.name: _stored(f, run.value(f.expr), run.tile, run.n) for f in module.fields if f.expr
+    }
     counted, gaps = header(module)
     lengths = {name: len(stored[name]) for name in gaps}
     place = layout(module, run.n, kept, lengths)
@@ -430,15 +444,15 @@ def _payload(run: Run, g: F32) -> U8:
     return out
 
 
-def _stored(field: Field, value: Any, tile: int) -> U8:
+def _stored(field: Field, value: Any, tile: int, n: int) -> U8:
     values = np.atleast_1d(np.asarray(value))
     if field.trits:
         packed = trits.pack(np.asarray(values, np.uint8), tile)
         return trits.shorten(packed) if field.storage == "runs" else packed
     if field.packed:
         return numbers.pack(_code(values, field.bits).astype(np.uint8), field.bits, tile)
-    if field.storage == "gaps":
-        return numbers.encode_gaps(values)
+    if field.storage in WRITE:
+        return WRITE[field.storage](values, n)
     if field.storage == "float32":
         data: NDArray[Any] = values.astype("<f4")
     elif field.storage == "float16":
@@ -521,10 +535,10 @@ def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
         return _trits(field, data, count, tile)
     if field.packed:
         return numbers.unpack(data, count, field.bits, tile).astype(np.int32)
-    if field.storage == "gaps":
-        positions = numbers.decode_gaps(data, count)
+    if field.storage in READ:
+        positions = READ[field.storage](data, count)
         if positions is None:
-            raise PayloadError(f"{field.name!r} does not hold {count} gaps")
+            raise PayloadError(f"{field.name!r} does not hold {count} positions")
         return positions
     raw = np.ascontiguousarray(data[: count * field.item_bits // 8])
     if field.storage == "float32":

@@ -123,3 +123,31 @@ def test_qsparse_quantizes_the_largest():
     assert set(np.flatnonzero(y)) <= set(kept)
     level = np.sqrt(np.square(x[kept]).sum()) / 127
     assert np.abs(y[kept] - x[kept]).max() <= level * 1.001
+
+
+@pytest.mark.parametrize("vector", vectors("stc_1pct"))
+def test_stc(vector):
+    x, wanted = INPUTS[f"input/{vector}"], MORE[f"stc_1pct/{vector}/decoded"]
+    y = through("stc", x, ratio=0.01)
+    np.testing.assert_allclose(np.sort(np.abs(y)), np.sort(np.abs(wanted)), rtol=1e-5)
+    if vector not in ("withzeros_500", "zeros_100"):  # no ties there
+        np.testing.assert_allclose(y, wanted, rtol=1e-5)
+
+
+def test_stc_takes_about_ten_bits_for_an_element_it_keeps():
+    x = np.random.default_rng(5).standard_normal(100_000).astype(np.float32)
+    payload = compll.compile("stc", "cpu", ratio=0.01).encode(x)
+    assert 9 < 8 * len(payload) / 1000 < 10
+
+
+@pytest.mark.parametrize("natural", [False, True])
+def test_dithering_rounds_to_neighbouring_levels(natural):
+    x = np.random.default_rng(6).standard_normal(4000).astype(np.float32)
+    y = through("dithering", x, natural=natural)
+    top = np.abs(x).max()
+    grid = 2.0 ** np.arange(-15, 1) if natural else np.arange(16) / 15
+    levels = np.unique(np.concatenate([[0], grid])) * top
+    above = np.clip(np.searchsorted(levels, np.abs(x) * (1 - 1e-6)), 1, len(levels) - 1)
+    near = np.minimum(np.abs(np.abs(y) - levels[above]), np.abs(np.abs(y) - levels[above - 1]))
+    assert near.max() <= 1e-6 * top
+    assert (np.sign(y) * np.sign(x) >= 0).all()
