@@ -20,7 +20,7 @@ from compll.backends.cuda_device import CupyDevice, DeviceArrays
 from compll.backends.cuda_source import Plan, Source, hop_source, source
 from compll.backends.cuda_values import Grid, Step
 from compll.codec import Incoming
-from compll.errors import PayloadError
+from compll.errors import PayloadError, UsageError
 from compll.ir import Expr, Module
 from compll.layout import gap_bytes, limits, payload_bytes
 from compll.passes import hops
@@ -200,6 +200,8 @@ class Kernels:
     ) -> Any:  # fmt: skip
         name = self.plan_of(state)
         plan = self.source.plans[name]
+        if state is not None and any(s.shape != "n" for s in self.module.states):
+            self.refuse_shared(table)
         b = self.batch(name, table, at)
         held = () if state is None else tuple(state[s] for s in plan.states)
         taken: tuple[Any, ...] = ()
@@ -217,6 +219,14 @@ class Kernels:
         )  # fmt: skip
         self.run(plan, b, args, self.device.dtype(x))
         return b.used
+
+    def refuse_shared(self, table: I64) -> None:
+        """Pieces run at the same time, so no two of them may update the state of one tensor."""
+        if len(np.unique(table[:, 2])) < len(table):
+            raise UsageError(
+                f"{self.module.name}: no two pieces of a batch on a device may belong to one "
+                "tensor, whose state they would both update; encode them in separate calls"
+            )
 
     def hop(self) -> Kernels:
         """The kernels that decode, add and encode; made at the first call."""

@@ -534,7 +534,7 @@ class Selecting(Encoder):
         of = arg.type.of
         s = self.shape
         grid = self.grid("kept_tiles", s.tiles, of)
-        parts = self.memory(f"kept_part{len(self.parts)}_{of}", "uint32", str(grid))
+        parts = self.memory(f"kept_part{len(self.kept_part_of)}_{of}", "uint32", str(grid))
         self.kept_part_of[id(expr)] = (parts, grid)
         with self.kernel(f"parts{len(self.steps)}", grid, s.threads):
             self.of_grid(grid)

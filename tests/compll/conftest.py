@@ -17,7 +17,6 @@ VARIANTS = {
     "topk": [{"ratio": 0.3}, {"ratio": 1.0}],
     "graddrop": [{"ratio": 0.2}],
     "dithering": [{"natural": True}, {"norm": True, "bits": 8}],
-    "stc": [{"ratio": 0.2}],
     "ddp_uint8": [{"bucket": 512}],
     "qsgd": [{"bits": 4, "bucket": 64}],
     "qsparse": [{"ratio": 0.2, "bits": 2}],

@@ -44,8 +44,6 @@ def where(request):
 
 def kernels(typed, where="shim", threads=256):
     module, params = typed
-    if any(s.shape != "n" for s in module.states):
-        pytest.skip("pieces of one tensor share a state: on a device they are side by side")
     try:
         source = cuda_source.source(module, threads)
     except SpecError as why:
@@ -58,7 +56,7 @@ def pieces(lengths, gap=3):
     """A table of pieces that begin at odd places, and where their payloads begin."""
     starts = np.cumsum([0, *lengths[:-1]]) + gap * np.arange(1, len(lengths) + 1)
     rows = [
-        [s, n, i % 3, 64 * i, s - gap] for i, (s, n) in enumerate(zip(starts, lengths, strict=True))
+        [s, n, i, 64 * i, s - gap] for i, (s, n) in enumerate(zip(starts, lengths, strict=True))
     ]
     return np.array(rows, np.int64), int(starts[-1] + lengths[-1])
 
@@ -76,7 +74,7 @@ def test_a_batch_is_encoded_as_by_the_reference(case, typed, reference, rng, whe
     table, total = pieces(lengths)
     at, room = places(reference, lengths, gap)
     x = rng.standard_normal(total).astype(np.float32)
-    wanted = reference.init_state(total, 3)
+    wanted = reference.init_state(total, 16)
     held = {name: put(s) for name, s in wanted.items()}
     for step in range(2):
         out, expected = put(np.full(room, 7, np.uint8)), np.full(room, 7, np.uint8)
@@ -113,7 +111,7 @@ def test_a_hop_is_decode_add_encode(typed, reference, rng, where, fed):
     sizes = reference.encode_batch(-3 * x[::-1].copy(), table, taken, at)
     theirs, expected = x.copy(), np.zeros(room, np.uint8)
     reference.decode_batch(taken, table, at, sizes, theirs, add=True)
-    wanted = reference.init_state(total, 3) if fed else None
+    wanted = reference.init_state(total, 16) if fed else None
     held = {name: put(s) for name, s in wanted.items()} if wanted is not None else None
     options = {"seed": 5, "step": 1, "scale": 0.5, "writeback": True}
     reference.encode_batch(theirs, table, expected, at, state=wanted, **options)
@@ -292,3 +290,13 @@ def test_functions_and_trits_are_those_of_the_reference(tmp_path, rng, where):
         np.testing.assert_array_equal(get(out), expected)
         device.decode_batch(out, table, at, used, y, add=False)
         np.testing.assert_array_equal(get(y), reference.decode(expected, n))
+
+
+def test_pieces_of_one_tensor_do_not_share_a_state_on_a_device():
+    device, n = kernels(type_check("sidco_e", {})), 64
+    table = np.array([[0, n, 5, 0, 0], [n, n, 5, n, n]])
+    state = compll.compile("sidco_e", "reference").init_state(2 * n, 6)
+    out, x = np.zeros(5000, np.uint8), np.zeros(2 * n, np.float32)
+    options = {"seed": 0, "step": 0, "scale": 1, "writeback": False}
+    with pytest.raises(UsageError, match="separate calls"):
+        device.encode_batch(x, table, out, np.array([0, 2500]), state, **options)
