@@ -39,9 +39,10 @@ def stream(seed, step, tensor, draw, high):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def drawn(seed, step, tensor, draw, element):  # type: ignore[no-untyped-def]
-    """The draw of one element, wherever it stands."""
-    keys = stream(seed, step, tensor, draw, u64(element >> u64(32)))
+def drawn(seed, step, tensor, draw, first, i, tile):  # type: ignore[no-untyped-def]
+    """The draw of element i of a piece that begins at element `first` of its tensor."""
+    element = u64(first + i)
+    keys = stream(seed, step, tensor, draw, u64((first + i // tile * tile) >> 32))
     k0, k1 = u32(keys >> u64(32)), u32(keys & u64(0xFFFFFFFF))
     return ops.uniform(ops.weyl(u32(element & u64(0xFFFFFFFF))), k0, k1)
 

@@ -306,8 +306,8 @@ class Selecting(Encoder):
         if expr.op == "indices":
             return f"i_{self.where}[{i}]"
         if expr.op == "uniform":
-            element = f"first + i_{self.where}[{i}]"
-            return f"drawn(u64(seed), u64(step), u64(tensor), u64({expr.value}), u64({element}))"
+            place = f"first, i_{self.where}[{i}], {self.tile}"
+            return f"drawn(u64(seed), u64(step), u64(tensor), u64({expr.value}), {place})"
         if expr.op == "input":
             return f"cg_{self.where}[{i}]"
         if expr.op == "state":

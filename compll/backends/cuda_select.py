@@ -41,7 +41,7 @@ class Selecting(Encoder):
         if self.mode == "tile":
             return super().text(expr)
         if expr.op == "uniform":
-            keys = f"stream(seed, step, (u64)tensor, {expr.value}, (u64)((offset + i) >> 32))"
+            keys = f"stream(seed, step, (u64)tensor, {expr.value}, (u64)((offset + i / {self.tile} * {self.tile}) >> 32))"
             return f"uniform((u32)(offset + i), {keys})"
         if expr.op == "gather":
             return self.text(expr.args[0])

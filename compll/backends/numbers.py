@@ -7,7 +7,8 @@ are added the same way in float64. Vector units and warps compute exactly this w
 reassociation licence, so payloads are equal bit for bit on every backend.
 
 [Note: random draws] uniform(seed, step, tensor, draw, element) hashes a counter: two 32-bit keys
-are made from (seed, step, tensor, draw, element >> 32) by SplitMix64. Each element's low 32 bits,
+are made from (seed, step, tensor, draw, high) by SplitMix64, with the upper half of the number of
+the tile's first element as high. Each element's low 32 bits,
 spread by a Weyl multiplication, are mixed with them by two rounds of xor-shift and multiply. The
 upper 23 bits of the result, divided by 2**23, are the draw. (Without the Weyl step, neighbours at
 power-of-two distances are correlated: 64 x 64 chi-square tests of 2**22 pairs fail by 10 to 300
@@ -50,10 +51,14 @@ def hashed(element: NDArray[np.uint32], k0: np.uint32, k1: np.uint32) -> NDArray
     return x * np.uint32(0x846CA68B)
 
 
-def uniform(seed: int, step: int, tensor: int, draw: int, start: int, count: int) -> F32:
+def uniform(
+    seed: int, step: int, tensor: int, draw: int, start: int, count: int, tile: int = 1
+) -> F32:
     """`count` draws in [0, 1) for the elements from `start` on."""
-    element = np.arange(count, dtype=np.uint64) + np.uint64(start)
-    high = (element >> np.uint64(32)).astype(np.uint32)
+    place = np.arange(count, dtype=np.uint64)
+    element = place + np.uint64(start)
+    first = place // np.uint64(tile) * np.uint64(tile) + np.uint64(start)
+    high = (first >> np.uint64(32)).astype(np.uint32)
     out = np.empty(count, np.float32)
     for value in np.unique(high):
         k0, k1 = (np.uint32(k) for k in stream(seed, step, tensor, draw, int(value)))

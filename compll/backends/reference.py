@@ -195,7 +195,9 @@ class Run:
     op_state = op_field = op_input
 
     def op_uniform(self, expr: Expr) -> Any:
-        return numbers.uniform(self.seed, self.step, self.tensor, expr.value, self.offset, self.n)
+        return numbers.uniform(
+            self.seed, self.step, self.tensor, expr.value, self.offset, self.n, self.tile
+        )
 
     def op_group_size(self, expr: Expr) -> Any:
         sizes = np.full(-(-self.n // self.tile), self.tile, np.float32)

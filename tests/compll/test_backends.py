@@ -96,10 +96,11 @@ def test_payload_length(cpu, rng):
         assert 0 < cpu.payload_bytes(n) < 9 * n + 64
 
 
-def test_draws_across_the_32_bit_boundary(cpu, reference, rng):
+@pytest.mark.parametrize("before", [2048, 500])
+def test_draws_across_the_32_bit_boundary(cpu, reference, rng, before):
     n = 4096
     x = rng.standard_normal(n).astype(np.float32)
-    table = np.array([[0, n, 3, 2**32 - 2048, 0]])
+    table = np.array([[0, n, 3, 2**32 - before, 0]])
     payloads = []
     for codec in (cpu, reference):
         out = np.zeros(codec.payload_bytes(n), np.uint8)
