@@ -115,7 +115,9 @@ def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
         "scalar": "", "table": "", "n": "n",
         "group": f"ceil(n / {module.group})", "kept": f"count({field.of})",
     }[field.shape]  # fmt: skip
-    if field.storage == "gaps":
+    if field.storage in ("golomb", "elias"):
+        yield f"{field.storage}({field.of})", 1
+    elif field.storage == "gaps":
         yield count, 1
         yield f"gaps({field.of})", 1
     elif field.shape == "table":

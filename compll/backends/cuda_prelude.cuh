@@ -12,6 +12,7 @@ typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
 #define D static __device__ __forceinline__
+#define SLOW static __device__ __noinline__
 #define FULL 0xffffffffu
 #define NAN_F __int_as_float(0x7fc00000)
 
@@ -143,10 +144,12 @@ D void block_keys(u64* keys, int draws, u64 seed, u64 step, i64 tensor, i64 e) {
 // ---- memory: payload fields stand at any byte ----
 
 D bool aligned(const void* p, u32 bytes) { return ((u64)p & (bytes - 1)) == 0; }
-D void store_bytes(u8* p, u32 value, int count) {
+// What stands at an odd address goes byte by byte, out of line: it is rare, and would be most of the
+// code. Values are passed in registers, or the arrays that they come from would be in memory.
+SLOW void store_bytes(u8* p, u32 value, int count) {
   for (int i = 0; i < count; ++i) p[i] = (u8)(value >> (8 * i));
 }
-D u32 load_bytes(const u8* p, int count) {
+SLOW u32 load_bytes(const u8* p, int count) {
   u32 value = 0;
   for (int i = 0; i < count; ++i) value |= (u32)p[i] << (8 * i);
   return value;
@@ -172,49 +175,59 @@ D float load_bfloat16(const u8* p) { return bfloat16_value(load_half(p)); }
 struct alignas(16) Quad { u32 v[4]; };
 struct alignas(8) Pair { u32 v[2]; };
 
-// four elements at i of n (zero beyond): one access where address and length allow it
-D void load4(const float* x, i64 i, int count, float* v) {
-  if (count >= 4 && aligned(x + i, 16)) {
-    Quad q = *(const Quad*)(x + i);
-    for (int j = 0; j < 4; ++j) v[j] = __int_as_float((i32)q.v[j]);
-  } else {
-    for (int j = 0; j < 4; ++j) v[j] = j < count ? x[i + j] : 0.0f;
+SLOW Quad load4_slow(const float* x, int count) {
+  Quad q;
+  for (int j = 0; j < 4; ++j) q.v[j] = j < count ? (u32)__float_as_int(x[j]) : 0u;
+  return q;
+}
+SLOW void store4_slow(float* x, int count, Quad q) {
+  for (int j = 0; j < 4; ++j) if (j < count) x[j] = __int_as_float((i32)q.v[j]);
+}
+SLOW void keep4_slow(float* x, int count, Quad q) {
+  for (int j = 0; j < 4; ++j) {
+    const float y = __int_as_float((i32)q.v[j]);
+    if (j < count && finite(y)) x[j] = y;
   }
 }
+D Quad quad_of(const float* v) {
+  Quad q;
+  for (int j = 0; j < 4; ++j) q.v[j] = (u32)__float_as_int(v[j]);
+  return q;
+}
+// four elements at i of n (zero beyond): one access where address and length allow it
+D void load4(const float* x, i64 i, int count, float* v) {
+  const Quad q = count >= 4 && aligned(x + i, 16) ? *(const Quad*)(x + i) : load4_slow(x + i, count);
+  for (int j = 0; j < 4; ++j) v[j] = __int_as_float((i32)q.v[j]);
+}
 D void store4(float* x, i64 i, int count, const float* v) {
-  if (count >= 4 && aligned(x + i, 16)) {
-    Quad q;
-    for (int j = 0; j < 4; ++j) q.v[j] = (u32)__float_as_int(v[j]);
-    *(Quad*)(x + i) = q;
-  } else {
-    for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = v[j];
-  }
+  if (count >= 4 && aligned(x + i, 16)) *(Quad*)(x + i) = quad_of(v);
+  else store4_slow(x + i, count, quad_of(v));
 }
 // states take up finite values only
 D void keep4(float* x, i64 i, int count, const float* v) {
-  bool all = finite(v[0]) && finite(v[1]) && finite(v[2]) && finite(v[3]);
-  if (all) { store4(x, i, count, v); return; }
-  for (int j = 0; j < 4; ++j) if (j < count && finite(v[j])) x[i + j] = v[j];
+  const bool all = finite(v[0]) && finite(v[1]) && finite(v[2]) && finite(v[3]);
+  if (all && count >= 4 && aligned(x + i, 16)) *(Quad*)(x + i) = quad_of(v);
+  else keep4_slow(x + i, count, quad_of(v));
 }
 #if GRADIENT != 0
 D float value16(u16 h) { return GRADIENT == 1 ? float16_value(h) : bfloat16_value(h); }
 D u16 bits16(float x) { return GRADIENT == 1 ? float16_bits(x) : bfloat16_bits(x); }
+SLOW Pair load4_slow(const u16* x, int count) {
+  Pair q = {{0, 0}};
+  for (int j = 0; j < 4; ++j) if (j < count) q.v[j >> 1] |= (u32)x[j] << (16 * (j & 1));
+  return q;
+}
+SLOW void store4_slow(u16* x, int count, Pair q) {
+  for (int j = 0; j < 4; ++j) if (j < count) x[j] = (u16)(q.v[j >> 1] >> (16 * (j & 1)));
+}
 D void load4(const u16* x, i64 i, int count, float* v) {
-  if (count >= 4 && aligned(x + i, 8)) {
-    Pair q = *(const Pair*)(x + i);
-    for (int j = 0; j < 4; ++j) v[j] = value16((u16)(q.v[j >> 1] >> (16 * (j & 1))));
-  } else {
-    for (int j = 0; j < 4; ++j) v[j] = j < count ? value16(x[i + j]) : 0.0f;
-  }
+  const Pair q = count >= 4 && aligned(x + i, 8) ? *(const Pair*)(x + i) : load4_slow(x + i, count);
+  for (int j = 0; j < 4; ++j) v[j] = value16((u16)(q.v[j >> 1] >> (16 * (j & 1))));
 }
 D void store4(u16* x, i64 i, int count, const float* v) {
-  if (count >= 4 && aligned(x + i, 8)) {
-    Pair q;
-    for (int j = 0; j < 2; ++j) q.v[j] = bits16(v[2 * j]) | (u32)bits16(v[2 * j + 1]) << 16;
-    *(Pair*)(x + i) = q;
-  } else {
-    for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = bits16(v[j]);
-  }
+  Pair q;
+  for (int j = 0; j < 2; ++j) q.v[j] = bits16(v[2 * j]) | (u32)bits16(v[2 * j + 1]) << 16;
+  if (count >= 4 && aligned(x + i, 8)) *(Pair*)(x + i) = q; else store4_slow(x + i, count, q);
 }
 #endif
 D float load1(const float* x, i64 i) { return x[i]; }
@@ -225,31 +238,40 @@ D void store1(u16* x, i64 i, float v) { x[i] = bits16(v); }
 #endif
 
 // four items of 2 or 4 bytes in the payload
+SLOW void put4_slow(u8* p, int count, int bytes, Quad q) {
+  for (int j = 0; j < 4; ++j)
+    if (j < count) { if (bytes == 4) store_word(p + 4 * j, q.v[j]); else store_half(p + 2 * j, (u16)q.v[j]); }
+}
+SLOW Quad get4_slow(const u8* p, int count, int bytes) {
+  Quad q;
+  for (int j = 0; j < 4; ++j)
+    q.v[j] = j < count ? (bytes == 4 ? load_word(p + 4 * j) : load_half(p + 2 * j)) : 0;
+  return q;
+}
 D void put4(u8* p, int count, int bytes, const u32* v) {
+  Quad q;
+  for (int j = 0; j < 4; ++j) q.v[j] = v[j];
   if (count >= 4 && bytes == 4 && aligned(p, 16)) {
-    Quad q;
-    for (int j = 0; j < 4; ++j) q.v[j] = v[j];
     *(Quad*)p = q;
   } else if (count >= 4 && bytes == 2 && aligned(p, 8)) {
-    Pair q;
-    for (int j = 0; j < 2; ++j) q.v[j] = v[2 * j] | v[2 * j + 1] << 16;
-    *(Pair*)p = q;
+    Pair half;
+    for (int j = 0; j < 2; ++j) half.v[j] = v[2 * j] | v[2 * j + 1] << 16;
+    *(Pair*)p = half;
   } else {
-    for (int j = 0; j < 4; ++j)
-      if (j < count) { if (bytes == 4) store_word(p + 4 * j, v[j]); else store_half(p + 2 * j, (u16)v[j]); }
+    put4_slow(p, count, bytes, q);
   }
 }
 D void get4(const u8* p, int count, int bytes, u32* v) {
+  Quad q;
   if (count >= 4 && bytes == 4 && aligned(p, 16)) {
-    Quad q = *(const Quad*)p;
-    for (int j = 0; j < 4; ++j) v[j] = q.v[j];
+    q = *(const Quad*)p;
   } else if (count >= 4 && bytes == 2 && aligned(p, 8)) {
-    Pair q = *(const Pair*)p;
-    for (int j = 0; j < 4; ++j) v[j] = (q.v[j >> 1] >> (16 * (j & 1))) & 0xffffu;
+    const Pair half = *(const Pair*)p;
+    for (int j = 0; j < 4; ++j) q.v[j] = (half.v[j >> 1] >> (16 * (j & 1))) & 0xffffu;
   } else {
-    for (int j = 0; j < 4; ++j)
-      v[j] = j < count ? (bytes == 4 ? load_word(p + 4 * j) : load_half(p + 2 * j)) : 0;
+    q = get4_slow(p, count, bytes);
   }
+  for (int j = 0; j < 4; ++j) v[j] = q.v[j];
 }
 
 // ---- pieces and tiles ----

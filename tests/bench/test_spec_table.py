@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import compll
 from bench import spec_table
 from bench.spec_facts import HIPRESS, facts, logic_lines
-from compll.layout import gap_bytes, limits
+from compll.layout import elias_bytes, gap_bytes, golomb_bytes, limits
 
 SPECS = compll.list_specs()
 
@@ -28,7 +28,12 @@ def test_formulas_give_the_length_of_payloads(name, n):
     # A selection's size is not told apart from its gaps: the bounds of both give the bound.
     bounds = limits(codec.module, n, codec.params)
     names = {s: s for s in bounds}
-    values = {"count": lambda s: bounds[s], "gaps": lambda s: gap_bytes(bounds[s], n) - bounds[s]}
+    values = {
+        "count": lambda s: bounds[s],
+        "gaps": lambda s: gap_bytes(bounds[s], n) - bounds[s],
+        "golomb": lambda s: golomb_bytes(bounds[s], n),
+        "elias": lambda s: elias_bytes(bounds[s], n),
+    }
     assert eval(known.payload, values | names | {"ceil": ceil, "n": n}) == codec.payload_bytes(n)
     assert known.limits
 
