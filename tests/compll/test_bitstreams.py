@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compll.backends import bitstreams, cpu_bitstreams
@@ -22,7 +22,6 @@ def kernel(name, code):
 
 
 @pytest.mark.parametrize("code", WRITE)
-@settings(deadline=None)  # the first call compiles
 @given(sets)
 def test_round_trip_within_the_bound(code, drawn):
     n, chosen = drawn
@@ -42,7 +41,6 @@ def test_round_trip_within_the_bound(code, drawn):
 
 
 @pytest.mark.parametrize("code", WRITE)
-@settings(deadline=None)  # the first call compiles
 @given(st.binary(max_size=40), st.integers(0, 40), st.integers(1, 300))
 def test_arbitrary_bytes(code, raw, count, n):
     data = np.frombuffer(raw, np.uint8)
@@ -52,7 +50,6 @@ def test_arbitrary_bytes(code, raw, count, n):
 
 
 @pytest.mark.parametrize("code", WRITE)
-@settings(deadline=None)  # the first call compiles
 @given(st.integers(0, 10**6), st.integers(1, 10**6))
 def test_the_bound_grows_with_the_number_of_positions(code, count, n):
     count = min(count, n)
