@@ -13,7 +13,6 @@ from compll.operators import OPERATORS
 from compll.source import LIMIT_BYTES
 from compll.spec import Spec
 from compll.syntax import Call, Syntax
-from compll.traffic import traffic
 
 #: sections that hold no algorithm
 PLAIN = {"name", "about", "source", "params", "group", "state", "feedback", "merge", "optimizers"}
@@ -47,7 +46,7 @@ def facts(name: str) -> Facts:
     """Everything derived of one spec."""
     codec = library.compile(name, "reference")
     module, spec = codec.module, library.load(name)
-    found = traffic(explain.program_of(module))
+    found = explain.found_traffic(module)
     return Facts(
         name=name,
         lines=logic_lines(library.locate(name).read_text("utf-8")[:LIMIT_BYTES]),
@@ -111,6 +110,10 @@ def formula(module: Module) -> str:
 
 def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
     """The terms of a field's size: what is counted, and bytes of each."""
+    if field.shape == "matrix":
+        rows, cols = map(explain.dimension, field.dims)
+        yield f"{rows} * {cols}", field.item_bits // 8
+        return
     count = {
         "scalar": "", "table": "", "n": "n",
         "group": f"ceil(n / {module.group})", "kept": f"count({field.of})",

@@ -12,7 +12,19 @@ from collections.abc import Iterable, Sequence
 
 from casync.errors import PlanError
 from casync.plan import Part
-from casync.tasks import Decode, Encode, Merge, Recv, Reduce, Send, Side, Task
+from casync.tasks import (
+    Decode,
+    DecodeRounds,
+    Encode,
+    EncodeRound,
+    Merge,
+    Recv,
+    Reduce,
+    ReduceRound,
+    Send,
+    Side,
+    Task,
+)
 
 __all__ = ["Builder"]
 
@@ -63,6 +75,27 @@ class Builder:
             self._available[rank, payload] = at
             if part.codec is None:
                 self._writer[rank, part.id] = at
+
+    def encode_round(self, rank: int, part: Part, number: int, before: Sequence[int]) -> int:
+        """Encode a round from the bucket piece and the summed payloads of those before it."""
+        payload = self._payloads
+        self._payloads += 1
+        after = [self._get(rank, earlier) for earlier in before]
+        task = EncodeRound(rank, part.id, payload, "worker", False, False, number)
+        self._available[rank, payload] = self._read(task, after)
+        return payload
+
+    def reduce_round(self, part: Part, payloads: Sequence[int], number: int) -> None:
+        """Sum a round's payloads (one per rank) over all ranks; each rank's becomes the sum."""
+        after = [self._get(rank, payload) for rank, payload in enumerate(payloads)]
+        for rank, payload in enumerate(payloads):
+            at = self._add(ReduceRound(rank, part.id, payload, number), after)
+            self._available[rank, payload] = at
+
+    def decode_rounds(self, rank: int, part: Part, payloads: Sequence[int]) -> None:
+        """Overwrite the rank's bucket piece by what the sums of all rounds give."""
+        after = [self._get(rank, payload) for payload in payloads]
+        self._write(DecodeRounds(rank, part.id, payloads[-1]), after)
 
     def _get(self, rank: int, payload: int) -> int:
         if (rank, payload) not in self._available:

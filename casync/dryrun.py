@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from casync.errors import DeadlockError
 from casync.graph import Graph
-from casync.tasks import Decode, Merge, Recv, Reduce, Send, Task
+from casync.tasks import Decode, Merge, Recv, Reduce, ReduceRound, Send, Task
 
 __all__ = ["DryRun", "dry_run"]
 
@@ -44,7 +44,7 @@ def _sum(graph: Graph, kind: type) -> tuple[int, ...]:
     totals = [0] * graph.world_size
     for task in graph.tasks:
         if isinstance(task, kind):
-            totals[task.rank] += graph.message_bytes[task.part]
+            totals[task.rank] += graph.bytes_of(task)
     return tuple(totals)
 
 
@@ -89,10 +89,11 @@ def _match(sent: deque[Task], received: deque[Task]) -> None:
 
 def _check_reduces(graph: Graph) -> None:
     """All ranks must reduce the same parts in the same order."""
-    orders: list[list[int]] = [[] for _ in range(graph.world_size)]
+    orders: list[list[int | tuple[int, int]]] = [[] for _ in range(graph.world_size)]
     for task in graph.tasks:
         if isinstance(task, Reduce):
-            orders[task.rank].append(task.part)
+            one = (task.part, task.round) if isinstance(task, ReduceRound) else task.part
+            orders[task.rank].append(one)
     for rank, order in enumerate(orders):
         if order != orders[0]:
             raise DeadlockError(f"rank {rank} reduces parts {order}, rank 0 {orders[0]}")

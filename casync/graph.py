@@ -14,7 +14,7 @@ from casync.errors import GraphSyntaxError, PlanError
 from casync.messages import Layout
 from casync.plan import Part
 from casync.strategies import load
-from casync.tasks import Recv, Send, Task, parse_task
+from casync.tasks import Recv, Reduce, ReduceRound, Send, Task, parse_task
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -31,6 +31,9 @@ _COLOURS = {
     "send": "skyblue",
     "recv": "lightblue",
     "reduce": "palegreen",
+    "encode_round": "gold",
+    "reduce_round": "palegreen",
+    "decode_rounds": "khaki",
 }
 
 
@@ -57,9 +60,16 @@ class Graph:
 
     world_size: int
     parts: tuple[Part, ...]
-    message_bytes: tuple[int, ...]  # by part: bound of its message
+    message_bytes: tuple[int, ...]  # by part: bound of its message, or of all its rounds
     tasks: tuple[Task, ...]
     after: tuple[tuple[int, ...], ...]
+    round_bytes: tuple[tuple[int, ...], ...] = ()  # by part: of each of its rounds
+
+    def bytes_of(self, task: Task) -> int:
+        """Bound of what a send, recv or reduce moves."""
+        if isinstance(task, ReduceRound):
+            return self.round_bytes[task.part][task.round]
+        return self.message_bytes[task.part]
 
     @cached_property
     def dag(self) -> Dag:
@@ -95,7 +105,8 @@ class Graph:
         yield _TITLE
         yield f"world {self.world_size}"
         for part, size in zip(self.parts, self.message_bytes, strict=True):
-            fields = [part.codec, part.strategy, part.owner, part.rows, size]
+            rounds = [self.round_bytes[part.id]] if part.rounds else []
+            fields = [part.codec, part.strategy, part.owner, part.rows, size, *rounds]
             yield f"part {part.id} {json.dumps(fields)}"
         for i, (task, after) in enumerate(zip(self.tasks, self.after, strict=True)):
             tail = f" after {','.join(map(str, after))}" if after else ""
@@ -107,6 +118,7 @@ class Graph:
         lines = text.splitlines()
         parts: list[Part] = []
         sizes: list[int] = []
+        rounds: list[tuple[int, ...]] = []
         tasks: list[Task] = []
         after: list[tuple[int, ...]] = []
         number = 2
@@ -115,18 +127,21 @@ class Graph:
             for line in lines[2:]:
                 number += 1
                 if line.startswith("part "):
-                    part, size = _parse_part(line, len(parts))
+                    part, size, each = _parse_part(line, len(parts))
                     parts.append(part)
                     sizes.append(size)
+                    rounds.append(each)
                 else:
                     task, waits = _parse_line(line, len(tasks))
                     _check_numbers(task, world_size, len(parts))
+                    _check_round(task, rounds)
                     tasks.append(task)
                     after.append(waits)
             _check_waits(after)
         except (ValueError, TypeError, KeyError, PlanError) as error:
             raise GraphSyntaxError(f"line {number}: {error}") from error
-        return cls(world_size, tuple(parts), tuple(sizes), tuple(tasks), tuple(after))
+        known = tuple(rounds)
+        return cls(world_size, tuple(parts), tuple(sizes), tuple(tasks), tuple(after), known)
 
     def dot(self) -> str:
         """Graphviz source, a box of tasks per rank."""
@@ -154,7 +169,16 @@ def build(parts: Sequence[Part], world_size: int, codecs: Mapping[str, Codec]) -
         while phases:
             phases = [phase for phase in phases if next(phase, _DONE) is not _DONE]
     sizes = tuple(Layout.of(part, codecs).size for part in parts)
-    return Graph(world_size, tuple(parts), sizes, tuple(b.tasks), tuple(b.after))
+    rounds = tuple(_rounds(part, codecs) for part in parts)
+    return Graph(world_size, tuple(parts), sizes, tuple(b.tasks), tuple(b.after), rounds)
+
+
+def _rounds(part: Part, codecs: Mapping[str, Codec]) -> tuple[int, ...]:
+    """Bytes of each round."""
+    if part.codec is None:
+        return ()
+    codec = codecs[part.codec]
+    return tuple(Layout.of_round(part, codec, number).size for number in range(part.rounds))
 
 
 _DONE = object()
@@ -171,7 +195,7 @@ def _check_codecs(parts: Sequence[Part], codecs: Mapping[str, Codec]) -> None:
 
 def _urgent(tasks: Sequence[Task], unlocks: Sequence[Sequence[int]]) -> tuple[bool, ...]:
     """Whether a send or reduce follows, so that the link does not idle behind mere decodes."""
-    urgent = [task.verb in ("send", "reduce") for task in tasks]
+    urgent = [isinstance(task, Send | Reduce) for task in tasks]
     for i in reversed(range(len(tasks))):
         urgent[i] = urgent[i] or any(urgent[j] for j in unlocks[i])
     return tuple(urgent)
@@ -183,13 +207,20 @@ def _parse_head(lines: Sequence[str]) -> int:
     return int(lines[1].removeprefix("world "))
 
 
-def _parse_part(line: str, expected: int) -> tuple[Part, int]:
+def _parse_part(line: str, expected: int) -> tuple[Part, int, tuple[int, ...]]:
     _, number, fields = line.split(" ", 2)
-    codec, strategy, owner, rows, size = json.loads(fields)
+    codec, strategy, owner, rows, size, *more = json.loads(fields)
     if int(number) != expected:
         raise GraphSyntaxError(f"expected part {expected}")
     table = tuple((int(a), int(b), int(c), int(d), int(e)) for a, b, c, d, e in rows)
-    return Part(expected, codec, strategy, int(owner), table), int(size)
+    rounds = tuple(int(b) for b in more[0]) if more else ()
+    part = Part(expected, codec, strategy, int(owner), table, len(rounds))
+    return part, int(size), rounds
+
+
+def _check_round(task: Task, rounds: Sequence[tuple[int, ...]]) -> None:
+    if isinstance(task, ReduceRound) and task.round >= len(rounds[task.part]):
+        raise GraphSyntaxError(f"part {task.part} has no round {task.round}")
 
 
 def _parse_line(line: str, expected: int) -> tuple[Task, tuple[int, ...]]:

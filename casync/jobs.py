@@ -19,7 +19,20 @@ from casync.errors import PlanError
 from casync.graph import Program
 from casync.messages import Layout
 from casync.plan import Part
-from casync.tasks import SIDES, Decode, Encode, Merge, Recv, Send, Side, Task
+from casync.rounds import as_rounds, rounds_of
+from casync.tasks import (
+    SIDES,
+    Decode,
+    DecodeRounds,
+    Encode,
+    EncodeRound,
+    Merge,
+    Recv,
+    ReduceRound,
+    Send,
+    Side,
+    Task,
+)
 from casync.transports import Handle
 
 __all__ = ["Job", "Prepared", "Slot", "States", "mix_seed"]
@@ -125,6 +138,7 @@ class Prepared:
         self._tables = [np.array(p.rows, np.int64).reshape(-1, 5) for p in program.parts]
         self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
         self._slots: dict[int, Slot] = {}
+        self._rounds: dict[int, list[Slot]] = {}  # by part: of its rounds, in order
         self.urgent = program.urgent
         self.slots = [self._slot(task) for task in program.tasks]
         self._taken = _fused(program, codecs)
@@ -138,11 +152,17 @@ class Prepared:
         if part.codec is None:
             start, length = part.rows[0][:2]
             return job.bucket.detach()[start : start + length]
-        dtype = _DTYPES[self._codecs[part.codec].additive or ""]
+        codec, task = self._codecs[part.codec], job.tasks[index]
+        name = (
+            rounds_of(codec)[task.round].dtype if isinstance(task, ReduceRound) else codec.additive
+        )
+        dtype = _DTYPES[name or ""]
         return self.slots[index].tensor.view(dtype)
 
     def _slot(self, task: Task) -> Slot:
         """Every payload of this rank has one; a raw part's is empty, as the bucket is used."""
+        if isinstance(task, EncodeRound):
+            self._slots[task.payload] = self._round_slot(task)
         if task.payload not in self._slots:
             raw = self._parts[task.part].codec is None
             layout = _EMPTY if raw else self._layouts[task.part]
@@ -150,8 +170,20 @@ class Prepared:
             self._slots[task.payload] = Slot(layout, source)
         return self._slots[task.payload]
 
+    def _round_slot(self, task: EncodeRound) -> Slot:
+        """Of a round's payload, which the encode of the round makes."""
+        part = self._parts[task.part]
+        codec = self._codecs[part.codec or ""]
+        slot = Slot(Layout.of_round(part, codec, task.round), task.rank)
+        self._rounds.setdefault(task.part, []).append(slot)
+        return slot
+
     def _step(self, index: int, task: Task) -> Step | None:
         """What the compute lane calls for this task; None for those of other lanes."""
+        if isinstance(task, EncodeRound):
+            return self._encode_round(task, self.slots[index])
+        if isinstance(task, DecodeRounds):
+            return self._decode_rounds(task)
         if isinstance(task, Encode):
             before = self._taken.get(index)
             taken = None if before is None else self.slots[before]
@@ -179,6 +211,37 @@ class Prepared:
                     seed=seed, step=job.step, scale=scale, writeback=writeback, **more,
                 )
             )  # fmt: skip
+
+        return step
+
+    def _encode_round(self, task: EncodeRound, slot: Slot) -> Step:
+        key, table = self._parts[task.part].codec or "", self._tables[task.part]
+        encode, seed, workers = (
+            as_rounds(self._codecs[key]).encode_round, self._seeds["worker"], self._world_size,
+        )  # fmt: skip
+        sums = [(s.array, s.layout.at) for s in self._rounds[task.part][: task.round]]
+        number, out, at = task.round, slot.array, slot.layout.at
+
+        def step(job: Job) -> None:
+            slot.fill(
+                encode(
+                    number, job.array, table, out, at, sums, workers=workers,
+                    state=job.states.get((key, "worker")), seed=seed, step=job.step,
+                )
+            )  # fmt: skip
+
+        return step
+
+    def _decode_rounds(self, task: DecodeRounds) -> Step:
+        key, table = self._parts[task.part].codec or "", self._tables[task.part]
+        decode, seed, workers = (
+            as_rounds(self._codecs[key]).decode_rounds, self._seeds["worker"], self._world_size,
+        )  # fmt: skip
+        sums = [(s.array, s.layout.at) for s in self._rounds[task.part]]
+
+        def step(job: Job) -> None:
+            state = job.states.get((key, "worker"))
+            decode(job.array, table, sums, workers=workers, state=state, seed=seed, step=job.step)
 
         return step
 

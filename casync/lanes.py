@@ -252,4 +252,4 @@ class Communication:
 def _lane(task: Task) -> _Lane:
     if isinstance(task, Send | Recv):
         return (task.verb, task.peer, task.channel)
-    return (task.verb, 0, 0)
+    return (Reduce.verb, 0, 0)  # those of rounds, too: one order of all collectives

@@ -16,6 +16,7 @@ import numpy as np
 from casync.codec import FLOAT_BYTES, Bytes, Codec, Ints
 from casync.errors import PayloadError
 from casync.plan import Part
+from casync.rounds import rounds_of
 
 __all__ = ["ALIGN", "Contents", "Layout"]
 
@@ -49,16 +50,31 @@ class Layout:
 
     @classmethod
     def of(cls, part: Part, codecs: Mapping[str, Codec]) -> Layout:
-        """The layout of a part. A raw part's "message" is its float32 run in the bucket."""
+        """The layout of a part. A raw part's "message" is its float32 run in the bucket.
+
+        Of a part with rounds only the size is of use: that of all its rounds together.
+        """
         if part.codec is None:
             at = np.zeros(1, np.int64)
             return cls(True, 0, at, at, part.elements * FLOAT_BYTES)
         codec = codecs[part.codec]
+        if rounds_of(codec):
+            each = [cls.of_round(part, codec, number) for number in range(part.rounds)]
+            at = np.zeros(len(part.rows), np.int64)
+            return cls(True, 0, at, at, sum(one.size for one in each))
         sizes = {n: codec.payload_bytes(n) for n in {row[1] for row in part.rows}}
         bound = np.array([sizes[row[1]] for row in part.rows], np.int64)
         header = 0 if codec.fixed else 8 * len(bound)
         at = _positions(bound, header)
         return cls(codec.fixed, header, bound, at[:-1], int(at[-1]))
+
+    @classmethod
+    def of_round(cls, part: Part, codec: Codec, number: int) -> Layout:
+        """The layout of one round's payloads."""
+        one = rounds_of(codec)[number]
+        bound = np.array([one.payload_bytes(row[1]) for row in part.rows], np.int64)
+        at = _positions(bound, 0)
+        return cls(True, 0, bound, at[:-1], int(at[-1]))
 
     def buffer(self) -> Bytes:
         """A new zeroed buffer: padding between additive payloads must be numbers."""

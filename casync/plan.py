@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from casync.codec import FLOAT_BYTES, Codec
 from casync.errors import PlanError
+from casync.rounds import rounds_of
 from casync.strategies import load
 
 __all__ = ["BATCH_BYTES", "WHOLE_BYTES", "Choice", "Part", "Tensor", "assign_owners", "partition"]
@@ -54,6 +55,7 @@ class Part:
     strategy: str
     owner: int
     rows: tuple[Row, ...]  # the codec's table: START, LENGTH, TENSOR, OFFSET, STATE
+    rounds: int = 0  # all-reduces that build on one another; 0: payloads travel whole
 
     @property
     def elements(self) -> int:
@@ -110,10 +112,13 @@ def partition(
         choice = choices[tensor.name]
         owner = (tensor.index if owners is None else owners[tensor.name]) % world_size
         pieces.extend(_split(tensor, choice, owner, world_size, codecs, whole_bytes))
-    return tuple(
-        Part(number, p[0].choice.codec, p[0].choice.strategy, p[0].owner, _rows(p))
-        for number, p in enumerate(_join(pieces, batch_bytes))
-    )
+    return tuple(_part(n, p, codecs) for n, p in enumerate(_join(pieces, batch_bytes)))
+
+
+def _part(number: int, pieces: Sequence[_Piece], codecs: Mapping[str, Codec]) -> Part:
+    choice, owner = pieces[0].choice, pieces[0].owner
+    rounds = 0 if choice.codec is None else len(rounds_of(codecs[choice.codec]))
+    return Part(number, choice.codec, choice.strategy, owner, _rows(pieces), rounds)
 
 
 def _check(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from casync.codec import FLOAT_BYTES
 from casync.graph import Graph, Program
-from casync.tasks import Encode, Recv, Reduce, Send
+from casync.tasks import Encode, Recv, Reduce, ReduceRound, Send
 
 __all__ = ["Cluster", "CodecSpeed", "Timeline", "simulate"]
 
@@ -75,7 +75,7 @@ class _Simulation:
         self._out, self._in = [0.0] * ranks, [0.0] * ranks  # when that side of the link is free
         self._sends: dict[tuple[int, int, int], deque[tuple[int, int]]] = defaultdict(deque)
         self._may_send: set[tuple[int, int, int]] = set()
-        self._reduces: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self._reduces: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
         self._begin: dict[tuple[int, int, int], float] = {}
         self._events: list[tuple[int, str, float, float]] = []
         self._finished = [0.0] * len(graphs)
@@ -167,13 +167,14 @@ class _Simulation:
 
     def _gather(self, graph: int, rank: int, i: int, task: Reduce) -> None:
         """The native collective begins when all ranks are there."""
-        there = self._reduces[graph, task.part]
+        number = task.round if isinstance(task, ReduceRound) else 0
+        there = self._reduces[graph, task.part, number]
         there.append((rank, i))
         n = self._graphs[graph].world_size
         if len(there) < n:
             return
         begin = max(self._clock, *self._out, *self._in)
-        share = 2 * (n - 1) / n * self._graphs[graph].message_bytes[task.part]
+        share = 2 * (n - 1) / n * self._graphs[graph].bytes_of(task)
         end = begin + share / self._cluster.bandwidth + 2 * (n - 1) * self._cluster.latency
         for member, position in there:
             self._out[member] = self._in[member] = end

@@ -20,10 +20,13 @@ from casync.errors import GraphSyntaxError
 __all__ = [
     "SIDES",
     "Decode",
+    "DecodeRounds",
     "Encode",
+    "EncodeRound",
     "Merge",
     "Recv",
     "Reduce",
+    "ReduceRound",
     "Send",
     "Side",
     "Task",
@@ -96,9 +99,38 @@ class Reduce(_Base):
     verb: ClassVar[str] = "reduce"
 
 
+@dataclass(frozen=True)
+class EncodeRound(Encode):
+    """Bucket piece and the sums of earlier rounds -> the payload of a round."""
+
+    verb: ClassVar[str] = "encode_round"
+    round: int
+
+
+@dataclass(frozen=True)
+class ReduceRound(Reduce):
+    """The payload of a round, summed over all ranks, natively, in place."""
+
+    verb: ClassVar[str] = "reduce_round"
+    round: int
+
+
+@dataclass(frozen=True)
+class DecodeRounds(Decode):
+    """The sums of all rounds (`payload`: of the last) -> bucket piece, overwriting it."""
+
+    verb: ClassVar[str] = "decode_rounds"
+
+
 Task: TypeAlias = Encode | Decode | Merge | Send | Recv | Reduce
 
-_KINDS: dict[str, type[Task]] = {k.verb: k for k in (Encode, Decode, Merge, Send, Recv, Reduce)}
+_KINDS: dict[str, type[Task]] = {
+    k.verb: k
+    for k in (
+        *(Encode, Decode, Merge, Send, Recv, Reduce),
+        *(EncodeRound, ReduceRound, DecodeRounds),
+    )
+}
 _BOOLS = frozenset({"average", "writeback"})
 _PAIR = re.compile(r"([a-z]+)=(\w+)")
 

@@ -39,6 +39,8 @@ def binaries(target: str, texts: Texts, arch: str) -> dict[str, bytes]:
 
 
 def _cpu(module: Module, params: Mapping[str, Number]) -> Texts:
+    if module.arrays:
+        return {}  # computed an array at a time, by functions that need no generated text
     from compll.backends.cpu import Source
 
     return {"cpu.py": Source(module).text}

@@ -9,11 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from compll import feedback, strict
-from compll.errors import Problems, Span, closest, nearest
-from compll.ir import PACKED, POSITIONS, Expr, Field, Module, Pool, Selection, Type, walk
+from compll import check_arrays, feedback, matrices, strict
+from compll.errors import Problems, RuleError, Span, closest, nearest
+from compll.ir import (
+    PACKED,
+    POSITIONS,
+    Expr,
+    Field,
+    Module,
+    Pool,
+    Selection,
+    Type,
+    rebuild,
+    walk,
+)
 from compll.operators import CALLABLE, CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SYNONYMS
-from compll.rules import RuleError, Rules
+from compll.rules import Rules
 from compll.spec import ANY, Declared, ParamValue, Spec, as_float
 from compll.static import depends, evaluate
 from compll.syntax import SYMBOLS, Call, Name, Number, Syntax, names
@@ -83,6 +94,7 @@ class _Checker:
         env |= {s.name: self.leaf("state", s) for s in states}
         bound = self.bind(spec.encode, env)
         self.static = {name for name in bound if env[name].type.shape == "static"}
+        self.when = self.condition(env)
         fields = tuple(f for d in spec.payload if (f := self.field(d, env)) is not None)
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
         # Fixed-size fields first: their place is then known before a selection is made.
@@ -103,8 +115,10 @@ class _Checker:
         bindings: dict[str, Expr],
     ) -> Module:
         spec = self.spec
-        decoded = feedback.decoded(self.pool, decode, fields)
-        if spec.feedback and decoded is None:
+        roots = [e for f in fields for e in (f.expr,) if e is not None]
+        arrays = bool(spec.rounds) or matrices.uses(decode, *roots, *updates.values())
+        decoded = None if arrays else feedback.decoded(self.pool, decode, fields)
+        if spec.feedback and decoded is None and not arrays:
             self.problems.add(
                 spec.feedback,
                 "this spec cannot have error feedback: its decode is no "
@@ -112,6 +126,8 @@ class _Checker:
                 "remove `feedback:`",
             )
         self.merge_fits(fields, decode)
+        carried = strict.carries(fields, self.selections, decode)
+        rounds = check_arrays.rounds(spec, fields, carried, self.problems)
         self.problems.raise_if_any()
         if spec.feedback:
             states = (*states, Field("residual", "float32", 32, "n"))
@@ -124,11 +140,14 @@ class _Checker:
             decode=decode,
             updates=updates,
             feedback=spec.feedback is not None,
-            status=not strict.carries(fields, self.selections, decode),
+            status=not carried,
             bindings=bindings,
             pool=self.pool,
             decoded=decoded,
             merge=spec.merge,
+            arrays=arrays,
+            rounds=rounds,
+            when=self.when,
             optimizers=spec.optimizers,
             unbiased=spec.unbiased,
             about=spec.about,
@@ -182,8 +201,7 @@ class _Checker:
 
     def leaf(self, op: str, item: Field) -> Expr:
         dtype = "int" if item.packed or item.storage in ("int32", "uint32", *POSITIONS) else "float"
-        shape = item.shape
-        return self.pool.make(op, (), Type(dtype, shape, item.of), item.name)
+        return self.pool.make(op, (), Type(dtype, item.shape, item.of, item.dims), item.name)
 
     def bind(self, bindings: Iterable[object], env: dict[str, Expr]) -> list[str]:
         bound = []
@@ -246,10 +264,19 @@ class _Checker:
 
     def states(self) -> tuple[Field, ...]:
         found = []
+        sizes = self.sizes() if any(item.second for item in self.spec.state) else {}
         for item in self.spec.state:
+            if item.second is not None and item.base == "float32":
+                dims = self.dims(item, sizes)
+                if dims is None:
+                    self.poisoned.add(item.name)
+                else:
+                    found.append(Field(item.name, "float32", 32, "matrix", dims=dims))
+                continue
             per_element = isinstance(item.dim, Name) and item.dim.name == "n"
             if item.base != "float32" or (item.dim is not None and not per_element):
-                self.problems.add(item.span, f"state {item.name!r} is float32 or float32[n]")
+                message = f"state {item.name!r} is float32, float32[n] or float32[rows, columns]"
+                self.problems.add(item.span, message)
                 self.poisoned.add(item.name)
                 continue
             if self.group and not per_element:
@@ -261,6 +288,51 @@ class _Checker:
             found.append(Field(item.name, "float32", 32, "n" if per_element else "scalar"))
         return tuple(found)
 
+    def sizes(self) -> dict[str, Expr]:
+        """What encode computes from n and parameters: names that states' sizes may use."""
+        env, held = self.globals(), (self.problems, self.rules)
+        self.problems, self.rules = Problems(""), Rules(self.pool, False, encoding=True)
+        for b in self.spec.encode:
+            known = names(b.value) <= set(env)
+            value = self.expr(b.value, env, b.name) if known else None
+            if value is not None and self.constant_of_params(value):
+                env[b.name] = value
+        self.problems, self.rules = held
+        return env
+
+    def dims(self, item: Declared, env: Mapping[str, Expr]) -> tuple[Expr, ...] | None:
+        """The rows and columns that a declaration gives to a matrix."""
+        found = []
+        for tree in (item.dim, item.second):
+            value = None if tree is None else self.expr(tree, env, "")
+            if tree is None or value is None:
+                return None
+            try:
+                found.append(matrices.dimension(self.settled(value)))
+            except RuleError as error:
+                self.problems.add(tree.span, str(error), error.hint)
+        return tuple(found) if len(found) == 2 else None
+
+    def settled(self, value: Expr) -> Expr:
+        """A static value with the parameters in it replaced by theirs."""
+
+        def change(e: Expr) -> Expr | None:
+            known = e.op == "param" and e.value in self.params
+            return self.pool.const(self.params[e.value]) if known else None
+
+        return rebuild(self.pool, value, change) if value.type.shape == "static" else value
+
+    def condition(self, env: Mapping[str, Expr]) -> Expr | None:
+        """`when:`, a condition of n alone."""
+        tree = self.spec.when
+        value = None if tree is None else self.expr(tree, env, "")
+        if tree is None or value is None:
+            return None
+        if not self.constant_of_params(value) or value.type.dtype not in ("bool", "int", "float"):
+            self.problems.add(tree.span, "`when:` is a condition of n and parameters")
+            return None
+        return self.settled(self.rules.condition(value))
+
     def field(self, item: Declared, env: Mapping[str, Expr]) -> Field | None:
         if item.name not in env and not self.excused(item.name):
             self.undefined(item)
@@ -268,6 +340,11 @@ class _Checker:
         if expr is None:
             return None
         storage, bits = self.storage(item)
+        if item.second is not None or expr.type.shape == "matrix":
+            dims = self.dims(item, env) if item.second is not None else None
+            if item.second is None or dims is not None:
+                return check_arrays.field(item, storage, bits, expr, dims, self.problems)
+            return None
         shape, of = self.dimension(item, expr)
         if expr.type.dtype in ("selection", "str") or shape == "":
             if expr.type.dtype in ("selection", "str"):
@@ -435,11 +512,16 @@ class _Checker:
 
     def result(self, value: Expr) -> Expr | None:
         span = self.spec.decode[-1].value.span
-        if value.type.shape in ("kept", "table") or value.type.dtype in ("str", "selection"):
+        if value.type.shape in ("kept", "table", "matrix") or value.type.dtype in (
+            "str",
+            "selection",
+        ):
             self.problems.add(
                 span,
                 f"decode gives {value.type}, not one number per element",
-                "scatter(indices, values) puts values in their places",
+                "flat(m) has the elements of a matrix"
+                if value.type.shape == "matrix"
+                else "scatter(indices, values) puts values in their places",
             )
             return None
         if value.op != "scatter" and any(e.op == "scatter" for e in walk(value)):
@@ -475,6 +557,8 @@ class _Checker:
         }
 
     def fit(self, syntax: Syntax, state: Field, value: Expr) -> Expr | None:
+        if state.shape == "matrix" and value.type.dims == state.dims:
+            return value
         if value.type.dtype in ("selection", "str") or value.type.shape not in (
             "static",
             "scalar",
@@ -518,6 +602,8 @@ class _Checker:
             except RuleError as error:
                 self.problems.add(tree.span, str(error), error.hint)
                 return None
+        if tree.op == "combined" and len(tree.args) == 1:
+            return self.combined(tree, env, decoding)
         args = self.call_args(tree, env, name, decoding)
         if args is None:
             return None
@@ -598,6 +684,17 @@ class _Checker:
             return args[1 if evaluate(c, self.params) else 2]
         return self.rules.apply("choose", args, "")
 
+    def combined(self, tree: Call, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
+        """combined(p): a leaf, since its value comes from all ranks."""
+        given = self.expr(tree.args[0], env, "?", decoding=decoding)
+        if given is None:
+            return None
+        try:
+            return check_arrays.combined(self.pool, self.spec, tree.args[0], given, decoding)
+        except RuleError as error:
+            self.problems.add(tree.span, str(error), error.hint)
+            return None
+
     def apply(self, tree: Call, args: tuple[Expr, ...], name: str) -> Expr:
         if tree.op == "choose":
             return self.choose(args)
@@ -608,6 +705,8 @@ class _Checker:
             raise RuleError("a binding holds one selection", "give each selection its own name")
         if op in ("quantiles", "mean_by"):
             args = (*args[:-1], self.folded(args[-1]))
+        if op in ("matrix", "random_matrix"):
+            args = tuple(map(self.settled, args))
         return self.rules.apply(op, args, name)
 
     def folded(self, value: Expr) -> Expr:

@@ -27,7 +27,6 @@ from compll.cli_common import (
 )
 from compll.codec import Codec
 from compll.errors import CompllError, nearest
-from compll.traffic import traffic
 
 app = typer.Typer(
     help="Gradient compressors from YAML specs.",
@@ -140,7 +139,7 @@ def summary(codecs: list[Codec]) -> Table:
     )
     for codec in codecs:
         places = ", ".join(f"{p.name} {p.type}" for p in explain.places(codec.module))
-        found = traffic(explain.program_of(codec.module))
+        found = explain.found_traffic(codec.module)
         table.add_row(
             codec.name, escape(places), f"{report.bits(codec):.4g}", str(len(found.passes)),
             f"{found.moved:.4g}", f"{found.least:.4g}",

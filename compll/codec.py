@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,8 @@ from compll import layout as lay
 from compll.arrays import Arrays
 from compll.errors import PayloadError, UsageError
 from compll.ir import Module
-from compll.static import Number
+from compll.rounds import Before, Round, rounds
+from compll.static import Number, evaluate
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -69,6 +70,39 @@ class Backend(Protocol):
         """Raise PayloadError for a bad payload that an earlier decode met; may wait."""
 
 
+class RoundsBackend(Protocol):
+    """What a backend offers besides for specs with rounds; see the Codec's methods."""
+
+    def encode_round(
+        self,
+        number: int,
+        x: Any,
+        table: I64,
+        out: Any,
+        at: I64,
+        before: Before,
+        state: State | None,
+        *,
+        workers: int,
+        seed: int,
+        step: int,
+    ) -> I64:
+        """Encode what a round adds up."""
+
+    def decode_rounds(
+        self,
+        x: Any,
+        table: I64,
+        sums: Before,
+        state: State | None,
+        *,
+        workers: int,
+        seed: int,
+        step: int,
+    ) -> None:
+        """Decode what all rounds added up, update the states."""
+
+
 class Codec:
     """A compressor for one parameter set on one backend.
 
@@ -92,6 +126,10 @@ class Codec:
         self.stateful = bool(module.states)
         #: a declared state (momentum, say) belongs to a worker's own gradient: no second encode
         self.reencodes = all(s.name == "residual" for s in module.states)
+        #: payload fields that all ranks combine one after the other; () where payloads travel whole
+        self.rounds: tuple[Round, ...] = rounds(module)
+        if self.rounds:
+            self.reencodes = False
         #: under which optimizers it was measured to keep the loss: any, sgd, none or unknown
         self.optimizers = module.optimizers
         self._bounds: dict[int, int] = {}
@@ -113,10 +151,13 @@ class Codec:
         return self._bounds[n]
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, F32]:
-        """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} when stateless."""
+        """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} when stateless.
+
+        A matrix lies in the first elements of its piece's n; where it has more, it is not kept.
+        """
         n = self._count(n)
         return {
-            s.name: self.arrays.zeros(n if s.shape == "n" else tensors, "float32")
+            s.name: self.arrays.zeros(tensors if s.shape == "scalar" else n, "float32")
             for s in self.module.states
         }
 
@@ -214,6 +255,70 @@ class Codec:
         self._check_lengths(payload, table, at, used)
         self.backend.decode_batch(payload, table, at, used, out, add=add)
 
+    def suits(self, n: int) -> bool:
+        """Whether a tensor of n elements is worth compressing, by the spec's `when:`."""
+        when = self.module.when
+        return when is None or bool(evaluate(when, {"n": self._count(n)}))
+
+    def encode_round(
+        self,
+        number: int,
+        x: F32,
+        table: I64,
+        out: U8,
+        at: I64,
+        before: Before = (),
+        *,
+        workers: int,
+        state: State | None = None,
+        seed: int = 0,
+        step: int = 0,
+    ) -> I64:
+        """Encode what round `number` adds up, for every piece; bytes used by each, int64 [m].
+
+        before: the sums over all `workers` of the earlier rounds, in order: (payload, where each
+        piece begins). The state is read, not changed. The other arguments are encode_batch's.
+        """
+        x = self._check_rounds(x, table, state, [*before, (out, at)], number + 1)
+        return cast(RoundsBackend, self.backend).encode_round(
+            number, x, table, out, at, before, state, workers=workers,
+            seed=seed & (2**64 - 1), step=step,
+        )  # fmt: skip
+
+    def decode_rounds(
+        self,
+        x: F32,
+        table: I64,
+        sums: Before,
+        *,
+        workers: int,
+        state: State | None = None,
+        seed: int = 0,
+        step: int = 0,
+    ) -> None:
+        """Overwrite x's pieces by the mean that the sums of all rounds give; update the state."""
+        x = self._check_rounds(x, table, state, sums, len(self.rounds))
+        cast(RoundsBackend, self.backend).decode_rounds(
+            x, table, sums, state, workers=workers, seed=seed & (2**64 - 1), step=step
+        )
+
+    def _check_rounds(
+        self, x: F32, table: I64, state: State | None, payloads: Before, count: int
+    ) -> F32:
+        if not 1 <= len(payloads) == count <= len(self.rounds):
+            raise UsageError(
+                f"{self.name}: round {count - 1} of {len(self.rounds)} with "
+                f"{len(payloads) - 1} before it"
+            )
+        x = self.arrays.vector(x, self.name)
+        for one, (payload, at) in zip(self.rounds, payloads, strict=False):
+            self._check_table(table, at, len(x), "x")
+            sizes = [one.payload_bytes(int(n)) for n in table[:, LENGTH]]
+            if any(a + size > len(payload) for a, size in zip(at.tolist(), sizes, strict=True)):
+                raise PayloadError(f"{self.name}: round {one.name!r} ends early")
+        self._check_state(state, table)
+        return x
+
     def _count(self, n: int) -> int:
         """A number of elements. Raises UsageError."""
         try:
@@ -266,9 +371,9 @@ class Codec:
         for item in self.module.states:
             have = len(state[item.name]) if item.name in state else -1
             need = int(
-                (table[:, STATE] + table[:, LENGTH]).max()
-                if item.shape == "n"
-                else table[:, TENSOR].max() + 1
+                table[:, TENSOR].max() + 1
+                if item.shape == "scalar"
+                else (table[:, STATE] + table[:, LENGTH]).max()
             )
             if have < need:
                 raise UsageError(

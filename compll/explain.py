@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from compll import artifacts, feedback
+from compll.array_traffic import rounds_text, steps, traffic_of
 from compll.codec import Codec
 from compll.ir import POSITIONS, Expr, Field, Module, Type, walk
 from compll.layout import header, limits, tile_of
@@ -13,12 +14,13 @@ from compll.passes import schedule
 from compll.program import LIBRARY, TOTALS, Pass, Program
 from compll.spec import Spec
 from compll.syntax import Call, Name, Number, Syntax
-from compll.traffic import Walk, traffic
+from compll.traffic import Traffic, Walk
 
 STAGES = ("syntax", "types", "feedback", "layout", "passes", "traffic", "source")
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
     "eq": "==", "ne": "!=", "and": "and", "or": "or", "floordiv": "//", "mod": "%", "pow": "**",
+    "matmul": "@",
 }  # fmt: skip
 SIZES = (1, 1000, 1_000_000, 100_000_000)
 
@@ -26,6 +28,11 @@ SIZES = (1, 1000, 1_000_000, 100_000_000)
 def program_of(module: Module) -> Program:
     """The encode with state, or the only one."""
     return schedule(module, feed=bool(module.states))
+
+
+def found_traffic(module: Module) -> Traffic:
+    """Memory traffic of the encode with state, or of the only one."""
+    return traffic_of(module, feed=bool(module.states))
 
 
 class Printer:
@@ -72,6 +79,8 @@ class Printer:
             "indices": f"indices({expr.value})",
             "count_kept": f"count({expr.value or expr.type.of})",
             "group_size": "size of the group",
+            "combined": f"combined({expr.value})",
+            "random_matrix": f"random_matrix({', '.join(map(dimension, expr.type.dims))})",
         }
         return known.get(expr.op, str(expr.value))
 
@@ -131,6 +140,9 @@ def _types(module: Module) -> Iterator[str]:
 
 def _feedback(module: Module) -> Iterator[str]:
     text = Printer(module.bindings)
+    if module.arrays:
+        yield from _arrays_feedback(module, text)
+        return
     if module.decoded is None:
         yield "decode mixes elements: no feedback, and write-back decodes the payload"
         return
@@ -138,6 +150,13 @@ def _feedback(module: Module) -> Iterator[str]:
     if module.feedback:
         g = module.pool.make("input", (), Type("float", "n"), "g + residual")
         yield f"residual = {text(feedback.residual_update(module.pool, g, module.decoded))}"
+    for name, expr in module.updates.items():
+        yield f"{name} = {text(expr)}"
+
+
+def _arrays_feedback(module: Module, text: Printer) -> Iterator[str]:
+    if module.feedback:
+        yield "residual = (g + residual) - decode(what the ranks combined)"
     for name, expr in module.updates.items():
         yield f"{name} = {text(expr)}"
 
@@ -163,12 +182,22 @@ def places(module: Module) -> list[Place]:
 
 def _type(f: Field) -> str:
     base = f"uint{f.bits}" if f.storage == "uint" else f.storage
+    if f.shape == "matrix":
+        return base + f"[{', '.join(map(dimension, f.dims))}]"
     return base + {"n": "[n]", "group": "[groups]", "kept": f"[{f.of}]", "table": f"[{f.of}]"}.get(
         f.shape, ""
     )
 
 
+def dimension(size: Expr) -> str:
+    """Rows or columns of a matrix, as a person would write them."""
+    return Printer({})(size)
+
+
 def _size(f: Field, module: Module) -> str:
+    if f.shape == "matrix":
+        rows, cols = map(dimension, f.dims)
+        return f"{rows} * {cols} * {f.item_bits // 8}"
     count = {
         "scalar": "",
         "table": "",
@@ -207,6 +236,13 @@ def _layout(codec: Codec) -> Iterator[str]:
 
 
 def passes(module: Module) -> Iterator[str]:
+    """The passes, or the steps where a spec is computed an array at a time."""
+    if module.arrays:
+        text = Printer(module.bindings)
+        for number, e in enumerate(steps(module), 1):
+            yield f"step {number}: {text.names.get(id(e), e.type.shape)} = {text(e)}"
+        yield from rounds_text(module)
+        return
     program = program_of(module)
     text = Printer(program.named)
     tile = f"groups of {module.group}" if module.group else f"tiles of {tile_of(module)}"
@@ -237,8 +273,8 @@ def _roots(one: Pass) -> list[Expr]:
 
 
 def walks(module: Module) -> Iterator[str]:
-    program = program_of(module)
-    text, found = Printer(program.named), traffic(program)
+    named = module.bindings if module.arrays else program_of(module).named
+    text, found = Printer(named), found_traffic(module)
     before = set[str]()
     for number, one in enumerate(found.walks, 1):
         yield f"walk {number}: {_touched(one, before)}"

@@ -4,7 +4,8 @@ Nodes are interned by a Pool, so equal expressions are the same object and a bin
 twice is computed once. Levels order how often a value changes: `static` (known from n, step and
 the parameters, evaluated on the host), `scalar` (one per tensor, float64), `group` (one per group
 of a grouped spec, float32), `n` (one per element, float32 or int32), and beside them `kept` (one
-per selected element), `sample`, and `table` (`of` says how many numbers).
+per selected element), `sample`, `table` (`of` says how many numbers) and `matrix` (`dims`: rows and
+columns, as functions of n alone).
 """
 
 from __future__ import annotations
@@ -18,21 +19,36 @@ from compll.errors import Span
 #: storages of positions, of varying length
 POSITIONS = ("gaps", "golomb", "elias")
 PACKED = ("uint", "trit", "runs")
-LEVELS = {"static": 0, "scalar": 1, "group": 1, "n": 2, "kept": 2, "sample": 2, "table": 1}
+LEVELS = {
+    "static": 0,
+    "scalar": 1,
+    "group": 1,
+    "n": 2,
+    "kept": 2,
+    "sample": 2,
+    "table": 1,
+    "matrix": 1,
+}
 
 
 @dataclass(frozen=True)
 class Type:
-    """dtype: float, int, bool, str or selection. shape: a level. of: the selection of a `kept`."""
+    """dtype: float, int, bool, str or selection. shape: a level. of: the selection of a `kept`.
+
+    dims: of a matrix, the static expressions of its rows and columns, which depend on n alone.
+    """
 
     dtype: str
     shape: str
     of: str = ""
+    dims: tuple[Expr, ...] = ()
 
     def __str__(self) -> str:
         shape = {"n": "[n]", "kept": f"[{self.of}]", "sample": "[sample]", "group": "[groups]"}
         if self.shape == "table":
             return f"{self.dtype}[{self.of}]"
+        if self.shape == "matrix":
+            return f"{self.dtype}[{', '.join(map(str, self.dims))}]"
         return self.dtype + shape.get(
             self.shape, "" if self.shape == "scalar" else f" ({self.shape})"
         )
@@ -116,7 +132,8 @@ class Field:
     """A payload field or state. bits: of a uint, or of a trit while it is a code.
 
     storage: float32 float16 bfloat16 int32 uint32 uint trit runs gaps golomb elias.
-    shape is a level; for `kept`, `of` names the selection. `expr` is what encode stores in it.
+    shape is a level; for `kept`, `of` names the selection; for `matrix`, `dims` are its rows and
+    columns. `expr` is what encode stores in it.
     """
 
     name: str
@@ -125,6 +142,7 @@ class Field:
     shape: str
     of: str = ""
     expr: Expr | None = None
+    dims: tuple[Expr, ...] = ()
 
     @property
     def item_bits(self) -> int:
@@ -182,6 +200,12 @@ class Module:
     #: decode(encode(g)) as an expression of the input; None where it is no elementwise function
     decoded: Expr | None = None
     merge: str = "decode"
+    #: computed an array at a time (matrices, rounds), not in fused passes
+    arrays: bool = False
+    #: payload fields that all ranks combine, one after the other, and how
+    rounds: tuple[tuple[str, str], ...] = ()
+    #: of n: where compressing is worth while; None: everywhere
+    when: Expr | None = None
     optimizers: str = "unknown"
     #: whether the mean of decode(encode(g)) over the seeds is g, by the spec's own claim
     unbiased: bool = False

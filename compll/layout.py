@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compll.ir import POSITIONS, Field, Module
+from compll.matrices import extents
 from compll.static import Number, as_count, evaluate
 
 TILE = 1024
@@ -77,6 +78,9 @@ def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
     tile = tile_of(module)
     if field.shape == "table":
         return 4 * int(field.of)
+    if field.shape == "matrix":
+        rows, cols = extents(field.dims, n)
+        return rows * cols * field.item_bits // 8
     count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
     if field.packed:
         return packed_bytes(field, count, tile)

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from compll.array_traffic import traffic_of
 from compll.codec import Codec
 from compll.ir import POSITIONS
-from compll.passes import schedule
 from compll.timing import Job, Timing, timings
-from compll.traffic import traffic
 
 OPERATIONS = ("encode", "encode_feedback", "decode", "decode_add")
 
@@ -125,7 +124,7 @@ def bytes_moved(bench: Bench, operation: str) -> float:
     """Bytes per element of the gradient that an operation reads and writes."""
     module = bench.codec.module
     if operation.startswith("encode"):
-        return traffic(schedule(module, feed=operation == "encode_feedback")).moved
+        return traffic_of(module, feed=operation == "encode_feedback").moved
     payload = bench.payload / bench.elements
     if operation == "decode":
         return payload + 4.0

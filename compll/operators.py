@@ -108,6 +108,18 @@ _ROWS = (
              "mean_by(i, x, q): table of q means, of the x whose i is 0, 1, ...; 0 where there is none"),
     Operator("lookup", 2, 2, "lookup",
              "lookup(table, i): value i of a table; the first below 0, the last beyond the end"),
+    # matrices
+    Operator("matrix", 2, 2, "matrices",
+             "matrix(x, columns): the elements of x row by row, zeros at the end, in ceil(n / columns) rows"),
+    Operator("flat", 1, 1, "matrices", "flat(m): the elements of a matrix row by row, the first n of them"),
+    Operator("matmul", 2, 2, "matrices", "product of two matrices", "@"),
+    Operator("transpose", 1, 1, "matrices", "rows and columns exchanged"),
+    Operator("orthonormal", 1, 2, "matrices",
+             "orthonormal(m, spare): columns of length one, at right angles, that span those of m; for a column that "
+             "depends on those before it comes the same one of `spare` (where there is one), else zeros"),
+    Operator("random_matrix", 2, 2, "matrices",
+             "random_matrix(rows, columns): uniform in [-1, 1), drawn by (step, tensor), the same on all ranks"),
+    Operator("combined", 1, 1, "combined", "combined(p): what the p of all ranks, a field of `rounds:`, combine to"),
     # selections
     Operator("top", 2, 2, "top", "top(x, k): selection of the k largest (NaN counts as largest; ties: first come)"),
     Operator("filter", 1, 2, "filter", "filter(c, limit): selection of the elements where c holds, at most `limit`"),
@@ -126,6 +138,7 @@ SYNONYMS = {
     "maximum": "max", "minimum": "min", "amax": "max", "amin": "min", "clamp": "clip",
     "rand": "random", "uniform": "random", "bernoulli": "random", "magnitude": "abs",
     "topk": "top", "argsort": "top", "sort": "kth_largest", "quantile": "quantiles",
+    "reshape": "matrix", "view": "matrix", "flatten": "flat", "dot": "matmul", "qr": "orthonormal",
     "searchsorted": "bucket", "digitize": "bucket", "take": "lookup",
     "percentile": "kth_largest", "median": "kth_largest", "kthvalue": "kth_largest",
     "nonzero": "filter", "mask": "filter", "select": "where", "trunc": "floor", "len": "count",

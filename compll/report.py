@@ -5,13 +5,12 @@ from __future__ import annotations
 from compll import explain
 from compll.codec import Codec
 from compll.explain import SIZES
-from compll.traffic import traffic
 
 
 def facts(codec: Codec, target: str) -> dict[str, object]:
     """What `compll build` writes beside the source, as JSON."""
     module = codec.module
-    found = traffic(explain.program_of(module))
+    found = explain.found_traffic(module)
     return {
         "name": codec.name,
         "about": module.about,
@@ -23,6 +22,7 @@ def facts(codec: Codec, target: str) -> dict[str, object]:
         "feedback": module.feedback,
         "states": [s.name for s in module.states],
         "merge": module.merge,
+        "rounds": dict(module.rounds),
         "payload": [
             {"name": p.name, "type": p.type, "bytes": p.size} for p in explain.places(module)
         ],

@@ -6,17 +6,11 @@ conversions (int to float, scalar to element) that the backends then need not gu
 
 from __future__ import annotations
 
+from compll import matrices
+from compll.errors import RuleError
 from compll.ir import LEVELS, Expr, Pool, Type, walk
 from compll.operators import OPERATORS, REDUCTIONS
 from compll.static import covers, depends
-
-
-class RuleError(Exception):
-    """The arguments do not fit; the message says how."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class Rules:
@@ -125,6 +119,8 @@ class Rules:
             raise RuleError(
                 "a table is no number", "bucket(x, table) and lookup(table, i) read it by element"
             )
+        if any(a.type.shape == "matrix" for a in args):
+            raise RuleError("a matrix goes into @, transpose, orthonormal and flat only")
         top = max(args, key=lambda a: LEVELS[a.type.shape]).type
         for a in args:
             if LEVELS[a.type.shape] == 2 and (a.type.shape, a.type.of) != (top.shape, top.of):
@@ -227,6 +223,18 @@ class Rules:
         if x.type.shape not in ("n", "scalar", "static"):
             raise RuleError(f"{op} reads a table for every element, not for {x.type}")
         return x
+
+    # matrices
+
+    def matrices(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if self.grouped:
+            raise RuleError("a grouped spec has no matrices", "remove `group:`")
+        if op == "matrix":
+            x, cols = self.number(args[0], "float"), args[1]
+            size = self.pool.make("param", (), Type("int", "static"), "n")
+            rows = self.rounding("ceil", (self.real("div", (size, cols)),))
+            return matrices.matrix(self.pool, x, rows, cols)
+        return matrices.RULES[op](self.pool, *args)
 
     # reductions
 

@@ -72,13 +72,17 @@ class Param:
 
 @dataclass(frozen=True)
 class Declared:
-    """A declared tensor: a payload field or a state. `dim` is None for a scalar."""
+    """A declared tensor: a payload field or a state. `dim` is None for a scalar.
+
+    second: the columns of a matrix, whose rows are `dim`.
+    """
 
     name: str
     base: str
     bits: Syntax | None
     dim: Syntax | None
     span: Span
+    second: Syntax | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,8 @@ class Spec:
     merge: str
     optimizers: str
     unbiased: bool
+    rounds: tuple[Binding, ...]
+    when: Syntax | None
     spans: Mapping[str, Span]
     #: names whose definition could not be read (ANY: unknown ones): using them is no further error
     broken: Set[str]
@@ -117,6 +123,16 @@ class Spec:
 def read(root: Section, problems: Problems) -> Spec:
     """The Spec in `root`, as far as it can be read; what is wrong goes to `problems`."""
     return _Reader(root, problems).spec()
+
+
+def _comma(text: str) -> int | None:
+    """Where the first comma outside of parentheses stands."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            return place
+    return None
 
 
 class _Reader:
@@ -164,6 +180,8 @@ class _Reader:
             merge=self.choice("merge"),
             optimizers=self.choice("optimizers"),
             unbiased=self.choice("unbiased") == "true",
+            rounds=self.each("rounds", self.binding),
+            when=self.expression(self.root.get("when")),
             spans={e.key.value: e.key.span for e in self.root.entries},
             broken=self.broken,
         )
@@ -279,13 +297,18 @@ class _Reader:
                 hint = f"packed types are {', '.join(UINTS)}"
             self.problems.add(value.span, f"unknown type {base!r}", hint)
             return None
-        return Declared(
-            name,
-            base,
-            self.inner(bits, value, match.start(2)),
-            self.inner(dim, value, match.start(3 if sized else 2)),
-            value.span,
-        )
+        rows, cols = self.lengths(dim, value, match.start(3 if sized else 2))
+        return Declared(name, base, self.inner(bits, value, match.start(2)), rows, value.span, cols)
+
+    def lengths(
+        self, part: str | None, whole: Text, start: int
+    ) -> tuple[Syntax | None, Syntax | None]:
+        """What stands in brackets: nothing, a length, or the rows and columns of a matrix."""
+        comma = _comma(part or "")
+        if part is None or comma is None:
+            return self.inner(part, whole, start), None
+        rows = self.inner(part[:comma], whole, start)
+        return rows, self.inner(part[comma + 1 :], whole, start + comma + 1)
 
     def inner(self, part: str | None, whole: Text, start: int) -> Syntax | None:
         if part is None:

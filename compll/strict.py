@@ -11,8 +11,18 @@ from collections.abc import Iterable, Mapping
 
 from compll.ir import Expr, Field, Selection, walk
 
-_STRICT_IN_ALL = ("neg", "abs", "float16", "bfloat16", "bfloat16_up", "lift", "float32")
-_STRICT_IN_ANY = ("add", "sub", "mul")
+_STRICT_IN_ALL = (
+    "neg",
+    "abs",
+    "float16",
+    "bfloat16",
+    "bfloat16_up",
+    "lift",
+    "float32",
+    "flat",
+    "transpose",
+)
+_STRICT_IN_ANY = ("add", "sub", "mul", "matmul")
 
 
 def carries(fields: Iterable[Field], selections: Mapping[str, Selection], decode: Expr) -> bool:
@@ -39,7 +49,7 @@ def _shows(expr: Expr, field: str) -> bool:
         return _shows(expr.args[0], field)
     if expr.op in _STRICT_IN_ANY:
         return any(_shows(a, field) for a in expr.args)
-    return expr.op == "div" and _shows(expr.args[0], field)
+    return expr.op in ("div", "orthonormal") and _shows(expr.args[0], field)
 
 
 def _kept(expr: Expr, field: str) -> bool:
@@ -71,6 +81,8 @@ def _reaches(expr: Expr) -> bool:
         return _reaches(expr.args[0])
     if expr.op in _STRICT_IN_ANY:
         return any(map(_reaches, expr.args))
+    if expr.op == "matrix":
+        return _strict(expr.args[0])
     return expr.op == "div" and _reaches(expr.args[0])
 
 

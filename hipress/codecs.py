@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from casync.rounds import rounds_of
 from hipress.errors import ConfigError, unknown
 from hipress.options import AUTO, Options
 
@@ -39,8 +40,8 @@ def compile_codec(name: str, params: Mapping[str, Any]) -> Codec:
 def strategy_for(codec: Codec | None, asked: str = AUTO) -> str:
     """`asked` if it can carry the codec, else ConfigError; for "auto", what suits the codec.
 
-    Additive payloads use the native collective. Codecs that may encode again go through owners
-    (`ps`), two quantizations whatever the world size; signs that vote do so at owners (`vote`);
+    Additive payloads, also of several rounds, use the native collective. Codecs that may encode
+    again go through owners (`ps`), two quantizations whatever the world size; signs that vote do so at owners (`vote`);
     the rest, sparse ones, are all-gathered.
     """
     from casync import strategies
@@ -55,7 +56,7 @@ def strategy_for(codec: Codec | None, asked: str = AUTO) -> str:
 
 
 def _suited(codec: Codec | None) -> str:
-    if codec is None or (codec.additive is not None and codec.fixed):
+    if codec is None or rounds_of(codec) or (codec.additive is not None and codec.fixed):
         return "allreduce"
     if codec.vote:
         return "vote"

@@ -7,7 +7,7 @@ what `hipress.probe` measured, and leaves a tensor alone unless compression clea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,9 @@ def too_small(param: Param, codec: Codec, options: Options) -> str | None:
     """Why this codec would not help a tensor of this size, or None."""
     if param.numel < minimum(codec, options):
         return f"fewer than {minimum(codec, options)} elements"
+    suits: Callable[[int], bool] | None = getattr(codec, "suits", None)
+    if suits is not None and not suits(param.numel):
+        return f"{codec.name} would not pay for {param.numel} elements"
     # A few bytes more are welcome: they spare a second message for the one tiny tensor.
     if codec.payload_bytes(param.numel) > 4 * param.numel + SLACK:
         return "the payload would be larger than the gradient"

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
 
 from casync.errors import PlanError
+from casync.rounds import refuse_rounds, rounds_of
 
 if TYPE_CHECKING:
     from casync.builder import Builder
@@ -66,6 +67,8 @@ def refuse_single_encoder(codec: Codec | None, strategy: str) -> str | None:
         return f"strategy {strategy!r} needs a codec; without one use strategy 'allreduce'"
     if codec.vote:
         return refuse_vote(codec, strategy)
+    if rounds_of(codec):
+        return refuse_rounds(codec, strategy)
     if not codec.reencodes:
         return (
             f"codec {codec.name!r} cannot encode twice, which strategy {strategy!r} needs; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from casync.rounds import refuse_rounds
 from casync.strategies import refuse_vote
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ SPREADS = False
 
 
 def refuses(codec: Codec | None) -> str | None:
-    """Carries every codec that averages."""
+    """Carries every codec that averages in one go."""
     if codec is None:
         return "strategy 'allgather' needs a codec; without one use strategy 'allreduce'"
-    return refuse_vote(codec, "allgather") if codec.vote else None
+    return refuse_vote(codec, "allgather") if codec.vote else refuse_rounds(codec, "allgather")
 
 
 def build(b: Builder, part: Part) -> Iterator[None]:

@@ -1,9 +1,15 @@
-"""The native collective: for no codec, and for payloads that add without decoding."""
+"""The native collective: for no codec, and for payloads that add without decoding.
+
+A codec with rounds has several such payloads, each of which builds on the sum of the last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from casync import rounds
+from casync.rounds import rounds_of
 
 if TYPE_CHECKING:
     from casync.builder import Builder
@@ -14,7 +20,9 @@ SPREADS = False
 
 
 def refuses(codec: Codec | None) -> str | None:
-    """Carries raw float32 and additive codecs."""
+    """Carries raw float32, additive codecs and those with rounds."""
+    if rounds_of(codec):
+        return None
     if codec is not None and codec.additive is None:
         instead = "'ps' or 'ring'" if codec.reencodes else "'allgather'"
         return (
@@ -28,6 +36,9 @@ def refuses(codec: Codec | None) -> str | None:
 
 def build(b: Builder, part: Part) -> Iterator[None]:
     """Scale by 1/N, sum natively, decode. Without a codec the bucket itself is summed."""
+    if part.rounds:
+        yield from rounds.build(b, part)
+        return
     payloads = [
         b.encode(rank, part, "worker", average=True, writeback=part.codec is None)
         for rank in range(b.world_size)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from casync.rounds import refuse_rounds
+
 if TYPE_CHECKING:
     from casync.builder import Builder
     from casync.codec import Codec
@@ -21,6 +23,8 @@ def refuses(codec: Codec | None) -> str | None:
     """Carries codecs that vote."""
     if codec is None:
         return "strategy 'vote' needs a codec; without one use strategy 'allreduce'"
+    if refusal := refuse_rounds(codec, "vote"):
+        return refusal
     if not codec.vote:
         return f"codec {codec.name!r} does not vote; use strategy 'ps' or 'allgather'"
     return None

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arrays import HostArrays
+from compll.backends.array_runs import ArrayKernels
 from compll.backends.cpu_hop import fuses
 from compll.cache import folder, write
 from compll.codec import Incoming
@@ -277,6 +278,10 @@ class Kernels:
         """A bad payload was told at once."""
 
 
-def build(module: Module, params: Mapping[str, Number]) -> Kernels:
+def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
     """The backend's entry point."""
+    if module.arrays:
+        from compll.backends.cpu_matrices import NUMBA
+
+        return ArrayKernels(module, params, NUMBA)
     return Kernels(module, params)

@@ -6,7 +6,7 @@ Speed is no goal. Every other backend is tested against this one, payload byte f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,11 @@ from compll.codec import Incoming
 from compll.errors import PayloadError
 from compll.ir import Expr, Field, Module, Selection, Type
 from compll.layout import header, layout, limits, packed_bytes, tile_of
+from compll.matrices import extents
 from compll.static import Number, as_count, evaluate
+
+if TYPE_CHECKING:
+    from compll.backends.array_runs import ArrayKernels
 
 U8 = NDArray[np.uint8]
 
@@ -447,7 +451,7 @@ def _payload(run: Run, g: F32) -> U8:
 
 
 def _stored(field: Field, value: Any, tile: int, n: int) -> U8:
-    values = np.atleast_1d(np.asarray(value))
+    values = np.atleast_1d(np.asarray(value)).reshape(-1)
     if field.trits:
         packed = trits.pack(np.asarray(values, np.uint8), tile)
         return trits.shorten(packed) if field.storage == "runs" else packed
@@ -466,9 +470,11 @@ def _stored(field: Field, value: Any, tile: int, n: int) -> U8:
     return np.ascontiguousarray(data).view(np.uint8)
 
 
-def decode(module: Module, params: Mapping[str, Number], payload: U8, n: int) -> F32:
-    """The float32 [n] values of a payload. Raises PayloadError."""
-    run = Run(module, params, n)
+def decode(
+    module: Module, params: Mapping[str, Number], payload: U8, n: int, run: Run | None = None
+) -> F32:
+    """The float32 [n] values of a payload, computed by `run`. Raises PayloadError."""
+    run = run or Run(module, params, n)
     if n == 0 and len(payload) == 0:
         return np.zeros(0, np.float32)
     kept = read_counts(module, run.env, payload, n)
@@ -529,8 +535,9 @@ def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
 
 
 def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
+    rows, cols = extents(field.dims, n) if field.shape == "matrix" else (0, 0)
     sizes = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept, "table": 0}
-    count = sizes[field.shape]
+    count = sizes.get(field.shape, rows * cols)
     if field.shape == "table":
         return np.ascontiguousarray(data[: 4 * int(field.of)]).view("<f4")
     if field.trits:
@@ -551,6 +558,8 @@ def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
         values = numbers.from_bfloat16(raw.view("<u2"))
     else:
         values = raw.view("<u4").astype(np.int64)
+    if field.shape == "matrix":
+        return values.reshape(rows, cols)
     return values[0] if field.shape == "scalar" else values
 
 
@@ -613,7 +622,8 @@ class Kernels:
     ) -> dict[str, F32]:
         """The part of the state arrays that belongs to one piece."""
         spans = {
-            s.name: (first, length) if s.shape == "n" else (tensor, 1) for s in self.module.states
+            s.name: (tensor, 1) if s.shape == "scalar" else (first, length)
+            for s in self.module.states
         }
         return {name: state[name][a : a + k] for name, (a, k) in spans.items()}
 
@@ -640,6 +650,11 @@ class Kernels:
         """A bad payload was told at once."""
 
 
-def build(module: Module, params: Mapping[str, Number]) -> Kernels:
+def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
     """The backend's entry point."""
+    if module.arrays:
+        from compll.backends.array_runs import ArrayKernels
+        from compll.backends.matrix_numbers import NUMPY
+
+        return ArrayKernels(module, params, NUMPY)
     return Kernels(module, params)

@@ -1,0 +1,113 @@
+"""Codecs that aggregate in the middle: several all-reduces, each of which the next one builds on.
+
+A codec with `rounds` need not be known to any other part of casync: whoever has none, or no such
+member, sends its payloads whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+from casync.codec import Bytes, Codec, Floats, Ints, State
+
+if TYPE_CHECKING:
+    from casync.builder import Builder
+    from casync.plan import Part
+
+__all__ = ["Round", "RoundsCodec", "Sums", "as_rounds", "build", "refuse_rounds", "rounds_of"]
+
+#: by round: the summed payloads, and where each piece begins
+Sums: TypeAlias = Sequence[tuple[Bytes, Ints]]
+
+
+class Round(Protocol):
+    """One all-reduce."""
+
+    @property
+    def dtype(self) -> str:
+        """float32, float16 or bfloat16: what the payload consists of, and nothing else."""
+        ...
+
+    def payload_bytes(self, n: int) -> int:
+        """Exact bytes of the round's payload of n elements."""
+        ...
+
+
+class RoundsCodec(Codec, Protocol):
+    """What casync asks of a codec with rounds, besides the Codec's members."""
+
+    @property
+    def rounds(self) -> Sequence[Round]:
+        """In order; at least one."""
+        ...
+
+    def encode_round(
+        self,
+        number: int,
+        x: Floats,
+        table: Ints,
+        out: Bytes,
+        at: Ints,
+        before: Sums = (),
+        *,
+        workers: int,
+        state: State | None = None,
+        seed: int = 0,
+        step: int = 0,
+    ) -> Ints:
+        """Encode what a round adds up, from x and the earlier rounds' sums over all `workers`.
+
+        Changes neither x nor the state; returns int64 [m] used bytes.
+        """
+        ...
+
+    def decode_rounds(
+        self,
+        x: Floats,
+        table: Ints,
+        sums: Sums,
+        *,
+        workers: int,
+        state: State | None = None,
+        seed: int = 0,
+        step: int = 0,
+    ) -> None:
+        """Overwrite x's pieces by the mean over the workers, and update the state.
+
+        What x becomes follows from the sums alone, so that all ranks end with the same bits.
+        """
+        ...
+
+
+def rounds_of(codec: Codec | None) -> Sequence[Round]:
+    """A codec's rounds; () for one that knows nothing of them."""
+    return cast("Sequence[Round]", getattr(codec, "rounds", ()))
+
+
+def as_rounds(codec: Codec) -> RoundsCodec:
+    """A codec of which rounds_of() is not empty."""
+    return cast(RoundsCodec, codec)
+
+
+def refuse_rounds(codec: Codec | None, strategy: str) -> str | None:
+    """The refusal of strategies other than allreduce."""
+    if codec is None or not rounds_of(codec):
+        return None
+    return (
+        f"codec {codec.name!r} aggregates in rounds, which strategy {strategy!r} cannot; "
+        "use strategy 'allreduce'"
+    )
+
+
+def build(b: Builder, part: Part) -> Iterator[None]:
+    """Every round: encode, sum natively. Then decode from all of the sums."""
+    made: list[list[int]] = [[] for _ in range(b.world_size)]
+    for number in range(part.rounds):
+        payloads = [b.encode_round(rank, part, number, made[rank]) for rank in range(b.world_size)]
+        b.reduce_round(part, payloads, number)
+        for before, payload in zip(made, payloads, strict=True):
+            before.append(payload)
+        yield
+    for rank, payloads in enumerate(made):
+        b.decode_rounds(rank, part, payloads)

@@ -1,0 +1,269 @@
+"""Specs with matrices or rounds: computed an array at a time, as the reference does.
+
+[Note: arrays] A product of matrices needs all of its input before it gives any output, so such a
+spec has little to fuse: its time is that of the products. Every operator is the reference's; those
+of matrices come from the backend's Algebra.
+
+[Note: combined] The ranks add up what each stores for a round; `combined` divides the sum by their
+number. One worker alone combines with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.arrays import HostArrays
+from compll.backends import matrix_numbers, reference
+from compll.backends.matrix_numbers import F32, Algebra
+from compll.backends.reference import U8, Run
+from compll.codec import Incoming, State
+from compll.errors import UsageError
+from compll.ir import Expr, Field, Module
+from compll.matrices import extents
+from compll.rounds import Before, rounds
+from compll.static import Number
+
+I64 = NDArray[np.int64]
+
+
+class ArrayRun(Run):
+    """A Run that knows matrices, and what the ranks combined so far."""
+
+    def __init__(
+        self, module: Module, params: Mapping[str, Number], n: int, algebra: Algebra, **place: int
+    ) -> None:
+        super().__init__(module, params, n, **place)
+        self.algebra = algebra
+        self.combined: dict[str, Any] = {}
+        self.fields = {f.name: f for f in module.fields}
+
+    def size(self, expr: Expr) -> tuple[int, int]:
+        """Rows and columns."""
+        return extents(expr.type.dims, self.n)
+
+    def op_matrix(self, expr: Expr) -> F32:
+        rows, cols = self.size(expr)
+        if rows * cols < self.n:
+            raise UsageError(f"a matrix of {rows} x {cols} has no room for {self.n} elements")
+        return matrix_numbers.padded(self.value(expr.args[0]), rows, cols)
+
+    def op_flat(self, expr: Expr) -> Any:
+        flat = self.value(expr.args[0]).reshape(-1)[: self.n]
+        if len(flat) < self.n:
+            raise UsageError(f"flat: a matrix of {len(flat)} elements, {self.n} are needed")
+        return flat
+
+    def op_matmul(self, expr: Expr) -> F32:
+        return self.algebra.product(*map(self.value, expr.args))
+
+    def op_transpose(self, expr: Expr) -> Any:
+        return self.value(expr.args[0]).T
+
+    def op_orthonormal(self, expr: Expr) -> F32:
+        a, *spare = map(self.value, expr.args)
+        return self.algebra.orthonormal(a, spare[0] if spare else np.zeros_like(a))
+
+    def op_random_matrix(self, expr: Expr) -> F32:
+        step = int(self.env["step"])
+        return matrix_numbers.random_matrix(step, self.tensor, *self.size(expr))
+
+    def op_combined(self, expr: Expr) -> Any:
+        name = str(expr.value)
+        if name not in self.combined:
+            self.combined[name] = self.alone(self.fields[name])
+        return self.combined[name]
+
+    def alone(self, field: Field) -> Any:
+        """What this worker's own payload field holds, as a decoder reads it."""
+        return reference._loaded(field, self.stored(field), self.n, self.tile, 0)
+
+    def stored(self, field: Field) -> U8:
+        """The bytes of a payload field."""
+        assert field.expr is not None
+        return reference._stored(field, self.value(field.expr), self.tile, self.n)
+
+    def begin(self, x: F32, states: Mapping[str, F32] | None, scale: float) -> F32:
+        """Set the input (with the residual added) and the states; returns the input."""
+        g = x * np.float32(scale)
+        if self.module.feedback and states is not None:
+            g = g + states["residual"]
+        self.inputs["g"] = g
+        for s in self.module.states:
+            held = None if states is None else states[s.name]
+            self.inputs[s.name] = self.state(s, held)
+        return g
+
+    def state(self, item: Field, held: F32 | None) -> Any:
+        """A state's value; a matrix that its piece has no room for is not kept."""
+        if item.shape == "scalar":
+            return np.float64(0.0 if held is None else held[0])
+        if item.shape == "n":
+            return np.zeros(self.n, np.float32) if held is None else held
+        rows, cols = extents(item.dims, self.n)
+        if held is None or rows * cols > self.n:
+            return np.zeros((rows, cols), np.float32)
+        return held[: rows * cols].reshape(rows, cols)
+
+    def settle(self, states: Mapping[str, F32], g: F32, out: F32) -> None:
+        """Update the states, given what was decoded; none takes up a NaN or infinity."""
+        values = {name: np.asarray(self.value(e)) for name, e in self.module.updates.items()}
+        if self.module.feedback:
+            values["residual"] = g - out
+        for name, value in values.items():
+            flat = np.asarray(value, np.float32).reshape(-1)
+            if len(flat) <= len(states[name]):
+                held = states[name][: len(flat)]
+                held[:] = np.where(np.isfinite(flat), flat, held)
+
+
+class ArrayKernels:
+    """The backend's batch interface (see codec.Backend), piece after piece."""
+
+    arrays = HostArrays()
+    fuses = False
+
+    def __init__(self, module: Module, params: Mapping[str, Number], algebra: Algebra) -> None:
+        self.module, self.params, self.algebra = module, dict(params), algebra
+        self.rounds = rounds(module)
+
+    def run(self, n: int, **place: int) -> ArrayRun:
+        """A fresh run over a piece of n elements."""
+        return ArrayRun(self.module, self.params, n, self.algebra, **place)
+
+    def views(self, state: State, first: int, length: int, tensor: int) -> dict[str, F32]:
+        """The part of the state arrays that belongs to one piece."""
+        return {
+            s.name: state[s.name][tensor : tensor + 1]
+            if s.shape == "scalar"
+            else state[s.name][first : first + length]
+            for s in self.module.states
+        }
+
+    def encode_batch(
+        self,
+        x: F32,
+        table: I64,
+        out: U8,
+        at: I64,
+        state: State | None,
+        *,
+        seed: int,
+        step: int,
+        scale: float,
+        writeback: bool,
+        incoming: Incoming | None = None,
+    ) -> I64:
+        """Encode every piece by itself, with itself as the only rank."""
+        assert incoming is None
+        used = np.zeros(len(table), np.int64)
+        for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
+            if length == 0:
+                continue
+            views = None if state is None else self.views(state, first, length, tensor)
+            piece = x[start : start + length]
+            run = self.run(length, seed=seed, step=step, tensor=tensor, offset=offset)
+            with np.errstate(all="ignore"):
+                g = run.begin(piece, views, scale)
+                payload = reference._payload(run, g)
+                if views is not None or writeback:
+                    y = self.decoded(payload, length)
+                if views is not None:
+                    run.settle(views, g, y)
+            if writeback:
+                piece[:] = y
+            out[at[i] : at[i] + len(payload)] = payload
+            used[i] = len(payload)
+        return used
+
+    def decoded(self, payload: U8, n: int) -> F32:
+        """The values of a payload. Raises PayloadError."""
+        return reference.decode(self.module, self.params, payload, n, self.run(n))
+
+    def decode_batch(
+        self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool
+    ) -> None:
+        """Decode all pieces, then write them."""
+        values = [
+            self.decoded(payload[a : a + u], length)
+            for a, u, length in zip(at.tolist(), used.tolist(), table[:, 1].tolist(), strict=True)
+        ]
+        for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
+            piece = out[start : start + length]
+            piece[:] = piece + value if add else value
+
+    def raise_found(self) -> None:
+        """A bad payload was told at once."""
+
+    # rounds
+
+    def encode_round(
+        self,
+        number: int,
+        x: F32,
+        table: I64,
+        out: U8,
+        at: I64,
+        before: Before,
+        state: State | None,
+        *,
+        workers: int,
+        seed: int,
+        step: int,
+    ) -> I64:
+        """What a round adds up, for every piece; see Codec.encode_round."""
+        used = np.zeros(len(table), np.int64)
+        for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
+            if length == 0:
+                continue
+            run = self.run(length, seed=seed, step=step, tensor=tensor, offset=offset)
+            views = None if state is None else self.views(state, first, length, tensor)
+            with np.errstate(all="ignore"):
+                run.begin(x[start : start + length], views, 1.0)
+                run.combined = self.combined(before, i, length, workers)
+                payload = run.stored(self.rounds[number].field)
+            out[at[i] : at[i] + len(payload)] = payload
+            used[i] = len(payload)
+        return used
+
+    def decode_rounds(
+        self,
+        x: F32,
+        table: I64,
+        sums: Before,
+        state: State | None,
+        *,
+        workers: int,
+        seed: int,
+        step: int,
+    ) -> None:
+        """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
+        for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
+            if length == 0:
+                continue
+            piece = x[start : start + length]
+            place = {"seed": seed, "step": step, "tensor": tensor, "offset": offset}
+            decoder, run = self.run(length, **place), self.run(length, **place)
+            run.combined = self.combined(sums, i, length, workers)
+            decoder.inputs.update(run.combined)
+            with np.errstate(all="ignore"):
+                out = np.asarray(decoder.value(self.module.decode), np.float32)
+                if state is not None:
+                    views = self.views(state, first, length, tensor)
+                    run.settle(views, run.begin(piece, views, 1.0), out)
+            piece[:] = out
+
+    def combined(
+        self, sums: Sequence[tuple[Any, Any]], piece: int, n: int, workers: int
+    ) -> dict[str, Any]:
+        """The means of the rounds so far, by field, for one piece. See [Note: combined]."""
+        found = {}
+        for one, (payload, at) in zip(self.rounds, sums, strict=False):
+            data = payload[at[piece] : at[piece] + one.payload_bytes(n)]
+            value = reference._loaded(one.field, data, n, 1, 0)
+            with np.errstate(all="ignore"):
+                found[one.name] = np.asarray(value, np.float32) / np.float32(workers)
+        return found

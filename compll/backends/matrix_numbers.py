@@ -1,0 +1,92 @@
+"""Matrices in NumPy: the numbers every backend must agree on.
+
+[Note: order of matrix products] An element of a @ b is the float64 sum, in the order of the inner
+index, of products of float32 values. Such a product is exact in float64, so it makes no difference
+whether a machine fuses it with the addition. The sum is rounded to float32 once.
+
+[Note: orthonormal] Gram-Schmidt in float64, column after column, each made orthogonal to those
+before it twice (Giraud et al. 2005: twice is enough). Dot products run over 128 lanes, padded with
+zeros and folded in halves, as in [Note: order of sums]. A column of which less than TINY of its
+length is left depends on those before it: float32 has no digits for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.backends import numbers
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+TINY = 1e-6
+#: the draw's number in [Note: random draws]; those of a spec count from 0, samples are -1
+DRAW = -2
+
+
+class Algebra(NamedTuple):
+    """What a backend computes of matrices; float32 in and out."""
+
+    product: Callable[[F32, F32], F32]
+    orthonormal: Callable[[F32, F32], F32]
+
+
+def product(a: F32, b: F32) -> F32:
+    """a @ b; see [Note: order of matrix products]."""
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    total = np.zeros((a.shape[0], b.shape[1]))
+    for j in range(a.shape[1]):
+        total += left[:, j : j + 1] * right[j]
+    return total.astype(np.float32)
+
+
+def orthonormal(a: F32, spare: F32) -> F32:
+    """Orthonormal columns that span those of a, or of spare; see [Note: orthonormal]."""
+    rows, cols = a.shape
+    padded = -(-rows // numbers.LANES) * numbers.LANES
+    basis = np.zeros((cols, padded))
+    for c in range(cols):
+        for source in (a, spare):
+            basis[c, :rows] = source[:, c]
+            if _direction(basis, c):
+                break
+            basis[c] = 0.0
+    return np.ascontiguousarray(basis[:, :rows].T).astype(np.float32)
+
+
+def _direction(basis: F64, c: int) -> bool:
+    """Make row c orthogonal to those before it, of length one; False where nothing is left."""
+    v = basis[c]
+    before = math.sqrt(_dot(v, v))
+    for _ in range(2):
+        for other in basis[:c]:
+            v -= _dot(other, v) * other
+    after = math.sqrt(_dot(v, v))
+    if after <= TINY * before < math.inf:
+        return False
+    v /= after
+    return True
+
+
+def _dot(a: F64, b: F64) -> float:
+    return float(numbers.lane_sums(a * b, len(a))[0])
+
+
+def random_matrix(step: int, tensor: int, rows: int, cols: int) -> F32:
+    """Uniform in [-1, 1); without a seed, so that it is the same on every rank."""
+    u = numbers.uniform(0, step, tensor, DRAW, 0, rows * cols)
+    return (np.float32(2) * u - np.float32(1)).reshape(rows, cols)
+
+
+def padded(x: Any, rows: int, cols: int) -> F32:
+    """x row by row, with zeros at the end."""
+    out = np.zeros(rows * cols, np.float32)
+    out[: len(x)] = x
+    return out.reshape(rows, cols)
+
+
+NUMPY = Algebra(product, orthonormal)

@@ -1,0 +1,113 @@
+"""Checks of payload fields that are matrices, and of `rounds:`."""
+
+from __future__ import annotations
+
+from compll.errors import Problems, RuleError, Span, nearest
+from compll.ir import Expr, Field, Pool, Type, walk
+from compll.spec import Declared, Spec
+from compll.syntax import Name, Syntax
+
+HOW = ("mean",)
+#: storages that a native all-reduce adds
+ADDITIVE = ("float32", "float16", "bfloat16")
+
+
+def field(
+    item: Declared,
+    storage: str,
+    bits: int,
+    expr: Expr,
+    dims: tuple[Expr, ...] | None,
+    problems: Problems,
+) -> Field | None:
+    """The payload field of a matrix; None, with the reason in `problems`, where it does not fit."""
+    if expr.type.shape != "matrix" or dims != expr.type.dims:
+        declared = "no matrix" if dims is None else str(Type("float", "matrix", dims=dims))
+        problems.add(
+            item.span,
+            f"{item.name!r} is declared {declared} but is {expr.type}",
+            "write the rows and columns as in encode"
+            if expr.type.shape == "matrix"
+            else "matrix(x, columns) makes a matrix",
+        )
+        return None
+    if storage not in ADDITIVE:
+        problems.add(item.span, f"{item.name!r}: a matrix is {', '.join(ADDITIVE)}")
+        return None
+    return Field(item.name, storage, bits, "matrix", "", expr, dims)
+
+
+def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) -> Expr:
+    """What the ranks' values of a field combine to. Raises RuleError."""
+    if decoding:
+        raise RuleError(
+            "decode sees what the ranks combined already", "write the payload's name alone"
+        )
+    known = [b.name for b in spec.rounds]
+    if not isinstance(tree, Name) or tree.name not in known:
+        raise RuleError(
+            "combined takes the name of a payload field of `rounds:`",
+            nearest(tree.name, known) if isinstance(tree, Name) else "give the value a name",
+        )
+    if given.type.shape not in ("n", "matrix", "scalar", "static"):
+        raise RuleError(f"combined takes elements, a matrix or one number, not {given.type}")
+    shape = "scalar" if given.type.shape == "static" else given.type.shape
+    return pool.make("combined", (), Type("float", shape, dims=given.type.dims), tree.name)
+
+
+def rounds(
+    spec: Spec, fields: tuple[Field, ...], carried: bool, problems: Problems
+) -> tuple[tuple[str, str], ...]:
+    """The rounds, in order: field and how it is combined."""
+    if not spec.rounds:
+        return ()
+    by_name = {f.name: f for f in fields}
+    found: list[tuple[str, str]] = []
+    for b in spec.rounds:
+        how = b.value.name if isinstance(b.value, Name) else ""
+        if how not in HOW:
+            problems.add(b.value.span, f"ranks combine by {', '.join(HOW)}", f"{b.name}: mean")
+        if b.name not in by_name:
+            hint = nearest(b.name, by_name)
+            problems.add(b.span, f"{b.name!r} in `rounds:` is no payload field", hint)
+            continue
+        _fits(by_name[b.name], [name for name, _ in found], b.span, problems)
+        found.append((b.name, how))
+    _whole(spec, fields, carried, problems)
+    return tuple(found)
+
+
+def _fits(one: Field, before: list[str], span: Span, problems: Problems) -> None:
+    """A field must add as it is, and need nothing of its own round or later ones."""
+    assert one.expr is not None
+    if one.storage not in ADDITIVE or one.shape not in ("n", "matrix", "scalar"):
+        problems.add(
+            span,
+            f"{one.name!r}: what ranks combine is {', '.join(ADDITIVE)}: "
+            "one number, elements or a matrix",
+        )
+    for e in walk(one.expr):
+        if e.op == "combined" and e.value not in before:
+            problems.add(
+                span,
+                f"{one.name!r} needs combined({e.value}), which is not in an earlier round",
+                f"put {e.value!r} first",
+            )
+
+
+def _whole(spec: Spec, fields: tuple[Field, ...], carried: bool, problems: Problems) -> None:
+    span = spec.spans["rounds"]
+    named = {b.name for b in spec.rounds}
+    for f in fields:
+        if f.name not in named:
+            problems.add(span, f"payload field {f.name!r} has no round", f"add `{f.name}: mean`")
+    if spec.merge != "decode":
+        problems.add(spec.spans["merge"], "`rounds:` says how payloads combine", "remove `merge:`")
+    if spec.group is not None:
+        problems.add(spec.group.span, "a grouped spec has no rounds", "remove `group:`")
+    if not carried:
+        problems.add(
+            span,
+            "the other ranks would not see that a gradient is not finite",
+            "the first round must hold a value that is not finite then, like mean(abs(g))",
+        )
