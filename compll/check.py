@@ -559,6 +559,10 @@ class _Checker:
     def fit(self, syntax: Syntax, state: Field, value: Expr) -> Expr | None:
         if state.shape == "matrix" and value.type.dims == state.dims:
             return value
+        if value.type.shape == "matrix" or state.shape == "matrix":
+            message = f"state {state.name!r} cannot hold {value.type}"
+            self.problems.add(syntax.span, message, "rows and columns must be the declared ones")
+            return None
         if value.type.dtype in ("selection", "str") or value.type.shape not in (
             "static",
             "scalar",

@@ -1,0 +1,148 @@
+"""Codecs that aggregate in rounds: graphs, the executor over memory, what refuses them."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from casync.dryrun import dry_run
+from casync.errors import DeadlockError, GraphSyntaxError, PayloadError, PlanError
+from casync.graph import Graph, build
+from casync.plan import Choice, partition
+from casync.simulate import Cluster, CodecSpeed, simulate
+from casync.strategies import list_strategies
+from casync.tasks import ReduceRound
+from tests.casync.fakes import SIZES, Fake, gradients, jitter, tensors_of, world
+
+TOTAL = sum(SIZES)
+
+
+class Twice(Fake):
+    """Round 0: the sum. Round 1: twice what is left to the mean, in float16; checks its input."""
+
+    name = "twice"
+    stateful = True
+    reencodes = False
+    rounds = (
+        SimpleNamespace(dtype="float32", payload_bytes=lambda n: 4 * n),
+        SimpleNamespace(dtype="float16", payload_bytes=lambda n: 2 * n),
+    )
+
+    def payload_bytes(self, n):
+        return 6 * n
+
+    def init_state(self, n, tensors=1):
+        return {"steps": np.zeros(n, np.float32)}
+
+    def mean(self, sums, row, piece, workers):
+        payload, at = sums[0]
+        start = at[piece]
+        return payload[start : start + 4 * row[1]].view(np.float32) / np.float32(workers)
+
+    def encode_round(
+        self, number, x, table, out, at, before=(), *, workers, state=None, seed=0, step=0
+    ):
+        assert len(before) == number
+        for i, row in enumerate(table.tolist()):
+            value = x[row[0] : row[0] + row[1]]
+            if number:
+                value = (2 * (value - self.mean(before, row, i, workers))).astype(np.float16)
+            data = value.view(np.uint8)
+            out[at[i] : at[i] + len(data)] = data
+        return np.array([self.rounds[number].payload_bytes(int(n)) for n in table[:, 1]], np.int64)
+
+    def decode_rounds(self, x, table, sums, *, workers, state=None, seed=0, step=0):
+        for i, row in enumerate(table.tolist()):
+            payload, at = sums[1]
+            left = payload[at[i] : at[i] + 2 * row[1]].view(np.float16)
+            assert np.abs(left).max(initial=0) < 0.1  # deviations from the mean add up to zero
+            x[row[0] : row[0] + row[1]] = self.mean(sums, row, i, workers)
+            state["steps"][row[4] : row[4] + row[1]] += step
+
+
+CODECS = {"twice": Twice()}
+
+
+def graph_of(size, lengths=SIZES):
+    tensors = tensors_of(lengths)
+    choices = {t.name: Choice("twice", "allreduce", 2) for t in tensors}
+    return build(partition(tensors, choices, size, CODECS), size, CODECS)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_rank_gets_the_mean(size):
+    graph = graph_of(size)
+    programs = [graph.slice(rank) for rank in range(size)]
+    states = [{("twice", "worker"): CODECS["twice"].init_state(TOTAL)} for _ in range(size)]
+    with world(size, codecs=CODECS, delay=jitter(size)) as executors:
+        for step in range(3):
+            given = gradients(TOTAL, size, seed=step)
+            buckets = [x.clone() for x in given]
+            futures = [
+                e.submit(p, b, s, step)
+                for e, p, b, s in zip(executors, programs, buckets, states, strict=True)
+            ]
+            torch.futures.wait_all(futures)
+            assert all(torch.equal(b, buckets[0]) for b in buckets)
+            assert torch.allclose(buckets[0], sum(given) / size, atol=1e-6)
+        counters = executors[0].counters
+        assert counters.bytes_reduced == 3 * dry_run(graph).bytes_reduced[0]
+        assert counters.reduces == 3 * sum(isinstance(t, ReduceRound) for t in programs[0].tasks)
+    for state in states:
+        assert (state["twice", "worker"]["steps"] == 3).all()
+
+
+def test_the_dry_run_and_the_simulator_count_every_round():
+    graph = graph_of(2, [1000])  # whole, since smaller tensors are not cut
+    assert graph.round_bytes == ((4000, 2000),)
+    assert graph.message_bytes == (6000,)
+    assert dry_run(graph).bytes_reduced == (6000, 6000)
+    cluster = Cluster(1e6, 0.5, {"twice": CodecSpeed(1e12, 1e12)})
+    # two collectives, each 2 (N - 1) latencies and its share of bytes; codecs take no time
+    assert simulate([graph], cluster).makespan == pytest.approx(2 * 1.0 + 6000 / 1e6, rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_text_form_parses_back(size):
+    graph = graph_of(size)
+    assert Graph.parse(graph.text()) == graph
+    assert [p.rounds for p in graph.parts] == [2] * len(graph.parts)
+    assert "encode_round" in graph.text() or size == 1
+    assert graph.dot().count("label") == size + len(graph.tasks)
+
+
+def test_a_round_that_does_not_exist_is_told():
+    text = graph_of(2, [7]).text().replace("round=1", "round=2")
+    with pytest.raises(GraphSyntaxError, match="part 0 has no round 2"):
+        Graph.parse(text)
+
+
+def test_rounds_in_another_order_are_found():
+    graph = graph_of(2, [7])
+    tasks = [
+        dataclasses.replace(t, round=1 - t.round) if isinstance(t, ReduceRound) and t.rank else t
+        for t in graph.tasks
+    ]
+    with pytest.raises(DeadlockError, match="rank 1 reduces"):
+        dry_run(dataclasses.replace(graph, tasks=tuple(tasks)))
+
+
+@pytest.mark.parametrize("strategy", sorted(set(list_strategies()) - {"allreduce"}))
+def test_other_strategies_refuse(strategy):
+    tensors = tensors_of([7])
+    with pytest.raises(PlanError, match="use strategy 'allreduce'"):
+        partition(tensors, {"t0": Choice("twice", strategy)}, 2, CODECS)
+
+
+def test_a_round_of_a_wrong_length_ends_all():
+    class Short(Twice):
+        def encode_round(self, number, *args, **kwargs):
+            return super().encode_round(number, *args, **kwargs) - number
+
+    graph, codecs = graph_of(2, [33]), {"twice": Short()}
+    with world(2, codecs=codecs) as executors:
+        futures = [e.submit(graph.slice(r), torch.ones(33), {}, 0) for r, e in enumerate(executors)]
+        with pytest.raises(PayloadError, match=r"encode_round .*used lengths \[65\]"):
+            futures[0].wait()

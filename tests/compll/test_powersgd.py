@@ -1,0 +1,294 @@
+"""Matrices and rounds: PowerSGD against plain NumPy, orders of operations, what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import compll
+from compll.backends import cpu_matrices, matrix_numbers
+from compll.errors import PayloadError, UsageError
+
+SIZES = (1, 7, 31, 33, 64, 1000, 4099)
+
+
+def table(n):
+    return np.array([[0, n, 0, 0, 0]], np.int64)
+
+
+class World:
+    """Workers that go through the rounds together; the sums are made here, in rank order."""
+
+    def __init__(self, workers, n, target="cpu", **params):
+        self.codec = compll.compile("powersgd", target, **params)
+        self.workers, self.n = workers, n
+        self.states = [self.codec.init_state(n) for _ in range(workers)]
+
+    def step(self, gradients, step=0):
+        at, sums = np.zeros(1, np.int64), []
+        for number, one in enumerate(self.codec.rounds):
+            total = np.zeros(one.payload_bytes(self.n), np.uint8)
+            for x, state in zip(gradients, self.states, strict=True):
+                out = np.zeros_like(total)
+                used = self.codec.encode_round(
+                    number, x, table(self.n), out, at, sums,
+                    workers=self.workers, state=state, step=step,
+                )  # fmt: skip
+                assert used.tolist() == [len(out)]
+                total.view(one.dtype)[:] += out.view(one.dtype)
+            sums.append((total, at))
+        results = [x.copy() for x in gradients]
+        for x, state in zip(results, self.states, strict=True):
+            self.codec.decode_rounds(
+                x, table(self.n), sums, workers=self.workers, state=state, step=step
+            )
+        assert all(np.array_equal(x.view(np.uint32), results[0].view(np.uint32)) for x in results)
+        return results[0]
+
+
+class Plain:
+    """PowerSGD as the paper writes it, in float64, on matrices of the same shape.
+
+    What pads a matrix belongs to no gradient: nothing of it is remembered.
+    """
+
+    def __init__(self, workers, n, rank):
+        self.n, self.cols = n, int(np.ceil(np.sqrt(n)))
+        self.rows = -(-n // self.cols)
+        self.errors = [np.zeros((self.rows, self.cols)) for _ in range(workers)]
+        self.q = matrix_numbers.random_matrix(0, 0, self.cols, rank).astype(np.float64)
+
+    def step(self, gradients):
+        given = [np.pad(x, (0, self.rows * self.cols - self.n)) for x in gradients]
+        given = [x.reshape(e.shape) + e for x, e in zip(given, self.errors, strict=True)]
+        p = np.linalg.qr(np.mean([m @ self.q for m in given], axis=0))[0]
+        self.q = np.mean([m.T @ p for m in given], axis=0)
+        out = p @ self.q.T
+        real = np.arange(out.size).reshape(out.shape) < self.n
+        self.errors = [np.where(real, m - out, 0) for m in given]
+        return out.reshape(-1)[: self.n]
+
+
+@pytest.mark.parametrize("workers, rank", [(1, 1), (2, 2), (3, 4)])
+def test_follows_the_paper(workers, rank, rng):
+    n = 1000
+    world, plain = World(workers, n, rank=rank), Plain(workers, n, rank)
+    for step in range(5):
+        gradients = [rng.standard_normal(n).astype(np.float32) for _ in range(workers)]
+        ours, theirs = world.step(gradients, step), plain.step(gradients)
+        assert np.linalg.norm(ours - theirs) < 1e-4 * np.linalg.norm(theirs)
+        for state, error in zip(world.states, plain.errors, strict=True):
+            assert np.allclose(state["residual"], error.reshape(-1)[:n], atol=1e-3)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("n", SIZES)
+def test_backends_agree_bit_for_bit_through_the_rounds(workers, n, rng):
+    worlds = [World(workers, n, target) for target in ("cpu", "reference")]
+    for step in range(3):
+        gradients = [rng.standard_normal(n).astype(np.float32) for _ in range(workers)]
+        results = [world.step(gradients, step) for world in worlds]
+        assert np.array_equal(*(r.view(np.uint32) for r in results))
+        for one, other in zip(*(world.states for world in worlds), strict=True):
+            assert all(
+                np.array_equal(one[k].view(np.uint32), other[k].view(np.uint32)) for k in one
+            )
+
+
+@pytest.mark.parametrize("n", [0, *SIZES])
+def test_one_worker_is_encode_and_decode(n, rng):
+    world = World(1, n)
+    state = world.codec.init_state(n)
+    for step in range(3):
+        x = rng.standard_normal(n).astype(np.float32)
+        y = world.codec.decode(world.codec.encode(x, state=state, step=step), n)
+        assert np.array_equal(y, world.step([x], step))
+        assert np.array_equal(state["residual"], world.states[0]["residual"])
+        assert np.array_equal(state["warm"], world.states[0]["warm"])
+
+
+def test_a_matrix_of_low_rank_is_sent_whole(rng):
+    left, right = rng.standard_normal((40, 2)), rng.standard_normal((2, 40))
+    x = (left @ right).reshape(-1).astype(np.float32)
+    assert np.allclose(World(1, 1600, rank=2).step([x]), x, atol=1e-4)
+
+
+def test_a_direction_that_was_lost_comes_back(rng):
+    """After a gradient of zeros, and one of rank one, the second column still finds something."""
+    world = World(2, 1600, rank=2)
+    one = np.outer(rng.standard_normal(40), rng.standard_normal(40)).reshape(-1)
+    for step, x in enumerate((np.zeros(1600), one)):
+        world.step([x.astype(np.float32)] * 2, step)
+        for state in world.states:
+            state["residual"][:] = 0
+    two = (one + np.outer(rng.standard_normal(40), rng.standard_normal(40)).reshape(-1)) / 2
+    for step in range(2, 6):
+        y = world.step([two.astype(np.float32)] * 2, step)
+        for state in world.states:
+            state["residual"][:] = 0
+    assert np.linalg.norm(y - two) < 1e-3 * np.linalg.norm(two)
+
+
+def descend(feedback, workers=3, n=900, steps=300, rate=0.05):
+    """Distance left on a quadratic whose gradients differ between workers."""
+    rng = np.random.default_rng(5)
+    targets = rng.standard_normal((workers, n)).astype(np.float32)
+    world, x = World(workers, n, rank=2), np.zeros(n, np.float32)
+    for step in range(steps):
+        if not feedback:
+            for state in world.states:
+                state["residual"][:] = 0
+        x -= rate * world.step([x - t for t in targets], step)
+    return np.linalg.norm(x - targets.mean(0)) / np.linalg.norm(targets.mean(0))
+
+
+def test_feedback_contracts_on_a_quadratic():
+    with_feedback, without = descend(True), descend(False)
+    assert with_feedback < 0.1
+    assert with_feedback < 0.5 * without
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 31, 998])
+def test_what_is_not_finite_on_one_worker_reaches_all(bad, place, rng):
+    world = World(3, 999)
+    gradients = [rng.standard_normal(999).astype(np.float32) for _ in range(3)]
+    world.step(gradients)
+    gradients[1][place] = bad
+    assert not np.isfinite(world.step(gradients, 1)).all()
+    assert all(np.isfinite(a).all() for state in world.states for a in state.values())
+    gradients[1][place] = 0
+    assert np.isfinite(world.step(gradients, 2)).all()
+
+
+SHAPES = st.tuples(st.integers(1, 70), st.integers(1, 70), st.integers(1, 40))
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES, st.integers(0, 1000), st.booleans())
+def test_products_have_one_order(shape, seed, flipped):
+    rows, inner, cols = shape
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal((inner, rows) if flipped else (rows, inner)).astype(np.float32)
+    b = (rng.standard_normal((inner, cols)) * 10.0 ** rng.integers(-20, 20)).astype(np.float32)
+    left = a.T if flipped else a
+    ours, theirs = cpu_matrices.product(left, b), matrix_numbers.product(left, b)
+    assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+    assert np.allclose(theirs, left.astype(np.float64) @ b, rtol=1e-6, atol=1e-6 * np.abs(b).max())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 6), st.integers(0, 1000), st.integers(0, 5))
+def test_bases_have_one_order(rows, cols, seed, equal):
+    rng = np.random.default_rng(seed)
+    a, spare = (rng.standard_normal((rows, cols)).astype(np.float32) for _ in range(2))
+    a[:, : min(equal, cols)] = a[:, :1]
+    ours, theirs = (f.orthonormal(a, spare) for f in (cpu_matrices, matrix_numbers))
+    assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+    gram = theirs.astype(np.float64).T @ theirs
+    expected = np.diag(np.arange(cols) < rows).astype(float)  # more columns than rows: zeros
+    assert np.allclose(np.sort(np.diag(gram)), np.sort(np.diag(expected)), atol=1e-5)
+    assert np.allclose(gram, np.diag(np.diag(gram)), atol=1e-5)
+
+
+def test_when_it_pays():
+    codec = compll.compile("powersgd", rank=2)
+    assert not codec.suits(16)
+    assert codec.suits(17 * 17)
+    assert not compll.compile("powersgd", rank=2, min_rate=10.0).suits(17 * 17)
+    assert compll.compile("onebit").suits(1)
+
+
+def test_wrong_calls_are_told():
+    codec, x, at = compll.compile("powersgd"), np.zeros(100, np.float32), np.zeros(1, np.int64)
+    room = np.zeros(codec.rounds[0].payload_bytes(100), np.uint8)
+    with pytest.raises(UsageError, match="round 1 of 2 with 0 before it"):
+        codec.encode_round(1, x, table(100), room, at, workers=2)
+    with pytest.raises(PayloadError, match="round 'p' ends early"):
+        codec.encode_round(0, x, table(100), room[1:], at, workers=2)
+    with pytest.raises(UsageError, match="round 0 of 0"):
+        compll.compile("onebit").encode_round(0, x, table(100), room, at, workers=2)
+    with pytest.raises(UsageError, match="a matrix of 65536 x 64 elements for a tensor of 1"):
+        compll.compile("powersgd", columns=65536, rank=64).payload_bytes(1)
+
+
+GOOD = """name: example
+params:
+  rank: 2
+state:
+  warm: float32[width, rank]
+encode:
+  width: ceil(sqrt(n))
+  m: matrix(g, width)
+  p: m @ orthonormal(warm, random_matrix(width, rank))
+  q: transpose(m) @ orthonormal(combined(p))
+payload:
+  p: float32[ceil(n / width), rank]
+  q: float32[width, rank]
+rounds: {p: mean, q: mean}
+decode: flat(orthonormal(p) @ transpose(q))
+update: {warm: combined(q)}
+feedback: error
+when: n > 100
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new, line, message",
+    [
+        ("{p: mean, q: mean}", "{q: mean, p: mean}", 14, "'q' needs combined(p)"),
+        ("{p: mean, q: mean}", "{p: mean}", 16, "combined takes the name of a payload field"),
+        ("{p: mean, q: mean}", "{p: mean, q: mean, r: mean}", 14, "is no payload field"),
+        ("{p: mean, q: mean}", "{p: mean, q: median}", 14, "ranks combine by mean"),
+        ("combined(p)", "combined(m)", 10, "combined takes the name of a payload field"),
+        ("flat(orthonormal(p)", "flat(orthonormal(combined(p))", 15, "decode sees what the ranks"),
+        ("transpose(m) @", "m @ m @", 10, "the columns of the first are not the rows"),
+        ("flat(orthonormal(p) @ transpose(q))", "orthonormal(p)", 15, "not one number per element"),
+        ("p: float32[ceil(n / width), rank]", "p: float32[width, rank]", 12, "'p' is declared"),
+        ("p: float32[ceil(n / width), rank]", "p: float32", 12, "'p' is declared no matrix"),
+        ("p: float32[ceil(n / width), rank]", "p: uint8[ceil(n / width), rank]", 12, "a matrix is"),
+        ("q: float32[width, rank]", "q: float32[width, ]", 13, "an expression is missing"),
+        ("width: ceil(sqrt(n))", "width: sqrt(n)", 5, "whole numbers"),
+        ("width: ceil(sqrt(n))", "width: ceil(mean(g))", 5, "unknown name 'width'"),
+        ("m: matrix(g, width)", "m: matrix(mean(g), width)", 8, "matrix takes elements"),
+        ("m: matrix(g, width)", "m: matrix(g, width) + 1", 8, "a matrix goes into @"),
+        ("when: n > 100", "when: mean(g) > 1", 18, "`when:` is a condition of n"),
+        ("when: n > 100", "when: step > 1", 18, "`when:` is a condition of n"),
+        ("feedback: error", "group: 64", 8, "a grouped spec has no matrices"),
+        ("feedback: error", "merge: vote", 17, "`rounds:` says how payloads combine"),
+        ("{warm: combined(q)}", "{warm: combined(p)}", 16, "cannot hold"),
+        ("m: matrix(g, width)", "m: matrix(sign(g), width)", 14, "gradient is not finite"),
+    ],
+)
+def test_mistakes_are_told(old, new, line, message, tmp_path):
+    path = tmp_path / "spec.yaml"
+    assert GOOD.count(old) == 1
+    path.write_text(GOOD)
+    compll.compile(path, "reference")
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(compll.SpecError) as caught:
+        compll.compile(path, "reference")
+    assert any(message in d.message and d.span.line == line for d in caught.value.diagnostics), (
+        caught.value
+    )
+
+
+def test_every_field_has_a_round(tmp_path):
+    path = tmp_path / "spec.yaml"
+    text = GOOD.replace("{p: mean, q: mean}", "{p: mean}").replace("combined(q)", "q")
+    path.write_text(text)
+    with pytest.raises(compll.SpecError, match="14:1: payload field 'q' has no round"):
+        compll.compile(path, "reference")
+
+
+def test_matrices_without_rounds(tmp_path, rng):
+    """A payload that travels whole: here the error feedback of a low rank approximation."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(GOOD.replace("rounds: {p: mean, q: mean}\n", "").replace("combined(p)", "p")
+                    .replace("combined(q)", "q"))  # fmt: skip
+    codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
+    x = rng.standard_normal(777).astype(np.float32)
+    payloads = [c.encode(x, state=c.init_state(777)) for c in codecs]
+    assert np.array_equal(*payloads)
+    assert np.array_equal(payloads[0], World(1, 777).codec.encode(x))
+    assert codecs[0].rounds == ()

@@ -1,0 +1,104 @@
+"""PowerSGD on real processes, and beside the mathematics of PyTorch's hook."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _orthogonalize_gram_schmidt
+
+import compll
+from compll.backends.matrix_numbers import random_matrix
+from tests.hipress import ranks
+from tests.hipress.launch import launch
+
+
+def together(results):
+    """What all ranks hold, which must be the same."""
+    assert all(result == results[0] for result in results[1:]), results
+    return results[0]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_training_follows_plain_ddp(world_size):
+    results = launch(ranks.low_rank, world_size)
+    for title in results[0]:
+        found = [result[title] for result in results]
+        together([each["digest"] for each in found])
+        for each in found:
+            assert each["losses"][-1] < 0.3 * each["losses"][0], title
+            assert each["difference"] < 0.5, title
+    whys = {d["name"]: d for d in results[0]["rank 2"]["decisions"]}
+    assert whys["second.weight"]["codec"] == "powersgd"
+    assert whys["second.weight"]["strategy"] == "allreduce"
+    assert whys["scale"]["codec"] is None
+    assert whys["scale"]["why"].startswith("fewer than")
+    small = {d["name"]: d["why"] for d in results[0]["everything"]["decisions"]}
+    assert small["scale"] == "powersgd would not pay for 1 elements"
+    measured = results[0]["rank 2"]["measured"]
+    assert measured["wire_bytes"] < 0.2 * measured["fp32_wire_bytes"]
+
+
+def test_a_resumed_run_continues_bit_for_bit(tmp_path):
+    assert all(launch(ranks.low_rank_resumed, 2, str(tmp_path)))
+
+
+def test_infinity_reaches_all_ranks():
+    results = launch(ranks.infinity, 2, "powersgd")
+    together([digest for *_, digest in results])
+    for infected, clean, skipped, losses, _ in results:
+        assert all(infected)
+        assert clean
+        assert skipped == [True, False]
+        assert losses[-1] < 10
+
+
+class Hook:
+    """What powerSGD_hook does with one matrix: warm start, error feedback, its Gram-Schmidt."""
+
+    def __init__(self, workers, shape, rank):
+        self.errors = [torch.zeros(shape, dtype=torch.float64) for _ in range(workers)]
+        self.q = torch.from_numpy(random_matrix(0, 0, shape[1], rank)).double()
+
+    @staticmethod
+    def orthogonalize(m):
+        m = m.clone().unsqueeze(0)
+        _orthogonalize_gram_schmidt(m)
+        return m[0]
+
+    def step(self, gradients):
+        inputs = [g.double() + e for g, e in zip(gradients, self.errors, strict=True)]
+        q = self.orthogonalize(self.q)
+        p = self.orthogonalize(sum(m @ q for m in inputs))
+        self.q = sum(m.T @ p for m in inputs) / len(inputs)
+        out = p @ self.q.T
+        self.errors = [m - out for m in inputs]
+        return out
+
+
+@pytest.mark.parametrize("workers, rank", [(2, 1), (3, 2), (4, 4)])
+def test_equals_the_mathematics_of_pytorchs_hook(workers, rank):
+    rows = cols = 40
+    codec, n = compll.compile("powersgd", rank=rank), rows * cols
+    hook = Hook(workers, (rows, cols), rank)
+    states = [codec.init_state(n) for _ in range(workers)]
+    table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
+    generator = torch.Generator().manual_seed(workers)
+    for step in range(6):
+        given = [torch.randn(rows, cols, generator=generator) for _ in range(workers)]
+        flat = [g.reshape(-1).numpy().copy() for g in given]
+        sums = []
+        for number, one in enumerate(codec.rounds):
+            outs = [np.zeros(one.payload_bytes(n), np.uint8) for _ in range(workers)]
+            for x, out, state in zip(flat, outs, states, strict=True):
+                codec.encode_round(
+                    number, x, table, out, at, sums, workers=workers, state=state, step=step
+                )
+            total = sum(out.view(np.float32) for out in outs)
+            sums.append((total.view(np.uint8), at))
+        for x, state in zip(flat, states, strict=True):
+            codec.decode_rounds(x, table, sums, workers=workers, state=state, step=step)
+        theirs = hook.step(given).reshape(-1).numpy()
+        assert np.linalg.norm(flat[0] - theirs) < 1e-4 * np.linalg.norm(theirs), step
+        for state, error in zip(states, hook.errors, strict=True):
+            assert np.allclose(state["residual"], error.reshape(-1), atol=1e-3)
