@@ -41,8 +41,8 @@ def strategy_for(codec: Codec | None, asked: str = AUTO) -> str:
     """`asked` if it can carry the codec, else ConfigError; for "auto", what suits the codec.
 
     Additive payloads, also of several rounds, use the native collective. Codecs that may encode
-    again go through owners (`ps`), two quantizations whatever the world size; signs that vote do so at owners (`vote`);
-    the rest, sparse ones, are all-gathered.
+    again go through owners (`ps`), two quantizations whatever the world size; signs that vote do
+    so at owners (`vote`); the rest, sparse ones, are all-gathered.
     """
     from casync import strategies
 

@@ -88,7 +88,7 @@ def test_the_example_is_right(tmp_path):
         ("g < 0", "g < 0 && 1", 6, 19, "not an expression", "a and b"),
         ("where(g < 0, 1, 0)", "'g < 0 ? 1 : 0'", 6, 13, "not an expression", "a if c else b"),
         ("where(g < 0, 1, 0)", "[1 for x in g]", 6, 6, "not a list", "quote"),
-        ("mean(abs(g))", "g @ g", 5, 10, "unknown operator '@'", ""),
+        ("mean(abs(g))", "g @ g", 5, 10, "@ takes matrices", "matrix(x, columns)"),
         ("mean(abs(g))", "~g", 5, 10, "~ is not part of the language", ""),
         ("mean(abs(g))", "sum(g) ^ 2", 5, 10, "^ takes integers", "**"),
         ("scale: float32", "scale: float64", 8, 10, "unknown type 'float64'", "'float32'"),
@@ -111,7 +111,7 @@ def test_the_example_is_right(tmp_path):
             "'mm' is no state",
             "'m'",
         ),
-        ("feedback: error", "state: {m: float16}", 11, 12, "is float32 or float32[n]", ""),
+        ("feedback: error", "state: {m: float16}", 11, 12, "is float32, float32[n] or", ""),
         ("scale: float32", "scal3: float32", 8, 10, "encode does not define it", "'scale'"),
         ("q == 1", "g == 1", 10, 15, "decode uses 'g'", "payload fields and parameters"),
         (
