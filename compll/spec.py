@@ -297,8 +297,11 @@ class _Reader:
                 hint = f"packed types are {', '.join(UINTS)}"
             self.problems.add(value.span, f"unknown type {base!r}", hint)
             return None
+        width = self.inner(bits, value, match.start(2))
+        if bits is not None and width is None:
+            return None
         rows, cols = self.lengths(dim, value, match.start(3 if sized else 2))
-        return Declared(name, base, self.inner(bits, value, match.start(2)), rows, value.span, cols)
+        return Declared(name, base, width, rows, value.span, cols)
 
     def lengths(
         self, part: str | None, whole: Text, start: int
