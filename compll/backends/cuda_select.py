@@ -1,4 +1,4 @@
-"""The part of a CUDA encode that selects: library calls, compaction, selected elements.
+"""The part of a CUDA encode that selects: compaction, selected elements.
 
 A walk finds the hits of every tile, as bits and counts; the counts are summed up; a second walk
 over the tiles that have hits writes positions, in order. What the payload and the states need of
@@ -10,212 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from compll.backends.cuda_encode import BITS, Encoder
+from compll.backends.cuda_encode import BITS
+from compll.backends.cuda_search import Searching
 from compll.backends.cuda_text import code
 from compll.ir import POSITIONS, Expr, Field, Selection
 from compll.layout import header
 from compll.program import Pass, Program, Sink, Unsupported
 
 ITEMS = 256  # selected elements of a block
-ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a radix selection
 
 
-class Selecting(Encoder):
+class Selecting(Searching):
     """Encoder with selections."""
 
     def __init__(self, program: Program, feed: bool, prefix: str, threads: int = 256) -> None:
-        self.mode = "tile"
         self.kept_part_of: dict[int, tuple[str, int]] = {}
         super().__init__(program, feed, prefix, threads)
-
-    # elements at any place: `i` is an i64 within the piece
-
-    @contextmanager
-    def anywhere(self) -> Iterator[None]:
-        """Expressions are of the element at place i of the piece."""
-        self.mode = "anywhere"
-        yield
-        self.mode = "tile"
-
-    def text(self, expr: Expr) -> str:
-        if self.mode == "tile":
-            return super().text(expr)
-        if expr.op == "uniform":
-            keys = f"stream(seed, step, (u64)tensor, {expr.value}, (u64)((offset + i / {self.tile} * {self.tile}) >> 32))"
-            return f"uniform((u32)(offset + i), {keys})"
-        if expr.op == "gather":
-            return self.text(expr.args[0])
-        if expr.op == "indices":
-            return "i"
-        return super().text(expr)
-
-    def leaf(self, expr: Expr) -> str:
-        if self.mode == "tile":
-            return super().leaf(expr)
-        return "(load1(xs, i) * scale)" if expr.op == "input" else f"s_{expr.value}[i]"
-
-    def piece_arrays(self) -> None:
-        """Declarations about the piece p: its arrays, and what draws need."""
-        self.piece()
-        self.add("const i64 offset = table[5 * p + 3], tensor = table[5 * p + 2];")
-        self.add("const u64 step = base_step + (tick ? *tick : 0);")
-        self.add("XT* const xs = x + table[5 * p];")
-        for s in self.elementwise:
-            self.add(f"float* const s_{s} = a_{s} + table[5 * p + 4];")
-
-    def of_grid(self, grid: int) -> None:
-        """Declarations of a block over a grid's items: `own` is its number in the piece."""
-        self.add(f"const i64* const firsts = first + {grid} * (pieces + 1);")
-        self.add(f"const i64* const items = item_at + {grid} * (pieces + 1);")
-        self.add("const int p = find(firsts, pieces, blockIdx.x);")
-        self.add("const i64 own = (i64)blockIdx.x - firsts[p];")
-
-    # library calls
-
-    def library(self, expr: Expr) -> None:
-        call = {"kth_largest": self.kth_largest, "adjust": self.adjust}.get(expr.op)
-        if call is None:
-            raise Unsupported(expr.op)
-        self.slot(expr)
-        call(expr)
-
-    def guard(self, expr: Expr) -> None:
-        """Nothing to do where a guarded call is not wanted."""
-        guard = self.prog.guards.get(id(expr))
-        if guard is not None:
-            condition, wanted = guard
-            self.add(f"if ({'!' if wanted else ''}({self.scalar(condition)})) return;")
-
-    @contextmanager
-    def once_a_piece(self, name: str, threads: int = 32) -> Iterator[None]:
-        """A kernel with a block per piece."""
-        with self.kernel(f"{name}{len(self.steps)}", -1, threads):
-            self.add("const int p = blockIdx.x;")
-            self.piece()
-            self.add("if (n == 0) return;")
-            yield
-
-    def result(self, slot: int) -> str:
-        return f"sc[p * @SLOTS@ + {slot}]"
-
-    def larger_slot(self, expr: Expr) -> int:
-        """Where kth_largest leaves how many elements are larger, adjust how many it counts."""
-        return self.slots.setdefault(-id(expr), len(self.slots))
-
-    def kth_largest(self, expr: Expr) -> None:
-        """Radix selection: three histograms of the keys, from the upper bits to the lower."""
-        self.memory("hist", "uint64", "piece", 2048)
-        self.memory("radix_prefix", "uint32", "piece")
-        self.memory("radix_rank", "int64", "piece")
-        x, k = expr.args
-        length = "n" if x.op != "sample" else self.sample_size(x)
-        wanted = f"as_count((double)({{}}), {length})"
-        with self.once_a_piece("begin"):
-            self.add("if (threadIdx.x) return;")
-            self.add(f"const i64 rank = {wanted.format(self.scalar(k))};")
-            self.add("radix_rank[p] = rank > 1 ? rank : 1; radix_prefix[p] = 0;")
-            self.add(f"{self.result(self.slot(expr))} = 0.0;")
-        for number, (bits, shift) in enumerate(ROUNDS):
-            self.histogram(expr, bits, shift, first=number == 0)
-            with self.once_a_piece("pick", 256):
-                self.guard(expr)
-                self.add(f"pick<{bits}>(hist + p * 2048, radix_prefix + p, radix_rank + p);")
-                if shift == 0:
-                    self.radix_result(expr, wanted.format(self.scalar(k)))
-
-    def radix_result(self, expr: Expr, wanted: str) -> None:
-        self.add("__syncthreads();")
-        self.add("if (threadIdx.x) return;")
-        value = "(double)unkey((i32)(radix_prefix[p] ^ 0x80000000u))"
-        self.add(f"{self.result(self.slot(expr))} = {value};")
-        self.add(f"const i64 rank = {wanted};")
-        larger = self.result(self.larger_slot(expr))
-        self.add(f"{larger} = (double)((rank > 1 ? rank : 1) - radix_rank[p]);")
-
-    def sample_size(self, x: Expr) -> str:
-        return f"i_count(as_count({self.static(x.args[1])}, n))"
-
-    def histogram(self, expr: Expr, bits: int, shift: int, *, first: bool) -> None:
-        x = expr.args[0]
-        sampled = x.op == "sample"
-        grid = self.grid("sample", ITEMS, x.args[1]) if sampled else 0
-        with self.kernel(f"hist{len(self.steps)}", grid, 256 if sampled else self.shape.threads):
-            self.of_grid(grid)
-            self.piece_arrays()
-            self.guard(expr)
-            self.add(f"__shared__ u32 bins[{1 << bits}];")
-            self.add(f"for (int b = threadIdx.x; b < {1 << bits}; b += blockDim.x) bins[b] = 0;")
-            self.add("__syncthreads();")
-            self.add("const u32 prefix = radix_prefix[p];")
-            inside = "true" if first else f"y >> {shift + bits} == prefix"
-            count = f"if ({inside}) atomicAdd(&bins[y >> {shift} & {(1 << bits) - 1}u], 1u);"
-            if sampled:
-                self.each_sampled(x, count)
-            else:
-                self.each_element(x, f"const u32 y = order({{}}); {count}")
-            self.add("__syncthreads();")
-            self.add(f"for (int b = threadIdx.x; b < {1 << bits}; b += blockDim.x)")
-            self.add("  if (bins[b]) atomicAdd(&hist[p * 2048 + b], (u64)bins[b]);")
-
-    def each_sampled(self, x: Expr, body: str) -> None:
-        self.add(f"const i64 count = {self.sample_size(x)};")
-        with self.anywhere():
-            self.prepare(x.args[0])
-            step = f"(firsts[p + 1] - firsts[p]) * {ITEMS}"
-            with self.block(f"for (i64 j = own * {ITEMS} + threadIdx.x; j < count; j += {step})"):
-                self.add("const i64 i = sample_position(seed, step, tensor, n, count, j);")
-                self.add(f"const u32 y = order({self.text(x.args[0])}); {body}")
-
-    def each_element(self, x: Expr, body: str) -> None:
-        """`body` with the value of every element of the block's tiles in the place of {}."""
-        s = self.shape
-        self.add(f"const i64 tile_first = own * {s.tiles};")
-        self.add(f"const int u = threadIdx.x % {s.team}, team = threadIdx.x / {s.team};")
-        self.keys([x])
-        self.prepare(x)
-        self.leaves = self.leaves_of([x])
-        with self.block(f"for (int turn = 0; turn < {s.turns}; ++turn)"):
-            self.tile_head([x])
-            if s.chunks == 1:
-                self.load("0")
-            with self.each():
-                self.add(f"if (i < m) {{ {body.format(self.text(x))} }}")
-
-    def adjust(self, expr: Expr) -> None:
-        """The tries of `adjust`, each a counting walk; what is found early ends the others."""
-        self.memory("tries", "int64", "piece")
-        self.memory("counted", "uint64", "piece")
-        x, start, low, high, down, up, tries = expr.args
-        if tries.type.shape != "static":
-            raise Unsupported("adjust with a number of tries that depends on data")
-        value, counted = self.result(self.slot(expr)), self.result(self.larger_slot(expr))
-        with self.once_a_piece("begin"):
-            self.add("if (threadIdx.x) return;")
-            self.add(f"{value} = {self.scalar(start)}; tries[p] = 0; counted[p] = 0;")
-            if id(expr) in self.prog.guards:
-                condition, wanted = self.prog.guards[id(expr)]
-                self.add(f"if ({'!' if wanted else ''}({self.scalar(condition)})) tries[p] = -1;")
-        with self.kernel(f"count{len(self.steps)}", 0, self.shape.threads, tries):
-            self.of_grid(0)
-            self.add("if (tries[p] < 0) return;")
-            self.piece_arrays()
-            self.add(f"const float least = (float){value};")
-            self.add("u32 z = 0;")
-            self.each_element(x, "if ({} >= least) ++z;")
-            self.add("z = (u32)team_total<32>((i32)z);")
-            self.add("if (z && threadIdx.x % 32 == 0) atomicAdd(&counted[p], (u64)z);")
-        with self.kernel(f"decide{len(self.steps)}", -1, 32, tries):
-            self.add("const int p = blockIdx.x;")
-            self.add("if (threadIdx.x || table[5 * p + 1] == 0 || tries[p] < 0) return;")
-            self.add("const double c = (double)counted[p]; counted[p] = 0;")
-            self.add(f"{counted} = c;")
-            ends = f"({self.scalar(low)} <= c && c <= {self.scalar(high)})"
-            turns = f"tries[p] >= as_count({self.scalar(tries)}, 100)"
-            self.add(f"if ({ends} || {turns}) {{ tries[p] = -1; return; }}")
-            self.add("++tries[p];")
-            self.add(
-                f"{value} = {value} * (c < {self.scalar(low)} ? {self.scalar(down)} : {self.scalar(up)});"
-            )
 
     def special(self, expr: Expr) -> str | None:
         if expr.op == "adjusted_count":

@@ -1,4 +1,7 @@
-"""Runs every spec's kernels on good and on broken payloads; meant to run under AddressSanitizer."""
+"""Runs every spec's kernels on good and on broken payloads; meant to run under AddressSanitizer.
+
+Arguments: names of specs, or --all.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SIZES = (33, 1061)
 #: one of every kind of kernel; by default the others' source differs in arithmetic only
 SPECS = (
     "onebit", "onebit_group", "int4_group", "terngrad", "fp16", "ddp_uint8", "dgc", "topk", "stc",
-    "dithering", "adaq",
+    "dithering", "adaq", "redsync",
 )  # fmt: skip
 
 
@@ -64,7 +67,8 @@ def decode(device: Kernels, data: np.ndarray, table: np.ndarray, at: np.ndarray,
 
 def main() -> None:
     rng = np.random.default_rng(3)
-    specs = compll.list_specs() if "--all" in sys.argv else SPECS
+    named = sys.argv[1:] or SPECS
+    specs = compll.list_specs() if "--all" in named else named
     done = [spec for spec in specs if run(spec, rng)]
     print(f"{len(done)} specs stay within their buffers", file=sys.stdout)
 
