@@ -97,8 +97,8 @@ class _Scheduler:
         such a spec b, wherever it stands, means what the state holds after the first pass.
         """
         states = self.state_sinks()
-        if not states or not self.module.status:
-            return []
+        if not states or not self.module.status or self.module.group:
+            return []  # (the one pass of a grouped spec computes everything once anyway)
         if not all(s.expr.op == "where" and s.expr.args[0].op == "in" for s in states):
             return []
         stores = [Sink("state", s.name, s.expr.args[2]) for s in states]

@@ -111,6 +111,11 @@ class Rules:
             return x
         if x.type.shape == "static" and shape == "scalar":
             return x
+        if x.type.shape == "group" and shape == "kept":
+            raise RuleError(
+                "a value per group does not go together with selected elements",
+                "compute with all elements first: (x / scale)[kept]",
+            )
         return self.pool.make("lift", (x,), Type(x.type.dtype, shape, of))
 
     def shape(self, args: tuple[Expr, ...]) -> tuple[str, str]:
@@ -280,6 +285,8 @@ class Rules:
         return self.elementwise("sqrt", (self.elementwise("max", (spread, zero)),))
 
     def total(self, op: str, x: Expr) -> Expr:
+        if x.type.shape == "kept":
+            self.whole_tensor(f"{op} of selected elements")
         shape = self.whole if x.type.shape == "n" else "scalar"
         return self.pool.make(f"reduce_{op}", (x,), Type("float", shape))
 
@@ -300,6 +307,7 @@ class Rules:
     def count(self, op: str, args: tuple[Expr, ...]) -> Expr:
         (x,) = args
         if x.type.dtype == "selection":
+            self.whole_tensor("count of a selection")
             return self.pool.make("count_kept", (), Type("int", "scalar"), x.value)
         self.need_elements(op, x)
         if x.op == "ge" and x.args[1].op == "lift" and x.args[1].args[0].op == "adjust":
@@ -406,7 +414,8 @@ class Rules:
         return self.pool.make(op, (x, *rest), Type("float", "scalar"))
 
     def selection(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:
-        self.whole_tensor(op)
+        if op == "top" or not self.encoding:
+            self.whole_tensor(op)
         n = self.pool.make("param", (), Type("int", "static"), "n")
         limit = self.static(op, args[1] if len(args) == 2 else n)
         if "step" in depends(limit):

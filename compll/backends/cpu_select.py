@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compll.backends.cpu_emit import Encoder
+from compll.backends.cpu_capture import NUMPY, Capturing
 from compll.backends.cpu_text import code
 from compll.backends.cpu_values import draws
-from compll.ir import POSITIONS, Expr, Selection, walk
+from compll.ir import POSITIONS, Expr, Selection
 from compll.layout import header
 from compll.program import TABLES, Pass, Program, Sink
 
 
-class Selecting(Encoder):
+class Selecting(Capturing):
     """Encoder with selections.
 
     A selection's positions are compacted within the tile loop, and what its elements need is
@@ -153,50 +153,21 @@ class Selecting(Encoder):
         self.add(f"limit_{s.name} = lim[p, {number}]")
         self.add(f"i_{s.name} = np.empty(limit_{s.name} + {self.tile + 1}, np.int64)")
         self.add(f"k_{s.name} = 0")
+        room = f"limit_{s.name} + {self.tile + 1}"
+        room = f"limit_{s.name} + {self.tile + 1}"
         for leaf in self.captured(s):
-            self.add(f"{leaf}_{s.name} = np.empty(limit_{s.name} + {self.tile + 1}, np.float32)")
+            self.add(f"{leaf}_{s.name} = np.empty({room}, np.float32)")
+        for number, e in enumerate(self.whole(s).values()):
+            self.add(f"v{number}_{s.name} = np.empty({room}, {NUMPY[e.type.dtype]})")
         if s.kind == "top" and s.threshold is not None:
             # A `top` has its threshold from a kth_largest of its own, which is never guarded.
             threshold = self.scalar(s.threshold)
             self.add(f"t_{s.name} = key(f32({threshold}))")
             self.add(f"ties_{s.name} = limit_{s.name} - larger_{threshold}")
 
-    def captured(self, s: Selection) -> list[str]:
-        """Which inputs the selected elements need after the walk: "cg" and "c_STATE"."""
-        roots = [k.expr for one in self.prog.passes for k in one.kept if k.expr.type.of == s.name]
-        roots += [
-            x.expr.args[1] for one in self.prog.passes for x in one.sinks if self.selects(x, s)
-        ]
-        roots += [e.args[0] for e in self.names_of_reductions(s)]
-        found = {
-            "cg" if e.op == "input" else f"c_{e.value}"
-            for e in walk(*roots)
-            if e.op in ("input", "state") and e.type.shape == "n"
-        }
-        return sorted(found)
-
-    def names_of_reductions(self, s: Selection) -> list[Expr]:
-        return [
-            e
-            for one in self.prog.passes
-            for e in one.late
-            if e.op.startswith("reduce_") and e.args[0].type.of == s.name
-        ]
-
-    @staticmethod
-    def selects(sink: Sink, s: Selection) -> bool:
-        e = sink.expr
-        return (
-            sink.kind == "state"
-            and e.op == "where"
-            and e.args[0].op == "in"
-            and e.args[0].value == s.name
-        )
-
     def compact(self, s: Selection) -> None:
         """Append the tile's selected positions, in order; eight without a hit cost one test."""
-        self.prepare(s.key)
-        self.available()
+        self.ready_for(s.key, *self.whole(s).values())
         name = s.name
         self.add(f"k0 = k_{name}")
         test = (
@@ -221,11 +192,7 @@ class Selecting(Encoder):
                 self.add(f"k_{name} += i64(hit[i]) - tied * i64(ties_{name} <= 0)")
                 self.add(f"ties_{name} -= tied")
         self.add(f"k_{name} = min(k_{name}, limit_{name})")
-        for leaf in self.captured(s):
-            with self.block(f"for j in range(k0, k_{name}):"):
-                source = "g_[i] * scale" if leaf == "cg" else f"{leaf[2:]}_[i]"
-                self.add(f"i = i_{name}[j] - o")
-                self.add(f"{leaf}_{name}[j] = {source}")
+        self.capture(s)
 
     def close_selection(self, s: Selection, one: Pass) -> None:
         """Counts, fields and states of the selected elements."""
@@ -283,7 +250,11 @@ class Selecting(Encoder):
             self.add(f"s_{sink.name}[i] = f_where(finite(y), y, {before})")
 
     def captured_names(self, name: str) -> list[str]:
-        return self.captured(next(s for s in self.module.selections if s.name == name))
+        return self.captured(self.selection(name))
+
+    def selection(self, name: str) -> Selection:
+        """The selection as it stands in the module."""
+        return next(s for s in self.module.selections if s.name == name)
 
     def kept_reduction(self, expr: Expr, name: str) -> None:
         """A reduction over selected elements, in the order of a whole tensor's."""
@@ -301,6 +272,9 @@ class Selecting(Encoder):
         """Over a selection, element values are computed again from what was captured."""
         if self.where in ("tile", "piece"):
             return super().text(expr, i)
+        whole = list(self.whole(self.selection(self.where)))
+        if id(expr) in whole:
+            return f"v{whole.index(id(expr))}_{self.where}[{i}]"
         if expr.op == "gather":
             return self.text(expr.args[0], i)
         if expr.op == "indices":

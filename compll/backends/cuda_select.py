@@ -51,7 +51,7 @@ class Selecting(Searching):
 
     def before_tiles(self, one: Pass, sinks: Sequence[Sink]) -> None:
         if one.selections and self.module.group:
-            raise Unsupported("a selection in a grouped spec")
+            raise Unsupported("a selection in a grouped spec", one.selections[0].name)
         for s in one.selections:
             self.find_hits(s)
             self.sum_hits(s)

@@ -11,11 +11,11 @@ from compll.backends.cuda_hop import Hopping, merge_function
 from compll.backends.cuda_scatter import Scattering
 from compll.backends.cuda_select import Selecting
 from compll.backends.cuda_values import Grid, Scratch, Shape, Step, Values, shape_of
-from compll.errors import Diagnostic, Span, SpecError
 from compll.ir import Expr, Module
 from compll.layout import tile_of
 from compll.passes import schedule
 from compll.program import Unsupported
+from compll.refusal import refused
 from compll.static import depends
 
 GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -74,8 +74,7 @@ def source(module: Module, threads: int = 256) -> Source:
     try:
         return _source(module, threads)
     except Unsupported as why:
-        problem = f"the cuda backend does not compile {why}"
-        raise SpecError([Diagnostic(module.name, Span(), problem)]) from why
+        raise refused(module, "cuda", why) from why
 
 
 def _source(module: Module, threads: int) -> Source:

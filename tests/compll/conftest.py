@@ -21,6 +21,7 @@ VARIANTS = {
     "ddp_uint8": [{"bucket": 512}],
     "qsgd": [{"bits": 4, "bucket": 64}],
     "qsparse": [{"ratio": 0.2, "bits": 2}],
+    "adacomp": [{"bin": 32}],
     "threshold": [{"tau": 1.5}],
     "stc": [{"ratio": 0.2}],
     "gaussiank": [{"ratio": 0.3}],

@@ -193,7 +193,7 @@ def test_grouped_codecs_do_not_depend_on_partitions(case, cpu, rng):
     cuts = [0, 3 * group, 4 * group, n]
     rows = np.array([[a, b - a, 0, a, 0] for a, b in itertools.pairwise(cuts)])
     at = np.cumsum([0] + [cpu.payload_bytes(int(r[1])) for r in rows[:-1]])
-    out = np.zeros(2 * n + 64, np.uint8)
+    out = np.zeros(int(at[-1]) + cpu.payload_bytes(n), np.uint8)
     used = cpu.encode_batch(x, rows, out, at, seed=4, step=2)
     parts = np.zeros(n, np.float32)
     cpu.decode_batch(out, rows, at, used, parts)

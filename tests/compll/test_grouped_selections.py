@@ -1,0 +1,122 @@
+"""Selections in grouped specs: AdaComp against plain NumPy, and values that depend on a group."""
+
+import numpy as np
+import pytest
+
+import compll
+from compll.errors import SpecError
+
+SCALED = """
+name: scaled
+group: 32
+state: {r: "float32[n]", m: "float32[n]"}
+encode:
+  acc: r + g
+  top: max(abs(acc))
+  mean_: mean(abs(acc))
+  kept: filter(abs(acc) + 0.1 * random(0, 1) >= 0.8 * top, LIMIT)
+  index: indices(kept)
+  code: round(acc / top * 7) + 8 + count(acc > 0) % 2
+  level: code[kept]
+  part: (acc / mean_)[kept]
+  far: m[kept] + random(0, 1)[kept]
+payload:
+  index: INDEX[kept]
+  level: uint4[kept]
+  part: float32[kept]
+  far: float32[kept]
+  top: float32
+decode: scatter(index, part * (level - 8) + far)
+update:
+  r: where(kept, acc - top / acc, acc)
+  m: where(kept, 0.5 * g, m + mean_)
+"""
+
+
+def adacomp(g, residual, size):
+    """One step of AdaComp by the paper's algorithm, without its quantizer: sent, new residual."""
+    held = residual + g
+    ahead, sent = held + g, np.zeros_like(g)
+    for start in range(0, len(g), size):
+        part = slice(start, start + size)
+        chosen = np.abs(ahead[part]) >= np.abs(held[part]).max()
+        sent[part] = np.where(chosen, held[part], 0)
+    return sent, held - sent
+
+
+@pytest.mark.parametrize("size", [32, 512])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_adacomp(backend, size):
+    rng = np.random.default_rng(0)
+    n = 5 * size + 17
+    codec = compll.compile("adacomp", backend, bin=size)
+    residual, state = np.zeros(n, np.float32), codec.init_state(n)
+    for _ in range(6):
+        g = rng.laplace(size=n).astype(np.float32)
+        g[size : 2 * size] = 0
+        sent, residual = adacomp(g, residual, size)
+        payload = codec.encode(g, state=state)
+        np.testing.assert_array_equal(codec.decode(payload, n), sent)
+        np.testing.assert_array_equal(state["r"], residual)
+        assert 0 < np.count_nonzero(sent) < 0.5 * n
+
+
+def test_adacomp_sends_nothing_of_a_bin_of_zeros():
+    codec = compll.compile("adacomp", "cpu")
+    x = np.zeros(512 * 10, np.float32)
+    x[700] = 1
+    assert len(codec.encode(x)) < 24
+
+
+def compiled(tmp_path, backend, text):
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    return compll.compile(str(path), backend)
+
+
+@pytest.mark.parametrize("index", ["gaps", "uint32", "elias"])
+@pytest.mark.parametrize("limit", ["n", "9"])
+def test_values_of_groups_at_selected_elements(tmp_path, index, limit):
+    text = SCALED.replace("INDEX", index).replace("LIMIT", limit)
+    cpu, reference = (compiled(tmp_path, b, text) for b in ("cpu", "reference"))
+    rng = np.random.default_rng(1)
+    for n in (1, 31, 32, 300, 2000):
+        states = [c.init_state(n) for c in (cpu, reference)]
+        for step in range(4):
+            g = rng.standard_normal(n).astype(np.float32)
+            g[: n // 3] *= step != 2  # groups of zeros: 0 / 0 in the values and states
+            one, two = (
+                c.encode(g, state=s, step=step, seed=3)
+                for c, s in zip((cpu, reference), states, strict=True)
+            )
+            assert np.array_equal(one, two)
+            np.testing.assert_array_equal(cpu.decode(one, n), reference.decode(two, n))
+            for name in ("r", "m"):
+                np.testing.assert_array_equal(states[0][name], states[1][name])
+
+
+@pytest.mark.parametrize(
+    "before, after, message",
+    [
+        (
+            "filter(abs(acc) + 0.1 * random(0, 1) >= 0.8 * top, LIMIT)",
+            "top(acc, 9)",
+            "top looks at",
+        ),
+        ("(acc / mean_)[kept]", "acc[kept] / mean_", "a value per group does not go together"),
+        ("m[kept] + ", "count(kept) + ", "count of a selection looks at the whole tensor"),
+        ("m[kept] + ", "sum(m[kept]) + ", "sum of selected elements looks at the whole tensor"),
+        ("part * (level", "top * (level", "a value per group does not go together"),
+    ],
+)
+def test_what_grouped_selections_lack(tmp_path, before, after, message):
+    text = SCALED.replace(before, after).replace("INDEX", "gaps").replace("LIMIT", "n")
+    with pytest.raises(SpecError, match=message):
+        compiled(tmp_path, "reference", text)
+
+
+def test_cuda_refuses_them_at_the_selection():
+    with pytest.raises(
+        SpecError, match=r"adacomp.yaml:11:.*does not compile a selection in a grouped spec"
+    ):
+        compll.compile("adacomp", "cuda")
