@@ -6,18 +6,30 @@ from __future__ import annotations
 import numba
 import numpy as np
 from numba import njit
-from numba.extending import register_jitable
 
 from compll import quantiles
 from compll.backends import cpu_ops as ops
+from compll.backends.cpu_elementary import exp, log
 
 u32, u64, f32 = np.uint32, np.uint64, np.float32
 LANES = 128
 BLOCK = 1024
 
 
-register_jitable(quantiles.gamma_below)
-gamma_above = njit(nogil=True, cache=True, error_model="numpy")(quantiles.gamma_above)
+@njit(nogil=True, cache=True)
+def called_exp(x):  # type: ignore[no-untyped-def]
+    """exp as one function, where speed does not matter."""
+    return exp(x)
+
+
+@njit(nogil=True, cache=True)
+def called_log(x):  # type: ignore[no-untyped-def]
+    """log as one function."""
+    return log(x)
+
+
+compiled = njit(nogil=True, cache=True, error_model="numpy")
+gamma_above = quantiles.gammas(called_exp, called_log, compiled).above
 
 
 @njit(nogil=True, cache=True)

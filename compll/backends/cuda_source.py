@@ -65,8 +65,8 @@ class Source:
 def prelude() -> str:
     """The functions that all kernels share."""
     here = Path(__file__).parent
-    files = ("cuda_prelude.cuh", "cuda_math.cuh", "cuda_bitstreams.cuh")
-    return "".join((here / name).read_text() for name in files)
+    names = ("prelude", "math", "gamma", "bitstreams")
+    return "".join((here / f"cuda_{name}.cuh").read_text() for name in names)
 
 
 def source(module: Module, threads: int = 256) -> Source:

@@ -48,6 +48,7 @@ TENSOR = {
     "bitor": "((double)((i64){} | (i64){}))", "bitxor": "((double)((i64){} ^ (i64){}))",
     "shl": "((double)((i64){} << (i64){}))", "shr": "((double)((i64){} >> (i64){}))", "lift": "{}",
     "exponent": "((double)exponent((float){}))", "exp2": "((double)power_of_two(as_i32({})))",
+    "gamma_above": "gamma_above({}, {})",
 }  # fmt: skip
 BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
 C_TYPE = {"float": "float", "int": "i32", "bool": "bool"}

@@ -14,6 +14,7 @@ to even; floor(x); magnitude(x).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -132,6 +133,11 @@ def _split(x: Any) -> tuple[Any, Any]:
 NUMPY = functions(
     np.where, _split, lambda k: np.ldexp(1.0, np.asarray(k, np.int32)), np.rint, np.floor, np.abs
 )
+#: of Python's numbers; exp and log are never asked for a value that these primitives refuse
+PLAIN = functions(
+    lambda c, a, b: a if c else b, math.frexp, lambda k: math.ldexp(1.0, int(k)), round, math.floor,
+    abs,
+)  # fmt: skip
 
 
 def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
