@@ -93,8 +93,8 @@ class Pool:
         return self.make("const", (), Type(dtype, "static"), value)
 
 
-def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every node below `roots` once, arguments first."""
+def walk(*roots: Expr, into: Callable[[Expr], bool] = lambda e: True) -> Iterator[Expr]:
+    """Every node below `roots` once, arguments first; without those below what is not `into`."""
     seen: set[int] = set()
     stack = [(root, False) for root in reversed(roots)]
     while stack:
@@ -104,7 +104,8 @@ def walk(*roots: Expr) -> Iterator[Expr]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args))
+            if into(node):
+                stack.extend((a, False) for a in reversed(node.args))
 
 
 def rebuild(pool: Pool, root: Expr, change: Callable[[Expr], Expr | None]) -> Expr:

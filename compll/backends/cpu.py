@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from compll.arrays import HostArrays
 from compll.backends.array_runs import ArrayKernels
 from compll.backends.cpu_hop import fuses
+from compll.backends.cpu_outline import outline
 from compll.cache import folder, write
 from compll.codec import Incoming
 from compll.errors import PayloadError
@@ -74,9 +75,9 @@ class Source:
             signature = (
                 f"int64[::1]({ARRAYS}, uint64, int64, float32, boolean{', float32[::1]' * states})"
             )
-            parts.append(
-                JIT.format(signature) + encoder.kernel().replace("def encode(", f"def {name}(")
-            )
+            walks, kernel = outline(encoder.kernel().replace("def encode(", f"def {name}("), name)
+            parts += [JIT_INNER + walk for walk in walks]
+            parts.append(JIT.format(signature) + kernel)
             self.statics[name] = encoder.statics
         for add in (False, True):
             decoder = Decoder(module, add)

@@ -142,7 +142,7 @@ class Encoder(Values):
         at = len(self.lines)
         with self.block(f"if {'' if wanted else 'not '}{self.scalar(condition)}:"):
             self.tiles(one)
-        zero = [f"{'    ' * self.depth}{self.names[id(e)]} = 0.0" for e in one.reductions]
+        zero = [f"{'    ' * len(self.heads)}{self.names[id(e)]} = 0.0" for e in one.reductions]
         self.lines[at:at] = zero
         return None
 
@@ -302,13 +302,12 @@ class Encoder(Values):
     def lane_sum(self, arg: Expr) -> None:
         """Sum in the order of [Note: order of sums], into acc[0]."""
         lanes, tile = lane_count(self.tile), self.tile
-        term = self.text(arg, "i")
         if is_count(arg):
             self.count(arg.args[0].args[0])
             return
         if not zero_at_zero(arg):
             with self.block(f"for i in range({tile}):"):
-                self.add(f"red[i] = {term}")
+                self.add(f"red[i] = {self.text(arg, 'i')}")
             with self.block(f"for i in range(m, {tile}):"):
                 self.add("red[i] = ZERO")
 
@@ -335,27 +334,25 @@ class Encoder(Values):
     def extreme(self, op: str, arg: Expr) -> str:
         """The largest or smallest order key of a tile, in a local name."""
         name = self.name("x")
-        magnitude = op == "reduce_max" and arg.op == "abs"
-        if magnitude and arg.args[0].type.dtype == "float":
-            term, start, turns = (
-                f"abs_bits({self.text(arg.args[0], 'i')})",
-                "i32(0)",
-                str(self.tile),
-            )
-            turns = turns if zero_at_zero(arg) else "m"
-        else:
-            start = "i32(-2147483647)" if op == "reduce_max" else "i32(2147483647)"
-            term, turns = f"key({self.text(arg, 'i')})", "m"
-        step = f"{name} = {'i_max' if op == 'reduce_max' else 'i_min'}({name}, {term})"
+        best = "i_max" if op == "reduce_max" else "i_min"
+        start, turns, term = "i32(-2147483647)", "m", arg
+        if op == "reduce_min":
+            start = "i32(2147483647)"
+        elif arg.op == "abs" and arg.args[0].type.dtype == "float":
+            start, term = "i32(0)", arg.args[0]
+            turns = str(self.tile) if zero_at_zero(arg) else "m"
+        order = "key" if term is arg else "abs_bits"
+
+        def step(turns: str) -> None:
+            with self.block(f"for i in range({turns}):"):
+                self.add(f"{name} = {best}({name}, {order}({self.text(term, 'i')}))")
+
         self.add(f"{name} = {start}")
         if turns == "m":
-            with self.block(f"if m < {self.tile}:"), self.block("for i in range(m):"):
-                self.add(step)
-        with (
-            self.block("else:" if turns == "m" else "if True:"),
-            self.block(f"for i in range({self.tile}):"),
-        ):
-            self.add(step)
+            with self.block(f"if m < {self.tile}:"):
+                step("m")
+        with self.block("else:" if turns == "m" else "if True:"):
+            step(str(self.tile))
         return name
 
     def open_reduction(self, expr: Expr) -> None:
@@ -458,8 +455,8 @@ class Encoder(Values):
         width, planes = self.tile * f.bits // 8, PLANES[f.bits]
         self.add(f"w = at_{f.name} + t * {width}")
         self.add(f"o_ = out[w : w + {width}]")
-        parts = ", ".join(value(p) for p in range(planes))
         with self.block(f"for i in range({width}):"):
+            parts = ", ".join(value(p) for p in range(planes))
             self.add(f"o_[i] = {f'pack{planes}({parts})' if planes > 1 else parts}")
 
     def pack_rest(self, f: Field) -> None:

@@ -170,12 +170,9 @@ class Selecting(Capturing):
         self.ready_for(s.key, *self.whole(s).values())
         name = s.name
         self.add(f"k0 = k_{name}")
-        test = (
-            self.text(s.key, "i")
-            if s.kind == "filter"
-            else f"(key({self.text(s.key, 'i')}) >= t_{name})"
-        )
         with self.block(f"for i in range({self.tile}):"):
+            key = self.text(s.key, "i")
+            test = key if s.kind == "filter" else f"(key({key}) >= t_{name})"
             self.add(f"hit[i] = b_code({test})")
         with self.block(f"for i in range(m, {self.tile}):"):
             self.add("hit[i] = u8(0)")
@@ -268,10 +265,10 @@ class Selecting(Capturing):
         self.add(f"{name} = kept_{expr.op[7:]}(red_{name}, {self.tile})")
         self.where = before
 
-    def text(self, expr: Expr, i: str) -> str:
+    def written(self, expr: Expr, i: str) -> str:
         """Over a selection, element values are computed again from what was captured."""
         if self.where in ("tile", "piece"):
-            return super().text(expr, i)
+            return super().written(expr, i)
         whole = list(self.whole(self.selection(self.where)))
         if id(expr) in whole:
             return f"v{whole.index(id(expr))}_{self.where}[{i}]"
@@ -286,4 +283,4 @@ class Selecting(Capturing):
             return f"cg_{self.where}[{i}]"
         if expr.op == "state":
             return f"c_{expr.value}_{self.where}[{i}]"
-        return super().text(expr, i)
+        return super().written(expr, i)

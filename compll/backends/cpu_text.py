@@ -77,11 +77,15 @@ class Lines:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.depth = 0
+        self.heads: list[str] = []
 
     def add(self, text: str) -> None:
         """One line at the present depth."""
-        self.lines.append("    " * self.depth + text)
+        self.lines.append("    " * len(self.heads) + text)
+
+    def within(self, *heads: str) -> bool:
+        """Whether the innermost block begins like this."""
+        return bool(self.heads) and self.heads[-1].startswith(heads)
 
     def block(self, head: str) -> _Block:
         """`with lines.block("for ...:")` indents what follows."""
@@ -97,10 +101,10 @@ class _Block:
 
     def __enter__(self) -> None:
         self.lines.add(self.head)
-        self.lines.depth += 1
+        self.lines.heads.append(self.head)
 
     def __exit__(self, *error: object) -> None:
-        self.lines.depth -= 1
+        self.lines.heads.pop()
 
 
 def cost(expr: Expr) -> int:

@@ -3,6 +3,7 @@ already have."""
 
 from __future__ import annotations
 
+from compll.backends.cpu_share import repeated
 from compll.backends.cpu_text import TENSOR, Lines, code, element
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import tile_of
@@ -23,6 +24,7 @@ class Values(Lines):
         self.local: dict[int, str] = {}
         self.buffers: dict[int, str] = {}
         self.codes: dict[str, str] = {}
+        self.turn: dict[int, str] = {}
         self.where = "tile"
         self.fresh = 0
 
@@ -124,7 +126,7 @@ class Values(Lines):
 
     def prepare(self, *roots: Expr) -> None:
         """Give names to everything constant over the loop that is about to be emitted."""
-        for e in walk(*roots):
+        for e in walk(*roots, into=lambda e: e.op != "lift" or e.args[0].type.shape == "group"):
             if e.op == "lift" and e.type.shape in ("n", "kept", "group"):
                 self.lifted(e)
 
@@ -139,7 +141,22 @@ class Values(Lines):
         self.add(f"r{number}c = counter(u32({element}), r{number}a)")
 
     def text(self, expr: Expr, i: str) -> str:
-        """The value of an element expression at index i."""
+        """The value of an element expression at index i.
+
+        Within a loop over elements, what a large expression repeats becomes a statement of it.
+        """
+        if self.turn or not self.within("for i in ", "for j in "):
+            return self.turn.get(id(expr)) or self.written(expr, i)
+        for e in repeated(expr, lambda e: id(e) in self.buffers or e.op == "lift"):
+            name = self.name("t")
+            self.add(f"{name} = {self.written(e, i)}")
+            self.turn[id(e)] = name
+        text = self.turn.get(id(expr)) or self.written(expr, i)
+        self.turn.clear()
+        return text
+
+    def written(self, expr: Expr, i: str) -> str:
+        """An element expression written out."""
         if id(expr) in self.buffers:
             return f"{self.buffers[id(expr)]}[{i}]"
         if expr.type.shape == "table":
