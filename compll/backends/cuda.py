@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cuda_device import CupyDevice, DeviceArrays
+from compll.backends.cuda_runs import runs_of
 from compll.backends.cuda_source import Plan, Source, hop_source, source
 from compll.backends.cuda_values import Grid, Step
 from compll.codec import Incoming
 from compll.errors import PayloadError, UsageError
 from compll.ir import Expr, Module
-from compll.layout import gap_bytes, limits, payload_bytes
+from compll.layout import gap_bytes, limits, packed_bytes, payload_bytes
 from compll.passes import hops
 from compll.static import Number, as_count, evaluate
 
@@ -88,7 +89,7 @@ class Kernels:
     ) -> None:
         self.module, self.params, self.source = module, dict(params), code
         self.make_device, self.device = make_device, make_device(code)
-        self.fuses = hops(module)
+        self.fuses = hops(module) and not runs_of(module)
         self.hop_kernels: Kernels | None = None
         self.batches: dict[tuple[str, bytes, bytes], Batch] = {}
         self.rows: dict[tuple[str, tuple[int, ...], int], Any] = {}
@@ -135,6 +136,8 @@ class Kernels:
         tile = self.source.shape.tile
         if grid.kind == "tiles":
             return -(-n // tile)
+        if grid.kind == "trits":
+            return packed_bytes(next(f for f in self.module.fields if f.name == grid.arg), n, tile)
         if isinstance(grid.arg, Expr):
             count = as_count(evaluate(grid.arg, self.params | {"n": n, "step": 0}), n)
             return max(1, count) if n else 0

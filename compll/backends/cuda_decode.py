@@ -29,17 +29,28 @@ class Decoder(Values):
     def over_tiles(self) -> None:
         decode = self.module.decode
         self.place()
+        self.leave()
         self.layout()
         self.add("XT* const ys = y + table[5 * p];")
         self.scalars()
         self.prepare(decode)
-        bad = "data[end - 1] != 0" if self.module.status else "false"
-        self.add(f"const bool bad = {bad};")
+        self.add(f"const bool bad = {self.status_byte() if self.module.status else 'false'};")
         with self.block(f"for (int turn = 0; turn < {self.shape.turns}; ++turn)"):
             self.each_tile()
             with self.block("if (m)"):
                 self.prepare_groups(decode)
                 self.tile_body(decode)
+
+    def leave(self) -> None:
+        """A return from blocks of a piece whose payload is wrong."""
+
+    def status_byte(self) -> str:
+        """Whether the status byte says that something was not finite."""
+        return "data[end - 1] != 0"
+
+    def codes_at(self, f: Field) -> str:
+        """Where the packed codes of all elements begin."""
+        return f"data + at_{f.name}"
 
     def layout(self) -> None:
         self.add(f"i64 end = at[p] + {4 * sum(map(len, header(self.module)))};")
@@ -87,8 +98,8 @@ class Decoder(Values):
         """Where the tile's codes begin."""
         for f in self.elements():
             if f.packed:
-                at = f"at_{f.name} + t * {f.packed_bytes(self.tile)}"
-                self.add(f"const u8* const d_{f.name} = data + {at};")
+                at = f"{self.codes_at(f)} + t * {f.packed_bytes(self.tile)}"
+                self.add(f"const u8* const d_{f.name} = {at};")
 
     def elements(self) -> list[Field]:
         return [f for f in self.module.fields if f.shape == "n"]

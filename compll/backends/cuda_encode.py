@@ -52,6 +52,7 @@ class Encoder(Values):
                 with self.kernel(f"pass{number}", 0, self.shape.threads):
                     self.over_tiles(one)
             self.after_tiles(one)
+        self.after_passes()
         if self.module.status:
             with self.kernel("end", -1, 32):
                 self.end()
@@ -68,6 +69,9 @@ class Encoder(Values):
 
     def after_tiles(self, one: Pass) -> None:
         pass
+
+    def after_passes(self) -> None:
+        """What follows the last walk."""
 
     def library(self, expr: Expr) -> None:
         raise Unsupported(expr.op)
@@ -396,17 +400,21 @@ class Encoder(Values):
 
     def pack(self, f: Field, expr: Expr) -> None:
         """Codes packed in registers; a short tile goes by way of shared memory."""
-        if f.storage == "runs":
-            raise Unsupported("runs: where a byte goes depends on all bytes before it")
         value = code(f.bits, expr, self.text(expr))
-        self.add(f"u8* const w_{f.name} = out + at_{f.name} + t * {f.packed_bytes(self.tile)};")
+        to = f"{self.codes_at(f)} + t * {f.packed_bytes(self.tile)}"
+        self.add(f"u8* const w_{f.name} = {to};")
         if self.tile * f.bits < 32 or f.trits:
-            self.pack_short(f, value)
+            with self.block(""):
+                self.pack_short(f, value)
             return
         with self.block(f"if (__all_sync(FULL, m == 0 || m == {self.tile}))"):
             self.pack_words(f, value)
         with self.block("else"):
             self.pack_short(f, value)
+
+    def codes_at(self, f: Field) -> str:
+        """Where the packed codes of all elements begin."""
+        return f"out + at_{f.name}"
 
     def pack_words(self, f: Field, value: str) -> None:
         """Words of four bytes; see [Note: packing] for bytes and planes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compll.backends.cuda_decode import Decoder
+from compll.backends.cuda_runs import Lengthening
 from compll.ir import POSITIONS, Expr, Field
 from compll.layout import header
 from compll.program import Unsupported
@@ -16,7 +16,7 @@ from compll.program import Unsupported
 ITEMS = 256
 
 
-class Scattering(Decoder):
+class Scattering(Lengthening):
     """Decoder with selections."""
 
     def emit(self) -> None:

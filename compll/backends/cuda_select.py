@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from compll.backends.cuda_encode import BITS
-from compll.backends.cuda_search import Searching
+from compll.backends.cuda_runs import Shortening
 from compll.backends.cuda_text import code
 from compll.ir import POSITIONS, Expr, Field, Selection
 from compll.layout import header
@@ -20,7 +20,7 @@ from compll.program import Pass, Program, Sink, Unsupported
 ITEMS = 256  # selected elements of a block
 
 
-class Selecting(Searching):
+class Selecting(Shortening):
     """Encoder with selections."""
 
     def __init__(self, program: Program, feed: bool, prefix: str, threads: int = 256) -> None:
@@ -235,7 +235,7 @@ class Selecting(Searching):
         return f"({count} / {self.tile}) * {full} + (({count} % {self.tile}) * {bits} + 7) / 8"
 
     def payload_end(self) -> str:
-        return self.place_of(None) if self.kept_fields() else "end"
+        return self.place_of(None) if self.kept_fields() else super().payload_end()
 
     def gap_sizes(self, f: Field) -> None:
         grid = self.grid("kept", ITEMS, f.of)

@@ -68,7 +68,8 @@ class Grid:
     """What the blocks of a launch share: `items` of each piece, `per_block` of them a block.
 
     kind: tiles; sample (as many items as `arg` says); kept (the bound of selection `arg`);
-    kept_tiles (tiles of those); gap_bytes (the most bytes of the gaps of selection `arg`).
+    kept_tiles (tiles of those); gap_bytes (the most bytes of the gaps of selection `arg`); trits (the
+    bytes of field `arg`, packed).
     """
 
     kind: str
@@ -88,7 +89,13 @@ class Scratch:
 
     @property
     def declaration(self) -> str:
-        kind = {"uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}
+        kind = {
+            "uint8": "u8",
+            "uint32": "u32",
+            "int64": "i64",
+            "uint64": "u64",
+            "float64": "double",
+        }
         return f"{kind.get(self.dtype, 'float')}* {self.name}"
 
 

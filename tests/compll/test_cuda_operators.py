@@ -6,6 +6,7 @@ import pytest
 import compll
 from compll.backends import cuda_source
 from compll.backends.cuda import Kernels
+from compll.errors import PayloadError
 from compll.library import type_check
 from tests.compll.cuda_host import HostDevice
 
@@ -21,19 +22,25 @@ decode: q * low
 """
 
 
-def pieces_equal(text, folder, values, step=3, **params):
-    """Whether a batch of pieces of these sizes is encoded and decoded as by the reference."""
+def compiled(text, folder, **params):
+    """The shim's kernels of a spec, and its reference codec."""
     path = folder / "spec.yaml"
     path.write_text(text)
     module, known = type_check(path, params)
     device = Kernels(module, known, HostDevice, cuda_source.source(module, 64))
-    reference = compll.compile(path, "reference", **params)
-    starts = np.cumsum([0, *SIZES[:-1]])
-    table = np.array([[s, n, i, 0, s] for i, (s, n) in enumerate(zip(starts, SIZES, strict=True))])
-    sizes = [reference.payload_bytes(n) for n in SIZES]
+    return device, compll.compile(path, "reference", **params)
+
+
+def pieces_equal(text, folder, values, step=3, lengths=SIZES, **params):
+    """Whether a batch of pieces of these sizes is encoded and decoded as by the reference."""
+    device, reference = compiled(text, folder, **params)
+    starts = np.cumsum([0, *lengths[:-1]])
+    rows = enumerate(zip(starts, lengths, strict=True))
+    table = np.array([[s, n, i, 0, s] for i, (s, n) in rows])
+    sizes = [reference.payload_bytes(n) for n in lengths]
     at = np.cumsum([1, *sizes[:-1]]).astype(np.int64)
     options = {"seed": 2, "step": step, "scale": 1, "writeback": False}
-    x = values(sum(SIZES)).astype(np.float32)
+    x = values(sum(lengths)).astype(np.float32)
     for _ in range(2):  # the second finds what the first left in scratch memory
         ours, theirs = np.zeros(sum(sizes) + 1, np.uint8), np.zeros(sum(sizes) + 1, np.uint8)
         used = device.encode_batch(x.copy(), table, ours, at, None, **options)
@@ -68,3 +75,63 @@ def test_gamma_quantiles(tmp_path, rng):
     pieces_equal(GAMMA, tmp_path, rng.standard_normal)
     pieces_equal(GAMMA, tmp_path, lambda n: 1e-3 * rng.standard_normal(n))
     pieces_equal(GAMMA, tmp_path, lambda n: np.full(n, np.nan))
+
+
+RUNS = """name: two
+encode:
+  s: max(abs(g)) + 1e-30
+  a: round(g / s) + 1
+  b: 1 if abs(g) < s else 2
+  bits: g > 0
+payload: {a: "runs[n]", b: "runs[n]", s: float32, bits: "uint[1][n]"}
+decode: (a - 1) * s * b + bits
+"""
+
+
+def sparse(rng, share):
+    """Mostly zeros, in runs of all lengths; blocks of 2048 bytes of trits are 10240 elements."""
+
+    def values(n):
+        lengths = rng.geometric(share, n) * rng.integers(1, 40, n)
+        x = np.zeros(n)
+        x[np.minimum(np.cumsum(lengths), n - 1)] = rng.choice([-1.0, 1.0], n)
+        return x
+
+    return values
+
+
+@pytest.mark.parametrize("share", [0.9, 0.05, 0.004, 0.00001])
+def test_runs_cross_blocks(share, tmp_path, rng):
+    sizes = (30_001, 5, 0, 10_240, 21_000)
+    pieces_equal(RUNS, tmp_path, sparse(rng, share), lengths=sizes)
+
+
+def test_runs_of_a_status_byte(tmp_path):
+    pieces_equal(RUNS, tmp_path, lambda n: np.where(np.arange(n) % 999, 0, np.nan))
+
+
+def test_broken_runs(tmp_path, rng):
+    """Lengths in the header and bytes that change what the runs stand for."""
+    device, reference = compiled(RUNS, tmp_path)
+    n = 30_001
+    good = reference.encode(sparse(rng, 0.02)(n).astype(np.float32))
+    table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
+    decoded = 0
+    for turn in range(30):
+        data = good.copy()
+        first = 0 if turn % 5 == 0 else len(data) // 4
+        places = rng.integers(first, 8 if first == 0 else len(data), 2)
+        data[places] = data[places[::-1]] if turn % 2 else rng.integers(0, 256, 2)
+        out = np.full(n, 3, np.float32)
+        device.decode_batch(data, table, at, np.array([len(data)]), out, add=True)
+        try:
+            values = reference.decode(data, n)
+        except PayloadError:
+            np.testing.assert_array_equal(out, 3)
+            with pytest.raises(PayloadError, match="length"):
+                device.raise_found()
+        else:
+            device.raise_found()
+            decoded += 1
+            np.testing.assert_array_equal(out, values + np.float32(3))
+    assert 5 < decoded < 30

@@ -1,0 +1,74 @@
+// Runs of the byte of ones, shortened: [Note: trits] in trits.py. What a byte becomes depends on how
+// far the run that it is in goes back, which is known from the last other byte before it.
+// Blocks have 256 threads, a thread eight bytes.
+
+// the largest value of the threads before; at least `least`; the largest of all in *top
+D i64 block_max_before(i64 value, i64 least, i64* top) {
+  __shared__ i64 warps[8];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  i64 most = value;
+  for (int h = 1; h < 32; h *= 2) {
+    const i64 below = __shfl_up_sync(FULL, most, h, 32);
+    if (lane >= h && below > most) most = below;
+  }
+  if (lane == 31) warps[warp] = most;
+  const i64 own = __shfl_up_sync(FULL, most, 1, 32);
+  __syncthreads();
+  i64 before = lane ? own : least, all = least;
+  for (int w = 0; w < 8; ++w) {
+    if (w < warp && warps[w] > before) before = warps[w];
+    if (warps[w] > all) all = warps[w];
+  }
+  __syncthreads();
+  *top = all;
+  return before > least ? before : least;
+}
+// values become the largest of those before them, -1 for the first
+D void max_before_array(i64* values, i64 length) {
+  i64 least = -1;
+  for (i64 o = 0; o < length; o += 256) {
+    const i64 i = o + threadIdx.x;
+    i64 top;
+    const i64 before = block_max_before(i < length ? values[i] : -1, least, &top);
+    if (i < length) values[i] = before;
+    least = top;
+  }
+}
+// the last of a thread's bytes from `i` on that is not of ones, else -1
+D i64 last_break(const u8* trits, i64 length, i64 i) {
+  i64 last = -1;
+  for (int k = 0; k < 8; ++k, ++i)
+    if (i < length && trits[i] != 121) last = i;
+  return last;
+}
+// Bytes that a thread's bytes from `i` on become, where `last` is the last break before them; stored
+// where `out` is not null. A run of ones gives a byte at every fourteenth and at its end.
+D int shorten(const u8* trits, i64 length, i64 i, i64 last, u8* out) {
+  int made = 0;
+  for (int k = 0; k < 8 && i < length; ++k, ++i) {
+    u32 byte = trits[i];
+    if (byte != 121) {
+      last = i;
+    } else {
+      const u32 place = (u32)((i - last - 1) % 14);
+      if (place < 13 && i + 1 < length && trits[i + 1] == 121) continue;
+      byte = place ? 242 + place : 121;
+    }
+    if (out) out[made] = (u8)byte;
+    ++made;
+  }
+  return made;
+}
+// how many bytes of trits a thread's bytes from `i` on stand for
+D int lengthened(const u8* data, i64 length, i64 i) {
+  int total = 0;
+  for (int k = 0; k < 8; ++k, ++i)
+    if (i < length) total += data[i] < 243 ? 1 : data[i] - 241;
+  return total;
+}
+D void lengthen(const u8* data, i64 length, i64 i, u8* trits) {
+  for (int k = 0; k < 8 && i < length; ++k, ++i) {
+    if (data[i] < 243) { *trits++ = data[i]; continue; }
+    for (int j = data[i] - 241; j > 0; --j) *trits++ = 121;
+  }
+}
