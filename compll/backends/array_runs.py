@@ -88,9 +88,11 @@ class ArrayRun(Run):
 
     def begin(self, x: F32, states: Mapping[str, F32] | None, scale: float) -> F32:
         """Set the input (with the residual added) and the states; returns the input."""
-        g = x * np.float32(scale)
+        factor = np.float32(scale)
         if self.module.feedback and states is not None:
-            g = g + states["residual"]
+            g = self.algebra.fed(x, factor, states["residual"])
+        else:
+            g = x if factor == 1 else x * factor
         self.inputs["g"] = g
         for s in self.module.states:
             held = None if states is None else states[s.name]
@@ -112,12 +114,11 @@ class ArrayRun(Run):
         """Update the states, given what was decoded; none takes up a NaN or infinity."""
         values = {name: np.asarray(self.value(e)) for name, e in self.module.updates.items()}
         if self.module.feedback:
-            values["residual"] = g - out
+            self.algebra.left(states["residual"], g, out)
         for name, value in values.items():
             flat = np.asarray(value, np.float32).reshape(-1)
             if len(flat) <= len(states[name]):
-                held = states[name][: len(flat)]
-                held[:] = np.where(np.isfinite(flat), flat, held)
+                matrix_numbers.keep(states[name][: len(flat)], flat)
 
 
 class ArrayKernels:

@@ -29,10 +29,14 @@ DRAW = -2
 
 
 class Algebra(NamedTuple):
-    """What a backend computes of matrices; float32 in and out."""
+    """What a backend computes of matrices and whole tensors; float32 in and out."""
 
     product: Callable[[F32, F32], F32]
     orthonormal: Callable[[F32, F32], F32]
+    #: x * scale + residual
+    fed: Callable[[F32, np.float32, F32], F32]
+    #: held = g - out, except where that is not finite
+    left: Callable[[F32, F32, F32], None]
 
 
 def product(a: F32, b: F32) -> F32:
@@ -89,4 +93,19 @@ def padded(x: Any, rows: int, cols: int) -> F32:
     return out.reshape(rows, cols)
 
 
-NUMPY = Algebra(product, orthonormal)
+def fed(x: F32, scale: np.float32, residual: F32) -> F32:
+    """The input of feedback."""
+    return x * scale + residual
+
+
+def left(held: F32, g: F32, out: F32) -> None:
+    """The new residual."""
+    keep(held, g - out)
+
+
+def keep(held: F32, value: F32) -> None:
+    """Take up a state's new value, but no NaN or infinity."""
+    held[:] = np.where(np.isfinite(value), value, held)
+
+
+NUMPY = Algebra(product, orthonormal, fed, left)
