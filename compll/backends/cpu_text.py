@@ -59,7 +59,17 @@ def element(expr: Expr, args: list[str]) -> str:
         return ("f_of_i({})" if source == "int" else "f_of_b({})").format(*args)
     if expr.op == "int":
         return f"i_of_b({args[0]})"
+    if expr.op == "mod" and expr.type.dtype == "int" and whole_bits(expr.args[1]):
+        return f"i_and({args[0]}, i32({whole_bits(expr.args[1])}))"
     return BY_DTYPE[expr.type.dtype][expr.op].format(*args)
+
+
+def whole_bits(expr: Expr) -> int:
+    """c - 1 for a constant c that is a power of two, whose remainder these bits are; else 0."""
+    while expr.op in ("lift", "int") and expr.args:
+        expr = expr.args[0]
+    value = expr.value if expr.op == "const" else 0
+    return value - 1 if isinstance(value, int) and 1 < value & -value == value < 2**31 else 0
 
 
 def code(bits: int, expr: Expr, text: str) -> str:

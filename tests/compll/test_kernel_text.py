@@ -2,6 +2,7 @@
 
 import ast
 
+import numpy as np
 import pytest
 
 import compll
@@ -83,3 +84,18 @@ def test_no_line_repeats_itself_without_end(name):
     text = Source(module).text
     ast.parse(text)
     assert max(map(len, text.splitlines())) < 2500
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 8, 1 << 20])
+def test_remainders_of_negative_integers(tmp_path, divisor):
+    path = tmp_path / "remainder.yaml"
+    path.write_text(
+        "name: remainder\nabout: Whole numbers modulo a constant.\n"
+        f"encode: {{q: (exponent(g) - 60) % {divisor}}}\npayload: {{q: 'int32[n]'}}\ndecode: q\n"
+    )
+    x = np.float32(2.0) ** np.arange(-120, 120, dtype=np.float32)
+    cpu, reference = (compll.compile(path, target) for target in ("cpu", "reference"))
+    assert np.array_equal(cpu.encode(x), reference.encode(x))
+    assert np.array_equal(
+        reference.decode(reference.encode(x), 240), (np.arange(-180, 60)) % divisor
+    )
