@@ -102,7 +102,18 @@ class Codec(Protocol):
         ...
 
     def decode_batch(
-        self, payload: Bytes, table: Ints, at: Ints, used: Ints, out: Floats, *, add: bool = False
+        self,
+        payload: Bytes,
+        table: Ints,
+        at: Ints,
+        used: Ints,
+        out: Floats,
+        *,
+        add: bool = False,
+        step: int = 0,
     ) -> None:
-        """Decode each piece into `out` (adding when `add`); raises on a bad payload."""
+        """Decode each piece into `out` (adding when `add`); raises on a bad payload.
+
+        step: that of the encode, for codecs that draw again what encode drew.
+        """
         ...

@@ -253,7 +253,7 @@ class Prepared:
 
         def step(job: Job) -> None:
             at, used, _ = slot.contents
-            decode(slot.array, table, at, used, job.array, add=add)
+            decode(slot.array, table, at, used, job.array, add=add, step=job.step)
 
         return step
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from compll.ir import Expr, Module, walk
-from compll.layout import field_bytes
+from compll.layout import field_bytes, limit
 from compll.matrices import extents
 from compll.passes import schedule
+from compll.rounds import rounds
 from compll.static import evaluate
 from compll.traffic import Traffic, Walk, traffic
 
@@ -24,13 +25,14 @@ def traffic_of(module: Module, *, feed: bool) -> Traffic:
 def array_traffic(module: Module) -> Traffic:
     """What every operator over large arrays reads and writes, bytes per element of the gradient."""
     names = {id(e): name for name, e in module.bindings.items() if e.args}
-    walks = [one for e in steps(module) for one in _walk(e, names)]
+    sized = Sizes(module)
+    walks = [one for e in steps(module) for one in sized.walk(e, names)]
     if module.feedback:
         walks = [Walk(("g", "residual"), ("input",), 8.0, 4.0), *walks]
         walks.append(Walk(("input", "decoded"), ("residual",), 8.0, 4.0))
-    sizes = [field_bytes(f, module, SIZE, 0) / SIZE for f in module.fields]
+    sizes = [field_bytes(f, module, SIZE, sized.kept.get(f.of, 0)) / SIZE for f in module.fields]
     least = 4.0 + 8.0 * module.feedback + sum(sizes)
-    return Traffic(tuple(walks), least, max(_depths(module).values(), default=0))
+    return Traffic(tuple(walks), least, max(sized.depths().values(), default=0))
 
 
 def steps(module: Module) -> Iterator[Expr]:
@@ -42,14 +44,6 @@ def steps(module: Module) -> Iterator[Expr]:
             yield e
 
 
-def _bytes(e: Expr) -> float:
-    """Bytes of a value, for each element of the gradient."""
-    if e.type.shape == "matrix":
-        rows, cols = extents(e.type.dims, SIZE)
-        return 4.0 * rows * cols / SIZE
-    return 4.0 if e.type.shape == "n" else 0.0
-
-
 def _source(e: Expr) -> Expr:
     """What a view looks at."""
     while e.op in VIEWS and e.args:
@@ -57,36 +51,58 @@ def _source(e: Expr) -> Expr:
     return e
 
 
-def _walk(e: Expr, names: dict[int, str]) -> Iterator[Walk]:
-    reads = [a for a in map(_source, e.args) if _bytes(a) > SMALL]
-    if e.op in VIEWS or (_bytes(e) <= SMALL and not reads):
-        return
-    called = [names.get(id(a), str(a.value or a.op)) for a in reads]
-    made = names.get(id(e), e.op)
-    yield Walk(tuple(called), (made,), sum(map(_bytes, reads)), _bytes(e))
+class Sizes:
+    """Bytes of a module's values, for each element of a gradient of SIZE."""
 
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.kept = {s.name: limit(s, {}, SIZE) for s in module.selections if s.kind == "drawn"}
 
-def _depths(module: Module) -> dict[int, int]:
-    """For every value, how many walks over all elements must come before it is there."""
-    by_name = {f.name: f.expr for f in module.fields if f.expr is not None}
-    depth: dict[int, int] = {}
-    for e in steps(module):
-        for leaf in walk(e):
-            if id(leaf) not in depth:
-                before = [depth.get(id(a), 0) for a in leaf.args]
-                if leaf.op in ("combined", "field"):
-                    before = [depth.get(id(by_name[str(leaf.value)]), 0)]
-                whole = leaf.op == "matmul" and max(map(_bytes, (leaf, *leaf.args))) > SMALL
-                depth[id(leaf)] = whole + max(before, default=0)
-    return depth
+    def of(self, e: Expr) -> float:
+        """Bytes of one value."""
+        if e.type.shape == "matrix":
+            rows, cols = extents(e.type.dims, SIZE)
+            return 4.0 * rows * cols / SIZE
+        return {"n": 4.0, "kept": 4.0 * self.kept.get(e.type.of, 0) / SIZE}.get(e.type.shape, 0.0)
+
+    def walk(self, e: Expr, names: dict[int, str]) -> Iterator[Walk]:
+        """What an operator reads and writes, unless that is little."""
+        if e.op in VIEWS:
+            return
+        reads = [a for a in map(_source, e.args) if self.of(a) > SMALL]
+        sizes = [min(self.of(a), self.of(e)) if e.op == "gather" else self.of(a) for a in reads]
+        if self.of(e) <= SMALL and not any(size > SMALL for size in sizes):
+            return
+        called = [names.get(id(a), str(a.value or a.op)) for a in reads]
+        yield Walk(tuple(called), (names.get(id(e), e.op),), sum(sizes), self.of(e))
+
+    def whole(self, e: Expr) -> bool:
+        """Whether it needs all of a large value before it gives any of its own."""
+        whole = e.op == "matmul" or e.op.startswith("reduce_")
+        return whole and max(map(self.of, (e, *e.args))) > SMALL
+
+    def depths(self) -> dict[int, int]:
+        """For every value, how many walks over all elements must come before it is there."""
+        by_name = {f.name: f.expr for f in self.module.fields if f.expr is not None}
+        depth: dict[int, int] = {}
+        for e in steps(self.module):
+            for leaf in walk(e):
+                if id(leaf) not in depth:
+                    before = [depth.get(id(a), 0) for a in leaf.args]
+                    if leaf.op in ("combined", "field"):
+                        before = [depth.get(id(by_name[str(leaf.value)]), 0)]
+                    depth[id(leaf)] = self.whole(leaf) + max(before, default=0)
+        return depth
 
 
 def rounds_text(module: Module) -> Iterator[str]:
     """The rounds, for people."""
-    by_name = {f.name: f for f in module.fields}
-    for number, (name, how) in enumerate(module.rounds, 1):
-        size = field_bytes(by_name[name], module, 10**6, 0)
-        yield f"round {number}: the {how} of {name} over the ranks, {size} bytes for n = 1000000"
+    for number, one in enumerate(rounds(module), 1):
+        size = one.payload_bytes(10**6)
+        yield (
+            f"round {number}: the {one.how} of {one.name} over the ranks, "
+            f"{size} bytes for n = 1000000"
+        )
     if module.when is not None:
         sizes = [10**k for k in range(1, 9) if evaluate(module.when, {"n": 10**k})]
         yield f"worth while for {min(sizes) if sizes else 'no'} elements or more, by powers of ten"

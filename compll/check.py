@@ -23,9 +23,17 @@ from compll.ir import (
     rebuild,
     walk,
 )
-from compll.operators import CALLABLE, CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SYNONYMS
+from compll.operators import (
+    CALLABLE,
+    CONSTANTS,
+    OPERATORS,
+    REDUCTIONS,
+    RESERVED,
+    SELECTING,
+    SYNONYMS,
+)
 from compll.rules import Rules
-from compll.spec import ANY, Declared, ParamValue, Spec, as_float
+from compll.spec import ANY, Chosen, Declared, ParamValue, Spec, as_float
 from compll.static import depends, evaluate
 from compll.syntax import SYMBOLS, Call, Name, Number, Syntax, names
 
@@ -88,6 +96,7 @@ class _Checker:
         spec = self.spec
         self.unique()
         self.group = self.group_size()
+        self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
         self.rules = Rules(self.pool, self.group > 0, encoding=True)
         states = self.states()
         env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
@@ -99,7 +108,7 @@ class _Checker:
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
         # Fixed-size fields first: their place is then known before a selection is made.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
-        decode = self.decode(fields, {k: env[k] for k in bound if self.constant_of_params(env[k])})
+        decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
         updates = self.updates(states, env)
         self.problems.raise_if_any()
         if decode is None:
@@ -116,20 +125,22 @@ class _Checker:
     ) -> Module:
         spec = self.spec
         roots = [e for f in fields for e in (f.expr,) if e is not None]
-        arrays = bool(spec.rounds) or matrices.uses(decode, *roots, *updates.values())
+        drawn = any(s.kind == "drawn" for s in self.selections.values())
+        arrays = drawn or bool(spec.rounds) or matrices.uses(decode, *roots, *updates.values())
         decoded = None if arrays else feedback.decoded(self.pool, decode, fields)
-        if spec.feedback and decoded is None and not arrays:
+        feed = self.feedback != "none"
+        if feed and decoded is None and not arrays:
             self.problems.add(
-                spec.feedback,
+                spec.feedback.span,
                 "this spec cannot have error feedback: its decode is no "
                 "function of single elements and selections",
                 "remove `feedback:`",
             )
         self.merge_fits(fields, decode)
         carried = strict.carries(fields, self.selections, decode)
-        rounds = check_arrays.rounds(spec, fields, carried, self.problems)
+        rounds = check_arrays.rounds(spec, fields, self.selections, carried, self.problems)
         self.problems.raise_if_any()
-        if spec.feedback:
+        if feed:
             states = (*states, Field("residual", "float32", 32, "n"))
         return Module(
             name=spec.name,
@@ -139,7 +150,8 @@ class _Checker:
             selections=tuple(self.selections.values()),
             decode=decode,
             updates=updates,
-            feedback=spec.feedback is not None,
+            feedback=feed,
+            own=self.feedback == "own",
             status=not carried,
             bindings=bindings,
             pool=self.pool,
@@ -149,7 +161,7 @@ class _Checker:
             rounds=rounds,
             when=self.when,
             optimizers=spec.optimizers,
-            unbiased=spec.unbiased,
+            unbiased=self.unbiased == "true",
             about=spec.about,
             source=spec.source,
             path=spec.path,
@@ -183,9 +195,10 @@ class _Checker:
                     span, f"{name!r} is defined twice", f"first at line {seen[name].line}"
                 )
             seen.setdefault(name, span)
-        if spec.feedback and "residual" in {s.name for s in spec.state}:
+        chosen = {spec.feedback.value, spec.feedback.other}
+        if chosen & {"error", "own"} and "residual" in {s.name for s in spec.state}:
             self.problems.add(
-                spec.feedback,
+                spec.feedback.span,
                 "`feedback: error` makes the state 'residual' itself",
                 "remove it from `state:`",
             )
@@ -210,7 +223,7 @@ class _Checker:
             if value is None:
                 self.poisoned.add(binding.name)
                 continue
-            if value.type.dtype == "selection" and value.op in ("top", "filter"):
+            if value.type.dtype == "selection" and value.op in SELECTING:
                 value = self.select(binding.name, value)
             env[binding.name] = value
             bound.append(binding.name)
@@ -246,6 +259,11 @@ class _Checker:
         rules = getattr(self, "rules", None) or Rules(self.pool, False, encoding=True)
         self.rules = rules
         return self.known(syntax, self.globals())
+
+    def settle(self, choice: Chosen) -> str:
+        """The value of a section that parameters may choose."""
+        holds = True if choice.condition is None else self.constant(choice.condition)
+        return choice.value if holds else choice.other
 
     def known(self, syntax: Syntax, env: Mapping[str, Expr]) -> ParamValue | None:
         """A value of the names in `env` that must follow from the parameters alone."""
@@ -497,6 +515,12 @@ class _Checker:
         """Whether a binding of encode has a value that decode knows too."""
         return value.type.shape == "static" and "step" not in depends(value)
 
+    def decode_knows(self, value: Expr) -> bool:
+        """Whether decode has a binding of encode: what needs no data, and drawn selections."""
+        if value.op == "selection":
+            return self.selections[str(value.value)].kind == "drawn"
+        return self.constant_of_params(value)
+
     def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:
         env = self.globals() | dict(known_too) | {f.name: self.leaf("field", f) for f in fields}
         known = {f.name for f in fields}
@@ -705,11 +729,11 @@ class _Checker:
         op = tree.op
         if op == "reduce" and isinstance(tree.args[0], Name) and tree.args[0].name in REDUCTIONS:
             op = tree.args[0].name
-        if tree.op in ("top", "filter") and name in self.selections:
+        if tree.op in SELECTING and name in self.selections:
             raise RuleError("a binding holds one selection", "give each selection its own name")
         if op in ("quantiles", "mean_by"):
             args = (*args[:-1], self.folded(args[-1]))
-        if op in ("matrix", "random_matrix"):
+        if op in ("matrix", "random_matrix", "drawn"):
             args = tuple(map(self.settled, args))
         return self.rules.apply(op, args, name)
 
@@ -741,9 +765,9 @@ class _Checker:
                 f"one of {', '.join(REDUCTIONS)}",
             )
             return None
-        inner = "" if tree.named and tree.op in ("top", "filter") else "?"
+        inner = "" if tree.named and tree.op in SELECTING else "?"
         args = [self.expr(t, env, name + inner, decoding=decoding) for t in trees]
-        if any(a is not None and a.op in ("top", "filter") for a in args):
+        if any(a is not None and a.op in SELECTING for a in args):
             self.problems.add(tree.span, "a selection needs a name of its own", "kept: top(...)")
             return None
         return None if any(a is None for a in args) else tuple(a for a in args if a is not None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from compll.errors import Problems, RuleError, Span, nearest
-from compll.ir import Expr, Field, Pool, Type, walk
+from compll.ir import Expr, Field, Pool, Selection, Type, walk
 from compll.spec import Declared, Spec
 from compll.syntax import Name, Syntax
 
@@ -49,14 +51,19 @@ def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) 
             "combined takes the name of a payload field of `rounds:`",
             nearest(tree.name, known) if isinstance(tree, Name) else "give the value a name",
         )
-    if given.type.shape not in ("n", "matrix", "scalar", "static"):
+    if given.type.shape not in ("n", "matrix", "scalar", "static", "kept"):
         raise RuleError(f"combined takes elements, a matrix or one number, not {given.type}")
     shape = "scalar" if given.type.shape == "static" else given.type.shape
-    return pool.make("combined", (), Type("float", shape, dims=given.type.dims), tree.name)
+    made = Type("float", shape, given.type.of, given.type.dims)
+    return pool.make("combined", (), made, tree.name)
 
 
 def rounds(
-    spec: Spec, fields: tuple[Field, ...], carried: bool, problems: Problems
+    spec: Spec,
+    fields: tuple[Field, ...],
+    selections: Mapping[str, Selection],
+    carried: bool,
+    problems: Problems,
 ) -> tuple[tuple[str, str], ...]:
     """The rounds, in order: field and how it is combined."""
     if not spec.rounds:
@@ -71,21 +78,33 @@ def rounds(
             hint = nearest(b.name, by_name)
             problems.add(b.span, f"{b.name!r} in `rounds:` is no payload field", hint)
             continue
-        _fits(by_name[b.name], [name for name, _ in found], b.span, problems)
+        one = by_name[b.name]
+        _adds(one, selections, b.span, problems)
+        _comes_after(one, [name for name, _ in found], b.span, problems)
         found.append((b.name, how))
     _whole(spec, fields, carried, problems)
     return tuple(found)
 
 
-def _fits(one: Field, before: list[str], span: Span, problems: Problems) -> None:
-    """A field must add as it is, and need nothing of its own round or later ones."""
-    assert one.expr is not None
-    if one.storage not in ADDITIVE or one.shape not in ("n", "matrix", "scalar"):
+def _adds(one: Field, selections: Mapping[str, Selection], span: Span, problems: Problems) -> None:
+    """A field must add as it is."""
+    if one.shape == "kept" and selections[one.of].kind != "drawn":
+        problems.add(
+            span,
+            f"{one.name!r}: every rank selects other elements, so the values do not add",
+            "drawn(k) selects the same on all ranks",
+        )
+    elif one.storage not in ADDITIVE or one.shape not in ("n", "matrix", "scalar", "kept"):
         problems.add(
             span,
             f"{one.name!r}: what ranks combine is {', '.join(ADDITIVE)}: "
-            "one number, elements or a matrix",
+            "one number, elements, drawn elements or a matrix",
         )
+
+
+def _comes_after(one: Field, before: list[str], span: Span, problems: Problems) -> None:
+    """A field must need nothing of its own round or later ones."""
+    assert one.expr is not None
     for e in walk(one.expr):
         if e.op == "combined" and e.value not in before:
             problems.add(

@@ -14,7 +14,7 @@ from compll import layout as lay
 from compll.arrays import Arrays
 from compll.errors import PayloadError, UsageError
 from compll.ir import Module
-from compll.rounds import Before, Round, rounds
+from compll.rounds import Before, Round, draws, rounds
 from compll.static import Number, evaluate
 
 F32 = NDArray[np.float32]
@@ -70,8 +70,16 @@ class Backend(Protocol):
         """Raise PayloadError for a bad payload that an earlier decode met; may wait."""
 
 
-class RoundsBackend(Protocol):
-    """What a backend offers besides for specs with rounds; see the Codec's methods."""
+class ArrayBackend(Protocol):
+    """What a backend offers besides for specs computed an array at a time; see the Codec's methods.
+
+    encode_round and decode_rounds: where the spec has rounds.
+    """
+
+    def decode_batch(
+        self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool, step: int
+    ) -> None:
+        """Decode every piece, of this step, into out, or add it."""
 
     def encode_round(
         self,
@@ -130,6 +138,8 @@ class Codec:
         self.rounds: tuple[Round, ...] = rounds(module)
         if self.rounds:
             self.reencodes = False
+        #: whether decode must be told the step of the encode, as it draws again what encode drew
+        self.needs_step = draws(module)
         #: under which optimizers it was measured to keep the loss: any, sgd, none or unknown
         self.optimizers = module.optimizers
         self._bounds: dict[int, int] = {}
@@ -176,22 +186,24 @@ class Codec:
         payload: U8 = out[: int(used[0])]
         return payload
 
-    def decode(self, payload: U8, n: int) -> F32:
-        """The float32 [n] values of a payload. Raises PayloadError."""
+    def decode(self, payload: U8, n: int, *, step: int = 0) -> F32:
+        """The float32 [n] values of a payload. Raises PayloadError.
+
+        step: that of the encode, which specs with drawn selections need (`needs_step`).
+        """
         n = self._count(n)
         out: F32 = self.arrays.empty(n, "float32")
-        self._decode(payload, out, add=False)
+        self._decode(payload, out, add=False, step=step)
         return out
 
-    def decode_add(self, payload: U8, out: F32) -> None:
+    def decode_add(self, payload: U8, out: F32, *, step: int = 0) -> None:
         """Add the values of a payload to out, float32 [n]. Raises PayloadError, out untouched."""
-        self._decode(payload, self.arrays.vector(out, self.name), add=True)
+        self._decode(payload, self.arrays.vector(out, self.name), add=True, step=step)
 
-    def _decode(self, payload: U8, out: F32, *, add: bool) -> None:
-        data = self.arrays.payload(payload, self.name)
-        self.decode_batch(
-            data, _one(len(out)), np.zeros(1, np.int64), np.array([len(data)]), out, add=add
-        )
+    def _decode(self, payload: U8, out: F32, *, add: bool, step: int) -> None:
+        data, at = self.arrays.payload(payload, self.name), np.zeros(1, np.int64)
+        used = np.array([len(data)])
+        self.decode_batch(data, _one(len(out)), at, used, out, add=add, step=step)
         self.backend.raise_found()
 
     def encode_batch(
@@ -231,7 +243,7 @@ class Codec:
         if incoming is not None:
             self._check_lengths(*incoming[:1], table, *incoming[1:])
             if not self.backend.fuses:
-                self.decode_batch(*incoming[:1], table, *incoming[1:], x, add=True)
+                self.decode_batch(*incoming[:1], table, *incoming[1:], x, add=True, step=step)
                 incoming = None
         return self.backend.encode_batch(
             x,
@@ -247,13 +259,28 @@ class Codec:
         )
 
     def decode_batch(
-        self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool = False
+        self,
+        payload: U8,
+        table: I64,
+        at: I64,
+        used: I64,
+        out: F32,
+        *,
+        add: bool = False,
+        step: int = 0,
     ) -> None:
-        """Decode pieces (used: bytes of each) into out, or add them. Raises PayloadError."""
+        """Decode pieces (used: bytes of each) into out, or add them. Raises PayloadError.
+
+        step: that of the encode, which specs with drawn selections need (`needs_step`).
+        """
         out = self.arrays.vector(out, self.name)
         self._check_table(table, at, len(out), "out")
         self._check_lengths(payload, table, at, used)
-        self.backend.decode_batch(payload, table, at, used, out, add=add)
+        if self.module.arrays:
+            arrays = cast(ArrayBackend, self.backend)
+            arrays.decode_batch(payload, table, at, used, out, add=add, step=step)
+        else:
+            self.backend.decode_batch(payload, table, at, used, out, add=add)
 
     def suits(self, n: int) -> bool:
         """Whether a tensor of n elements is worth compressing, by the spec's `when:`."""
@@ -280,7 +307,7 @@ class Codec:
         piece begins). The state is read, not changed. The other arguments are encode_batch's.
         """
         x = self._check_rounds(x, table, state, [*before, (out, at)], number + 1)
-        return cast(RoundsBackend, self.backend).encode_round(
+        return cast(ArrayBackend, self.backend).encode_round(
             number, x, table, out, at, before, state, workers=workers,
             seed=seed & (2**64 - 1), step=step,
         )  # fmt: skip
@@ -298,7 +325,7 @@ class Codec:
     ) -> None:
         """Overwrite x's pieces by the mean that the sums of all rounds give; update the state."""
         x = self._check_rounds(x, table, state, sums, len(self.rounds))
-        cast(RoundsBackend, self.backend).decode_rounds(
+        cast(ArrayBackend, self.backend).decode_rounds(
             x, table, sums, state, workers=workers, seed=seed & (2**64 - 1), step=step
         )
 

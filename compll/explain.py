@@ -134,7 +134,10 @@ def _types(module: Module) -> Iterator[str]:
     for name, expr in module.bindings.items():
         yield f"{name}: {expr.type} = {text(expr)}"
     for s in module.selections:
-        yield f"{s.name}: {s.kind} of {text(s.key)}, at most {text(s.limit)} elements"
+        if s.kind == "drawn":
+            yield f"{s.name}: {text(s.limit)} elements, drawn alike on all ranks"
+        else:
+            yield f"{s.name}: {s.kind} of {text(s.key)}, at most {text(s.limit)} elements"
     yield f"decode: {module.decode.type} = {text(module.decode)}"
 
 
@@ -156,7 +159,8 @@ def _feedback(module: Module) -> Iterator[str]:
 
 def _arrays_feedback(module: Module, text: Printer) -> Iterator[str]:
     if module.feedback:
-        yield "residual = (g + residual) - decode(what the ranks combined)"
+        what = "this rank's own payload" if module.own else "what the ranks combined"
+        yield f"residual = (g + residual) - decode({what})"
     for name, expr in module.updates.items():
         yield f"{name} = {text(expr)}"
 

@@ -169,7 +169,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Selection:
-    """A set of elements. kind `top`: the largest keys; kind `filter`: the first true ones."""
+    """A set of elements. kind `top`: the largest keys; kind `filter`: the first true ones.
+
+    Of kind `drawn` there are `limit`, drawn at random without data, equal on all ranks.
+    """
 
     name: str
     kind: str
@@ -203,6 +206,8 @@ class Module:
     merge: str = "decode"
     #: computed an array at a time (matrices, rounds), not in fused passes
     arrays: bool = False
+    #: whether feedback is of what this rank's own payload decodes to, not what all ranks' do
+    own: bool = False
     #: payload fields that all ranks combine, one after the other, and how
     rounds: tuple[tuple[str, str], ...] = ()
     #: of n: where compressing is worth while; None: everywhere

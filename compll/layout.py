@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compll.ir import POSITIONS, Field, Module
+from compll.ir import POSITIONS, Field, Module, Selection
 from compll.matrices import extents
 from compll.static import Number, as_count, evaluate
 
@@ -98,8 +98,12 @@ class Layout:
 
 def limits(module: Module, n: int, params: Mapping[str, Number]) -> dict[str, int]:
     """The most elements each selection can have."""
-    env = dict(params) | {"n": n, "step": 0}
-    return {s.name: as_count(evaluate(s.limit, env), n) for s in module.selections}
+    return {s.name: limit(s, params, n) for s in module.selections}
+
+
+def limit(selection: Selection, params: Mapping[str, Number], n: int) -> int:
+    """The most elements that a selection of n has; the parameters are in that of a drawn one."""
+    return as_count(evaluate(selection.limit, dict(params) | {"n": n, "step": 0}), n)
 
 
 def header(module: Module) -> tuple[list[str], list[str]]:

@@ -123,6 +123,8 @@ _ROWS = (
     # selections
     Operator("top", 2, 2, "top", "top(x, k): selection of the k largest (NaN counts as largest; ties: first come)"),
     Operator("filter", 1, 2, "filter", "filter(c, limit): selection of the elements where c holds, at most `limit`"),
+    Operator("drawn", 1, 1, "drawn",
+             "drawn(k): selection of k elements at random, one of each of k equal stretches, the same on all ranks and in decode"),
     Operator("indices", 1, 1, "indices", "positions of a selection's elements, ascending"),
     Operator("gather", 2, 2, "gather", "x[selection]: the selected elements of x", "[]"),
     Operator("scatter", 2, 2, "scatter", "scatter(indices, values): values at those positions, zero elsewhere"),
@@ -131,6 +133,8 @@ _ROWS = (
 OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
 REDUCTIONS = ("sum", "min", "max", "mean", "std", "norm2")
 CONSTANTS: dict[str, float] = {"inf": float("inf"), "nan": float("nan"), "pi": 3.141592653589793}
+#: operators that make a selection
+SELECTING = ("top", "filter", "drawn")
 RESERVED = ("g", "n", "step", *CONSTANTS)
 #: what people call operators elsewhere
 SYNONYMS = {

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from compll.ir import Field, Module
-from compll.layout import field_bytes
+from compll.ir import Field, Module, walk
+from compll.layout import field_bytes, limit
 
 #: of each earlier round: the summed payloads (uint8), and where each piece begins (int64 [m])
 Before: TypeAlias = Sequence[tuple[Any, Any]]
@@ -33,7 +33,17 @@ class Round:
 
     def payload_bytes(self, n: int) -> int:
         """The bytes of this round for n elements."""
-        return field_bytes(self.field, self.module, n, 0) if n else 0
+        return field_bytes(self.field, self.module, n, self.kept(n)) if n else 0
+
+    def kept(self, n: int) -> int:
+        """How many elements a field of a drawn selection has; 0 for other fields."""
+        known = {s.name: s for s in self.module.selections}
+        return limit(known[self.field.of], {}, n) if self.field.of in known else 0
+
+
+def draws(module: Module) -> bool:
+    """Whether decode draws again what encode drew."""
+    return any(e.op in ("indices", "in", "random_matrix") for e in walk(module.decode))
 
 
 def rounds(module: Module) -> tuple[Round, ...]:

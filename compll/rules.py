@@ -429,6 +429,16 @@ class Rules:
             raise RuleError("a selection cannot depend on another selection")
         return self.pool.make(op, (key, limit), Type("selection", "n"), name)
 
+    def drawn(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        """At least one element, so that a payload of them can tell what is not finite."""
+        self.whole_tensor(op)
+        count = self.extreme("max", (self.pool.const(1), self.static(op, args[0])))
+        if "step" in depends(count):
+            raise RuleError(
+                f"{op}: the number must hold at every step", "compute it from n and parameters"
+            )
+        return self.pool.make(op, (count, count), Type("selection", "n"))
+
     def need_selection(self, op: str, x: Expr) -> str:
         if x.type.dtype != "selection":
             raise RuleError(f"{op} takes a selection, not {x.type}", "made by top() or filter()")
@@ -448,8 +458,14 @@ class Rules:
         if self.encoding:
             raise RuleError("scatter belongs in decode")
         index, value = args[0], self.number(args[1], "float")
-        if index.op != "field" or index.type.dtype != "int" or index.type.shape != "kept":
-            raise RuleError("scatter takes a payload field of indices first")
+        if (
+            index.op not in ("field", "indices")
+            or index.type.dtype != "int"
+            or index.type.shape != "kept"
+        ):
+            raise RuleError(
+                "scatter takes a payload field of indices first, or those of a drawn selection"
+            )
         if value.type.shape == "kept" and value.type.of != index.type.of:
             raise RuleError("indices and values belong to different selections")
         lifted = self.lift(value, "kept", index.type.of)

@@ -48,7 +48,7 @@ def section(row: SectionRow) -> Schema:
         "name": lambda: {"type": "string", "pattern": NAME},
         "expression": lambda: ref("expression"),
         "choice": lambda: {"enum": list(row.choices), "default": row.choices[0]},
-        "flag": lambda: {"enum": [False, True, *row.choices], "default": False},
+        "chosen": lambda: chosen(row.choices),
         "params": lambda: mapping("parameter", empty=True),
         "declarations": lambda: mapping("type", empty=not row.required),
         "bindings": lambda: mapping("expression", empty=True),
@@ -76,6 +76,19 @@ def mapping(values: str, *, empty: bool) -> Schema:
         "propertyNames": {"pattern": NAME},
         "additionalProperties": ref(values),
         "minProperties": 0 if empty else 1,
+    }
+
+
+def chosen(choices: tuple[str, ...]) -> Schema:
+    """One of the choices, or two of them with a condition."""
+    plain = [False, True, *choices] if "true" in choices else list(choices)
+    either = rf"\s*({'|'.join(choices)})\s*"
+    return {
+        "default": plain[0],
+        "anyOf": [
+            {"enum": plain},
+            {"type": "string", "pattern": rf"^{either}\bif\b.+\belse\b{either}$"},
+        ],
     }
 
 

@@ -26,6 +26,8 @@ TYPE_SYNONYMS = {
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
 UINTS = tuple(f"uint{bits}" for bits in UINT_BITS)
+#: `A if CONDITION else B`
+CONDITIONAL = re.compile(r"(\w+)\s+if\b(.+)\belse\s+(\w+)", re.DOTALL)
 ANY = "*"
 PARAM_HINT = "like `bits: 2` or `bits: {type: int, default: 2, choices: [1, 2, 4, 8]}`"
 NAME_HINT = "letters, digits and underscores, not a digit first"
@@ -95,6 +97,16 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """One of a section's choices; with a condition of parameters, `value` where that holds."""
+
+    value: str
+    span: Span
+    condition: Syntax | None = None
+    other: str = ""
+
+
+@dataclass(frozen=True)
 class Spec:
     """A compressor as it is written."""
 
@@ -109,10 +121,10 @@ class Spec:
     payload: tuple[Declared, ...]
     decode: tuple[Binding, ...]
     update: tuple[Binding, ...]
-    feedback: Span | None
+    feedback: Chosen
     merge: str
     optimizers: str
-    unbiased: bool
+    unbiased: Chosen
     rounds: tuple[Binding, ...]
     when: Syntax | None
     spans: Mapping[str, Span]
@@ -176,10 +188,10 @@ class _Reader:
             payload=self.each("payload", self.declared),
             decode=self.decode(),
             update=self.each("update", self.binding),
-            feedback=self.feedback(),
+            feedback=self.chosen("feedback"),
             merge=self.choice("merge"),
             optimizers=self.choice("optimizers"),
-            unbiased=self.choice("unbiased") == "true",
+            unbiased=self.chosen("unbiased"),
             rounds=self.each("rounds", self.binding),
             when=self.expression(self.root.get("when")),
             spans={e.key.value: e.key.span for e in self.root.entries},
@@ -206,11 +218,16 @@ class _Reader:
         return value
 
     def choice(self, name: str) -> str:
-        known, entry = SECTIONS[name].choices, self.root.get(name)
+        entry = self.root.get(name)
         value = self.text(name)
         if entry is None or not isinstance(entry.value, Text):
-            return known[0]
-        if value not in known:
+            return SECTIONS[name].choices[0]
+        return self.one_of(name, value)
+
+    def one_of(self, name: str, value: str) -> str:
+        """`value`, which must be one of a section's choices."""
+        known, entry = SECTIONS[name].choices, self.root.get(name)
+        if value not in known and entry is not None:
             close = closest(value, known)
             self.problems.add(
                 entry.value.span,
@@ -219,11 +236,14 @@ class _Reader:
             )
         return value
 
-    def feedback(self) -> Span | None:
-        entry = self.root.get("feedback")
-        if entry is None or self.choice("feedback") == "none":
-            return None
-        return entry.key.span
+    def chosen(self, name: str) -> Chosen:
+        """A choice, or two of them with a condition."""
+        entry, parts = self.root.get(name), CONDITIONAL.fullmatch(self.text(name))
+        span = entry.key.span if entry else Span()
+        if entry is None or parts is None or not isinstance(entry.value, Text):
+            return Chosen(self.choice(name), span)
+        condition = self.inner(parts[2], entry.value, parts.start(2))
+        return Chosen(self.one_of(name, parts[1]), span, condition, self.one_of(name, parts[3]))
 
     def each(self, name: str, make: Callable[[Entry], Any]) -> tuple[Any, ...]:
         entry = self.root.get(name)

@@ -30,7 +30,7 @@ def carries(fields: Iterable[Field], selections: Mapping[str, Selection], decode
     floats = [f for f in fields if f.storage.startswith(("float", "bfloat")) and f.expr is not None]
     floats = [f for f in floats if _shows(decode, f.name)]
     return any(
-        _picks(f.expr, selections) if f.shape == "kept" else _reaches(f.expr)
+        _kept_shows(f.expr, selections[f.of]) if f.shape == "kept" else _reaches(f.expr)
         for f in floats
         if f.expr is not None
     )
@@ -57,11 +57,24 @@ def _kept(expr: Expr, field: str) -> bool:
     return any(e.op == "field" and e.value == field and e.type.shape == "kept" for e in walk(expr))
 
 
-def _picks(expr: Expr, selections: Mapping[str, Selection]) -> bool:
+def _kept_shows(expr: Expr, selection: Selection) -> bool:
+    """Whether values of selected elements are never all finite when the gradient is not."""
+    return _everywhere(expr) if selection.kind == "drawn" else _picks(expr, selection)
+
+
+def _everywhere(expr: Expr) -> bool:
+    """Whether all of them are not finite then, of which there is at least one."""
+    if expr.op == "lift":
+        return _reaches(expr.args[0])
+    if expr.op in _STRICT_IN_ALL or expr.op == "div":
+        return _everywhere(expr.args[0])
+    return expr.op in _STRICT_IN_ANY and any(map(_everywhere, expr.args))
+
+
+def _picks(expr: Expr, selection: Selection) -> bool:
     """The largest magnitudes themselves: NaN counts as the largest, so it is among them."""
     if expr.op != "gather" or not _strict(expr.args[0]):
         return False
-    selection = selections[str(expr.value)]
     return (
         selection.kind == "top"
         and selection.key.op == "abs"

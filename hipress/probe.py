@@ -126,7 +126,7 @@ def _time_codec(codec: Codec, elements: int, repeats: int) -> list[float]:
         start = time.perf_counter()
         used = codec.encode_batch(gradient, table, out, at, state=state, step=step)
         middle = time.perf_counter()
-        codec.decode_batch(out, table, at, used, total, add=True)
+        codec.decode_batch(out, table, at, used, total, add=True, step=step)
         encodes.append(middle - start)
         decodes.append(time.perf_counter() - middle)
     return [statistics.median(encodes[1:]), statistics.median(decodes[1:])]

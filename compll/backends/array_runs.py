@@ -79,7 +79,8 @@ class ArrayRun(Run):
 
     def alone(self, field: Field) -> Any:
         """What this worker's own payload field holds, as a decoder reads it."""
-        return reference._loaded(field, self.stored(field), self.n, self.tile, 0)
+        kept = len(self.pick(field.of)) if field.shape == "kept" else 0
+        return reference._loaded(field, self.stored(field), self.n, self.tile, kept)
 
     def stored(self, field: Field) -> U8:
         """The bytes of a payload field."""
@@ -109,6 +110,11 @@ class ArrayRun(Run):
         if held is None or rows * cols > self.n:
             return np.zeros((rows, cols), np.float32)
         return held[: rows * cols].reshape(rows, cols)
+
+    def own(self, decoder: ArrayRun) -> Any:
+        """What this worker's own payload decodes to, by a fresh run in the same place."""
+        decoder.inputs.update({name: self.alone(f) for name, f in self.fields.items()})
+        return np.asarray(decoder.value(self.module.decode), np.float32)
 
     def settle(self, states: Mapping[str, F32], g: F32, out: F32) -> None:
         """Update the states, given what was decoded; none takes up a NaN or infinity."""
@@ -171,7 +177,7 @@ class ArrayKernels:
                 g = run.begin(piece, views, scale)
                 payload = reference._payload(run, g)
                 if views is not None or writeback:
-                    y = self.decoded(payload, length)
+                    y = self.decoded(payload, length, step=step, tensor=tensor, offset=offset)
                 if views is not None:
                     run.settle(views, g, y)
             if writeback:
@@ -180,17 +186,18 @@ class ArrayKernels:
             used[i] = len(payload)
         return used
 
-    def decoded(self, payload: U8, n: int) -> F32:
+    def decoded(self, payload: U8, n: int, **place: int) -> F32:
         """The values of a payload. Raises PayloadError."""
-        return reference.decode(self.module, self.params, payload, n, self.run(n))
+        return reference.decode(self.module, self.params, payload, n, self.run(n, **place))
 
     def decode_batch(
-        self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool
+        self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool, step: int = 0
     ) -> None:
         """Decode all pieces, then write them."""
+        pieces = zip(at.tolist(), used.tolist(), table[:, 1:4].tolist(), strict=True)
         values = [
-            self.decoded(payload[a : a + u], length)
-            for a, u, length in zip(at.tolist(), used.tolist(), table[:, 1].tolist(), strict=True)
+            self.decoded(payload[a : a + u], length, step=step, tensor=tensor, offset=offset)
+            for a, u, (length, tensor, offset) in pieces
         ]
         for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
             piece = out[start : start + length]
@@ -242,6 +249,7 @@ class ArrayKernels:
         step: int,
     ) -> None:
         """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
+        own = self.module.own
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             if length == 0:
                 continue
@@ -254,7 +262,8 @@ class ArrayKernels:
                 out = np.asarray(decoder.value(self.module.decode), np.float32)
                 if state is not None:
                     views = self.views(state, first, length, tensor)
-                    run.settle(views, run.begin(piece, views, 1.0), out)
+                    g = run.begin(piece, views, 1.0)
+                    run.settle(views, g, run.own(self.run(length, **place)) if own else out)
             piece[:] = out
 
     def combined(
@@ -264,7 +273,7 @@ class ArrayKernels:
         found = {}
         for one, (payload, at) in zip(self.rounds, sums, strict=False):
             data = payload[at[piece] : at[piece] + one.payload_bytes(n)]
-            value = reference._loaded(one.field, data, n, 1, 0)
+            value = reference._loaded(one.field, data, n, 1, one.kept(n))
             with np.errstate(all="ignore"):
                 found[one.name] = np.asarray(value, np.float32) / np.float32(workers)
         return found

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compll import feedback, passes, quantiles
 from compll.arrays import HostArrays
-from compll.backends import bitstreams, elementary, numbers, trits
+from compll.backends import bitstreams, elementary, numbers, shared, trits
 from compll.backends.numbers import F32
 from compll.codec import Incoming
 from compll.errors import PayloadError
@@ -334,6 +334,8 @@ class Run:
         return self.picked[name]
 
     def choose_elements(self, selection: Selection, limit: int) -> NDArray[np.int64]:
+        if selection.kind == "drawn":
+            return shared.positions(self.step, self.tensor, self.offset, self.n, limit)
         key = self.value(selection.key)
         if selection.kind == "filter":
             return np.flatnonzero(key)[:limit]
@@ -485,7 +487,8 @@ def decode(
             f"{module.name}: a payload of {n} elements has {where.total} bytes here, "
             f"this one {len(payload)}"
         )
-    run.picked = {name: np.arange(count) for name, count in kept.items()}
+    drawn = {s.name for s in module.selections if s.kind == "drawn"}
+    run.picked = {name: np.arange(count) for name, count in kept.items() if name not in drawn}
     for field, start in zip(module.fields, where.starts, strict=True):
         data = payload[start : start + lengths.get(field.name, len(payload))]
         run.inputs[field.name] = _loaded(field, data, n, run.tile, kept.get(field.of, 0))
@@ -527,7 +530,7 @@ def read_lengths(module: Module, payload: U8) -> dict[str, int]:
 
 def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
     """Raise PayloadError when a scatter would write outside the tensor."""
-    if module.decode.op != "scatter":
+    if module.decode.op != "scatter" or module.decode.args[0].op != "field":
         return
     index = fields[str(module.decode.args[0].value)]
     if len(index) and not (int(index.min()) >= 0 and int(index.max()) < n):

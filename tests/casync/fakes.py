@@ -64,7 +64,7 @@ class Fake:
                 x[start : start + length] = result
         return used
 
-    def decode_batch(self, payload, table, at, used, out, *, add=False):
+    def decode_batch(self, payload, table, at, used, out, *, add=False, step=0):
         for i, (start, length, *_) in enumerate(table.tolist()):
             result = self.unpack(payload[at[i] : at[i] + used[i]], length)
             if add:

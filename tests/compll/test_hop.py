@@ -31,7 +31,7 @@ def test_a_hop_is_decode_add_encode(case, cpu, rng, fed, writeback):
         state = cpu.init_state(total, 2) if fed else None
         incoming = Incoming(taken, at, used) if fused else None
         if not fused:
-            cpu.decode_batch(taken, table, at, used, y, add=True)
+            cpu.decode_batch(taken, table, at, used, y, add=True, step=2)
         lengths = cpu.encode_batch(
             y,
             table,

@@ -160,6 +160,7 @@ def test_error_feedback_converges_on_a_quadratic(name):
         "mxnet_2bit": {"threshold": 0.5},
         "topk": {"ratio": 0.05},
         "graddrop": {"ratio": 0.05},
+        "randomk": {"ratio": 0.05},
         **{name: {"ratio": 0.05} for name in ESTIMATORS},
     }
     codec = compiled(name, **params.get(name, {}))
@@ -167,7 +168,7 @@ def test_error_feedback_converges_on_a_quadratic(name):
     target = np.random.default_rng(0).standard_normal(n).astype(np.float32)
     x, state = np.zeros(n, np.float32), codec.init_state(n)
     for step in range(600):
-        x -= rate * codec.decode(codec.encode(x - target, state=state, step=step), n)
+        x -= rate * codec.decode(codec.encode(x - target, state=state, step=step), n, step=step)
     assert np.linalg.norm(x - target) < 0.35 * np.linalg.norm(target)
 
 
@@ -178,7 +179,7 @@ def test_residual_is_what_was_not_sent(case, cpu, rng):
     state, carried = cpu.init_state(n), np.zeros(n, np.float32)
     for step in range(3):
         x = rng.standard_normal(n).astype(np.float32)
-        y = cpu.decode(cpu.encode(x, state=state, step=step), n)
+        y = cpu.decode(cpu.encode(x, state=state, step=step), n, step=step)
         assert np.allclose(state["residual"], carried + x - y, atol=1e-5)
         carried = state["residual"].copy()
 

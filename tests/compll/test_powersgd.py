@@ -1,5 +1,7 @@
 """Matrices and rounds: PowerSGD against plain NumPy, orders of operations, what is refused."""
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,42 +10,11 @@ from hypothesis import strategies as st
 import compll
 from compll.backends import cpu_matrices, matrix_numbers
 from compll.errors import PayloadError, UsageError
+from tests.compll.world import World as Workers
+from tests.compll.world import table
 
 SIZES = (1, 7, 31, 33, 64, 1000, 4099)
-
-
-def table(n):
-    return np.array([[0, n, 0, 0, 0]], np.int64)
-
-
-class World:
-    """Workers that go through the rounds together; the sums are made here, in rank order."""
-
-    def __init__(self, workers, n, target="cpu", **params):
-        self.codec = compll.compile("powersgd", target, **params)
-        self.workers, self.n = workers, n
-        self.states = [self.codec.init_state(n) for _ in range(workers)]
-
-    def step(self, gradients, step=0):
-        at, sums = np.zeros(1, np.int64), []
-        for number, one in enumerate(self.codec.rounds):
-            total = np.zeros(one.payload_bytes(self.n), np.uint8)
-            for x, state in zip(gradients, self.states, strict=True):
-                out = np.zeros_like(total)
-                used = self.codec.encode_round(
-                    number, x, table(self.n), out, at, sums,
-                    workers=self.workers, state=state, step=step,
-                )  # fmt: skip
-                assert used.tolist() == [len(out)]
-                total.view(one.dtype)[:] += out.view(one.dtype)
-            sums.append((total, at))
-        results = [x.copy() for x in gradients]
-        for x, state in zip(results, self.states, strict=True):
-            self.codec.decode_rounds(
-                x, table(self.n), sums, workers=self.workers, state=state, step=step
-            )
-        assert all(np.array_equal(x.view(np.uint32), results[0].view(np.uint32)) for x in results)
-        return results[0]
+World = functools.partial(Workers, "powersgd")
 
 
 class Plain:
@@ -72,12 +43,12 @@ class Plain:
 @pytest.mark.parametrize("workers, rank", [(1, 1), (2, 2), (3, 4)])
 def test_follows_the_paper(workers, rank, rng):
     n = 1000
-    world, plain = World(workers, n, rank=rank), Plain(workers, n, rank)
+    together, plain = World(workers, n, rank=rank), Plain(workers, n, rank)
     for step in range(5):
         gradients = [rng.standard_normal(n).astype(np.float32) for _ in range(workers)]
-        ours, theirs = world.step(gradients, step), plain.step(gradients)
+        ours, theirs = together.step(gradients, step), plain.step(gradients)
         assert np.linalg.norm(ours - theirs) < 1e-4 * np.linalg.norm(theirs)
-        for state, error in zip(world.states, plain.errors, strict=True):
+        for state, error in zip(together.states, plain.errors, strict=True):
             assert np.allclose(state["residual"], error.reshape(-1)[:n], atol=1e-3)
 
 

@@ -100,8 +100,15 @@ def test_the_example_is_right(tmp_path):
         ("decode:", "decoder:", 10, 1, "unknown section 'decoder'", "'decode'"),
         ("default: 2", "defualt: 2", 3, 21, "unknown key 'defualt'", "'default'"),
         ("{type: int, default: 2, choices: [1, 2, 4, 8]}", "", 3, 3, "needs a default", "bits: 2"),
-        ("feedback: error", "feedback: errr", 11, 11, "one of none, error, not 'errr'", "'error'"),
-        ("feedback: error", "feedback:", 11, 10, "one of none, error, not ''", ""),
+        (
+            "feedback: error",
+            "feedback: errr",
+            11,
+            11,
+            "one of none, error, own, not 'errr'",
+            "'error'",
+        ),
+        ("feedback: error", "feedback:", 11, 10, "one of none, error, own, not ''", ""),
         ("feedback: error", "feedback: [error]", 11, 11, "'feedback' is a text", ""),
         ("feedback: error", "update: {scale: 1}", 11, 10, "'scale' is no state", "state:"),
         (

@@ -52,7 +52,7 @@ class Int8:
                 x[start : start + length] = back
         return used
 
-    def decode_batch(self, payload, table, at, used, out, *, add=False):
+    def decode_batch(self, payload, table, at, used, out, *, add=False, step=0):
         for i, (start, length, *_) in enumerate(table):
             values = self._decode(payload[at[i] : at[i] + used[i]], length) + np.float32(self.skew)
             if add:
@@ -110,7 +110,7 @@ class Halves:
                 x[start : start + length] = values
         return table[:, 1] * 2
 
-    def decode_batch(self, payload, table, at, used, out, *, add=False):
+    def decode_batch(self, payload, table, at, used, out, *, add=False, step=0):
         for (start, length, *_), place in zip(table, at, strict=True):
             values = payload[place : place + 2 * length].view(np.float16).astype(np.float32)
             out[start : start + length] = values + (out[start : start + length] if add else 0)
@@ -155,7 +155,7 @@ class Sparse:
                 state["residual"][row[4] : row[4] + row[1]] = rest
         return used
 
-    def decode_batch(self, payload, table, at, used, out, *, add=False):
+    def decode_batch(self, payload, table, at, used, out, *, add=False, step=0):
         for i, (start, length, *_) in enumerate(table):
             count = used[i] // 8
             body = payload[at[i] : at[i] + used[i]]

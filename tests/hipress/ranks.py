@@ -468,7 +468,12 @@ LOW_RANK = {
 
 
 def low_rank(rank, world_size):
-    """PowerSGD for thirty steps, checked by verify=True in each, beside plain DDP.
+    """PowerSGD, as in_rounds."""
+    return in_rounds(rank, world_size, "powersgd", LOW_RANK)
+
+
+def in_rounds(rank, world_size, name, cases):
+    """A codec with rounds for thirty steps, checked by verify=True in each, beside plain DDP.
 
     Without momentum: with 0.9 error feedback that reaches the biases diverges on this network,
     with topk as with low rank.
@@ -476,8 +481,8 @@ def low_rank(rank, world_size):
     plain = DistributedDataParallel(make())
     train(plain, rank, range(30), momentum=0.0)
     found = {}
-    for title, (options, ddp_kwargs) in LOW_RANK.items():
-        ddp = hipress.wrap(make(), "powersgd", verify=True, ddp_kwargs=ddp_kwargs, **options)
+    for title, (options, ddp_kwargs) in cases.items():
+        ddp = hipress.wrap(make(), name, verify=True, ddp_kwargs=ddp_kwargs, **options)
         losses = train(ddp, rank, range(30), momentum=0.0)
         report = hipress.report(ddp).to_dict()
         found[title] = {
@@ -491,16 +496,16 @@ def low_rank(rank, world_size):
     return found
 
 
-def low_rank_resumed(rank, world_size, folder):
+def resumed(rank, world_size, name, folder):
     """Whether a run that is saved, loaded and continued ends with the bits of one that is not."""
-    whole = hipress.wrap(make(), "powersgd")
+    whole = hipress.wrap(make(), name)
     train(whole, rank, range(6), momentum=0.0)
-    first = hipress.wrap(make(), "powersgd")
+    first = hipress.wrap(make(), name)
     train(first, rank, range(3), momentum=0.0)
     path = os.path.join(folder, str(rank))
     torch.save((first.module.state_dict(), hipress.state_dict(first)), path)
     model, state = torch.load(path, weights_only=True)
-    second = hipress.wrap(make(), "powersgd")
+    second = hipress.wrap(make(), name)
     second.module.load_state_dict(model)
     hipress.load_state_dict(second, state)
     train(second, rank, range(3, 6), momentum=0.0)

@@ -40,7 +40,7 @@ def test_training_follows_plain_ddp(world_size):
 
 
 def test_a_resumed_run_continues_bit_for_bit(tmp_path):
-    assert all(launch(ranks.low_rank_resumed, 2, str(tmp_path)))
+    assert all(launch(ranks.resumed, 2, "powersgd", str(tmp_path)))
 
 
 def test_infinity_reaches_all_ranks():

@@ -1,0 +1,229 @@
+"""Selections that all ranks draw alike: positions, randomk against plain NumPy, what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import compll
+from compll.backends import shared
+from tests.compll.world import World, table
+
+PLACES = st.tuples(
+    *(st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 2**40), st.integers(1, 3000))
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PLACES, st.floats(0, 1))
+def test_positions_are_ascending_and_inside(place, share):
+    *where, n = place
+    count = int(share * n)
+    at = shared.positions(*where, n, count)
+    assert at.dtype == np.int64
+    assert len(at) == count
+    assert (np.diff(at) > 0).all()
+    assert count == 0 or (at[0] >= 0 and at[-1] < n)
+    assert np.array_equal(at, shared.positions(*where, n, count))
+
+
+@pytest.mark.parametrize("n, count", [(2**32, 1000), (2**32 - 1, 7), (2**31 + 3, 2)])
+def test_positions_in_large_tensors(n, count):
+    at = np.array([shared.positions(step, 1, 0, n, count) for step in range(200)])
+    assert (np.diff(at, axis=1) > 0).all()
+    assert at.min() >= 0
+    assert at.max() < n
+    assert abs(at.mean() / n - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("n, count", [(50, 7), (64, 16), (37, 1), (11, 10)])
+def test_every_position_has_the_same_chance(n, count):
+    """Also where the stretches differ by one; drawn over steps, tensors and parts of a tensor."""
+    draws = 20000
+    for place in range(3):
+        where = [[0, 0, 0] for _ in range(draws)]
+        for i, one in enumerate(where):
+            one[place] = i
+        times = np.zeros(n)
+        for one in where:
+            times[shared.positions(*one, n, count)] += 1
+        share = count / n
+        spread = np.sqrt(draws * share * (1 - share))
+        assert np.abs(times - draws * share).max() < 4.5 * spread, place
+
+
+def test_stretches_are_drawn_independently():
+    at = np.array([shared.positions(step, 0, 0, 4096, 4) for step in range(4000)])
+    gaps = np.diff(at, axis=1)
+    assert abs(np.corrcoef(gaps[:, 0], gaps[:, 2])[0, 1]) < 5 / np.sqrt(4000)
+    assert gaps.min() < 100
+    assert gaps.max() > 1900
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("workers, ratio", [(1, 0.5), (2, 0.1), (3, 0.01)])
+def test_with_feedback_against_numpy(workers, ratio, target, rng):
+    n = 1000
+    world = World("randomk", workers, n, target, ratio=ratio)
+    kept_back = np.zeros((workers, n), np.float32)
+    for step in range(5):
+        given = rng.standard_normal((workers, n)).astype(np.float32)
+        at = shared.positions(step, 0, 0, n, max(1, int(n * ratio)))
+        kept_back += given
+        expected = np.zeros(n, np.float32)
+        expected[at] = kept_back[:, at].sum(0) / np.float32(workers)
+        kept_back[:, at] = 0
+        assert np.allclose(world.step(list(given), step), expected, rtol=1e-6, atol=1e-6)
+        for state, left in zip(world.states, kept_back, strict=True):
+            assert np.array_equal(state["residual"], left)
+
+
+@pytest.mark.parametrize("n", [1, 7, 1000])
+def test_without_feedback_values_are_scaled_up(n, rng):
+    world = World("randomk", 2, n, ratio=0.25, residual=False)
+    given = rng.standard_normal((2, n)).astype(np.float32)
+    y, k = world.step(list(given), 9), max(1, n // 4)
+    at = shared.positions(9, 0, 0, n, k)
+    assert np.array_equal(np.flatnonzero(y), at)
+    assert np.allclose(y[at], given.mean(0)[at] * n / k)
+    assert world.states == [{}, {}]
+
+
+def test_the_mean_over_ranks_is_unbiased(rng):
+    n, draws = 64, 4000
+    world = World("randomk", 2, n, ratio=0.3, residual=False)
+    given = rng.standard_normal((2, n)).astype(np.float32)
+    found = np.array([world.step(list(given), step) for step in range(draws)], np.float64)
+    spread = found.std(0) / np.sqrt(draws)
+    assert (np.abs(found.mean(0) - given.mean(0)) < 4.5 * spread).all()
+
+
+def test_parts_of_a_tensor_draw_their_own_positions():
+    codec = compll.compile("randomk", ratio=0.1, residual=False)
+    x = np.ones(2000, np.float32)
+    rows = np.array([[0, 1000, 3, 0, 0], [1000, 1000, 3, 1000, 1000]])
+    at, out = np.array([0, 400]), np.zeros(800, np.uint8)
+    used = codec.encode_batch(x, rows, out, at, step=5)
+    y = np.zeros(2000, np.float32)
+    codec.decode_batch(out, rows, at, used, y, step=5)
+    assert np.allclose(y[y != 0], 10)
+    assert np.array_equal(np.flatnonzero(y[:1000]), shared.positions(5, 3, 0, 1000, 100))
+    assert np.array_equal(np.flatnonzero(y[1000:]), shared.positions(5, 3, 1000, 1000, 100))
+    codec.decode_batch(out, rows, at, used, y, add=True, step=5)
+    assert np.allclose(y[y != 0], 20)
+
+
+def test_decode_needs_the_step(rng):
+    codec, x = compll.compile("randomk"), rng.standard_normal(500).astype(np.float32)
+    assert codec.needs_step
+    assert not compll.compile("topk").needs_step
+    payload = codec.encode(x, step=7)
+    assert np.array_equal(np.flatnonzero(codec.decode(payload, 500, step=7)),
+                          shared.positions(7, 0, 0, 500, 5))  # fmt: skip
+    total = np.zeros(500, np.float32)
+    codec.decode_add(payload, total, step=7)
+    assert np.array_equal(total, codec.decode(payload, 500, step=7))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("residual", [True, False])
+def test_what_is_not_finite_on_one_worker_reaches_all(bad, residual, rng):
+    world = World("randomk", 3, 999, residual=residual)
+    given = list(rng.standard_normal((3, 999)).astype(np.float32))
+    at = shared.positions(0, 0, 0, 999, 9)
+    place = next(i for i in range(999) if i not in at)  # not even sent
+    given[1][place] = bad
+    assert np.isnan(world.step(given, 0)[at]).all()
+    assert all(np.isfinite(a).all() for state in world.states for a in state.values())
+    given[1][place] = 0
+    assert np.isfinite(world.step(given, 1)).all()
+
+
+GOOD = """name: example
+params:
+  ratio: 0.1
+  residual: true
+encode:
+  kept: drawn(n * ratio)
+  value: g[kept] + 0 * sum(g)
+payload:
+  value: float32[kept]
+rounds: {value: mean}
+decode: scatter(indices(kept), value)
+feedback: own if residual else none
+unbiased: false
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new, line, message",
+    [
+        ("drawn(n * ratio)", "drawn(n * sum(g))", 6, "the size must be known before any data"),
+        ("drawn(n * ratio)", "drawn(step)", 6, "the number must hold at every step"),
+        ("drawn(n * ratio)", "top(abs(g), n * ratio)", 11, "decode uses 'kept', which the payload"),
+        ("drawn(n * ratio)", "1 + count(drawn(9))", 6, "a selection needs a name of its own"),
+        ("g[kept] + 0 * sum(g)", "g[kept]", 10, "would not see that a gradient is not finite"),
+        ("g[kept] + 0 * sum(g)", "g[kept] + 0 * min(g)", 10, "would not see that a gradient"),
+        ("float32[kept]", "int32[kept]", 10, "what ranks combine is float32, float16, bfloat16"),
+        ("indices(kept), value", "value, value", 11, "or those of a drawn selection"),
+        ("own if residual else none", "mine if residual else none", 12, "'feedback' is one of"),
+        ("own if residual else none", "own if n > 9 else none", 12, "from the parameters alone"),
+        ("own if residual else none", "own if else none", 12, ""),
+        ("own if residual else none", "own if residual", 12, "'feedback' is one of"),
+        ("unbiased: false", "unbiased: false if residual else maybe", 13, "'unbiased' is one of"),
+        ("unbiased: false", "group: 64", 6, "drawn looks at the whole tensor"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told(old, new, line, message, tmp_path):
+    path = tmp_path / "spec.yaml"
+    assert GOOD.count(old) == 1
+    path.write_text(GOOD)
+    assert compll.compile(path, "reference").stateful
+    assert not compll.compile(path, "reference", residual=False).stateful
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(compll.SpecError) as caught:
+        compll.compile(path, "reference")
+    assert any(message in d.message and d.span.line == line for d in caught.value.diagnostics), (
+        caught.value
+    )
+
+
+def test_other_selections_do_not_add(tmp_path):
+    path = tmp_path / "spec.yaml"
+    text = GOOD.replace("drawn(n * ratio)", "top(abs(g), n * ratio)")
+    text = text.replace("payload:", "  index: indices(kept)\npayload:\n  index: gaps[kept]")
+    path.write_text(text.replace("indices(kept), value", "index, value"))
+    with pytest.raises(compll.SpecError, match="every rank selects other elements"):
+        compll.compile(path, "reference")
+
+
+def test_drawn_selections_without_rounds(tmp_path, rng):
+    """Payloads that travel whole; what is not sent stays in a state."""
+    path = tmp_path / "spec.yaml"
+    text = GOOD.replace("rounds: {value: mean}\n", "").replace(" + 0 * sum(g)", "")
+    path.write_text(text.replace("own if", "error if"))
+    codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
+    x = rng.standard_normal(777).astype(np.float32)
+    states = [c.init_state(777) for c in codecs]
+    payloads = [c.encode(x, state=s, step=4) for c, s in zip(codecs, states, strict=True)]
+    assert np.array_equal(*payloads)
+    at = shared.positions(4, 0, 0, 777, 77)
+    assert len(payloads[0]) == 4 * 77 + 1  # and a status byte, as values alone tell little
+    assert np.array_equal(codecs[0].decode(payloads[0], 777, step=4)[at], x[at])
+    assert (states[0]["residual"][at] == 0).all()
+    assert np.array_equal(states[0]["residual"], states[1]["residual"])
+
+
+def test_cuda_refuses():
+    with pytest.raises(compll.SpecError, match="the cuda backend does not compile"):
+        compll.compile("randomk", "cuda")
+
+
+def test_table_rows_of_no_elements():
+    codec = compll.compile("randomk")
+    assert len(codec.encode(np.zeros(0, np.float32))) == 0
+    assert codec.rounds[0].payload_bytes(0) == 0
+    assert len(codec.decode(np.zeros(0, np.uint8), 0)) == 0
+    x, at = np.zeros(0, np.float32), np.zeros(1, np.int64)
+    out = np.zeros(0, np.uint8)
+    assert codec.encode_round(0, x, table(0), out, at, workers=2).tolist() == [0]

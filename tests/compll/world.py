@@ -1,0 +1,43 @@
+"""Workers in one process that go through a codec's rounds together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import compll
+
+
+def table(n):
+    return np.array([[0, n, 0, 0, 0]], np.int64)
+
+
+class World:
+    """`workers` of one codec; what they combine is made here, in rank order."""
+
+    def __init__(self, name, workers, n, target="cpu", **params):
+        self.codec = compll.compile(name, target, **params)
+        self.workers, self.n = workers, n
+        self.states = [self.codec.init_state(n) for _ in range(workers)]
+
+    def step(self, gradients, step=0):
+        """What all workers end with, bit for bit."""
+        at, sums = np.zeros(1, np.int64), []
+        for number, one in enumerate(self.codec.rounds):
+            total = None
+            for rank, (x, state) in enumerate(zip(gradients, self.states, strict=True)):
+                out = np.zeros(one.payload_bytes(self.n), np.uint8)
+                used = self.codec.encode_round(
+                    number, x, table(self.n), out, at, sums,
+                    workers=self.workers, state=state, seed=rank, step=step,
+                )  # fmt: skip
+                assert used.tolist() == [len(out)]
+                mine = out.view(one.dtype)
+                total = mine if total is None else total + mine
+            sums.append((total.view(np.uint8), at))
+        results = [x.copy() for x in gradients]
+        for rank, (x, state) in enumerate(zip(results, self.states, strict=True)):
+            self.codec.decode_rounds(
+                x, table(self.n), sums, workers=self.workers, state=state, seed=rank, step=step
+            )
+        assert all(np.array_equal(x.view(np.uint32), results[0].view(np.uint32)) for x in results)
+        return results[0]

@@ -1,0 +1,49 @@
+"""Methods whose payloads add, on real processes over gloo."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hipress import ranks
+from tests.hipress.launch import launch
+
+CASES = {
+    "randomk": {
+        "a tenth": ({"ratio": 0.1}, {}),
+        "rebuilt buckets, everything": ({"ratio": 0.2, "min_size": 0}, ranks.SMALL_BUCKETS),
+        "bucket scope": ({"ratio": 0.1, "scope": "bucket"}, ranks.SMALL_BUCKETS),
+        "without feedback": ({"ratio": 0.5, "residual": False}, {}),
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_training_follows_plain_ddp(name, world_size):
+    results = launch(ranks.in_rounds, world_size, name, CASES[name])
+    for title in CASES[name]:
+        found = [result[title] for result in results]
+        assert len({each["digest"] for each in found}) == 1, title
+        for each in found:
+            assert each["losses"][-1] < 0.5 * each["losses"][0], title
+        whys = {d["name"]: d for d in found[0]["decisions"]}
+        assert whys["second.weight"]["codec"] == name
+        assert whys["second.weight"]["strategy"] == "allreduce"
+        measured = found[0]["measured"]
+        assert measured["wire_bytes"] < 0.6 * measured["fp32_wire_bytes"], title
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_resumed_run_continues_bit_for_bit(name, tmp_path):
+    assert all(launch(ranks.resumed, 2, name, str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_infinity_reaches_all_ranks(name):
+    results = launch(ranks.infinity, 2, name)
+    assert len({digest for *_, digest in results}) == 1
+    for infected, clean, skipped, losses, _ in results:
+        assert all(infected)
+        assert clean
+        assert skipped == [True, False]
+        assert losses[-1] < 20
