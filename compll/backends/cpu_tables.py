@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from compll.backends import cpu_ops as ops
+from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 
 
 @njit(nogil=True, cache=True)
@@ -37,15 +38,23 @@ def bucket_of(x, edges):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def mean_by(index, x, size):  # type: ignore[no-untyped-def]
-    """Mean of the x of each index (clipped to the table), float64 sums in the order of elements."""
-    sums, counts = np.zeros(size, np.float64), np.zeros(size, np.int64)
-    for i in range(len(x)):
-        place = min(max(np.int64(index[i]), 0), size - 1)
-        sums[place] += np.float64(x[i])
-        counts[place] += 1
+    """Mean of the x of each index (clipped to the table), in the order of [Note: order of sums]."""
+    lanes = 1
+    while lanes < MEAN_LANES and lanes * MEAN_TILE < len(x):
+        lanes *= 2
+    sums, counts = np.zeros((lanes, size), np.float64), np.zeros(size, np.int64)
+    for o in range(0, len(x), MEAN_TILE):
+        own = sums[o // MEAN_TILE % lanes]
+        for i in range(o, min(o + MEAN_TILE, len(x))):
+            place = min(max(np.int64(index[i]), 0), size - 1)
+            own[place] += np.float64(x[i])
+            counts[place] += 1
+    while lanes > 1:
+        lanes //= 2
+        sums[:lanes] += sums[lanes : 2 * lanes]
     out = np.empty(size, np.float32)
     for j in range(size):
-        mean = sums[j] / np.float64(max(counts[j], 1))
+        mean = sums[0, j] / np.float64(max(counts[j], 1))
         out[j] = np.float32(np.nan) if np.isnan(mean) else np.float32(mean)
     return out
 

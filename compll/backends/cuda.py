@@ -20,6 +20,7 @@ from compll.backends.cuda_device import CupyDevice, DeviceArrays
 from compll.backends.cuda_runs import runs_of
 from compll.backends.cuda_source import Plan, Source, hop_source, source
 from compll.backends.cuda_values import Grid, Step
+from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 from compll.codec import Incoming
 from compll.errors import PayloadError, UsageError
 from compll.ir import Expr, Module
@@ -138,6 +139,9 @@ class Kernels:
             return -(-n // tile)
         if grid.kind == "trits":
             return packed_bytes(next(f for f in self.module.fields if f.name == grid.arg), n, tile)
+        if grid.kind in ("lanes", "bins"):
+            lanes = min(MEAN_LANES, -(-n // MEAN_TILE))
+            return lanes if grid.kind == "lanes" else int(str(grid.arg)) if n else 0
         if isinstance(grid.arg, Expr):
             count = as_count(evaluate(grid.arg, self.params | {"n": n, "step": 0}), n)
             return max(1, count) if n else 0

@@ -75,6 +75,9 @@ class Decoder(Values):
         kind = "uint32" if "int" in f.storage else f.storage
         return f"load_{kind}(data + at_{f.name} + t * {f.item_bits // 8})"
 
+    def table(self, expr: Expr) -> str:
+        return f"data + at_{expr.value}, {expr.type.of}"
+
     def tile_body(self, decode: Expr) -> None:
         s = self.shape
         self.packed_tiles()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compll.backends.cuda_decode import Decoder
-from compll.backends.cuda_search import Searching
+from compll.backends.cuda_tables import Tabling
 from compll.backends.cuda_values import Values, size_text
 from compll.ir import Field, Module
 from compll.layout import header
@@ -51,7 +51,7 @@ def blocks(made: Values, f: Field) -> tuple[str, str]:
     return f"{begin}]", f"{begin} + 1] - {begin}]"
 
 
-class Shortening(Searching):
+class Shortening(Tabling):
     """Encoder with fields of runs."""
 
     def codes_at(self, f: Field) -> str:

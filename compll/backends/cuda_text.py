@@ -17,6 +17,7 @@ FLOAT = {
     "min": "f_min({}, {})", "max": "f_max({}, {})", "sign": "f_sign({})",
     "floordiv": "floorf({} / {})", "mod": "f_mod({}, {})", "float16": "float16({})",
     "bfloat16": "bfloat16({})", "bfloat16_up": "bfloat16_up({})", "float32": "{}",
+    "lookup": "lookup({}, {})",
 }  # fmt: skip
 INT = {
     "add": "i_add({}, {})", "sub": "i_sub({}, {})", "mul": "i_mul({}, {})", "neg": "i_neg({})",
@@ -24,7 +25,7 @@ INT = {
     "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "({} ? {} : {})", "min": "i_min({}, {})",
     "max": "i_max({}, {})", "sign": "({} < 0 ? -1 : 1)", "trunc": "i_trunc({})",
     "floordiv": "i_floordiv({}, {})", "mod": "i_mod({}, {})", "exponent": "exponent({})",
-    "trit": "trit({})",
+    "trit": "trit({})", "bucket": "bucket({}, {})",
 }  # fmt: skip
 BOOL = {
     "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",

@@ -69,7 +69,7 @@ class Grid:
 
     kind: tiles; sample (as many items as `arg` says); kept (the bound of selection `arg`);
     kept_tiles (tiles of those); gap_bytes (the most bytes of the gaps of selection `arg`); trits (the
-    bytes of field `arg`, packed).
+    bytes of field `arg`, packed); lanes (of sums by index); bins (`arg`).
     """
 
     kind: str
@@ -260,11 +260,17 @@ class Values(Lines):
         if expr.op == "code":
             bits = self.fields[str(expr.value)].bits
             return f"(i32)({code(bits, expr.args[0], self.text(expr.args[0]))})"
+        if expr.type.shape == "table":
+            return self.table(expr)
         if not expr.args:
             return self.leaf(expr)
         return element(expr, [self.text(a) for a in expr.args])
 
     def leaf(self, expr: Expr) -> str:
+        raise NotImplementedError
+
+    def table(self, expr: Expr) -> str:
+        """Where a table begins, and its size, as two arguments."""
         raise NotImplementedError
 
     # the parts of every kernel
@@ -293,6 +299,8 @@ def size_text(f: Field, tile: int) -> str:
     """Bytes of a field of fixed size, as text over n and tiles."""
     if f.shape == "scalar":
         return str(f.item_bits // 8)
+    if f.shape == "table":
+        return str(4 * int(f.of))
     if f.shape == "group":
         return f"tiles * {f.item_bits // 8}"
     if f.trits:

@@ -4,7 +4,9 @@
 tile (TILE elements, or a group) is padded with zeros; lane l of LANES sums elements l, l + LANES,
 ... in order; lanes are folded in halves (lane i += lane i + LANES/2, and so on). The tiles' sums
 are added the same way in float64. Vector units and warps compute exactly this without any
-reassociation licence, so payloads are equal bit for bit on every backend.
+reassociation licence, so payloads are equal bit for bit on every backend. Sums by index (`mean_by`)
+have MEAN_LANES lanes per index, in float64: lane l sums the elements of tiles l, l + MEAN_LANES,
+and so on (of MEAN_TILE elements) in order, and lanes are folded in halves.
 
 [Note: random draws] uniform(seed, step, tensor, draw, element) hashes a counter: two 32-bit keys
 are made from (seed, step, tensor, draw, high) by SplitMix64, with the upper half of the number of
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 LANES = 128
+MEAN_LANES, MEAN_TILE = 1024, 1024
 MASK = (1 << 64) - 1
 
 
@@ -155,10 +158,14 @@ def exp2(i: Any) -> F32:
 
 
 def mean_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
-    """Mean of the x of each index (clipped to the table), float64 sums in the order of elements."""
+    """Mean of the x of each index (clipped to the table), in the order of [Note: order of sums]."""
     place = np.clip(index, 0, size - 1)
     count = np.bincount(place, minlength=size)
-    means = np.bincount(place, x.astype(np.float64), size) / np.maximum(count, 1)
+    tiles = -(-len(x) // MEAN_TILE)
+    lanes = min(MEAN_LANES, 1 << (tiles - 1).bit_length())  # those without elements hold zeros
+    lane = np.arange(len(x)) // MEAN_TILE % lanes
+    sums = np.bincount(lane * size + place, x.astype(np.float64), lanes * size)
+    means = fold(sums.reshape(lanes, size).T) / np.maximum(count, 1)
     return np.where(np.isnan(means), np.float32(np.nan), means).astype(np.float32)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import cuda_source
+from compll.backends import cuda, cuda_source, cuda_tables, numbers
 from compll.backends.cuda import Kernels
 from compll.errors import PayloadError
 from compll.library import type_check
@@ -41,12 +41,16 @@ def pieces_equal(text, folder, values, step=3, lengths=SIZES, **params):
     at = np.cumsum([1, *sizes[:-1]]).astype(np.int64)
     options = {"seed": 2, "step": step, "scale": 1, "writeback": False}
     x = values(sum(lengths)).astype(np.float32)
+    wanted = reference.init_state(sum(lengths), len(lengths))
+    held = {name: s.copy() for name, s in wanted.items()}
     for _ in range(2):  # the second finds what the first left in scratch memory
         ours, theirs = np.zeros(sum(sizes) + 1, np.uint8), np.zeros(sum(sizes) + 1, np.uint8)
-        used = device.encode_batch(x.copy(), table, ours, at, None, **options)
-        wants = reference.encode_batch(x.copy(), table, theirs, at, **options)
+        used = device.encode_batch(x.copy(), table, ours, at, held, **options)
+        wants = reference.encode_batch(x.copy(), table, theirs, at, state=wanted, **options)
         assert used.tolist() == wants.tolist()
         np.testing.assert_array_equal(ours, theirs)
+        for name in held:
+            np.testing.assert_array_equal(held[name], wanted[name])
         got, want = np.zeros_like(x), np.zeros_like(x)
         device.decode_batch(ours, table, at, used, got, add=False)
         reference.decode_batch(theirs, table, at, wants, want, add=False)
@@ -135,3 +139,54 @@ def test_broken_runs(tmp_path, rng):
             decoded += 1
             np.testing.assert_array_equal(out, values + np.float32(3))
     assert 5 < decoded < 30
+
+
+TABLES = """name: tabled
+state: {s: "float32[n]"}
+encode:
+  edges: quantiles(g + s, 8)
+  i: bucket(g + s, edges)
+  shares: mean_by(i, where(g > 0, 1, 0), 16)
+  y: lookup(shares, i - 3) + lookup(edges, 99) + bucket(sum(g), edges)
+  kept: filter(bucket(g, edges) == 7)
+  index: indices(kept)
+  value: lookup(edges, bucket(g, edges) - 2)[kept]
+payload:
+  edges: "float32[7]"
+  shares: "float32[16]"
+  index: gaps[kept]
+  value: float32[kept]
+decode: scatter(index, value)
+update:
+  s: y - lookup(edges, i)
+"""
+MEANS = """name: means
+params: {q: 4096}
+encode:
+  edges: quantiles(g, q)
+  means: mean_by(bucket(g, edges) - 1, g + random(0, 1), q)
+  i: where(g > lookup(edges, 3), 1, 0)
+payload: {means: "float32[q]", edges: "float32[q - 1]", i: "uint1[n]"}
+decode: lookup(means, 7 * i) + lookup(edges, i)
+"""
+
+
+def test_tables_at_every_place(tmp_path, rng):
+    pieces_equal(TABLES, tmp_path, rng.standard_normal)
+
+
+@pytest.mark.parametrize("q", [2, 100, 520])
+def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
+    """With few lanes, so that tiles share them; with many equal elements, zeros and infinities."""
+    for module in (numbers, cuda_tables, cuda):
+        monkeypatch.setattr(module, "MEAN_LANES", 4)
+    x = rng.standard_normal(12_000).astype(np.float32)
+    x[::7], x[1::9], x[5] = 0.25, -0.0, -np.inf
+    text = MEANS.replace("4096", str(q))
+    pieces_equal(text, tmp_path, lambda n: x[:n], lengths=(9001, 0, 1, 2500))
+
+
+@pytest.mark.parametrize("q", [2, 100, 4096])
+def test_tables_of_every_size_become_cubins(q, tmp_path):
+    device, _ = compiled(MEANS.replace("4096", str(q)), tmp_path)
+    assert cuda_source.cubin(device.source.full(), "sm_90")
