@@ -21,9 +21,9 @@ def span(module: Module, why: Unsupported) -> Span:
         for name, value in module.bindings.items():
             if id(value) in inside and _holds(value, why.expr):
                 return module.spans[f"encode.{name}"]
-    for section in ("update", "encode", "payload"):
-        if f"{section}.{why.name}" in module.spans:
-            return module.spans[f"{section}.{why.name}"]
+    for place in (*(f"{s}.{why.name}" for s in ("update", "encode", "payload")), why.name):
+        if place in module.spans:
+            return module.spans[place]
     return module.spans.get("feedback", Span())
 
 

@@ -24,7 +24,7 @@ class Scattering(Lengthening):
         if not self.module.selections:
             return super().emit()
         if decode.op != "scatter":
-            raise Unsupported("a decode over selections other than a scatter")
+            raise Unsupported("a decode over selections other than a scatter", "decode")
         index, value = decode.args
         f = self.fields[str(index.value)]
         self.count = f"kept[p * {len(self.module.selections)} + {self.number(f.of)}]"

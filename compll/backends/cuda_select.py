@@ -195,7 +195,9 @@ class Selecting(Shortening):
         done = {s.name for s in one.selections}
         fields = [f for f in self.kept_fields() if f.of in done]
         if len(done) < len(self.module.selections):
-            raise Unsupported("selections in different passes")
+            other = next(s.name for s in self.module.selections if s.name not in done)
+            hint = "make the keys and bounds of all selections from the same reductions"
+            raise Unsupported("selections in different passes", other, hint=hint)
         for f in fields:
             if f.storage == "gaps":
                 self.gap_sizes(f)

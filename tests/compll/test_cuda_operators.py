@@ -6,7 +6,7 @@ import pytest
 import compll
 from compll.backends import cuda, cuda_source, cuda_tables, numbers
 from compll.backends.cuda import Kernels
-from compll.errors import PayloadError
+from compll.errors import PayloadError, SpecError
 from compll.library import type_check
 from tests.compll.cuda_host import HostDevice
 
@@ -190,3 +190,33 @@ def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
 def test_tables_of_every_size_become_cubins(q, tmp_path):
     device, _ = compiled(MEANS.replace("4096", str(q)), tmp_path)
     assert cuda_source.cubin(device.source.full(), "sm_90")
+
+
+SELECTING = """name: selecting
+encode:
+  y: g
+  high: filter(g > 0, n)
+  low: filter(abs(g) > 1, n)
+  i: indices(high)
+  j: indices(low)
+  v: g[high]
+  w: g[low]
+payload:
+  {i: "gaps[high]", j: "gaps[low]", v: "float32[high]", w: "float32[low]", y: "float16[n]"}
+decode: scatter(i, v)
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new, place, message",
+    [
+        ("decode: scatter(i, v)", "decode: y", (12, 1), "other than a scatter"),
+        ("> 1", "> mean(g[high])", (5, 3), "selections in different passes"),
+    ],
+)
+def test_what_is_refused_is_told_where_it_stands(old, new, place, message, tmp_path):
+    text = SELECTING.replace(old, new)
+    with pytest.raises(SpecError, match=message) as caught:
+        compiled(text, tmp_path)
+    (found,) = caught.value.diagnostics
+    assert (found.span.line, found.span.col) == place
