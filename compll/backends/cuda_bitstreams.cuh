@@ -1,5 +1,6 @@
-// [Note: bit streams] in bitstreams.py: Golomb-Rice and Elias delta codes of positions. A stream is
-// read and written by one thread, since where a code begins depends on all codes before it.
+// [Note: bit streams] in bitstreams.py: Golomb-Rice and Elias delta codes of positions. Where a code
+// is written follows from a prefix sum of lengths; where it is read, from all codes before it, so a
+// stream is read by one thread.
 
 D int rice_parameter(i64 count, i64 n) {
   i64 mean = 9624 * n / (10000 * (count > 1 ? count : 1));
@@ -12,52 +13,45 @@ D int bits_of_int(i64 value) {
   for (; value > 0; value >>= 1) ++bits;
   return bits;
 }
-D i64 put_bits(u8* out, i64 bit, i64 value, i64 count) {
-  for (i64 i = 0; i < count; ++i, ++bit) {
-    if ((bit & 7) == 0) out[bit >> 3] = 0;
-    out[bit >> 3] |= (u8)((value >> i & 1) << (bit & 7));
+D i64 gap_of(const i64* idx, i64 j) { return idx[j] - (j ? idx[j - 1] : -1); }
+
+// the code of a position that lies v after the one before it
+struct golomb_code {
+  i64 ones, rest;
+  int low;
+  __device__ golomb_code(i64 v, int b) : ones((v - 1) >> b), rest((v - 1) & ((1ll << b) - 1)), low(b) {}
+  __device__ i64 length() const { return ones + 1 + low; }
+  __device__ u32 bit(i64 k) const { return k < ones ? 1u : k == ones ? 0u : (u32)(rest >> (k - ones - 1) & 1); }
+};
+struct elias_code {
+  i64 v;
+  int low, m;
+  __device__ elias_code(i64 v, int) : v(v), low(bits_of_int(v) - 1), m(bits_of_int(low + 1) - 1) {}
+  __device__ i64 length() const { return low + 2 * m + 1; }
+  __device__ u32 bit(i64 k) const {
+    if (k <= m) return k == m;
+    return (u32)((k <= 2 * m ? (i64)(low + 1) >> (k - m - 1) : v >> (k - 2 * m - 1)) & 1);
   }
-  return bit;
-}
-D i64 golomb_size(const i64* idx, i64 count, i64 n) {
-  const int b = rice_parameter(count, n);
-  i64 bits = 8, before = -1;
-  for (i64 j = 0; j < count; ++j) {
-    bits += ((idx[j] - before - 1) >> b) + 1 + b;
-    before = idx[j];
-  }
-  return (bits + 7) >> 3;
-}
-D void store_golomb(const i64* idx, i64 count, u8* out, i64 n) {
-  const int b = rice_parameter(count, n);
-  out[0] = (u8)b;
-  i64 bit = 8, before = -1;
-  for (i64 j = 0; j < count; ++j) {
-    const i64 d = idx[j] - before - 1;
-    before = idx[j];
-    for (i64 i = 0; i < d >> b; ++i) bit = put_bits(out, bit, 1, 1);
-    bit = put_bits(out, bit, 0, 1);
-    bit = put_bits(out, bit, d & ((1ll << b) - 1), b);
-  }
-}
-D i64 elias_size(const i64* idx, i64 count, i64 n) {
-  i64 bits = 0, before = -1;
-  for (i64 j = 0; j < count; ++j) {
-    const int low = bits_of_int(idx[j] - before) - 1;
-    bits += low + 2 * (bits_of_int(low + 1) - 1) + 1;
-    before = idx[j];
-  }
-  return (bits + 7) >> 3;
-}
-D void store_elias(const i64* idx, i64 count, u8* out, i64 n) {
-  i64 bit = 0, before = -1;
-  for (i64 j = 0; j < count; ++j) {
-    const i64 v = idx[j] - before;
-    before = idx[j];
-    const int low = bits_of_int(v) - 1, m = bits_of_int(low + 1) - 1;
-    bit = put_bits(out, bit, 1ll << m, m + 1);
-    bit = put_bits(out, bit, low + 1 - (1 << m), m);
-    bit = put_bits(out, bit, v - (1ll << low), low);
+};
+// what stands before the codes, in bytes, and their parameter
+D int golomb_head() { return 1; }
+D int elias_head() { return 0; }
+D int golomb_parameter(i64 count, i64 n) { return rice_parameter(count, n); }
+D int elias_parameter(i64 count, i64 n) { return 0; }
+// Write the bytes whose first bit is in the code of position j, which begins at `bit`: what follows
+// in the last of them belongs to the next positions, so no two threads write one byte.
+template <class CODE> D void store_code(const i64* idx, i64 j, i64 count, i64 bit, int parameter, u8* out) {
+  const CODE own(gap_of(idx, j), parameter);
+  const i64 end = bit + own.length();
+  for (i64 byte = (bit + 7) >> 3; 8 * byte < end; ++byte) {
+    u32 value = 0;
+    int filled = 0;
+    for (i64 k = 8 * byte - bit; filled < 8 && k < own.length(); ++k) value |= own.bit(k) << filled++;
+    for (i64 next = j + 1; filled < 8 && next < count; ++next) {
+      const CODE code(gap_of(idx, next), parameter);
+      for (i64 k = 0; filled < 8 && k < code.length(); ++k) value |= code.bit(k) << filled++;
+    }
+    out[byte] = (u8)value;
   }
 }
 D i64 take_bits(const u8* data, i64 bit, i64 end, i64 count) {

@@ -206,26 +206,29 @@ class Selecting(Shortening):
         counted, gaps = header(self.module)
         with self.once_a_piece("places", 256):
             for f in fields:
-                if f.storage == "gaps":
-                    grid = self.grid("kept", ITEMS, f.of)
-                    blocks = f"first[{grid} * (pieces + 1) + p"
-                    self.add(
-                        f"const i64 length_{f.name} = scan_array(gaps_{f.name} + {blocks}], {blocks} + 1] - {blocks}]);"
-                    )
-                elif f.storage in POSITIONS:
-                    self.add(f"const i64 length_{f.name} = stream_{f.name}[p];")
+                if f.storage in POSITIONS:
+                    self.add(f"const i64 length_{f.name} = {self.stored_length(f)};")
             self.add("if (threadIdx.x) return;")
             self.starts()
             for number, name in enumerate(counted):
                 self.add(f"store_uint32(out + at[p] + {4 * number}, {self.kept(name)});")
             for f in fields:
                 self.add(f"{self.place_of(f)} = end;")
+                if f.storage == "golomb":
+                    self.add(f"out[end] = (u8)rice_parameter({self.kept(f.of)}, n);")
                 self.add(f"end += {self.kept_size(f)};")
                 if f.storage in POSITIONS:
                     place = 4 * (len(counted) + gaps.index(f.name))
                     self.add(f"store_uint32(out + at[p] + {place}, length_{f.name});")
             self.add(f"{self.place_of(None)} = end;")
             self.add(f"used[p] = end - at[p] + {int(self.module.status)};")
+
+    def stored_length(self, f: Field) -> str:
+        """Bytes of positions; the blocks' sizes become what stands before them."""
+        begin = f"first[{self.grid('kept', ITEMS, f.of)} * (pieces + 1) + p"
+        name = "gaps" if f.storage == "gaps" else "stream"
+        total = f"scan_array({name}_{f.name} + {begin}], {begin} + 1] - {begin}])"
+        return total if f.storage == "gaps" else f"{f.storage}_head() + (({total} + 7) >> 3)"
 
     def kept_size(self, f: Field) -> str:
         count = self.kept(f.of)
@@ -248,13 +251,27 @@ class Selecting(Shortening):
             self.add(f"if (threadIdx.x == 0) {sums}[blockIdx.x] = all;")
 
     def stream_size(self, f: Field) -> None:
-        """Bytes of a bit stream, by one thread a piece."""
+        """Bits of a stream's codes, block by block."""
         grid = self.grid("kept", ITEMS, f.of)
-        sizes = self.memory(f"stream_{f.name}", "int64", "piece")
-        with self.once_a_piece("stream"):
-            self.add("if (threadIdx.x) return;")
-            at = f"idx_{f.of} + item_at[{grid} * (pieces + 1) + p]"
-            self.add(f"{sizes}[p] = {f.storage}_size({at}, {self.kept(f.of)}, n);")
+        sums = self.memory(f"stream_{f.name}", "int64", f"{grid}b")
+        with self.over_kept("bits", f.of):
+            self.add("i64 all;")
+            self.code_bits(f)
+            self.add(f"if (threadIdx.x == 0) {sums}[blockIdx.x] = all;")
+
+    def code_bits(self, f: Field) -> None:
+        """Declarations: the codes' parameter, and the bits of the block's codes before j."""
+        self.add(f"const int parameter = {f.storage}_parameter(count, n);")
+        own = f"{f.storage}_code(gap_of(idx, j), parameter).length()"
+        self.add(f"const i64 before = block_scan<{ITEMS}>(j < count ? {own} : 0, &all);")
+
+    def kept_stream(self, f: Field) -> None:
+        """A stream of bits, a thread a code."""
+        self.add("i64 all;")
+        self.code_bits(f)
+        self.add(f"u8* const to = out + {self.place_of(f)};")
+        self.add(f"const i64 bit = 8 * {f.storage}_head() + stream_{f.name}[blockIdx.x] + before;")
+        self.add(f"if (j < count) store_code<{f.storage}_code>(idx, j, count, bit, parameter, to);")
 
     def kept_field(self, sink: Sink) -> None:
         f = sink.field
@@ -269,10 +286,7 @@ class Selecting(Shortening):
                 self.add(f"if (j < count) store_gap({to}, idx, j);")
                 return
             if f.storage in POSITIONS:
-                to = f"out + {self.place_of(f)}"
-                self.add(
-                    f"if (own == 0 && threadIdx.x == 0) store_{f.storage}(idx, count, {to}, n);"
-                )
+                self.kept_stream(f)
                 return
             self.prepare(sink.expr)
             if f.packed:

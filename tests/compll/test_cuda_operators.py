@@ -192,6 +192,29 @@ def test_tables_of_every_size_become_cubins(q, tmp_path):
     assert cuda_source.cubin(device.source.full(), "sm_90")
 
 
+STREAM = """name: stream
+params: {t: {default: 1.0}, most: {default: 1.0}}
+encode:
+  kept: filter(abs(g) > t, floor(n * most))
+  i: indices(kept)
+  s: indices(kept)
+  v: g[kept]
+payload: {i: "golomb[kept]", s: "elias[kept]", v: "float16[kept]"}
+decode: scatter(s, v)
+"""
+
+
+@pytest.mark.parametrize("t, most", [(-1.0, 1.0), (1.0, 1.0), (2.5, 1.0), (9.0, 1.0), (1.0, 1e-3)])
+def test_streams_of_positions(t, most, tmp_path, rng):
+    pieces_equal(STREAM, tmp_path, rng.standard_normal, t=t, most=most)
+
+
+def test_a_stream_of_one_far_position(tmp_path):
+    """Many ones in golomb's code, since the parameter fits equal distances."""
+    at = np.isin(np.arange(20_000), [*range(5000, 5300), 19_999])
+    pieces_equal(STREAM, tmp_path, lambda n: 2.0 * at[:n], lengths=(20_000,))
+
+
 SELECTING = """name: selecting
 encode:
   y: g
