@@ -18,6 +18,7 @@ from casync.tasks import (
     Encode,
     EncodeRound,
     Merge,
+    Operation,
     Recv,
     Reduce,
     ReduceRound,
@@ -85,11 +86,11 @@ class Builder:
         self._available[rank, payload] = self._read(task, after)
         return payload
 
-    def reduce_round(self, part: Part, payloads: Sequence[int], number: int) -> None:
-        """Sum a round's payloads (one per rank) over all ranks; each rank's becomes the sum."""
+    def reduce_round(self, part: Part, payloads: Sequence[int], number: int, op: Operation) -> None:
+        """Combine a round's payloads (one per rank); each rank's becomes what they combine to."""
         after = [self._get(rank, payload) for rank, payload in enumerate(payloads)]
         for rank, payload in enumerate(payloads):
-            at = self._add(ReduceRound(rank, part.id, payload, number), after)
+            at = self._add(ReduceRound(rank, part.id, payload, number, op), after)
             self._available[rank, payload] = at
 
     def decode_rounds(self, rank: int, part: Part, payloads: Sequence[int]) -> None:

@@ -89,11 +89,11 @@ def _match(sent: deque[Task], received: deque[Task]) -> None:
 
 def _check_reduces(graph: Graph) -> None:
     """All ranks must reduce the same parts in the same order."""
-    orders: list[list[int | tuple[int, int]]] = [[] for _ in range(graph.world_size)]
+    orders: list[list[tuple[int | str, ...]]] = [[] for _ in range(graph.world_size)]
     for task in graph.tasks:
         if isinstance(task, Reduce):
-            one = (task.part, task.round) if isinstance(task, ReduceRound) else task.part
-            orders[task.rank].append(one)
+            more = (task.round, task.op) if isinstance(task, ReduceRound) else ()
+            orders[task.rank].append((task.part, *more))
     for rank, order in enumerate(orders):
         if order != orders[0]:
             raise DeadlockError(f"rank {rank} reduces parts {order}, rank 0 {orders[0]}")

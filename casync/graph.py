@@ -14,7 +14,16 @@ from casync.errors import GraphSyntaxError, PlanError
 from casync.messages import Layout
 from casync.plan import Part
 from casync.strategies import load
-from casync.tasks import Recv, Reduce, ReduceRound, Send, Task, parse_task
+from casync.tasks import (
+    OPERATIONS,
+    Operation,
+    Recv,
+    Reduce,
+    ReduceRound,
+    Send,
+    Task,
+    parse_task,
+)
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -105,8 +114,9 @@ class Graph:
         yield _TITLE
         yield f"world {self.world_size}"
         for part, size in zip(self.parts, self.message_bytes, strict=True):
-            rounds = [self.round_bytes[part.id]] if part.rounds else []
-            fields = [part.codec, part.strategy, part.owner, part.rows, size, *rounds]
+            rounds = list(zip(part.rounds, self.round_bytes[part.id], strict=True))
+            more = [rounds] if rounds else []
+            fields = [part.codec, part.strategy, part.owner, part.rows, size, *more]
             yield f"part {part.id} {json.dumps(fields)}"
         for i, (task, after) in enumerate(zip(self.tasks, self.after, strict=True)):
             tail = f" after {','.join(map(str, after))}" if after else ""
@@ -134,7 +144,7 @@ class Graph:
                 else:
                     task, waits = _parse_line(line, len(tasks))
                     _check_numbers(task, world_size, len(parts))
-                    _check_round(task, rounds)
+                    _check_round(task, parts)
                     tasks.append(task)
                     after.append(waits)
             _check_waits(after)
@@ -178,7 +188,7 @@ def _rounds(part: Part, codecs: Mapping[str, Codec]) -> tuple[int, ...]:
     if part.codec is None:
         return ()
     codec = codecs[part.codec]
-    return tuple(Layout.of_round(part, codec, number).size for number in range(part.rounds))
+    return tuple(Layout.of_round(part, codec, number).size for number in range(len(part.rounds)))
 
 
 _DONE = object()
@@ -213,14 +223,27 @@ def _parse_part(line: str, expected: int) -> tuple[Part, int, tuple[int, ...]]:
     if int(number) != expected:
         raise GraphSyntaxError(f"expected part {expected}")
     table = tuple((int(a), int(b), int(c), int(d), int(e)) for a, b, c, d, e in rows)
-    rounds = tuple(int(b) for b in more[0]) if more else ()
-    part = Part(expected, codec, strategy, int(owner), table, len(rounds))
-    return part, int(size), rounds
+    rounds = [(_operation(op), int(b)) for op, b in more[0]] if more else []
+    ops = tuple(op for op, _ in rounds)
+    part = Part(expected, codec, strategy, int(owner), table, ops)
+    return part, int(size), tuple(b for _, b in rounds)
 
 
-def _check_round(task: Task, rounds: Sequence[tuple[int, ...]]) -> None:
-    if isinstance(task, ReduceRound) and task.round >= len(rounds[task.part]):
+def _operation(word: str) -> Operation:
+    if word not in OPERATIONS:
+        raise GraphSyntaxError(f"unknown operation {word!r}; one of {', '.join(OPERATIONS)}")
+    return word
+
+
+def _check_round(task: Task, parts: Sequence[Part]) -> None:
+    if not isinstance(task, ReduceRound):
+        return
+    rounds = parts[task.part].rounds
+    if task.round >= len(rounds):
         raise GraphSyntaxError(f"part {task.part} has no round {task.round}")
+    if task.op != rounds[task.round]:
+        expected = rounds[task.round]
+        raise GraphSyntaxError(f"round {task.round} of part {task.part} is a {expected}")
 
 
 def _parse_line(line: str, expected: int) -> tuple[Task, tuple[int, ...]]:

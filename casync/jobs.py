@@ -147,7 +147,7 @@ class Prepared:
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
 
     def reduce_view(self, job: Job, index: int) -> torch.Tensor:
-        """What the native all-reduce sums: the raw run in the bucket, or the additive payload."""
+        """What the native all-reduce combines: the raw run in the bucket, or the payload."""
         part = self._parts[job.tasks[index].part]
         if part.codec is None:
             start, length = part.rows[0][:2]
@@ -313,4 +313,9 @@ def _scaled(part: Part, scale: float) -> Step:
 
 _NOTHING = np.zeros(0, np.int64)
 _EMPTY = Layout(True, 0, _NOTHING, _NOTHING, 0)
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "uint8": torch.uint8,
+}

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
 from casync.jobs import Job
-from casync.tasks import Recv, Reduce, Send, Task
+from casync.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.transports import Handle, Transport
 
 __all__ = ["Communication", "Compute", "Owner"]
@@ -241,7 +241,8 @@ class Communication:
             return self._transport.post_recv(slot.clear(), task.peer, task.channel)
         if isinstance(task, Send):
             return self._transport.post_send(slot.message(), task.peer, task.channel)
-        return self._transport.post_reduce(job.prepared.reduce_view(job, index))
+        op = task.op if isinstance(task, ReduceRound) else "sum"
+        return self._transport.post_reduce(job.prepared.reduce_view(job, index), op)
 
     def _waiter(self, lane: _Lane) -> _Waiter:
         if lane not in self._waiters:

@@ -59,7 +59,7 @@ class Layout:
             return cls(True, 0, at, at, part.elements * FLOAT_BYTES)
         codec = codecs[part.codec]
         if rounds_of(codec):
-            each = [cls.of_round(part, codec, number) for number in range(part.rounds)]
+            each = [cls.of_round(part, codec, number) for number in range(len(part.rounds))]
             at = np.zeros(len(part.rows), np.int64)
             return cls(True, 0, at, at, sum(one.size for one in each))
         sizes = {n: codec.payload_bytes(n) for n in {row[1] for row in part.rows}}

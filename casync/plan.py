@@ -15,8 +15,9 @@ from typing import TypeAlias
 
 from casync.codec import FLOAT_BYTES, Codec
 from casync.errors import PlanError
-from casync.rounds import rounds_of
+from casync.rounds import refuse_workers, rounds_of
 from casync.strategies import load
+from casync.tasks import Operation
 
 __all__ = ["BATCH_BYTES", "WHOLE_BYTES", "Choice", "Part", "Tensor", "assign_owners", "partition"]
 
@@ -55,7 +56,7 @@ class Part:
     strategy: str
     owner: int
     rows: tuple[Row, ...]  # the codec's table: START, LENGTH, TENSOR, OFFSET, STATE
-    rounds: int = 0  # all-reduces that build on one another; 0: payloads travel whole
+    rounds: tuple[Operation, ...] = ()  # all-reduces that build on one another; else whole payloads
 
     @property
     def elements(self) -> int:
@@ -117,7 +118,8 @@ def partition(
 
 def _part(number: int, pieces: Sequence[_Piece], codecs: Mapping[str, Codec]) -> Part:
     choice, owner = pieces[0].choice, pieces[0].owner
-    rounds = 0 if choice.codec is None else len(rounds_of(codecs[choice.codec]))
+    codec = None if choice.codec is None else codecs[choice.codec]
+    rounds = tuple(one.op for one in rounds_of(codec))
     return Part(number, choice.codec, choice.strategy, owner, _rows(pieces), rounds)
 
 
@@ -138,6 +140,9 @@ def _check(
             raise PlanError(f"no choice for tensor {tensor.name!r}")
     for choice in dict.fromkeys(choices[t.name] for t in ordered):
         check_choice(choice, codecs)
+        refusal = refuse_workers(codecs.get(choice.codec or ""), world_size)
+        if refusal is not None:
+            raise PlanError(refusal)
 
 
 def check_choice(choice: Choice, codecs: Mapping[str, Codec]) -> None:

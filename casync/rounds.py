@@ -10,12 +10,22 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from casync.codec import Bytes, Codec, Floats, Ints, State
+from casync.tasks import Operation
 
 if TYPE_CHECKING:
     from casync.builder import Builder
     from casync.plan import Part
 
-__all__ = ["Round", "RoundsCodec", "Sums", "as_rounds", "build", "refuse_rounds", "rounds_of"]
+__all__ = [
+    "Round",
+    "RoundsCodec",
+    "Sums",
+    "as_rounds",
+    "build",
+    "refuse_rounds",
+    "refuse_workers",
+    "rounds_of",
+]
 
 #: by round: the summed payloads, and where each piece begins
 Sums: TypeAlias = Sequence[tuple[Bytes, Ints]]
@@ -26,7 +36,12 @@ class Round(Protocol):
 
     @property
     def dtype(self) -> str:
-        """float32, float16 or bfloat16: what the payload consists of, and nothing else."""
+        """float32, float16, bfloat16 or uint8: what the payload consists of, and nothing else."""
+        ...
+
+    @property
+    def op(self) -> Operation:
+        """What the all-reduce does."""
         ...
 
     def payload_bytes(self, n: int) -> int:
@@ -40,6 +55,10 @@ class RoundsCodec(Codec, Protocol):
     @property
     def rounds(self) -> Sequence[Round]:
         """In order; at least one."""
+        ...
+
+    def refuses_workers(self, workers: int) -> str | None:
+        """Why so many workers cannot add up their payloads, or None."""
         ...
 
     def encode_round(
@@ -100,12 +119,20 @@ def refuse_rounds(codec: Codec | None, strategy: str) -> str | None:
     )
 
 
+def refuse_workers(codec: Codec | None, workers: int) -> str | None:
+    """The refusal of a world size."""
+    if codec is None or not rounds_of(codec):
+        return None
+    reason = as_rounds(codec).refuses_workers(workers)
+    return None if reason is None else f"codec {codec.name!r}: {reason}"
+
+
 def build(b: Builder, part: Part) -> Iterator[None]:
-    """Every round: encode, sum natively. Then decode from all of the sums."""
+    """Every round: encode, combine natively. Then decode from all that was combined."""
     made: list[list[int]] = [[] for _ in range(b.world_size)]
-    for number in range(part.rounds):
+    for number in range(len(part.rounds)):
         payloads = [b.encode_round(rank, part, number, made[rank]) for rank in range(b.world_size)]
-        b.reduce_round(part, payloads, number)
+        b.reduce_round(part, payloads, number, part.rounds[number])
         for before, payload in zip(made, payloads, strict=True):
             before.append(payload)
         yield

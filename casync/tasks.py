@@ -18,12 +18,14 @@ from typing import ClassVar, Literal, TypeAlias, cast
 from casync.errors import GraphSyntaxError
 
 __all__ = [
+    "OPERATIONS",
     "SIDES",
     "Decode",
     "DecodeRounds",
     "Encode",
     "EncodeRound",
     "Merge",
+    "Operation",
     "Recv",
     "Reduce",
     "ReduceRound",
@@ -34,6 +36,9 @@ __all__ = [
 ]
 
 Side: TypeAlias = Literal["worker", "aggregator"]
+#: what a native all-reduce does
+Operation: TypeAlias = Literal["sum", "max"]
+OPERATIONS: tuple[Operation, ...] = ("sum", "max")
 SIDES: tuple[Side, ...] = ("worker", "aggregator")
 
 
@@ -109,10 +114,11 @@ class EncodeRound(Encode):
 
 @dataclass(frozen=True)
 class ReduceRound(Reduce):
-    """The payload of a round, summed over all ranks, natively, in place."""
+    """The payload of a round, combined over all ranks, natively, in place."""
 
     verb: ClassVar[str] = "reduce_round"
     round: int
+    op: Operation
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ def parse_task(text: str) -> Task:
 
 
 def _value(key: str, word: str, text: str) -> int | bool | str:
-    if key == "side" and word in SIDES:
+    if (key == "side" and word in SIDES) or (key == "op" and word in OPERATIONS):
         return word
     if not word.isdigit() or (key in _BOOLS and word not in "01"):
         raise GraphSyntaxError(f"bad value of {key!r} in {text!r}")

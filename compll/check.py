@@ -108,6 +108,7 @@ class _Checker:
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
         # Fixed-size fields first: their place is then known before a selection is made.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
+        fields = check_arrays.widened(spec, fields)
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
         updates = self.updates(states, env)
         self.problems.raise_if_any()
@@ -213,7 +214,8 @@ class _Checker:
         return env
 
     def leaf(self, op: str, item: Field) -> Expr:
-        dtype = "int" if item.packed or item.storage in ("int32", "uint32", *POSITIONS) else "float"
+        codes = item.packed and item.name not in {b.name for b in self.spec.rounds}
+        dtype = "int" if codes or item.storage in ("int32", "uint32", *POSITIONS) else "float"
         return self.pool.make(op, (), Type(dtype, item.shape, item.of, item.dims), item.name)
 
     def bind(self, bindings: Iterable[object], env: dict[str, Expr]) -> list[str]:
@@ -516,10 +518,13 @@ class _Checker:
         return value.type.shape == "static" and "step" not in depends(value)
 
     def decode_knows(self, value: Expr) -> bool:
-        """Whether decode has a binding of encode: what needs no data, and drawn selections."""
+        """Whether decode has a binding of encode: what needs no data, and what all ranks draw."""
         if value.op == "selection":
             return self.selections[str(value.value)].kind == "drawn"
-        return self.constant_of_params(value)
+        leaves = [e for e in walk(value) if not e.args]
+        drawn = any(e.op == "shared" for e in leaves)
+        known = all(e.op in ("shared", "const", "param") and e.value != "step" for e in leaves)
+        return self.constant_of_params(value) or (drawn and known)
 
     def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:
         env = self.globals() | dict(known_too) | {f.name: self.leaf("field", f) for f in fields}
@@ -731,7 +736,7 @@ class _Checker:
             op = tree.args[0].name
         if tree.op in SELECTING and name in self.selections:
             raise RuleError("a binding holds one selection", "give each selection its own name")
-        if op in ("quantiles", "mean_by"):
+        if op in ("quantiles", "mean_by", "hadamard"):
             args = (*args[:-1], self.folded(args[-1]))
         if op in ("matrix", "random_matrix", "drawn"):
             args = tuple(map(self.settled, args))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from compll.errors import Problems, RuleError, Span, nearest
 from compll.ir import Expr, Field, Pool, Selection, Type, walk
 from compll.spec import Declared, Spec
 from compll.syntax import Name, Syntax
 
-HOW = ("mean",)
+HOW = ("mean", "max")
 #: storages that a native all-reduce adds
 ADDITIVE = ("float32", "float16", "bfloat16")
 
@@ -37,6 +38,15 @@ def field(
         problems.add(item.span, f"{item.name!r}: a matrix is {', '.join(ADDITIVE)}")
         return None
     return Field(item.name, storage, bits, "matrix", "", expr, dims)
+
+
+def widened(spec: Spec, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """The fields, with a byte for each code of which the ranks add several."""
+    added = {b.name for b in spec.rounds}
+    return tuple(
+        replace(f, bits=8, most=(1 << f.bits) - 1) if f.storage == "uint" and f.name in added else f
+        for f in fields
+    )
 
 
 def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) -> Expr:
@@ -79,14 +89,16 @@ def rounds(
             problems.add(b.span, f"{b.name!r} in `rounds:` is no payload field", hint)
             continue
         one = by_name[b.name]
-        _adds(one, selections, b.span, problems)
+        _adds(one, how, selections, b.span, problems)
         _comes_after(one, [name for name, _ in found], b.span, problems)
         found.append((b.name, how))
     _whole(spec, fields, carried, problems)
     return tuple(found)
 
 
-def _adds(one: Field, selections: Mapping[str, Selection], span: Span, problems: Problems) -> None:
+def _adds(
+    one: Field, how: str, selections: Mapping[str, Selection], span: Span, problems: Problems
+) -> None:
     """A field must add as it is."""
     if one.shape == "kept" and selections[one.of].kind != "drawn":
         problems.add(
@@ -94,11 +106,14 @@ def _adds(one: Field, selections: Mapping[str, Selection], span: Span, problems:
             f"{one.name!r}: every rank selects other elements, so the values do not add",
             "drawn(k) selects the same on all ranks",
         )
-    elif one.storage not in ADDITIVE or one.shape not in ("n", "matrix", "scalar", "kept"):
+    elif one.shape not in ("n", "matrix", "scalar", "kept") or (
+        one.storage not in ADDITIVE and not (one.storage == "uint" and how == "mean")
+    ):
         problems.add(
             span,
             f"{one.name!r}: what ranks combine is {', '.join(ADDITIVE)}: "
-            "one number, elements, drawn elements or a matrix",
+            "one number, elements, drawn elements or a matrix; "
+            "or the mean of codes, uint1 to uint8",
         )
 
 

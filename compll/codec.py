@@ -307,6 +307,8 @@ class Codec:
         piece begins). The state is read, not changed. The other arguments are encode_batch's.
         """
         x = self._check_rounds(x, table, state, [*before, (out, at)], number + 1)
+        if reason := self.refuses_workers(workers):
+            raise UsageError(f"{self.name}: {reason}")
         return cast(ArrayBackend, self.backend).encode_round(
             number, x, table, out, at, before, state, workers=workers,
             seed=seed & (2**64 - 1), step=step,
@@ -328,6 +330,17 @@ class Codec:
         cast(ArrayBackend, self.backend).decode_rounds(
             x, table, sums, state, workers=workers, seed=seed & (2**64 - 1), step=step
         )
+
+    def refuses_workers(self, workers: int) -> str | None:
+        """Why so many ranks cannot combine what they send in rounds, or None."""
+        for one in self.rounds:
+            if one.most_workers and workers > one.most_workers:
+                sent = one.field.most
+                return (
+                    f"{workers} ranks add up codes of 0 to {sent} to {workers * sent}, "
+                    f"and a byte holds 255: at most {one.most_workers} ranks, or fewer bits"
+                )
+        return None
 
     def _check_rounds(
         self, x: F32, table: I64, state: State | None, payloads: Before, count: int

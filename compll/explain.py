@@ -63,6 +63,8 @@ class Printer:
             return f"({args[1]} if {args[0]} else {args[2]})"
         if expr.op == "gather":
             return f"{args[0]}[{expr.value}]"
+        if expr.op == "hadamard":
+            return f"hadamard({args[0]}, {expr.value})"
         special = {"neg": "-", "code": f"stored.{expr.value}"}
         return f"{special.get(expr.op, expr.op.removeprefix('reduce_'))}({', '.join(args)})"
 
@@ -80,6 +82,7 @@ class Printer:
             "count_kept": f"count({expr.value or expr.type.of})",
             "group_size": "size of the group",
             "combined": f"combined({expr.value})",
+            "shared": "shared(0, 1)",
             "random_matrix": f"random_matrix({', '.join(map(dimension, expr.type.dims))})",
         }
         return known.get(expr.op, str(expr.value))

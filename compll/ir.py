@@ -144,6 +144,8 @@ class Field:
     of: str = ""
     expr: Expr | None = None
     dims: tuple[Expr, ...] = ()
+    #: the largest code, of codes in bytes that hold the sum of several; 0: what the bits hold
+    most: int = 0
 
     @property
     def item_bits(self) -> int:

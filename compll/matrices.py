@@ -14,6 +14,8 @@ from compll.static import depends, evaluate
 
 #: elements that a matrix of a tiny tensor may have; of a large one, ROOM times the tensor's
 LEAST, ROOM = 1 << 20, 64
+#: besides those of matrices
+ARRAY_OPERATORS = ("combined", "hadamard", "shared")
 
 
 def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
@@ -97,5 +99,5 @@ RULES: dict[str, Callable[..., Expr]] = {
 
 
 def uses(*roots: Expr) -> bool:
-    """Whether a matrix, or what other ranks have, is among these expressions."""
-    return any(e.type.shape == "matrix" or e.op == "combined" for e in walk(*roots))
+    """Whether an operator that is computed an array at a time is among these expressions."""
+    return any(e.type.shape == "matrix" or e.op in ARRAY_OPERATORS for e in walk(*roots))

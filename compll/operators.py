@@ -59,6 +59,8 @@ _ROWS = (
     Operator("bfloat16", 1, 1, "cast", "rounded to bfloat16, nearest even"),
     Operator("bfloat16_up", 1, 1, "cast", "rounded to bfloat16 away from zero"),
     Operator("random", 2, 2, "random", "random(a, b): uniform in [a, b), drawn by (seed, step, tensor, element)"),
+    Operator("shared", 2, 2, "shared",
+             "shared(a, b): uniform in [a, b), drawn by (step, tensor, element), the same on all ranks and in decode"),
     # quantiles of distributions
     Operator("probit", 1, 1, "probit", "probit(p): what a standard normal variable stays below with probability p"),
     Operator("gamma_above", 2, 2, "gamma_above",
@@ -120,6 +122,9 @@ _ROWS = (
     Operator("random_matrix", 2, 2, "matrices",
              "random_matrix(rows, columns): uniform in [-1, 1), drawn by (step, tensor), the same on all ranks"),
     Operator("combined", 1, 1, "combined", "combined(p): what the p of all ranks, a field of `rounds:`, combine to"),
+    Operator("hadamard", 2, 2, "hadamard",
+             "hadamard(x, block): orthonormal Walsh-Hadamard transform of each run of `block` elements, a power of two "
+             "(what is left over: in ever smaller powers of two); its own inverse"),
     # selections
     Operator("top", 2, 2, "top", "top(x, k): selection of the k largest (NaN counts as largest; ties: first come)"),
     Operator("filter", 1, 2, "filter", "filter(c, limit): selection of the elements where c holds, at most `limit`"),

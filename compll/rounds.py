@@ -28,8 +28,18 @@ class Round:
 
     @property
     def dtype(self) -> str:
-        """float32, float16 or bfloat16."""
-        return self.field.storage
+        """float32, float16, bfloat16 or uint8."""
+        return "uint8" if self.field.storage == "uint" else self.field.storage
+
+    @property
+    def op(self) -> str:
+        """The all-reduce: sum or max."""
+        return "max" if self.how == "max" else "sum"
+
+    @property
+    def most_workers(self) -> int:
+        """The ranks whose codes' sum a byte holds; 0: any number."""
+        return 255 // self.field.most if self.field.most else 0
 
     def payload_bytes(self, n: int) -> int:
         """The bytes of this round for n elements."""
@@ -43,7 +53,7 @@ class Round:
 
 def draws(module: Module) -> bool:
     """Whether decode draws again what encode drew."""
-    return any(e.op in ("indices", "in", "random_matrix") for e in walk(module.decode))
+    return any(e.op in ("indices", "in", "shared", "random_matrix") for e in walk(module.decode))
 
 
 def rounds(module: Module) -> tuple[Round, ...]:

@@ -12,13 +12,17 @@ from compll.ir import LEVELS, Expr, Pool, Type, walk
 from compll.operators import OPERATORS, REDUCTIONS
 from compll.static import covers, depends
 
+#: elements of a run that hadamard mixes
+MOST_BLOCK = 1 << 20
+
 
 class Rules:
     """Applies typing rules in a grouped or ungrouped spec; counts random draws and selections."""
 
     def __init__(self, pool: Pool, grouped: bool, *, encoding: bool) -> None:
         self.pool, self.grouped, self.encoding = pool, grouped, encoding
-        self.draws = 0
+        #: draws so far: of a rank alone, and alike on all
+        self.draws = self.alike = 0
         self.whole = "group" if grouped else "scalar"
 
     def apply(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:
@@ -356,6 +360,10 @@ class Rules:
             )
         u = self.pool.make("uniform", (), Type("float", "n"), self.draws)
         self.draws += 1
+        return self.spread(u, low, high)
+
+    def spread(self, u: Expr, low: Expr, high: Expr) -> Expr:
+        """A draw in [0, 1) as one in [low, high)."""
         if (
             low.op == "float"
             and low.args[0].value == 0
@@ -365,6 +373,29 @@ class Rules:
             return u
         width = self.elementwise("sub", (high, low))
         return self.elementwise("add", (low, self.elementwise("mul", (width, u))))
+
+    def shared(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if self.grouped:
+            raise RuleError("a grouped spec has no draws that ranks share", "remove `group:`")
+        if not self.encoding:
+            raise RuleError("shared draws are made in encode", "decode knows them by their names")
+        low, high = (self.number(a, "float") for a in args)
+        u = self.pool.make("shared", (), Type("float", "n"), self.alike)
+        self.alike += 1
+        return self.spread(u, low, high)
+
+    def hadamard(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if self.grouped:
+            raise RuleError("a grouped spec has no transforms", "remove `group:`")
+        x, block = self.number(args[0], "float"), args[1].value
+        if x.type.shape != "n":
+            raise RuleError(f"hadamard takes elements, not {x.type}")
+        if type(block) is not int or block & (block - 1) or not 2 <= block <= MOST_BLOCK:
+            raise RuleError(
+                f"hadamard: a block is a power of two from 2 to {MOST_BLOCK}",
+                "it must follow from the parameters alone",
+            )
+        return self.pool.make(op, (x,), Type("float", "n"), block)
 
     def whole_tensor(self, op: str) -> None:
         if self.grouped:

@@ -32,7 +32,7 @@ _ROWS = (
     SectionRow("update", "bindings", "`state: expression`: the states' new values"),
     SectionRow("feedback", "chosen", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`; `own`: the same in a spec with rounds, where `error` means what all ranks' payloads decode to; `own if residual else none`: as parameters say", choices=("none", "error", "own")),
     SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them; `vote`: what is decoded adds up at an aggregator, which encodes the sum again without states or averaging", choices=("decode", "sum", "vote")),
-    SectionRow("rounds", "bindings", "`field: mean`, for every payload field: the ranks combine the fields in this order, one after the other; see Aggregating in rounds"),
+    SectionRow("rounds", "bindings", "`field: mean` (or `max`), for every payload field: the ranks combine the fields in this order, one after the other; see Aggregating in rounds"),
     SectionRow("when", "expression", "a condition of `n` and parameters: a tensor for which it does not hold is better left alone"),
     SectionRow("optimizers", "choice", "`any`, `sgd` or `none`: under which optimizers the method was measured to keep the loss (default `unknown`)", choices=("unknown", "none", "sgd", "any")),
     SectionRow("unbiased", "chosen", "`true`: over the seeds and steps, the mean of what decode gives is `g`; tested for every spec that claims it; `false if residual else true`: as parameters say", choices=("false", "true")),

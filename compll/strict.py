@@ -21,6 +21,7 @@ _STRICT_IN_ALL = (
     "float32",
     "flat",
     "transpose",
+    "hadamard",
 )
 _STRICT_IN_ANY = ("add", "sub", "mul", "matmul")
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from casync.rounds import refuse_workers
 from hipress.codecs import strategy_for
 from hipress.errors import ConfigError
 from hipress.model import Param
@@ -61,6 +62,8 @@ class Plan:
 def fixed_plan(params: Sequence[Param], codec: Codec, options: Options, world_size: int) -> Plan:
     """`codec` for every parameter it suits."""
     strategy = strategy_for(codec, options.strategy)
+    if refusal := refuse_workers(codec, world_size):
+        raise ConfigError(refusal)
     decisions = [_fixed(p, codec, strategy, options, world_size) for p in params]
     used = {codec.name: codec} if any(d.codec for d in decisions) else {}
     return Plan(tuple(decisions), used, f"compressor {codec.name!r} was asked for")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from casync.tasks import Operation
+
 __all__ = ["Handle", "Transport", "list_transports"]
 
 
@@ -48,8 +50,11 @@ class Transport(Protocol):
         """Receive into uint8 [room]; the message may be shorter."""
         ...
 
-    def post_reduce(self, data: torch.Tensor) -> Handle:
-        """Sum over all ranks in place, bit-identical everywhere; posted in one order by all."""
+    def post_reduce(self, data: torch.Tensor, op: Operation = "sum") -> Handle:
+        """Combine over all ranks in place, bit-identical everywhere; posted in one order by all.
+
+        data: of a maximum, without NaN; whole numbers must not overflow.
+        """
         ...
 
     def abort(self) -> None:

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 
 from casync.errors import PeerTimeout, TransportAborted, TransportError
+from casync.tasks import Operation
 from casync.transports import Handle
 
 __all__ = ["DistributedTransport"]
 
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _TAG = 0x4850  # our tags are apart from those a user might choose in the same group
 _ABORT_TAG = _TAG - 1
 _OWN_CLOSURE = "Application timeout caused pair closure"  # gloo's words to all other waits here
@@ -91,10 +93,12 @@ class DistributedTransport:
         except RuntimeError as error:
             raise _mapped(error, what, 0.0) from error
 
-    def post_reduce(self, data: torch.Tensor) -> Handle:
+    def post_reduce(self, data: torch.Tensor, op: Operation = "sum") -> Handle:
         """See Transport."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(_OPERATIONS[op])
         try:
-            work = self._group.allreduce([data], dist.AllreduceOptions())
+            work = self._group.allreduce([data], options)
         except RuntimeError as error:
             raise _mapped(error, "all-reduce", 0.0) from error
         return _WorkHandle(work, data, "all-reduce with all ranks")

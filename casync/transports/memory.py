@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from casync.errors import PeerTimeout, TransportAborted, TransportError
+from casync.tasks import Operation
 from casync.transports import Handle
 
 __all__ = ["Hub", "MemoryTransport"]
@@ -112,7 +113,7 @@ class MemoryTransport:
 
         return _Waiting(self._hub, self._rank, {peer}, attempt, f"recv from rank {peer}")
 
-    def post_reduce(self, data: torch.Tensor) -> Handle:
+    def post_reduce(self, data: torch.Tensor, op: Operation = "sum") -> Handle:
         """See Transport. The sum runs in rank order."""
         number = self._reduces
         self._reduces += 1
@@ -127,7 +128,7 @@ class MemoryTransport:
                 return None
             data.copy_(terms[0])
             for term in terms[1:]:
-                data.add_(term)
+                torch.maximum(data, term, out=data) if op == "max" else data.add_(term)
             return -1
 
         peers = set(range(self.world_size))

@@ -5,7 +5,8 @@ spec has little to fuse: its time is that of the products. Every operator is the
 of matrices come from the backend's Algebra.
 
 [Note: combined] The ranks add up what each stores for a round; `combined` divides the sum by their
-number. One worker alone combines with itself.
+number. One worker alone combines with itself. Of a maximum, what is not finite is stored as
+infinity: whether a maximum with NaN is NaN is not the same in all libraries.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arrays import HostArrays
-from compll.backends import matrix_numbers, reference
+from compll.backends import matrix_numbers, reference, shared
 from compll.backends.matrix_numbers import F32, Algebra
 from compll.backends.reference import U8, Run
 from compll.codec import Incoming, State
@@ -40,6 +41,7 @@ class ArrayRun(Run):
         self.algebra = algebra
         self.combined: dict[str, Any] = {}
         self.fields = {f.name: f for f in module.fields}
+        self.extremes = {name for name, how in module.rounds if how == "max"}
 
     def size(self, expr: Expr) -> tuple[int, int]:
         """Rows and columns."""
@@ -71,6 +73,12 @@ class ArrayRun(Run):
         step = int(self.env["step"])
         return matrix_numbers.random_matrix(step, self.tensor, *self.size(expr))
 
+    def op_shared(self, expr: Expr) -> F32:
+        return shared.uniform(self.step, self.tensor, expr.value, self.offset, self.n, self.tile)
+
+    def op_hadamard(self, expr: Expr) -> F32:
+        return self.algebra.hadamard(self.value(expr.args[0]), expr.value)
+
     def op_combined(self, expr: Expr) -> Any:
         name = str(expr.value)
         if name not in self.combined:
@@ -85,7 +93,11 @@ class ArrayRun(Run):
     def stored(self, field: Field) -> U8:
         """The bytes of a payload field."""
         assert field.expr is not None
-        return reference._stored(field, self.value(field.expr), self.tile, self.n)
+        value = self.value(field.expr)
+        if field.name in self.extremes:
+            # The all-reduce of a maximum may lose a NaN: see [Note: combined].
+            value = np.where(np.isfinite(value), value, np.inf)
+        return reference._stored(field, value, self.tile, self.n)
 
     def begin(self, x: F32, states: Mapping[str, F32] | None, scale: float) -> F32:
         """Set the input (with the residual added) and the states; returns the input."""
@@ -112,8 +124,13 @@ class ArrayRun(Run):
         return held[: rows * cols].reshape(rows, cols)
 
     def own(self, decoder: ArrayRun) -> Any:
-        """What this worker's own payload decodes to, by a fresh run in the same place."""
-        decoder.inputs.update({name: self.alone(f) for name, f in self.fields.items()})
+        """What this worker's own payload decodes to, by a fresh run in the same place.
+
+        What all ranks need to decode, a maximum, is theirs.
+        """
+        for name, field in self.fields.items():
+            own = name not in self.extremes
+            decoder.inputs[name] = self.alone(field) if own else self.combined[name]
         return np.asarray(decoder.value(self.module.decode), np.float32)
 
     def settle(self, states: Mapping[str, F32], g: F32, out: F32) -> None:
@@ -273,7 +290,7 @@ class ArrayKernels:
         found = {}
         for one, (payload, at) in zip(self.rounds, sums, strict=False):
             data = payload[at[piece] : at[piece] + one.payload_bytes(n)]
-            value = reference._loaded(one.field, data, n, 1, one.kept(n))
+            value = np.asarray(reference._loaded(one.field, data, n, 1, one.kept(n)), np.float32)
             with np.errstate(all="ignore"):
-                found[one.name] = np.asarray(value, np.float32) / np.float32(workers)
+                found[one.name] = value if one.op == "max" else value / np.float32(workers)
         return found

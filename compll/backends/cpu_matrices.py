@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from compll.backends import cpu_transforms
 from compll.backends.matrix_numbers import F32, TINY, Algebra
 from compll.backends.numbers import LANES
 
@@ -166,4 +167,4 @@ def left(held, g, out):  # type: ignore[no-untyped-def]
         held[i] = y if abs(y) < f32(np.inf) else held[i]
 
 
-NUMBA = Algebra(product, orthonormal, fed, left)
+NUMBA = Algebra(product, orthonormal, cpu_transforms.hadamard, fed, left)

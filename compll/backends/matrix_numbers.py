@@ -8,6 +8,10 @@ whether a machine fuses it with the addition. The sum is rounded to float32 once
 before it twice (Giraud et al. 2005: twice is enough). Dot products run over 128 lanes, padded with
 zeros and folded in halves, as in [Note: order of sums]. A column of which less than TINY of its
 length is left depends on those before it: float32 has no digits for the rest.
+
+[Note: hadamard] Runs of `block` elements, then of ever smaller powers of two. In a run of m the
+distance h is 1, 2, 4 ... m / 2; elements h apart become their sum and their difference, in float32.
+Then all are multiplied by m**-0.5, rounded to float32.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ class Algebra(NamedTuple):
 
     product: Callable[[F32, F32], F32]
     orthonormal: Callable[[F32, F32], F32]
+    #: see [Note: hadamard]
+    hadamard: Callable[[F32, int], F32]
     #: x * scale + residual
     fed: Callable[[F32, np.float32, F32], F32]
     #: held = g - out, except where that is not finite
@@ -80,6 +86,32 @@ def _dot(a: F64, b: F64) -> float:
     return float(numbers.lane_sums(a * b, len(a))[0])
 
 
+def runs(n: int, block: int) -> list[tuple[int, int]]:
+    """Where a tensor's runs of one length begin, and that length, a power of two."""
+    found, at, size = [], 0, block
+    while at < n:
+        if n - at >= size:
+            found.append((at, size))
+            at += (n - at) // size * size
+        size //= 2
+    return found
+
+
+def hadamard(x: F32, block: int) -> F32:
+    """The transform of each run; see [Note: hadamard]."""
+    out = x.copy()
+    for start, size in runs(len(x), block):
+        run = out[start : start + (len(x) - start) // size * size]
+        h = 1
+        while h < size:
+            pairs = run.reshape(-1, 2, h)
+            a, b = pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]
+            pairs[:, 0], pairs[:, 1] = a, b
+            h *= 2
+        run *= np.float32(size**-0.5)
+    return out
+
+
 def random_matrix(step: int, tensor: int, rows: int, cols: int) -> F32:
     """Uniform in [-1, 1); without a seed, so that it is the same on every rank."""
     u = numbers.uniform(0, step, tensor, DRAW, 0, rows * cols)
@@ -108,4 +140,4 @@ def keep(held: F32, value: F32) -> None:
     held[:] = np.where(np.isfinite(value), value, held)
 
 
-NUMPY = Algebra(product, orthonormal, fed, left)
+NUMPY = Algebra(product, orthonormal, hadamard, fed, left)

@@ -198,6 +198,8 @@ def decode_gaps(data: NDArray[np.uint8], count: int) -> NDArray[np.int64] | None
 
 def pack(codes: NDArray[np.uint8], bits: int, tile: int) -> NDArray[np.uint8]:
     """Pack codes of `bits` bits, in tiles (see [Note: packing] in layout.py)."""
+    if bits == 8:
+        return codes
     parts = [_pack_tile(codes[i : i + tile], bits) for i in range(0, len(codes), tile)]
     return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
@@ -215,6 +217,8 @@ def _pack_tile(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 def unpack(data: NDArray[np.uint8], count: int, bits: int, tile: int) -> NDArray[np.uint8]:
     """Inverse of pack."""
+    if bits == 8:
+        return data[:count]
     out, at = np.empty(count, np.uint8), 0
     shifts = (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))[:, None]
     for i in range(0, count, tile):

@@ -44,10 +44,10 @@ def _floordiv(a: Any, b: Any) -> Any:
     return np.floor(a / b) if np.asarray(a).dtype.kind == "f" else np.floor_divide(a, b)
 
 
-def _code(x: Any, bits: int) -> NDArray[np.int32]:
-    """Truncated into 0 .. 2**bits - 1; NaN becomes 0."""
+def _code(x: Any, most: int) -> NDArray[np.int32]:
+    """Truncated into 0 .. most; NaN becomes 0."""
     values = np.asarray(x)
-    top = values.dtype.type((1 << bits) - 1) if values.dtype != np.bool_ else np.True_
+    top = values.dtype.type(most) if values.dtype != np.bool_ else np.True_
     zero = values.dtype.type(0)
     clamped = np.where(values > zero, values, zero)
     return np.where(clamped < top, clamped, top).astype(np.int32)
@@ -90,7 +90,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "exp": elementary.rounded(elementary.NUMPY.exp),
     "log": elementary.rounded(elementary.NUMPY.log),
     "log2": elementary.rounded(elementary.NUMPY.log2),
-    "trit": lambda x: np.minimum(_code(x, 2), 2),
+    "trit": lambda x: _code(x, 2),
     "exponent": numbers.exponent,
     "exp2": numbers.exp2,
     "min": lambda a, b: np.where(a < b, a, b),
@@ -240,7 +240,7 @@ class Run:
 
     def op_code(self, expr: Expr) -> Any:
         field = next(f for f in self.module.fields if f.name == expr.value)
-        return _code(self.value(expr.args[0]), field.bits)
+        return _code(self.value(expr.args[0]), (1 << field.bits) - 1)
 
     def op_choose(self, expr: Expr) -> Any:
         return self.value(expr.args[1 if self.value(expr.args[0]) else 2])
@@ -458,7 +458,8 @@ def _stored(field: Field, value: Any, tile: int, n: int) -> U8:
         packed = trits.pack(np.asarray(values, np.uint8), tile)
         return trits.shorten(packed) if field.storage == "runs" else packed
     if field.packed:
-        return numbers.pack(_code(values, field.bits).astype(np.uint8), field.bits, tile)
+        most = field.most or (1 << field.bits) - 1
+        return numbers.pack(_code(values, most).astype(np.uint8), field.bits, tile)
     if field.storage in WRITE:
         return WRITE[field.storage](values, n)
     if field.storage == "float32":

@@ -6,9 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends import numbers
+from compll.backends.numbers import F32
 
-#: the draw's number in [Note: random draws]; samples are -1, random matrices -2
+#: numbers of draws in [Note: random draws]; samples are -1, random matrices -2
 DRAWN = -3
+#: of the draws of elements: this, and below
+ELEMENTS = -16
 
 
 def positions(step: int, tensor: int, offset: int, n: int, count: int) -> NDArray[np.int64]:
@@ -28,3 +31,8 @@ def positions(step: int, tensor: int, offset: int, n: int, count: int) -> NDArra
     at = (low + (bits * size >> np.uint64(32))).astype(np.int64) + first
     wrapped = int(np.searchsorted(at, n))
     return np.concatenate([at[wrapped:] - n, at[:wrapped]])
+
+
+def uniform(step: int, tensor: int, draw: int, start: int, count: int, tile: int) -> F32:
+    """`count` draws in [0, 1) for the elements of a tensor from `start` on."""
+    return numbers.uniform(0, step, tensor, ELEMENTS - draw, start, count, tile)

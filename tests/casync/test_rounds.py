@@ -26,9 +26,12 @@ class Twice(Fake):
     stateful = True
     reencodes = False
     rounds = (
-        SimpleNamespace(dtype="float32", payload_bytes=lambda n: 4 * n),
-        SimpleNamespace(dtype="float16", payload_bytes=lambda n: 2 * n),
+        SimpleNamespace(dtype="float32", op="sum", payload_bytes=lambda n: 4 * n),
+        SimpleNamespace(dtype="float16", op="sum", payload_bytes=lambda n: 2 * n),
     )
+
+    def refuses_workers(self, workers):
+        return None
 
     def payload_bytes(self, n):
         return 6 * n
@@ -108,9 +111,84 @@ def test_the_dry_run_and_the_simulator_count_every_round():
 def test_the_text_form_parses_back(size):
     graph = graph_of(size)
     assert Graph.parse(graph.text()) == graph
-    assert [p.rounds for p in graph.parts] == [2] * len(graph.parts)
+    assert [p.rounds for p in graph.parts] == [("sum", "sum")] * len(graph.parts)
     assert "encode_round" in graph.text() or size == 1
     assert graph.dot().count("label") == size + len(graph.tasks)
+
+
+class Largest(Twice):
+    """Round 0: the largest magnitude. Round 1: bytes in units of it, which add."""
+
+    name = "largest"
+    rounds = (
+        SimpleNamespace(dtype="float32", op="max", payload_bytes=lambda n: 4 * (n > 0)),
+        SimpleNamespace(dtype="uint8", op="sum", payload_bytes=lambda n: n),
+    )
+
+    def refuses_workers(self, workers):
+        return None if workers <= 4 else f"{workers} ranks, at most 4"
+
+    def encode_round(
+        self, number, x, table, out, at, before=(), *, workers, state=None, seed=0, step=0
+    ):
+        for i, row in enumerate(table.tolist()):
+            value = np.abs(x[row[0] : row[0] + row[1]])
+            if number == 0:
+                data = value[value.argmax() :][:1].view(np.uint8) if row[1] else out[:0]
+            else:
+                payload, start = before[0][0], before[0][1][i]
+                top = payload[start : start + 4].view(np.float32)
+                data = (value / np.maximum(np.repeat(top, row[1]), 1e-30) * 60).astype(np.uint8)
+            out[at[i] : at[i] + len(data)] = data
+        return np.array([self.rounds[number].payload_bytes(int(n)) for n in table[:, 1]], np.int64)
+
+    def decode_rounds(self, x, table, sums, *, workers, state=None, seed=0, step=0):
+        (tops, first), (codes, second) = sums
+        for i, (start, length, *_) in enumerate(table.tolist()):
+            top = tops[first[i] : first[i] + 4 * (length > 0)].view(np.float32)
+            code = codes[second[i] : second[i] + length].astype(np.float32)
+            x[start : start + length] = code / 60 / workers * np.repeat(top, length)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_maximum_and_bytes_that_add(size):
+    codecs = {"largest": Largest()}
+    tensors = tensors_of([1, 7, 1000])
+    choices = {t.name: Choice("largest", "allreduce", 1) for t in tensors}
+    graph = build(partition(tensors, choices, size, codecs), size, codecs)
+    assert Graph.parse(graph.text()) == graph
+    assert "op=max" in graph.text()
+    assert "op=sum" in graph.text()
+    with world(size, codecs=codecs, delay=jitter(size)) as executors:
+        given = gradients(1008, size, seed=0)
+        buckets = [x.clone() for x in given]
+        programs = [graph.slice(rank) for rank in range(size)]
+        torch.futures.wait_all(
+            [e.submit(p, b, {}, 0) for e, p, b in zip(executors, programs, buckets, strict=True)]
+        )
+    assert all(torch.equal(b, buckets[0]) for b in buckets)
+    for start, end in ((0, 1), (1, 8), (8, 1008)):
+        pieces = [x[start:end].abs() for x in given]
+        top = max(float(p.max()) for p in pieces)
+        assert torch.allclose(buckets[0][start:end], sum(pieces) / size, atol=top / 60)
+
+
+def test_an_operation_that_does_not_belong_to_a_round_is_told():
+    text = graph_of(2, [7]).text()
+    with pytest.raises(GraphSyntaxError, match="round 1 of part 0 is a sum"):
+        Graph.parse(text.replace("round=1 op=sum", "round=1 op=max"))
+    with pytest.raises(GraphSyntaxError, match="bad value of 'op'"):
+        Graph.parse(text.replace("op=sum", "op=min"))
+    with pytest.raises(GraphSyntaxError, match="unknown operation 'min'"):
+        Graph.parse(text.replace('["sum"', '["min"'))
+
+
+def test_a_world_that_is_too_large_is_refused():
+    tensors, codecs = tensors_of([7]), {"largest": Largest()}
+    choices = {"t0": Choice("largest", "allreduce", 1)}
+    with pytest.raises(PlanError, match="codec 'largest': 5 ranks, at most 4"):
+        partition(tensors, choices, 5, codecs)
+    assert partition(tensors, choices, 4, codecs)
 
 
 def test_a_round_that_does_not_exist_is_told():

@@ -7,7 +7,11 @@ import compll
 
 N, DRAWS = 1024, 400
 #: elements that are rarely kept would need far more draws
-PARAMS = {"wangni": {"ratio": 0.5}, "randomk": {"ratio": 0.5, "residual": False}}
+PARAMS = {
+    "wangni": {"ratio": 0.5},
+    "randomk": {"ratio": 0.5, "residual": False},
+    "thc": {"clipped": 0.0, "residual": False, "block": 64},
+}
 
 
 def claims(name):

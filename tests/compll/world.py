@@ -32,7 +32,8 @@ class World:
                 )  # fmt: skip
                 assert used.tolist() == [len(out)]
                 mine = out.view(one.dtype)
-                total = mine if total is None else total + mine
+                add = np.maximum if one.op == "max" else np.add
+                total = mine if total is None else add(total, mine)
             sums.append((total.view(np.uint8), at))
         results = [x.copy() for x in gradients]
         for rank, (x, state) in enumerate(zip(results, self.states, strict=True)):

@@ -14,6 +14,12 @@ CASES = {
         "bucket scope": ({"ratio": 0.1, "scope": "bucket"}, ranks.SMALL_BUCKETS),
         "without feedback": ({"ratio": 0.5, "residual": False}, {}),
     },
+    "thc": {
+        "four bits": ({"bits": 4}, {}),
+        "two bits, rebuilt buckets, everything": ({"bits": 2, "min_size": 0}, ranks.SMALL_BUCKETS),
+        "bucket scope": ({"scope": "bucket"}, ranks.SMALL_BUCKETS),
+        "without feedback": ({"clipped": 0.0, "residual": False, "block": 64}, {}),
+    },
 }
 
 
