@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from compll.backends.cuda_device import CupyDevice, DeviceArrays
 from compll.backends.cuda_runs import runs_of
 from compll.backends.cuda_source import Plan, Source, hop_source, source
+from compll.backends.cuda_streams import CHUNK, GROUP
 from compll.backends.cuda_values import Grid, Step
 from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 from compll.codec import Incoming
 from compll.errors import PayloadError, UsageError
 from compll.ir import Expr, Module
-from compll.layout import gap_bytes, limits, packed_bytes, payload_bytes
+from compll.layout import field_bytes, gap_bytes, limits, packed_bytes, payload_bytes
 from compll.passes import hops
 from compll.static import Number, as_count, evaluate
 
@@ -139,6 +140,8 @@ class Kernels:
             return -(-n // tile)
         if grid.kind == "trits":
             return packed_bytes(next(f for f in self.module.fields if f.name == grid.arg), n, tile)
+        if grid.kind in ("chunks", "groups"):
+            return self.chunks(str(grid.arg), n, GROUP if grid.kind == "groups" else 1)
         if grid.kind in ("lanes", "bins"):
             lanes = min(MEAN_LANES, -(-n // MEAN_TILE))
             return lanes if grid.kind == "lanes" else int(str(grid.arg)) if n else 0
@@ -149,6 +152,13 @@ class Kernels:
         if grid.kind == "gap_bytes":
             return gap_bytes(kept, n)
         return -(-kept // tile) if grid.kind == "kept_tiles" else kept
+
+    def chunks(self, name: str, n: int, each: int) -> int:
+        """Of the most bits that a stream of positions takes."""
+        f = next(f for f in self.module.fields if f.name == name)
+        kept = limits(self.module, n, self.params)[f.of] if n else 0
+        bits = 8 * field_bytes(f, self.module, n, kept)
+        return -(-bits // (CHUNK * each)) if n else 0
 
     def times(self, expr: Expr, lengths: list[int]) -> int:
         """How often steps repeat: at most 100 tries, and the look at the last one."""

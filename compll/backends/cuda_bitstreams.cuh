@@ -1,6 +1,5 @@
 // [Note: bit streams] in bitstreams.py: Golomb-Rice and Elias delta codes of positions. Where a code
-// is written follows from a prefix sum of lengths; where it is read, from all codes before it, so a
-// stream is read by one thread.
+// is written follows from a prefix sum of lengths; for where it is read, see cuda_streams.cuh.
 
 D int rice_parameter(i64 count, i64 n) {
   i64 mean = 9624 * n / (10000 * (count > 1 ? count : 1));

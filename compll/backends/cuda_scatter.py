@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compll.backends.cuda_runs import Lengthening
+from compll.backends.cuda_streams import Stream, read_stream
 from compll.ir import POSITIONS, Expr, Field
 from compll.layout import header
 from compll.program import Unsupported
@@ -130,18 +131,13 @@ class Scattering(Lengthening):
             self.add("atomicOr(&bad[p], 2u); atomicOr(errors, 2u);")
 
     def stream(self, f: Field) -> None:
-        """Positions of a bit stream, by one thread a piece."""
+        """Positions of a bit stream."""
         number = self.kept_fields().index(f)
         kept = self.grid("kept", ITEMS, f.of)
         self.memory("idx", "int64", str(kept))
-        with self.kernel("stream", -1, 32):
-            self.add("const int p = blockIdx.x;")
-            self.piece()
-            self.add("if (n == 0 || bad[p] || threadIdx.x) return;")
-            start, stop = self.place_of(number), self.place_of(number + 1)
-            to = f"idx + item_at[{kept} * (pieces + 1) + p]"
-            call = f"load_{f.storage}(data + {start}, {stop} - {start}, {self.count}, n, {to})"
-            self.add(f"if (!{call}) {{ bad[p] = 1; atomicOr(errors, 1u); }}")
+        to = f"(idx + item_at[{kept} * (pieces + 1) + p])"
+        where = self.place_of(number), self.place_of(number + 1)
+        read_stream(self, Stream(f, *where, self.count, to))
 
     def gaps(self, f: Field) -> None:
         """Bytes to positions by prefix sums: of what each adds, and of how many gaps have ended."""

@@ -65,7 +65,7 @@ class Source:
 def prelude() -> str:
     """The functions that all kernels share."""
     here = Path(__file__).parent
-    names = ("prelude", "math", "gamma", "tables", "runs", "bitstreams")
+    names = ("prelude", "math", "gamma", "tables", "runs", "bitstreams", "streams")
     return "".join((here / f"cuda_{name}.cuh").read_text() for name in names)
 
 

@@ -69,7 +69,8 @@ class Grid:
 
     kind: tiles; sample (as many items as `arg` says); kept (the bound of selection `arg`);
     kept_tiles (tiles of those); gap_bytes (the most bytes of the gaps of selection `arg`); trits (the
-    bytes of field `arg`, packed); lanes (of sums by index); bins (`arg`).
+    bytes of field `arg`, packed); lanes (of sums by index); bins (`arg`);
+    chunks and groups of them (of the most bits of field `arg`).
     """
 
     kind: str

@@ -3,14 +3,10 @@
 import numpy as np
 import pytest
 
-import compll
 from compll.backends import cuda, cuda_source, cuda_tables, numbers
-from compll.backends.cuda import Kernels
 from compll.errors import PayloadError, SpecError
-from compll.library import type_check
-from tests.compll.cuda_host import HostDevice
+from tests.compll.cuda_host.pieces import compiled, pieces_equal
 
-SIZES = (1, 2, 31, 1024, 0, 1025, 5000)
 SEARCHES = """name: searches
 encode:
   a: abs(g)
@@ -20,42 +16,6 @@ encode:
 payload: {{low: float32, high: float32, q: "uint[1][n]"}}
 decode: q * low
 """
-
-
-def compiled(text, folder, **params):
-    """The shim's kernels of a spec, and its reference codec."""
-    path = folder / "spec.yaml"
-    path.write_text(text)
-    module, known = type_check(path, params)
-    device = Kernels(module, known, HostDevice, cuda_source.source(module, 64))
-    return device, compll.compile(path, "reference", **params)
-
-
-def pieces_equal(text, folder, values, step=3, lengths=SIZES, **params):
-    """Whether a batch of pieces of these sizes is encoded and decoded as by the reference."""
-    device, reference = compiled(text, folder, **params)
-    starts = np.cumsum([0, *lengths[:-1]])
-    rows = enumerate(zip(starts, lengths, strict=True))
-    table = np.array([[s, n, i, 0, s] for i, (s, n) in rows])
-    sizes = [reference.payload_bytes(n) for n in lengths]
-    at = np.cumsum([1, *sizes[:-1]]).astype(np.int64)
-    options = {"seed": 2, "step": step, "scale": 1, "writeback": False}
-    x = values(sum(lengths)).astype(np.float32)
-    wanted = reference.init_state(sum(lengths), len(lengths))
-    held = {name: s.copy() for name, s in wanted.items()}
-    for _ in range(2):  # the second finds what the first left in scratch memory
-        ours, theirs = np.zeros(sum(sizes) + 1, np.uint8), np.zeros(sum(sizes) + 1, np.uint8)
-        used = device.encode_batch(x.copy(), table, ours, at, held, **options)
-        wants = reference.encode_batch(x.copy(), table, theirs, at, state=wanted, **options)
-        assert used.tolist() == wants.tolist()
-        np.testing.assert_array_equal(ours, theirs)
-        for name in held:
-            np.testing.assert_array_equal(held[name], wanted[name])
-        got, want = np.zeros_like(x), np.zeros_like(x)
-        device.decode_batch(ours, table, at, used, got, add=False)
-        reference.decode_batch(theirs, table, at, wants, want, add=False)
-        np.testing.assert_array_equal(got, want)
-        x = x[::-1].copy()
 
 
 @pytest.mark.parametrize("tries", ["0", "7", "step", "2 + 200 * mean(a)", "-mean(a)"])
@@ -190,29 +150,6 @@ def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
 def test_tables_of_every_size_become_cubins(q, tmp_path):
     device, _ = compiled(MEANS.replace("4096", str(q)), tmp_path)
     assert cuda_source.cubin(device.source.full(), "sm_90")
-
-
-STREAM = """name: stream
-params: {t: {default: 1.0}, most: {default: 1.0}}
-encode:
-  kept: filter(abs(g) > t, floor(n * most))
-  i: indices(kept)
-  s: indices(kept)
-  v: g[kept]
-payload: {i: "golomb[kept]", s: "elias[kept]", v: "float16[kept]"}
-decode: scatter(s, v)
-"""
-
-
-@pytest.mark.parametrize("t, most", [(-1.0, 1.0), (1.0, 1.0), (2.5, 1.0), (9.0, 1.0), (1.0, 1e-3)])
-def test_streams_of_positions(t, most, tmp_path, rng):
-    pieces_equal(STREAM, tmp_path, rng.standard_normal, t=t, most=most)
-
-
-def test_a_stream_of_one_far_position(tmp_path):
-    """Many ones in golomb's code, since the parameter fits equal distances."""
-    at = np.isin(np.arange(20_000), [*range(5000, 5300), 19_999])
-    pieces_equal(STREAM, tmp_path, lambda n: 2.0 * at[:n], lengths=(20_000,))
 
 
 SELECTING = """name: selecting

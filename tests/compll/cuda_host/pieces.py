@@ -1,0 +1,47 @@
+"""Specs given as text: the shim's kernels beside the reference."""
+
+import numpy as np
+
+import compll
+from compll.backends import cuda_source
+from compll.backends.cuda import Kernels
+from compll.library import type_check
+from tests.compll.cuda_host import HostDevice
+
+SIZES = (1, 2, 31, 1024, 0, 1025, 5000)
+
+
+def compiled(text, folder, **params):
+    """The shim's kernels of a spec, and its reference codec."""
+    path = folder / "spec.yaml"
+    path.write_text(text)
+    module, known = type_check(path, params)
+    device = Kernels(module, known, HostDevice, cuda_source.source(module, 64))
+    return device, compll.compile(path, "reference", **params)
+
+
+def pieces_equal(text, folder, values, step=3, lengths=SIZES, **params):
+    """Whether a batch of pieces of these sizes is encoded and decoded as by the reference."""
+    device, reference = compiled(text, folder, **params)
+    starts = np.cumsum([0, *lengths[:-1]])
+    rows = enumerate(zip(starts, lengths, strict=True))
+    table = np.array([[s, n, i, 0, s] for i, (s, n) in rows])
+    sizes = [reference.payload_bytes(n) for n in lengths]
+    at = np.cumsum([1, *sizes[:-1]]).astype(np.int64)
+    options = {"seed": 2, "step": step, "scale": 1, "writeback": False}
+    x = values(sum(lengths)).astype(np.float32)
+    wanted = reference.init_state(sum(lengths), len(lengths))
+    held = {name: s.copy() for name, s in wanted.items()}
+    for _ in range(2):  # the second finds what the first left in scratch memory
+        ours, theirs = np.zeros(sum(sizes) + 1, np.uint8), np.zeros(sum(sizes) + 1, np.uint8)
+        used = device.encode_batch(x.copy(), table, ours, at, held, **options)
+        wants = reference.encode_batch(x.copy(), table, theirs, at, state=wanted, **options)
+        assert used.tolist() == wants.tolist()
+        np.testing.assert_array_equal(ours, theirs)
+        for name in held:
+            np.testing.assert_array_equal(held[name], wanted[name])
+        got, want = np.zeros_like(x), np.zeros_like(x)
+        device.decode_batch(ours, table, at, used, got, add=False)
+        reference.decode_batch(theirs, table, at, wants, want, add=False)
+        np.testing.assert_array_equal(got, want)
+        x = x[::-1].copy()

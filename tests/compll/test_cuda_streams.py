@@ -1,0 +1,82 @@
+"""Golomb and Elias streams of the CUDA backend, on the CPU, against the reference."""
+
+import numpy as np
+import pytest
+
+from compll.errors import PayloadError
+from tests.compll.cuda_host.pieces import compiled, pieces_equal
+
+STREAM = """name: stream
+params: {t: {default: 1.0}, most: {default: 1.0}}
+encode:
+  kept: filter(abs(g) > t, floor(n * most))
+  i: indices(kept)
+  s: indices(kept)
+  v: g[kept]
+payload: {i: "golomb[kept]", s: "elias[kept]", v: "float16[kept]"}
+decode: scatter(s, v)
+"""
+
+
+@pytest.mark.parametrize("t, most", [(-1.0, 1.0), (1.0, 1.0), (2.5, 1.0), (9.0, 1.0), (1.0, 1e-3)])
+def test_streams_of_positions(t, most, tmp_path, rng):
+    pieces_equal(STREAM, tmp_path, rng.standard_normal, t=t, most=most)
+
+
+def test_a_stream_of_one_far_position(tmp_path):
+    """Many ones in golomb's code, since the parameter fits equal distances."""
+    at = np.isin(np.arange(20_000), [*range(5000, 5300), 19_999])
+    pieces_equal(STREAM, tmp_path, lambda n: 2.0 * at[:n], lengths=(20_000,))
+
+
+@pytest.mark.parametrize("kind, other", [("golomb", "elias"), ("elias", "golomb")])
+@pytest.mark.parametrize("share", [0.5, 0.003])
+def test_good_and_broken_streams_of_many_chunks(kind, other, share, tmp_path, rng):
+    text = STREAM.replace(f', s: "{other}[kept]"', "").replace(f'i: "{other}[kept]", ', "")
+    text = text.replace("  i: indices(kept)\n" if kind == "elias" else "  s: indices(kept)\n", "")
+    device, reference = compiled(
+        text.replace("scatter(s,", f"scatter({'is'[kind == 'elias']},"), tmp_path
+    )
+    n = 140_000 if share > 0.1 else 60_000
+    x = np.where(rng.random(n) < share, 2.0, 0.0).astype(np.float32)
+    good = reference.encode(x)
+    end = len(good) - 2 * int(good[:4].view("<u4")[0])
+    table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
+    refused = 0
+    for turn in range(10):
+        data = good.copy()
+        if turn:
+            first, last = ((8, 16), (8, end), (end - 3, end))[turn % 3]
+            data[rng.integers(first, last)] ^= np.uint8(1 << rng.integers(8))
+        out = np.zeros(n, np.float32)
+        device.decode_batch(data, table, at, np.array([len(data)]), out, add=False)
+        try:
+            np.testing.assert_array_equal(out, reference.decode(data, n))
+            device.raise_found()
+        except PayloadError:
+            refused += 1
+            with pytest.raises(PayloadError, match="length"):
+                device.raise_found()
+    assert refused
+
+
+@pytest.mark.parametrize("length", [1, 30, 4000])
+def test_streams_that_encode_never_makes(length, tmp_path):
+    """Another parameter than encode's, so that the stream is longer than any of encode's."""
+    device, reference = compiled(STREAM.replace("scatter(s,", "scatter(i,"), tmp_path, most=0.01)
+    n, at = 50_000, np.zeros(1, np.int64)
+    x = np.zeros(n, np.float32)
+    x[[100, length * 10]] = 2
+    good = reference.encode(x)
+    gaps = [100, length * 10 - 101] if length * 10 > 100 else [length * 10, 99 - length * 10]
+    bits = [bit for gap in gaps for bit in [1] * gap + [0]]
+    stream = np.concatenate([[0], np.packbits(bits, bitorder="little")]).astype(np.uint8)
+    old = int(good[4:8].view("<u4")[0])
+    data = np.concatenate([good[:12], stream, good[12 + old :]])
+    data[4:8] = np.array([len(stream)], "<u4").view(np.uint8)
+    out = np.zeros(n, np.float32)
+    table = np.array([[0, n, 0, 0, 0]])
+    device.decode_batch(data, table, at, np.array([len(data)]), out, add=False)
+    device.raise_found()
+    np.testing.assert_array_equal(out, x)
+    np.testing.assert_array_equal(reference.decode(data, n), x)
