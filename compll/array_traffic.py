@@ -78,7 +78,12 @@ class Sizes:
 
     def whole(self, e: Expr) -> bool:
         """Whether it needs all of a large value before it gives any of its own."""
-        whole = e.op == "matmul" or e.op.startswith("reduce_")
+        whole = e.op in (
+            "matmul",
+            "left_vectors",
+            "singular_values",
+            "right_vectors",
+        ) or e.op.startswith("reduce_")
         return whole and max(map(self.of, (e, *e.args))) > SMALL
 
     def depths(self) -> dict[int, int]:

@@ -738,7 +738,7 @@ class _Checker:
             raise RuleError("a binding holds one selection", "give each selection its own name")
         if op in ("quantiles", "mean_by", "hadamard"):
             args = (*args[:-1], self.folded(args[-1]))
-        if op in ("matrix", "random_matrix", "drawn"):
+        if op in ("matrix", "random_matrix", "drawn", "chosen"):
             args = tuple(map(self.settled, args))
         return self.rules.apply(op, args, name)
 

@@ -85,6 +85,60 @@ def _orthonormal(pool: Pool, x: Expr, *spare: Expr) -> Expr:
     return pool.make("orthonormal", (x, *spare), x.type)
 
 
+def _vectors(side: int) -> Callable[..., Expr]:
+    """The rule of the left (0) or right (1) singular vectors."""
+
+    def rule(pool: Pool, x: Expr) -> Expr:
+        op = ("left_vectors", "right_vectors")[side]
+        _need(op, x)
+        return pool.make(op, (x,), made(x.type.dims[side], _rank(pool, x)))
+
+    return rule
+
+
+def _values(pool: Pool, x: Expr) -> Expr:
+    _need("singular_values", x)
+    return pool.make("singular_values", (x,), made(pool.const(1), _rank(pool, x)))
+
+
+def _rank(pool: Pool, x: Expr) -> Expr:
+    """How many singular values a matrix has."""
+    return pool.make("min", x.type.dims, Type("int", "static"))
+
+
+def chosen(pool: Pool, p: Expr, k: Expr, draw: int) -> Expr:
+    """Positions in the row p, by the draw of this number."""
+    _need("chosen", p)
+    if p.type.dims[0] is not pool.const(1):
+        raise RuleError(f"chosen takes a row of chances, not {p.type}")
+    if p.type.dtype != "float":
+        raise RuleError(f"chosen takes chances, not {p.type}")
+    return pool.make("chosen", (p,), Type("int", "matrix", "", (pool.const(1), dimension(k))), draw)
+
+
+def _take(pool: Pool, x: Expr, at: Expr) -> Expr:
+    _need("take_columns", x)
+    if at.op != "chosen" or at.args[0].type.dims[1] is not x.type.dims[1]:
+        raise RuleError(
+            f"take_columns takes what chosen() gives, of {x.type.dims[1]} chances",
+            "a chance for every column",
+        )
+    return pool.make("take_columns", (x, at), made(x.type.dims[0], at.type.dims[1]))
+
+
+def meet(args: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Rows and columns of an elementwise operator; a row or column of one repeats."""
+    dims: list[Expr] = []
+    for side in (0, 1):
+        given = [a.type.dims[side] for a in args if a.type.shape == "matrix"]
+        longer = [d for d in given if not (d.op == "const" and d.value == 1)]
+        if any(d is not longer[0] for d in longer):
+            both = " and ".join(str(a.type) for a in args if a.type.shape == "matrix")
+            raise RuleError(f"{both} do not go together", "write rows and columns the same way")
+        dims.append((longer or given)[0])
+    return tuple(dims)
+
+
 def _random(pool: Pool, rows: Expr, cols: Expr) -> Expr:
     return pool.make("random_matrix", (), made(dimension(rows), dimension(cols)))
 
@@ -95,6 +149,10 @@ RULES: dict[str, Callable[..., Expr]] = {
     "transpose": _transpose,
     "orthonormal": _orthonormal,
     "random_matrix": _random,
+    "left_vectors": _vectors(0),
+    "right_vectors": _vectors(1),
+    "singular_values": _values,
+    "take_columns": _take,
 }
 
 

@@ -6,6 +6,8 @@ conversions (int to float, scalar to element) that the backends then need not gu
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compll import matrices
 from compll.errors import RuleError
 from compll.ir import LEVELS, Expr, Pool, Type, walk
@@ -99,7 +101,7 @@ class Rules:
             return x
         if x.type.dtype in ("str", "selection"):
             raise RuleError(f"a number is needed, not {x.type}")
-        return self.pool.make(dtype, (x,), Type(dtype, x.type.shape, x.type.of))
+        return self.pool.make(dtype, (x,), replace(x.type, dtype=dtype))
 
     def same(self, args: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """Numbers of one dtype: int when all are int or bool, else float."""
@@ -107,7 +109,7 @@ class Rules:
         return tuple(self.number(a, dtype) for a in args)
 
     def retyped(self, x: Expr, dtype: str) -> Expr:
-        return self.pool.make(x.op, x.args, Type(dtype, x.type.shape, x.type.of), x.value)
+        return self.pool.make(x.op, x.args, replace(x.type, dtype=dtype), x.value)
 
     def lift(self, x: Expr, shape: str, of: str = "") -> Expr:
         """x, constant over the elements of `shape`."""
@@ -129,7 +131,7 @@ class Rules:
                 "a table is no number", "bucket(x, table) and lookup(table, i) read it by element"
             )
         if any(a.type.shape == "matrix" for a in args):
-            raise RuleError("a matrix goes into @, transpose, orthonormal and flat only")
+            return self.shape_of_matrix(args)
         top = max(args, key=lambda a: LEVELS[a.type.shape]).type
         for a in args:
             if LEVELS[a.type.shape] == 2 and (a.type.shape, a.type.of) != (top.shape, top.of):
@@ -143,8 +145,21 @@ class Rules:
             )
         return top.shape, top.of
 
+    def shape_of_matrix(self, args: tuple[Expr, ...]) -> tuple[str, str]:
+        """Matrices meet matrices and single numbers."""
+        for a in args:
+            if a.type.shape not in ("matrix", "static", "scalar"):
+                raise RuleError(
+                    f"{a.type} does not go together with a matrix",
+                    "matrix(x, columns) makes one, flat(m) has the elements of one",
+                )
+        return "matrix", ""
+
     def elementwise(self, op: str, args: tuple[Expr, ...], dtype: str = "") -> Expr:
         shape, of = self.shape(args)
+        if shape == "matrix":
+            made = Type(dtype or args[-1].type.dtype, shape, of, matrices.meet(args))
+            return self.pool.make(op, args, made)
         if shape == "static" and not covers(op):
             raise RuleError(f"{op} needs data", "it cannot apply to constants")
         lifted = tuple(self.lift(a, shape, of) for a in args)
@@ -243,7 +258,16 @@ class Rules:
             size = self.pool.make("param", (), Type("int", "static"), "n")
             rows = self.rounding("ceil", (self.real("div", (size, cols)),))
             return matrices.matrix(self.pool, x, rows, cols)
-        return matrices.RULES[op](self.pool, *args)
+        whole = [self.number(a, "float") if a.type.shape == "matrix" else a for a in args]
+        if op == "take_columns":
+            whole[1] = args[1]
+        return matrices.RULES[op](self.pool, *whole)
+
+    def chosen(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if not self.encoding:
+            raise RuleError("positions are chosen in encode", "put the columns into the payload")
+        self.draws += 1
+        return matrices.chosen(self.pool, args[0], args[1], self.draws - 1)
 
     # reductions
 
@@ -270,6 +294,8 @@ class Rules:
         """x where c holds and zero elsewhere, and for how many elements it holds."""
         zero = self.number(self.pool.const(0), "float")
         held = self.elementwise("where", (c, x, zero))
+        if held.type.shape == "matrix":
+            raise RuleError("a condition chooses elements, not those of a matrix")
         return held, self.count("count", (self.lift(c, held.type.shape, held.type.of),))
 
     def moments(self, op: str, x: Expr, size: Expr) -> Expr:
@@ -300,12 +326,14 @@ class Rules:
             return self.number(
                 self.pool.make("count_kept", (), Type("int", "scalar"), x.type.of), "float"
             )
+        if x.type.shape == "matrix":
+            return self.number(self.arithmetic("mul", x.type.dims), "float")
         if self.grouped:
             return self.pool.make("group_size", (), Type("float", "group"))
         return self.number(self.pool.make("param", (), Type("int", "static"), "n"), "float")
 
     def need_elements(self, op: str, x: Expr) -> None:
-        if x.type.shape not in ("n", "kept"):
+        if x.type.shape not in ("n", "kept", "matrix"):
             raise RuleError(f"{op} of {x.type}: it reduces elements, and this is one value already")
 
     def count(self, op: str, args: tuple[Expr, ...]) -> Expr:

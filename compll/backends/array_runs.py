@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arrays import HostArrays
-from compll.backends import matrix_numbers, reference, shared
+from compll.backends import matrix_numbers, numbers, reference, shared, spectra
 from compll.backends.matrix_numbers import F32, Algebra
 from compll.backends.reference import U8, Run
 from compll.codec import Incoming, State
@@ -40,6 +40,7 @@ class ArrayRun(Run):
         super().__init__(module, params, n, **place)
         self.algebra = algebra
         self.combined: dict[str, Any] = {}
+        self.spectra: dict[int, spectra.Spectrum] = {}
         self.fields = {f.name: f for f in module.fields}
         self.extremes = {name for name, how in module.rounds if how == "max"}
 
@@ -72,6 +73,30 @@ class ArrayRun(Run):
     def op_random_matrix(self, expr: Expr) -> F32:
         step = int(self.env["step"])
         return matrix_numbers.random_matrix(step, self.tensor, *self.size(expr))
+
+    def spectrum(self, expr: Expr) -> spectra.Spectrum:
+        """The singular values and vectors of the operator's matrix, found once."""
+        if id(expr.args[0]) not in self.spectra:
+            self.spectra[id(expr.args[0])] = spectra.spectrum(self.value(expr.args[0]))
+        return self.spectra[id(expr.args[0])]
+
+    def op_left_vectors(self, expr: Expr) -> F32:
+        return self.spectrum(expr).left
+
+    def op_singular_values(self, expr: Expr) -> F32:
+        return self.spectrum(expr).values
+
+    def op_right_vectors(self, expr: Expr) -> F32:
+        return self.spectrum(expr).right
+
+    def op_chosen(self, expr: Expr) -> Any:
+        u = numbers.uniform(self.seed, self.step, self.tensor, expr.value, self.offset, 1)
+        chances = self.value(expr.args[0])
+        return spectra.chosen(chances[0], float(u[0]), self.size(expr)[1])[None]
+
+    def op_take_columns(self, expr: Expr) -> F32:
+        x, at = map(self.value, expr.args)
+        return spectra.take_columns(x, at[0])
 
     def op_shared(self, expr: Expr) -> F32:
         return shared.uniform(self.step, self.tensor, expr.value, self.offset, self.n, self.tile)

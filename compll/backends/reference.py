@@ -248,13 +248,13 @@ class Run:
     # reductions
 
     def op_reduce_sum(self, expr: Expr) -> Any:
-        values = self.value(expr.args[0])
+        values = self.value(expr.args[0]).reshape(-1)
         if expr.type.shape == "group":
             return numbers.lane_sums(values, self.tile)
         return numbers.total(values, self.tile)
 
     def extreme(self, expr: Expr, ufunc: Any) -> Any:
-        key = numbers.order_key(self.value(expr.args[0]))
+        key = numbers.order_key(self.value(expr.args[0]).reshape(-1))
         if expr.type.shape == "group":
             return numbers.from_key(ufunc.reduceat(key, np.arange(0, self.n, self.tile)))
         return numbers.from_key(np.atleast_1d(ufunc.reduce(key)))[0] if len(key) else 0.0

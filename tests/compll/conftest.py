@@ -16,6 +16,7 @@ VARIANTS = {
     "powersgd": [{"rank": 1, "columns": 100}, {"rank": 4}],
     "randomk": [{"ratio": 0.3}, {"ratio": 0.3, "residual": False}],
     "thc": [{"bits": 2, "block": 64}, {"clipped": 0.0, "residual": False}],
+    "atomo": [{"rank": 2, "columns": 16}, {"rank": 8, "columns": 0}],
     "threelc": [{"s": 1.9}],
     "topk": [{"ratio": 0.3}, {"ratio": 1.0}],
     "graddrop": [{"ratio": 0.2}],

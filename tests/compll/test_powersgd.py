@@ -222,7 +222,7 @@ when: n > 100
         ("width: ceil(sqrt(n))", "width: sqrt(n)", 5, "whole numbers"),
         ("width: ceil(sqrt(n))", "width: ceil(mean(g))", 5, "unknown name 'width'"),
         ("m: matrix(g, width)", "m: matrix(mean(g), width)", 8, "matrix takes elements"),
-        ("m: matrix(g, width)", "m: matrix(g, width) + 1", 8, "a matrix goes into @"),
+        ("m: matrix(g, width)", "m: matrix(g, width) + g", 8, "does not go together with a matrix"),
         ("when: n > 100", "when: mean(g) > 1", 18, "`when:` is a condition of n"),
         ("when: n > 100", "when: step > 1", 18, "`when:` is a condition of n"),
         ("feedback: error", "group: 64", 8, "a grouped spec has no matrices"),

@@ -1,4 +1,4 @@
-"""Methods whose payloads add, on real processes over gloo."""
+"""Methods computed an array at a time, on real processes over gloo; most have payloads that add."""
 
 from __future__ import annotations
 
@@ -37,6 +37,24 @@ def test_training_follows_plain_ddp(name, world_size):
         assert whys["second.weight"]["strategy"] == "allreduce"
         measured = found[0]["measured"]
         assert measured["wire_bytes"] < 0.6 * measured["fp32_wire_bytes"], title
+
+
+SPECTRAL = {
+    "owners": ({"rank": 8, "strategy": "ps"}, {}),
+    "all-gather, narrow": ({"rank": 4, "columns": 8, "strategy": "allgather"}, ranks.SMALL_BUCKETS),
+}
+
+
+def test_singular_vectors_need_no_rounds():
+    results = launch(ranks.in_rounds, 2, "atomo", SPECTRAL)
+    for title, (options, _) in SPECTRAL.items():
+        found = [result[title] for result in results]
+        assert len({each["digest"] for each in found}) == 1, title
+        for each in found:
+            assert each["losses"][-1] < 0.5 * each["losses"][0], title
+        whys = {d["name"]: d for d in found[0]["decisions"]}
+        assert whys["second.weight"]["codec"] == "atomo"
+        assert whys["second.weight"]["strategy"] == options["strategy"]
 
 
 @pytest.mark.parametrize("name", CASES)

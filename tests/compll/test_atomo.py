@@ -1,0 +1,217 @@
+"""Singular vectors, chances, numbers of matrices: atomo against plain NumPy, what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import compll
+from compll.backends import numbers, spectra
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 1000))
+def test_vectors_give_the_matrix_back(rows, cols, seed):
+    m = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
+    left, values, right = spectra.spectrum(m)
+    r = min(rows, cols)
+    assert (left.shape, values.shape, right.shape) == ((rows, r), (1, r), (cols, r))
+    assert np.allclose(left * values @ right.T, m, atol=1e-4)
+    assert np.allclose(left.T @ left, np.eye(r), atol=1e-5)
+    assert (np.diff(values[0]) <= 0).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(0, 1, width=32), min_size=1, max_size=30), st.floats(0, 1, exclude_max=True)
+)
+def test_no_more_are_chosen_than_the_chances_sum_to(chances, u):
+    p = np.array(chances, np.float32)
+    most = int(np.ceil(p.sum(dtype=np.float64)))
+    at = spectra.chosen(p, u, most + 2)
+    found = at[at >= 0]
+    assert (np.diff(found) > 0).all()
+    assert most - 1 <= len(found) <= most + 1e-9
+    assert (p[found] > 0).all()
+    assert (at[len(found) :] == -1).all()
+    assert set(np.flatnonzero(p == 1)) <= set(found)
+
+
+def test_each_is_chosen_with_its_chance(rng):
+    p = rng.random(20).astype(np.float32)
+    p *= np.float32(3) / p.sum()
+    us = (np.arange(20000) + 0.5) / 20000
+    times = np.zeros(20)
+    for u in us:
+        at = spectra.chosen(p, u, 3)
+        times[at[at >= 0]] += 1
+    assert np.allclose(times / 20000, p, atol=2e-4)
+    assert (spectra.chosen(np.full(4, np.nan, np.float32), 0.5, 3) == -1).all()
+
+
+def plain(x, width, rank, u):
+    """ATOMO of one gradient in NumPy, given the place of the comb."""
+    rows = -(-len(x) // width)
+    m = np.pad(x.astype(np.float64), (0, rows * width - len(x))).reshape(rows, width)
+    left, size, right = np.linalg.svd(m, full_matrices=False)
+    p = np.minimum(1, rank * size / size.sum())
+    ends = np.cumsum(p)
+    out = np.zeros_like(m)
+    for i, end in enumerate(ends):
+        if any(end - p[i] <= u + j < end for j in range(rank)):
+            out += size[i] / p[i] * np.outer(left[:, i], right[i])
+    return out.reshape(-1)[: len(x)]
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("n, rank, columns", [(1000, 3, 16), (999, 1, 64), (400, 8, 0), (5, 2, 0)])
+def test_follows_the_paper(n, rank, columns, target, rng):
+    codec = compll.compile("atomo", target, rank=rank, columns=columns)
+    root = int(np.ceil(np.sqrt(n)))
+    width = root if columns == 0 else min(columns, root)
+    for step in range(6):
+        x = rng.standard_normal(n).astype(np.float32)
+        u = float(numbers.uniform(7, step, 0, 0, 0, 1)[0])
+        y = codec.decode(codec.encode(x, seed=7, step=step), n)
+        assert np.allclose(y, plain(x, width, rank, u), atol=1e-3 * np.abs(y).max())
+
+
+def test_what_has_the_wanted_rank_is_sent_whole(rng):
+    """Equal singular values, as many as are sent: every chance is one."""
+    left, right = (np.linalg.qr(rng.standard_normal((40, 3)))[0] for _ in range(2))
+    x = (left @ right.T).reshape(-1).astype(np.float32)
+    codec = compll.compile("atomo", rank=3, columns=0)
+    assert np.allclose(codec.decode(codec.encode(x), 1600), x, atol=1e-5)
+
+
+def test_the_mean_over_ranks_is_unbiased_and_tighter(rng):
+    """Ranks draw each for themselves, so that four have half the spread of one."""
+    n, codec = 256, compll.compile("atomo", columns=16)
+    x = rng.laplace(size=n).astype(np.float32)
+
+    def mean_of(ranks, step):
+        payloads = [codec.encode(x, seed=rank, step=step) for rank in range(ranks)]
+        return np.mean([codec.decode(p, n) for p in payloads], 0)
+
+    for ranks in (1, 4):
+        found = np.array([mean_of(ranks, step) for step in range(600)])
+        error = np.linalg.norm(found.mean(0) - x)
+        spread = np.sqrt((found.var(0) / 600).sum())
+        assert error < 1.5 * spread
+        if ranks == 1:
+            alone = spread
+    assert spread == pytest.approx(alone / 2, rel=0.1)
+
+
+def test_energy_beyond_what_is_sent_is_as_the_paper_says(rng):
+    """The variance is the sum of size**2 * (1 / p - 1) over the triples."""
+    n, codec = 400, compll.compile("atomo", rank=4, columns=0)
+    x = rng.standard_normal(n).astype(np.float32)
+    size = np.linalg.svd(x.reshape(20, 20))[1]
+    p = np.minimum(1, 4 * size / size.sum())
+    found = [codec.decode(codec.encode(x, step=step), n) - x for step in range(800)]
+    assert np.mean([e @ e for e in found]) == pytest.approx((size**2 * (1 / p - 1)).sum(), rel=0.1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_reaches_the_decoder(bad, rng):
+    x = rng.standard_normal(500).astype(np.float32)
+    x[123] = bad
+    for target in ("cpu", "reference"):
+        codec = compll.compile("atomo", target)
+        assert np.isnan(codec.decode(codec.encode(x), 500)).all()
+    zeros = np.zeros(500, np.float32)
+    assert np.array_equal(codec.decode(codec.encode(zeros), 500), zeros)
+
+
+def test_when_it_pays():
+    codec = compll.compile("atomo")
+    assert not codec.suits(16)
+    assert codec.suits(4096)
+    assert not codec.needs_step
+    assert codec.rounds == ()
+
+
+GOOD = """name: example
+params:
+  rank: 2
+encode:
+  m: matrix(g, 8)
+  size: singular_values(m)
+  p: min(1, size * (rank / sum(size)))
+  at: chosen(p, rank)
+  left: take_columns(left_vectors(m), at)
+  weight: take_columns(size / p, at)
+  right: take_columns(right_vectors(m), at)
+payload:
+  left: float32[ceil(n / 8), rank]
+  weight: float32[1, rank]
+  right: float32[8, rank]
+decode: flat((left * weight) @ transpose(right))
+"""
+
+
+def test_weights_may_travel_by_themselves(tmp_path, rng):
+    """Rows of matrices times a row, in encode and in decode."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(GOOD)
+    other = compll.compile("atomo", rank=2, columns=8)
+    for target in ("cpu", "reference"):
+        codec = compll.compile(path, target)
+        for step in range(3):
+            x = rng.standard_normal(100).astype(np.float32)
+            y = codec.decode(codec.encode(x, step=step), 100)
+            assert np.allclose(y, other.decode(other.encode(x, step=step), 100), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("sum(m)", lambda m: m.sum()),
+        ("mean(m)", lambda m: m.mean()),
+        ("max(m) - min(m)", lambda m: m.max() - m.min()),
+        ("norm2(m)", np.linalg.norm),
+        ("std(m)", np.std),
+        ("sum(where(m > 0, m * m, -m) / 2)", lambda m: np.where(m > 0, m * m, -m).sum() / 2),
+        ("sum(m * random_matrix(1, 10)) * 0", lambda m: 0),
+        ("sum(m + 2 * mean(g))", lambda m: (m + 2 * m.mean()).sum()),
+    ],
+)
+def test_numbers_of_matrices(text, value, tmp_path, rng):
+    path = tmp_path / "spec.yaml"
+    head = "name: example\nencode:\n  m: matrix(g, 10)\n"
+    path.write_text(f"{head}  y: {text}\npayload: {{y: float32}}\ndecode: y\n")
+    x = rng.standard_normal(90).astype(np.float32)
+    results = [compll.compile(path, target).encode(x) for target in ("cpu", "reference")]
+    assert np.array_equal(*results)
+    found = results[0][:4].view(np.float32)[0]
+    assert np.isclose(found, value(x.astype(np.float64).reshape(9, 10)), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "old, new, line, message",
+    [
+        ("chosen(p, rank)", "chosen(p, mean(g))", 8, "rows and columns are whole numbers"),
+        ("chosen(p, rank)", "chosen(m, rank)", 8, "chosen takes a row of chances"),
+        ("chosen(p, rank)", "chosen(p > 0, rank)", 8, "chosen takes chances, not bool"),
+        ("chosen(p, rank)", "chosen(g, rank)", 8, "chosen takes matrices, not float[n]"),
+        ("left_vectors(m), at", "left_vectors(m), p", 9, "take_columns takes what chosen() gives"),
+        ("left_vectors(m), at", "transpose(m), at", 9, "take_columns takes what chosen() gives"),
+        ("left_vectors(m), at", "left_vectors(g), at", 9, "left_vectors takes matrices"),
+        ("size / p", "size / g", 10, "float[n] does not go together with a matrix"),
+        ("size / p", "m / p", 10, "do not go together"),
+        ("left * weight", "left * transpose(weight)", 16, "do not go together"),
+        ("(left * weight)", "take_columns(left, chosen(left, 2))", 16, "chosen in encode"),
+        ("sum(size)", "sum(size, size > 0)", 7, "a condition chooses elements"),
+        ("weight: float32[1, rank]", "weight: float32[rank]", 14, "'weight' is declared no matrix"),
+    ],
+)
+def test_mistakes_are_told(old, new, line, message, tmp_path):
+    path = tmp_path / "spec.yaml"
+    assert GOOD.count(old) == 1
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(compll.SpecError) as caught:
+        compll.compile(path, "reference")
+    assert any(message in d.message and d.span.line == line for d in caught.value.diagnostics), (
+        caught.value
+    )
