@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compll.ir import Expr, Field, Module, Selection
+from compll.ir import Expr, Field, Module, Selection, walk
 
 TABLES = ("quantiles", "mean_by")
 LIBRARY = ("kth_largest", "adjust", "bisect", *TABLES)
@@ -66,6 +66,13 @@ class Program:
         found = [self.guards.get(id(e)) for e in one.reductions]
         same = all(g is not None and g == found[0] for g in found)
         return found[0] if same else None
+
+
+def of_group(expr: Expr) -> bool:
+    """Whether an element value depends on a value of its group."""
+    return expr.type.shape == "n" and any(
+        e.op == "lift" and e.args[0].type.shape == "group" for e in walk(expr)
+    )
 
 
 class Unsupported(Exception):

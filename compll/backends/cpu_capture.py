@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from compll.backends.cpu_emit import Encoder
 from compll.ir import Expr, Selection, walk
-from compll.program import Sink
+from compll.program import Sink, of_group
 
 #: dtypes of captured values
 NUMPY = {"float": "np.float32", "int": "np.int32", "bool": "np.bool_"}
@@ -79,10 +79,3 @@ class Capturing(Encoder):
             with self.block(f"for j in range(k0, k_{name}):"):
                 self.add(f"i = i_{name}[j] - o")
                 self.add(f"{array}[j] = {source}")
-
-
-def of_group(expr: Expr) -> bool:
-    """Whether an element value depends on a value of its group."""
-    return expr.type.shape == "n" and any(
-        e.op == "lift" and e.args[0].type.shape == "group" for e in walk(expr)
-    )

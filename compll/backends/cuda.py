@@ -136,6 +136,8 @@ class Kernels:
     def items(self, grid: Grid, n: int) -> int:
         """Of a grid, for a piece of n elements."""
         tile = self.source.shape.tile
+        if grid.kind == "elements":
+            return n
         if grid.kind == "tiles":
             return -(-n // tile)
         if grid.kind == "trits":

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from compll.backends.cuda_encode import BITS
-from compll.backends.cuda_runs import Shortening
+from compll.backends.cuda_groups import Grouping
 from compll.backends.cuda_text import code
 from compll.ir import POSITIONS, Expr, Field, Selection
 from compll.layout import header
@@ -20,11 +20,12 @@ from compll.program import Pass, Program, Sink, Unsupported
 ITEMS = 256  # selected elements of a block
 
 
-class Selecting(Shortening):
+class Selecting(Grouping):
     """Encoder with selections."""
 
     def __init__(self, program: Program, feed: bool, prefix: str, threads: int = 256) -> None:
         self.kept_part_of: dict[int, tuple[str, int]] = {}
+        self.of_groups = {}
         super().__init__(program, feed, prefix, threads)
 
     def special(self, expr: Expr) -> str | None:
@@ -38,21 +39,11 @@ class Selecting(Shortening):
 
     # selections
 
-    def number(self, name: str) -> int:
-        return [s.name for s in self.module.selections].index(name)
-
-    def kept(self, name: str) -> str:
-        """How many elements a selection has."""
-        count = len(self.module.selections)
-        return f"{self.memory('kept', 'int64', 'piece', count)}[p * {count} + {self.number(name)}]"
-
-    def limit(self, name: str) -> str:
-        return f"limits[p * {len(self.module.selections)} + {self.number(name)}]"
-
     def before_tiles(self, one: Pass, sinks: Sequence[Sink]) -> None:
-        if one.selections and self.module.group:
-            raise Unsupported("a selection in a grouped spec", one.selections[0].name)
         for s in one.selections:
+            if self.module.group:
+                self.select_in_groups(s)
+                continue
             self.find_hits(s)
             self.sum_hits(s)
             self.positions(s)
@@ -144,6 +135,13 @@ class Selecting(Shortening):
         """How many elements equal to the threshold of a `top` are taken."""
         assert s.threshold is not None
         return f"{self.limit(s.name)} - (i64){self.result(self.larger_slot(s.threshold))}"
+
+    def select_in_groups(self, s: Selection) -> None:
+        self.hits_in_groups(s)
+        self.sum_hits_in_groups(s)
+        grid = self.grid("kept", ITEMS, s.name)
+        idx = self.memory(f"idx_{s.name}", "int64", str(grid))
+        self.positions_in_groups(s, f"{idx} + item_at[{grid} * (pieces + 1) + p]")
 
     def positions(self, s: Selection) -> None:
         grid = self.grid("kept", ITEMS, s.name)

@@ -67,7 +67,7 @@ def shape_of(tile: int, threads: int = 256) -> Shape:
 class Grid:
     """What the blocks of a launch share: `items` of each piece, `per_block` of them a block.
 
-    kind: tiles; sample (as many items as `arg` says); kept (the bound of selection `arg`);
+    kind: elements; tiles; sample (as many items as `arg` says); kept (the bound of selection `arg`);
     kept_tiles (tiles of those); gap_bytes (the most bytes of the gaps of selection `arg`); trits (the
     bytes of field `arg`, packed); lanes (of sums by index); bins (`arg`);
     chunks and groups of them (of the most bits of field `arg`).

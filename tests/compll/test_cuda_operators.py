@@ -6,6 +6,7 @@ import pytest
 from compll.backends import cuda, cuda_source, cuda_tables, numbers
 from compll.errors import PayloadError, SpecError
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
+from tests.compll.test_grouped_selections import SCALED
 
 SEARCHES = """name: searches
 encode:
@@ -150,6 +151,19 @@ def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
 def test_tables_of_every_size_become_cubins(q, tmp_path):
     device, _ = compiled(MEANS.replace("4096", str(q)), tmp_path)
     assert cuda_source.cubin(device.source.full(), "sm_90")
+
+
+@pytest.mark.parametrize(
+    "group, limit, index",
+    [(8, "n", "gaps"), (32, "9", "elias"), (512, "n", "uint32"), (4096, "n", "gaps")],
+)
+def test_selections_in_groups(group, limit, index, tmp_path, rng):
+    text = SCALED.replace("INDEX", index).replace("LIMIT", limit)
+    text = text.replace("group: 32", f"group: {group}")
+    x = rng.standard_normal(20_000)
+    x[100:400] = 0  # groups of zeros: 0 / 0 in the values and states
+    sizes = (9000, 1, 33, 0, 2048)
+    pieces_equal(text, tmp_path, lambda n: x[:n], lengths=sizes)
 
 
 SELECTING = """name: selecting

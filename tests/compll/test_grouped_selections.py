@@ -113,10 +113,3 @@ def test_what_grouped_selections_lack(tmp_path, before, after, message):
     text = SCALED.replace(before, after).replace("INDEX", "gaps").replace("LIMIT", "n")
     with pytest.raises(SpecError, match=message):
         compiled(tmp_path, "reference", text)
-
-
-def test_cuda_refuses_them_at_the_selection():
-    with pytest.raises(
-        SpecError, match=r"adacomp.yaml:11:.*does not compile a selection in a grouped spec"
-    ):
-        compll.compile("adacomp", "cuda")
