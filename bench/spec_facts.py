@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compll import explain, library
+from compll import exclusive, explain, library
 from compll.ir import Field, Module
 from compll.layout import header, tile_of
 from compll.operators import OPERATORS
@@ -138,4 +138,15 @@ def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
 def limits(module: Module) -> tuple[str, ...]:
     """The most elements of each selection."""
     text = explain.Printer(module.bindings)
-    return tuple(f"count({s.name}) <= {text(s.limit).strip('()')}" for s in module.selections)
+    together = [name for family in exclusive.families(module) for name in family]
+    shared = [" + ".join(f"count({x})" for x in f) + " <= n" for f in exclusive.families(module)]
+    alone = [s for s in module.selections if s.name not in together]
+    return (
+        *(f"count({s.name}) <= {bare(text(s.limit))}" for s in alone),
+        *shared,
+    )
+
+
+def bare(text: str) -> str:
+    """An expression as printed, without parentheses around the whole of it."""
+    return text[1:-1] if text.startswith("(") else text

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from compll import check_arrays, feedback, matrices, strict
+from compll import check_arrays, check_spread, feedback, matrices, strict
 from compll.errors import Problems, RuleError, Span, closest, nearest
 from compll.ir import (
     PACKED,
     POSITIONS,
+    WHOLE,
     Expr,
     Field,
     Module,
@@ -215,7 +216,7 @@ class _Checker:
 
     def leaf(self, op: str, item: Field) -> Expr:
         codes = item.packed and item.name not in {b.name for b in self.spec.rounds}
-        dtype = "int" if codes or item.storage in ("int32", "uint32", *POSITIONS) else "float"
+        dtype = "int" if codes or item.storage in (*WHOLE, *POSITIONS) else "float"
         return self.pool.make(op, (), Type(dtype, item.shape, item.of, item.dims), item.name)
 
     def bind(self, bindings: Iterable[object], env: dict[str, Expr]) -> list[str]:
@@ -391,14 +392,11 @@ class _Checker:
         if storage in ("trit", "runs") and not self.trits_fit(item, storage, shape):
             return None
         expr = self.rules.lift(expr, shape, of)
-        return Field(
-            item.name,
-            storage,
-            bits,
-            shape,
-            of,
-            self.rules.trit(expr) if storage in ("trit", "runs") else expr,
-        )
+        if storage == "uint16":
+            expr = self.rules.whole_number(expr, 0, (1 << 16) - 1)
+        if storage in ("trit", "runs"):
+            expr = self.rules.trit(expr)
+        return Field(item.name, storage, bits, shape, of, expr)
 
     def trits_fit(self, item: Declared, storage: str, shape: str) -> bool:
         """Trits are of all elements, and runs come after everything else."""
@@ -434,7 +432,7 @@ class _Checker:
             return self.sized(item, {16: "float16", 32: "float32"}, "float32"), 32
         if item.base in ("trit", "runs"):
             return item.base, 2
-        if not item.base.startswith("uint") or item.base == "uint32":
+        if not item.base.startswith("uint") or item.base in WHOLE:
             return item.base, 32
         bits = int(item.base[4:]) if item.bits is None and item.base != "uint" else None
         if item.bits is not None:
@@ -531,6 +529,7 @@ class _Checker:
         known = {f.name for f in fields}
         self.poisoned |= {d.name for d in self.spec.payload} - known
         result: Expr | None = None
+        self.fields = {f.name: f for f in fields}
         for binding in self.spec.decode:
             result = self.expr(binding.value, env, binding.name, decoding=True)
             if result is None:
@@ -740,7 +739,10 @@ class _Checker:
             args = (*args[:-1], self.folded(args[-1]))
         if op in ("matrix", "random_matrix", "drawn", "chosen"):
             args = tuple(map(self.settled, args))
-        return self.rules.apply(op, args, name)
+        value = self.rules.apply(op, args, name)
+        if op == "spread":
+            check_spread.fits(self.pool, value, self.fields, self.selections)
+        return value
 
     def folded(self, value: Expr) -> Expr:
         """A value that follows from the parameters alone, as a literal."""

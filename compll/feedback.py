@@ -7,7 +7,7 @@ along with it. Non-goal: decodes that mix elements (None is returned, and feedba
 
 from __future__ import annotations
 
-from compll.ir import POSITIONS, Expr, Field, Pool, Type, rebuild
+from compll.ir import POSITIONS, WHOLE, Expr, Field, Pool, Type, rebuild
 
 
 class _Mixed(Exception):
@@ -30,9 +30,19 @@ def _substitute(pool: Pool, decode: Expr, fields: dict[str, Field]) -> Expr:
     def change(node: Expr) -> Expr | None:
         if node.op == "field":
             return _stored(pool, node, fields[str(node.value)])
+        if node.op == "spread":
+            inside, values = (_substitute(pool, a, fields) for a in node.args)
+            return _where(pool, inside, _spread(pool, values))
         return None
 
     return rebuild(pool, decode, change)
+
+
+def _where(pool: Pool, inside: Expr, value: Expr) -> Expr:
+    """The value where `inside` holds, else zero."""
+    zero = pool.make("float", (pool.const(0),), Type("float", "static"))
+    lifted = pool.make("lift", (zero,), Type("float", "n"))
+    return pool.make("where", (inside, value, lifted), Type("float", "n"))
 
 
 def _stored(pool: Pool, node: Expr, field: Field) -> Expr:
@@ -40,7 +50,7 @@ def _stored(pool: Pool, node: Expr, field: Field) -> Expr:
     assert field.expr is not None
     if field.packed:
         return pool.make("code", (field.expr,), node.type, field.name)
-    if field.storage in ("int32", "uint32", *POSITIONS):
+    if field.storage in (*WHOLE, *POSITIONS):
         return (
             field.expr
             if field.expr.type.dtype == "int"
@@ -62,11 +72,7 @@ def _scattered(pool: Pool, decode: Expr, fields: dict[str, Field]) -> Expr:
     if source is None or source.op != "indices":
         raise _Mixed
     inside = pool.make("in", (), Type("bool", "n"), source.value)
-    zero = pool.make(
-        "lift", (pool.make("float", (pool.const(0),), Type("float", "static")),), Type("float", "n")
-    )
-    value = _spread(pool, _substitute(pool, values, fields))
-    return pool.make("where", (inside, value, zero), Type("float", "n"))
+    return _where(pool, inside, _spread(pool, _substitute(pool, values, fields)))
 
 
 def _spread(pool: Pool, value: Expr) -> Expr:

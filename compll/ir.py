@@ -19,6 +19,8 @@ from compll.errors import Span
 #: storages of positions, of varying length
 POSITIONS = ("gaps", "golomb", "elias")
 PACKED = ("uint", "trit", "runs")
+#: storages of integers that are not packed, and the one by whose functions backends access them
+WHOLE = {"int32": "uint32", "uint32": "uint32", "uint16": "uint16"}
 LEVELS = {
     "static": 0,
     "scalar": 1,
@@ -132,7 +134,7 @@ def rebuild(pool: Pool, root: Expr, change: Callable[[Expr], Expr | None]) -> Ex
 class Field:
     """A payload field or state. bits: of a uint, or of a trit while it is a code.
 
-    storage: float32 float16 bfloat16 int32 uint32 uint trit runs gaps golomb elias.
+    storage: float32 float16 bfloat16 int32 uint32 uint16 uint trit runs gaps golomb elias.
     shape is a level; for `kept`, `of` names the selection; for `matrix`, `dims` are its rows and
     columns. `expr` is what encode stores in it.
     """
@@ -152,7 +154,12 @@ class Field:
         """Bits of one value in the payload; of a trit, while it is a code."""
         if self.packed:
             return self.bits
-        return {"float16": 16, "bfloat16": 16}.get(self.storage, 32)
+        return {"float16": 16, "bfloat16": 16, "uint16": 16}.get(self.storage, 32)
+
+    @property
+    def access(self) -> str:
+        """The storage by whose functions a backend loads and stores a value that is not packed."""
+        return WHOLE.get(self.storage, self.storage)
 
     @property
     def packed(self) -> bool:
@@ -186,6 +193,12 @@ class Selection:
     def dynamic(self) -> bool:
         """Whether the number of kept elements is known only at run time."""
         return self.kind == "filter"
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether it has all elements for which its condition holds, however many."""
+        limit = self.limit.args[0] if self.limit.op == "float" else self.limit
+        return self.dynamic and limit.op == "param" and limit.value == "n"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from compll import exclusive
 from compll.ir import POSITIONS, Field, Module, Selection
 from compll.matrices import extents
 from compll.static import Number, as_count, evaluate
@@ -128,7 +129,9 @@ def layout(
 
 def payload_bytes(module: Module, n: int, params: Mapping[str, Number]) -> int:
     """The most bytes that a payload of n elements can take."""
-    return layout(module, n, limits(module, n, params)).total
+    sizes = exclusive.corners(module, limits(module, n, params))
+    longest = max(layout(module, n, kept).total for kept in sizes)
+    return longest + (exclusive.roundings(module) if n else 0)
 
 
 def is_fixed(module: Module) -> bool:

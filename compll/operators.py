@@ -139,6 +139,8 @@ _ROWS = (
     Operator("indices", 1, 1, "indices", "positions of a selection's elements, ascending"),
     Operator("gather", 2, 2, "gather", "x[selection]: the selected elements of x", "[]"),
     Operator("scatter", 2, 2, "scatter", "scatter(indices, values): values at those positions, zero elsewhere"),
+    Operator("spread", 2, 2, "spread",
+             "spread(c, values): the values, in order, at the elements where c holds, zero elsewhere; c is the condition of their `filter`"),
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
@@ -160,7 +162,7 @@ SYNONYMS = {
     "nonzero": "filter", "mask": "filter", "select": "where", "trunc": "floor", "len": "count",
     "ppf": "probit", "ndtri": "probit", "repeat": "iterate", "loop": "iterate",
     "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2",
-    "half": "float16", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter",
+    "half": "float16", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter", "masked_scatter": "spread", "expand": "spread",
 }  # fmt: skip
 #: operators that a call can name; the others have a symbol or keyword
 CALLABLE = tuple(n for n, row in OPERATORS.items() if not row.infix and n != "choose")

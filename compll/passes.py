@@ -151,7 +151,7 @@ class _Scheduler:
     def back(self) -> Sink | None:
         """The write-back, where decode is elementwise (else the backend decodes the payload)."""
         value = self.module.decoded
-        if value is None or any(e.op == "in" for e in walk(value)):
+        if value is None or self.module.selections:
             return None
         return Sink("back", "g", self.fed(value))
 

@@ -95,6 +95,14 @@ class Rules:
         """x, over elements, as 0, 1 or 2: truncated; NaN becomes 0."""
         return self.pool.make("trit", (self.number(x, "float"),), Type("int", "n"))
 
+    def whole_number(self, x: Expr, low: int, high: int) -> Expr:
+        """x as an integer from low to high: clamped, then truncated; NaN becomes `low`."""
+        low_, high_ = self.pool.const(low), self.pool.const(high)
+        inside = self.arithmetic("min", (self.arithmetic("max", (x, low_)), high_))
+        if inside.type.dtype != "float":
+            return inside
+        return self.pool.make("trunc", (inside,), Type("int", inside.type.shape, inside.type.of))
+
     def number(self, x: Expr, dtype: str) -> Expr:
         """x as float or int."""
         if x.type.dtype == dtype or (dtype == "int" and x.type.dtype == "float"):
@@ -388,9 +396,9 @@ class Rules:
             )
         u = self.pool.make("uniform", (), Type("float", "n"), self.draws)
         self.draws += 1
-        return self.spread(u, low, high)
+        return self.stretched(u, low, high)
 
-    def spread(self, u: Expr, low: Expr, high: Expr) -> Expr:
+    def stretched(self, u: Expr, low: Expr, high: Expr) -> Expr:
         """A draw in [0, 1) as one in [low, high)."""
         if (
             low.op == "float"
@@ -410,7 +418,7 @@ class Rules:
         low, high = (self.number(a, "float") for a in args)
         u = self.pool.make("shared", (), Type("float", "n"), self.alike)
         self.alike += 1
-        return self.spread(u, low, high)
+        return self.stretched(u, low, high)
 
     def hadamard(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if self.grouped:
@@ -529,3 +537,17 @@ class Rules:
             raise RuleError("indices and values belong to different selections")
         lifted = self.lift(value, "kept", index.type.of)
         return self.pool.make("scatter", (index, lifted), Type("float", "n"))
+
+    def spread(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        """check_spread.py sees to it that the condition is that of the values' selection."""
+        if self.encoding:
+            raise RuleError("spread belongs in decode")
+        condition, values = self.condition(args[0]), self.number(args[1], "float")
+        if condition.type.shape != "n":
+            raise RuleError(f"spread takes a condition of every element first, not {args[0].type}")
+        if values.type.shape != "kept":
+            raise RuleError(
+                f"spread takes values of selected elements, not {args[1].type}",
+                "where(c, a, b) takes values of all elements",
+            )
+        return self.pool.make(op, (condition, values), Type("float", "n"), values.type.of)

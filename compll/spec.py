@@ -9,14 +9,14 @@ from typing import Any
 
 from compll import syntax
 from compll.errors import Problems, Span, closest, nearest
-from compll.ir import POSITIONS
+from compll.ir import POSITIONS, WHOLE
 from compll.sections import PARAM_KEYS, REQUIRED, SECTIONS
 from compll.source import Entry, Items, Section, Text, Value, number, scalar
 from compll.syntax import Syntax
 
 ParamValue = int | float | bool | str
 PARAM_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-STORAGE = ("float32", "float16", "bfloat16", "int32", "uint32", "bool", *POSITIONS, "trit", "runs")
+STORAGE = ("float32", "float16", "bfloat16", *WHOLE, "bool", *POSITIONS, "trit", "runs")
 UINT_BITS = (1, 2, 4, 8)
 #: what types are called elsewhere
 TYPE_SYNONYMS = {

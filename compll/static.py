@@ -58,6 +58,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "shl": lambda a, b: a << min(max(b, 0), 62), "shr": lambda a, b: a >> min(max(b, 0), 62),
     "abs": abs, "sign": lambda a: -1 if a < 0 else 1,
     "floor": _guard(math.floor), "ceil": _guard(math.ceil), "round": _guard(round),
+    "trunc": _guard(math.trunc, 0),
     "exponent": _exponent, "exp2": _exp2,
     "sqrt": _guard(math.sqrt), "exp": _guard(math.exp, math.inf),
     "log": lambda a: -math.inf if a == 0 else _guard(math.log)(a),

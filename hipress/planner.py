@@ -102,8 +102,10 @@ def too_small(param: Param, codec: Codec, options: Options) -> str | None:
     suits: Callable[[int], bool] | None = getattr(codec, "suits", None)
     if suits is not None and not suits(param.numel):
         return f"{codec.name} would not pay for {param.numel} elements"
-    # A few bytes more are welcome: they spare a second message for the one tiny tensor.
-    if codec.payload_bytes(param.numel) > 4 * param.numel + SLACK:
+    # A few bytes more are welcome: they spare a second message for the one tiny tensor. Where the
+    # length depends on the data, its bound is far above what is sent, and stops tiny tensors only.
+    most = 4 * param.numel if codec.fixed else 8 * param.numel
+    if codec.payload_bytes(param.numel) > most + SLACK:
         return "the payload would be larger than the gradient"
     return None
 

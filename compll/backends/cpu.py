@@ -59,8 +59,8 @@ class Source:
     """The text of a module's kernels, and which static values each takes."""
 
     def __init__(self, module: Module) -> None:
-        from compll.backends.cpu_decode import Decoder
         from compll.backends.cpu_select import Selecting
+        from compll.backends.cpu_spread import Spreading
 
         self.statics: dict[str, list[Expr]] = {}
         parts = [HEAD.format(name=module.name)]
@@ -80,15 +80,20 @@ class Source:
             parts.append(JIT.format(signature) + kernel)
             self.statics[name] = encoder.statics
         for add in (False, True):
-            decoder = Decoder(module, add)
+            decoder = Spreading(module, add)
             signature = (
                 "void(uint8[::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1], "
                 "float64[:, ::1], float32[::1])"
             )
             parts.append(JIT.format(signature) + decoder.kernel())
             self.statics["decode"] = decoder.statics
-        signature = "int64(uint8[::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1])"
-        parts.append(JIT.format(signature) + Decoder(module, False).check())
+        checker = Spreading(module, False)
+        text = checker.check()
+        signature = "uint8[::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1]"
+        if checker.spreads:
+            signature += ", float64[:, ::1]"
+            self.statics["check"] = checker.statics
+        parts.append(JIT.format(f"int64({signature})") + text)
         self.text = "\n\n".join(parts)
 
 
@@ -259,7 +264,8 @@ class Kernels:
     ) -> None:
         """Decode all pieces in one call, after all were checked."""
         bounds = self.limits(table)
-        wrong = self.kernels.check(payload, table, at, used, bounds)
+        known = (self.static("check", table, 0),) if "check" in self.source.statics else ()
+        wrong = self.kernels.check(payload, table, at, used, bounds, *known)
         if wrong:
             self.refuse(wrong, table, used)
         kernel = self.kernels.decode_add if add else self.kernels.decode_set

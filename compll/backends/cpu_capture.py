@@ -73,9 +73,12 @@ class Capturing(Encoder):
             f"{leaf}_{name}": "g_[i] * scale" if leaf == "cg" else f"{leaf[2:]}_[i]"
             for leaf in self.captured(s)
         }
-        for number, e in enumerate(self.whole(s).values()):
-            sources[f"v{number}_{name}"] = self.text(e, "i")
-        for array, source in sources.items():
-            with self.block(f"for j in range(k0, k_{name}):"):
-                self.add(f"i = i_{name}[j] - o")
+        values = list(self.whole(s).values())
+        if not sources and not values:
+            return
+        with self.block(f"for j in range(k0, k_{name}):"):
+            self.add(f"i = i_{name}[j] - o")
+            for array, source in sources.items():
                 self.add(f"{array}[j] = {source}")
+            for number, e in enumerate(values):
+                self.add(f"v{number}_{name}[j] = {self.text(e, 'i')}")

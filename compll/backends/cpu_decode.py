@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from compll.backends.cpu_values import PLANES, Values, size_text
-from compll.ir import POSITIONS, Expr, Field, Module, walk
+from compll.ir import POSITIONS, WHOLE, Expr, Field, Module, walk
 from compll.layout import header
 
 
@@ -15,6 +18,8 @@ class Decoder(Values):
         self.adding = add
         self.plane: int | None = None
         self.fields = {f.name: f for f in module.fields}
+        self.packed = [f for f in module.fields if f.packed and f.shape == "n"]
+        self.spreads: list[Expr] = []
 
     def kernel(self) -> str:
         """The text of `decode_set` or `decode_add`."""
@@ -22,12 +27,14 @@ class Decoder(Values):
             f"def decode_{'add' if self.adding else 'set'}(data, table, at, used, lim, st, y):"
         ):
             self.add(f"o_tail = np.zeros({self.tile}, np.float32)")
-            for f in self.module.fields:
-                if f.packed and f.shape == "n":
-                    self.add(f"q_{f.name} = np.zeros({self.tile}, np.uint8)")
+            self.code_buffers()
             with self.block("for p in range(table.shape[0]):"):
                 self.piece()
         return str(self)
+
+    def code_buffers(self) -> None:
+        for f in self.packed:
+            self.add(f"q_{f.name} = np.zeros({self.tile}, np.uint8)")
 
     def piece(self) -> None:
         self.opening()
@@ -91,19 +98,22 @@ class Decoder(Values):
                 self.compute_scalar(e)
 
     def scalar_load(self, f: Field) -> str:
-        if f.storage in ("int32", "uint32"):
-            return f"load_uint32(data, at_{f.name})"
+        if f.storage in WHOLE:
+            return f"load_{f.access}(data, at_{f.name})"
         return f"f64(load_{f.storage}(data, at_{f.name}))"
+
+    def unpack_kept(self) -> None:
+        """The codes of selected elements."""
+        for f in self.module.fields:
+            if f.packed and f.shape == "kept":
+                codes = f"q_{f.name}, k_{f.of}, {f.bits}, {self.tile}"
+                self.add(f"q_{f.name} = np.empty(k_{f.of}, np.uint8)")
+                self.add(f"unpack_all(data, at_{f.name}, {codes})")
 
     def scatter(self) -> None:
         index, value = self.module.decode.args
         of = index.type.of
-        for f in self.module.fields:
-            if f.packed and f.shape == "kept":
-                self.add(f"q_{f.name} = np.empty(k_{f.of}, np.uint8)")
-                self.add(
-                    f"unpack_all(data, at_{f.name}, q_{f.name}, k_{f.of}, {f.bits}, {self.tile})"
-                )
+        self.unpack_kept()
         self.prepare(value)
         storage = self.fields[str(index.value)].storage
         coded = storage in POSITIONS
@@ -124,35 +134,52 @@ class Decoder(Values):
         decode = self.module.decode
         if self.module.group == 0:
             self.prepare(decode)
-        packed = [f for f in self.module.fields if f.packed and f.shape == "n"]
-        for f in packed:
+        self.before_tiles()
+        with self.over_tiles(decode):
+            self.each_tile(decode)
+        self.forget_all()
+
+    def each_tile(self, decode: Expr) -> None:
+        with self.block(f"if m == {self.tile}:"):
+            self.full_tile(decode)
+        with self.block("else:"):
+            self.unpack_short()
+            self.output(decode, "m", "i")
+
+    @contextmanager
+    def over_tiles(self, *roots: Expr) -> Iterator[None]:
+        """A loop over tiles, in which everything constant that `roots` need has a name."""
+        for f in self.packed:
             if f.storage == "runs":
                 self.add(f"u_{f.name} = np.empty({size_text(f, self.tile)}, np.uint8)")
                 self.add(f"lengthen_runs(data, at_{f.name}, length_{f.name}, u_{f.name})")
         with self.block("for t in range(tiles):"):
             self.add(f"o = t * {self.tile}")
             self.add(f"m = min({self.tile}, n - o)")
-            for f in packed:
+            for f in self.packed:
                 self.add(f"w_{f.name} = {self.first(f)} + t * {f.packed_bytes(self.tile)}")
-            self.prepare(decode)
-            with self.block(f"if m == {self.tile}:"):
-                self.full_tile(decode, packed)
-            with self.block("else:"):
-                for f in packed:
-                    if f.trits:
-                        self.unpack(f)
-                        continue
-                    self.add(f"unpack_tail(data, w_{f.name}, q_{f.name}, m, {f.bits})")
-                self.output(decode, "m", "i")
-        self.forget_all()
+            self.prepare(*roots)
+            yield
+
+    def before_tiles(self) -> None:
+        """What a subclass needs for all tiles."""
+
+    def unpack_short(self) -> None:
+        """The codes of the last tile, where it is shorter."""
+        for f in self.packed:
+            if f.trits:
+                self.unpack(f)
+                continue
+            self.add(f"unpack_tail(data, w_{f.name}, q_{f.name}, m, {f.bits})")
 
     @staticmethod
     def first(f: Field) -> str:
         """Where a packed field's tiles begin: in the payload or, if it was lengthened, in u_."""
         return "0" if f.storage == "runs" else f"at_{f.name}"
 
-    def full_tile(self, decode: Expr, packed: list[Field]) -> None:
+    def full_tile(self, decode: Expr) -> None:
         """Where all codes have one width, plane after plane straight from the payload."""
+        packed = self.packed
         widths = {f.bits for f in packed}
         if len(widths) > 1 or any(f.trits for f in packed):
             for f in packed:
@@ -206,14 +233,15 @@ class Decoder(Values):
         if f.packed:
             return f"i_of_u(q_{f.name}[{i}])"
         index = f"o + {i}" if f.shape == "n" else i
-        if f.storage in ("int32", "uint32"):
-            return f"i32(load_uint32(data, at_{f.name} + 4 * ({index})))"
+        if f.storage in WHOLE:
+            return f"i32(load_{f.access}(data, at_{f.name} + {f.item_bits // 8} * ({index})))"
         return f"load_{f.storage}(data, at_{f.name} + {f.item_bits // 8} * ({index}))"
 
     def check(self) -> str:
         """The text of `check`: 0, or 1 + piece of a payload of wrong length, or -1 - piece of one
         with an index outside its tensor."""
-        with self.block("def check(data, table, at, used, lim):"):
+        statics = ", st" if self.spreads else ""
+        with self.block(f"def check(data, table, at, used, lim{statics}):"):
             with self.block("for p in range(table.shape[0]):"):
                 self.add("n = table[p, 1]")
                 with self.block("if n == 0:"):

@@ -14,7 +14,7 @@ from compll.backends import cpu_fuse
 from compll.backends.cpu_runtime import lane_count
 from compll.backends.cpu_text import code, shared
 from compll.backends.cpu_values import PLANES, Values, draws, size_text
-from compll.ir import Expr, Field, Selection, walk
+from compll.ir import WHOLE, Expr, Field, Selection, walk
 from compll.layout import header
 from compll.program import Pass, Program, Sink
 
@@ -464,8 +464,8 @@ class Encoder(Values):
         self.add(f"pack_tail(q_{f.name}, out, {at}, m, {f.bits})")
 
     def store(self, f: Field, at: str, value: str, expr: Expr) -> str:
-        if f.storage in ("int32", "uint32"):
-            return f"store_uint32(out, {at}, i64({value}))"
+        if f.storage in WHOLE:
+            return f"store_{f.access}(out, {at}, i64({value}))"
         if expr.type.dtype != "float":
             value = f"f_of_{'i' if expr.type.dtype == 'int' else 'b'}({value})"
         return f"store_{f.storage}(out, {at}, {value})"
@@ -512,8 +512,8 @@ class Encoder(Values):
         if f.shape == "table":
             self.add(f"store_table(out, at_{f.name}, {value})")
             return
-        text = f"i64({value})" if "int" in f.storage else f"f32({value})"
-        self.add(f"store_{'uint32' if 'int' in f.storage else f.storage}(out, at_{f.name}, {text})")
+        text = f"i64({value})" if f.storage in WHOLE else f"f32({value})"
+        self.add(f"store_{f.access}(out, at_{f.name}, {text})")
 
     def leaf(self, expr: Expr, i: str) -> str:
         tile = self.where == "tile"

@@ -34,7 +34,6 @@ class Merging(Decoder):
     def kernel(self) -> str:
         """The text of `merge_tile`."""
         decode = self.module.decode
-        packed = [f for f in self.module.fields if f.packed and f.shape == "n"]
         with self.block("def merge_tile(data, base, used, n, p, t, st, ys, y):"):
             self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
             self.add(f"o = t * {self.tile}")
@@ -46,26 +45,20 @@ class Merging(Decoder):
                         self.add("y[i] = NAN if i < m else ZERO")
                     self.add("return")
             self.scalars()
-            for f in packed:
+            for f in self.packed:
                 self.add(f"w_{f.name} = at_{f.name} + t * {self.tile * f.bits // 8}")
             self.prepare(decode)
             with self.block(f"if m == {self.tile}:"):
-                if len({f.bits for f in packed}) > 1:
-                    self.buffers_of_codes()
-                self.full_tile(decode, packed)
+                if len({f.bits for f in self.packed}) > 1:
+                    self.code_buffers()
+                self.full_tile(decode)
             with self.block("else:"):
-                self.buffers_of_codes()
-                for f in packed:
-                    self.add(f"unpack_tail(data, w_{f.name}, q_{f.name}, m, {f.bits})")
+                self.code_buffers()
+                self.unpack_short()
                 self.output(decode, "m", "i")
                 with self.block(f"for i in range(m, {self.tile}):"):
                     self.add("y[i] = ZERO")
         return str(self)
-
-    def buffers_of_codes(self) -> None:
-        for f in self.module.fields:
-            if f.packed and f.shape == "n":
-                self.add(f"q_{f.name} = np.zeros({self.tile}, np.uint8)")
 
     def output(self, decode: Expr, turns: str, index: str, tile: str = "") -> None:
         source = f"o_[{index}]" if tile else f"ys[o + {index}]"

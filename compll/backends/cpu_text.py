@@ -15,7 +15,7 @@ FLOAT = {
     "neg": "(-{})", "abs": "f_abs({})", "floor": "f_floor({})", "ceil": "f_ceil({})",
     "round": "f_round({})", "sqrt": "f_sqrt({})", "exp": "f32(exp(f64({})))", "log": "f32(log(f64({})))",
     "log2": "f32(log2(f64({})))", "pow": "f32(power(f64({}), f64({})))", "where": "f_where({}, {}, {})",
-    "min": "f_where({0} < {1}, {0}, {1})", "max": "f_where({0} > {1}, {0}, {1})",
+    "min": "f_min({}, {})", "max": "f_max({}, {})",
     "sign": "f_where({} < ZERO, MINUS_ONE, ONE)", "floordiv": "f_floor({} / {})",
     "mod": "({0} - {1} * f_floor({0} / {1}))", "float16": "float16({})", "bfloat16": "bfloat16({})",
     "bfloat16_up": "bfloat16_up({})", "float32": "{}", "exp2": "power_of_two({})",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compll.backends.cuda_values import Values, size_text
-from compll.ir import Expr, Field, Module, walk
+from compll.ir import WHOLE, Expr, Field, Module, walk
 from compll.layout import header
 
 PARAMS = (
@@ -67,13 +67,11 @@ class Decoder(Values):
                 self.declare(e, "double", "s", f"(double)({self.arithmetic(e)})")
                 continue
             f = self.fields[str(e.value)]
-            kind = "uint32" if "int" in f.storage else f.storage
-            self.declare(e, "double", "s", f"(double)load_{kind}(data + at_{f.name})")
+            self.declare(e, "double", "s", f"(double)load_{f.access}(data + at_{f.name})")
 
     def field_value(self, expr: Expr) -> str:
         f = self.fields[str(expr.value)]
-        kind = "uint32" if "int" in f.storage else f.storage
-        return f"load_{kind}(data + at_{f.name} + t * {f.item_bits // 8})"
+        return f"load_{f.access}(data + at_{f.name} + t * {f.item_bits // 8})"
 
     def table(self, expr: Expr) -> str:
         return f"data + at_{expr.value}, {expr.type.of}"
@@ -138,7 +136,7 @@ class Decoder(Values):
     def leaf(self, expr: Expr) -> str:
         f = self.fields[str(expr.value)]
         raw = f"q_{f.name}[e]"
-        if f.packed or f.storage in ("int32", "uint32"):
+        if f.packed or f.storage in WHOLE:
             return f"(i32){raw}"
         return {
             "float32": f"__int_as_float((i32){raw})",

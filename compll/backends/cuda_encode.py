@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from compll.backends.cuda_text import code
 from compll.backends.cuda_values import Values, draws, size_text
-from compll.ir import Expr, Field, walk
+from compll.ir import WHOLE, Expr, Field, walk
 from compll.layout import header
 from compll.program import LIBRARY, Pass, Program, Sink, Unsupported
 
@@ -161,8 +161,8 @@ class Encoder(Values):
             return
         assert sink.field is not None
         f = sink.field
-        kind, cast = ("uint32", "i64") if "int" in f.storage else (f.storage, "float")
-        self.add(f"store_{kind}(out + at_{f.name}, ({cast})({value}));")
+        cast = "i64" if f.storage in WHOLE else "float"
+        self.add(f"store_{f.access}(out + at_{f.name}, ({cast})({value}));")
 
     def end(self) -> None:
         """The status byte; the flag is cleared for the next call."""
@@ -355,9 +355,9 @@ class Encoder(Values):
             value = self.group(sink.expr)
             if sink.expr.type.dtype != "float" and "int" not in f.storage:
                 value = f"(float)({value})"
-            kind, cast = ("uint32", "(i64)") if "int" in f.storage else (f.storage, "")
+            cast = "(i64)" if f.storage in WHOLE else ""
             at = f"out + at_{f.name} + t * {f.item_bits // 8}"
-            self.add(f"if (m && u == 0) store_{kind}({at}, {cast}({value}));")
+            self.add(f"if (m && u == 0) store_{f.access}({at}, {cast}({value}));")
             return
         self.prepare_groups(sink.expr)
         if f.packed:

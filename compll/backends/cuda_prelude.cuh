@@ -164,10 +164,12 @@ D void store_half(u8* p, u16 value) {
 D u16 load_half(const u8* p) { return aligned(p, 2) ? *(const u16*)p : (u16)load_bytes(p, 2); }
 
 D void store_uint32(u8* p, i64 value) { store_word(p, (u32)value); }
+D void store_uint16(u8* p, i64 value) { store_half(p, (u16)value); }
 D void store_float32(u8* p, float value) { store_word(p, (u32)__float_as_int(value)); }
 D void store_float16(u8* p, float value) { store_half(p, float16_bits(value)); }
 D void store_bfloat16(u8* p, float value) { store_half(p, bfloat16_bits(value)); }
 D i64 load_uint32(const u8* p) { return (i64)load_word(p); }
+D i64 load_uint16(const u8* p) { return (i64)load_half(p); }
 D float load_float32(const u8* p) { return __int_as_float((i32)load_word(p)); }
 D float load_float16(const u8* p) { return float16_value(load_half(p)); }
 D float load_bfloat16(const u8* p) { return bfloat16_value(load_half(p)); }

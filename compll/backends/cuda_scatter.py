@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from compll.backends.cuda_runs import Lengthening
 from compll.backends.cuda_streams import Stream, read_stream
-from compll.ir import POSITIONS, Expr, Field
+from compll.ir import POSITIONS, WHOLE, Expr, Field
 from compll.layout import header
 from compll.program import Unsupported
 
@@ -243,6 +243,6 @@ class Scattering(Lengthening):
             left = f"(count - j / {self.tile} * {self.tile})"
             size = f"({left} < {self.tile} ? (int){left} : {self.tile})"
             return f"(i32)code_at<{f.bits}>(data + at_{f.name} + {tile}, {size}, (int)(j % {self.tile}))"
-        if "int" in f.storage:
-            return f"(i32)load_uint32(data + at_{f.name} + 4 * j)"
+        if f.storage in WHOLE:
+            return f"(i32)load_{f.access}(data + at_{f.name} + {f.item_bits // 8} * j)"
         return f"load_{f.storage}(data + at_{f.name} + {f.item_bits // 8} * j)"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from compll.backends.cuda_encode import BITS
 from compll.backends.cuda_groups import Grouping
 from compll.backends.cuda_text import code
-from compll.ir import POSITIONS, Expr, Field, Selection
+from compll.ir import POSITIONS, WHOLE, Expr, Field, Selection
 from compll.layout import header
 from compll.program import Pass, Program, Sink, Unsupported
 
@@ -297,8 +297,8 @@ class Selecting(Grouping):
             value = self.text(sink.expr)
             if f.storage in BITS and sink.expr.type.dtype != "float":
                 value = f"(float)({value})"
-            kind, cast = ("uint32", "(i64)") if "int" in f.storage else (f.storage, "")
-            self.add(f"store_{kind}({to}, {cast}({value}));")
+            cast = "(i64)" if f.storage in WHOLE else ""
+            self.add(f"store_{f.access}({to}, {cast}({value}));")
 
     def kept_codes(self, f: Field, expr: Expr) -> None:
         """A byte of codes a thread: the first of its codes decides which thread that is."""

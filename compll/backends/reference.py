@@ -120,6 +120,7 @@ WRITE: dict[str, Callable[[Any, int], U8]] = {
     "golomb": bitstreams.encode_golomb,
     "elias": bitstreams.encode_elias,
 }
+_UNSIGNED = {"uint32": "<u4", "uint16": "<u2"}
 READ = {
     "gaps": numbers.decode_gaps,
     "golomb": bitstreams.decode_golomb,
@@ -363,6 +364,16 @@ class Run:
         out[self.value(expr.args[0])] = self.value(expr.args[1])
         return out
 
+    def op_spread(self, expr: Expr) -> Any:
+        inside, values = map(self.value, expr.args)
+        if np.count_nonzero(inside) != len(values):
+            raise PayloadError(
+                f"{self.module.name}: {len(values)} values for {np.count_nonzero(inside)} elements"
+            )
+        out = np.zeros(self.n, np.float32)
+        out[inside] = values
+        return out
+
 
 def encode(
     module: Module,
@@ -469,7 +480,7 @@ def _stored(field: Field, value: Any, tile: int, n: int) -> U8:
     elif field.storage == "bfloat16":
         data = numbers.bfloat16_bits(values.astype(np.float32)).astype("<u2")
     else:
-        data = values.astype(np.float64).astype(np.int64).astype("<u4")
+        data = values.astype(np.float64).astype(np.int64).astype(_UNSIGNED[field.access])
     return np.ascontiguousarray(data).view(np.uint8)
 
 
@@ -561,7 +572,7 @@ def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     elif field.storage == "bfloat16":
         values = numbers.from_bfloat16(raw.view("<u2"))
     else:
-        values = raw.view("<u4").astype(np.int64)
+        values = raw.view(_UNSIGNED[field.access]).astype(np.int64)
     if field.shape == "matrix":
         return values.reshape(rows, cols)
     return values[0] if field.shape == "scalar" else values

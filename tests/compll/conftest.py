@@ -26,6 +26,7 @@ VARIANTS = {
     "qsparse": [{"ratio": 0.2, "bits": 2}],
     "adacomp": [{"bin": 32}],
     "threshold": [{"tau": 1.5}],
+    "inceptionn": [{"bound": 2e-4}, {"bound": 2e-20}],
     "stc": [{"ratio": 0.2}],
     "gaussiank": [{"ratio": 0.3}],
     "redsync": [{"ratio": 0.1, "tries": 9}],

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+import compll
 from casync.cost import CodecCost, Costs, Line, fit, predict
 from hipress import options
 from hipress.automatic import auto_plan
@@ -76,6 +77,13 @@ def test_exclusion_and_types(params):
     assert made.decisions[0].why == "excluded by '0.weight'"
     double = [dataclasses.replace(p, dtype=torch.float64) for p in params]
     assert not plan(double, costs(link=1e7, codec=1e10)).compresses
+
+
+@pytest.mark.parametrize("name", ["threshold", "adaptive_threshold", "adacomp", "inceptionn"])
+def test_a_payload_that_is_rarely_long_is_taken(name):
+    params = describe(torch.nn.Linear(300, 300))
+    made = fixed_plan(params, compll.compile(name), options.make(name), 2)
+    assert [d.codec for d in made.decisions if d.name.endswith("weight")] == [name]
 
 
 def test_fixed_plans():
