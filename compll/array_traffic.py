@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compll.array_steps import arrays, elementwise, leaves, outcomes
 from compll.ir import Expr, Module, walk
 from compll.layout import field_bytes, limit
 from compll.matrices import extents
@@ -23,10 +24,15 @@ def traffic_of(module: Module, *, feed: bool) -> Traffic:
 
 
 def array_traffic(module: Module) -> Traffic:
-    """What every operator over large arrays reads and writes, bytes per element of the gradient."""
+    """What every step over large arrays reads and writes, bytes per element of the gradient.
+
+    Elementwise operators up to the next array are one step.
+    """
     names = {id(e): name for name, e in module.bindings.items() if e.args}
     sized = Sizes(module)
-    walks = [one for e in steps(module) for one in sized.walk(e, names)]
+    kept = {id(e) for e in arrays(*outcomes(module))}
+    single = [e for e in steps(module) if not elementwise(e) or id(e) in kept]
+    walks = [one for e in single for one in sized.walk(e, names)]
     if module.feedback:
         walks = [Walk(("g", "residual"), ("input",), 8.0, 4.0), *walks]
         walks.append(Walk(("input", "decoded"), ("residual",), 8.0, 4.0))
@@ -56,24 +62,28 @@ class Sizes:
 
     def __init__(self, module: Module) -> None:
         self.module = module
+        #: codes, which take a byte
+        self.codes = {id(f.expr) for f in module.fields if f.most}
         self.kept = {s.name: limit(s, {}, SIZE) for s in module.selections if s.kind == "drawn"}
 
     def of(self, e: Expr) -> float:
         """Bytes of one value."""
+        if id(e) in self.codes:
+            return 1.0
         if e.type.shape == "matrix":
             rows, cols = extents(e.type.dims, SIZE)
             return 4.0 * rows * cols / SIZE
         return {"n": 4.0, "kept": 4.0 * self.kept.get(e.type.of, 0) / SIZE}.get(e.type.shape, 0.0)
 
     def walk(self, e: Expr, names: dict[int, str]) -> Iterator[Walk]:
-        """What an operator reads and writes, unless that is little."""
+        """What a step reads and writes, unless that is little."""
         if e.op in VIEWS:
             return
-        reads = [a for a in map(_source, e.args) if self.of(a) > SMALL]
+        reads = [a for a in map(_source, leaves(e)) if self.of(a) > SMALL]
         sizes = [min(self.of(a), self.of(e)) if e.op == "gather" else self.of(a) for a in reads]
         if self.of(e) <= SMALL and not any(size > SMALL for size in sizes):
             return
-        called = [names.get(id(a), str(a.value or a.op)) for a in reads]
+        called = [names.get(id(a), a.value if isinstance(a.value, str) else a.op) for a in reads]
         yield Walk(tuple(called), (names.get(id(e), e.op),), sum(sizes), self.of(e))
 
     def whole(self, e: Expr) -> bool:

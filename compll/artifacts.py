@@ -39,10 +39,13 @@ def binaries(target: str, texts: Texts, arch: str) -> dict[str, bytes]:
 
 
 def _cpu(module: Module, params: Mapping[str, Number]) -> Texts:
-    if module.arrays:
-        return {}  # computed an array at a time, by functions that need no generated text
-    from compll.backends.cpu import Source
+    from compll.backends.cpu import Source, loops_text
 
+    if module.arrays:
+        from compll.backends.cpu_loops import Loops
+
+        text = loops_text(module, Loops(module))
+        return {"cpu.py": text} if text else {}
     return {"cpu.py": Source(module).text}
 
 

@@ -11,7 +11,7 @@ infinity: whether a maximum with NaN is NaN is not the same in all libraries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,13 +175,19 @@ class ArrayKernels:
     arrays = HostArrays()
     fuses = False
 
-    def __init__(self, module: Module, params: Mapping[str, Number], algebra: Algebra) -> None:
-        self.module, self.params, self.algebra = module, dict(params), algebra
+    def __init__(
+        self,
+        module: Module,
+        params: Mapping[str, Number],
+        algebra: Algebra,
+        make: Callable[..., ArrayRun] = ArrayRun,
+    ) -> None:
+        self.module, self.params, self.algebra, self.make = module, dict(params), algebra, make
         self.rounds = rounds(module)
 
     def run(self, n: int, **place: int) -> ArrayRun:
         """A fresh run over a piece of n elements."""
-        return ArrayRun(self.module, self.params, n, self.algebra, **place)
+        return self.make(self.module, self.params, n, self.algebra, **place)
 
     def views(self, state: State, first: int, length: int, tensor: int) -> dict[str, F32]:
         """The part of the state arrays that belongs to one piece."""

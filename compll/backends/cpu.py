@@ -10,11 +10,11 @@ import hashlib
 import importlib
 import platform
 import threading
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from compll.passes import schedule
 from compll.program import Unsupported
 from compll.refusal import refused
 from compll.static import Number, evaluate
+
+if TYPE_CHECKING:
+    from compll.backends.cpu_loops import Loop
 
 I64 = NDArray[np.int64]
 F32 = NDArray[np.float32]
@@ -285,10 +288,25 @@ class Kernels:
         """A bad payload was told at once."""
 
 
+def loops_text(module: Module, loops: Iterable[Loop]) -> str:
+    """The text of a module of loops; "" where there are none."""
+    parts = [JIT.format(one.signature) + one.text for one in loops]
+    return "\n\n".join([HEAD.format(name=module.name), *parts]) if parts else ""
+
+
+def array_kernels(module: Module, params: Mapping[str, Number]) -> ArrayKernels:
+    """Those of a spec that is computed an array at a time: its loops, and functions of arrays."""
+    from compll.backends.cpu_loops import LoopRun, Loops
+    from compll.backends.cpu_matrices import NUMBA
+
+    loops = Loops(module)
+    text = loops_text(module, loops)
+    kernels = load(module, text) if text else None
+    return ArrayKernels(module, params, NUMBA, partial(LoopRun, loops=loops, kernels=kernels))
+
+
 def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
     """The backend's entry point."""
     if module.arrays:
-        from compll.backends.cpu_matrices import NUMBA
-
-        return ArrayKernels(module, params, NUMBA)
+        return array_kernels(module, params)
     return Kernels(module, params)

@@ -165,6 +165,11 @@ class Run:
                 self.done[id(e)] = self.typed(self.compute(e), e.type)
         return self.done[id(expr)]
 
+    def stored(self, field: Field) -> U8:
+        """The bytes of a payload field."""
+        assert field.expr is not None
+        return _stored(field, self.value(field.expr), self.tile, self.n)
+
     def needs(self, expr: Expr) -> list[Expr]:
         """The arguments to compute first: all, or of a `choose` its condition, then one branch."""
         args = expr.args
@@ -447,9 +452,7 @@ def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[
 def _payload(run: Run, g: F32) -> U8:
     module = run.module
     kept = {s.name: len(run.pick(s.name)) for s in module.selections}
-    stored = {
-        f.name: _stored(f, run.value(f.expr), run.tile, run.n) for f in module.fields if f.expr
-    }
+    stored = {f.name: run.stored(f) for f in module.fields}
     counted, gaps = header(module)
     lengths = {name: len(stored[name]) for name in gaps}
     place = layout(module, run.n, kept, lengths)

@@ -1,0 +1,74 @@
+"""Element by element steps between arrays: compiled loops, bit for bit as the reference."""
+
+import numpy as np
+import pytest
+
+import compll
+from compll.backends.cpu_loops import Loops
+
+#: elementwise operators of every type between arrays, draws of both kinds, sums, states, codes
+MIXED = """name: mixed
+params:
+  c: 3
+state:
+  seen: float32[n]
+  level: float32
+encode:
+  m: matrix(g, 16)
+  y: flat(m)
+  q: (exponent(g) & 7) + c
+  big: abs(g) > mean(abs(y)) and not isnan(y)
+  v: where(big, y * exp2(q), clip(g, -1, level)) + random(-1, 1) * shared(0, 2)
+  w: hadamard(v - seen, 64) / max(1e-3, norm2(v))
+  tilted: min(max(w, -step), 7) * (2.5 if c > 2 else 1) + sign(g)
+  total: sum(tilted, big) + 0 * sum(g)
+  few: floor(tilted)
+  alike: shared(0, 1)
+  code: w * 100 + 7.5
+payload:
+  total: float32
+  few: float32[n]
+  code: uint4[n]
+rounds: {total: mean, few: mean, code: mean}
+decode: few + code * total * alike
+update:
+  seen: where(big, w, v) + round(g)
+  level: mean(w * w)
+feedback: own
+"""
+
+
+@pytest.mark.parametrize("n", [0, 1, 63, 1000, 1024, 1025, 5000])
+def test_loops_equal_the_reference(n, tmp_path, rng):
+    path = tmp_path / "mixed.yaml"
+    path.write_text(MIXED)
+    codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
+    states = [c.init_state(n) for c in codecs]
+    for step in range(4):
+        x = (rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
+        if step == 3 and n:
+            x[n // 2] = np.inf
+        payloads = [
+            c.encode(x, state=s, seed=5, step=step) for c, s in zip(codecs, states, strict=True)
+        ]
+        assert np.array_equal(*payloads)
+        for name in states[0]:
+            assert np.array_equal(*(s[name].view(np.uint32) for s in states)), name
+        results = [c.decode(payloads[0], n, step=step) for c in codecs]
+        assert np.array_equal(*(np.isnan(r) for r in results))
+        assert np.array_equal(*results, equal_nan=True)
+
+
+def test_payloads_that_cannot_be_written_to(rng):
+    codec, x = compll.compile("thc"), rng.standard_normal(3000).astype(np.float32)
+    payload = codec.encode(x, step=2)
+    y = codec.decode(payload.tobytes(), 3000, step=2)
+    assert np.array_equal(y, codec.decode(payload, 3000, step=2))
+
+
+def test_what_becomes_a_loop():
+    loops = Loops(compll.compile("thc", "reference").module)
+    assert sorted(one.kind for one in loops) == ["code", "float", "float", "float", "sum"]
+    assert list(loops.codes) == ["q"]
+    assert [len(one.leaves) for one in loops.codes.values()] == [1]
+    assert not list(Loops(compll.compile("powersgd", "reference").module))
