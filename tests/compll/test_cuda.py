@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,8 @@ def kernels(typed, where="shim", threads=256):
         source = cuda_source.source(module, threads)
     except SpecError as why:
         pytest.skip(f"refused: {why}")
-    device = HostDevice if where == "shim" else cuda_device.CupyDevice
+    host = partial(HostDevice, descending=threads == 64)
+    device = host if where == "shim" else cuda_device.CupyDevice
     return Kernels(module, params, device, source)
 
 

@@ -16,6 +16,7 @@ from compll.cache import folder, write
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC",
          "-w"]  # fmt: skip
+ORDER = 'extern "C" void set_order(int descending) { shim::descending = descending; }\n'
 ADDRESS = ["-fsanitize=address", "-fno-omit-frame-pointer"]
 C_TYPES = {
     "int": ctypes.c_int,
@@ -74,15 +75,15 @@ def entry(kernel: str, params: tuple[str, ...]) -> str:
 class HostDevice:
     """What cuda.Kernels asks of a device, on NumPy arrays and the shim."""
 
-    def __init__(self, source: Source, *, sanitize: bool = False) -> None:
-        self.source, self.sanitize = source, sanitize
+    def __init__(self, source: Source, *, sanitize: bool = False, descending: bool = False) -> None:
+        self.source, self.sanitize, self.descending = source, sanitize, descending
         self.params = {s.kernel: plan.params for plan in source.plans.values() for s in plan.steps}
         self.launches: list[str] = []
         self.libraries: dict[str, ctypes.CDLL] = {}
 
     def library(self, gradient: str) -> ctypes.CDLL:
         if gradient not in self.libraries:
-            entries = "".join(entry(k, p) for k, p in self.params.items())
+            entries = ORDER + "".join(entry(k, p) for k, p in self.params.items())
             path = build(self.source.full(gradient) + entries, sanitize=self.sanitize)
             self.libraries[gradient] = ctypes.CDLL(str(path))
         return self.libraries[gradient]
@@ -103,7 +104,9 @@ class HostDevice:
         self, gradient: str, kernel: str, grid: int, threads: int, args: tuple[object, ...]
     ) -> None:
         self.launches.append(kernel)
-        function = getattr(self.library(gradient), f"run_{kernel}")
+        library = self.library(gradient)
+        library.set_order(int(self.descending))
+        function = getattr(library, f"run_{kernel}")
         function.argtypes = [ctypes.c_int, ctypes.c_int, *map(c_type, self.params[kernel])]
         function(grid, threads, *map(plain, args))
 

@@ -1,5 +1,8 @@
 // CUDA on the CPU, for tests: blocks one after another, a fiber per thread.
 //
+// Blocks and threads run in ascending or in descending order: what depends on an order that CUDA does
+// not promise shows as a difference.
+//
 // Barriers and warp intrinsics are rendezvous. What CUDA leaves undefined ends the process with a
 // message: a collective that some lane of its mask does not reach, lanes that meet in different
 // collectives, a barrier that not all threads reach.
@@ -58,6 +61,7 @@ inline Index block_index, block_dim, grid_dim;
 inline int live = 0, waiting = 0;
 inline unsigned turn = 0;
 inline const std::function<void()>* body = nullptr;
+inline bool descending = false;
 
 [[noreturn]] inline void die(const char* what) {
   std::fprintf(stderr, "shim: %s (block %d, thread %d)\n", what, block_index.x,
@@ -124,8 +128,10 @@ inline void run_block(int threads) {
   while (live) {
     uint64_t before = turn + (uint64_t)live;
     for (Warp& w : warps) before += w.turn;
-    for (int i = 0; i < threads; ++i)
-      if (!fibers[i].done) enter(fibers[i]);
+    for (int k = 0; k < threads; ++k) {
+      Fiber& fiber = fibers[descending ? threads - 1 - k : k];
+      if (!fiber.done) enter(fiber);
+    }
     uint64_t after = turn + (uint64_t)live;
     for (Warp& w : warps) after += w.turn;
     idle = before == after ? idle + 1 : 0;
@@ -141,7 +147,7 @@ inline void launch(int grid, int threads, const std::function<void()>& kernel) {
   grid_dim.x = grid;
   block_dim.y = block_dim.z = grid_dim.y = grid_dim.z = 1;
   for (int b = 0; b < grid; ++b) {
-    block_index.x = b;
+    block_index.x = descending ? grid - 1 - b : b;
     run_block(threads);
   }
 }
