@@ -526,6 +526,7 @@ class _Checker:
 
     def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:
         env = self.globals() | dict(known_too) | {f.name: self.leaf("field", f) for f in fields}
+        del env["step"]
         known = {f.name for f in fields}
         self.poisoned |= {d.name for d in self.spec.payload} - known
         result: Expr | None = None
@@ -794,6 +795,8 @@ class _Checker:
 
     def beyond_decode(self, name: str) -> str:
         """What to do about a name of encode that decode uses; "" when encode has no such name."""
+        if name == "step":
+            return "put what depends on the step into the payload"
         if name == "g" or name in {s.name for s in self.spec.state}:
             return "decode sees payload fields and parameters only"
         if name in self.selections:

@@ -122,6 +122,7 @@ def test_the_example_is_right(tmp_path):
         ("feedback: error", "state: {m: float16}", 11, 12, "is float32, float32[n] or", ""),
         ("scale: float32", "scal3: float32", 8, 10, "encode does not define it", "'scale'"),
         ("q == 1", "g == 1", 10, 15, "decode uses 'g'", "payload fields and parameters"),
+        ("q == 1", "q == step", 10, 20, "decode uses 'step'", "what depends on the step"),
         (
             "  scale: mean(abs(g))",
             "  kept: top(g, 3)\n  scale: sum(g[kep])",

@@ -86,6 +86,13 @@ def test_a_payload_that_is_rarely_long_is_taken(name):
     assert [d.codec for d in made.decisions if d.name.endswith("weight")] == [name]
 
 
+def test_more_ranks_than_a_byte_holds_codes_of_are_refused(params):
+    codec = compll.compile("thc", bits=4)
+    assert fixed_plan(params, codec, options.make("thc"), 17).compresses
+    with pytest.raises(ConfigError, match=r"codec 'thc': 18 ranks .* at most 17 ranks, or fewer"):
+        fixed_plan(params, codec, options.make("thc"), 18)
+
+
 def test_fixed_plans():
     params = describe(Net())
     sizes = {p.name: p.numel for p in params}
