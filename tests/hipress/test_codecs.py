@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import compll
 from hipress.codecs import SAFE
 from tests.hipress import ranks
 from tests.hipress.launch import launch
@@ -26,6 +27,21 @@ def test_every_codec_trains(world_size):
         assert all(result[name][2] == digest for result in results), name
         assert losses[-1] < losses[0], name
         assert difference <= EXACT.get(name, 1.0), name
+
+
+#: the others, a few in each launch
+REST = sorted(set(compll.list_specs()) - set(CODECS) - set(VOTES))
+
+
+@pytest.mark.parametrize("names", [REST[i : i + 6] for i in range(0, len(REST), 6)], ids="-".join)
+def test_every_other_spec_keeps_the_ranks_together(names):
+    for name in names:
+        compll.compile(name)  # once, not in every rank
+    results = launch(ranks.real, 2, {name: {} for name in names}, timeout=COMPILE)
+    for name in names:
+        _, losses, digest = results[0][name]
+        assert all(result[name][2] == digest for result in results), name
+        assert losses[-1] < losses[0], name
 
 
 def test_auto_measures_and_decides():

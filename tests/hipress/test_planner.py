@@ -108,6 +108,29 @@ def test_fixed_plans():
         check_patterns(params, options.make(Int8(), exclude="lost.*"))
 
 
+class Wide(Sparse):
+    def payload_bytes(self, n):
+        return 5 * n + 9
+
+
+def test_a_bound_that_data_decide_is_no_reason_to_leave_a_tensor_alone():
+    params = describe(Net())
+    codec = Wide()
+    made = fixed_plan(params, codec, options.make(codec, min_size=100), 2)
+    sizes = {p.name: p.numel for p in params}
+    assert {d.name for d in made.decisions if d.codec} == {
+        name for name, size in sizes.items() if size >= 100
+    }
+
+
+@pytest.mark.parametrize("name", compll.list_specs())
+def test_every_spec_compresses_what_it_is_asked_to(name):
+    codec = compll.compile(name, "reference")
+    (param,) = describe(torch.nn.Linear(1 << 9, 1 << 8, bias=False))
+    decision = fixed_plan([param], codec, options.make(codec), 2).decisions[0]
+    assert decision.codec == name, decision.why
+
+
 def test_partitions_follow_size_and_codec():
     assert partitions(100, Int8(), "ps", 2) == 1
     assert partitions(8 << 20, Int8(), "ps", 2) == 4
