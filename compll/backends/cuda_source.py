@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from compll.backends.cuda_hop import Hopping, merge_function
-from compll.backends.cuda_scatter import Scattering
 from compll.backends.cuda_select import Selecting
+from compll.backends.cuda_spread import Spreading
 from compll.backends.cuda_values import Grid, Scratch, Shape, Step, Values, shape_of
 from compll.ir import Expr, Module
 from compll.layout import tile_of
@@ -86,7 +86,7 @@ def _source(module: Module, threads: int) -> Source:
         result.text += encoder.finished()
         result.plans[name] = _plan(encoder, encoder.states, encoder.prog.writes_back)
     for name, add in (("set", False), ("add", True)):
-        decoder = Scattering(module, add, threads)
+        decoder = Spreading(module, add, threads)
         result.text += decoder.finished()
         result.plans[name] = _plan(decoder)
     return result

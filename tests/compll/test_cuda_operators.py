@@ -7,6 +7,7 @@ from compll.backends import cuda, cuda_source, cuda_tables, numbers
 from compll.errors import PayloadError, SpecError
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 from tests.compll.test_grouped_selections import SCALED
+from tests.compll.test_spread import BITMAP, UINT16
 
 SEARCHES = """name: searches
 encode:
@@ -194,3 +195,25 @@ def test_what_is_refused_is_told_where_it_stands(old, new, place, message, tmp_p
         compiled(text, tmp_path)
     (found,) = caught.value.diagnostics
     assert (found.span.line, found.span.col) == place
+
+
+TAGGED = BITMAP.replace("group: 64", "").replace("middle: float16", "middle: float32")
+
+
+@pytest.mark.parametrize("text", [BITMAP, TAGGED], ids=["grouped", "whole"])
+@pytest.mark.parametrize("level", [0.0, 1.0, 1e9])
+def test_spread_crosses_blocks(text, level, tmp_path, rng):
+    sizes = (7001, 1, 0, 2048, 4100)
+    pieces_equal(text, tmp_path, rng.standard_normal, lengths=sizes, level=level)
+
+
+@pytest.mark.parametrize("group", ["", "group: 32"])
+@pytest.mark.parametrize("decode", ["each + bits * 65536 + one", "scatter(index, few)"])
+def test_uint16(group, decode, tmp_path, rng):
+    text = UINT16.replace("GROUP", group).replace("DECODE", decode)
+    if "scatter" not in decode:  # nothing else puts selected elements back
+        fields = ("some:", "index:", "few:", "payload:")
+        lines = [line for line in text.split("\n") if not line.strip().startswith(fields)]
+        lines.append('payload: {one: uint16, each: "uint16[n]", bits: "uint16[n]"}')
+        text = "\n".join(lines)
+    pieces_equal(text, tmp_path, lambda n: 2 * rng.standard_normal(n))
