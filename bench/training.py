@@ -10,6 +10,7 @@ all of them; a figure is the median over the timed steps of all rounds. Links ar
 """
 
 import dataclasses
+import difflib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,10 @@ from typing import Annotated
 
 import typer
 
+from compll import list_specs
 from hipress.demo import place, runner
 from hipress.demo.job import Job, Result, Workload
-from hipress.demo.methods import DEFAULTS
+from hipress.demo.methods import DEFAULTS, available, parse
 from hipress.demo.report import Report, Row, markdown, rows
 
 RESULTS = Path(__file__).parent / "results"
@@ -165,15 +167,33 @@ def main(
     if unknown:
         print(f"unknown group {unknown[0]!r}; choose from: {', '.join(GROUPS)}", file=sys.stderr)
         raise typer.Exit(2)
+    given = tuple(part.strip() for part in methods.split(",") if part.strip())
+    _check(given)
     for name in group or GROUPS:
         usual = GROUPS[name]
         chosen = dataclasses.replace(
             usual,
-            methods=tuple(filter(None, methods.split(","))) or usual.methods,
+            methods=given or usual.methods,
             steps=steps or usual.steps,
             rounds=rounds or usual.rounds,
         )
         _measure_and_write(name, chosen, output)
+
+
+def _check(given: Sequence[str]) -> None:
+    """Refuses what no method is called, before the others take their time."""
+    for text in given:
+        try:
+            parse(text)
+        except ValueError as error:
+            near = difflib.get_close_matches(text, [*available(), *list_specs()], 1)
+            hint = f"; did you mean {_full(near[0])}?" if near else ""
+            print(f"{error}{hint}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
+def _full(name: str) -> str:
+    return name if name in available() else f"hipress:{name}"
 
 
 def _measure_and_write(name: str, group: Group, output: Path) -> None:

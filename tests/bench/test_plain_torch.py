@@ -9,9 +9,8 @@ from bench import codecs
 from bench.plain_torch import METHODS
 
 N = 49 * 1024
-#: drawn at random; gaussiank counts its corrections in another order
+#: drawn at random
 DRAWN = {
-    "gaussiank",
     "wangni",
     "natural",
     "terngrad",
@@ -22,6 +21,9 @@ DRAWN = {
     "qsparse",
     "graddrop",
     "dgc",
+    "adaq",
+    "dithering",
+    "powersgd",
 }
 
 

@@ -1,6 +1,7 @@
 """The benchmark's arithmetic: rounds are put together, targets are judged."""
 
 import pytest
+import typer
 
 from bench import training
 from hipress.demo.job import Result
@@ -44,3 +45,21 @@ def test_figures_and_table_are_written(tmp_path):
     training.write("loopback", report, tmp_path)
     assert "at most 1.03: met" in (tmp_path / "loopback.md").read_text()
     assert Report.read(tmp_path / "loopback.json") == report
+
+
+@pytest.mark.parametrize(
+    "text, near",
+    [("hipress:onebit_grup", "hipress:onebit_group"), ("terngrd", "hipress:terngrad")],
+)
+def test_an_unknown_method_is_told_before_any_runs(text, near, monkeypatch, tmp_path, capsys):
+    ran = []
+    monkeypatch.setattr(training, "_measure_and_write", lambda *given: ran.append(given))
+    with pytest.raises(typer.Exit) as exit:
+        training.main(["loopback"], f"none,{text}", output=tmp_path)
+    assert exit.value.exit_code == 2
+    assert not ran
+    told = capsys.readouterr().err
+    assert f"unknown method {text!r}" in told
+    assert f"did you mean {near}?" in told
+    training.main(["loopback"], "none, ddp-fp32", output=tmp_path)
+    assert ran[0][1].methods == ("none", "ddp-fp32")

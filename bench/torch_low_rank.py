@@ -1,0 +1,48 @@
+"""Low-rank compressors in plain torch."""
+
+from __future__ import annotations
+
+from math import ceil, sqrt
+
+import torch
+from torch import Tensor
+
+from bench.torch_common import Method, Payload, fed, keep, rows
+
+RANK = 2
+
+
+def _width(n: int) -> int:
+    return ceil(sqrt(n))
+
+
+def _encode_powersgd(x: Tensor, states: Tensor | None) -> Payload:
+    """One power iteration from the last right factor; states are residual, then that factor.
+
+    As one rank runs it, whose factors are their own means (Vogels et al. 2019).
+    """
+    n = x.numel()
+    width = _width(n)
+    residual, warm = (None, None) if states is None else (states[:n], states[n : n + RANK * width])
+    g = fed(x, residual)
+    p = rows(g, width) @ _start(warm, width, x)
+    left = torch.linalg.qr(p).Q
+    q = rows(g, width).T @ left
+    if warm is not None:
+        warm.copy_(q.view(-1))
+    keep(residual, g, (left @ q.T).view(-1)[:n])
+    return p, q
+
+
+def _start(warm: Tensor | None, width: int, x: Tensor) -> Tensor:
+    if warm is None or not warm.any():
+        return torch.linalg.qr(torch.randn(width, RANK, device=x.device)).Q
+    return torch.linalg.qr(warm.view(width, RANK)).Q
+
+
+def _decode_powersgd(payload: Payload, n: int) -> Tensor:
+    p, q = payload
+    return (torch.linalg.qr(p).Q @ q.T).view(-1)[:n]
+
+
+LOW_RANK = {"powersgd": Method(_encode_powersgd, _decode_powersgd, states=2)}

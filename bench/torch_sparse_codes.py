@@ -1,0 +1,115 @@
+"""Sparsifiers that send codes or means, and codes by quantile, in plain torch.
+
+Positions stay int32, where the specs write them as gaps, golomb or elias streams: the values that
+are decoded are the same, the payloads are longer and take no time to be coded.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from bench.torch_common import Method, Payload, fed, rows, scattered, sent
+
+
+def _encode_stc(x: Tensor, residual: Tensor | None) -> Payload:
+    """The 1% largest, each as plus or minus their mean magnitude."""
+    p = fed(x, residual)
+    index = p.abs().topk(max(1, ceil(p.numel() * 0.01)), sorted=False).indices
+    values = p[index]
+    size, negative = values.abs().mean(), values < 0
+    _lose(p, index, torch.where(negative, -size, size), residual)
+    return index.int(), negative, size
+
+
+def _decode_stc(payload: Payload, n: int) -> Tensor:
+    index, negative, size = payload
+    return scattered((index, torch.where(negative, -size, size)), n)
+
+
+def _lose(p: Tensor, index: Tensor, values: Tensor, residual: Tensor | None) -> None:
+    """The residual becomes p less the values at their positions."""
+    if residual is not None:
+        residual.copy_(p)
+        residual[index] -= values
+
+
+def _encode_adaq(x: Tensor, residual: Tensor | None) -> Payload:
+    """Elements of either sign above a threshold of a 1% sample, each as the mean of its sign."""
+    p = fed(x, residual)
+    above, below = _largest(p), _largest(-p)
+    high, low = _mean(p, above), _mean(p, below)
+    index = (above | below).nonzero().view(-1)[: ceil(p.numel() * 0.02) + 8]
+    positive = above[index]
+    _lose(p, index, torch.where(positive, high, low), residual)
+    return index.int(), positive, high, low
+
+
+def _largest(p: Tensor) -> Tensor:
+    """Whether an element is one of about the 1% largest of the positive ones."""
+    n = p.numel()
+    count = min(n, max(ceil(n * 0.01), 1000))
+    sample = p[torch.randint(n, (count,), device=p.device)].clamp_(min=0)
+    positive = p > 0
+    k = max(1, int(0.01 * count * int(positive.sum()) / n))
+    return positive & (p >= sample.topk(k).values[-1])
+
+
+def _mean(p: Tensor, kept: Tensor) -> Tensor:
+    values = p[kept]
+    return values.sum() / max(1, len(values))
+
+
+def _decode_adaq(payload: Payload, n: int) -> Tensor:
+    index, positive, high, low = payload
+    return scattered((index, torch.where(positive, high, low)), n)
+
+
+def _encode_adacomp(x: Tensor, residual: Tensor | None) -> Payload:
+    """Elements that one more gradient would bring to the largest of their 512, at most half."""
+    p = fed(x, residual)
+    binned = rows(p, 512)
+    top = binned.abs().amax(1, keepdim=True)
+    kept = (rows(p + x, 512).abs() >= top) & (binned != 0)
+    index = kept.view(-1).nonzero().view(-1)[: ceil(p.numel() * 0.5)]
+    return sent(p, index, residual)
+
+
+def _encode_dithering(x: Tensor, residual: Tensor | None) -> Payload:
+    """Fifteen levels of the largest magnitude, rounded at random; zeros are not sent."""
+    scale = x.abs().max()
+    level = (x.abs() * (15 / scale) + torch.rand_like(x)).floor_()
+    index = level.nonzero().view(-1)
+    return index.int(), (level[index] - 1).to(torch.uint8), x[index] < 0, scale
+
+
+def _decode_dithering(payload: Payload, n: int) -> Tensor:
+    index, code, negative, scale = payload
+    size = (code.float() + 1) * (scale / 15)
+    return scattered((index, torch.where(negative, -size, size)), n)
+
+
+def _encode_sketch(x: Tensor, residual: Tensor | None) -> Payload:
+    """The one of 64 bins of equally many elements, and the bins' means."""
+    n = x.numel()
+    at = torch.arange(1, 64, device=x.device) * n // 64
+    code = torch.bucketize(x, x.sort().values[at], right=True)
+    count = code.bincount(minlength=64).clamp_(min=1)
+    means = torch.zeros(64, device=x.device).index_add_(0, code, x) / count
+    return means, code.to(torch.uint8)
+
+
+def _decode_sketch(payload: Payload, n: int) -> Tensor:
+    means, code = payload
+    return means[code.int()]
+
+
+SPARSE_CODES = {
+    "stc": Method(_encode_stc, _decode_stc),
+    "adaq": Method(_encode_adaq, _decode_adaq),
+    "adacomp": Method(_encode_adacomp, scattered),
+    "dithering": Method(_encode_dithering, _decode_dithering),
+    "sketch": Method(_encode_sketch, _decode_sketch),
+}
