@@ -365,7 +365,7 @@ class _Reader:
             self.problems.add(section.span, f"parameter {name!r} needs a default", PARAM_HINT)
             return None
         base = self.shorthand(name, default.value)
-        kind = self.one(section, "type") or base.type
+        kind = self.one(section, "type") if section.get("type") else base.type
         if kind not in PARAM_TYPES:
             span = entry.value.span if (entry := section.get("type")) else section.span
             self.problems.add(

@@ -66,6 +66,7 @@ def test_the_example_is_right(tmp_path):
         ("mean(abs(g))", "sum(x for x in g)", 5, 13, "a comprehension is not part", ""),
         ("mean(abs(g))", "mean(abs(g)", 5, 14, "not an expression", ""),
         ("default: 2", "default: 3", 3, 30, "one of 1, 2, 4, 8", ""),
+        ("type: int", "type: ", 3, 16, "unknown type ''", ""),
         ("type: int", "type: integer", 3, 16, "unknown type 'integer'", "'int'"),
         ("  q: where", "  scale: where", 6, 3, "'scale' appears twice", "line 5"),
         ("  q: where", "  bits: where", 6, 3, "'bits' is defined twice", ""),
@@ -278,9 +279,9 @@ EXPRESSIONS = st.recursive(
         ["g", "n", "scale", "bits", "0", "1", "2.5", "inf", "nan", "step", "q", "'x'", "True"]
     ),
     lambda inner: st.one_of(
-        st.tuples(st.sampled_from(sorted(compll.check.OPERATORS)), st.lists(inner, max_size=3)).map(
-            lambda t: f"{t[0]}({', '.join(t[1])})"
-        ),
+        st.tuples(
+            st.sampled_from(sorted(compll.operators.OPERATORS)), st.lists(inner, max_size=3)
+        ).map(lambda t: f"{t[0]}({', '.join(t[1])})"),
         st.tuples(inner, st.sampled_from(INFIX), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
         st.tuples(inner, inner).map(lambda t: f"{t[0]}[{t[1]}]"),
         st.tuples(inner, inner, inner).map(lambda t: f"({t[0]} if {t[1]} else {t[2]})"),
