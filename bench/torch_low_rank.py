@@ -26,7 +26,7 @@ def _encode_powersgd(x: Tensor, states: Tensor | None) -> Payload:
     residual, warm = (None, None) if states is None else (states[:n], states[n : n + RANK * width])
     g = fed(x, residual)
     p = rows(g, width) @ _start(warm, width, x)
-    left = torch.linalg.qr(p).Q
+    left = _basis(p)
     q = rows(g, width).T @ left
     if warm is not None:
         warm.copy_(q.view(-1))
@@ -34,15 +34,20 @@ def _encode_powersgd(x: Tensor, states: Tensor | None) -> Payload:
     return p, q
 
 
+def _basis(m: Tensor) -> Tensor:
+    q: Tensor = torch.linalg.qr(m).Q
+    return q
+
+
 def _start(warm: Tensor | None, width: int, x: Tensor) -> Tensor:
     if warm is None or not warm.any():
-        return torch.linalg.qr(torch.randn(width, RANK, device=x.device)).Q
-    return torch.linalg.qr(warm.view(width, RANK)).Q
+        return _basis(torch.randn(width, RANK, device=x.device))
+    return _basis(warm.view(width, RANK))
 
 
 def _decode_powersgd(payload: Payload, n: int) -> Tensor:
     p, q = payload
-    return (torch.linalg.qr(p).Q @ q.T).view(-1)[:n]
+    return (_basis(p) @ q.T).view(-1)[:n]
 
 
 LOW_RANK = {"powersgd": Method(_encode_powersgd, _decode_powersgd, states=2)}

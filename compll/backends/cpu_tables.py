@@ -9,18 +9,65 @@ from compll.backends import cpu_ops as ops
 from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 
 
+#: elements from which on counting beats sorting
+MANY = 1 << 16
+HALF = 1 << 16
+
+
 @njit(nogil=True, cache=True)
 def quantiles_of(x, parts):  # type: ignore[no-untyped-def]
     """The parts - 1 elements that part the sorted x into equal parts."""
     n = len(x)
-    keys = np.empty(n, np.int32)
-    for i in range(n):
+    ranks = np.empty(parts - 1, np.int64)
+    for j in range(1, parts):
+        ranks[j - 1] = j * n // parts
+    keys = by_counting(x, ranks) if n >= MANY else by_sorting(x, ranks)
+    out = np.empty(parts - 1, np.float32)
+    for j in range(parts - 1):
+        out[j] = ops.unkey(keys[j])
+    return out
+
+
+@njit(nogil=True, cache=True)
+def by_sorting(x, ranks):  # type: ignore[no-untyped-def]
+    """The order keys of the elements at these ranks."""
+    keys = np.empty(len(x), np.int32)
+    for i in range(len(x)):
         keys[i] = ops.key(x[i])
     keys.sort()
-    out = np.empty(parts - 1, np.float32)
-    for j in range(1, parts):
-        out[j - 1] = ops.unkey(keys[j * n // parts])
-    return out
+    return keys[ranks]
+
+
+@njit(nogil=True, cache=True)
+def by_counting(x, ranks):  # type: ignore[no-untyped-def]
+    """The same: the upper halves of all keys are counted, then the lower ones where a rank lies."""
+    upper = np.zeros(HALF, np.int64)
+    for i in range(len(x)):
+        upper[(np.int64(ops.key(x[i])) >> 16) + HALF // 2] += 1
+    slot, bins = np.full(HALF, -1, np.int32), np.empty(len(ranks), np.int64)
+    within, slots, place, before = np.empty(len(ranks), np.int64), 0, 0, 0
+    for j in range(len(ranks)):
+        while before + upper[place] <= ranks[j]:
+            before += upper[place]
+            place += 1
+        bins[j], within[j] = place, ranks[j] - before
+        if slot[place] < 0:
+            slot[place] = slots
+            slots += 1
+    lower = np.zeros((slots, HALF), np.int32)
+    for i in range(len(x)):
+        key = np.int64(ops.key(x[i]))
+        at = slot[(key >> 16) + HALF // 2]
+        if at >= 0:
+            lower[at, key & (HALF - 1)] += 1
+    keys = np.empty(len(ranks), np.int32)
+    for j in range(len(ranks)):
+        counts, rest, place = lower[slot[bins[j]]], within[j], 0
+        while counts[place] <= rest:
+            rest -= counts[place]
+            place += 1
+        keys[j] = ((bins[j] - HALF // 2) << 16) + place
+    return keys
 
 
 @njit(nogil=True, cache=True)

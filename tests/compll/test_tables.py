@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import compll
+from compll.backends import cpu_tables, numbers
 
 MORE = np.load(Path(__file__).parent / "golden" / "more.npz")
 
@@ -111,3 +112,19 @@ def test_a_table_is_not_what_decode_gives(group, tmp_path):
     wanted = "looks at the whole tensor" if group else "not one number per element"
     with pytest.raises(compll.SpecError, match=wanted):
         compll.compile(path)
+
+
+@pytest.mark.parametrize("kind", ["normal", "few", "same", "wild"])
+@pytest.mark.parametrize("parts", [4, 64, 256])
+def test_counting_finds_what_sorting_finds(kind, parts, rng):
+    n = cpu_tables.MANY + 17
+    x = {
+        "normal": rng.standard_normal(n),
+        "few": rng.integers(-2, 3, n) * 0.5,
+        "same": np.full(n, 7.0),
+        "wild": rng.integers(0, 1 << 32, n, dtype=np.uint64).astype(np.uint32).view(np.float32),
+    }[kind].astype(np.float32)
+    ranks = np.arange(1, parts) * n // parts
+    sorted_ = cpu_tables.by_sorting(x, ranks)
+    assert np.array_equal(cpu_tables.by_counting(x, ranks), sorted_)
+    assert np.array_equal(sorted_, np.sort(numbers.order_key(x))[ranks])
