@@ -8,7 +8,6 @@ from numba import njit
 from compll.backends import cpu_ops as ops
 from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 
-
 #: elements from which on counting beats sorting
 MANY = 1 << 16
 HALF = 1 << 16
