@@ -70,6 +70,19 @@ def by_counting(x, ranks):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def starts_of(edges, n):  # type: ignore[no-untyped-def]
+    """For the upper bits of each key (from 0), how many edges lie below all such; and the shift."""
+    shift = 16 if n >= MANY else 20
+    starts, below = np.empty(1 << (32 - shift), np.int32), 0
+    for place in range(len(starts)):
+        first = (place << shift) - (1 << 31)
+        while below < len(edges) and np.int64(ops.key(edges[below])) < first:
+            below += 1
+        starts[place] = below
+    return starts, shift
+
+
+@njit(nogil=True, cache=True)
 def bucket_of(x, edges):  # type: ignore[no-untyped-def]
     """How many of the ascending edges are not above x, by halving."""
     key, low, high = ops.key(x), 0, len(edges)

@@ -9,6 +9,8 @@ from compll.ir import Expr, Field, Module, walk
 from compll.layout import tile_of
 from compll.program import LIBRARY, Program
 
+#: how a loop over elements begins
+LOOPS = ("for i in ", "for j in ")
 PLANES = {1: 8, 2: 4, 4: 2, 8: 1}
 
 
@@ -129,6 +131,10 @@ class Values(Lines):
         for e in walk(*roots, into=lambda e: e.op != "lift" or e.args[0].type.shape == "group"):
             if e.op == "lift" and e.type.shape in ("n", "kept", "group"):
                 self.lifted(e)
+            elif e.op == "bucket" and -id(e.args[1]) not in self.names:
+                table = self.names[id(e.args[1])]
+                self.names[-id(e.args[1])] = self.local[-id(e.args[1])] = f"{table}_starts"
+                self.add(f"{table}_starts, {table}_shift = starts_of({table}, n)")
 
     def draw(self, number: int, element: str) -> None:
         """Emit the keys of a stream of draws, for elements around `element`."""
@@ -145,7 +151,7 @@ class Values(Lines):
 
         Within a loop over elements, what a large expression repeats becomes a statement of it.
         """
-        if self.turn or not self.within("for i in ", "for j in "):
+        if self.turn or not self.within(*LOOPS):
             return self.turn.get(id(expr)) or self.written(expr, i)
         for e in repeated(expr, lambda e: id(e) in self.buffers or e.op == "lift"):
             name = self.name("t")
@@ -168,9 +174,23 @@ class Values(Lines):
             return f"uniform({spread}, r{expr.value}c, r{expr.value}b)"
         if expr.op == "code":
             return self.code_text(expr, i)
+        if expr.op == "bucket" and self.within(*LOOPS):
+            return self.bucket(expr, i)
         if not expr.args:
             return self.leaf(expr, i)
         return element(expr, [self.text(a, i) for a in expr.args])
+
+    def bucket(self, expr: Expr, i: str) -> str:
+        """How many edges are not above a value: on from what `starts_of` says of its key.
+
+        As statements, since arrays that a function takes are counted, which cost 20 ns a call.
+        """
+        table, name = self.names[id(expr.args[1])], self.name("t")
+        self.add(f"k{name} = i64(key({self.text(expr.args[0], i)}))")
+        self.add(f"{name} = i32({table}_starts[(k{name} + 2147483648) >> {table}_shift])")
+        with self.block(f"while {name} < len({table}) and i64(key({table}[{name}])) <= k{name}:"):
+            self.add(f"{name} = i32({name} + 1)")
+        return name
 
     def code_text(self, expr: Expr, i: str) -> str:
         field = next(f for f in self.module.fields if f.name == expr.value)
