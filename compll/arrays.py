@@ -16,8 +16,11 @@ class Arrays(Protocol):
     #: whether reading a value waits for nothing
     host: bool
 
-    def vector(self, x: Any, name: str) -> Any:
-        """x as a flat view. Raises UsageError when it is no contiguous gradient."""
+    def vector(self, x: Any, name: str, *, write: bool = False) -> Any:
+        """x as a flat view, which is written to if `write`. Raises UsageError where x does not do.
+
+        Without `write` it may be read-only.
+        """
 
     def payload(self, raw: Any, name: str) -> Any:
         """A payload as a flat uint8 array. Raises PayloadError."""
@@ -29,17 +32,37 @@ class Arrays(Protocol):
         """An array of zeros."""
 
 
+class _Unlocked:
+    """The memory of an array, without its flag."""
+
+    def __init__(self, x: NDArray[Any]) -> None:
+        self.owner = x
+        self.__array_interface__ = x.__array_interface__ | {"data": (x.ctypes.data, False)}
+
+
+def _open(x: NDArray[Any]) -> NDArray[Any]:
+    """x for kernels, whose signatures know writable arrays alone; this one is only read."""
+    return x if x.flags.writeable else np.asarray(_Unlocked(x))
+
+
 class HostArrays:
     """NumPy arrays."""
 
     host = True
 
-    def vector(self, x: Any, name: str) -> NDArray[np.float32]:
+    def vector(self, x: Any, name: str, *, write: bool = False) -> NDArray[np.float32]:
         """x as float32 [n]. Raises UsageError."""
-        if not isinstance(x, np.ndarray) or x.dtype != np.float32 or not x.flags.c_contiguous:
+        if not isinstance(x, np.ndarray) or x.dtype != np.float32:
             kind = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
             raise UsageError(f"{name}: a contiguous float32 array is needed, not {kind}")
-        return x.reshape(-1)
+        if not x.flags.c_contiguous:
+            raise UsageError(
+                f"{name}: a contiguous float32 array is needed, not one with strides {x.strides}; "
+                "np.ascontiguousarray(x) makes one"
+            )
+        if write and not x.flags.writeable:
+            raise UsageError(f"{name}: the result goes into this array, which is read-only")
+        return _open(x.reshape(-1))
 
     def payload(self, raw: Any, name: str) -> NDArray[np.uint8]:
         """bytes or a uint8 vector. Raises PayloadError."""
@@ -48,7 +71,7 @@ class HostArrays:
             raise PayloadError(
                 f"{name}: a payload is a uint8 vector, not {data.dtype} {data.shape}"
             )
-        return data
+        return _open(data)
 
     def empty(self, count: int, dtype: str) -> NDArray[Any]:
         """Uninitialized."""

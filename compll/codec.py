@@ -192,13 +192,17 @@ class Codec:
         step: that of the encode, which specs with drawn selections need (`needs_step`).
         """
         n = self._count(n)
-        out: F32 = self.arrays.empty(n, "float32")
+        try:
+            out: F32 = self.arrays.empty(n, "float32")
+        except (MemoryError, ValueError):
+            raise UsageError(f"{self.name}: there is no memory for {n} elements") from None
         self._decode(payload, out, add=False, step=step)
         return out
 
     def decode_add(self, payload: U8, out: F32, *, step: int = 0) -> None:
         """Add the values of a payload to out, float32 [n]. Raises PayloadError, out untouched."""
-        self._decode(payload, self.arrays.vector(out, self.name), add=True, step=step)
+        out = self.arrays.vector(out, self.name, write=True)
+        self._decode(payload, out, add=True, step=step)
 
     def _decode(self, payload: U8, out: F32, *, add: bool, step: int) -> None:
         data, at = self.arrays.payload(payload, self.name), np.zeros(1, np.int64)
@@ -230,9 +234,9 @@ class Codec:
         incoming: payloads that are decoded and added to x before all that, in the same pass where
         the codec allows it; without writeback x's pieces then hold nothing of use.
         """
-        x = self.arrays.vector(x, self.name)
-        if not -(2**63) <= step < 2**63:
-            raise UsageError(f"{self.name}: step {step} is no int64")
+        writes = writeback or incoming is not None
+        x = self.arrays.vector(x, self.name, write=writes)
+        seed, step = self._draws(seed, step)
         self._check_table(table, at, len(x), "x")
         self._check_state(state, table)
         room = at + np.array([self.payload_bytes(int(n)) for n in table[:, LENGTH]], np.int64)
@@ -251,7 +255,7 @@ class Codec:
             out,
             at,
             state,
-            seed=seed & (2**64 - 1),
+            seed=seed,
             step=step,
             scale=scale,
             writeback=writeback,
@@ -273,7 +277,7 @@ class Codec:
 
         step: that of the encode, which specs with drawn selections need (`needs_step`).
         """
-        out = self.arrays.vector(out, self.name)
+        out = self.arrays.vector(out, self.name, write=True)
         self._check_table(table, at, len(out), "out")
         self._check_lengths(payload, table, at, used)
         if self.module.arrays:
@@ -359,6 +363,18 @@ class Codec:
         self._check_state(state, table)
         return x
 
+    def _draws(self, seed: int, step: int) -> tuple[int, int]:
+        """What chooses random draws: 64 bits of the seed, and the step. Raises UsageError."""
+        try:
+            seed, step = operator.index(seed) & (2**64 - 1), operator.index(step)
+        except TypeError:
+            raise UsageError(
+                f"{self.name}: seed and step are whole numbers, not {seed!r} and {step!r}"
+            ) from None
+        if not -(2**63) <= step < 2**63:
+            raise UsageError(f"{self.name}: step {step} is no int64")
+        return seed, step
+
     def _count(self, n: int) -> int:
         """A number of elements. Raises UsageError."""
         try:
@@ -408,6 +424,9 @@ class Codec:
     def _check_state(self, state: State | None, table: I64) -> None:
         if state is None or len(table) == 0:
             return
+        if not isinstance(cast(object, state), Mapping):
+            kind = type(state).__name__
+            raise UsageError(f"{self.name}: the state comes from init_state(n); this is {kind}")
         for item in self.module.states:
             have = len(state[item.name]) if item.name in state else -1
             need = int(

@@ -81,7 +81,7 @@ class DeviceArrays:
 
     host = False
 
-    def vector(self, x: Any, name: str) -> Any:
+    def vector(self, x: Any, name: str, *, write: bool = False) -> Any:
         """x as a flat cupy view: float32, float16, or uint16 for bfloat16. Raises UsageError."""
         array = self.view(x, name)
         if gradient_of(array) not in GRADIENTS or not array.flags.c_contiguous:

@@ -56,6 +56,27 @@ def test_constant_gradients(case, cpu, reference, value):
             assert (y == 0).all()
 
 
+def test_read_only_arrays_are_read_and_never_written(cpu, reference, rng):
+    x = rng.standard_normal(3000).astype(np.float32)
+    x.flags.writeable = False
+    for codec in (cpu, reference):
+        payload = codec.encode(x)
+        assert np.array_equal(codec.decode(payload.tobytes(), 3000), codec.decode(payload, 3000))
+        with pytest.raises(compll.UsageError, match="read-only"):
+            codec.decode_add(payload, x)
+
+
+def test_the_caller_is_told_of_wrong_numbers(cpu):
+    x = np.zeros(4, np.float32)
+    for wrong in ({"seed": "a"}, {"step": 1.5}):
+        with pytest.raises(compll.UsageError, match="whole numbers"):
+            cpu.encode(x, **wrong)
+    with pytest.raises(compll.UsageError, match="init_state"):
+        cpu.encode(x, state=5)
+    with pytest.raises((compll.UsageError, compll.PayloadError)):
+        cpu.decode(cpu.encode(x), 2**62)
+
+
 def test_the_caller_is_told_of_wrong_arrays(cpu):
     with pytest.raises(compll.UsageError, match="float32"):
         cpu.encode(np.zeros(4, np.float64))
