@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from rich.table import Table
 
 from compll import artifacts, cli_author, explain, library, report
@@ -26,7 +27,7 @@ from compll.cli_common import (
     usage,
 )
 from compll.codec import Codec
-from compll.errors import CompllError, nearest
+from compll.errors import CompllError, Diagnostic, SpecError, UsageError, nearest
 
 app = typer.Typer(
     help="Gradient compressors from YAML specs.",
@@ -92,22 +93,44 @@ def build(
     specs: SomeSpecs = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder")] = Path("compll-out"),
     param: Params = None,
-    target: Target = "cpu",
-    arch: Annotated[str, typer.Option(help="with cuda: a GPU to compile for, like sm_90")] = "",
+    target: Annotated[
+        list[str] | None, typer.Option(help="cpu (the default), cuda or reference; may repeat")
+    ] = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(help="with cuda: a GPU to compile for, like sm_90; may repeat"),
+    ] = None,
 ) -> None:
-    """Compile specs; write the generated source and a report of each."""
-    known_target(target)
-    params = parameters(param)
-    made = each(specs or library.list_specs(), lambda name: built(name, target, params, arch))
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for one in made:
-            for ending, data in one.files.items():
-                (output / f"{one.codec.name}.{ending}").write_bytes(data)
-    except OSError as error:
-        usage(f"cannot write to {output}: {error.strerror}")
+    """Compile specs; write the generated source and a report of each.
+
+    Without names all specs are built that the targets can compile, and the others are listed.
+    """
+    targets, archs = several(target) or ["cpu"], several(arch)
+    for each_target in targets:
+        known_target(each_target)
+    params, made, refused = parameters(param), list[Built](), list[Diagnostic]()
+    names = specs or library.list_specs()
+    for name in track(names, "compiling", console=Console(stderr=True), transient=True):
+        try:
+            made.append(built(name, targets, params, archs))
+        except SpecError as error:
+            refused += error.diagnostics
+        except UsageError as error:
+            usage(str(error))
+    if refused:
+        typer.echo(str(SpecError(refused)), err=True)
+    if refused and (specs or not made):
+        raise typer.Exit(1)
+    for one in made:
+        write(one, output)
     Console().print(summary([one.codec for one in made]))
     typer.echo(f"source and reports: {output}/")
+
+
+def several(given: list[str] | None) -> list[str]:
+    """The values of an option that may repeat, or hold several with commas between, each once."""
+    texts = [text.strip() for item in given or [] for text in item.split(",")]
+    return list(dict.fromkeys(filter(None, texts)))
 
 
 @dataclass(frozen=True)
@@ -118,18 +141,34 @@ class Built:
     files: dict[str, bytes]
 
 
-def built(name: str, target: str, params: dict[str, object], arch: str) -> Built:
-    """Compile for `target`; source, binaries if asked for, and reports. Raises SpecError."""
-    made = "reference" if target in artifacts.DEVICES else target
-    codec = library.compile(name, made, **params)
-    texts = artifacts.sources(target, codec.module, codec.params)
-    files = {ending: text.encode() for ending, text in texts.items()}
-    if arch:
-        files |= artifacts.binaries(target, texts, arch)
-    facts = json.dumps(report.facts(codec, target), indent=1) + "\n"
-    files["report.json"] = facts.encode()
-    files["report.md"] = report.markdown(codec, target).encode()
-    return Built(codec, files)
+def write(one: Built, folder: Path) -> None:
+    """The files of a spec; or exit 2."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for ending, data in one.files.items():
+            (folder / f"{one.codec.name}.{ending}").write_bytes(data)
+    except OSError as error:
+        usage(f"cannot write to {folder}: {error.strerror}")
+
+
+def built(name: str, targets: list[str], params: dict[str, object], archs: list[str]) -> Built:
+    """Compile for every target; source, binaries if asked for, and reports. Raises SpecError."""
+    if archs and not set(targets) & set(artifacts.DEVICES):
+        raise UsageError(f"--arch belongs to --target cuda, not {', '.join(targets)}")
+    codecs, files = [], dict[str, bytes]()
+    for target in targets:
+        device = target in artifacts.DEVICES
+        codec = library.compile(name, "reference" if device else target, **params)
+        texts = artifacts.sources(target, codec.module, codec.params)
+        files |= {ending: text.encode() for ending, text in texts.items()}
+        for arch in archs if device else ():
+            files |= artifacts.binaries(target, texts, arch)
+        facts = json.dumps(report.facts(codec, target), indent=1) + "\n"
+        which = f"{target}." if len(targets) > 1 else ""
+        files[f"{which}report.json"] = facts.encode()
+        files[f"{which}report.md"] = report.markdown(codec, target).encode()
+        codecs.append(codec)
+    return Built(codecs[0], files)
 
 
 def summary(codecs: list[Codec]) -> Table:

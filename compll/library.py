@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import os
 import pkgutil
 import threading
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from compll import check, source, spec
@@ -31,13 +33,20 @@ def list_specs() -> list[str]:
     return sorted(p.stem for p in specs_dir().glob("*.yaml"))
 
 
+@cache
 def backends() -> list[str]:
-    """Names of the backends: the modules of compll.backends that have a `build`."""
+    """Names of the backends: the modules of compll.backends that define `build`."""
     import compll.backends as package
 
-    helpers = {"elementary", "numbers"}
-    names = {m.name for m in pkgutil.iter_modules(package.__path__)} - helpers
-    return sorted(n for n in names if not n.startswith("_") and "_" not in n)
+    names = [m.name for m in pkgutil.iter_modules(package.__path__)]
+    return sorted(n for n in names if _builds(f"{package.__name__}.{n}"))
+
+
+def _builds(module: str) -> bool:
+    """Whether a module defines `build`, by its text: importing it may need a device's library."""
+    found = importlib.util.find_spec(module)
+    path = found.origin if found is not None else None
+    return path is not None and "\ndef build(" in Path(path).read_text("utf-8")
 
 
 def locate(name_or_path: str | os.PathLike[str]) -> Path:

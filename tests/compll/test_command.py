@@ -83,6 +83,28 @@ def test_build_for_cuda_needs_no_device(tmp_path):
     assert "__global__" in run("explain", "onebit", "--stage", "source", "--target", "cuda").output
 
 
+def test_build_for_several_targets_and_architectures(tmp_path):
+    result = run("build", "onebit", "--target", "cuda", "--target", "cpu",
+                 "--arch", "sm_80,sm_90", "-o", tmp_path)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    files = {path.name for path in tmp_path.iterdir()}
+    assert {f"onebit.float32.{arch}.cubin" for arch in ("sm_80", "sm_90")} <= files
+    assert {"onebit.cpu.py", "onebit.cpu.report.json", "onebit.cuda.report.json"} <= files
+
+
+def test_build_of_everything_lists_what_the_target_refuses(tmp_path):
+    result = run("build", "--target", "cuda", "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "powersgd" in result.output
+    assert "the cuda backend" in result.output
+    assert (tmp_path / "onebit.float32.cu").exists()
+    assert not (tmp_path / "powersgd.float32.cu").exists()
+
+
+def test_backends_are_those_that_build():
+    assert compll.library.backends() == ["cpu", "cuda", "reference"]
+
+
 def test_build(tmp_path):
     result = run("build", "terngrad_uniform", "-p", "bits=4", "-o", tmp_path)
     assert result.exit_code == 0, result.output
