@@ -10,11 +10,11 @@ from compll.array_traffic import rounds_text, steps, traffic_of
 from compll.codec import Codec
 from compll.ir import POSITIONS, Expr, Field, Module, Type, walk
 from compll.layout import header, limits, tile_of
-from compll.passes import schedule
+from compll.passes import hops, schedule
 from compll.program import LIBRARY, TOTALS, Pass, Program
 from compll.spec import Spec
 from compll.syntax import Call, Name, Number, Syntax
-from compll.traffic import Traffic, Walk
+from compll.traffic import Traffic, Walk, merge_traffic
 
 STAGES = ("syntax", "types", "feedback", "layout", "passes", "traffic", "source")
 INFIX = {
@@ -294,6 +294,25 @@ def walks(module: Module) -> Iterator[str]:
         f"bytes per element: moved {found.moved:.4g}, least possible {found.least:.4g} "
         f"(each input read, each result written once): ratio {ratio:.2f}"
     )
+    yield from merges(module, found)
+
+
+def merges(module: Module, encode: Traffic) -> Iterator[str]:
+    """Decode, and what a server or a ring hop does: decode, add, encode."""
+    selects = any(f.shape == "kept" or f.storage == "runs" for f in module.fields)
+    if module.arrays or selects:
+        return
+    single = len(encode.walks) == 1 and hops(module)
+    found = merge_traffic(module, encode, single)
+    size = found.payload
+    yield f"decode: reads payload ({size:.4g} B), writes g (4 B): ratio 1.00"
+    yield f"decode and add: reads payload, g ({size + 4:.4g} B), writes g (4 B): ratio 1.00"
+    if found.fused is not None:
+        yield (
+            "decode, add and encode in one kernel (cuda; cpu for tiles of 512 elements and more): "
+            f"moved {found.fused:.4g}, "
+            f"least possible {size + encode.least:.4g} (as two kernels {found.apart:.4g})"
+        )
 
 
 def _touched(one: Walk, before: set[str]) -> str:

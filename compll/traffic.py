@@ -55,6 +55,8 @@ def traffic(program: Program) -> Traffic:
         used = [s.expr for s in sinks] + keys
         reads = _leaves(used + one.reductions)
         sizes = {s.name: 4.0 if s.kind == "state" else _bits(s, program.module) / 8 for s in sinks}
+        if not reads and not sizes:
+            continue  # for the write-back alone, which an encode for training does not need
         size, wrote = 4.0 * len(reads), sum(sizes.values())
         needs = _needs(used + [e.args[0] for e in one.reductions])
         walks.append(Walk(tuple(sorted(reads)), tuple(sizes), size, wrote, needs))
@@ -128,3 +130,30 @@ def _bits(sink: Sink, module: Module) -> float:
         return 0.0
     per = 1.6 if sink.field.trits else sink.field.item_bits
     return per / module.group if sink.field.shape == "group" else float(per)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What decoding moves per element of the gradient, alone and together with an encode.
+
+    fused: decode, add and encode as one kernel; None where it is none. apart: as two.
+    """
+
+    payload: float
+    decode: float
+    add: float
+    apart: float
+    fused: float | None
+
+
+def merge_traffic(module: Module, encode: Traffic, one_kernel: bool) -> Merge:
+    """Of a dense payload: read once, the gradient written, or read and written, once.
+
+    One kernel neither writes the sum nor reads it again.
+    """
+    parts = [f for f in module.fields if f.shape in ("n", "group")]
+    sizes = [_bits(Sink("field", f.name, f.expr, f), module) / 8 for f in parts if f.expr]
+    payload = sum(sizes)
+    apart = payload + 8 + encode.moved
+    fused = payload + encode.moved if one_kernel else None
+    return Merge(payload, payload + 4, payload + 8, apart, fused)

@@ -63,6 +63,18 @@ def test_traffic_tells_why_another_walk_is_needed():
     assert run("explain", "onebit", "--stage", "traffic").output.splitlines() == lines
 
 
+def test_traffic_of_merges_and_of_specs_without_feedback(tmp_path):
+    text = run("explain", "onebit_group", "--traffic").output
+    assert "moved 12.26, least possible 12.26 (as two kernels 20.26)" in text
+    plain = tmp_path / "plain.yaml"
+    spec = (compll.library.specs_dir() / "onebit.yaml").read_text()
+    plain.write_text(spec.replace("feedback: error\n", ""))
+    text = run("explain", plain, "--traffic").output
+    assert "reads nothing" not in text
+    assert "walks 1, least possible 1" in text
+    assert "moved 4.125" in text
+
+
 def test_build_reports_every_wrong_spec(tmp_path):
     paths = [tmp_path / "first.yaml", tmp_path / "second.yaml"]
     for path in paths:
