@@ -129,8 +129,7 @@ def bytes_moved(bench: Bench, operation: str) -> float:
     if operation == "decode":
         return payload + 4.0
     if module.decode.op == "scatter":
-        kept = next(f for f in module.fields if f.name == module.decode.args[0].value)
-        return payload + 8.0 * _kept(bench, kept.of)
+        return payload + 8.0 * _kept(bench, module.decode.args[0].type.of)
     return payload + 8.0
 
 

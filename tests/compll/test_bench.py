@@ -79,6 +79,14 @@ def test_adding_a_sparse_payload_touches_only_what_it_holds():
     assert measure.bytes_moved(bench, "decode_add") == pytest.approx(0.25 * (8 + 8))
 
 
+@pytest.mark.parametrize("name", compll.list_specs())
+def test_every_spec_can_be_measured(name):
+    bench = measure.prepare(compll.compile(name, "reference"), 2048)
+    for operation in bench.jobs:
+        bench.jobs[operation]()
+        assert 0 < measure.bytes_moved(bench, operation) < 200
+
+
 def run(*args):
     return CliRunner().invoke(app, ["bench", *map(str, args)])
 
