@@ -10,7 +10,6 @@ all of them; a figure is the median over the timed steps of all rounds. Links ar
 """
 
 import dataclasses
-import difflib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,10 +19,10 @@ from typing import Annotated
 
 import typer
 
-from compll import list_specs
+from hipress.demo import methods as methods_
 from hipress.demo import place, runner
 from hipress.demo.job import Job, Result, Workload
-from hipress.demo.methods import DEFAULTS, available, parse
+from hipress.demo.methods import DEFAULTS
 from hipress.demo.report import Report, Row, markdown, rows
 
 RESULTS = Path(__file__).parent / "results"
@@ -182,18 +181,11 @@ def main(
 
 def _check(given: Sequence[str]) -> None:
     """Refuses what no method is called, before the others take their time."""
-    for text in given:
-        try:
-            parse(text)
-        except ValueError as error:
-            near = difflib.get_close_matches(text, [*available(), *list_specs()], 1)
-            hint = f"; did you mean {_full(near[0])}?" if near else ""
-            print(f"{error}{hint}", file=sys.stderr)
-            raise typer.Exit(2) from None
-
-
-def _full(name: str) -> str:
-    return name if name in available() else f"hipress:{name}"
+    try:
+        methods_.check([methods_.parse(text) for text in given])
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
 
 
 def _measure_and_write(name: str, group: Group, output: Path) -> None:

@@ -72,7 +72,7 @@ class Meeting:
             for rank in [r for r in missing if self._there(turn, r)]:
                 found[rank] = json.loads(self.store.get(self._key(turn, rank)))
                 missing.remove(rank)
-                _raise_if_failed(found[rank], self.ranks[rank])
+                _raise_if_failed(found[rank], self.ranks[rank], self.ranks[self.rank])
             if not missing:
                 break
             if time.monotonic() > deadline:
@@ -124,9 +124,11 @@ def _pauses() -> Iterator[float]:
         pause = min(pause * 1.5, 0.1)
 
 
-def _raise_if_failed(facts: Mapping[str, Any], rank: int) -> None:
+def _raise_if_failed(facts: Mapping[str, Any], rank: int, here: int) -> None:
     if FAILED in facts:
-        raise ConfigMismatch(f"rank {rank} could not be set up: {facts[FAILED]}")
+        raise ConfigMismatch(
+            f"rank {rank} could not be set up, so rank {here} stops, too: {facts[FAILED]}"
+        )
 
 
 def _compare(posted: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
@@ -135,11 +137,24 @@ def _compare(posted: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
         for key in sorted({*posted[0], *posted[other]}, key=_order):
             left, right = posted[0].get(key), posted[other].get(key)
             if left != right:
+                if key == "digests":
+                    sides = left or {}, right or {}
+                    raise ConfigMismatch(_other_text(*sides, ranks[0], ranks[other]))
                 what, mine, yours = _narrow(key, left, right)
                 raise ConfigMismatch(
                     f"ranks disagree on {what}: rank {ranks[0]}: {mine}, "
                     f"rank {ranks[other]}: {yours}"
                 )
+
+
+def _other_text(left: Mapping[str, str], right: Mapping[str, str], one: int, other: int) -> str:
+    """Which codec has another text, or other parameters, on another rank."""
+    name = min(n for n in {*left, *right} if left.get(n) != right.get(n))
+    digests = " and ".join(str(side.get(name, "none"))[:12] for side in (left, right))
+    return (
+        f"{name} differs between ranks {one} and {other} (digests {digests}); "
+        "give every rank the same text and parameters"
+    )
 
 
 def _order(key: str) -> tuple[bool, bool, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import timedelta
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress import agree
 from hipress import options as options_
-from hipress.errors import ConfigError
+from hipress.errors import ConfigError, unknown
 from hipress.model import as_ddp
 from hipress.options import AUTO
 from hipress.session import BOOKS, Session, install, label, prepare
@@ -62,8 +63,12 @@ def wrap(
         )  # fmt: skip
         settings = _settings(model, ddp_kwargs)
     # Before DDP: its own check of shapes cannot name the parameter, and may hang.
-    session = prepare(model, options, home)
-    ddp = DistributedDataParallel(model, process_group=process_group, **settings)
+    session = prepare(model, options, home, settings)
+    try:
+        ddp = DistributedDataParallel(model, process_group=process_group, **settings)
+    except (TypeError, ValueError) as error:  # on every rank: they agree on all of it
+        told = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
+        raise ConfigError(told) from error
     return _finish(ddp, session)
 
 
@@ -180,10 +185,24 @@ def _settings(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> dict[st
     _refuse_python_reducer()
     if isinstance(model, DistributedDataParallel):
         raise ConfigError("the model is a DistributedDataParallel already; use hipress.attach")
-    settings = {"gradient_as_bucket_view": True, **(ddp_kwargs or {})}
-    if "process_group" in settings:
-        raise ConfigError("process_group is an argument of hipress.wrap, not of ddp_kwargs")
-    return settings
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
+    if not isinstance(ddp_kwargs, Mapping | None):
+        raise ConfigError(
+            f"ddp_kwargs={ddp_kwargs!r}: pass a dict of DistributedDataParallel's arguments"
+        )
+    _check_ddp_kwargs(ddp_kwargs or {})
+    return {"gradient_as_bucket_view": True, **(ddp_kwargs or {})}
+
+
+def _check_ddp_kwargs(ddp_kwargs: Mapping[str, Any]) -> None:
+    for taken, ours in (("process_group", "process_group"), ("module", "model")):
+        if taken in ddp_kwargs:
+            raise ConfigError(f"{ours} is an argument of hipress.wrap; ddp_kwargs has no {taken}")
+    known = set(inspect.signature(DistributedDataParallel).parameters)
+    for name in ddp_kwargs:
+        if name not in known:
+            raise unknown("argument of ddp_kwargs", str(name), known - {"module", "process_group"})
 
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:

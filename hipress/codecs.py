@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -24,17 +25,31 @@ def resolve(options: Options) -> Codec:
     return options.compressor
 
 
-def compile_codec(name: str, params: Mapping[str, Any]) -> Codec:
-    """Compile a spec by name or by path, for the CPU."""
+def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> Codec:
+    """Compile a spec by name or by path, for a backend of compll."""
     import compll
 
+    _refuse_arguments(params)
     if not _is_path(name) and name not in compll.list_specs():
         raise unknown("compressor", name, (AUTO, *compll.list_specs()))
     try:
         # compll does not know casync's Protocol; its codecs have these members.
-        return cast("Codec", compll.compile(name, target="cpu", **params))
+        return cast("Codec", compll.compile(name, target=target, **params))
     except (compll.CompllError, TypeError, OSError) as error:
         raise ConfigError(f"compressor {name!r}: {error}") from error
+
+
+def _refuse_arguments(params: Mapping[str, Any]) -> None:
+    """What compll.compile calls its own arguments no spec can have as a parameter."""
+    import compll
+
+    own = inspect.signature(compll.compile).parameters.values()
+    for name in (each.name for each in own if each.kind is not each.VAR_KEYWORD):
+        if name in params:
+            raise ConfigError(
+                f"{name!r} is no parameter of a spec: hipress compiles specs itself, for the "
+                "CPU; leave it out"
+            )
 
 
 def strategy_for(codec: Codec | None, asked: str = AUTO) -> str:

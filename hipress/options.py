@@ -93,6 +93,11 @@ def make(
     **rest: Any,
 ) -> Options:
     """Options from what a caller wrote: one pattern or several, seconds or a timedelta."""
+    if not isinstance(exclude, Iterable):
+        raise ConfigError(
+            f"exclude={exclude!r}: pass a pattern of parameter names, such as 'head.*', "
+            "or a list of them"
+        )
     patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     if timeout is None:
         timeout = default_pg_timeout

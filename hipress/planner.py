@@ -7,6 +7,7 @@ what `hipress.probe` measured, and leaves a tensor alone unless compression clea
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
@@ -65,8 +66,16 @@ def fixed_plan(params: Sequence[Param], codec: Codec, options: Options, world_si
     if refusal := refuse_workers(codec, world_size):
         raise ConfigError(refusal)
     decisions = [_fixed(p, codec, strategy, options, world_size) for p in params]
-    used = {codec.name: codec} if any(d.codec for d in decisions) else {}
-    return Plan(tuple(decisions), used, f"compressor {codec.name!r} was asked for")
+    if not any(d.codec for d in decisions):
+        return Plan(tuple(decisions), {}, _none_eligible(codec, decisions))
+    return Plan(tuple(decisions), {codec.name: codec}, f"compressor {codec.name!r} was asked for")
+
+
+def _none_eligible(codec: Codec, decisions: Sequence[Decision]) -> str:
+    """Such as `no tensor is eligible for 'onebit': type complex64 (2), sparse gradient (1)`."""
+    reasons = Counter(d.why for d in decisions).most_common()
+    counted = ", ".join(f"{why} ({count})" for why, count in reasons)
+    return f"no tensor is eligible for {codec.name!r}: {counted}"
 
 
 def raw(param: Param, why: str, seconds: float | None = None) -> Decision:

@@ -66,9 +66,15 @@ class _Books:
 BOOKS = _Books()
 
 
-def prepare(module: nn.Module, options: Options, home: dist.ProcessGroup) -> Session:
+def prepare(
+    module: nn.Module,
+    options: Options,
+    home: dist.ProcessGroup,
+    ddp_kwargs: Mapping[str, Any] | None = None,
+) -> Session:
     """Agree with the other ranks and plan. No DDP module is needed yet. See [Note: agreement].
 
+    `ddp_kwargs`: what DDP will be made with, on which the ranks must agree, too.
     Raises ConfigError, ConfigMismatch or AgreementTimeout; on every rank, if on one.
     """
     meeting = agree.meeting(home, options.timeout)
@@ -79,7 +85,7 @@ def prepare(module: nn.Module, options: Options, home: dist.ProcessGroup) -> Ses
     except Exception as error:
         meeting.fail(error)
         raise
-    meeting.settle(_facts(params, options, codecs))
+    meeting.settle(_facts(params, options, codecs) | {"ddp_kwargs": _plain(ddp_kwargs or {})})
     try:
         session = _plan(params, codecs, options, home, meeting)
     except Exception as error:
@@ -129,8 +135,24 @@ def _facts(
         "seed": options.seed,
         "verify": options.verify,
         "parameters": [str(p) for p in params],
-        "digests": {name: codec.digest for name, codec in codecs.items()},
+        "digests": {_called(codec, options): codec.digest for codec in codecs.values()},
         "versions": _versions(),
+    }
+
+
+def _called(codec: Codec, options: Options) -> str:
+    """Such as `spec 'mine.yaml'`: what differs when digests do."""
+    if not isinstance(options.compressor, str):
+        return f"codec {codec.name!r}"
+    return f"spec {(codec.name if options.automatic else options.compressor)!r}"
+
+
+def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments as text; of an object its type, since its text may hold an address."""
+    simple = bool | int | float | str | None
+    return {
+        key: repr(value) if isinstance(value, simple) else type(value).__name__
+        for key, value in ddp_kwargs.items()
     }
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.plan import Part
 
-__all__ = ["Strategy", "list_strategies", "load"]
+__all__ = ["Strategy", "instead", "list_strategies", "load"]
 
 
 class Strategy(Protocol):
@@ -53,25 +53,34 @@ def load(name: str) -> Strategy:
     return cast(Strategy, importlib.import_module(f"{__name__}.{name}"))
 
 
+def instead(codec: Codec | None) -> str:
+    """Strategies that carry the codec, as refusals suggest them."""
+    if codec is None or rounds_of(codec):
+        return "strategy 'allreduce'"
+    if codec.vote:
+        return "strategy 'vote'"
+    return "strategy 'ps' or 'ring'" if codec.reencodes else "strategy 'allgather'"
+
+
 def refuse_vote(codec: Codec, strategy: str) -> str:
     """The refusal of strategies that average."""
     return (
         f"payloads of codec {codec.name!r} vote, which strategy {strategy!r} does not count; "
-        "use strategy 'vote'"
+        f"use {instead(codec)}"
     )
 
 
 def refuse_single_encoder(codec: Codec | None, strategy: str) -> str | None:
     """The refusal of strategies that encode again on the way."""
     if codec is None:
-        return f"strategy {strategy!r} needs a codec; without one use strategy 'allreduce'"
-    if codec.vote:
-        return refuse_vote(codec, strategy)
+        return f"strategy {strategy!r} needs a codec; without one use {instead(None)}"
     if rounds_of(codec):
         return refuse_rounds(codec, strategy)
+    if codec.vote:
+        return refuse_vote(codec, strategy)
     if not codec.reencodes:
         return (
             f"codec {codec.name!r} cannot encode twice, which strategy {strategy!r} needs; "
-            "use strategy 'allgather'"
+            f"use {instead(codec)}"
         )
     return None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from casync.rounds import refuse_rounds
-from casync.strategies import refuse_vote
+from casync.strategies import instead, refuse_vote
 
 if TYPE_CHECKING:
     from casync.builder import Builder
@@ -22,8 +22,10 @@ SPREADS = False
 def refuses(codec: Codec | None) -> str | None:
     """Carries every codec that averages in one go."""
     if codec is None:
-        return "strategy 'allgather' needs a codec; without one use strategy 'allreduce'"
-    return refuse_vote(codec, "allgather") if codec.vote else refuse_rounds(codec, "allgather")
+        return f"strategy 'allgather' needs a codec; without one use {instead(None)}"
+    if refusal := refuse_rounds(codec, "allgather"):
+        return refusal
+    return refuse_vote(codec, "allgather") if codec.vote else None
 
 
 def build(b: Builder, part: Part) -> Iterator[None]:

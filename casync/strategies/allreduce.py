@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from casync import rounds
 from casync.rounds import rounds_of
+from casync.strategies import instead, refuse_vote
 
 if TYPE_CHECKING:
     from casync.builder import Builder
@@ -21,15 +22,16 @@ SPREADS = False
 
 def refuses(codec: Codec | None) -> str | None:
     """Carries raw float32, additive codecs and those with rounds."""
-    if rounds_of(codec):
+    if codec is None or rounds_of(codec):
         return None
-    if codec is not None and codec.additive is None:
-        instead = "'ps' or 'ring'" if codec.reencodes else "'allgather'"
+    if codec.vote:
+        return refuse_vote(codec, "allreduce")
+    if codec.additive is None:
         return (
             f"payloads of codec {codec.name!r} do not add, which strategy 'allreduce' needs; "
-            f"use strategy {instead}"
+            f"use {instead(codec)}"
         )
-    if codec is not None and not codec.fixed:
+    if not codec.fixed:
         return f"codec {codec.name!r} is additive but of varying length; use strategy 'allgather'"
     return None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from casync.rounds import refuse_rounds
+from casync.strategies import instead
 
 if TYPE_CHECKING:
     from casync.builder import Builder
@@ -22,11 +23,11 @@ SPREADS = True
 def refuses(codec: Codec | None) -> str | None:
     """Carries codecs that vote."""
     if codec is None:
-        return "strategy 'vote' needs a codec; without one use strategy 'allreduce'"
+        return f"strategy 'vote' needs a codec; without one use {instead(None)}"
     if refusal := refuse_rounds(codec, "vote"):
         return refusal
     if not codec.vote:
-        return f"codec {codec.name!r} does not vote; use strategy 'ps' or 'allgather'"
+        return f"codec {codec.name!r} does not vote; use {instead(codec)}"
     return None
 
 

@@ -49,6 +49,7 @@ def demo(
     """Trains a 12M-parameter language model over throttled links, with and without compression."""
     try:
         chosen = methods.parse_all(method_list)
+        methods.check(chosen)
         _check(hosts, steps, optimizer)
         where = place.choose(hosts, rate, loopback=loopback)
         output.mkdir(parents=True, exist_ok=True)

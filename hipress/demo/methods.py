@@ -4,7 +4,10 @@ A method is written NAME or hipress:CODEC, and options of `hipress.wrap` follow:
 hipress:dgc:ratio=0.01:strategy=ring.
 """
 
-from dataclasses import dataclass, field
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 BASELINES = {
@@ -40,7 +43,7 @@ def parse(text: str) -> Method:
         return Method(name)
     codec, *options = rest.split(":")
     if name != "hipress" or codec not in codecs():
-        raise ValueError(f"unknown method {text!r}; choose from: {', '.join(available())}")
+        raise ValueError(f"unknown method {text!r}; {_nearest(name, codec)}")
     return Method(text.strip(), codec, dict(_option(text, option) for option in options))
 
 
@@ -52,6 +55,40 @@ def parse_all(text: str) -> list[Method]:
     if not methods or len(set(names)) < len(names):
         raise ValueError(f"methods {text!r}: expected different methods, separated by commas")
     return methods
+
+
+def check(methods: Iterable[Method]) -> None:
+    """ValueError for the first method whose options or parameters `hipress.wrap` would refuse."""
+    for method in methods:
+        if method.codec is not None and method.options:
+            try:
+                _compile(method.codec, method.options)
+            except ValueError as error:
+                told = re.sub(r"\s*\n\s*hint: ", "; ", str(error))
+                raise ValueError(f"method {method.text!r}: {told}") from error
+
+
+def _compile(codec: str, given: dict[str, Any]) -> None:
+    """For the reference backend, which is ready at once."""
+    from hipress import codecs, options  # not above: they import torch
+
+    known = {each.name for each in fields(options.Options)} - {"compressor", "params"}
+    chosen = {key: value for key, value in given.items() if key in known}
+    params = {key: value for key, value in given.items() if key not in known}
+    made = options.make(codec, **chosen, params=params)
+    if not made.automatic:
+        compiled = codecs.compile_codec(codec, made.params, target="reference")
+        codecs.strategy_for(compiled, made.strategy)
+
+
+def _nearest(name: str, codec: str) -> str:
+    ways = {each: f"hipress:{each}" for each in codecs()}
+    if name != "hipress":
+        ways |= {each: each for each in BASELINES}
+    near = difflib.get_close_matches(codec or name, ways, 1)
+    if near:
+        return f"did you mean {ways[near[0]]}?"
+    return f"choose from: {', '.join(available())}"
 
 
 def codecs() -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import logging
 import os
+import tempfile
 import threading
 import time
 
@@ -15,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
+from compll.library import specs_dir
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 FAKES = {"int8": Int8, "half": Halves, "sparse": Sparse}
@@ -363,11 +366,28 @@ def mismatches(rank, world_size):
     attempt("shape", "int8", shape)
     attempt("broken", "int8", exclude=["typo*"] if odd else [])
     attempt("scope", "int8", scope="tensr" if odd else "tensor")
+    attempt("exclude_type", "int8", exclude=3 if odd else [])
+    attempt("model", "int8", "x" if odd else None)
+    attempt("ddp_kwargs", "int8", ddp_kwargs={"bucket_cap": 1} if odd else None)
+    attempt("ddp_kwargs_type", "int8", ddp_kwargs=3 if odd else None)
+    attempt("ddp_value", "int8", ddp_kwargs={"bucket_cap_mb": 1 + odd})
+    attempt("target", "topk" if odd else "int8", **({"target": "cuda"} if odd else {}))
+    with tempfile.TemporaryDirectory() as folder:
+        found["spec"] = _other_text(folder, odd)
     if not odd:  # the odd one never arrives
         start = time.monotonic()
         found["absent"] = error_of(hipress.wrap, make(), codec("int8"), timeout=1.0)
         assert time.monotonic() - start < 5
     return found
+
+
+def _other_text(folder, odd):
+    """A spec whose file has the same name everywhere and another text on one rank."""
+    text = (specs_dir() / "topk.yaml").read_text()
+    with contextlib.chdir(folder):
+        with open("d.yaml", "w") as file:
+            file.write(text.replace("about:", "about: Other.", 1) if odd else text)
+        return error_of(hipress.wrap, make(), "d.yaml", timeout=20.0)
 
 
 def killed(rank, world_size, name, ddp_kwargs):

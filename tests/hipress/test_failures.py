@@ -18,6 +18,8 @@ def test_ranks_that_disagree(world_size):
             "strategy": ("strategy: rank 0: ps", f"rank {last}: ring"),
             "seed": ("seed: rank 0: 0", f"rank {last}: 1"),
             "exclude": ("exclude", f"rank {last}: last.*"),
+            "ddp_value": ("ddp_kwargs: rank 0: {'bucket_cap_mb': '1'", f"rank {last}: {{"),
+            "spec": ("spec 'd.yaml' differs between ranks 0 and", f"and {last} (digests "),
             "shape": ("second.weight 301x131", f"rank {last}: second.weight 302x131"),
         }.items():
             kind, message, seconds = found[title]
@@ -31,6 +33,19 @@ def test_ranks_that_disagree(world_size):
         kind, message, _ = found["scope"]
         assert kind == ("ConfigError" if rank == last else "ConfigMismatch")
         assert "did you mean 'tensor'" in message
+        for title, told in {
+            "exclude_type": "exclude=3: pass a pattern of parameter names",
+            "model": "the model must be a torch.nn.Module, got 'x'",
+            "ddp_kwargs": "did you mean 'bucket_cap_mb'",
+            "ddp_kwargs_type": "ddp_kwargs=3: pass a dict",
+            "target": "'target' is no parameter of a spec",
+        }.items():
+            kind, message, seconds = found[title]
+            assert kind == ("ConfigError" if rank == last else "ConfigMismatch")
+            assert seconds < 10
+            assert told in message
+            if rank != last:
+                assert f"rank {last} could not be set up, so rank {rank} stops, too" in message
         if rank != last:
             kind, message, seconds = found["absent"]
             assert kind == "AgreementTimeout"

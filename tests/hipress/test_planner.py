@@ -166,3 +166,12 @@ def test_report_without_a_step(params):
     assert report.bytes_per_step == 1.5 * 4 * sum(p.numel for p in params)
     assert "DDP's own all-reduce remains" in str(report)
     assert report.to_dict()["decisions"][0]["codec"] is None
+
+
+def test_a_model_without_eligible_tensors_is_told_why():
+    model = torch.nn.ParameterList([torch.ones(2000, dtype=torch.complex64), torch.ones(3)])
+    made = fixed_plan(describe(model), Sparse(), options.make(Sparse()), 2)
+    assert not made.compresses
+    assert made.why.startswith("no tensor is eligible for 'sparse_fake': ")
+    assert "type complex64 (1)" in made.why
+    assert "fewer than 1024 elements (1)" in made.why
