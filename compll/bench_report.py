@@ -78,6 +78,13 @@ def data(rows: Sequence[Row]) -> dict[str, Any]:
     return {"about": about(), "rows": [row.data() for row in rows]}
 
 
+def formats() -> set[str]:
+    """The kinds of pictures that can be written, by the endings of their files."""
+    from matplotlib.figure import Figure
+
+    return set(Figure().canvas.get_supported_filetypes())
+
+
 def plot(rows: Sequence[Row], path: Path) -> None:
     """A roofline: the rate of each operation of the largest size over its intensity.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,10 @@ def bench(
     counts = [elements(size) for size in sizes.split(",")]
     given = parameters(param)
     known_target(target)
+    writable(json_file)
+    writable(plot)
+    if plot and plot.suffix[1:].lower() not in (known := bench_report.formats()):
+        usage(f"cannot write {plot}: a picture is one of {', '.join(sorted(known))}")
     codecs = each(
         specs or library.list_specs(), lambda name: library.compile(name, target, **given)
     )
@@ -60,6 +65,20 @@ def bench(
             bench_report.plot(rows, plot)
     except (OSError, ValueError) as error:
         usage(f"cannot write {json_file if plot is None else plot}: {error}")
+
+
+def writable(path: Path | None) -> None:
+    """Nothing, or exit 2 when `path` cannot be written: before an hour of measuring, not after."""
+    if path is None or (path.exists() and not (path.is_file() or path.is_dir())):
+        return  # a pipe or device: opening it is already an act
+    real = Path(os.path.realpath(path))
+    new = not real.exists()
+    try:
+        real.open("ab").close()
+        if new:
+            real.unlink()
+    except (OSError, ValueError) as error:
+        usage(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def elements(text: str) -> int:

@@ -35,6 +35,8 @@ def parameters(given: list[str] | None) -> dict[str, object]:
         name, equals, value = item.partition("=")
         if not (equals and name.isidentifier()):
             usage(f"parameter {item!r}: expected name=value")
+        if name in found:
+            usage(f"parameter {name!r} is given twice")
         found[name] = source.scalar(source.Text(value, Span()))
     return found
 

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+import re
 import threading
 from collections.abc import Mapping
 from functools import cache
@@ -19,6 +20,12 @@ from compll.spec import Spec
 
 _lock = threading.Lock()
 _compiled: dict[tuple[str, str, str], Codec] = {}
+#: what methods are called elsewhere
+ALIASES = {
+    "3lc": "threelc", "tbq": "mxnet_2bit", "2bit": "mxnet_2bit", "int4": "int4_group",
+    "int8": "int8_group", "1bit": "onebit_sgd", "1bitsgd": "onebit_sgd", "sidco": "sidco_e",
+    "randk": "randomk", "sketchml": "sketch",
+}  # fmt: skip
 
 
 def specs_dir() -> Path:
@@ -57,9 +64,15 @@ def locate(name_or_path: str | os.PathLike[str]) -> Path:
     path = specs_dir() / f"{text}.yaml"
     if not os.path.isfile(path):
         here = Path(f"{text}.yaml")
-        hint = f"the file is {here}" if os.path.isfile(here) else nearest(text, list_specs())
+        hint = f"the file is {here}" if os.path.isfile(here) else _hint(text)
         raise SpecError([Diagnostic(text, Span(), f"there is no spec {text!r}", hint)])
     return path
+
+
+def _hint(name: str) -> str:
+    """The spec that is meant by `name`, or the nearest ones."""
+    alias = ALIASES.get(re.sub(r"[-_ ]", "", name.lower()))
+    return f"did you mean {alias!r}?" if alias else nearest(name, list_specs())
 
 
 def load(name_or_path: str | os.PathLike[str], problems: Problems | None = None) -> Spec:
@@ -81,8 +94,9 @@ def load(name_or_path: str | os.PathLike[str], problems: Problems | None = None)
 
 def _shown(path: Path) -> str:
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
+        # not Path.resolve, which raises RuntimeError for a loop of links
+        return str(Path(os.path.realpath(path)).relative_to(Path.cwd()))
+    except (OSError, ValueError):
         return str(path)
 
 

@@ -13,13 +13,16 @@ from compll.layout import field_bytes, limit
 Before: TypeAlias = Sequence[tuple[Any, Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Round:
     """A payload field that adds without decoding, n numbers of `dtype`, and how it is combined."""
 
     field: Field
     how: str
     module: Module
+
+    def __repr__(self) -> str:
+        return f"Round({self.name!r}, how={self.how!r}, dtype={self.dtype!r})"
 
     @property
     def name(self) -> str:

@@ -6,6 +6,8 @@ forgets positions. Only its composer is, and scalars are read here by Python's r
 
 from __future__ import annotations
 
+import errno
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +94,12 @@ def load(path: Path, problems: Problems) -> Section | None:
 
 
 def read(path: Path) -> bytes:
-    """The file's bytes, not more than one above the limit (a device may have no end)."""
+    """The file's bytes, not more than one above the limit. Raises OSError.
+
+    Only of a regular file: a pipe may have no writer, a device no end.
+    """
+    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
     with path.open("rb") as file:
         return file.read(LIMIT_BYTES + 1)
 

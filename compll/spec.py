@@ -29,6 +29,7 @@ UINTS = tuple(f"uint{bits}" for bits in UINT_BITS)
 #: `A if CONDITION else B`
 CONDITIONAL = re.compile(r"(\w+)\s+if\b(.+)\belse\s+(\w+)", re.DOTALL)
 ANY = "*"
+NULLS = ("", "~", "null")
 PARAM_HINT = "like `bits: 2` or `bits: {type: int, default: 2, choices: [1, 2, 4, 8]}`"
 NAME_HINT = "letters, digits and underscores, not a digit first"
 
@@ -157,7 +158,16 @@ class _Reader:
         for name in REQUIRED:
             if self.root.get(name) is None:
                 self.problems.add(self.root.span, f"section {name!r} is missing")
+        self.require_field(self.root.get("payload"))
         return self.build()
+
+    def require_field(self, payload: Entry | None) -> None:
+        if payload is None:
+            return
+        empty = isinstance(payload.value, Section) and not payload.value.entries
+        if empty or (isinstance(payload.value, Text) and payload.value.value in NULLS):
+            hint = "like `payload: {q: uint8[n]}`"
+            self.problems.add(payload.key.span, "a payload has at least one field", hint)
 
     def mended(self, section: Section, known: Collection[str], what: str) -> Section:
         """The section with misspelled keys read as what they were meant to be, and reported."""
@@ -247,9 +257,7 @@ class _Reader:
 
     def each(self, name: str, make: Callable[[Entry], Any]) -> tuple[Any, ...]:
         entry = self.root.get(name)
-        if entry is None or (
-            isinstance(entry.value, Text) and entry.value.value in ("", "~", "null")
-        ):
+        if entry is None or (isinstance(entry.value, Text) and entry.value.value in NULLS):
             return ()
         if not isinstance(entry.value, Section):
             self.problems.add(
@@ -366,11 +374,15 @@ class _Reader:
             return None
         base = self.shorthand(name, default.value)
         kind = self.one(section, "type") if section.get("type") else base.type
+        low, high, fits = self.bounds(section, name, kind)
+        choices = self.choices(section)
         if kind not in PARAM_TYPES:
             span = entry.value.span if (entry := section.get("type")) else section.span
             self.problems.add(
                 span, f"parameter {name!r}: unknown type {kind!r}", nearest(str(kind), PARAM_TYPES)
             )
+            return None
+        if not fits:
             return None
         value = as_float(base.default) if kind == "float" and base.type == "int" else base.default
         param = Param(
@@ -378,9 +390,9 @@ class _Reader:
             str(kind),
             value,
             base.span,
-            self.bound(section, "min"),
-            self.bound(section, "max"),
-            self.choices(section),
+            low,
+            high,
+            choices,
             str(self.one(section, "about") or ""),
         )
         wrong = param.check(value)
@@ -392,6 +404,25 @@ class _Reader:
     def one(self, section: Section, key: str) -> ParamValue | None:
         entry = section.get(key)
         return scalar(entry.value) if entry and isinstance(entry.value, Text) else None
+
+    def bounds(
+        self, section: Section, name: str, kind: object
+    ) -> tuple[float | None, float | None, bool]:
+        """The parameter's `min` and `max`, and whether they fit its type and each other."""
+        low, high = self.bound(section, "min"), self.bound(section, "max")
+        found = [e for key in ("min", "max") if (e := section.get(key))]
+        if kind in ("str", "bool"):
+            for entry in found:
+                key = entry.key.value
+                self.problems.add(
+                    entry.key.span, f"{key!r} is for numbers, parameter {name!r} is {kind}"
+                )
+            return low, high, not found
+        if low is not None and high is not None and low > high:
+            span = found[0].value.span
+            self.problems.add(span, f"parameter {name!r}: min {low:g} is above max {high:g}")
+            return low, high, False
+        return low, high, True
 
     def bound(self, section: Section, key: str) -> float | None:
         entry = section.get(key)
