@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from compll.arrays import Arrays
 from compll.errors import PayloadError, UsageError
 from compll.ir import Module
 from compll.rounds import Before, Round, draws, rounds
+from compll.shapes import Shape
 from compll.static import Number, evaluate
 
 F32 = NDArray[np.float32]
@@ -142,6 +143,8 @@ class Codec:
         self.needs_step = draws(module)
         #: under which optimizers it was measured to keep the loss: any, sgd, none or unknown
         self.optimizers = module.optimizers
+        #: makes the codec for a shape, where that settles parameters
+        self.shaped: Callable[[Shape], Codec] | None = None
         self._bounds: dict[int, int] = {}
         self.digest = hashlib.sha256(f"{text}\n{sorted(self.params.items())}".encode()).hexdigest()[
             :16
@@ -285,6 +288,14 @@ class Codec:
             arrays.decode_batch(payload, table, at, used, out, add=add, step=step)
         else:
             self.backend.decode_batch(payload, table, at, used, out, add=add)
+
+    def for_shape(self, shape: Shape) -> Codec:
+        """The codec for tensors of this shape, which it still takes flat.
+
+        It is another one only where the spec takes parameters from the shape (`from:`) that were
+        not given.
+        """
+        return self if self.shaped is None else self.shaped(shape)
 
     def suits(self, n: int) -> bool:
         """Whether a tensor of n elements is worth compressing, by the spec's `when:`."""

@@ -9,14 +9,14 @@ import os
 import pkgutil
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from compll import check, source, spec
+from compll import check, shapes, source, spec
 from compll.codec import Codec
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
-from compll.spec import Spec
+from compll.spec import Param, Spec
 
 _lock = threading.Lock()
 _compiled: dict[tuple[str, str, str], Codec] = {}
@@ -126,7 +126,22 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
     )
     with _lock:
         if key not in _compiled:
-            module, values = type_check(path, params)
+            problems = Problems(_shown(path))
+            found = load(path, problems)
+            module, values = check.check(found, params, problems)
             kernels = importlib.import_module(f"compll.backends.{target}").build(module, values)
-            _compiled[key] = Codec(module, values, target, text, kernels)
+            _compiled[key] = codec = Codec(module, values, target, text, kernels)
+            if open_ := shapes.open_params(found.params, params):
+                codec.shaped = _shaped(path, target, params, open_)
         return _compiled[key]
+
+
+def _shaped(
+    path: Path, target: str, params: Mapping[str, object], open_: tuple[Param, ...]
+) -> Callable[[shapes.Shape], Codec]:
+    """What makes the codec for a shape; one that settles nothing is that of the defaults."""
+
+    def make(shape: shapes.Shape) -> Codec:
+        return compile(path, target, **params, **shapes.settled(open_, shape))
+
+    return make

@@ -11,6 +11,7 @@ from typing import Any
 
 from compll.operators import OPERATORS, Operator
 from compll.sections import PARAM_KEYS, SECTIONS, SectionRow
+from compll.shapes import SIDES
 from compll.spec import PARAM_TYPES, STORAGE, UINTS
 
 Schema = dict[str, Any]
@@ -115,6 +116,7 @@ def parameter() -> Schema:
         "min": ref("number"),
         "max": ref("number"),
         "choices": {"type": "array", "items": ref("scalar"), "minItems": 1},
+        "from": {"enum": list(SIDES)},
         "about": ref("scalar"),
     }
     full = {

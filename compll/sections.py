@@ -23,7 +23,7 @@ _ROWS = (
     SectionRow("name", "name", "the compressor's name; required", required=True),
     SectionRow("about", "text", "what it does, in one line, for people"),
     SectionRow("source", "text", "where it comes from (paper, code), for people"),
-    SectionRow("params", "params", "`name: default`, or `name: {type, default, min, max, choices, about}`; types int, float, bool, str"),
+    SectionRow("params", "params", "`name: default`, or `name: {type, default, min, max, choices, from, about}`; types int, float, bool, str"),
     SectionRow("group", "expression", "a power of two from 8 to 16384: reductions run over that many neighbouring elements"),
     SectionRow("state", "declarations", "`name: float32[n]` (per element), `float32` (per tensor) or `float32[rows, columns]`, kept between calls, zero at first"),
     SectionRow("encode", "bindings", "`name: expression`, in order; later ones may use earlier ones"),
@@ -46,5 +46,6 @@ PARAM_KEYS = {
     "min": "the smallest value allowed",
     "max": "the largest value allowed",
     "choices": "a list of the values allowed",
+    "from": "`rows` or `columns`: what is not given follows from the tensor's shape, where the shape is known and within the limits; the first axis is the rows, the others together are the columns",
     "about": "what the parameter means, for people",
 }

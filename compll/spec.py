@@ -11,6 +11,7 @@ from compll import syntax
 from compll.errors import Problems, Span, closest, nearest
 from compll.ir import POSITIONS, WHOLE
 from compll.sections import PARAM_KEYS, REQUIRED, SECTIONS
+from compll.shapes import SIDES
 from compll.source import Entry, Items, Section, Text, Value, number, scalar
 from compll.syntax import Syntax
 
@@ -54,6 +55,8 @@ class Param:
     high: float | None = None
     choices: tuple[ParamValue, ...] = ()
     about: str = ""
+    #: a key of shapes.SIDES, or "": what a tensor's shape gives where no value is given
+    side: str = ""
 
     def check(self, value: object) -> str | None:
         """Why `value` is not allowed, or None."""
@@ -394,12 +397,30 @@ class _Reader:
             high,
             choices,
             str(self.one(section, "about") or ""),
+            self.side(section, name, kind),
         )
         wrong = param.check(value)
         if wrong:
             self.problems.add(base.span, f"the default is not allowed: {wrong}")
             return None
         return param
+
+    def side(self, section: Section, name: str, kind: object) -> str:
+        """The parameter's `from`, "" where it has none."""
+        entry = section.get("from")
+        if entry is None:
+            return ""
+        value = str(self.one(section, "from"))
+        if value not in SIDES:
+            self.problems.add(
+                entry.value.span, f"'from' is one of {', '.join(SIDES)}, not {value!r}",
+                nearest(value, SIDES),
+            )  # fmt: skip
+        elif kind != "int":
+            self.problems.add(
+                entry.key.span, f"{value} are a whole number, parameter {name!r} is {kind}"
+            )
+        return value
 
     def one(self, section: Section, key: str) -> ParamValue | None:
         entry = section.get(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from casync.rounds import rounds_of
@@ -37,6 +37,17 @@ def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> 
         return cast("Codec", compll.compile(name, target=target, **params))
     except (compll.CompllError, TypeError, OSError) as error:
         raise ConfigError(f"compressor {name!r}: {error}") from error
+
+
+def for_shape(codec: Codec, shape: Sequence[int]) -> tuple[str, Codec]:
+    """The codec for a parameter of this shape, and its key in a plan: `powersgd(columns=650)`."""
+    make: Callable[[Sequence[int]], Codec] | None = getattr(codec, "for_shape", None)
+    own = codec if make is None else make(shape)
+    if own.digest == codec.digest:
+        return codec.name, codec
+    before, now = cast(Any, codec).params, cast(Any, own).params
+    settled = ", ".join(f"{k}={v}" for k, v in now.items() if v != before[k])
+    return f"{codec.name}({settled})", own
 
 
 def _refuse_arguments(params: Mapping[str, Any]) -> None:

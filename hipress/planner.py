@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from casync.rounds import refuse_workers
-from hipress.codecs import strategy_for
+from hipress.codecs import for_shape, strategy_for
 from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import SMALL, Options
@@ -65,10 +65,16 @@ def fixed_plan(params: Sequence[Param], codec: Codec, options: Options, world_si
     strategy = strategy_for(codec, options.strategy)
     if refusal := refuse_workers(codec, world_size):
         raise ConfigError(refusal)
-    decisions = [_fixed(p, codec, strategy, options, world_size) for p in params]
-    if not any(d.codec for d in decisions):
+    # A run of a bucket (scope "bucket") has no shape.
+    own = {p.shape: (codec.name, codec) for p in params}
+    if options.scope == "tensor":
+        own = {p.shape: for_shape(codec, p.shape) for p in params}
+    decisions = [_fixed(p, *own[p.shape], strategy, options, world_size) for p in params]
+    used = {d.codec for d in decisions}
+    codecs = {key: each for key, each in own.values() if key in used}
+    if not codecs:
         return Plan(tuple(decisions), {}, _none_eligible(codec, decisions))
-    return Plan(tuple(decisions), {codec.name: codec}, f"compressor {codec.name!r} was asked for")
+    return Plan(tuple(decisions), codecs, f"compressor {codec.name!r} was asked for")
 
 
 def _none_eligible(codec: Codec, decisions: Sequence[Decision]) -> str:
@@ -145,10 +151,10 @@ def partitions(numel: int, codec: Codec, strategy: str, world_size: int) -> int:
 
 
 def _fixed(
-    param: Param, codec: Codec, strategy: str, options: Options, world_size: int
+    param: Param, key: str, codec: Codec, strategy: str, options: Options, world_size: int
 ) -> Decision:
     why = excluded(param, options) or too_small(param, codec, options)
     if why is not None:
         return raw(param, why)
     cut = partitions(param.numel, codec, strategy, world_size)
-    return Decision(param.name, param.numel, codec.name, strategy, cut, "asked for")
+    return Decision(param.name, param.numel, key, strategy, cut, "asked for")

@@ -128,7 +128,7 @@ def test_every_spec_compresses_what_it_is_asked_to(name):
     codec = compll.compile(name, "reference")
     (param,) = describe(torch.nn.Linear(1 << 9, 1 << 8, bias=False))
     decision = fixed_plan([param], codec, options.make(codec), 2).decisions[0]
-    assert decision.codec == name, decision.why
+    assert str(decision.codec).partition("(")[0] == name, decision.why
 
 
 def test_partitions_follow_size_and_codec():

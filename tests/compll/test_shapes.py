@@ -1,0 +1,86 @@
+"""Parameters that follow from a tensor's shape."""
+
+import numpy as np
+import pytest
+
+import compll
+from compll.errors import SpecError
+
+SPEC = """\
+name: rowwise
+params:
+  columns: {type: int, default: 4, min: 2, max: 100, from: columns}
+  lines: {type: int, default: 1, from: rows}
+encode:
+  m: matrix(g, columns)
+  scale: g * lines
+payload: {scale: "float32[n]"}
+decode: scale / lines
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "rowwise.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.mark.parametrize(
+    "shape, columns, lines",
+    [((3, 5), 5, 3), ((2, 3, 4), 12, 2), ((7,), 4, 7), ((), 4, 1), ((2, 101), 4, 2)],
+)
+def test_what_is_not_given_follows_from_the_shape_within_its_limits(spec, shape, columns, lines):
+    own = compll.compile(spec, "reference").for_shape(shape)
+    assert own.params == {"columns": columns, "lines": lines}
+
+
+def test_what_is_given_stays(spec):
+    codec = compll.compile(spec, "reference", columns=7)
+    assert codec.for_shape((3, 5)).params == {"columns": 7, "lines": 3}
+    codec = compll.compile(spec, "reference", columns=7, lines=2)
+    assert codec.for_shape((3, 5)) is codec
+
+
+def test_codecs_of_one_shape_are_one_and_digests_tell_shapes_apart(spec):
+    codec = compll.compile(spec, "reference")
+    assert codec.for_shape((3, 5)) is codec.for_shape((3, 5))
+    assert codec.for_shape((3, 5)).digest != codec.for_shape((3, 6)).digest
+    x = np.arange(15, dtype=np.float32)
+    assert np.allclose(codec.for_shape((3, 5)).decode(codec.for_shape((3, 5)).encode(x), 15), x)
+
+
+@pytest.mark.parametrize("name", [n for n in compll.list_specs() if n != "powersgd"])
+def test_other_specs_know_no_shape(name):
+    codec = compll.compile(name, "reference")
+    assert codec.for_shape((30, 50)) is codec
+
+
+def test_powersgd_takes_the_matrix_of_the_parameter():
+    codec = compll.compile("powersgd", "reference", rank=4)
+    assert codec.for_shape((300, 50)).payload_bytes(15000) == 4 * 4 * (300 + 50)
+    assert codec.for_shape((300, 10, 5)).payload_bytes(15000) == 4 * 4 * (300 + 50)
+    assert not codec.for_shape((15000,)).suits(15000)  # as PyTorch's hook leaves vectors alone
+
+
+@pytest.mark.parametrize(
+    "old, new, line, column, message",
+    [
+        ("from: rows", "from: row", 4, 40, "'from' is one of rows, columns, not 'row'"),
+        ("from: rows", "from: [rows]", 4, 40, "'from' is one of rows, columns"),
+        (
+            "type: int, default: 1, from: rows",
+            "type: float, default: 1, from: rows",
+            4,
+            36,
+            "rows are a whole number, parameter 'lines' is float",
+        ),
+    ],
+)
+def test_a_wrong_from_is_told(spec, old, new, line, column, message):
+    spec.write_text(SPEC.replace(old, new))
+    with pytest.raises(SpecError) as found:
+        compll.compile(spec)
+    (only,) = found.value.diagnostics
+    assert message in only.message
+    assert (only.span.line, only.span.col) == (line, column)
