@@ -10,6 +10,8 @@ from torch import Tensor
 from bench.torch_common import Method, Payload, fed, keep, rows
 
 RANK = 2
+#: ATOMO's: most triples that are sent, columns of the matrix
+TRIPLES, COLUMNS = 3, 64
 
 
 def _width(n: int) -> int:
@@ -50,4 +52,29 @@ def _decode_powersgd(payload: Payload, n: int) -> Tensor:
     return (_basis(p) @ q.T).view(-1)[:n]
 
 
-LOW_RANK = {"powersgd": Method(_encode_powersgd, _decode_powersgd, states=2)}
+def _encode_atomo(x: Tensor, states: Tensor | None) -> Payload:
+    """Triples of singular vectors, drawn with chances by their singular values, three at most."""
+    n = x.numel()
+    m = rows(x, min(COLUMNS, _width(n)))
+    u, size, vt = torch.linalg.svd(m, full_matrices=False)
+    p = (size * (TRIPLES / size.sum())).clamp_(max=1)
+    at = _chosen(p)
+    return u[:, at], vt.T[:, at] * (size / p)[at]
+
+
+def _chosen(p: Tensor) -> Tensor:
+    """Positions by their chances, systematically: those at u, u + 1, ... on the chances' line."""
+    u = torch.rand((), device=p.device)
+    combs = (torch.nn.functional.pad(p.cumsum(0), (1, 0)) - u).ceil()
+    return combs.diff().nonzero().view(-1)[:TRIPLES]
+
+
+def _decode_atomo(payload: Payload, n: int) -> Tensor:
+    left, right = payload
+    return (left @ right.T).view(-1)[:n]
+
+
+LOW_RANK = {
+    "powersgd": Method(_encode_powersgd, _decode_powersgd, states=2),
+    "atomo": Method(_encode_atomo, _decode_atomo),
+}

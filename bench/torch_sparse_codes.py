@@ -11,7 +11,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from bench.torch_common import Method, Payload, fed, rows, scattered, sent
+from bench.torch_common import Method, Payload, fed, keep, pack, rows, scattered, sent, unpack
 
 
 def _encode_stc(x: Tensor, residual: Tensor | None) -> Payload:
@@ -106,7 +106,31 @@ def _decode_sketch(payload: Payload, n: int) -> Tensor:
     return means[code.int()]
 
 
+def _encode_inceptionn(x: Tensor, residual: Tensor | None) -> Payload:
+    """32 bits from one on, 16 from 2**-5, 8 from 2**-10, none below."""
+    p = fed(x, residual)
+    size = p.abs()
+    tag = (size >= 2**-10).to(torch.uint8) + (size >= 2**-5) + (size >= 1)
+    x16, x8 = p[tag == 2], p[tag == 1]
+    half = (x16 * 2**14).to(torch.int16)  # never zero, so that its sign tells that of the value
+    small = (x8.abs() * 2**6).to(torch.uint8) + 128 * (x8 < 0)
+    payload = pack(tag, 2), p[tag == 3], half, small.to(torch.uint8)
+    keep(residual, p, _decode_inceptionn(payload, p.numel()))
+    return payload
+
+
+def _decode_inceptionn(payload: Payload, n: int) -> Tensor:
+    packed, wide, half, small = payload
+    tag, out = unpack(packed, 2, n), torch.zeros(n, device=wide.device)
+    size = (small & 127).float().clamp_(min=0.5) / 2**6  # a zero stands for half a step
+    out[tag == 3] = wide
+    out[tag == 2] = half.float() / 2**14
+    out[tag == 1] = torch.where(small >= 128, -size, size)
+    return out
+
+
 SPARSE_CODES = {
+    "inceptionn": Method(_encode_inceptionn, _decode_inceptionn),
     "stc": Method(_encode_stc, _decode_stc),
     "adaq": Method(_encode_adaq, _decode_adaq),
     "adacomp": Method(_encode_adacomp, scattered),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,11 @@ def _encode_topk(x: Tensor, residual: Tensor | None) -> Payload:
 
 
 def _encode_graddrop(x: Tensor, residual: Tensor | None) -> Payload:
-    """Threshold from a 1% sample."""
+    """Threshold from a 1% sample; twice as many as wanted at most."""
     p = fed(x, residual)
     size = p.abs()
     threshold = _sampled(size, max(200, p.numel() // 100), 0.01)
-    return sent(p, (size >= threshold).nonzero().view(-1), residual)
+    return _above(p, size, threshold, residual, most=2 * max(1, p.numel() // 100) + 8)
 
 
 def _sampled(size: Tensor, count: int, ratio: float) -> Tensor:
@@ -28,22 +30,43 @@ def _sampled(size: Tensor, count: int, ratio: float) -> Tensor:
     return sample.topk(max(1, int(count * ratio))).values[-1]
 
 
+def _above(
+    p: Tensor,
+    size: Tensor,
+    threshold: Tensor | float,
+    residual: Tensor | None,
+    most: int | None = None,
+) -> Payload:
+    """The first elements, `most` at most, whose magnitude reaches the threshold."""
+    return sent(p, (size >= threshold).nonzero().view(-1)[:most], residual)
+
+
 def _encode_dgc(x: Tensor, states: Tensor | None) -> Payload:
-    """0.1% largest of the momentum-corrected sum."""
+    """0.1% largest of the momentum-corrected sum; 1.3 times as many at most."""
+    n = x.numel()
     u, v = (torch.zeros_like(x), torch.zeros_like(x)) if states is None else states.view(2, -1)
     u.mul_(0.9).add_(x)
     v.add_(u)
     size = v.abs()
-    threshold = _sampled(size, max(2000, x.numel() // 100), 0.001)
-    index = (size >= threshold).nonzero().view(-1)
+    index = (size >= _corrected(size)).nonzero().view(-1)[: ceil(1.3 * max(1, n * 0.001)) + 8]
     values = v[index]
     u[index] = 0
     v[index] = 0
     return index.int(), values
 
 
-def _above(p: Tensor, size: Tensor, threshold: Tensor | float, residual: Tensor | None) -> Payload:
-    return sent(p, (size >= threshold).nonzero().view(-1), residual)
+def _corrected(size: Tensor) -> Tensor:
+    """A sampled threshold, lowered while it keeps too few, exact where it keeps too many."""
+    n = size.numel()
+    k = max(1, n // 1000)
+    threshold = _sampled(size, max(2000, n // 100), 0.001)
+    kept = int((size >= threshold).sum())
+    for _ in range(10):
+        if kept >= 0.8 * k:
+            break
+        threshold = threshold * 0.8
+        kept = int((size >= threshold).sum())
+    return size.topk(k).values[-1] if kept > 1.3 * k else threshold
 
 
 def _encode_threshold(x: Tensor, residual: Tensor | None) -> Payload:
@@ -76,7 +99,7 @@ def _decode_qsparse(payload: Payload, n: int) -> Tensor:
 
 
 def _encode_redsync(x: Tensor, residual: Tensor | None) -> Payload:
-    """The threshold is bisected between the mean and the largest magnitude, as GRACE does."""
+    """A threshold bisected between mean and largest magnitude, as GRACE does; 4% at most."""
     p = fed(x, residual)
     size = p.abs()
     k, mean, top = max(1, p.numel() // 100), size.mean(), size.max()
@@ -91,7 +114,7 @@ def _encode_redsync(x: Tensor, residual: Tensor | None) -> Payload:
             low = middle
         else:
             break
-    return _above(p, size, threshold, residual)
+    return _above(p, size, threshold, residual, most=4 * k)
 
 
 def _encode_gaussiank(x: Tensor, residual: Tensor | None) -> Payload:
@@ -108,7 +131,7 @@ def _encode_gaussiank(x: Tensor, residual: Tensor | None) -> Payload:
             threshold = threshold * 1.5
         else:
             break
-    return sent(p, (size >= threshold).nonzero().view(-1)[: 4 * k], residual)
+    return _above(p, size, threshold, residual, most=4 * k)
 
 
 def _encode_wangni(x: Tensor, residual: Tensor | None) -> Payload:

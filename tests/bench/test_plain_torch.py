@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import compll
-from bench import codecs
+from bench import codecs, torch_shared
 from bench.plain_torch import METHODS
+from compll.layout import limits
 
 N = 49 * 1024
 #: drawn at random
@@ -24,7 +25,19 @@ DRAWN = {
     "adaq",
     "dithering",
     "powersgd",
+    "randomk",
+    "thc",
+    "atomo",
 }
+#: magnitudes that thresholds cannot part: a few values, so that bounds on the number kept hold
+EQUAL = np.random.default_rng(1).choice([-1.0, -0.5, 0.5, 1.0], N).astype(np.float32)
+
+
+def bounded(name):
+    """Whether the spec keeps what reaches a threshold, but no more than a bound."""
+    module = compll.compile(name, "reference").module
+    most = limits(module, N, compll.compile(name, "reference").params)
+    return any(s.kind == "filter" and most[s.name] < N for s in module.selections)
 
 
 def steps(count=3):
@@ -34,10 +47,11 @@ def steps(count=3):
 
 def ours(name):
     codec = compll.compile(name)
-    state = codec.init_state(N)
-    return [
-        codec.decode(codec.encode(x, state=state, step=i), N) for i, x in enumerate(steps())
-    ], codec
+    state, found = codec.init_state(N), []
+    for step, x in enumerate(steps()):
+        payload = codec.encode(x, state=state, step=step)
+        found.append(codec.decode(payload, N, step=step))
+    return found, codec
 
 
 def theirs(name, *, stateful):
@@ -57,6 +71,73 @@ def test_the_baseline_is_the_same_method(name):
             assert np.mean(np.isclose(y, z, rtol=1e-5, atol=1e-6)) > 0.999
         # What is drawn at random differs, but loses as much.
         assert np.linalg.norm(x - z) == pytest.approx(np.linalg.norm(x - y), rel=0.05)
+
+
+def test_every_spec_has_a_baseline():
+    assert list(METHODS) == compll.list_specs()
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if bounded(name)])
+def test_no_more_is_sent_than_the_bound_of_the_spec(name):
+    """Where the threshold parts nothing, exactly as many go as the spec sends."""
+    codec, method = compll.compile(name, "reference"), METHODS[name]
+    state = torch.zeros(method.states * N) if codec.stateful else None
+    payload = codec.encode(EQUAL, state=codec.init_state(N) if codec.stateful else None)
+    expected = int(payload[:4].view("<u4")[0])
+    count = len(method.encode(torch.from_numpy(EQUAL), state)[0])
+    assert count == expected
+    assert count <= limits(codec.module, N, codec.params)["kept"]
+
+
+def test_what_randomk_sends_is_drawn_evenly_and_alike_on_all_ranks():
+    k, n = 10, 1000 + 37
+    at = [torch_shared._positions(n, step, torch.device("cpu")) for step in range(4000)]
+    assert all(len(a.unique()) == k and a.min() >= 0 and a.max() < n for a in at)
+    times = torch.cat(at).bincount(minlength=n).double()
+    assert (times - times.mean()).abs().max() < 5 * times.mean().sqrt()
+    ranks = [torch_shared.shared()["randomk"] for _ in range(2)]
+    x = torch.randn(n)
+    sums = sum(rank.encode(x, None)[0] for rank in ranks)
+    kept = ranks[0].decode((sums, torch.tensor(0)), n)
+    assert torch.equal(kept[kept != 0], 2 * x[kept != 0])
+    assert (kept != 0).sum() == k
+
+
+def sylvester(size):
+    """The Hadamard matrix of +-1 in natural order."""
+    at = np.arange(size)
+    ones = np.bitwise_count(at[:, None] & at)
+    return (1 - 2.0 * (ones & 1)).astype(np.float32)
+
+
+def test_thc_rotates_and_rounds_to_sixteen_steps():
+    """Over draws, what lies within the steps is rounded to its mean; codes of equal steps add."""
+    n = 16384 + 1024 + 3
+    x = torch.randn(n)
+    turned = torch_shared._rotated(x, 16384)
+    assert torch.allclose(torch_shared._rotated(turned, 16384), x, atol=1e-4)
+    matrix = torch.from_numpy(sylvester(1024))
+    assert torch.allclose(turned[16384:17408], matrix @ x[16384:17408] / 32, atol=1e-4)
+    method, total = torch_shared.shared()["thc"], torch.zeros(n)
+    for _ in range(60):
+        total += method.decode(method.encode(x, None), n)
+    lost = (total / 60 - x).norm() / x.norm()
+    once = (method.decode(method.encode(x, None), n) - x).norm() / x.norm()
+    assert 0.1 < once < 0.2
+    assert lost < 0.05  # what exceeds the steps, and of the rounding 60**-0.5
+
+
+def test_atomo_is_unbiased_and_sends_whole_what_has_few_triples():
+    method, n, draws = METHODS["atomo"], 32 * 32, 100
+    x = sum(torch.outer(torch.randn(32), torch.randn(32)) for _ in range(6)).view(-1)
+    left, right = method.encode(x, None)
+    assert left.shape == right.shape == (32, 3)
+    mean = sum(method.decode(method.encode(x, None), n) for _ in range(draws)) / draws
+    spread = (method.decode((left, right), n) - x).norm() / draws**0.5
+    assert (mean - x).norm() < 1.5 * spread
+    few = torch.linalg.qr(torch.randn(32, 3)).Q @ torch.linalg.qr(torch.randn(32, 3)).Q.T
+    found = method.decode(method.encode(few.reshape(-1), None), n)
+    assert torch.allclose(found, few.reshape(-1), atol=1e-5)
 
 
 def test_rows_of_other_codecs_are_kept(tmp_path):

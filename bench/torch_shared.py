@@ -1,0 +1,119 @@
+"""Compressors in plain torch whose draws all ranks share: generators seeded by the step.
+
+The step travels with the payload, where a codec's decode is told it.
+"""
+
+from __future__ import annotations
+
+from math import pi, sqrt
+
+import torch
+from torch import Tensor
+
+from bench.torch_common import Method, Payload, fed, keep, pack, sent, unpack
+
+#: THC's: elements that are mixed, bits of a code
+BLOCK, BITS = 16384, 4
+#: what a standard normal variable stays below with probability 1 - 0.03125 / 2
+QUANTILE = 2.1538746940614555
+
+
+def _generator(step: int, device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(step)
+
+
+class _RandomK:
+    """1% of the elements, the same on all ranks; only values travel."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Payload:
+        step, self.step = self.step, self.step + 1
+        p = fed(x, residual)
+        _, values = sent(p, _positions(p.numel(), step, p.device), residual)
+        return values, torch.tensor(step)
+
+
+def _positions(n: int, step: int, device: torch.device) -> Tensor:
+    """One of each of k equal stretches of a circle of n that begins anywhere.
+
+    Each position has the chance k / n, as with torch.randperm(n)[:k], for k draws instead of n.
+    """
+    k, generator = max(1, n // 100), _generator(step, device)
+    ends = torch.arange(k + 1, device=device) * n // k
+    low, size = ends[:-1], ends.diff()
+    at = low + (torch.rand(k, device=device, generator=generator) * size).long()
+    return (at + torch.randint(n, (1,), device=device, generator=generator)) % n
+
+
+def _decode_randomk(payload: Payload, n: int) -> Tensor:
+    values, step = payload
+    out = torch.zeros(n, device=values.device)
+    out[_positions(n, int(step), values.device)] = values
+    return out
+
+
+class _Thc:
+    """Rotated at random, then rounded at random to 16 steps of which 3% of the elements exceed.
+
+    As one rank runs it, whose scale is the one of all ranks.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Payload:
+        step, self.step = self.step, self.step + 1
+        p = fed(x, residual)
+        sign = _signs(p.numel(), step, p.device)
+        y = _rotated(sign * p, BLOCK)
+        top = y.abs().mean() * (sqrt(pi / 2) * QUANTILE)
+        codes = ((y + top) * (_LEVELS / 2 / top) + torch.rand_like(y)).clamp_(0, _LEVELS)
+        codes = codes.to(torch.uint8)
+        keep(residual, p, _restored(codes, top, sign))
+        return top, pack(codes, BITS), torch.tensor(step)
+
+
+_LEVELS = 2**BITS - 1
+
+
+def _signs(n: int, step: int, device: torch.device) -> Tensor:
+    draw = torch.randint(0, 2, (n,), device=device, generator=_generator(step, device))
+    return (2 * draw - 1).float()
+
+
+def _rotated(x: Tensor, block: int) -> Tensor:
+    """Each whole block mixed, what is left over in blocks of half the size, and so on."""
+    whole = x.numel() - x.numel() % block
+    mixed = _hadamard(x[:whole].view(-1, block)).view(-1)
+    return mixed if whole == x.numel() else torch.cat([mixed, _rotated(x[whole:], block // 2)])
+
+
+def _hadamard(m: Tensor) -> Tensor:
+    """The orthonormal fast Walsh-Hadamard transform of each row, its length a power of two."""
+    y, h = m * sqrt(1 / m.shape[1]), 1
+    while h < m.shape[1]:
+        pairs = y.view(-1, 2, h)
+        difference = pairs[:, 0] - pairs[:, 1]
+        pairs[:, 0] += pairs[:, 1]
+        pairs[:, 1] = difference
+        h *= 2
+    return y
+
+
+def _restored(codes: Tensor, top: Tensor, sign: Tensor) -> Tensor:
+    return sign * _rotated(codes.float() * (2 / _LEVELS * top) - top, BLOCK)
+
+
+def _decode_thc(payload: Payload, n: int) -> Tensor:
+    top, packed, step = payload
+    return _restored(unpack(packed, BITS, n), top, _signs(n, int(step), packed.device))
+
+
+def shared() -> dict[str, Method]:
+    """The methods; they count their steps, so each begins anew."""
+    return {
+        "randomk": Method(_RandomK(), _decode_randomk),
+        "thc": Method(_Thc(), _decode_thc),
+    }
