@@ -49,10 +49,15 @@ class ArrayRun(Run):
         return extents(expr.type.dims, self.n)
 
     def op_matrix(self, expr: Expr) -> F32:
+        rows, cols = self.roomy(expr)
+        return matrix_numbers.padded(self.value(expr.args[0]), rows, cols)
+
+    def roomy(self, expr: Expr) -> tuple[int, int]:
+        """Rows and columns of a matrix that takes all elements."""
         rows, cols = self.size(expr)
         if rows * cols < self.n:
             raise UsageError(f"a matrix of {rows} x {cols} has no room for {self.n} elements")
-        return matrix_numbers.padded(self.value(expr.args[0]), rows, cols)
+        return rows, cols
 
     def op_flat(self, expr: Expr) -> Any:
         flat = self.value(expr.args[0]).reshape(-1)[: self.n]
@@ -124,17 +129,24 @@ class ArrayRun(Run):
             value = np.where(np.isfinite(value), value, np.inf)
         return reference._stored(field, value, self.tile, self.n)
 
-    def begin(self, x: F32, states: Mapping[str, F32] | None, scale: float) -> F32:
-        """Set the input (with the residual added) and the states; returns the input."""
+    def begin(self, x: F32, states: Mapping[str, F32] | None, scale: float) -> None:
+        """Set the input (with the residual added) and the states."""
         factor = np.float32(scale)
         if self.module.feedback and states is not None:
-            g = self.algebra.fed(x, factor, states["residual"])
+            self.feed(x, factor, states["residual"])
         else:
-            g = x if factor == 1 else x * factor
-        self.inputs["g"] = g
+            self.inputs["g"] = x if factor == 1 else x * factor
         for s in self.module.states:
             held = None if states is None else states[s.name]
             self.inputs[s.name] = self.state(s, held)
+
+    def feed(self, x: F32, factor: np.float32, residual: F32) -> None:
+        """Set the input of feedback."""
+        self.inputs["g"] = self.algebra.fed(x, factor, residual)
+
+    def given(self) -> F32:
+        """The input."""
+        g: F32 = self.inputs["g"]
         return g
 
     def state(self, item: Field, held: F32 | None) -> Any:
@@ -158,15 +170,36 @@ class ArrayRun(Run):
             decoder.inputs[name] = self.alone(field) if own else self.combined[name]
         return np.asarray(decoder.value(self.module.decode), np.float32)
 
-    def settle(self, states: Mapping[str, F32], g: F32, out: F32) -> None:
+    def settle(self, states: Mapping[str, F32], out: F32) -> None:
         """Update the states, given what was decoded; none takes up a NaN or infinity."""
-        values = {name: np.asarray(self.value(e)) for name, e in self.module.updates.items()}
+        values = self.updates()
         if self.module.feedback:
-            self.algebra.left(states["residual"], g, out)
-        for name, value in values.items():
-            flat = np.asarray(value, np.float32).reshape(-1)
+            self.algebra.left(states["residual"], self.given(), out)
+        self.keep(states, values)
+
+    def updates(self) -> dict[str, F32]:
+        """New values of the states besides the residual; read while that is still the old one."""
+        found = {name: self.value(e) for name, e in self.module.updates.items()}
+        return {name: np.asarray(value, np.float32).reshape(-1) for name, value in found.items()}
+
+    def keep(self, states: Mapping[str, F32], values: Mapping[str, F32]) -> None:
+        """Take them up, where there is room."""
+        for name, flat in values.items():
             if len(flat) <= len(states[name]):
                 matrix_numbers.keep(states[name][: len(flat)], flat)
+
+    def close(
+        self, piece: F32, states: Mapping[str, F32] | None, decoder: ArrayRun, other: ArrayRun
+    ) -> None:
+        """Overwrite the piece by what was decoded from all ranks, and update the states.
+
+        decoder: a run in the same place that holds what all ranks combined; other: a fresh one.
+        """
+        out = np.asarray(decoder.value(self.module.decode), np.float32)
+        if states is not None:
+            self.begin(piece, states, 1.0)
+            self.settle(states, self.own(other) if self.module.own else out)
+        piece[:] = out
 
 
 class ArrayKernels:
@@ -222,12 +255,12 @@ class ArrayKernels:
             piece = x[start : start + length]
             run = self.run(length, seed=seed, step=step, tensor=tensor, offset=offset)
             with np.errstate(all="ignore"):
-                g = run.begin(piece, views, scale)
-                payload = reference._payload(run, g)
+                run.begin(piece, views, scale)
+                payload = reference._payload(run, run.given())
                 if views is not None or writeback:
                     y = self.decoded(payload, length, step=step, tensor=tensor, offset=offset)
                 if views is not None:
-                    run.settle(views, g, y)
+                    run.settle(views, y)
             if writeback:
                 piece[:] = y
             out[at[i] : at[i] + len(payload)] = payload
@@ -297,7 +330,6 @@ class ArrayKernels:
         step: int,
     ) -> None:
         """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
-        own = self.module.own
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             if length == 0:
                 continue
@@ -306,13 +338,9 @@ class ArrayKernels:
             decoder, run = self.run(length, **place), self.run(length, **place)
             run.combined = self.combined(sums, i, length, workers)
             decoder.inputs.update(run.combined)
+            views = None if state is None else self.views(state, first, length, tensor)
             with np.errstate(all="ignore"):
-                out = np.asarray(decoder.value(self.module.decode), np.float32)
-                if state is not None:
-                    views = self.views(state, first, length, tensor)
-                    g = run.begin(piece, views, 1.0)
-                    run.settle(views, g, run.own(self.run(length, **place)) if own else out)
-            piece[:] = out
+                run.close(piece, views, decoder, self.run(length, **place))
 
     def combined(
         self, sums: Sequence[tuple[Any, Any]], piece: int, n: int, workers: int

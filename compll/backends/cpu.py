@@ -296,13 +296,14 @@ def loops_text(module: Module, loops: Iterable[Loop]) -> str:
 
 def array_kernels(module: Module, params: Mapping[str, Number]) -> ArrayKernels:
     """Those of a spec that is computed an array at a time: its loops, and functions of arrays."""
-    from compll.backends.cpu_loops import LoopRun, Loops
+    from compll.backends.cpu_loops import Loops
     from compll.backends.cpu_matrices import NUMBA
+    from compll.backends.cpu_products import ProductRun
 
     loops = Loops(module)
     text = loops_text(module, loops)
     kernels = load(module, text) if text else None
-    return ArrayKernels(module, params, NUMBA, partial(LoopRun, loops=loops, kernels=kernels))
+    return ArrayKernels(module, params, NUMBA, partial(ProductRun, loops=loops, kernels=kernels))
 
 
 def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:

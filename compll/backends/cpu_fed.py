@@ -1,0 +1,171 @@
+"""Matrix products of the gradient plus its residual, which is not written down before.
+
+[Note: fed products] PowerSGD reads one matrix three times a step, and the matrix is g = x * scale +
+residual. To make an array of it costs more than the products. So these kernels compute an element of
+g where they need it; the numbers are those of matrix_numbers.py, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from compll.backends.matrix_numbers import F32
+
+f32, f64 = np.float32, np.float64
+
+
+class Fed(NamedTuple):
+    """The input of feedback, g = x * scale + residual, element by element, in rows of `cols`."""
+
+    x: F32
+    scale: np.float32
+    residual: F32
+    cols: int
+
+    @property
+    def rows(self) -> int:
+        """The last one may be incomplete; zeros follow it."""
+        return -(-len(self.x) // self.cols)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def four(x, scale, residual, inner, right, c, out):  # type: ignore[no-untyped-def]
+    """Four columns, from c on, of g @ right, for as many rows as come in fours."""
+    rows = len(x) // inner
+    for i in range(0, rows - rows % 4, 4):
+        p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = 0.0
+        r0 = r1 = r2 = r3 = s0 = s1 = s2 = s3 = 0.0
+        o = i * inner
+        a, b = x[o : o + inner], x[o + inner : o + 2 * inner]
+        d, e = x[o + 2 * inner : o + 3 * inner], x[o + 3 * inner : o + 4 * inner]
+        ra, rb = residual[o : o + inner], residual[o + inner : o + 2 * inner]
+        rd, re = residual[o + 2 * inner : o + 3 * inner], residual[o + 3 * inner : o + 4 * inner]
+        for j in range(inner):
+            p, q = f64(a[j] * scale + ra[j]), f64(b[j] * scale + rb[j])
+            r, s = f64(d[j] * scale + rd[j]), f64(e[j] * scale + re[j])
+            y0, y1, y2, y3 = right[j, c], right[j, c + 1], right[j, c + 2], right[j, c + 3]
+            p0, p1, p2, p3 = p0 + p * y0, p1 + p * y1, p2 + p * y2, p3 + p * y3
+            q0, q1, q2, q3 = q0 + q * y0, q1 + q * y1, q2 + q * y2, q3 + q * y3
+            r0, r1, r2, r3 = r0 + r * y0, r1 + r * y1, r2 + r * y2, r3 + r * y3
+            s0, s1, s2, s3 = s0 + s * y0, s1 + s * y1, s2 + s * y2, s3 + s * y3
+        out[i, c], out[i, c + 1], out[i, c + 2], out[i, c + 3] = p0, p1, p2, p3
+        out[i + 1, c], out[i + 1, c + 1], out[i + 1, c + 2], out[i + 1, c + 3] = q0, q1, q2, q3
+        out[i + 2, c], out[i + 2, c + 1], out[i + 2, c + 2], out[i + 2, c + 3] = r0, r1, r2, r3
+        out[i + 3, c], out[i + 3, c + 1], out[i + 3, c + 2], out[i + 3, c + 3] = s0, s1, s2, s3
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def two(x, scale, residual, inner, right, c, out):  # type: ignore[no-untyped-def]
+    """Two columns, as `four`."""
+    rows = len(x) // inner
+    for i in range(0, rows - rows % 4, 4):
+        p0 = p1 = q0 = q1 = r0 = r1 = s0 = s1 = 0.0
+        o = i * inner
+        a, b = x[o : o + inner], x[o + inner : o + 2 * inner]
+        d, e = x[o + 2 * inner : o + 3 * inner], x[o + 3 * inner : o + 4 * inner]
+        ra, rb = residual[o : o + inner], residual[o + inner : o + 2 * inner]
+        rd, re = residual[o + 2 * inner : o + 3 * inner], residual[o + 3 * inner : o + 4 * inner]
+        for j in range(inner):
+            p, q = f64(a[j] * scale + ra[j]), f64(b[j] * scale + rb[j])
+            r, s = f64(d[j] * scale + rd[j]), f64(e[j] * scale + re[j])
+            y0, y1 = right[j, c], right[j, c + 1]
+            p0, p1, q0, q1 = p0 + p * y0, p1 + p * y1, q0 + q * y0, q1 + q * y1
+            r0, r1, s0, s1 = r0 + r * y0, r1 + r * y1, s0 + s * y0, s1 + s * y1
+        out[i, c], out[i, c + 1] = p0, p1
+        out[i + 1, c], out[i + 1, c + 1] = q0, q1
+        out[i + 2, c], out[i + 2, c + 1] = r0, r1
+        out[i + 3, c], out[i + 3, c + 1] = s0, s1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def rest(x, scale, residual, inner, right, first, out):  # type: ignore[no-untyped-def]
+    """Rows from `first` on; the last may be incomplete. Zeros times infinity are NaN, as always."""
+    for i in range(first, len(out)):
+        for c in range(out.shape[1]):
+            total = 0.0
+            for j in range(inner):
+                at = i * inner + j
+                g = x[at] * scale + residual[at] if at < len(x) else f32(0)
+                total += f64(g) * right[j, c]
+            out[i, c] = total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def across(x, scale, residual, inner, b, total):  # type: ignore[no-untyped-def]
+    """Add transpose(g) @ b to total [columns of b, columns of g], two rows of g at a time."""
+    one, other = np.empty(inner, f64), np.empty(inner, f64)
+    rows = len(b)
+    for i in range(0, rows, 2):
+        row(x, scale, residual, i * inner, one)
+        row(x, scale, residual, (i + 1) * inner, other)
+        for c in range(b.shape[1]):
+            sums, y = total[c], b[i, c]
+            if i + 1 < rows:
+                z = b[i + 1, c]
+                for j in range(inner):
+                    sums[j] = sums[j] + one[j] * y + other[j] * z
+            else:
+                for j in range(inner):
+                    sums[j] += one[j] * y
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def row(x, scale, residual, at, out):  # type: ignore[no-untyped-def]
+    """The elements of g from `at` on, zeros behind the last."""
+    count = max(0, min(len(out), len(x) - at))
+    # slices, since an index that might be negative costs the vector loop
+    given, kept = x[at : at + count], residual[at : at + count]
+    for j in range(count):
+        out[j] = f64(given[j] * scale + kept[j])
+    for j in range(count, len(out)):
+        out[j] = 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def settle(x, scale, residual, a, b):  # type: ignore[no-untyped-def]
+    """x = a @ b, the decoded value, and residual = g - x; where that is not finite, as it was."""
+    cols = b.shape[1]
+    total = np.empty(cols, f64)
+    for i in range(len(a)):
+        total[:] = 0.0
+        for c in range(a.shape[1]):
+            y = a[i, c]
+            for j in range(cols):
+                total[j] += y * b[c, j]
+        given, kept = x[i * cols : (i + 1) * cols], residual[i * cols : (i + 1) * cols]
+        for j in range(len(given)):
+            y = f32(total[j])
+            left = given[j] * scale + kept[j] - y
+            given[j] = y
+            kept[j] = left if abs(left) < f32(np.inf) else kept[j]
+
+
+def product(g: Fed, b: F32) -> F32:
+    """The matrix of g times b."""
+    width = b.shape[1] + b.shape[1] % 2
+    right, out = np.zeros((g.cols, width)), np.empty((g.rows, width))
+    right[:, : b.shape[1]] = b
+    whole = len(g.x) // g.cols
+    given = (g.x, g.scale, g.residual, g.cols, right)
+    for c in range(0, width - width % 4, 4):
+        four(*given, c, out)
+    if width % 4:
+        two(*given, width - 2, out)
+    rest(*given, whole - whole % 4, out)
+    return np.ascontiguousarray(out[:, : b.shape[1]], np.float32)
+
+
+def transposed(g: Fed, b: F32) -> F32:
+    """The transpose of the matrix of g times b."""
+    total = np.zeros((b.shape[1], g.cols))
+    across(g.x, g.scale, g.residual, g.cols, np.ascontiguousarray(b, np.float64), total)
+    return np.ascontiguousarray(total.T, np.float32)
+
+
+def settled(g: Fed, a: F32, b: F32) -> None:
+    """Decode a @ b into g.x, and keep what it leaves of g in g.residual."""
+    left, right = (np.ascontiguousarray(m, np.float64) for m in (a, b))
+    settle(g.x, g.scale, g.residual, left, right)
