@@ -24,9 +24,8 @@ from rich.table import Table
 
 import compll
 from bench.plain_torch import METHODS
+from compll.array_traffic import traffic_of
 from compll.errors import CompllError
-from compll.passes import schedule
-from compll.traffic import traffic
 
 RESULTS = Path(__file__).parent / "results"
 TORCH_BASELINES = ("dgc", "topk")  # what of plain_torch is built on torch.topk
@@ -41,7 +40,7 @@ def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
     table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     out, spare = (codec.arrays.zeros(codec.payload_bytes(n), "uint8") for _ in range(2))
     state = codec.init_state(n) if codec.stateful else None
-    moved = traffic(schedule(codec.module, feed=state is not None)).moved
+    moved = traffic_of(codec.module, feed=state is not None).moved
     used = codec.encode_batch(view, table, out, at).copy()
     share = float(used[0]) / n
     found: dict[str, tuple[Job, float]] = {

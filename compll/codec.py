@@ -341,7 +341,7 @@ class Codec:
         step: int = 0,
     ) -> None:
         """Overwrite x's pieces by the mean that the sums of all rounds give; update the state."""
-        x = self._check_rounds(x, table, state, sums, len(self.rounds))
+        x = self._check_rounds(x, table, state, sums, len(self.rounds), write=True)
         cast(ArrayBackend, self.backend).decode_rounds(
             x, table, sums, state, workers=workers, seed=seed & (2**64 - 1), step=step
         )
@@ -358,14 +358,15 @@ class Codec:
         return None
 
     def _check_rounds(
-        self, x: F32, table: I64, state: State | None, payloads: Before, count: int
-    ) -> F32:
+        self, x: F32, table: I64, state: State | None, payloads: Before, count: int,
+        *, write: bool = False,
+    ) -> F32:  # fmt: skip
         if not 1 <= len(payloads) == count <= len(self.rounds):
             raise UsageError(
                 f"{self.name}: round {count - 1} of {len(self.rounds)} with "
                 f"{len(payloads) - 1} before it"
             )
-        x = self.arrays.vector(x, self.name)
+        x = self.arrays.vector(x, self.name, write=write)
         for one, (payload, at) in zip(self.rounds, payloads, strict=False):
             self._check_table(table, at, len(x), "x")
             sizes = [one.payload_bytes(int(n)) for n in table[:, LENGTH]]

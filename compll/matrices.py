@@ -20,13 +20,14 @@ ARRAY_OPERATORS = ("combined", "hadamard", "shared")
 
 def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
     """Rows and columns for n elements. Raises UsageError where they are absurd."""
-    rows, cols = (_extent(d, n) for d in dims)
+    rows, cols = (extent(d, n) for d in dims)
     if rows * cols > max(LEAST, ROOM * n):
         raise UsageError(f"a matrix of {rows} x {cols} elements for a tensor of {n}")
     return rows, cols
 
 
-def _extent(dim: Expr, n: int) -> int:
+def extent(dim: Expr, n: int) -> int:
+    """A dimension for n elements: one at least."""
     value = float(evaluate(dim, {"n": n}))
     return int(min(value, 2.0**62)) if value >= 1 else 1
 

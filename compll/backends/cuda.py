@@ -11,53 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.backends.cuda_arrays import ArrayKernels
 from compll.backends.cuda_device import CupyDevice, DeviceArrays
+from compll.backends.cuda_launch import Device, Launching, make_room, starts
+from compll.backends.cuda_plans import Source
 from compll.backends.cuda_runs import runs_of
-from compll.backends.cuda_source import Plan, Source, hop_source, source
+from compll.backends.cuda_source import Plan, hop_source, source
 from compll.backends.cuda_streams import CHUNK, GROUP
 from compll.backends.cuda_values import Grid, Step
 from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 from compll.codec import Incoming
-from compll.errors import PayloadError, UsageError
 from compll.ir import Expr, Module
 from compll.layout import field_bytes, gap_bytes, limits, packed_bytes, payload_bytes
 from compll.passes import hops
 from compll.static import Number, as_count, evaluate
 
 I64 = NDArray[np.int64]
-KEPT_BATCHES = 256
-#: by the bits that decode kernels set
-REASONS = {
-    1: "a payload's length does not fit its header",
-    2: "an index lies outside its tensor",
-    3: "a payload's length does not fit its header, and an index lies outside its tensor",
-}
-
-
-class Device(Protocol):
-    """What runs kernels: CuPy, or the test-only shim on the CPU."""
-
-    def upload(self, values: NDArray[Any]) -> Any:
-        """A copy in device memory."""
-
-    def zeros(self, count: int, dtype: str) -> Any:
-        """Zeros in device memory."""
-
-    def download(self, array: Any) -> NDArray[Any]:
-        """A copy in host memory; waits."""
-
-    def dtype(self, array: Any) -> str:
-        """float32, float16 or bfloat16 (uint16 arrays hold the bits of those)."""
-
-    def launch(
-        self, gradient: str, kernel: str, grid: int, threads: int, args: tuple[Any, ...]
-    ) -> None:
-        """Run a kernel, for gradients of this dtype, after what was launched before."""
 
 
 @dataclass
@@ -77,7 +51,7 @@ class Batch:
     repeats: dict[Expr, int]
 
 
-class Kernels:
+class Kernels(Launching[Plan]):
     """The backend's batch interface (see codec.Backend); arrays are the device's."""
 
     arrays = DeviceArrays()
@@ -86,25 +60,19 @@ class Kernels:
         self,
         module: Module,
         params: Mapping[str, Number],
-        make_device: Callable[[Source], Device],
-        code: Source,
+        make_device: Callable[[Source[Any]], Device],
+        code: Source[Plan],
     ) -> None:
-        self.module, self.params, self.source = module, dict(params), code
-        self.make_device, self.device = make_device, make_device(code)
+        super().__init__(module, params, make_device, code)
         self.fuses = hops(module) and not runs_of(module)
         self.hop_kernels: Kernels | None = None
         self.batches: dict[tuple[str, bytes, bytes], Batch] = {}
-        self.rows: dict[tuple[str, tuple[int, ...], int], Any] = {}
-        #: what decode kernels found wrong, a bit each (see REASONS)
-        self.errors = self.device.zeros(1, "uint32")
-        #: a uint64 in device memory that is added to `step`: lets a replayed CUDA graph go on
-        self.tick: Any = None
 
     def batch(self, name: str, table: I64, at: I64) -> Batch:
         """The device side of a table, made once."""
         key = (name, table.tobytes(), at.tobytes())
         if key not in self.batches:
-            _make_room(self.batches)
+            make_room(self.batches)
             self.batches[key] = self.make_batch(self.source.plans[name], table, at)
         return self.batches[key]
 
@@ -112,18 +80,18 @@ class Kernels:
         lengths = table[:, 1].tolist()
         items = np.array([[self.items(g, n) for n in lengths] for g in plan.grids], np.int64)
         blocks = -(-items // np.array([[g.per_block] for g in plan.grids]))
-        firsts, starts = _starts(blocks), _starts(items)
+        firsts, begins = starts(blocks), starts(items)
         bounds = [list(limits(self.module, n, self.params).values()) for n in lengths]
         most = [payload_bytes(self.module, n, self.params) for n in lengths]
         upload, zeros = self.device.upload, self.device.zeros
-        sizes = {str(g): int(starts[g, -1]) for g in range(len(plan.grids))}
+        sizes = {str(g): int(begins[g, -1]) for g in range(len(plan.grids))}
         sizes |= {f"{g}b": int(firsts[g, -1]) for g in range(len(plan.grids))}
         sizes["piece"] = len(lengths)
         return Batch(
             table=upload(table.reshape(-1)),
             at=upload(at),
             first=upload(firsts.reshape(-1)),
-            item_at=upload(starts.reshape(-1)),
+            item_at=upload(begins.reshape(-1)),
             limits=upload(np.array(bounds, np.int64).reshape(-1)),
             used=upload(np.array(most, np.int64)),
             scratch=tuple(zeros(sizes[s.per] * s.factor, s.dtype) for s in plan.scratch),
@@ -166,21 +134,6 @@ class Kernels:
         """How often steps repeat: at most 100 tries, and the look at the last one."""
         found = [float(evaluate(expr, self.params | {"n": n, "step": 0})) for n in lengths]
         return 1 + max((int(max(0.0, min(v, 100.0))) for v in found if v == v), default=0)
-
-    def statics(self, name: str, lengths: tuple[int, ...], step: int) -> Any:
-        """Host-computed values in device memory, float64 [m * statics]; made once per value."""
-        plan = self.source.plans[name]
-        step = step if plan.steps_matter else 0
-        key = (name, lengths, step)
-        if key not in self.rows:
-            _make_room(self.rows)
-            rows = [
-                float(evaluate(e, self.params | {"n": n, "step": step}))
-                for n in lengths
-                for e in plan.statics
-            ]
-            self.rows[key] = self.device.upload(np.array(rows, np.float64))
-        return self.rows[key]
 
     def encode_batch(
         self,
@@ -239,14 +192,6 @@ class Kernels:
         self.run(plan, b, args, self.device.dtype(x))
         return b.used
 
-    def refuse_shared(self, table: I64) -> None:
-        """Pieces run at the same time, so no two of them may update the state of one tensor."""
-        if len(np.unique(table[:, 2])) < len(table):
-            raise UsageError(
-                f"{self.module.name}: no two pieces of a batch on a device may belong to one "
-                "tensor, whose state they would both update; encode them in separate calls"
-            )
-
     def hop(self) -> Kernels:
         """The kernels that decode, add and encode; made at the first call."""
         if self.hop_kernels is None:
@@ -291,25 +236,18 @@ class Kernels:
         if blocks:
             self.device.launch(gradient, step.kernel, blocks, step.threads, args)
 
-    def raise_found(self) -> None:
-        """Raise PayloadError for a bad payload that an earlier decode met; waits."""
-        found = int(self.device.download(self.errors)[0])
-        if found:
-            self.errors = self.device.zeros(1, "uint32")
-            raise PayloadError(f"{self.module.name}: {REASONS[min(found, 3)]}")
+
+def kernels(
+    module: Module,
+    params: Mapping[str, Number],
+    make_device: Callable[[Source[Any]], Device],
+    code: Source[Any],
+) -> Kernels | ArrayKernels:
+    """The kernels of a source, in passes or an array at a time."""
+    kind = ArrayKernels if module.arrays else Kernels
+    return kind(module, params, make_device, code)
 
 
-def build(module: Module, params: Mapping[str, Number]) -> Kernels:
-    """The backend's entry point. Raises UsageError without CuPy or a device."""
-    code = source(module)
-    return Kernels(module, params, CupyDevice, code)
-
-
-def _starts(counts: I64) -> I64:
-    """Running totals of each row, beginning with zero."""
-    return np.pad(np.cumsum(counts, axis=1), ((0, 0), (1, 0))).astype(np.int64)
-
-
-def _make_room(cache: dict[Any, Any]) -> None:
-    if len(cache) >= KEPT_BATCHES:
-        cache.clear()
+def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
+    """The backend's entry point. Raises SpecError, or UsageError without CuPy or a device."""
+    return kernels(module, params, CupyDevice, source(module))

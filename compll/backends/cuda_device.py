@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.cuda_source import GRADIENTS, OPTIONS, Source
+from compll.backends.cuda_plans import GRADIENTS, OPTIONS, Source
 from compll.errors import PayloadError, UsageError
 
 INSTALL = "pip install 'hipress[cuda12]' or 'hipress[cuda13]', whichever your driver has"
@@ -33,7 +33,7 @@ def cupy() -> Any:
 class CupyDevice:
     """Runs a source's kernels on CuPy's current device and stream."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source[Any]) -> None:
         self.cupy, self.source = cupy(), source
         self.functions: dict[tuple[int, str, str], Any] = {}
         self.modules: dict[tuple[int, str], Any] = {}

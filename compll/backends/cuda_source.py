@@ -3,82 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
+from compll.backends.cuda_array_source import array_source
 from compll.backends.cuda_hop import Hopping, merge_function
+from compll.backends.cuda_plans import GRADIENTS, OPTIONS, Launches, Source
 from compll.backends.cuda_select import Selecting
 from compll.backends.cuda_spread import Spreading
-from compll.backends.cuda_values import Grid, Scratch, Shape, Step, Values, shape_of
-from compll.ir import Expr, Module
+from compll.backends.cuda_values import Grid, Scratch, Values, shape_of
+from compll.ir import Module
 from compll.layout import tile_of
 from compll.passes import schedule
 from compll.program import Unsupported
 from compll.refusal import refused
-from compll.static import depends
 
-GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-OPTIONS = ("--std=c++17", "--fmad=false", "-default-device")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a batch is encoded or decoded: launches in order, and what they need.
+class Plan(Launches):
+    """How a batch is encoded or decoded in passes.
 
-    params: of every kernel, as C declarations. statics: host-computed values, a row per piece.
+    Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode).
     """
 
-    steps: tuple[Step, ...]
-    params: tuple[str, ...]
-    statics: tuple[Expr, ...]
     grids: tuple[Grid, ...]
     scratch: tuple[Scratch, ...]
     states: tuple[str, ...] = ()
     #: whether encode itself overwrites the gradient by its decoded value
     writes_back: bool = False
 
-    @property
-    def steps_matter(self) -> bool:
-        """Whether a host-computed value depends on the step."""
-        return any("step" in depends(e) for e in self.statics)
 
-
-@dataclass
-class Source:
-    """The generated text (without the prelude) and its plans by name.
-
-    Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode).
-    """
-
-    text: str
-    shape: Shape
-    plans: dict[str, Plan] = field(default_factory=dict)
-
-    def full(self, gradient: str = "float32") -> str:
-        """All that a compiler needs, for gradients of this dtype."""
-        return f"#define GRADIENT {GRADIENTS[gradient]}\n{prelude()}\n{self.text}"
-
-
-@cache
-def prelude() -> str:
-    """The functions that all kernels share."""
-    here = Path(__file__).parent
-    names = ("prelude", "math", "gamma", "tables", "runs", "bitstreams", "streams")
-    return "".join((here / f"cuda_{name}.cuh").read_text() for name in names)
-
-
-def source(module: Module, threads: int = 256) -> Source:
+def source(module: Module, threads: int = 256) -> Source[Any]:
     """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
     try:
+        if module.arrays:
+            return array_source(module, threads)
         return _source(module, threads)
     except Unsupported as why:
         raise refused(module, "cuda", why) from why
 
 
-def _source(module: Module, threads: int) -> Source:
-    result = Source("", shape_of(tile_of(module), threads))
+def _source(module: Module, threads: int) -> Source[Plan]:
+    result: Source[Plan] = Source("", shape_of(tile_of(module), threads))
     for name, feed in (("encode", False), ("feed", True)):
         if (feed and not module.states) or (not feed and module.updates):
             continue
@@ -92,9 +60,9 @@ def _source(module: Module, threads: int) -> Source:
     return result
 
 
-def hop_source(module: Module, threads: int = 256) -> Source:
+def hop_source(module: Module, threads: int = 256) -> Source[Plan]:
     """The kernels that decode, add and encode: plans "encode" and "feed", and "set" for statics."""
-    result = Source("", shape_of(tile_of(module), threads))
+    result: Source[Plan] = Source("", shape_of(tile_of(module), threads))
     for name, feed in (("encode", False), ("feed", True)):
         if (feed and not module.states) or (not feed and module.updates):
             continue

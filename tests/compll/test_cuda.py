@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import cuda_device, cuda_source
-from compll.backends.cuda import Kernels
+from compll.backends import cuda, cuda_device, cuda_source
 from compll.codec import Incoming
 from compll.errors import PayloadError, SpecError, UsageError
 from compll.library import type_check
@@ -52,7 +51,7 @@ def kernels(typed, where="shim", threads=256):
         pytest.skip(f"refused: {why}")
     host = partial(HostDevice, descending=threads == 64)
     device = host if where == "shim" else cuda_device.CupyDevice
-    return Kernels(module, params, device, source)
+    return cuda.kernels(module, params, device, source)
 
 
 def pieces(lengths, gap=3):

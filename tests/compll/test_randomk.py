@@ -214,11 +214,6 @@ def test_drawn_selections_without_rounds(tmp_path, rng):
     assert np.array_equal(states[0]["residual"], states[1]["residual"])
 
 
-def test_cuda_refuses():
-    with pytest.raises(compll.SpecError, match="the cuda backend does not compile"):
-        compll.compile("randomk", "cuda")
-
-
 def test_table_rows_of_no_elements():
     codec = compll.compile("randomk")
     assert len(codec.encode(np.zeros(0, np.float32))) == 0

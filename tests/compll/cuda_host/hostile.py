@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
 import compll
-from compll.backends import cuda_source
-from compll.backends.cuda import Kernels
+from compll.backends import cuda, cuda_source
 from compll.errors import PayloadError, SpecError
 from compll.library import type_check
 from tests.compll.cuda_host import HostDevice
 
+Device: TypeAlias = cuda.Kernels | cuda.ArrayKernels
 SIZES = (33, 1061)
 #: one of every kind of kernel; by default the others' source differs in arithmetic only
 SPECS = (
     "onebit", "onebit_group", "int4_group", "terngrad", "fp16", "ddp_uint8", "dgc", "topk", "stc",
     "dithering", "adaq", "redsync", "threelc", "sketch", "adacomp", "inceptionn",
+    "randomk",
 )  # fmt: skip
 
 
@@ -34,7 +37,7 @@ def run(spec: str, rng: np.random.Generator) -> bool:
     except SpecError:
         return False
     codec = compll.compile(spec, "reference")
-    device = Kernels(module, params, partial(HostDevice, sanitize=True), source)
+    device = cuda.kernels(module, params, partial(HostDevice, sanitize=True), source)
     for n in SIZES:
         table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
         x = rng.standard_normal(n).astype(np.float32)
@@ -45,9 +48,24 @@ def run(spec: str, rng: np.random.Generator) -> bool:
             x, table, out, at, state, seed=1, step=1, scale=1, writeback=True
         )
         good = out[: int(used[0])].copy()
+        if codec.rounds:
+            rounds(device, codec, x, state)
         for data in (good, *broken(good, rng, codec.fixed)):
             decode(device, data, table, at, n)
     return True
+
+
+def rounds(
+    device: Device, codec: compll.Codec, x: np.ndarray, state: Mapping[str, np.ndarray]
+) -> None:
+    """All rounds of two ranks, both of them this one."""
+    n, at, sums = len(x), np.zeros(1, np.int64), []
+    table, options = np.array([[0, n, 0, 0, 0]], np.int64), {"workers": 2, "seed": 0, "step": 1}
+    for number, one in enumerate(codec.rounds):
+        out = np.zeros(one.payload_bytes(n), np.uint8)
+        device.encode_round(number, x, table, out, at, sums, state, **options)
+        sums.append((out, at))
+    device.decode_rounds(x, table, sums, state, **options)
 
 
 def broken(good: np.ndarray, rng: np.random.Generator, fixed: bool) -> list[np.ndarray]:
@@ -59,7 +77,7 @@ def broken(good: np.ndarray, rng: np.random.Generator, fixed: bool) -> list[np.n
     return found if fixed else [*found, good[: len(good) // 2].copy(), good[:3].copy()]
 
 
-def decode(device: Kernels, data: np.ndarray, table: np.ndarray, at: np.ndarray, n: int) -> None:
+def decode(device: Device, data: np.ndarray, table: np.ndarray, at: np.ndarray, n: int) -> None:
     device.decode_batch(data, table, at, np.array([len(data)]), np.zeros(n, np.float32), add=False)
     with contextlib.suppress(PayloadError):
         device.raise_found()

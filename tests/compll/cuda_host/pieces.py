@@ -3,8 +3,7 @@
 import numpy as np
 
 import compll
-from compll.backends import cuda_source
-from compll.backends.cuda import Kernels
+from compll.backends import cuda, cuda_source
 from compll.library import type_check
 from tests.compll.cuda_host import HostDevice
 
@@ -16,7 +15,7 @@ def compiled(text, folder, **params):
     path = folder / "spec.yaml"
     path.write_text(text)
     module, known = type_check(path, params)
-    device = Kernels(module, known, HostDevice, cuda_source.source(module, 64))
+    device = cuda.kernels(module, known, HostDevice, cuda_source.source(module, 64))
     return device, compll.compile(path, "reference", **params)
 
 

@@ -1,0 +1,38 @@
+// ---- specs that are computed an array at a time: see [Note: CUDA arrays] in cuda_domains.py ----
+
+D i64 quotient(i64 a, i64 b) { return (a | b) >> 32 ? a / b : (i64)((u32)a / (u32)b); }
+// out of line: only a piece that crosses 2**32 elements of its tensor comes here
+SLOW u64 far_stream(u64 seed, u64 step, u64 tensor, u64 draw, u64 high) {
+  return stream(seed, step, tensor, draw, high);
+}
+// the code of item i of `count`, packed in tiles of 1024
+template <int BITS> D u32 code_in(const u8* data, i64 count, i64 i) {
+  const i64 tile = i / 1024, left = count - tile * 1024;
+  return code_at<BITS>(data + tile * (128 * BITS), left < 1024 ? (int)left : 1024, (int)(i % 1024));
+}
+
+// ---- drawn selections: shared.positions ----
+// of a piece: keys, where the circle begins, and how many positions lie beyond its end
+
+D i64 drawn_on_circle(const u64* d, u64 n, u64 count, u64 j) {
+  const u64 low = j * n / count, size = (j + 1) * n / count - low;
+  const u64 bits = hashed((u32)j * 0x9E3779B9u + (u32)(d[0] >> 32), (u32)d[0]);
+  return (i64)(low + (bits * size >> 32) + d[1]);
+}
+// the position of item j of a selection of `count` of n
+D i64 drawn_at(const u64* d, i64 n, i64 count, i64 j) {
+  const i64 turned = (i64)d[2], at = j + turned;
+  const i64 found = drawn_on_circle(d, (u64)n, (u64)count, (u64)(at < count ? at : at - count));
+  return found >= n ? found - n : found;
+}
+D void draw_positions(u64* d, u64 keys, u64 n, u64 count) {
+  const u64 bits = splitmix(keys);
+  d[0] = keys;
+  d[1] = ((bits >> 32) * n + ((bits & 0xffffffffull) * n >> 32)) >> 32;
+  u64 low = 0, high = count;
+  while (low < high) {
+    const u64 mid = (low + high) / 2;
+    if (drawn_on_circle(d, n, count, mid) >= (i64)n) high = mid; else low = mid + 1;
+  }
+  d[2] = low;
+}

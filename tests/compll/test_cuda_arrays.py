@@ -1,0 +1,83 @@
+"""Specs that are computed an array at a time, as CUDA source on the CPU: operators in company."""
+
+import numpy as np
+import pytest
+
+from compll.errors import SpecError, UsageError
+from tests.compll.cuda_host.pieces import compiled, pieces_equal
+
+DRAWN = """
+name: parts
+params: {share: 0.1}
+state: {heavy: "float32[n]", mean: float32}
+encode:
+  some: drawn(ceil(n * share))
+  few: drawn(floor(n / 9))
+  speed: 0.5 * heavy + g
+  v: speed[some] * 2
+  low: min(abs(speed))
+  top: max(speed[few])
+  w: float16(g[few]) + count(few) + top - low + mean
+  c: 3 * random(0, 1)
+  b: g > 0
+  sized: 1000 * abs(g)[some]
+payload:
+  {v: "float32[some]", w: "bfloat16[few]", c: "uint2[n]", b: "uint1[n]", sized: "uint16[some]",
+   low: float16}
+decode: scatter(indices(some), v * low + sized)
+update: {heavy: "where(some, 0, speed)", mean: "mean(g)"}
+"""
+SMALL = """
+name: small
+state: {old: "float32[rows, 4]", flatly: "float32[n]"}
+encode:
+  rows: ceil(n / 4)
+  m: matrix(g, 4)
+  t: transpose(m)
+  size: sum(abs(m))
+  twice: m * 2 + old * (1 / (1 + size)) - max(m)
+  e: random_matrix(4, 3)
+  few: twice @ e
+payload: {twice: "float32[rows, 4]", few: "float16[rows, 3]"}
+decode: flat(twice + (few @ transpose(random_matrix(4, 3))) / 4)
+update: {old: twice, flatly: "flat(m * m) + flatly"}
+"""
+
+
+def test_drawn_selections_with_all_that_goes_with_them(tmp_path, rng):
+    pieces_equal(DRAWN, tmp_path, rng.standard_normal)
+
+
+def test_matrices_of_elements(tmp_path, rng):
+    pieces_equal(SMALL, tmp_path, rng.standard_normal)
+    for bad in (np.nan, np.inf):
+        pieces_equal(SMALL, tmp_path, lambda n, bad=bad: np.full(n, bad), lengths=(3, 1030))
+
+
+@pytest.mark.parametrize(
+    "old, new, place, message",
+    [
+        ("drawn(floor(n / 9))", "top(g, 3)", (7, 3), r"top\(\)"),
+        ("min(abs(speed))", "kth_largest(abs(speed), 3)", (10, 3), "kth_largest"),
+    ],
+)
+def test_what_is_refused_is_told_where_it_stands(old, new, place, message, tmp_path):
+    text = DRAWN.replace(old, new)
+    with pytest.raises(SpecError, match=message) as caught:
+        compiled(text, tmp_path)
+    (found,) = caught.value.diagnostics
+    assert (found.span.line, found.span.col) == place
+
+
+def test_a_matrix_without_room_is_told_as_by_the_reference(tmp_path):
+    text = SMALL.replace("(4, 3)", "(4, columns)").replace("rows, 3", "rows, columns")
+    text = text.replace("  m: matrix", "  columns: 2 + n * n\n  m: matrix")
+    text = text.replace(" + (few @ transpose(random_matrix(4, columns))) / 4", "")
+    device, reference = compiled(text, tmp_path)
+    n = 2000
+    table, at, x = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64), np.zeros(n, np.float32)
+    out, options = np.zeros(9, np.uint8), {"seed": 0, "step": 0, "scale": 1, "writeback": False}
+    with pytest.raises(UsageError, match=r"a matrix of (4|500) x 4000002"):
+        device.encode_batch(x, table, out, at, None, **options)
+    with pytest.raises(UsageError, match=r"a matrix of (4|500) x 4000002"):
+        reference.backend.encode_batch(x, table, out, at, None, **options)
