@@ -111,8 +111,7 @@ def formula(module: Module) -> str:
 def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
     """The terms of a field's size: what is counted, and bytes of each."""
     if field.shape == "matrix":
-        rows, cols = map(explain.dimension, field.dims)
-        yield f"{rows} * {cols}", field.item_bits // 8
+        yield explain.factors(field.dims), field.item_bits // 8
         return
     count = {
         "scalar": "", "table": "", "n": "n",

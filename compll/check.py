@@ -6,10 +6,10 @@ Not here: any order of computation (passes.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from compll import check_arrays, feedback, matrices, strict
+from compll import check_arrays, check_names, feedback, matrices, strict
 from compll.check_fields import Declarations
 from compll.errors import Problems, Span, closest, nearest
 from compll.ir import (
@@ -25,7 +25,7 @@ from compll.operators import (
     SELECTING,
 )
 from compll.rules import Rules
-from compll.spec import ANY, ParamValue, Spec, as_float
+from compll.spec import ANY, Binding, ParamValue, Spec, as_float
 from compll.syntax import Syntax
 
 GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
@@ -79,7 +79,8 @@ class _Checker(Declarations):
         states = self.states()
         env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
         env |= {s.name: self.leaf("state", s) for s in states}
-        bound = self.bind(spec.encode, env)
+        bound = self.bind(env)
+        self.sized_by_data()
         self.static = {name for name in bound if env[name].type.shape == "static"}
         self.when = self.condition(env)
         fields = tuple(f for d in spec.payload if (f := self.field(d, env)) is not None)
@@ -89,6 +90,7 @@ class _Checker(Declarations):
         fields = check_arrays.widened(spec, fields)
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
         updates = self.updates(states, env)
+        check_arrays.combinations(spec, self.problems)
         self.problems.raise_if_any()
         if decode is None:
             raise AssertionError("a spec without a decode has problems")
@@ -180,9 +182,17 @@ class _Checker(Declarations):
                 "remove it from `state:`",
             )
 
-    def bind(self, bindings: Iterable[object], env: dict[str, Expr]) -> list[str]:
+    def in_order(self, section: tuple[Binding, ...]) -> Iterator[Binding]:
+        """A section's bindings, one after the other; meanwhile the names of all are known."""
+        self.order = check_names.below(section)
+        for binding in section:
+            self.current = binding.name
+            yield binding
+        self.order, self.current = {}, ""
+
+    def bind(self, env: dict[str, Expr]) -> list[str]:
         bound = []
-        for binding in self.spec.encode:
+        for binding in self.in_order(self.spec.encode):
             value = self.expr(binding.value, env, binding.name)
             if value is None:
                 self.poisoned.add(binding.name)
@@ -243,7 +253,7 @@ class _Checker(Declarations):
         self.poisoned |= {d.name for d in self.spec.payload} - known
         result: Expr | None = None
         self.fields = {f.name: f for f in fields}
-        for binding in self.spec.decode:
+        for binding in self.in_order(self.spec.decode):
             result = self.expr(binding.value, env, binding.name, decoding=True)
             if result is None:
                 self.poisoned.add(binding.name)

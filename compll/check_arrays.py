@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from compll.errors import Problems, RuleError, Span, nearest
 from compll.ir import Expr, Field, Pool, Selection, Type, walk
-from compll.spec import Declared, Spec
+from compll.spec import Binding, Declared, Spec
 from compll.syntax import Name, Syntax
 
 HOW = ("mean", "max")
@@ -68,6 +68,17 @@ def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) 
     return pool.make("combined", (), made, tree.name)
 
 
+def combinations(spec: Spec, problems: Problems) -> None:
+    """`rounds:` names ways to combine, whatever else is wrong."""
+    for b in spec.rounds:
+        if _how(b) not in HOW:
+            problems.add(b.value.span, f"ranks combine by {', '.join(HOW)}", f"{b.name}: mean")
+
+
+def _how(b: Binding) -> str:
+    return b.value.name if isinstance(b.value, Name) else ""
+
+
 def rounds(
     spec: Spec,
     fields: tuple[Field, ...],
@@ -81,9 +92,7 @@ def rounds(
     by_name = {f.name: f for f in fields}
     found: list[tuple[str, str]] = []
     for b in spec.rounds:
-        how = b.value.name if isinstance(b.value, Name) else ""
-        if how not in HOW:
-            problems.add(b.value.span, f"ranks combine by {', '.join(HOW)}", f"{b.name}: mean")
+        how = _how(b)
         if b.name not in by_name:
             hint = nearest(b.name, by_name)
             problems.add(b.span, f"{b.name!r} in `rounds:` is no payload field", hint)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compll import check_arrays, check_spread
-from compll.errors import Problems, RuleError, nearest
+from compll import check_arrays, check_names, check_spread
+from compll.check_names import Advice
+from compll.errors import Problems, RuleError, Span
 from compll.ir import Expr, Field, Pool, Selection, Type, rebuild
 from compll.operators import (
-    CALLABLE,
     CONSTANTS,
     OPERATORS,
     REDUCTIONS,
     RESERVED,
     SELECTING,
-    SYNONYMS,
 )
 from compll.rules import Rules
 from compll.spec import ANY, Chosen, ParamValue, Spec
 from compll.static import depends, evaluate
-from compll.syntax import SYMBOLS, Call, Name, Number, Syntax
+from compll.syntax import Call, Name, Number, Syntax
 
 #: of an expression with the names in it replaced by what they stand for
 LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
@@ -44,6 +43,10 @@ class Expressions:
         #: bindings of encode that need no data
         self.static: set[str] = set()
         self.fields: dict[str, Field] = {}
+        #: the names that the section which is read defines
+        self.order: dict[str, Span] = {}
+        #: of these the one that is read
+        self.current = ""
 
     def globals(self) -> dict[str, Expr]:
         env = {name: self.pool.const(value) for name, value in CONSTANTS.items()}
@@ -231,7 +234,7 @@ class Expressions:
     ) -> tuple[Expr, ...] | None:
         row = OPERATORS.get(tree.op)
         if row is None:
-            self.unknown_operator(tree, env)
+            self.problems.add(tree.span, *check_names.unknown_operator(tree.op, env))
             return None
         if not row.low <= len(tree.args) <= row.high:
             self.problems.add(
@@ -258,36 +261,13 @@ class Expressions:
     def name(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
         found = env.get(tree.name)
         if found is None and not self.excused(tree.name):
-            if decoding and (hint := self.beyond_decode(tree.name)):
-                message = f"decode uses {tree.name!r}, which the payload lacks"
-            elif tree.name in OPERATORS:
-                row = OPERATORS[tree.name]
-                message, hint = f"{tree.name!r} is an operator", f"call it with {row.arity}"
-            else:
-                message, hint = f"unknown name {tree.name!r}", nearest(tree.name, env)
-            self.problems.add(tree.span, message, hint)
+            self.problems.add(tree.span, *self.unknown(tree, env, decoding))
         return found
 
-    def beyond_decode(self, name: str) -> str:
-        """What to do about a name of encode that decode uses; "" when encode has no such name."""
-        if name == "step":
-            return "put what depends on the step into the payload"
-        if name == "g" or name in {s.name for s in self.spec.state}:
-            return "decode sees payload fields and parameters only"
-        if name in self.selections:
-            return f"store indices({name}) in the payload, and use that field"
-        if name not in {b.name for b in self.spec.encode}:
-            return ""
-        if name in self.static:
-            return "it depends on the step, which decode does not know"
-        return "add it to `payload:`"
-
-    def unknown_operator(self, tree: Call, env: Mapping[str, Expr]) -> None:
-        symbol = SYMBOLS.get(tree.op, tree.op)
-        if tree.op in env:
-            message, hint = f"{tree.op!r} is a value, and only operators are called", ""
-        elif tree.op in SYNONYMS:
-            message, hint = f"unknown operator {symbol!r}", f"did you mean {SYNONYMS[tree.op]!r}?"
-        else:
-            message, hint = f"unknown operator {symbol!r}", nearest(tree.op, CALLABLE)
-        self.problems.add(tree.span, message, hint)
+    def unknown(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Advice:
+        """Message and hint for a name that means nothing here."""
+        name = tree.name
+        hint = check_names.beyond_decode(name, self.spec, self.selections, self.static)
+        if decoding and hint and name not in self.order:
+            return f"decode uses {name!r}, which the payload lacks", hint
+        return check_names.unknown(tree, env, self.order, self.current)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from compll import check_arrays, matrices
 from compll.check_exprs import Expressions
-from compll.errors import Problems, RuleError, closest, nearest
+from compll.errors import Problems, RuleError, Span, closest, nearest
 from compll.ir import PACKED, POSITIONS, WHOLE, Expr, Field, Type
 from compll.rules import Rules
 from compll.spec import Declared
@@ -17,6 +17,8 @@ class Declarations(Expressions):
     """Gives each declared tensor its storage and shape."""
 
     group = 0
+    #: states whose size takes a name of encode that is no number known before data, or is wrong
+    unsized: list[tuple[Span, set[str]]]
 
     def leaf(self, op: str, item: Field) -> Expr:
         codes = item.packed and item.name not in {b.name for b in self.spec.rounds}
@@ -24,7 +26,7 @@ class Declarations(Expressions):
         return self.pool.make(op, (), Type(dtype, item.shape, item.of, item.dims), item.name)
 
     def states(self) -> tuple[Field, ...]:
-        found = []
+        found, self.unsized = [], []
         sizes = self.sizes() if any(item.second for item in self.spec.state) else {}
         for item in self.spec.state:
             if item.second is not None and item.base == "float32":
@@ -49,6 +51,13 @@ class Declarations(Expressions):
             found.append(Field(item.name, "float32", 32, "n" if per_element else "scalar"))
         return tuple(found)
 
+    def sized_by_data(self) -> None:
+        """Refuse states whose size depends on data, once encode's own mistakes are known."""
+        for span, taken in self.unsized:
+            if not (self.problems.found and taken & self.poisoned):
+                hint = f"{min(taken)!r} depends on data"
+                self.problems.add(span, matrices.WHOLE_SIZES, hint)
+
     def sizes(self) -> dict[str, Expr]:
         """What encode computes from n and parameters: names that states' sizes may use."""
         env, held = self.globals(), (self.problems, self.rules)
@@ -64,7 +73,11 @@ class Declarations(Expressions):
     def dims(self, item: Declared, env: Mapping[str, Expr]) -> tuple[Expr, ...] | None:
         """The rows and columns that a declaration gives to a matrix."""
         found = []
+        made = {b.name for b in self.spec.encode} - set(env)
         for tree in (item.dim, item.second):
+            if tree is not None and (taken := names(tree) & made):
+                self.unsized.append((tree.span, taken))
+                return None
             value = None if tree is None else self.expr(tree, env, "")
             if tree is None or value is None:
                 return None

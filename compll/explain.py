@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from compll import artifacts, feedback
 from compll.array_traffic import rounds_text, steps, traffic_of
 from compll.codec import Codec
+from compll.formulas import FACTOR, INFIX, formula
 from compll.ir import POSITIONS, Expr, Field, Module, Type, walk
 from compll.layout import header, limits, tile_of
 from compll.passes import hops, schedule
@@ -17,11 +18,6 @@ from compll.syntax import Call, Name, Number, Syntax
 from compll.traffic import Traffic, Walk, merge_traffic
 
 STAGES = ("syntax", "types", "feedback", "layout", "passes", "traffic", "source")
-INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "eq": "==", "ne": "!=", "and": "and", "or": "or", "floordiv": "//", "mod": "%", "pow": "**",
-    "matmul": "@",
-}  # fmt: skip
 SIZES = (1, 1000, 1_000_000, 100_000_000)
 
 
@@ -58,7 +54,7 @@ class Printer:
             return self.leaf(expr)
         args = [self.part(a) for a in expr.args]
         if expr.op in INFIX:
-            return f"({args[0]} {INFIX[expr.op]} {args[1]})"
+            return f"({args[0]} {INFIX[expr.op][0]} {args[1]})"
         if expr.op == "choose":
             return f"({args[1]} if {args[0]} else {args[2]})"
         if expr.op == "gather":
@@ -198,13 +194,17 @@ def _type(f: Field) -> str:
 
 def dimension(size: Expr) -> str:
     """Rows or columns of a matrix, as a person would write them."""
-    return Printer({})(size)
+    return formula(size)
+
+
+def factors(dims: tuple[Expr, ...]) -> str:
+    """Rows times columns."""
+    return " * ".join(formula(d, FACTOR) for d in dims)
 
 
 def _size(f: Field, module: Module) -> str:
     if f.shape == "matrix":
-        rows, cols = map(dimension, f.dims)
-        return f"{rows} * {cols} * {f.item_bits // 8}"
+        return f"{factors(f.dims)} * {f.item_bits // 8}"
     count = {
         "scalar": "",
         "table": "",

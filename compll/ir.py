@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compll.errors import Span
+from compll.formulas import formula
 
 #: storages of positions, of varying length
 POSITIONS = ("gaps", "golomb", "elias")
@@ -66,12 +67,7 @@ class Expr:
     value: Any = None
 
     def __str__(self) -> str:
-        if self.op == "const":
-            return repr(self.value)
-        if self.op in ("param", "input", "state", "field"):
-            return str(self.value)
-        inner = ", ".join(map(str, self.args))
-        return f"{self.op}({inner})" if self.value is None else f"{self.op}[{self.value}]({inner})"
+        return formula(self)
 
 
 @dataclass

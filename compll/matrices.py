@@ -14,6 +14,7 @@ from compll.static import depends, evaluate
 
 #: elements that a matrix of a tiny tensor may have; of a large one, ROOM times the tensor's
 LEAST, ROOM = 1 << 20, 64
+WHOLE_SIZES = "rows and columns are whole numbers that follow from n and parameters"
 #: besides those of matrices
 ARRAY_OPERATORS = ("combined", "hadamard", "shared")
 
@@ -35,10 +36,7 @@ def extent(dim: Expr, n: int) -> int:
 def dimension(x: Expr) -> Expr:
     """x as a dimension. Raises RuleError."""
     if x.type.shape != "static" or x.type.dtype != "int" or depends(x) - {"n"}:
-        raise RuleError(
-            "rows and columns are whole numbers that follow from n and parameters",
-            "round with ceil() or floor()",
-        )
+        raise RuleError(WHOLE_SIZES, "round with ceil() or floor()")
     return x
 
 

@@ -222,7 +222,7 @@ class _Reader:
 
     def identifier(self, name: str) -> str:
         value, entry = self.text(name), self.root.get(name)
-        if entry is not None and not NAME.match(value):
+        if entry is not None and isinstance(entry.value, Text) and not NAME.match(value):
             self.problems.add(
                 entry.value.span,
                 f"{value!r} is not a name",

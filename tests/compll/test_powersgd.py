@@ -220,7 +220,7 @@ when: n > 100
         ("p: float32[ceil(n / width), rank]", "p: uint8[ceil(n / width), rank]", 12, "a matrix is"),
         ("q: float32[width, rank]", "q: float32[width, ]", 13, "an expression is missing"),
         ("width: ceil(sqrt(n))", "width: sqrt(n)", 5, "whole numbers"),
-        ("width: ceil(sqrt(n))", "width: ceil(mean(g))", 5, "unknown name 'width'"),
+        ("width: ceil(sqrt(n))", "width: ceil(mean(g))", 5, "whole numbers"),
         ("m: matrix(g, width)", "m: matrix(mean(g), width)", 8, "matrix takes elements"),
         ("m: matrix(g, width)", "m: matrix(g, width) + g", 8, "does not go together with a matrix"),
         ("when: n > 100", "when: mean(g) > 1", 18, "`when:` is a condition of n"),

@@ -72,6 +72,7 @@ def test_the_example_is_right(tmp_path):
         ("  q: where", "  bits: where", 6, 3, "'bits' is defined twice", ""),
         ("  q: where", "  n: where", 6, 3, "'n' already has a meaning", ""),
         ("where(q == 1, -scale, scale)", "random(0, 1)", 10, 9, "drawn in encode", "payload"),
+        ("name: example", "name: [1, 2]", 1, 7, "'name' is a text", ""),
         ("name: example", "name: 1x", 1, 7, "'1x' is not a name", ""),
         ("feedback: error", "merge: sum", 11, 1, "payloads add without decoding only", ""),
         ("feedback: error", "group: 100", 11, 8, "a group has 100 elements", "power of two"),

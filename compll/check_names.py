@@ -1,0 +1,59 @@
+"""Stage 3, names: what to say about a name or an operator that means nothing where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+
+from compll.errors import Span, nearest
+from compll.operators import CALLABLE, OPERATORS, SYNONYMS
+from compll.spec import Binding, Spec
+from compll.syntax import SYMBOLS, Name
+
+Advice = tuple[str, str]
+
+
+def below(bindings: Iterable[Binding]) -> dict[str, Span]:
+    """Where a section defines each of its names."""
+    return {b.name: b.span for b in bindings}
+
+
+def unknown(tree: Name, env: Iterable[str], order: Mapping[str, Span], current: str) -> Advice:
+    """Message and hint for a name that `env` lacks, in the definition of `current`.
+
+    order: the names of the section that is read, of which those not in `env` come later.
+    """
+    name = tree.name
+    if name in order and name == current:
+        hint = "a state keeps a value between calls, iterate(...) repeats within one"
+        return f"{name!r} is used in its own definition", hint
+    if name in order:
+        message = f"{name!r} is defined below, in line {order[name].line}"
+        return message, "definitions are read in order: put it first"
+    if name in OPERATORS:
+        return f"{name!r} is an operator", f"call it with {OPERATORS[name].arity}"
+    return f"unknown name {name!r}", nearest(name, env)
+
+
+def beyond_decode(name: str, spec: Spec, selections: Container[str], static: Container[str]) -> str:
+    """What to do about a name of encode that decode uses; "" when encode has no such name."""
+    if name == "step":
+        return "put what depends on the step into the payload"
+    if name == "g" or name in {s.name for s in spec.state}:
+        return "decode sees payload fields and parameters only"
+    if name in selections:
+        return f"store indices({name}) in the payload, and use that field"
+    if name not in {b.name for b in spec.encode}:
+        return ""
+    if name in static:
+        return "it depends on the step, which decode does not know"
+    return "add it to `payload:`"
+
+
+def unknown_operator(op: str, env: Container[str]) -> Advice:
+    """Message and hint for a call of what is no operator."""
+    symbol = SYMBOLS.get(op, op)
+    if op in env:
+        return f"{op!r} is a value, and only operators are called", ""
+    if op in SYNONYMS:
+        return f"unknown operator {symbol!r}", f"did you mean {SYNONYMS[op]!r}?"
+    return f"unknown operator {symbol!r}", nearest(op, CALLABLE)

@@ -1,0 +1,69 @@
+"""Typed expressions as a person would write them: infix, with no more parentheses than needed."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Node(Protocol):
+    """What an expression is made of (ir.Expr, which is built on this module)."""
+
+    @property
+    def op(self) -> str: ...
+
+    @property
+    def args(self) -> tuple[Node, ...]: ...
+
+    @property
+    def value(self) -> Any: ...
+
+
+#: infix operators: symbol, and how tightly they bind (as in Python)
+INFIX = {
+    "or": ("or", 1), "and": ("and", 2), "lt": ("<", 4), "le": ("<=", 4), "gt": (">", 4),
+    "ge": (">=", 4), "eq": ("==", 4), "ne": ("!=", 4), "bitor": ("|", 5), "bitxor": ("^", 6),
+    "bitand": ("&", 7), "shl": ("<<", 8), "shr": (">>", 8), "add": ("+", 9), "sub": ("-", 9),
+    "mul": ("*", 10), "div": ("/", 10), "floordiv": ("//", 10), "mod": ("%", 10),
+    "matmul": ("@", 10), "pow": ("**", 12),
+}  # fmt: skip
+COMPARED = 4
+PREFIX = {"not": ("not ", 3), "neg": ("-", 11)}
+#: conversions, which nobody writes
+SILENT = ("lift", "float", "int")
+LEAVES = ("param", "input", "state", "field")
+#: how tightly any factor of a product must bind
+FACTOR = 11
+
+
+def formula(node: Node, least: int = 0) -> str:
+    """The expression, in parentheses where it binds less tightly than `least`."""
+    text, binds = _written(node)
+    return f"({text})" if binds < least else text
+
+
+def _written(node: Node) -> tuple[str, int]:
+    """The expression, and how tightly its outermost operator binds."""
+    op, args = node.op, node.args
+    if op in SILENT:
+        return _written(args[0])
+    if op in INFIX:
+        symbol, binds = INFIX[op]
+        # ** groups from the right, the others from the left, comparisons not at all
+        left = binds + (op == "pow" or binds == COMPARED)
+        right = binds + (op != "pow")
+        return f"{formula(args[0], left)} {symbol} {formula(args[1], right)}", binds
+    if op in PREFIX:
+        symbol, binds = PREFIX[op]
+        return symbol + formula(args[0], binds), binds
+    if op == "choose":
+        return f"{formula(args[1], 1)} if {formula(args[0], 1)} else {formula(args[2])}", 0
+    return _called(node), 20
+
+
+def _called(node: Node) -> str:
+    if node.op == "const":
+        return repr(node.value)
+    if node.op in LEAVES:
+        return str(node.value)
+    of = "" if node.value is None else f"[{node.value}]"
+    return f"{node.op}{of}({', '.join(map(formula, node.args))})"

@@ -1,0 +1,111 @@
+"""Names that mean nothing where they stand: told once, with what to do about them."""
+
+import re
+
+import pytest
+
+import compll
+from compll.errors import Problems
+from compll.library import load, locate
+from tests.compll.test_spec_errors import GOOD, problems
+
+SPECS = compll.list_specs()
+
+
+@pytest.mark.parametrize(
+    "old, new, place, message, hint",
+    [
+        ("mean(abs(g))", "sum(q)", (5, 14), "'q' is defined below, in line 6", "in order"),
+        ("mean(abs(g))", "scale + 1", (5, 10), "'scale' is used in its own definition", "state"),
+        (
+            "mean(abs(g))",
+            "mean(abs(g)) + random(0, bitts)",
+            (5, 35),
+            "unknown name 'bitts'",
+            "'bits'",
+        ),
+        (
+            "decode: where(q == 1, -scale, scale)",
+            "decode:\n  a: b + 1\n  b: where(q == 1, -scale, scale)\n  c: a + b",
+            (11, 6),
+            "'b' is defined below, in line 12",
+            "in order",
+        ),
+        # in decode, what encode defines is told as before
+        ("where(q == 1", "where(q == g", (10, 20), "decode uses 'g'", "payload fields"),
+    ],
+)
+def test_names_are_defined_in_order(old, new, place, message, hint, tmp_path):
+    (found,) = problems(GOOD.replace(old, new, 1), tmp_path)
+    assert (found.span.line, found.span.col) == place
+    assert message in found.message
+    assert hint in found.hint
+
+
+def lines_and_bindings(name):
+    path = locate(name)
+    return path.read_text("utf-8").splitlines(), load(path, Problems("")).encode
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_wrong_definition_is_one_error_wherever_it_is_used(name, tmp_path):
+    lines, bindings = lines_and_bindings(name)
+    for binding in bindings:
+        at = binding.span.line - 1
+        for wrong in ("nosuch(g)", "g +"):
+            broken = [*lines[:at], f"  {binding.name}: {wrong}", *lines[at + 1 :]]
+            (found,) = problems("\n".join(broken) + "\n", tmp_path)
+            assert found.span.line == at + 1
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_comes_too_late_is_told_to_be_below(name, tmp_path):
+    lines, bindings = lines_and_bindings(name)
+    if len(bindings) < 2:
+        return
+    at, last = bindings[0].span.line - 1, bindings[-1].span.line - 1
+    late = [*lines[:at], *lines[at + 1 : last + 1], lines[at], *lines[last + 1 :]]
+    first = bindings[0].name
+    if not any(re.search(rf"\b{first}\b", line) for line in late[at:last]):
+        compll.compile(written(late, tmp_path), "reference")
+        return
+    found = {d.message for d in problems("\n".join(late) + "\n", tmp_path)}
+    assert found == {f"{first!r} is defined below, in line {last + 1}"}
+
+
+def written(lines, folder):
+    path = folder / "spec.yaml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+STATE = """name: example
+params: {rank: 2}
+state: {m: "float32[rows, rank]"}
+encode:
+  rows: ceil(n / 8)
+  a: matrix(g, 8) @ random_matrix(8, rank)
+payload: {a: "float32[rows, rank]"}
+decode: flat(a @ transpose(random_matrix(8, rank)))
+update: {m: a}
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new, place, message, hint",
+    [
+        ("ceil(n / 8)", "ceil(m / 8)", (3, 21), "rows and columns are", "'rows' depends on data"),
+        ("ceil(n / 8)", "ciel(n / 8)", (5, 9), "unknown operator 'ciel'", "'ceil'"),
+        ("ceil(n / 8)", "ceil(nn / 8)", (5, 14), "unknown name 'nn'", "'nan'"),
+        ("ceil(n / 8)\n", "eight\n  eight: ceil(n / 8)\n", (5, 9), "'eight' is defined below", ""),
+        ("{m: \"float32[rows", "{m: \"float32[row", (3, 21), "unknown name 'row'", "'rows'"),
+        ('{m: "float32[rows', '{m: "float32[a', (3, 21), "rows and columns are", "'a' depends"),
+    ],
+)  # fmt: skip
+def test_the_size_of_a_state(old, new, place, message, hint, tmp_path):
+    written(STATE.splitlines(), tmp_path)
+    compll.compile(tmp_path / "spec.yaml", "reference")
+    (found,) = problems(STATE.replace(old, new, 1), tmp_path)
+    assert (found.span.line, found.span.col) == place
+    assert message in found.message
+    assert hint in found.hint
