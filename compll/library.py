@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from compll import check, shapes, source, spec
 from compll.codec import Codec
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
@@ -106,15 +108,23 @@ def type_check(name_or_path: str | os.PathLike[str], params: Mapping[str, object
     return check.check(load(name_or_path, problems), params, problems)
 
 
+def plain(value: object) -> object:
+    """A scalar of NumPy as Python's, anything else as it is."""
+    if isinstance(value, np.floating):
+        return float(value)  # item() leaves a longdouble as it is
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params: object) -> Codec:
     """Compile a spec, by name or path, for a backend ("cpu", "reference", "cuda").
 
-    Raises SpecError when the spec or a parameter is wrong, UsageError for an unknown backend.
+    Parameters are numbers, truth values and texts, of Python or NumPy. Raises SpecError when the
+    spec or a parameter is wrong, UsageError for an unknown backend.
     Codecs are cached in the process, kernels also on disk.
     """
     if target not in backends():
         raise UsageError(f"no backend {target!r}: {nearest(target, backends())}")
-    path = locate(name_or_path)
+    path, params = locate(name_or_path), {name: plain(value) for name, value in params.items()}
     try:
         text = source.read(path).decode("utf-8")
     except (OSError, ValueError):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from casync.rounds import rounds_of
-from hipress.errors import ConfigError, unknown
+from hipress import options as options_
+from hipress.errors import ConfigError, closest, unknown
 from hipress.options import AUTO, Options
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> 
     if not _is_path(name) and name not in compll.list_specs():
         raise unknown("compressor", name, (AUTO, *compll.list_specs()))
     try:
+        _refuse_unknown(name, params)
         # compll does not know casync's Protocol; its codecs have these members.
         return cast("Codec", compll.compile(name, target=target, **params))
     except (compll.CompllError, TypeError, OSError) as error:
@@ -60,6 +62,18 @@ def _refuse_arguments(params: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name!r} is no parameter of a spec: hipress compiles specs itself, for the "
                 "CPU; leave it out"
+            )
+
+
+def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
+    """A misspelt option of `wrap` arrives here, as if it were a parameter of the spec."""
+    from compll import library
+
+    known = [each.name for each in library.load(name).params]
+    for given in params:
+        if given not in known and (close := closest(given, [*known, *options_.names()])):
+            raise ConfigError(
+                f"compressor {name!r} has no parameter {given!r}; did you mean {close!r}?"
             )
 
 

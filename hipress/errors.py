@@ -48,6 +48,12 @@ class DivergenceError(HipressError, RuntimeError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """A ConfigError for a name that does not exist: the nearest one, and all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f" did you mean {close[0]!r}?" if close else ""
+    close = closest(name, names, 0.5)
+    hint = f" did you mean {close!r}?" if close else ""
     return ConfigError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or '(none)'}.")
+
+
+def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """The one of `known` that `name` was probably meant to be, at least so alike (0 to 1)."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=least)
+    return found[0] if found else None

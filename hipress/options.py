@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed.constants import default_pg_timeout
 
-from hipress.errors import ConfigError, unknown
+from hipress.errors import ConfigError, closest, unknown
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -56,10 +56,16 @@ class Options:
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be in 0 .. 2**64-1, got {self.seed}")
         if self.params and (self.automatic or not isinstance(self.compressor, str)):
-            raise ConfigError(
-                f"codec parameters {sorted(self.params)} need a compressor given by name; "
-                'with "auto" or a compiled codec there is nothing they could configure'
-            )
+            self._refuse_params()
+
+    def _refuse_params(self) -> NoReturn:
+        misspelt = next((name for name in self.params if closest(name, names())), None)
+        if misspelt is not None:
+            raise unknown("option", misspelt, names())
+        raise ConfigError(
+            f"codec parameters {sorted(self.params)} need a compressor given by name; "
+            'with "auto" or a compiled codec there is nothing they could configure'
+        )
 
     def _check_types(self) -> None:
         known = isinstance(self.compressor, str)
@@ -85,14 +91,22 @@ class Options:
         return isinstance(self.compressor, str) and self.compressor == AUTO
 
 
+def names() -> list[str]:
+    """What `wrap` accepts besides a compressor and its parameters."""
+    own = [each.name for each in fields(Options) if each.name not in ("compressor", "params")]
+    return [*own, "process_group", "ddp_kwargs"]
+
+
 def make(
     compressor: str | Codec,
     *,
     exclude: str | Iterable[str] = (),
     timeout: float | timedelta | None = None,
+    params: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Options:
-    """Options from what a caller wrote: one pattern or several, seconds or a timedelta."""
+    """Options from what a caller wrote: one pattern or several, seconds or a timedelta, parameters
+    of Python or NumPy."""
     if not isinstance(exclude, Iterable):
         raise ConfigError(
             f"exclude={exclude!r}: pass a pattern of parameter names, such as 'head.*', "
@@ -102,4 +116,12 @@ def make(
     if timeout is None:
         timeout = default_pg_timeout
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    return Options(compressor=compressor, exclude=patterns, timeout=seconds, **rest)
+    plain = {name: _plain(value) for name, value in (params or {}).items()}
+    return Options(compressor, exclude=patterns, timeout=seconds, params=plain, **rest)
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of NumPy as Python's, so that equal parameters look equal to all ranks."""
+    from compll.library import plain  # not above: compll is large
+
+    return plain(value)

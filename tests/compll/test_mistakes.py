@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -92,3 +93,49 @@ def test_rounds_print_in_a_line():
     rounds = compll.compile("powersgd", "reference").rounds
     assert all(f"Round({r.name!r}" in str(rounds) for r in rounds)
     assert len(str(rounds)) < 200
+
+
+def test_ways_to_combine_are_told_with_all_other_mistakes(tmp_path):
+    path = tmp_path / "example.yaml"
+    good = "name: example\nencode: {q: g * 1}\npayload: {q: 'float32[n]'}\ndecode: q\n"
+    path.write_text(good + "rounds: {q: mean}\n")
+    assert compll.compile(path).rounds[0].how == "mean"
+    path.write_text(good.replace("g * 1", "h * 1") + "rounds: {q: avg}\n")
+    with pytest.raises(compll.SpecError) as error:
+        compll.compile(path)
+    told = [(d.span.line, d.message, d.hint) for d in error.value.diagnostics]
+    assert [line for line, *_ in told] == [2, 5]
+    assert told[1][1:] == ("ranks combine by mean, max", "q: mean")
+
+
+@pytest.mark.parametrize(
+    "spec, given, same",
+    [
+        ("topk", {"ratio": np.float32(0.125)}, {"ratio": 0.125}),
+        ("topk", {"ratio": np.float64(0.1)}, {"ratio": 0.1}),
+        ("topk", {"ratio": np.longdouble(0.5)}, {"ratio": 0.5}),
+        ("topk", {"ratio": np.int64(1)}, {"ratio": 1}),
+        ("thc", {"bits": np.uint8(2), "residual": np.bool_(False)}, {"bits": 2, "residual": False}),
+    ],
+)
+def test_scalars_of_numpy_are_parameters(spec, given, same):
+    codec = compll.compile(spec, "reference", **given)
+    assert codec is compll.compile(spec, "reference", **same)
+    assert all(type(value) in (int, float, bool, str) for value in codec.params.values())
+
+
+@pytest.mark.parametrize(
+    "spec, given, message",
+    [
+        ("thc", {"bits": np.float32(2)}, "parameter 'bits' is int, not 2.0"),
+        ("thc", {"bits": np.bool_(True)}, "parameter 'bits' is int, not True"),
+        ("thc", {"residual": np.int64(1)}, "parameter 'residual' is bool, not 1"),
+        ("topk", {"ratio": np.complex64(1)}, "parameter 'ratio' is float, not (1+0j)"),
+        ("topk", {"ratio": np.ones(1)}, "parameter 'ratio' is float, not array"),
+        ("topk", {"ratio": np.float32("nan")}, "parameter 'ratio' is from 0 to 1, not nan"),
+    ],
+)
+def test_scalars_of_the_wrong_kind_are_refused(spec, given, message):
+    with pytest.raises(compll.SpecError) as error:
+        compll.compile(spec, "reference", **given)
+    assert message in str(error.value)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
 from hipress import options
-from hipress.codecs import strategy_for
+from hipress.codecs import resolve, strategy_for
 from hipress.errors import ConfigError
+from hipress.session import label
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 
@@ -33,11 +36,47 @@ def test_defaults_and_forms():
         ("auto", {"params": {"ratio": 0.1}}, "'ratio'"),
         (Int8(), {"params": {"bits": 2}}, "'bits'"),
         (7, {}, "compressor"),
+        (
+            "auto",
+            {"params": {"straetgy": "ps"}},
+            "unknown option 'straetgy'. did you mean 'strategy'",
+        ),
+        (Int8(), {"params": {"proces_group": 1}}, "did you mean 'process_group'"),
     ],
 )
 def test_refuses(name, wrong, message):
     with pytest.raises(ConfigError, match=message):
         options.make(name, **wrong)
+
+
+@pytest.mark.parametrize(
+    "name, wrong, meant",
+    [
+        ("topk", "straetgy", "strategy"),
+        ("topk", "min_sise", "min_size"),
+        ("topk", "ddp_kwarg", "ddp_kwargs"),
+        ("topk", "ratoi", "ratio"),
+        ("none", "exlude", "exclude"),
+    ],
+)
+def test_a_misspelt_option_or_parameter_of_a_spec(name, wrong, meant):
+    message = f"compressor '{name}' has no parameter '{wrong}'; did you mean '{meant}'?"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        resolve(options.make(name, params={wrong: 1}))
+
+
+def test_names_that_are_near_nothing_list_the_parameters():
+    with pytest.raises(ConfigError, match=r"has no parameter 'xyz'\n.*known here: ratio"):
+        resolve(options.make("topk", params={"xyz": 1}))
+    with pytest.raises(ConfigError, match="need a compressor given by name"):
+        options.make("auto", params={"xyz": 1})
+
+
+def test_scalars_of_numpy_are_parameters():
+    made = options.make("topk", params={"ratio": np.float32(0.125)})
+    assert made == options.make("topk", params={"ratio": 0.125})
+    assert label(made) == "topk(ratio=0.125)"
+    assert resolve(made).params == {"ratio": 0.125}
 
 
 @pytest.mark.parametrize(
