@@ -67,13 +67,17 @@ def _gain(row: Row) -> str:
 
 
 def _sizes(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
-    _style(axes, "MB per step and rank (mark: interface)")
+    """Payloads as bars, each with its number above the middle; what went over the interface as
+    marks, with theirs below it."""
+    _style(axes, "MB per step and rank (|: interface)")
     for position, row in enumerate(good):
-        payload, wire = (row.result.payload_bytes or 0) / 1e6, row.result.wire_bytes
-        axes.barh(position, payload, color=colors[row.result.method], height=0.68)
-        if wire is not None:
-            axes.plot(wire / 1e6, position, "|", color=_INK, ms=13, mew=1.6)
-        _annotate(axes, max(payload, (wire or 0) / 1e6), position, f"{payload:.3g}")
+        payload, wire = (each or 0 for each in (row.result.payload_bytes, row.result.wire_bytes))
+        axes.barh(position, payload / 1e6, color=colors[row.result.method], height=0.68)
+        half = 0.17 if wire else 0
+        _annotate(axes, payload / 1e6, position - half, f"{payload / 1e6:.3g}")
+        if wire:
+            axes.plot(wire / 1e6, position + half, "|", color=_INK, ms=9, mew=1.6)
+            _annotate(axes, wire / 1e6, position + half, f"{wire / 1e6:.3g}")
     _name_bars(axes, [""] * len(good))
     _room(axes, 1.2)
 

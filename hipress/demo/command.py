@@ -34,7 +34,12 @@ def demo(
     rate: Annotated[str, typer.Option(help="Speed of every link, as tc writes it.")] = "1gbit",
     steps: Annotated[int, typer.Option(help="Training steps of each method.")] = 60,
     method_list: Annotated[
-        str, typer.Option("--methods", help="Comma-separated; hipress:CODEC[:option=value].")
+        str,
+        typer.Option(
+            "--methods",
+            help="Comma-separated; hipress:CODEC[:option=value].",
+            show_default=", ".join(methods.DEFAULTS),  # with spaces, at which help may break lines
+        ),
     ] = ",".join(methods.DEFAULTS),
     optimizer: Annotated[
         str, typer.Option(help="sgd (rate 1, clipping .25) or adamw (.002, 1).")

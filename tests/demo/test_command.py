@@ -77,3 +77,13 @@ def test_a_small_demo_writes_figures_and_chart(tmp_path, monkeypatch):
     assert figures["results"][1]["identical"] is True
     assert figures["command"].startswith("hipress")
     assert (tmp_path / "demo.png").exists()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_the_help_shows_all_default_methods(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERMINAL_WIDTH", str(columns))
+    shown = CliRunner().invoke(app, ["demo", "--help"]).output
+    words = "".join(shown.translate(str.maketrans("", "", "│ \n")).split())
+    assert ",".join(methods.DEFAULTS) in words, shown
+    assert "…" not in shown

@@ -4,6 +4,7 @@ import dataclasses
 import io
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from hipress.demo import chart, report
@@ -81,6 +82,21 @@ def test_the_chart_is_a_picture_of_the_promised_size(canned, tmp_path, keep):
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert [int.from_bytes(data[at : at + 4]) for at in (16, 20)] == [1800, 660]
+
+
+def test_each_number_of_the_chart_stands_at_its_own_mark(canned):
+    twice = dataclasses.replace(canned.results[3], wire_bytes=3.3e6)
+    good = report.rows([canned.results[1], twice, canned.results[0]])
+    axes = Figure().subplots()
+    chart._sizes(axes, good, {row.result.method: "red" for row in good})
+    found = [(text.get_text(), *text.xy) for text in axes.texts]
+    at = [(round(float(text), 3), round(x, 1)) for text, x, _ in found]
+    assert at == [(49.4, 49.4), (49.5, 49.5), (1.6, 1.6), (3.3, 3.3), (0, 0)]
+    marks = [(*line.get_xdata(), *line.get_ydata()) for line in axes.lines]
+    assert marks == [found[1][1:], found[3][1:]]
+    heights = [y for _, _, y in found]
+    assert heights == sorted(heights)
+    assert len(set(heights)) == 5  # no number stands on another
 
 
 def test_smoothing_is_a_running_mean():
