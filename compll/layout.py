@@ -39,7 +39,8 @@ def gap_bytes(count: int, n: int) -> int:
     """The most bytes that the gaps between `count` of n positions take.
 
     A gap is the number of elements skipped, 7 bits a byte, the eighth tells that more follow
-    (LEB128). Gaps sum to less than n, so at most n / 128 of them need a second byte.
+    (LEB128); decode refuses more bytes than a gap needs. Gaps sum to less than n, so at most
+    n / 128 of them need a second byte.
     """
     return count + sum(min(count, n >> shift) for shift in (7, 14, 21, 28, 35))
 

@@ -136,13 +136,13 @@ def load_gaps(data, at, length, count, n, positions):  # type: ignore[no-untyped
 
 @njit(nogil=True, cache=True)
 def check_gaps(data, at, length, count, n):  # type: ignore[no-untyped-def]
-    """Whether `length` bytes are exactly `count` gaps between positions below n."""
+    """Whether `length` bytes are exactly `count` gaps between positions below n, none overlong."""
     before, gap, shift, found = np.int64(-1), np.int64(0), 0, 0
     for i in range(at, at + length):
         byte = np.int64(data[i])
         gap |= (byte & 127) << shift
         shift += 7
-        if shift > 42:
+        if shift > 42 or (byte == 0 and shift > 7):
             return False
         if byte < 128:
             before += gap + 1

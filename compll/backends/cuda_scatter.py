@@ -171,7 +171,8 @@ class Scattering(Lengthening):
             with self.block("if (j < length)"):
                 self.add("int turn = 0;")
                 self.add("while (turn < 6 && j - turn > 0 && d[j - turn - 1] >= 128) ++turn;")
-                self.add("if (turn > 5) { atomicOr(&bad[p], 1u); atomicOr(errors, 1u); }")
+                self.add("const bool overlong = turn > 5 || (turn > 0 && d[j] == 0);")
+                self.add("if (overlong) { atomicOr(&bad[p], 1u); atomicOr(errors, 1u); }")
                 self.add("value = (i64)(d[j] & 127) << (7 * turn);")
             self.add("const i64 before = block_scan<256>(value, &all);")
             self.add("const i64 end_before = block_scan<256>(end, &ends);")

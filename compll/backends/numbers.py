@@ -182,12 +182,12 @@ def encode_gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def decode_gaps(data: NDArray[np.uint8], count: int) -> NDArray[np.int64] | None:
-    """Inverse of encode_gaps; None when the bytes are not `count` gaps."""
+    """Inverse of encode_gaps; None when the bytes are not `count` gaps, each as short as can be."""
     positions, before, gap, shift = [], -1, 0, 0
     for byte in data.tolist():
         gap |= (byte & 127) << shift
         shift += 7
-        if shift > 42:
+        if shift > 42 or (byte == 0 and shift > 7):
             return None
         if byte < 128:
             before += gap + 1
