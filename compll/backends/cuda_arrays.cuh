@@ -36,3 +36,38 @@ D void draw_positions(u64* d, u64 keys, u64 n, u64 count) {
   }
   d[2] = low;
 }
+
+// ---- orthonormal columns: see [Note: orthonormal] in matrix_numbers.py ----
+// 128 threads; thread l alone reads and writes the elements l, l + 128, ... of every column
+
+D double block_dot(const double* a, const double* b, i64 rows) {
+  __shared__ double lanes[128];
+  double sum = (int)threadIdx.x < rows ? a[threadIdx.x] * b[threadIdx.x] : 0.0;
+  for (i64 i = 128; i < rows; i += 128) {
+    const i64 e = i + threadIdx.x;
+    sum += e < rows ? a[e] * b[e] : 0.0;
+  }
+  lanes[threadIdx.x] = sum;
+  for (int h = 64; h > 0; h >>= 1) {
+    __syncthreads();
+    if ((int)threadIdx.x < h) lanes[threadIdx.x] += lanes[threadIdx.x + h];
+  }
+  __syncthreads();
+  const double result = lanes[0];
+  __syncthreads();
+  return result;
+}
+// make column c orthogonal to those before it, of length one; false where nothing is left
+SLOW bool direction(double* basis, i64 rows, i64 c) {
+  double* const v = basis + c * rows;
+  const double before = sqrt(block_dot(v, v, rows));
+  for (i64 k = 0; k < 2 * c; ++k) {
+    const double* const other = basis + (k < c ? k : k - c) * rows;
+    const double factor = block_dot(other, v, rows);
+    for (i64 i = threadIdx.x; i < rows; i += 128) v[i] -= factor * other[i];
+  }
+  const double after = sqrt(block_dot(v, v, rows)), least = 1e-6 * before;
+  if (after <= least && isfinite(least)) return false;
+  for (i64 i = threadIdx.x; i < rows; i += 128) v[i] /= after;
+  return true;
+}

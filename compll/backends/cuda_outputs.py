@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from compll.backends.cuda_domains import ELEMENTS, PIECE, Memory, domain_of
 from compll.backends.cuda_elements import Bytes, Place
-from compll.backends.cuda_steps import DTYPES, Steps
+from compll.backends.cuda_products import Products
+from compll.backends.cuda_steps import DTYPES
 from compll.backends.cuda_text import code
 from compll.ir import Expr, Field, Type, walk
 from compll.layout import TILE
@@ -12,7 +13,7 @@ from compll.layout import TILE
 PACK = 8  # tiles of codes that a block packs
 
 
-class Outputs(Steps):
+class Outputs(Products):
     """Steps that store. alone: whether this rank combines with itself: what is combined is read
     back from its own payload. target: where fields are stored."""
 

@@ -43,6 +43,28 @@ decode: flat(twice + (few @ transpose(random_matrix(4, 3))) / 4)
 update: {old: twice, flatly: "flat(m * m) + flatly"}
 """
 
+WIDE = """
+name: wide
+encode:
+  w: ceil(sqrt(n))
+  h: ceil(n / w)
+  m: matrix(g, w)
+  a: m @ (transpose(m) @ m)
+  b: m @ transpose(m)
+payload: {a: "float32[h, w]", b: "float32[h, h]"}
+decode: flat(a + b @ a)
+"""
+BASES = """
+name: bases
+encode:
+  h: ceil(n / 2)
+  low: matrix(g, 2) @ random_matrix(2, 4)
+  full: orthonormal(low, random_matrix(h, 4))
+  part: orthonormal(low)
+payload: {full: "float32[h, 4]", part: "float32[h, 4]"}
+decode: flat(full @ transpose(orthonormal(transpose(full) @ part)))
+"""
+
 
 def test_drawn_selections_with_all_that_goes_with_them(tmp_path, rng):
     pieces_equal(DRAWN, tmp_path, rng.standard_normal)
@@ -52,6 +74,16 @@ def test_matrices_of_elements(tmp_path, rng):
     pieces_equal(SMALL, tmp_path, rng.standard_normal)
     for bad in (np.nan, np.inf):
         pieces_equal(SMALL, tmp_path, lambda n, bad=bad: np.full(n, bad), lengths=(3, 1030))
+
+
+def test_products_of_more_than_a_block(tmp_path, rng):
+    pieces_equal(WIDE, tmp_path, rng.standard_normal, lengths=(5000, 1, 0, 130))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e30, 1e-30, np.nan])
+def test_columns_that_depend_on_others(size, tmp_path, rng):
+    values = lambda n: size * rng.standard_normal(n)  # noqa: E731
+    pieces_equal(BASES, tmp_path, values, lengths=(2600, 1, 5, 64))
 
 
 @pytest.mark.parametrize(
