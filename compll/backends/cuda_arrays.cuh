@@ -71,3 +71,25 @@ SLOW bool direction(double* basis, i64 rows, i64 c) {
   for (i64 i = threadIdx.x; i < rows; i += 128) v[i] /= after;
   return true;
 }
+
+// ---- the Walsh-Hadamard transform: see [Note: hadamard] in matrix_numbers.py ----
+
+// R elements, h apart from element `first` of n on: those in runs that are long enough are mixed
+template <int R> D void mixed(float* v, i64 first, i64 h, i64 n) {
+#pragma unroll
+  for (int s = 1; s < R; s *= 2) {
+    const i64 end = n & ~(2 * h * s - 1);
+#pragma unroll
+    for (int k = 0; k < R; ++k) {
+      if ((k & s) || first + k * h >= end) continue;
+      const float a = v[k], b = v[k | s];
+      v[k] = a + b;
+      v[k | s] = a - b;
+    }
+  }
+}
+// what element i of n is multiplied by; 2**top elements are the longest run
+D float run_factor(i64 i, i64 n, int top) {
+  while (top > 0 && i >= (n >> top << top)) --top;
+  return power_of_two(-(top / 2)) * (top % 2 ? 0.70710678118654752f : 1.0f);
+}

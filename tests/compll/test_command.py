@@ -107,10 +107,10 @@ def test_build_for_several_targets_and_architectures(tmp_path):
 def test_build_of_everything_lists_what_the_target_refuses(tmp_path):
     result = run("build", "--target", "cuda", "-o", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "powersgd" in result.output
+    assert "atomo" in result.output
     assert "the cuda backend" in result.output
     assert (tmp_path / "onebit.float32.cu").exists()
-    assert not (tmp_path / "powersgd.float32.cu").exists()
+    assert not (tmp_path / "atomo.float32.cu").exists()
 
 
 def test_backends_are_those_that_build():

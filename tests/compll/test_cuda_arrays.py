@@ -65,6 +65,14 @@ payload: {full: "float32[h, 4]", part: "float32[h, 4]"}
 decode: flat(full @ transpose(orthonormal(transpose(full) @ part)))
 """
 
+MIXED = """
+name: mixed
+params: {block: {type: int, default: 65536}}
+payload: {y: "float32[n]"}
+encode: {y: "hadamard(where(shared(0, 1) < 0.5, g, -g), block)"}
+decode: hadamard(y * 2, block)
+"""
+
 
 def test_drawn_selections_with_all_that_goes_with_them(tmp_path, rng):
     pieces_equal(DRAWN, tmp_path, rng.standard_normal)
@@ -84,6 +92,12 @@ def test_products_of_more_than_a_block(tmp_path, rng):
 def test_columns_that_depend_on_others(size, tmp_path, rng):
     values = lambda n: size * rng.standard_normal(n)  # noqa: E731
     pieces_equal(BASES, tmp_path, values, lengths=(2600, 1, 5, 64))
+
+
+@pytest.mark.parametrize("block", [2, 32, 2048, 65536])
+def test_transforms_of_more_than_a_block(block, tmp_path, rng):
+    sizes = (65536 + 4096 + 33, 1, 0, 3 * 1024 + 7, 16384)
+    pieces_equal(MIXED, tmp_path, rng.standard_normal, lengths=sizes, block=block)
 
 
 @pytest.mark.parametrize(
