@@ -92,13 +92,13 @@ def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:
     return {gradient: text.full(gradient) for gradient in GRADIENTS}
 
 
-def cubin(text: str, arch: str) -> bytes:
+def cubin(text: str, arch: str, *options: str) -> bytes:
     """Compile for one architecture ("sm_90") with NVRTC; no device is needed."""
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(text, "compll.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", *OPTIONS))
+        nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", *OPTIONS, *options))
         return bytes(nvrtc.getCUBIN(program))
     except nvrtc.NVRTCError as why:
         raise RuntimeError(f"NVRTC: {nvrtc.getProgramLog(program)}") from why

@@ -132,6 +132,8 @@ def test_a_hop_is_decode_add_encode(typed, reference, rng, where, fed):
 def test_16_bit_gradients_are_read_and_written(case, typed, reference, rng, where, gradient):
     if gradient != ("float16", "bfloat16")[CASES.index(case) % 2]:
         pytest.skip("every other spec takes this dtype")
+    if case[1] and where == "shim":
+        pytest.skip("variants read and write as their spec does")
     device = kernels(typed, where, 64)
     put, get = device.device.upload, device.device.download
     n = 2 * 1024 + 77

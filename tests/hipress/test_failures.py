@@ -24,7 +24,7 @@ def test_ranks_that_disagree(world_size):
         }.items():
             kind, message, seconds = found[title]
             assert kind == "ConfigMismatch"
-            assert seconds < 10
+            assert seconds < 60
             for part in both:
                 assert part in message
         kind, message, _ = found["broken"]
@@ -42,7 +42,7 @@ def test_ranks_that_disagree(world_size):
         }.items():
             kind, message, seconds = found[title]
             assert kind == ("ConfigError" if rank == last else "ConfigMismatch")
-            assert seconds < 10
+            assert seconds < 60
             assert told in message
             if rank != last:
                 assert f"rank {last} could not be set up, so rank {rank} stops, too" in message
@@ -50,7 +50,7 @@ def test_ranks_that_disagree(world_size):
             kind, message, seconds = found["absent"]
             assert kind == "AgreementTimeout"
             assert f"for rank {last} of {world_size}" in message
-            assert 1 <= seconds < 5
+            assert 1 <= seconds < 30
 
 
 @pytest.mark.parametrize("name, world_size", [("int8", 2), ("int8", 3), ("half", 2)])
@@ -61,7 +61,7 @@ def test_a_rank_that_dies(name, world_size):
         assert kind in ("TransportError", "PeerTimeout")
         assert "rank" in message
         assert "task" in message
-        assert seconds < 15
+        assert seconds < 60
 
 
 def test_ranks_that_diverge():
