@@ -137,20 +137,26 @@ def load_gaps(data, at, length, count, n, positions):  # type: ignore[no-untyped
 @njit(nogil=True, cache=True)
 def check_gaps(data, at, length, count, n):  # type: ignore[no-untyped-def]
     """Whether `length` bytes are exactly `count` gaps between positions below n, none overlong."""
-    before, gap, shift, found = np.int64(-1), np.int64(0), 0, 0
-    for i in range(at, at + length):
-        byte = np.int64(data[i])
-        gap |= (byte & 127) << shift
-        shift += 7
-        if shift > 42 or (byte == 0 and shift > 7):
-            return False
-        if byte < 128:
-            before += gap + 1
-            found += 1
-            gap, shift = np.int64(0), 0
-            if before >= n:
+    before, found, i, end = np.int64(-1), 0, at, at + length
+    while i < end:
+        gap, shift = np.int64(data[i]), 0
+        i += 1
+        if gap >= 128:
+            byte, gap = gap, gap & 127
+            while byte >= 128:
+                shift += 7
+                if i == end or shift > 35:
+                    return False
+                byte = np.int64(data[i])
+                gap |= (byte & 127) << shift
+                i += 1
+            if byte == 0:
                 return False
-    return found == count and shift == 0
+        before += gap + 1
+        found += 1
+        if before >= n:
+            return False
+    return found == count
 
 
 @njit(nogil=True, cache=True)
