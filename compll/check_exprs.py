@@ -203,7 +203,8 @@ class Expressions:
         try:
             return check_arrays.combined(self.pool, self.spec, tree.args[0], given, decoding)
         except RuleError as error:
-            self.problems.add(tree.span, str(error), error.hint)
+            if not self.excused(getattr(tree.args[0], "name", "")):
+                self.problems.add(tree.span, str(error), error.hint)
             return None
 
     def apply(self, tree: Call, args: tuple[Expr, ...], name: str) -> Expr:
@@ -262,6 +263,8 @@ class Expressions:
         found = env.get(tree.name)
         if found is None and not self.excused(tree.name):
             self.problems.add(tree.span, *self.unknown(tree, env, decoding))
+            if tree.name in {b.name for b in self.spec.update}:
+                self.poisoned.add(tree.name)  # that it is no state is no second error
         return found
 
     def unknown(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Advice:
@@ -270,4 +273,4 @@ class Expressions:
         hint = check_names.beyond_decode(name, self.spec, self.selections, self.static)
         if decoding and hint and name not in self.order:
             return f"decode uses {name!r}, which the payload lacks", hint
-        return check_names.unknown(tree, env, self.order, self.current)
+        return check_names.unknown(tree, env, self.order, self.current, self.spec)

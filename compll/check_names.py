@@ -17,7 +17,9 @@ def below(bindings: Iterable[Binding]) -> dict[str, Span]:
     return {b.name: b.span for b in bindings}
 
 
-def unknown(tree: Name, env: Iterable[str], order: Mapping[str, Span], current: str) -> Advice:
+def unknown(
+    tree: Name, env: Iterable[str], order: Mapping[str, Span], current: str, spec: Spec
+) -> Advice:
     """Message and hint for a name that `env` lacks, in the definition of `current`.
 
     order: the names of the section that is read, of which those not in `env` come later.
@@ -29,6 +31,8 @@ def unknown(tree: Name, env: Iterable[str], order: Mapping[str, Span], current: 
     if name in order:
         message = f"{name!r} is defined below, in line {order[name].line}"
         return message, "definitions are read in order: put it first"
+    if name in {b.name for b in spec.update}:
+        return f"{name!r} is no state", "declare it: `state: {" + name + ': "float32[n]"}`'
     if name in OPERATORS:
         return f"{name!r} is an operator", f"call it with {OPERATORS[name].arity}"
     return f"unknown name {name!r}", nearest(name, env)

@@ -171,6 +171,7 @@ class _Reader:
         if empty or (isinstance(payload.value, Text) and payload.value.value in NULLS):
             hint = "like `payload: {q: uint8[n]}`"
             self.problems.add(payload.key.span, "a payload has at least one field", hint)
+            self.broken.add(ANY)
 
     def mended(self, section: Section, known: Collection[str], what: str) -> Section:
         """The section with misspelled keys read as what they were meant to be, and reported."""
@@ -300,9 +301,16 @@ class _Reader:
         if entry is not None and isinstance(entry.value, Section):
             if not entry.value.entries:
                 self.problems.add(entry.value.span, "an expression is missing here")
-            return self.each("decode", self.binding)
+            return self.results(entry.value, self.each("decode", self.binding))
         value = self.expression(entry)
         return () if value is None or entry is None else (Binding("out", value, entry.key.span),)
+
+    def results(self, section: Section, read: tuple[Binding, ...]) -> tuple[Binding, ...]:
+        """The bindings of decode; where the last could not be read, the one before is no result."""
+        last = section.entries[-1].key if section.entries else None
+        if last is None or last.value not in self.broken:
+            return read
+        return (*read, Binding(last.value, syntax.Name(last.value, last.span), last.span))
 
     def declared(self, entry: Entry) -> Declared | None:
         name, value = entry.key.value, entry.value

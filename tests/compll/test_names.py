@@ -109,3 +109,27 @@ def test_the_size_of_a_state(old, new, place, message, hint, tmp_path):
     assert (found.span.line, found.span.col) == place
     assert message in found.message
     assert hint in found.hint
+
+
+@pytest.mark.parametrize(
+    "spec, section, wrong",
+    [
+        ("dithering", "decode", "  out: [1, 2]"),
+        ("dithering", "decode", "  out:"),
+        ("onebit_sgd", "payload", "payload: {}"),
+        ("powersgd", "rounds", "rounds: [1, 2]"),
+        ("powersgd", "rounds", "rounds: uint7[n]"),
+        ("adacomp", "state", "state:"),
+    ],
+)
+def test_a_wrong_section_is_one_error(spec, section, wrong, tmp_path):
+    """Its names, or the last of them, mean nothing then; what uses them is no further mistake."""
+    lines = locate(spec).read_text("utf-8").splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith(f"{section}:"))
+    inner = [i for i in range(at + 1, len(lines)) if lines[i].startswith("  ")]
+    where = inner[-1] if wrong.startswith("  ") else at
+    broken = [*lines[:where], wrong, *lines[where + 1 :]]
+    (found,) = problems("\n".join(broken) + "\n", tmp_path)
+    if section == "state":
+        assert found.message == "'r' is no state"
+        assert '`state: {r: "float32[n]"}`' in found.hint
