@@ -79,8 +79,9 @@ _LEVELS = 2**BITS - 1
 
 
 def _signs(n: int, step: int, device: torch.device) -> Tensor:
-    draw = torch.randint(0, 2, (n,), device=device, generator=_generator(step, device))
-    return (2 * draw - 1).float()
+    generator = _generator(step, device)
+    draw = torch.randint(0, 2, (n,), dtype=torch.float32, device=device, generator=generator)
+    return draw.mul_(2).sub_(1)
 
 
 def _rotated(x: Tensor, block: int) -> Tensor:
