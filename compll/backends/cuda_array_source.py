@@ -53,7 +53,7 @@ class Builder:
 
     def __init__(self, module: Module, threads: int) -> None:
         self.module, self.threads = module, threads
-        text = header("arrays")
+        text = header("arrays") + header("spectra")
         self.source: Source[ArrayPlan] = Source(text, shape_of(tile_of(module), threads))
         self.states = tuple(s.name for s in module.states)
 

@@ -9,7 +9,7 @@ operators over whole arrays, and numbers of a piece, lie in scratch memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from compll.backends.cuda_plans import Launches
@@ -24,7 +24,8 @@ class Domain:
     """A set of items of every piece.
 
     kind: n (elements); kept (those of selection `of`); matrix (of `dims`); payload (bytes);
-    products (blocks of ROWS x COLUMNS elements of a matrix); piece (one item, even where there are no elements).
+    products (blocks of ROWS x COLUMNS elements of a matrix); piece (one item, even where there are
+    no elements). Of the shorter and the longer side of a matrix: see SIDES.
     """
 
     kind: str
@@ -42,11 +43,31 @@ class Domain:
         if self.kind == "payload":
             return payload_bytes(module, n, params)
         rows, cols = extents(self.dims, n)
-        return rows * cols if self.kind == "matrix" else -(-rows // ROWS) * -(-cols // COLUMNS)
+        if self.kind in SIDES:
+            return SIDES[self.kind](min(rows, cols), max(rows, cols))
+        return rows * cols if self.kind == "matrix" else blocks(rows, cols)
 
 
 #: of the part of a product that a block computes
 ROWS, COLUMNS = 32, 64
+#: of the longer side of a matrix: what a block adds up for its Gram matrix, and for lengths
+LONG, TALL = 4096, 16 * ROWS
+
+
+def blocks(rows: int, cols: int) -> int:
+    """Blocks of ROWS x COLUMNS elements."""
+    return -(-rows // ROWS) * -(-cols // COLUMNS)
+
+
+#: by kind, of the shorter and the longer side: items for singular vectors
+SIDES: dict[str, Callable[[int, int], int]] = {
+    "short": lambda r, _: r,
+    "square": lambda r, _: r * r,
+    "gram": lambda r, long: -(-long // LONG) * blocks(r, r),
+    "grams": lambda r, long: -(-long // LONG) * r * r,
+    "lengths": lambda r, long: -(-long // TALL) * -(-r // COLUMNS),
+    "squares": lambda r, long: -(-long // TALL) * r,
+}
 ELEMENTS, PIECE = Domain("n"), Domain("piece")
 
 

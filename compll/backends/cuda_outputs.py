@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from compll.backends.cuda_domains import ELEMENTS, PIECE, Memory, domain_of
 from compll.backends.cuda_elements import Bytes, Place
+from compll.backends.cuda_spectra import Spectra
 from compll.backends.cuda_steps import DTYPES
 from compll.backends.cuda_text import code
-from compll.backends.cuda_transforms import Transforms
 from compll.ir import Expr, Field, Type, walk
 from compll.layout import TILE
 
 PACK = 8  # tiles of codes that a block packs
 
 
-class Outputs(Transforms):
+class Outputs(Spectra):
     """Steps that store. alone: whether this rank combines with itself: what is combined is read
     back from its own payload. target: where fields are stored."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 from compll.backends.cuda_domains import COLUMNS, PIECE, ROWS, Domain, domain_of
 from compll.backends.cuda_elements import Place
@@ -30,33 +31,42 @@ class Products(Steps):
         a, b = e.args
         made = self.new_array(e)
         with self.kernel("product", Domain("products", "", e.type.dims), 1):
-            self.head.add(f"__shared__ float left[{ROWS}][{DEPTH + 1}], right[{DEPTH}][{COLUMNS}];")
-            self.extent_names(a, b)
-            self.body.add(f"double total[{ROWS * COLUMNS // self.threads}] = {{0.0}};")
-            with self.inner(f"for (i64 k0 = 0; k0 < inner; k0 += {DEPTH})"):
-                self.load_left(a)
-                self.load_right(b)
-                self.body.add("__syncthreads();")
-                self.body.add(
-                    f"const int depth = inner - k0 < {DEPTH} ? (int)(inner - k0) : {DEPTH};"
-                )
-                with self.each_total():
-                    with self.inner("for (int k = 0; k < depth; ++k)"):
-                        self.body.add("total[s] += (double)left[r][k] * (double)right[k][c];")
-                self.body.add("__syncthreads();")
+            rows, inner, cols = (self.dim(d) for d in (*a.type.dims, b.type.dims[1]))
+            self.block_of("own", rows, cols)
+            self.accumulate("0", inner, "float", partial(self.load_left, a, rows, inner),
+                      partial(self.load_right, b, inner))  # fmt: skip
             with self.each_total():
-                to = f"{self.held(made)}[(row0 + r) * cols + col0 + c]"
-                self.body.add(f"if (row0 + r < rows) {to} = (float)total[s];")
+                to = f"{self.held(made)}[(row0 + r) * {cols} + col0 + c]"
+                self.body.add(f"if (row0 + r < {rows}) {to} = (float)total[s];")
 
-    def extent_names(self, a: Expr, b: Expr) -> None:
-        """Declarations of what a block computes."""
-        rows, inner, cols = (self.dim(d) for d in (*a.type.dims, b.type.dims[1]))
-        self.head.add(f"const i64 rows = {rows}, inner = {inner}, cols = {cols};")
-        self.head.add(f"const i64 across = (cols + {COLUMNS - 1}) / {COLUMNS};")
-        self.head.add(f"const i64 row0 = own / across * {ROWS}, col0 = own % across * {COLUMNS};")
+    def block_of(self, number: str, rows: str, cols: str) -> None:
+        """Declarations of what a block computes of a matrix, by the number of the part."""
+        self.head.add(f"const i64 across = ({cols} + {COLUMNS - 1}) / {COLUMNS};")
+        self.head.add(f"const i64 row0 = {number} / across * {ROWS};")
+        self.block_columns(f"{number} % across", cols)
+
+    def block_columns(self, number: str, cols: str) -> None:
+        """Declarations of the columns of a block."""
+        self.head.add(f"const i64 col0 = ({number}) * {COLUMNS};")
         self.head.add(
-            f"const int width = cols - col0 < {COLUMNS} ? (int)(cols - col0) : {COLUMNS};"
+            f"const int width = {cols} - col0 < {COLUMNS} ? (int)({cols} - col0) : {COLUMNS};"
         )
+
+    def accumulate(
+        self, begin: str, end: str, dtype: str, left: Callable[[], None], right: Callable[[], None]
+    ) -> None:
+        """Sums over an inner dimension, of what `left` and `right` put into shared memory."""
+        self.hoist("left", f"__shared__ float left[{ROWS}][{DEPTH + 1}];")
+        self.hoist("right", f"__shared__ {dtype} right[{DEPTH}][{COLUMNS}];")
+        self.body.add(f"double total[{ROWS * COLUMNS // self.threads}] = {{0.0}};")
+        with self.inner(f"for (i64 k0 = {begin}; k0 < {end}; k0 += {DEPTH})"):
+            left()
+            right()
+            self.body.add("__syncthreads();")
+            self.body.add(f"const int depth = {end} - k0 < {DEPTH} ? (int)({end} - k0) : {DEPTH};")
+            with self.each_total(), self.inner("for (int k = 0; k < depth; ++k)"):
+                self.body.add("total[s] += (double)left[r][k] * (double)right[k][c];")
+            self.body.add("__syncthreads();")
 
     @contextmanager
     def each_total(self) -> Iterator[None]:
@@ -69,22 +79,22 @@ class Products(Steps):
             self.body.add("const int r = o / width, c = o % width;")
             yield
 
-    def load_left(self, a: Expr) -> None:
+    def load_left(self, a: Expr, rows: str, inner: str) -> None:
         """A block's rows of the left matrix."""
         with self.inner(f"for (int e = threadIdx.x; e < {ROWS * DEPTH}; e += {self.threads})"):
             straight = along_columns(a)
             k, r = (f"e % {DEPTH}", f"e / {DEPTH}") if straight else (f"e / {ROWS}", f"e % {ROWS}")
             self.body.add(f"const int kl = {k}, rl = {r};")
-            self.body.add("const bool inl = row0 + rl < rows && k0 + kl < inner;")
+            self.body.add(f"const bool inl = row0 + rl < {rows} && k0 + kl < {inner};")
             self.body.add("const i64 ra = inl ? row0 + rl : 0, ka = inl ? k0 + kl : 0;")
             value = self.value(a, Place("matrix", "ra", "ka"))
             self.body.add(f"left[rl][kl] = inl ? {value} : 0.0f;")
 
-    def load_right(self, b: Expr) -> None:
+    def load_right(self, b: Expr, inner: str) -> None:
         """A block's columns of the right matrix."""
         with self.inner(f"for (int e = threadIdx.x; e < {DEPTH} * width; e += {self.threads})"):
             self.body.add("const int kr = e / width, cr = e % width;")
-            self.body.add("const i64 kb = k0 + kr < inner ? k0 + kr : 0, cb = col0 + cr;")
+            self.body.add(f"const i64 kb = k0 + kr < {inner} ? k0 + kr : 0, cb = col0 + cr;")
             value = self.value(b, Place("matrix", "kb", "cb"))
             self.body.add(f"right[kr][cr] = {value};")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from compll.backends.cuda_domains import PIECE, Domain, domain_of
 from compll.backends.cuda_elements import ALONE, Elements, kept_in_memory
-from compll.backends.cuda_text import tensor
+from compll.backends.cuda_text import TENSOR, tensor
 from compll.ir import Expr, walk
 from compll.layout import TILE
 from compll.program import REDUCTIONS, Unsupported
@@ -202,7 +202,7 @@ class Totals(Elements):
             return self.read(e, where, "0")
         if e.op == "count_kept":
             return self.count(Domain("kept", str(e.value if e.value is not None else e.type.of)))
-        if not e.args:
+        if e.op not in TENSOR:
             raise Unsupported(f"`{e.op}` in {ALONE}", "", e)
         return tensor(e, [names.get(id(a), "") for a in e.args])
 

@@ -104,13 +104,32 @@ def test_build_for_several_targets_and_architectures(tmp_path):
     assert {"onebit.cpu.py", "onebit.cpu.report.json", "onebit.cuda.report.json"} <= files
 
 
-def test_build_of_everything_lists_what_the_target_refuses(tmp_path):
+REFUSED = """
+name: refused
+encode: {some: drawn(9), v: "g[some]", least: "kth_largest(abs(g), 3)"}
+payload: {v: "float32[some]", least: float32}
+decode: scatter(indices(some), v + least)
+"""
+
+
+def test_build_of_everything_lists_what_the_target_refuses(tmp_path, monkeypatch):
+    path, out = tmp_path / "refused.yaml", tmp_path / "out"
+    path.write_text(REFUSED)
+    monkeypatch.setattr("compll.library.list_specs", lambda: [str(path), "onebit"])
+    result = run("build", "--target", "cuda", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert "refused.yaml:3:40: the cuda backend does not compile `kth_largest`" in result.output
+    assert (out / "onebit.float32.cu").exists()
+    assert not (out / "refused.float32.cu").exists()
+    result = run("build", path, "--target", "cuda", "-o", out)
+    assert result.exit_code == 1
+
+
+def test_cuda_compiles_every_spec(tmp_path):
     result = run("build", "--target", "cuda", "-o", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "atomo" in result.output
-    assert "the cuda backend" in result.output
-    assert (tmp_path / "onebit.float32.cu").exists()
-    assert not (tmp_path / "atomo.float32.cu").exists()
+    assert "does not compile" not in result.output
+    assert all((tmp_path / f"{name}.float32.cu").exists() for name in compll.list_specs())
 
 
 def test_backends_are_those_that_build():

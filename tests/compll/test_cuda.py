@@ -12,8 +12,10 @@ import pytest
 
 import compll
 from compll.backends import cuda, cuda_device, cuda_source
+from compll.backends.cuda_spectra import VECTORS
 from compll.codec import Incoming
 from compll.errors import PayloadError, SpecError, UsageError
+from compll.ir import walk
 from compll.library import type_check
 from tests.compll.conftest import CASES
 from tests.compll.cuda_host import HostDevice
@@ -54,6 +56,14 @@ def kernels(typed, where="shim", threads=256):
     return cuda.kernels(module, params, device, source)
 
 
+def needs_equal_bytes(typed):
+    """Skip where last bits may differ: test_cuda_spectra looks at such specs."""
+    module, _ = typed
+    roots = [f.expr for f in module.fields if f.expr is not None]
+    if any(e.op in VECTORS for e in walk(*roots, *module.updates.values())):
+        pytest.skip("the last bits of singular vectors are a backend's own")
+
+
 def pieces(lengths, gap=3):
     """A table of pieces that begin at odd places, and where their payloads begin."""
     starts = np.cumsum([0, *lengths[:-1]]) + gap * np.arange(1, len(lengths) + 1)
@@ -72,6 +82,7 @@ def places(codec, lengths, gap):
 def test_a_batch_is_encoded_as_by_the_reference(case, typed, reference, rng, where, threads, gap):
     if case[1] and threads == 256:
         pytest.skip("variants take one shape of blocks")
+    needs_equal_bytes(typed)
     device = kernels(typed, where, threads)
     put, get = device.device.upload, device.device.download
     lengths = [0, *SIZES] if threads == 64 else SIZES[::-1]
@@ -134,6 +145,7 @@ def test_16_bit_gradients_are_read_and_written(case, typed, reference, rng, wher
         pytest.skip("every other spec takes this dtype")
     if case[1] and where == "shim":
         pytest.skip("variants read and write as their spec does")
+    needs_equal_bytes(typed)
     device = kernels(typed, where, 64)
     put, get = device.device.upload, device.device.download
     n = 2 * 1024 + 77

@@ -25,7 +25,7 @@ SIZES = (33, 1061)
 SPECS = (
     "onebit", "onebit_group", "int4_group", "terngrad", "fp16", "ddp_uint8", "dgc", "topk", "stc",
     "dithering", "adaq", "redsync", "threelc", "sketch", "adacomp", "inceptionn",
-    "randomk", "powersgd", "thc",
+    "randomk", "powersgd", "thc", "atomo",
 )  # fmt: skip
 
 
