@@ -73,8 +73,8 @@ def round_jobs(codec: compll.Codec, x: Any, state: Any) -> dict[str, tuple[Job, 
         sums.append((out, at))
     if sums:
         sizes = sum(len(out) for out, _ in sums) / n
-        job = partial(codec.decode_rounds, x.copy(), table, sums, **options)
-        found["decode_rounds"] = (job, sizes + 4 + (4 + 2 * residual) * bool(residual))
+        last = partial(codec.decode_rounds, x.copy(), table, sums, **options)
+        found["decode_rounds"] = (last, sizes + 4 + (4 + 2 * residual) * bool(residual))
     return found
 
 
