@@ -102,12 +102,11 @@ class ArrayKernels(Launching[ArrayPlan]):
                 )
 
     def place(self, at: I64) -> Any:
-        """Whole numbers of the pieces, int64 [m], in device memory; uploaded once."""
-        numbers = np.ascontiguousarray(at, np.int64)
-        key = numbers.tobytes()
+        """Where payloads begin, in device memory; uploaded once."""
+        key = at.tobytes()
         if key not in self.kept:
             make_room(self.kept)
-            self.kept[key] = self.device.upload(numbers)
+            self.kept[key] = self.device.upload(np.ascontiguousarray(at, np.int64))
         return self.kept[key]
 
     def launch(

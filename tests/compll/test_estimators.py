@@ -59,11 +59,15 @@ def test_golden_redsync(vector, ratio):
     assert found == wanted or (not k < wanted < 2 * k and wanted < found)
 
 
+PUBLISHED = {"stages": 1, "correct": 0.0, "adapt": True}
+
+
 @pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
 @pytest.mark.parametrize("name", FITS.values())
-def test_sidco_keeps_what_was_asked_for_on_heavy_tails(name, ratio):
+@pytest.mark.parametrize("how", [{}, PUBLISHED], ids=["corrected", "published"])
+def test_sidco_keeps_what_was_asked_for_on_heavy_tails(name, ratio, how):
     n, rng = 200_000, np.random.default_rng(1)
-    codec = compll.compile(name, "reference", ratio=ratio)
+    codec = compll.compile(name, ratio=ratio, **how)
     state, shares = codec.init_state(n), []
     for step in range(60):
         x = rng.standard_t(3, n).astype(np.float32)
@@ -74,7 +78,7 @@ def test_sidco_keeps_what_was_asked_for_on_heavy_tails(name, ratio):
 
 def test_sidco_leaves_a_stage_that_keeps_nothing():
     n, rng = 100_000, np.random.default_rng(1)
-    codec = compll.compile("sidco_e", "reference", ratio=0.001)
+    codec = compll.compile("sidco_e", "reference", ratio=0.001, **PUBLISHED)
     state = codec.init_state(n)
     shares = []
     for step in range(40):
