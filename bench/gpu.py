@@ -12,6 +12,7 @@ import json
 import statistics
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,9 +51,30 @@ def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
             share * 5 if codec.module.selections else 8 + share,
         ),
     }
+    found |= round_jobs(codec, view, state)
     if name in TORCH_BASELINES:
         kept = torch.zeros(2 * n if name == "dgc" else n, device="cuda")
         found["torch"] = (lambda: METHODS[name].encode(x, kept), moved)
+    return found
+
+
+def round_jobs(codec: compll.Codec, x: Any, state: Any) -> dict[str, tuple[Job, float]]:
+    """What a rank computes of a codec's rounds, as the only one, and the least bytes it moves."""
+    n, at = len(x), np.zeros(1, np.int64)
+    table, options = np.array([[0, n, 0, 0, 0]], np.int64), {"workers": 1, "state": state}
+    residual = 4.0 * codec.module.feedback
+    found: dict[str, tuple[Job, float]] = {}
+    sums: list[tuple[Any, Any]] = []
+    for number, one in enumerate(codec.rounds):
+        out = codec.arrays.zeros(one.payload_bytes(n), "uint8")
+        job = partial(codec.encode_round, number, x, table, out, at, tuple(sums), **options)
+        job()
+        found[f"round_{one.name}"] = (job, 4 + residual + len(out) / n)
+        sums.append((out, at))
+    if sums:
+        sizes = sum(len(out) for out, _ in sums) / n
+        last = partial(codec.decode_rounds, x.copy(), table, sums, **options)
+        found["decode_rounds"] = (last, sizes + 4 + (4 + 2 * residual) * bool(residual))
     return found
 
 

@@ -64,10 +64,12 @@ SLOW bool direction(double* basis, i64 rows, i64 c) {
   for (i64 k = 0; k < 2 * c; ++k) {
     const double* const other = basis + (k < c ? k : k - c) * rows;
     const double factor = block_dot(other, v, rows);
+#pragma unroll 2
     for (i64 i = threadIdx.x; i < rows; i += 128) v[i] -= factor * other[i];
   }
   const double after = sqrt(block_dot(v, v, rows)), least = 1e-6 * before;
   if (after <= least && isfinite(least)) return false;
+#pragma unroll 1
   for (i64 i = threadIdx.x; i < rows; i += 128) v[i] /= after;
   return true;
 }

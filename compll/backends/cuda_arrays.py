@@ -102,11 +102,12 @@ class ArrayKernels(Launching[ArrayPlan]):
                 )
 
     def place(self, at: I64) -> Any:
-        """Where payloads begin, in device memory; uploaded once."""
-        key = at.tobytes()
+        """Whole numbers of the pieces, int64 [m], in device memory; uploaded once."""
+        numbers = np.ascontiguousarray(at, np.int64)
+        key = numbers.tobytes()
         if key not in self.kept:
             make_room(self.kept)
-            self.kept[key] = self.device.upload(np.ascontiguousarray(at, np.int64))
+            self.kept[key] = self.device.upload(numbers)
         return self.kept[key]
 
     def launch(

@@ -64,8 +64,10 @@ class Products(Steps):
             right()
             self.body.add("__syncthreads();")
             self.body.add(f"const int depth = {end} - k0 < {DEPTH} ? (int)({end} - k0) : {DEPTH};")
-            with self.each_total(), self.inner("for (int k = 0; k < depth; ++k)"):
-                self.body.add("total[s] += (double)left[r][k] * (double)right[k][c];")
+            with self.each_total():
+                self.body.add("#pragma unroll 4")
+                with self.inner("for (int k = 0; k < depth; ++k)"):
+                    self.body.add("total[s] += (double)left[r][k] * (double)right[k][c];")
             self.body.add("__syncthreads();")
 
     @contextmanager
@@ -119,7 +121,8 @@ class Products(Steps):
                 self.body.add(f"{self.held(made)}[r * {cols} + c] = (float){held}[c * {rows} + r];")
 
     def rows_of(self, rows: str) -> AbstractContextManager[None]:
-        """A loop over a thread's rows."""
+        """A loop over a thread's rows; left as it is, as it takes little of a kernel's time."""
+        self.body.add("#pragma unroll 1")
         return self.inner(f"for (i64 r = threadIdx.x; r < {rows}; r += {THREADS})")
 
     def fill_column(self, held: str, rows: str, source: Expr | None) -> None:

@@ -100,6 +100,53 @@ def test_transforms_of_more_than_a_block(block, tmp_path, rng):
     pieces_equal(MIXED, tmp_path, rng.standard_normal, lengths=sizes, block=block)
 
 
+DRAWS = """
+name: draws
+encode:
+  few: drawn(ceil(n / 5))
+  y: where(shared(0, 1) < 0.5, g, -g) + random(0, 1)
+  v: y[few]
+payload: {y: "float32[n]", v: "float32[few]"}
+decode: scatter(indices(few), v)
+"""
+
+
+@pytest.mark.parametrize("offset", [2**32 - 1500, 2**32 - 1024, 2**33 + 5])
+def test_draws_beyond_32_bits(offset, tmp_path, rng):
+    device, reference = compiled(DRAWS, tmp_path)
+    n = 4000
+    x = rng.standard_normal(n).astype(np.float32)
+    table, at = np.array([[0, n, 7, offset, 0]]), np.zeros(1, np.int64)
+    ours, theirs = np.zeros((2, reference.payload_bytes(n)), np.uint8)
+    options = {"seed": 2**64 - 3, "step": 9, "scale": 1.0, "writeback": True}
+    decoded, wanted = x.copy(), x.copy()
+    device.encode_batch(decoded, table, ours, at, None, **options)
+    reference.encode_batch(wanted, table, theirs, at, **options)
+    np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(decoded, wanted)
+
+
+def test_a_batch_without_pieces(tmp_path):
+    device, _ = compiled(DRAWN, tmp_path)
+    none, numbers = np.zeros((0, 5), np.int64), np.zeros(0, np.int64)
+    x, out = np.zeros(0, np.float32), np.zeros(0, np.uint8)
+    options = {"seed": 0, "step": 0, "scale": 1, "writeback": True}
+    state = {"heavy": x, "mean": np.zeros(1, np.float32)}
+    for held in (None, state):
+        assert len(device.encode_batch(x, none, out, numbers, held, **options)) == 0
+    device.decode_batch(out, none, numbers, numbers, x, add=True)
+
+
+def test_pieces_of_one_tensor_do_not_share_a_number(tmp_path):
+    device, reference = compiled(DRAWN, tmp_path)
+    table, n = np.array([[0, 64, 1, 0, 0], [64, 64, 1, 64, 64]]), 128
+    state = {name: s.copy() for name, s in reference.init_state(n, 2).items()}
+    out, options = np.zeros(4000, np.uint8), {"seed": 0, "step": 0, "scale": 1, "writeback": False}
+    x = np.zeros(n, np.float32)
+    with pytest.raises(UsageError, match="separate calls"):
+        device.encode_batch(x, table, out, np.array([0, 2000]), state, **options)
+
+
 @pytest.mark.parametrize(
     "old, new, place, message",
     [
