@@ -5,6 +5,7 @@ Nothing here waits for the device; what a table needs is made in the first call 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cuda_device import DeviceArrays
-from compll.backends.cuda_domains import ArrayPlan
+from compll.backends.cuda_domains import ArrayPlan, Domain
 from compll.backends.cuda_launch import Device, Launching, make_room, starts
 from compll.backends.cuda_plans import Source
 from compll.codec import Incoming
@@ -54,12 +55,14 @@ class ArrayKernels(Launching[ArrayPlan]):
         self.rounds = rounds(module)
         self.batches: dict[tuple[str, bytes], Batch] = {}
         self.kept: dict[bytes, Any] = {}
+        self.scratch: dict[bytes, dict[tuple[str, int, int], Any]] = {}
 
     def batch(self, name: str, table: I64) -> Batch:
         """The device side of a table, made once."""
         key = (name, table.tobytes())
         if key not in self.batches:
-            make_room(self.batches)
+            if make_room(self.batches):
+                self.scratch.clear()
             self.batches[key] = self.make_batch(self.source.plans[name], table)
         return self.batches[key]
 
@@ -82,13 +85,25 @@ class ArrayKernels(Launching[ArrayPlan]):
                 upload(np.array(sizes, np.int64).reshape(-1)),
                 np.int32(len(lengths)),
             ),
-            scratch=tuple(
-                self.device.zeros(int((-(-at[m.domain] // m.each)).sum()) * m.factor, m.dtype)
-                for m in plan.scratch
-            ),
+            scratch=self.take(plan, at, self.scratch.setdefault(table.tobytes(), {})),
             blocks=[int(b) for b in firsts[:, -1]],
             lengths=tuple(lengths),
         )
+
+    def take(
+        self, plan: ArrayPlan, at: Mapping[Domain, I64], pool: dict[tuple[str, int, int], Any]
+    ) -> tuple[Any, ...]:
+        """A plan's scratch memory. The plans of a table, which run one after the other, share it."""
+        taken: Counter[tuple[str, int]] = Counter()
+        found = []
+        for m in plan.scratch:
+            count = int((-(-at[m.domain] // m.each)).sum()) * m.factor
+            key = (m.dtype, count, taken[m.dtype, count])
+            taken[m.dtype, count] += 1
+            if key not in pool:
+                pool[key] = self.device.zeros(count, m.dtype)
+            found.append(pool[key])
+        return tuple(found)
 
     def check_rooms(self, plan: ArrayPlan, n: int) -> None:
         """Raise UsageError where a matrix and the elements of a piece do not fit each other."""

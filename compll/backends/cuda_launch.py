@@ -98,7 +98,9 @@ def starts(counts: I64) -> I64:
     return np.pad(np.cumsum(counts, axis=1), ((0, 0), (1, 0))).astype(np.int64)
 
 
-def make_room(cache: dict[Any, Any]) -> None:
-    """Empty a cache that has become full."""
-    if len(cache) >= KEPT_BATCHES:
+def make_room(cache: dict[Any, Any]) -> bool:
+    """Empty a cache that has become full; whether it had."""
+    full = len(cache) >= KEPT_BATCHES
+    if full:
         cache.clear()
+    return full

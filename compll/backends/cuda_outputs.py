@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from compll.backends.cuda_domains import ELEMENTS, PIECE, Memory, domain_of
-from compll.backends.cuda_elements import Bytes, Place
+from compll.backends.cuda_elements import Place
+from compll.backends.cuda_reads import Bytes
 from compll.backends.cuda_spectra import Spectra
 from compll.backends.cuda_steps import DTYPES
 from compll.backends.cuda_text import code

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from compll.backends.cuda_domains import PIECE, Domain, domain_of
-from compll.backends.cuda_elements import ALONE, Elements, kept_in_memory
+from compll.backends.cuda_elements import ALONE, kept_in_memory
+from compll.backends.cuda_reads import Reads
 from compll.backends.cuda_text import TENSOR, tensor
 from compll.ir import Expr, walk
 from compll.layout import TILE
@@ -15,7 +16,7 @@ from compll.program import REDUCTIONS, Unsupported
 LANES = 128  # threads that add the parts of a piece
 
 
-class Totals(Elements):
+class Totals(Reads):
     """Elements that come after the arrays and numbers that they need: see need()."""
 
     def __init__(self, *args: object, **more: object) -> None:

@@ -63,8 +63,10 @@ class Transforms(Products):
         self.body.add(f"const int b = t / {h} * {h * radix} + t % {h};")
         self.body.add(f"float v[{radix}];")
         each = f"for (int k = 0; k < {radix}; ++k) {{ const int e = b + k * {h};"
+        self.body.add("#pragma unroll")
         self.body.add(f"{each} v[k] = part[e + e / 32]; }}")
         self.body.add(f"mixed<{radix}>(v, begin + b, {h}, n);")
+        self.body.add("#pragma unroll")
         self.body.add(f"{each} part[e + e / 32] = v[k]; }}")
 
     def mix_far(self, made: Memory, h: int, radix: int, factor: str) -> None:
@@ -78,6 +80,8 @@ class Transforms(Products):
                 self.body.add(f"const i64 b = t / {h} * {h * radix} + t % {h};")
                 self.body.add(f"float v[{radix}];")
                 each = f"for (int k = 0; k < {radix}; ++k) {{ const i64 e = b + (i64)k * {h};"
+                self.body.add("#pragma unroll")
                 self.body.add(f"{each} v[k] = e < n ? {at}[e] : 0.0f; }}")
                 self.body.add(f"mixed<{radix}>(v, b, {h}, n);")
+                self.body.add("#pragma unroll")
                 self.body.add(f"{each} if (e < n) {at}[e] = v[k]{factor.format('e')}; }}")

@@ -249,7 +249,7 @@ def test_no_access_outside_the_buffers():
 
 
 @pytest.mark.skipif(not on_gpu(), reason="no CUDA device")
-@pytest.mark.parametrize("spec", ["onebit", "int4_group", "dgc"])
+@pytest.mark.parametrize("spec", ["onebit", "int4_group", "dgc", "randomk", "powersgd", "thc"])
 def test_a_call_is_captured_in_a_cuda_graph(spec, rng):
     cupy = cuda_device.cupy()
     codec, n = compll.compile(spec, "cuda"), 100_000
