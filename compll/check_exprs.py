@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compll import check_arrays, check_names, check_spread
+from compll import check_arrays, check_names, check_spread, check_words
 from compll.check_names import Advice
 from compll.errors import Problems, RuleError, Span
 from compll.ir import Expr, Field, Pool, Selection, Type, rebuild
@@ -18,7 +18,7 @@ from compll.operators import (
 from compll.rules import Rules
 from compll.spec import ANY, Chosen, ParamValue, Spec
 from compll.static import depends, evaluate
-from compll.syntax import Call, Name, Number, Syntax
+from compll.syntax import Call, Name, Number, Syntax, Word
 
 #: of an expression with the names in it replaced by what they stand for
 LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
@@ -107,6 +107,13 @@ class Expressions:
             return self.pool.const(tree.value)
         if isinstance(tree, Name):
             return self.name(tree, env, decoding)
+        assert isinstance(tree, Call), "texts stand in comparisons only"
+        if any(isinstance(a, Word) for a in tree.args):
+            sides = [self.expr(a, env, name) for a in tree.args if not isinstance(a, Word)]
+            if None in sides:
+                return None
+            found = check_words.equal(tree, self.spec, self.params, self.problems)
+            return None if found is None else self.pool.const(found)
         if tree.op == "iterate" and len(tree.args) == OPERATORS["iterate"].low:
             try:
                 return self.iterate(tree, env, name, decoding)

@@ -29,6 +29,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 
 SYMBOLS = {"matmul": "@"}
+EQUALITY = ("eq", "ne")
 #: constructions of Python that are no part of the language, in words
 FOREIGN: dict[type[ast.AST], str] = {
     ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.Dict: "a mapping",
@@ -54,6 +55,14 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Word:
+    """A text, which a parameter is compared with."""
+
+    value: str
+    span: Span
+
+
+@dataclass(frozen=True)
 class Name:
     """A name."""
 
@@ -71,7 +80,7 @@ class Call:
     named: bool = True
 
 
-Syntax = Number | Name | Call
+Syntax = Number | Word | Name | Call
 
 
 def parse(text: Text, problems: Problems) -> Syntax | None:
@@ -189,11 +198,20 @@ class _Reader:
         for op, right in zip(node.ops, node.comparators, strict=True):
             if type(op) not in OPERATORS:
                 raise self.fail(node, f"{described(op)} is not part of the language")
-            pair: Syntax = self.call(node, OPERATORS[type(op)], (left, right), depth)
+            name = OPERATORS[type(op)]
+            read = self.operand if name in EQUALITY else self.node
+            sides = (read(left, depth + 1), read(right, depth + 1))
+            pair: Syntax = Call(name, sides, self.span(node), named=False)
             result = pair if result is None else Call("and", (result, pair), self.span(node), False)
             left = right
         assert result is not None
         return result
+
+    def operand(self, node: ast.expr, depth: int) -> Syntax:
+        """One side of == or !=, which alone may be a text."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return Word(node.value, self.span(node))
+        return self.node(node, depth)
 
     def function(self, node: ast.Call, depth: int) -> Call:
         if not isinstance(node.func, ast.Name):
