@@ -78,7 +78,11 @@ class Elements(Maker):
 
     def value(self, root: Expr, place: Place) -> str:
         """The name of an element."""
-        for e in walk(root, into=lambda e: plain(e) and (id(e), place) not in self.named):
+
+        def open_(e: Expr) -> bool:
+            return plain(e) and (id(e), place) not in self.named and not self.known(e)
+
+        for e in walk(root, into=open_):
             if (id(e), place) not in self.named:
                 self.named[id(e), place] = self.made(e, place)
         return self.named[id(root), place]
@@ -86,7 +90,7 @@ class Elements(Maker):
     def made(self, e: Expr, place: Place) -> str:
         if e.type.shape in ("static", "scalar"):
             return self.lifted(e, e.type.dtype)
-        if kept_in_memory(e):
+        if kept_in_memory(e) or self.known(e):
             return self.declare(C_TYPE[e.type.dtype], self.stored_at(e, place))
         if e.op in PLACED:
             text = str(getattr(self, f"at_{e.op}")(e, place))
@@ -158,6 +162,10 @@ class Elements(Maker):
         """An element of an array in scratch memory."""
         memory = self.array(e)
         return f"{self.held(memory)}[{self.linear(e, place)}]"
+
+    def known(self, e: Expr) -> bool:
+        """Whether an array is in scratch memory."""
+        raise NotImplementedError
 
     def array(self, e: Expr) -> Memory:
         """The scratch memory of an array."""

@@ -57,10 +57,6 @@ class Totals(Reads):
             self.flush()
             self.make(e)
 
-    def known(self, e: Expr) -> bool:
-        """Whether an array is in scratch memory."""
-        raise NotImplementedError
-
     def make(self, e: Expr) -> None:
         """Compute an array; what it needs is there."""
         raise NotImplementedError

@@ -74,12 +74,13 @@ decode: hadamard(y * 2, block)
 """
 
 
-def test_drawn_selections_with_all_that_goes_with_them(tmp_path, rng):
-    pieces_equal(DRAWN, tmp_path, rng.standard_normal)
+@pytest.mark.parametrize("writeback", [False, True])
+@pytest.mark.parametrize("text", [DRAWN, SMALL], ids=["drawn", "matrices"])
+def test_fields_and_states_of_all_kinds(text, writeback, tmp_path, rng):
+    pieces_equal(text, tmp_path, rng.standard_normal, writeback=writeback)
 
 
-def test_matrices_of_elements(tmp_path, rng):
-    pieces_equal(SMALL, tmp_path, rng.standard_normal)
+def test_matrices_that_are_not_finite(tmp_path):
     for bad in (np.nan, np.inf):
         pieces_equal(SMALL, tmp_path, lambda n, bad=bad: np.full(n, bad), lengths=(3, 1030))
 

@@ -19,7 +19,7 @@ def compiled(text, folder, **params):
     return device, compll.compile(path, "reference", **params)
 
 
-def pieces_equal(text, folder, values, step=3, lengths=SIZES, **params):
+def pieces_equal(text, folder, values, step=3, lengths=SIZES, writeback=False, **params):
     """Whether a batch of pieces of these sizes is encoded and decoded as by the reference."""
     device, reference = compiled(text, folder, **params)
     starts = np.cumsum([0, *lengths[:-1]])
@@ -27,15 +27,17 @@ def pieces_equal(text, folder, values, step=3, lengths=SIZES, **params):
     table = np.array([[s, n, i, 0, s] for i, (s, n) in rows])
     sizes = [reference.payload_bytes(n) for n in lengths]
     at = np.cumsum([1, *sizes[:-1]]).astype(np.int64)
-    options = {"seed": 2, "step": step, "scale": 1, "writeback": False}
+    options = {"seed": 2, "step": step, "scale": 1, "writeback": writeback}
     x = values(sum(lengths)).astype(np.float32)
     wanted = reference.init_state(sum(lengths), len(lengths))
     held = {name: s.copy() for name, s in wanted.items()}
     for turn in range(2):  # the second finds what the first left in scratch memory
         device.device.descending = turn == 1
         ours, theirs = np.zeros(sum(sizes) + 1, np.uint8), np.zeros(sum(sizes) + 1, np.uint8)
-        used = device.encode_batch(x.copy(), table, ours, at, held, **options)
-        wants = reference.encode_batch(x.copy(), table, theirs, at, state=wanted, **options)
+        mine, its = x.copy(), x.copy()
+        used = device.encode_batch(mine, table, ours, at, held, **options)
+        wants = reference.encode_batch(its, table, theirs, at, state=wanted, **options)
+        np.testing.assert_array_equal(mine, its)
         assert used.tolist() == wants.tolist()
         np.testing.assert_array_equal(ours, theirs)
         for name in held:
