@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from compll.ir import Expr, Module, walk
+from compll.matrices import extents
 
+#: columns of a product up to which its factors are not written down before
+NARROW = 16
 #: operators over elements of which one depends on others, or on a table
 WHOLE = ("hadamard", "flat", "scatter", "lookup", "bucket")
 
@@ -44,3 +47,23 @@ def leaves(e: Expr) -> Iterator[Expr]:
     """The arrays and numbers that an expression takes, through what is elementwise."""
     inner = walk(*e.args, into=lambda a: elementwise(a) and a.op != "lift")
     return (a for a in inner if not elementwise(a))
+
+
+def of_gradient(e: Expr, n: int) -> Expr | None:
+    """matrix(g, columns), where e is a narrow product of that, or its transpose, with another.
+
+    With feedback such products read gradient and residual themselves (see cpu_fed.py).
+    """
+    if e.op != "matmul":
+        return None
+    plain = e.args[0].args[0] if e.args[0].op == "transpose" else e.args[0]
+    direct = plain.op == "matrix" and plain.args[0].op == "input"
+    return plain if direct and extents(e.type.dims, n)[1] <= NARROW else None
+
+
+def last_product(module: Module) -> Expr | None:
+    """The product that decode ends with, where feedback takes it: its rows go into the residual."""
+    decode = module.decode
+    product = decode.args[0] if decode.op == "flat" else decode
+    fed = module.feedback and not module.own
+    return product if fed and product.op == "matmul" else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from compll.array_steps import arrays, elementwise, leaves, outcomes
+from compll.array_steps import arrays, elementwise, last_product, leaves, of_gradient, outcomes
 from compll.ir import Expr, Module, walk
 from compll.layout import field_bytes, limit
 from compll.matrices import extents
@@ -15,7 +15,7 @@ from compll.traffic import Traffic, Walk, traffic
 
 #: elements of the tensor for which sizes are given; a smaller array does not count as a walk
 SIZE, SMALL = 1 << 24, 0.1
-VIEWS = ("transpose", "flat", "lift")
+VIEWS = ("transpose", "flat", "lift", "matrix")
 
 
 def traffic_of(module: Module, *, feed: bool) -> Traffic:
@@ -32,13 +32,30 @@ def array_traffic(module: Module) -> Traffic:
     sized = Sizes(module)
     kept = {id(e) for e in arrays(*outcomes(module))}
     single = [e for e in steps(module) if not elementwise(e) or id(e) in kept]
-    walks = [one for e in single for one in sized.walk(e, names)]
-    if module.feedback:
+    fed = [e for e in single if module.feedback and of_gradient(e, SIZE) is not None]
+    last = last_product(module)
+    walks = [
+        Walk(("g", "residual"), (names.get(id(e), e.op),), 8.0, sized.of(e)) if e in fed else one
+        for e in single
+        if e is not last
+        for one in sized.walk(e, names)
+    ]
+    if module.feedback and writes_input(module, fed):
         walks = [Walk(("g", "residual"), ("input",), 8.0, 4.0), *walks]
+    if last is not None:
+        walks.append(Walk(("g", "residual"), ("residual",), 8.0, 4.0))
+    elif module.feedback:
         walks.append(Walk(("input", "decoded"), ("residual",), 8.0, 4.0))
     sizes = [field_bytes(f, module, SIZE, sized.kept.get(f.of, 0)) / SIZE for f in module.fields]
     least = 4.0 + 8.0 * module.feedback + sum(sizes)
     return Traffic(tuple(walks), least, max(sized.depths().values(), default=0))
+
+
+def writes_input(module: Module, fed: Sequence[Expr]) -> bool:
+    """Whether anything but products that read gradient and residual themselves takes the sum."""
+    aside = {id(of_gradient(e, SIZE)) for e in fed}
+    users = (e for e in steps(module) if any(a.op == "input" for a in e.args))
+    return last_product(module) is None or any(id(e) not in aside for e in users)
 
 
 def steps(module: Module) -> Iterator[Expr]:

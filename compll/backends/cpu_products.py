@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from compll.array_steps import last_product, of_gradient
 from compll.backends import cpu_fed
 from compll.backends.array_runs import ArrayRun
 from compll.backends.cpu_fed import Fed
 from compll.backends.cpu_loops import LoopRun
 from compll.backends.matrix_numbers import F32
 from compll.ir import Expr
-
-#: columns of a result up to which its products are fused
-NARROW = 16
 
 
 class ProductRun(LoopRun):
@@ -37,16 +35,13 @@ class ProductRun(LoopRun):
         return self.given() if expr.value == "g" else super().op_input(expr)
 
     def needs(self, expr: Expr) -> list[Expr]:
-        if expr.op == "matmul" and self.of_input(expr) is not None:
+        if self.of_input(expr) is not None:
             return [expr.args[1]]
         return super().needs(expr)
 
     def of_input(self, expr: Expr) -> Expr | None:
-        """matrix(g, columns), of a narrow product of that, or of its transpose, with another."""
-        one = expr.args[0]
-        plain = one.args[0] if one.op == "transpose" else one
-        direct = plain.op == "matrix" and plain.args[0].op == "input" and self.fed is not None
-        return plain if direct and self.size(expr)[1] <= NARROW else None
+        """See array_steps.of_gradient; None without feedback."""
+        return None if self.fed is None else of_gradient(expr, self.n)
 
     def op_matmul(self, expr: Expr) -> F32:
         plain = self.of_input(expr)
@@ -60,7 +55,7 @@ class ProductRun(LoopRun):
         self, piece: F32, states: Mapping[str, F32] | None, decoder: ArrayRun, other: ArrayRun
     ) -> None:
         """As of all ArrayRuns; a product is decoded row by row into the piece and the residual."""
-        pair = self.last_product(decoder)
+        pair = self.factors(decoder)
         if states is None or pair is None:
             return super().close(piece, states, decoder, other)
         self.begin(piece, states, 1.0)
@@ -68,11 +63,10 @@ class ProductRun(LoopRun):
         cpu_fed.settled(Fed(piece, np.float32(1), states["residual"], pair[1].shape[1]), *pair)
         return self.keep(states, values)
 
-    def last_product(self, decoder: ArrayRun) -> tuple[F32, F32] | None:
-        """The factors, where the decoded value is what feedback takes and the product of two."""
-        decode = self.module.decode
-        product = decode.args[0] if decode.op == "flat" else decode
-        if product.op != "matmul" or not self.module.feedback or self.module.own:
+    def factors(self, decoder: ArrayRun) -> tuple[F32, F32] | None:
+        """Of the product that decode ends with, where its rows can go into the residual."""
+        product = last_product(self.module)
+        if product is None:
             return None
         rows, cols = self.size(product)
         if rows * cols < self.n:
