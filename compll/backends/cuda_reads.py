@@ -97,7 +97,7 @@ class Reads(Elements):
 
     def key(self, draw: int, high: str, *, seeded: bool) -> str:
         """The keys of a stream for elements whose number has the upper half `high`."""
-        name = f"{'k' if seeded else 'a'}{abs(draw)}"
+        name = f"keys_{'own' if seeded else 'all'}{abs(draw)}"
         near = self.hoist(f"{name}_high", f"const i64 {name}_high = {self.offset()} >> 32;")
         stream = self.stream(draw, near, seeded=seeded)
         self.hoist(name, f"const u64 {name} = {stream};")

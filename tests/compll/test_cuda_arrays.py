@@ -48,7 +48,7 @@ name: wide
 encode:
   w: ceil(sqrt(n))
   h: ceil(n / w)
-  m: matrix(g, w)
+  m: matrix(g + random(0, 1), w)
   a: m @ (transpose(m) @ m)
   b: m @ transpose(m)
 payload: {a: "float32[h, w]", b: "float32[h, h]"}
