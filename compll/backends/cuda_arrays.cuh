@@ -5,6 +5,12 @@ D i64 quotient(i64 a, i64 b) { return (a | b) >> 32 ? a / b : (i64)((u32)a / (u3
 SLOW u64 far_stream(u64 seed, u64 step, u64 tensor, u64 draw, u64 high) {
   return stream(seed, step, tensor, draw, high);
 }
+// lanes u, u + 32, u + 64 and u + 96 of a warp's threads, folded in halves; thread 0 has the sum
+D float lane_sum(float a, float b, float c, float d) {
+  float sum = (a + c) + (b + d);
+  for (int h = 16; h > 0; h >>= 1) sum += __shfl_down_sync(FULL, sum, h, 32);
+  return sum;
+}
 // the code of item i of `count`, packed in tiles of 1024
 template <int BITS> D u32 code_in(const u8* data, i64 count, i64 i) {
   const i64 tile = i / 1024, left = count - tile * 1024;

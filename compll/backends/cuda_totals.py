@@ -117,11 +117,11 @@ class Totals(Reads):
             value = self.of_tile(x, domain, count)
             self.body.add(f"const float one = inside ? {value} : 0.0f;")
             self.body.add("lanes[j] = k ? lanes[j] + one : one;")
-        self.body.add("const float part = team_sum<32>(lanes[0], lanes[1], lanes[2], lanes[3]);")
+        self.body.add("const float part = lane_sum(lanes[0], lanes[1], lanes[2], lanes[3]);")
 
     def of_tile(self, x: Expr, domain: Domain, count: str) -> str:
         """Element j of row k of the tile; where there is none, another, and not `inside`."""
-        self.body.add("const i64 e = o + k * 128 + 4 * u + j;")
+        self.body.add("const i64 e = o + k * 128 + 32 * j + u;")
         self.body.add(f"const bool inside = e < {count};")
         self.body.add("const i64 i = inside ? e : 0;")
         return self.value(x, self.place(domain, "i"))

@@ -1,4 +1,4 @@
-"""Array specs with other operators and names in the place of theirs: refused, or as the reference."""
+"""Array specs with other operators and names in the place of theirs: as by the reference."""
 
 import random
 import re
