@@ -62,8 +62,7 @@ def of_gradient(e: Expr, n: int) -> Expr | None:
 
 
 def last_product(module: Module) -> Expr | None:
-    """The product that decode ends with, where feedback takes it: its rows go into the residual."""
+    """The product that decode ends with, if any: its rows go to where they are wanted."""
     decode = module.decode
     product = decode.args[0] if decode.op == "flat" else decode
-    fed = module.feedback and not module.own
-    return product if fed and product.op == "matmul" else None
+    return product if product.op == "matmul" else None

@@ -33,14 +33,14 @@ def array_traffic(module: Module) -> Traffic:
     kept = {id(e) for e in arrays(*outcomes(module))}
     single = [e for e in steps(module) if not elementwise(e) or id(e) in kept]
     fed = [e for e in single if module.feedback and of_gradient(e, SIZE) is not None]
-    last = last_product(module)
+    last = last_product(module) if module.feedback and not module.own else None
     walks = [
         Walk(("g", "residual"), (names.get(id(e), e.op),), 8.0, sized.of(e)) if e in fed else one
         for e in single
         if e is not last
         for one in sized.walk(e, names)
     ]
-    if module.feedback and writes_input(module, fed):
+    if module.feedback and (last is None or writes_input(module, fed)):
         walks = [Walk(("g", "residual"), ("input",), 8.0, 4.0), *walks]
     if last is not None:
         walks.append(Walk(("g", "residual"), ("residual",), 8.0, 4.0))
@@ -55,7 +55,7 @@ def writes_input(module: Module, fed: Sequence[Expr]) -> bool:
     """Whether anything but products that read gradient and residual themselves takes the sum."""
     aside = {id(of_gradient(e, SIZE)) for e in fed}
     users = (e for e in steps(module) if any(a.op == "input" for a in e.args))
-    return last_product(module) is None or any(id(e) not in aside for e in users)
+    return any(id(e) not in aside for e in users)
 
 
 def steps(module: Module) -> Iterator[Expr]:

@@ -168,7 +168,7 @@ class ArrayRun(Run):
         for name, field in self.fields.items():
             own = name not in self.extremes
             decoder.inputs[name] = self.alone(field) if own else self.combined[name]
-        return np.asarray(decoder.value(self.module.decode), np.float32)
+        return decoder.result()
 
     def settle(self, states: Mapping[str, F32], out: F32) -> None:
         """Update the states, given what was decoded; none takes up a NaN or infinity."""
@@ -188,6 +188,32 @@ class ArrayRun(Run):
             if len(flat) <= len(states[name]):
                 matrix_numbers.keep(states[name][: len(flat)], flat)
 
+    def ready(self, payload: U8) -> Any:
+        """What a payload decodes to, for `write`. Raises PayloadError."""
+        if self.n == 0 and len(payload) == 0:
+            return np.zeros(0, np.float32)
+        reference.read(self.module, payload, self.n, self)
+        with np.errstate(all="ignore"):
+            value = self.result()
+        return np.full(self.n, np.nan, np.float32) if self.module.status and payload[-1] else value
+
+    def result(self) -> Any:
+        """The value of the fields that this run was given, in a form that `write` takes."""
+        return np.asarray(self.value(self.module.decode), np.float32)
+
+    def write(self, piece: F32, value: Any, *, add: bool) -> None:
+        """Write a result, or add it."""
+        piece[:] = piece + value if add else value
+
+    def finish(
+        self, piece: F32, states: Mapping[str, F32] | None, value: Any, *, write: bool
+    ) -> None:
+        """After `begin`: update the states, given a result, and write that."""
+        if states is not None:
+            self.settle(states, value)
+        if write:
+            self.write(piece, value, add=False)
+
     def close(
         self, piece: F32, states: Mapping[str, F32] | None, decoder: ArrayRun, other: ArrayRun
     ) -> None:
@@ -195,11 +221,12 @@ class ArrayRun(Run):
 
         decoder: a run in the same place that holds what all ranks combined; other: a fresh one.
         """
-        out = np.asarray(decoder.value(self.module.decode), np.float32)
+        value = decoder.result()
         if states is not None:
             self.begin(piece, states, 1.0)
-            self.settle(states, self.own(other) if self.module.own else out)
-        piece[:] = out
+            mine = self.own(other) if self.module.own else value
+            self.finish(piece, states, mine, write=False)
+        self.write(piece, value, add=False)
 
 
 class ArrayKernels:
@@ -256,33 +283,25 @@ class ArrayKernels:
             run = self.run(length, seed=seed, step=step, tensor=tensor, offset=offset)
             with np.errstate(all="ignore"):
                 run.begin(piece, views, scale)
-                payload = reference._payload(run, run.given())
+                payload = reference._payload(run, run.given)
                 if views is not None or writeback:
-                    y = self.decoded(payload, length, step=step, tensor=tensor, offset=offset)
-                if views is not None:
-                    run.settle(views, y)
-            if writeback:
-                piece[:] = y
+                    decoder = self.run(length, step=step, tensor=tensor, offset=offset)
+                    run.finish(piece, views, decoder.ready(payload), write=writeback)
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)
         return used
-
-    def decoded(self, payload: U8, n: int, **place: int) -> F32:
-        """The values of a payload. Raises PayloadError."""
-        return reference.decode(self.module, self.params, payload, n, self.run(n, **place))
 
     def decode_batch(
         self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool, step: int = 0
     ) -> None:
         """Decode all pieces, then write them."""
-        pieces = zip(at.tolist(), used.tolist(), table[:, 1:4].tolist(), strict=True)
-        values = [
-            self.decoded(payload[a : a + u], length, step=step, tensor=tensor, offset=offset)
-            for a, u, (length, tensor, offset) in pieces
-        ]
-        for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
-            piece = out[start : start + length]
-            piece[:] = piece + value if add else value
+        done = []
+        for a, u, row in zip(at.tolist(), used.tolist(), table.tolist(), strict=True):
+            start, length, tensor, offset, _ = row
+            run = self.run(length, step=step, tensor=tensor, offset=offset)
+            done.append((run, out[start : start + length], run.ready(payload[a : a + u])))
+        for run, piece, value in done:
+            run.write(piece, value, add=add)
 
     def raise_found(self) -> None:
         """A bad payload was told at once."""

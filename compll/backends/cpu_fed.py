@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from compll.backends.matrix_numbers import F32
+from compll.backends.matrix_numbers import F32, F64
 
 f32, f64 = np.float32, np.float64
 
@@ -125,22 +125,64 @@ def row(x, scale, residual, at, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def settle(x, scale, residual, a, b):  # type: ignore[no-untyped-def]
-    """x = a @ b, the decoded value, and residual = g - x; where that is not finite, as it was."""
+def line(left, b, total):  # type: ignore[no-untyped-def]
+    """total = left @ b, four rows of b in each walk."""
+    total[:] = 0.0
+    inner = len(left)
+    for r in range(0, inner - inner % 4, 4):
+        p, q, s, t = left[r], left[r + 1], left[r + 2], left[r + 3]
+        bp, bq, bs, bt = b[r], b[r + 1], b[r + 2], b[r + 3]
+        for j in range(len(total)):
+            total[j] = total[j] + p * bp[j] + q * bq[j] + s * bs[j] + t * bt[j]
+    for r in range(inner - inner % 4, inner):
+        p, bp = left[r], b[r]
+        for j in range(len(total)):
+            total[j] += p * bp[j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def decode(x, a, b, add):  # type: ignore[no-untyped-def]
+    """x = a @ b, or x + a @ b."""
     cols = b.shape[1]
     total = np.empty(cols, f64)
     for i in range(len(a)):
-        total[:] = 0.0
-        for c in range(a.shape[1]):
-            y = a[i, c]
-            for j in range(cols):
-                total[j] += y * b[c, j]
+        line(a[i], b, total)
+        out = x[i * cols : (i + 1) * cols]
+        if add:
+            for j in range(len(out)):
+                out[j] += f32(total[j])
+        else:
+            for j in range(len(out)):
+                out[j] = total[j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def settle(x, scale, residual, a, b, write):  # type: ignore[no-untyped-def]
+    """residual = g - a @ b, where that is finite, and x = a @ b, the decoded value, if `write`."""
+    cols = b.shape[1]
+    total = np.empty(cols, f64)
+    for i in range(len(a)):
+        line(a[i], b, total)
         given, kept = x[i * cols : (i + 1) * cols], residual[i * cols : (i + 1) * cols]
         for j in range(len(given)):
             y = f32(total[j])
             left = given[j] * scale + kept[j] - y
-            given[j] = y
+            given[j] = y if write else given[j]
             kept[j] = left if abs(left) < f32(np.inf) else kept[j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def leave(x, scale, residual, at, values):  # type: ignore[no-untyped-def]
+    """residual = g, less the values at their positions; where that is not finite, as it was."""
+    before, given = np.empty(len(at), f32), np.empty(len(at), f32)
+    for k in range(len(at)):
+        before[k], given[k] = residual[at[k]], x[at[k]] * scale + residual[at[k]]
+    for i in range(len(x)):
+        g = x[i] * scale + residual[i]
+        residual[i] = g if abs(g) < f32(np.inf) else residual[i]
+    for k in range(len(at)):
+        left = given[k] - values[k]
+        residual[at[k]] = left if abs(left) < f32(np.inf) else before[k]
 
 
 def product(g: Fed, b: F32) -> F32:
@@ -165,7 +207,11 @@ def transposed(g: Fed, b: F32) -> F32:
     return np.ascontiguousarray(total.T, np.float32)
 
 
-def settled(g: Fed, a: F32, b: F32) -> None:
-    """Decode a @ b into g.x, and keep what it leaves of g in g.residual."""
-    left, right = (np.ascontiguousarray(m, np.float64) for m in (a, b))
-    settle(g.x, g.scale, g.residual, left, right)
+def decoded(x: F32, factors: tuple[F64, F64], *, add: bool) -> None:
+    """Write the product of two matrices to x, or add it."""
+    decode(x, *factors, add)
+
+
+def settled(g: Fed, factors: tuple[F64, F64], *, write: bool) -> None:
+    """Keep in g.residual what a product leaves of g, and write the product to g.x if asked to."""
+    settle(g.x, g.scale, g.residual, *factors, write)

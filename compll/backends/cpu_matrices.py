@@ -151,11 +151,16 @@ def orthonormal(a: F32, spare: F32) -> F32:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def fed(x, scale, residual):  # type: ignore[no-untyped-def]
-    """See matrix_numbers.fed."""
-    out = np.empty(len(x), f32)
+def add_scaled(x, scale, residual, out):  # type: ignore[no-untyped-def]
+    """out = x * scale + residual."""
     for i in range(len(x)):
         out[i] = x[i] * scale + residual[i]
+
+
+def fed(x: F32, scale: np.float32, residual: F32) -> F32:
+    """See matrix_numbers.fed."""
+    out = np.empty(len(x), f32)  # by NumPy, which asks for huge pages; numba does not
+    add_scaled(x, scale, residual, out)
     return out
 
 

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compll.array_steps import last_product, of_gradient
 from compll.backends import cpu_fed
-from compll.backends.array_runs import ArrayRun
 from compll.backends.cpu_fed import Fed
 from compll.backends.cpu_loops import LoopRun
-from compll.backends.matrix_numbers import F32
+from compll.backends.matrix_numbers import F32, F64
 from compll.ir import Expr
+
+
+class Factors(NamedTuple):
+    """A result that is a product of two matrices."""
+
+    left: F64
+    right: F64
+
+
+class Scattered(NamedTuple):
+    """A result of few values at their positions, zero elsewhere."""
+
+    at: NDArray[np.int64]
+    values: F32
 
 
 class ProductRun(LoopRun):
@@ -51,25 +65,42 @@ class ProductRun(LoopRun):
         turned = expr.args[0] is not plain
         return cpu_fed.transposed(g, other) if turned else cpu_fed.product(g, other)
 
-    def close(
-        self, piece: F32, states: Mapping[str, F32] | None, decoder: ArrayRun, other: ArrayRun
-    ) -> None:
-        """As of all ArrayRuns; a product is decoded row by row into the piece and the residual."""
-        pair = self.factors(decoder)
-        if states is None or pair is None:
-            return super().close(piece, states, decoder, other)
-        self.begin(piece, states, 1.0)
-        values = self.updates()
-        cpu_fed.settled(Fed(piece, np.float32(1), states["residual"], pair[1].shape[1]), *pair)
-        return self.keep(states, values)
-
-    def factors(self, decoder: ArrayRun) -> tuple[F32, F32] | None:
-        """Of the product that decode ends with, where its rows can go into the residual."""
+    def result(self) -> Any:
+        """Where decode ends with a product its factors, with a scatter the positions and values."""
         product = last_product(self.module)
-        if product is None:
-            return None
+        if product is not None and not self.roomless(product):
+            return Factors(*(np.ascontiguousarray(self.value(m), np.float64) for m in product.args))
+        if self.module.decode.op == "scatter":
+            at, values = map(self.value, self.module.decode.args)
+            return Scattered(np.asarray(at, np.int64), np.asarray(values, np.float32))
+        return super().result()
+
+    def roomless(self, product: Expr) -> bool:
+        """Whether a product has fewer elements than the tensor, which `flat` tells."""
         rows, cols = self.size(product)
-        if rows * cols < self.n:
-            return None
-        a, b = map(decoder.value, product.args)
-        return a, b
+        return rows * cols < self.n
+
+    def write(self, piece: F32, value: Any, *, add: bool) -> None:
+        if isinstance(value, Factors):
+            cpu_fed.decoded(piece, value, add=add)
+        elif isinstance(value, Scattered):
+            if not add:
+                piece[:] = 0
+            piece[value.at] = piece[value.at] + value.values if add else value.values
+        else:
+            super().write(piece, value, add=add)
+
+    def finish(
+        self, piece: F32, states: Mapping[str, F32] | None, value: Any, *, write: bool
+    ) -> None:
+        if states is None or self.fed is None or isinstance(value, np.ndarray):
+            return super().finish(piece, states, value, write=write)
+        values = self.updates()
+        if isinstance(value, Factors):
+            cpu_fed.settled(Fed(*self.fed, value.right.shape[1]), value, write=write)
+        else:
+            cpu_fed.leave(*self.fed, value.at, value.values)
+        self.keep(states, values)
+        if write and isinstance(value, Scattered):
+            self.write(piece, value, add=False)
+        return None

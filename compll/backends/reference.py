@@ -427,7 +427,7 @@ def _encode(
         assert module.decoded is not None
         exprs["residual"] = feedback.residual_update(module.pool, source, module.decoded)
     kept = _early(run, exprs, early) if states is not None or module.updates else {}
-    payload = _payload(run, g)
+    payload = _payload(run, lambda: g)
     updates = {name: run.value(e) for name, e in exprs.items()}
     for name, held in (states or {}).items():
         if name in updates:
@@ -449,7 +449,8 @@ def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[
     return kept
 
 
-def _payload(run: Run, g: F32) -> U8:
+def _payload(run: Run, g: Callable[[], F32]) -> U8:
+    """g: the input, asked for where a status tells whether it was finite."""
     module = run.module
     kept = {s.name: len(run.pick(s.name)) for s in module.selections}
     stored = {f.name: run.stored(f) for f in module.fields}
@@ -462,7 +463,7 @@ def _payload(run: Run, g: F32) -> U8:
     for start, data in zip(place.starts, stored.values(), strict=True):
         out[start : start + len(data)] = data
     if module.status:
-        out[-1] = not np.isfinite(g).all()
+        out[-1] = not np.isfinite(g()).all()
     return out
 
 
@@ -494,6 +495,14 @@ def decode(
     run = run or Run(module, params, n)
     if n == 0 and len(payload) == 0:
         return np.zeros(0, np.float32)
+    read(module, payload, n, run)
+    with np.errstate(all="ignore"):
+        out = np.asarray(run.value(module.decode), np.float32)
+    return np.full(n, np.nan, np.float32) if module.status and payload[-1] else out
+
+
+def read(module: Module, payload: U8, n: int, run: Run) -> None:
+    """Give `run` the fields of a payload. Raises PayloadError."""
     kept = read_counts(module, run.env, payload, n)
     lengths = read_lengths(module, payload)
     where = layout(module, n, kept, lengths)
@@ -508,9 +517,6 @@ def decode(
         data = payload[start : start + lengths.get(field.name, len(payload))]
         run.inputs[field.name] = _loaded(field, data, n, run.tile, kept.get(field.of, 0))
     check_indices(module, run.inputs, n)
-    with np.errstate(all="ignore"):
-        out = np.asarray(run.value(module.decode), np.float32)
-    return np.full(n, np.nan, np.float32) if module.status and payload[-1] else out
 
 
 def read_counts(

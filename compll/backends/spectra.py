@@ -11,6 +11,7 @@ decode what they receive. A matrix that is not finite has NaN for all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from compll.backends.numbers import F32
 F64 = NDArray[np.float64]
 #: rows for each column from which the Gram matrix is used
 TALL = 8
+#: elements that are taken to float64 at a time
+BLOCK = 1 << 16
 
 
 class Spectrum(NamedTuple):
@@ -37,27 +40,53 @@ def spectrum(m: F32) -> Spectrum:
     try:
         if not np.isfinite(m).all():
             raise np.linalg.LinAlgError
-        u, s, v = _decomposed(m.astype(np.float64))
+        u, s, v = _decomposed(m)
     except np.linalg.LinAlgError:
         shapes = (m.shape[0], r), (1, r), (m.shape[1], r)
         return Spectrum(*(np.full(shape, np.nan, np.float32) for shape in shapes))
     return Spectrum(*(np.ascontiguousarray(a, np.float32) for a in (u, s[None], v)))
 
 
-def _decomposed(m: F64) -> tuple[F64, F64, F64]:
+def _decomposed(m: F32) -> tuple[NDArray[Any], F64, NDArray[Any]]:
     """Left vectors, values and right vectors; see [Note: singular vectors]."""
     if m.shape[1] >= TALL * m.shape[0]:
         left, values, right = _decomposed(m.T)
         return right, values, left
     if m.shape[0] < TALL * m.shape[1]:
-        u, s, vt = np.linalg.svd(m, full_matrices=False)
+        u, s, vt = np.linalg.svd(m.astype(np.float64), full_matrices=False)
         return u, s, vt.T
-    v = np.linalg.eigh(m.T @ m)[1]
-    products = m @ v
-    values = np.linalg.norm(products, axis=0)
+    v = np.ascontiguousarray(np.linalg.eigh(_gram(m))[1][:, ::-1])
+    left, values = _products(m, v)
+    np.divide(left, np.where(values > 0, values, 1), out=left, casting="same_kind")
     order = np.argsort(-values, kind="stable")
-    safe = np.where(values > 0, values, 1)
-    return (products / safe)[:, order], values[order], v[:, order]
+    if (order == np.arange(len(order))).all():
+        return left, values, v
+    return left[:, order], values[order], v[:, order]
+
+
+def _blocks(m: F32) -> Iterator[slice]:
+    """Rows that fit into a cache as float64."""
+    step = max(1, BLOCK // m.shape[1])
+    return (slice(i, i + step) for i in range(0, m.shape[0], step))
+
+
+def _gram(m: F32) -> F64:
+    """transpose(m) @ m."""
+    total = np.zeros((m.shape[1], m.shape[1]))
+    for at in _blocks(m):
+        block = m[at].astype(np.float64)
+        total += block.T @ block
+    return total
+
+
+def _products(m: F32, v: F64) -> tuple[F32, F64]:
+    """m @ v, and the lengths of its columns."""
+    out, squares = np.empty((m.shape[0], v.shape[1]), np.float32), np.zeros(v.shape[1])
+    for at in _blocks(m):
+        block = m[at].astype(np.float64) @ v
+        squares += np.einsum("ij,ij->j", block, block)
+        out[at] = block
+    return out, np.sqrt(squares)
 
 
 def chosen(p: F32, u: float, k: int) -> NDArray[np.int32]:
