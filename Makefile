@@ -21,7 +21,7 @@ demo: setup      ## train with and without compression, draw a chart: make demo 
 	$(BIN)/hipress demo $(DEMO)
 
 test: setup      ## the test suite: make test TESTS="tests/demo -k data"
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
 
 lint: setup      ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -62,5 +62,16 @@ def rng():
     return np.random.default_rng(1)
 
 
+def pytest_collection_modifyitems(items):
+    """Tests of one kernel go to one worker, else workers wait for each other's compilation."""
+    known = {label(case): case for case in CASES}
+    for item in items:
+        params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        labels = (label(p) if p in CASES else p for p in params if isinstance(p, str | tuple))
+        found = next((each for each in labels if isinstance(each, str) and each in known), None)
+        if found is not None:
+            item.add_marker(pytest.mark.xdist_group(found))
+
+
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite generated golden files")
