@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 DIED = "died"
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "hipress", "casync", "numpy"])
+CONTEXT.set_forkserver_preload(["tests.hipress.preload"])
 
 
 def launch(

@@ -1,0 +1,18 @@
+"""What the server that forks ranks imports: all that takes long and runs no thread.
+
+numba readies itself when the first kernel is loaded, so one is; DDP's constructor imports dynamo.
+"""
+
+import networkx
+import torch._dynamo
+import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
+import torch.nn.parallel
+import torch.optim
+
+import compll
+import hipress.engine
+import hipress.hook
+
+__all__ = ["compll", "hipress", "networkx", "torch"]
+
+compll.compile("onebit")
