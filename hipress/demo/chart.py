@@ -74,10 +74,10 @@ def _sizes(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
         payload, wire = (each or 0 for each in (row.result.payload_bytes, row.result.wire_bytes))
         axes.barh(position, payload / 1e6, color=colors[row.result.method], height=0.68)
         half = 0.17 if wire else 0
-        _annotate(axes, payload / 1e6, position - half, f"{payload / 1e6:.3g}")
+        _annotate(axes, payload / 1e6, position - half, _megabytes(payload))
         if wire:
             axes.plot(wire / 1e6, position + half, "|", color=_INK, ms=9, mew=1.6)
-            _annotate(axes, wire / 1e6, position + half, f"{wire / 1e6:.3g}")
+            _annotate(axes, wire / 1e6, position + half, _megabytes(wire))
     _name_bars(axes, [""] * len(good))
     _room(axes, 1.2)
 
@@ -122,6 +122,11 @@ def _name_bars(axes: Axes, labels: Sequence[str]) -> None:
     axes.set_yticks(range(len(labels)), labels)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
+
+
+def _megabytes(count: float) -> str:
+    """Bytes in MB, three digits; a few packets of the kernel's own are next to nothing."""
+    return "<0.001" if 0 < count < 1e3 else f"{count / 1e6:.3g}"
 
 
 def _annotate(axes: Axes, x: float, y: float, text: str) -> None:
