@@ -104,8 +104,16 @@ def _shown(path: Path) -> str:
 
 def type_check(name_or_path: str | os.PathLike[str], params: Mapping[str, object]) -> check.Checked:
     """The typed module of a spec, and all its parameters. Raises SpecError with all problems."""
+    return _checked(name_or_path, params)[1]
+
+
+def _checked(
+    name_or_path: str | os.PathLike[str], params: Mapping[str, object]
+) -> tuple[Spec, check.Checked]:
+    """A spec as it is written, and typed."""
     problems = Problems(_shown(locate(name_or_path)))
-    return check.check(load(name_or_path, problems), params, problems)
+    found = load(name_or_path, problems)
+    return found, check.check(found, params, problems)
 
 
 def plain(value: object) -> object:
@@ -136,12 +144,10 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
     )
     with _lock:
         if key not in _compiled:
-            problems = Problems(_shown(path))
-            found = load(path, problems)
-            module, values = check.check(found, params, problems)
+            written, (module, values) = _checked(path, params)
             kernels = importlib.import_module(f"compll.backends.{target}").build(module, values)
             _compiled[key] = codec = Codec(module, values, target, text, kernels)
-            if open_ := shapes.open_params(found.params, params):
+            if open_ := shapes.open_params(written.params, params):
                 codec.shaped = _shaped(path, target, params, open_)
         return _compiled[key]
 

@@ -65,10 +65,8 @@ def fixed_plan(params: Sequence[Param], codec: Codec, options: Options, world_si
     strategy = strategy_for(codec, options.strategy)
     if refusal := refuse_workers(codec, world_size):
         raise ConfigError(refusal)
-    # A run of a bucket (scope "bucket") has no shape.
-    own = {p.shape: (codec.name, codec) for p in params}
-    if options.scope == "tensor":
-        own = {p.shape: for_shape(codec, p.shape) for p in params}
+    shaped = options.scope == "tensor"  # a run of a bucket has no shape
+    own = {p.shape: for_shape(codec, p.shape) if shaped else (codec.name, codec) for p in params}
     decisions = [_fixed(p, *own[p.shape], strategy, options, world_size) for p in params]
     used = {d.codec for d in decisions}
     codecs = {key: each for key, each in own.values() if key in used}

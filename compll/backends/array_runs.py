@@ -221,12 +221,12 @@ class ArrayRun(Run):
 
         decoder: a run in the same place that holds what all ranks combined; other: a fresh one.
         """
-        value = decoder.result()
+        value, own = decoder.result(), self.module.own and states is not None
         if states is not None:
             self.begin(piece, states, 1.0)
-            mine = self.own(other) if self.module.own else value
-            self.finish(piece, states, mine, write=False)
-        self.write(piece, value, add=False)
+        self.finish(piece, states, self.own(other) if own else value, write=not own)
+        if own:
+            self.write(piece, value, add=False)
 
 
 class ArrayKernels:

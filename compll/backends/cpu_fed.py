@@ -212,6 +212,9 @@ def decoded(x: F32, factors: tuple[F64, F64], *, add: bool) -> None:
     decode(x, *factors, add)
 
 
-def settled(g: Fed, factors: tuple[F64, F64], *, write: bool) -> None:
-    """Keep in g.residual what a product leaves of g, and write the product to g.x if asked to."""
-    settle(g.x, g.scale, g.residual, *factors, write)
+def settled(given: tuple[F32, np.float32, F32], factors: tuple[F64, F64], *, write: bool) -> None:
+    """Keep in the residual what a product leaves of x * scale + residual (given in this order).
+
+    write: x becomes the product.
+    """
+    settle(*given, *factors, write)

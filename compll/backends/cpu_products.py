@@ -97,10 +97,9 @@ class ProductRun(LoopRun):
             return super().finish(piece, states, value, write=write)
         values = self.updates()
         if isinstance(value, Factors):
-            cpu_fed.settled(Fed(*self.fed, value.right.shape[1]), value, write=write)
+            cpu_fed.settled(self.fed, value, write=write)
         else:
             cpu_fed.leave(*self.fed, value.at, value.values)
-        self.keep(states, values)
-        if write and isinstance(value, Scattered):
-            self.write(piece, value, add=False)
-        return None
+            if write:
+                self.write(piece, value, add=False)
+        return self.keep(states, values)
