@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arrays import HostArrays
-from compll.backends import matrix_numbers, numbers, reference, shared, spectra
+from compll.backends import fields, matrix_numbers, numbers, reference, shared, spectra
 from compll.backends.matrix_numbers import F32, Algebra
 from compll.backends.reference import U8, Run
 from compll.codec import Incoming, State
@@ -118,7 +118,7 @@ class ArrayRun(Run):
     def alone(self, field: Field) -> Any:
         """What this worker's own payload field holds, as a decoder reads it."""
         kept = len(self.pick(field.of)) if field.shape == "kept" else 0
-        return reference._loaded(field, self.stored(field), self.n, self.tile, kept)
+        return fields.loaded(field, self.stored(field), self.n, self.tile, kept)
 
     def stored(self, field: Field) -> U8:
         """The bytes of a payload field."""
@@ -127,7 +127,7 @@ class ArrayRun(Run):
         if field.name in self.extremes:
             # The all-reduce of a maximum may lose a NaN: see [Note: combined].
             value = np.where(np.isfinite(value), value, np.inf)
-        return reference._stored(field, value, self.tile, self.n)
+        return fields.stored(field, value, self.tile, self.n)
 
     def begin(self, x: F32, states: Mapping[str, F32] | None, scale: float) -> None:
         """Set the input (with the residual added) and the states."""
@@ -283,7 +283,7 @@ class ArrayKernels:
             run = self.run(length, seed=seed, step=step, tensor=tensor, offset=offset)
             with np.errstate(all="ignore"):
                 run.begin(piece, views, scale)
-                payload = reference._payload(run, run.given)
+                payload = reference.written(run, run.given)
                 if views is not None or writeback:
                     decoder = self.run(length, step=step, tensor=tensor, offset=offset)
                     run.finish(piece, views, decoder.ready(payload), write=writeback)
@@ -368,7 +368,7 @@ class ArrayKernels:
         found = {}
         for one, (payload, at) in zip(self.rounds, sums, strict=False):
             data = payload[at[piece] : at[piece] + one.payload_bytes(n)]
-            value = np.asarray(reference._loaded(one.field, data, n, 1, one.kept(n)), np.float32)
+            value = np.asarray(fields.loaded(one.field, data, n, 1, one.kept(n)), np.float32)
             with np.errstate(all="ignore"):
                 found[one.name] = value if one.op == "max" else value / np.float32(workers)
         return found

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from compll import feedback, passes, quantiles
 from compll.arrays import HostArrays
-from compll.backends import bitstreams, elementary, numbers, shared, trits
+from compll.backends import elementary, fields, numbers, shared
 from compll.backends.numbers import F32
 from compll.codec import Incoming
 from compll.errors import PayloadError
 from compll.ir import Expr, Field, Module, Selection, Type
-from compll.layout import header, layout, limits, packed_bytes, tile_of
-from compll.matrices import extents
+from compll.layout import header, layout, tile_of
 from compll.static import Number, as_count, evaluate
 
 if TYPE_CHECKING:
@@ -42,15 +41,6 @@ def _floormod(a: Any, b: Any) -> Any:
 
 def _floordiv(a: Any, b: Any) -> Any:
     return np.floor(a / b) if np.asarray(a).dtype.kind == "f" else np.floor_divide(a, b)
-
-
-def _code(x: Any, most: int) -> NDArray[np.int32]:
-    """Truncated into 0 .. most; NaN becomes 0."""
-    values = np.asarray(x)
-    top = values.dtype.type(most) if values.dtype != np.bool_ else np.True_
-    zero = values.dtype.type(0)
-    clamped = np.where(values > zero, values, zero)
-    return np.where(clamped < top, clamped, top).astype(np.int32)
 
 
 def _float16(x: Any) -> Any:
@@ -90,7 +80,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "exp": elementary.rounded(elementary.NUMPY.exp),
     "log": elementary.rounded(elementary.NUMPY.log),
     "log2": elementary.rounded(elementary.NUMPY.log2),
-    "trit": lambda x: _code(x, 2),
+    "trit": lambda x: fields.code(x, 2),
     "exponent": numbers.exponent,
     "exp2": numbers.exp2,
     "min": lambda a, b: np.where(a < b, a, b),
@@ -112,19 +102,6 @@ MEANING: dict[str, Callable[..., Any]] = {
     "bfloat16_up": _bfloat16_up,
     "float32": lambda x: np.float32(x),
     "gamma_above": lambda shape, p: quantiles.gamma_above(float(shape), float(p)),
-}
-
-
-WRITE: dict[str, Callable[[Any, int], U8]] = {
-    "gaps": lambda positions, n: numbers.encode_gaps(positions),
-    "golomb": bitstreams.encode_golomb,
-    "elias": bitstreams.encode_elias,
-}
-_UNSIGNED = {"uint32": "<u4", "uint16": "<u2"}
-READ = {
-    "gaps": numbers.decode_gaps,
-    "golomb": bitstreams.decode_golomb,
-    "elias": bitstreams.decode_elias,
 }
 
 
@@ -168,7 +145,7 @@ class Run:
     def stored(self, field: Field) -> U8:
         """The bytes of a payload field."""
         assert field.expr is not None
-        return _stored(field, self.value(field.expr), self.tile, self.n)
+        return fields.stored(field, self.value(field.expr), self.tile, self.n)
 
     def needs(self, expr: Expr) -> list[Expr]:
         """The arguments to compute first: all, or of a `choose` its condition, then one branch."""
@@ -246,7 +223,7 @@ class Run:
 
     def op_code(self, expr: Expr) -> Any:
         field = next(f for f in self.module.fields if f.name == expr.value)
-        return _code(self.value(expr.args[0]), (1 << field.bits) - 1)
+        return fields.code(self.value(expr.args[0]), (1 << field.bits) - 1)
 
     def op_choose(self, expr: Expr) -> Any:
         return self.value(expr.args[1 if self.value(expr.args[0]) else 2])
@@ -427,7 +404,7 @@ def _encode(
         assert module.decoded is not None
         exprs["residual"] = feedback.residual_update(module.pool, source, module.decoded)
     kept = _early(run, exprs, early) if states is not None or module.updates else {}
-    payload = _payload(run, lambda: g)
+    payload = written(run, lambda: g)
     updates = {name: run.value(e) for name, e in exprs.items()}
     for name, held in (states or {}).items():
         if name in updates:
@@ -449,8 +426,8 @@ def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[
     return kept
 
 
-def _payload(run: Run, g: Callable[[], F32]) -> U8:
-    """g: the input, asked for where a status tells whether it was finite."""
+def written(run: Run, g: Callable[[], F32]) -> U8:
+    """The payload; g: the input, asked for where a status tells whether it was finite."""
     module = run.module
     kept = {s.name: len(run.pick(s.name)) for s in module.selections}
     stored = {f.name: run.stored(f) for f in module.fields}
@@ -465,27 +442,6 @@ def _payload(run: Run, g: Callable[[], F32]) -> U8:
     if module.status:
         out[-1] = not np.isfinite(g()).all()
     return out
-
-
-def _stored(field: Field, value: Any, tile: int, n: int) -> U8:
-    values = np.atleast_1d(np.asarray(value)).reshape(-1)
-    if field.trits:
-        packed = trits.pack(np.asarray(values, np.uint8), tile)
-        return trits.shorten(packed) if field.storage == "runs" else packed
-    if field.packed:
-        most = field.most or (1 << field.bits) - 1
-        return numbers.pack(_code(values, most).astype(np.uint8), field.bits, tile)
-    if field.storage in WRITE:
-        return WRITE[field.storage](values, n)
-    if field.storage == "float32":
-        data: NDArray[Any] = values.astype("<f4")
-    elif field.storage == "float16":
-        data = values.astype(np.float32).astype("<f2")
-    elif field.storage == "bfloat16":
-        data = numbers.bfloat16_bits(values.astype(np.float32)).astype("<u2")
-    else:
-        data = values.astype(np.float64).astype(np.int64).astype(_UNSIGNED[field.access])
-    return np.ascontiguousarray(data).view(np.uint8)
 
 
 def decode(
@@ -503,8 +459,8 @@ def decode(
 
 def read(module: Module, payload: U8, n: int, run: Run) -> None:
     """Give `run` the fields of a payload. Raises PayloadError."""
-    kept = read_counts(module, run.env, payload, n)
-    lengths = read_lengths(module, payload)
+    kept = fields.read_counts(module, run.env, payload, n)
+    lengths = fields.read_lengths(module, payload)
     where = layout(module, n, kept, lengths)
     if len(payload) != where.total:
         raise PayloadError(
@@ -515,84 +471,8 @@ def read(module: Module, payload: U8, n: int, run: Run) -> None:
     run.picked = {name: np.arange(count) for name, count in kept.items() if name not in drawn}
     for field, start in zip(module.fields, where.starts, strict=True):
         data = payload[start : start + lengths.get(field.name, len(payload))]
-        run.inputs[field.name] = _loaded(field, data, n, run.tile, kept.get(field.of, 0))
-    check_indices(module, run.inputs, n)
-
-
-def read_counts(
-    module: Module, params: Mapping[str, Number], payload: U8, n: int
-) -> dict[str, int]:
-    """The size of each selection of a payload. Raises PayloadError."""
-    most, counts, at = limits(module, n, params), {}, 0
-    for selection in module.selections:
-        counts[selection.name] = most[selection.name]
-        if selection.dynamic:
-            if len(payload) < at + 4:
-                raise PayloadError(f"{module.name}: a payload begins with 4 bytes per selection")
-            count = int(payload[at : at + 4].view("<u4")[0])
-            if count > most[selection.name]:
-                raise PayloadError(
-                    f"{module.name}: {count} selected elements, where at most "
-                    f"{most[selection.name]} are possible"
-                )
-            counts[selection.name] = count
-            at += 4
-    return counts
-
-
-def read_lengths(module: Module, payload: U8) -> dict[str, int]:
-    """The bytes of each field of gaps. Raises PayloadError."""
-    counted, gaps = header(module)
-    head = payload[4 * len(counted) : 4 * (len(counted) + len(gaps))]
-    if len(head) < 4 * len(gaps):
-        raise PayloadError(f"{module.name}: a payload begins with 4 bytes per field of gaps")
-    return dict(zip(gaps, np.ascontiguousarray(head).view("<u4").tolist(), strict=True))
-
-
-def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
-    """Raise PayloadError when a scatter would write outside the tensor."""
-    if module.decode.op != "scatter" or module.decode.args[0].op != "field":
-        return
-    index = fields[str(module.decode.args[0].value)]
-    if len(index) and not (int(index.min()) >= 0 and int(index.max()) < n):
-        raise PayloadError(f"{module.name}: index {int(index.max())} in a tensor of {n} elements")
-
-
-def _loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
-    rows, cols = extents(field.dims, n) if field.shape == "matrix" else (0, 0)
-    sizes = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept, "table": 0}
-    count = sizes.get(field.shape, rows * cols)
-    if field.shape == "table":
-        return np.ascontiguousarray(data[: 4 * int(field.of)]).view("<f4")
-    if field.trits:
-        return _trits(field, data, count, tile)
-    if field.packed:
-        return numbers.unpack(data, count, field.bits, tile).astype(np.int32)
-    if field.storage in READ:
-        positions = READ[field.storage](data, count)
-        if positions is None:
-            raise PayloadError(f"{field.name!r} does not hold {count} positions")
-        return positions
-    raw = np.ascontiguousarray(data[: count * field.item_bits // 8])
-    if field.storage == "float32":
-        values: Any = raw.view("<f4")
-    elif field.storage == "float16":
-        values = raw.view("<f2").astype(np.float32)
-    elif field.storage == "bfloat16":
-        values = numbers.from_bfloat16(raw.view("<u2"))
-    else:
-        values = raw.view(_UNSIGNED[field.access]).astype(np.int64)
-    if field.shape == "matrix":
-        return values.reshape(rows, cols)
-    return values[0] if field.shape == "scalar" else values
-
-
-def _trits(field: Field, data: U8, count: int, tile: int) -> Any:
-    size = packed_bytes(field, count, tile)
-    full = trits.lengthen(data) if field.storage == "runs" else data[:size]
-    if len(full) != size:
-        raise PayloadError(f"{field.name!r} does not hold runs of {count} trits")
-    return trits.unpack(full, count, tile).astype(np.int32)
+        run.inputs[field.name] = fields.loaded(field, data, n, run.tile, kept.get(field.of, 0))
+    fields.check_indices(module, run.inputs, n)
 
 
 class Kernels:
