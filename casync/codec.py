@@ -13,7 +13,8 @@ __all__ = ["FLOAT_BYTES", "Bytes", "Codec", "Floats", "Ints", "State"]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int64]
-State: TypeAlias = Mapping[str, Floats]
+#: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
+State: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 FLOAT_BYTES = 4  # gradients are float32
 
@@ -75,8 +76,8 @@ class Codec(Protocol):
         """Upper bound of the payload of n elements, known before any data."""
         ...
 
-    def init_state(self, n: int, tensors: int = 1) -> dict[str, Floats]:
-        """Zeroed state: flat float32 [n], or [tensors] for per-tensor values; {} if stateless."""
+    def init_state(self, n: int, tensors: int = 1) -> dict[str, npt.NDArray[Any]]:
+        """Zeroed state: flat [n], or float32 [tensors] per tensor; {} if stateless."""
         ...
 
     def encode_batch(

@@ -34,20 +34,22 @@ def array_traffic(module: Module) -> Traffic:
     single = [e for e in steps(module) if not elementwise(e) or id(e) in kept]
     fed = [e for e in single if module.feedback and of_gradient(e, SIZE) is not None]
     last = last_product(module) if module.feedback and not module.own else None
+    held = next((s.item_bits / 8 for s in module.states if s.name == "residual"), 4.0)
+    both = 4.0 + held
     walks = [
-        Walk(("g", "residual"), (names.get(id(e), e.op),), 8.0, sized.of(e)) if e in fed else one
+        Walk(("g", "residual"), (names.get(id(e), e.op),), both, sized.of(e)) if e in fed else one
         for e in single
         if e is not last
         for one in sized.walk(e, names)
     ]
     if module.feedback and (last is None or writes_input(module, fed)):
-        walks = [Walk(("g", "residual"), ("input",), 8.0, 4.0), *walks]
+        walks = [Walk(("g", "residual"), ("input",), both, 4.0), *walks]
     if last is not None:
-        walks.append(Walk(("g", "residual"), ("residual",), 8.0, 4.0))
+        walks.append(Walk(("g", "residual"), ("residual",), both, held))
     elif module.feedback:
-        walks.append(Walk(("input", "decoded"), ("residual",), 8.0, 4.0))
+        walks.append(Walk(("input", "decoded"), ("residual",), 8.0, held))
     sizes = [field_bytes(f, module, SIZE, sized.kept.get(f.of, 0)) / SIZE for f in module.fields]
-    least = 4.0 + 8.0 * module.feedback + sum(sizes)
+    least = 4.0 + 2 * held * module.feedback + sum(sizes)
     return Traffic(tuple(walks), least, max(sized.depths().values(), default=0))
 
 

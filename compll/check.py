@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from compll import check_arrays, check_names, feedback, matrices, strict
+from compll import check_arrays, check_names, derived, feedback, matrices, strict
 from compll.check_fields import Declarations
 from compll.errors import Problems, Span, closest, nearest
 from compll.ir import (
@@ -37,7 +37,7 @@ def check(spec: Spec, given: Mapping[str, object], problems: Problems) -> Checke
     Raises SpecError with every problem found, those already in `problems` too.
     """
     params = parameters(spec, given, problems)
-    return Checked(_Checker(spec, params, problems).module(), params)
+    return Checked(_Checker(spec, params, given, problems).module(), params)
 
 
 class Checked(NamedTuple):
@@ -50,8 +50,8 @@ class Checked(NamedTuple):
 def parameters(
     spec: Spec, given: Mapping[str, object], problems: Problems
 ) -> dict[str, ParamValue]:
-    """All parameters of the spec, `given` ones checked, the others at their defaults."""
-    known = {p.name: p for p in spec.params}
+    """All parameters that the spec declares: `given` ones checked, the others at their defaults."""
+    known = {p.name: p for p in derived.accepted(spec)}
     for name, value in given.items():
         if name in known and (wrong := known[name].check(value)):
             problems.add(known[name].span, wrong)
@@ -70,11 +70,23 @@ def _exact(kind: str, value: object) -> ParamValue:
 class _Checker(Declarations):
     """The sections of a spec, in order."""
 
+    def __init__(
+        self,
+        spec: Spec,
+        params: Mapping[str, ParamValue],
+        given: Mapping[str, object],
+        problems: Problems,
+    ) -> None:
+        super().__init__(spec, params, problems)
+        self.given = given
+
     def module(self) -> Module:
         spec = self.spec
         self.unique()
         self.group = self.group_size()
         self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
+        feeds = self.feedback != "none"
+        self.kept_as = derived.kept_as(spec, self.given, feeds=feeds, problems=self.problems)
         self.rules = Rules(self.pool, self.group > 0, encoding=True)
         states = self.states()
         env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
@@ -122,7 +134,7 @@ class _Checker(Declarations):
         rounds = check_arrays.rounds(spec, fields, self.selections, carried, self.problems)
         self.problems.raise_if_any()
         if feed:
-            states = (*states, Field("residual", "float32", 32, "n"))
+            states = (*states, derived.residual(self.kept_as))
         return Module(
             name=spec.name,
             group=self.group,
@@ -143,6 +155,7 @@ class _Checker(Declarations):
             when=self.when,
             optimizers=spec.optimizers,
             unbiased=self.unbiased == "true",
+            kept_as=self.kept_as,
             about=spec.about,
             source=spec.source,
             path=spec.path,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from compll import check_arrays, matrices
 from compll.check_exprs import Expressions
 from compll.errors import Problems, RuleError, Span, closest, nearest
-from compll.ir import PACKED, POSITIONS, WHOLE, Expr, Field, Type
+from compll.ir import HALVES, PACKED, POSITIONS, WHOLE, Expr, Field, Type
 from compll.rules import Rules
 from compll.spec import Declared
 from compll.syntax import Name, names
@@ -37,9 +37,12 @@ class Declarations(Expressions):
                     found.append(Field(item.name, "float32", 32, "matrix", dims=dims))
                 continue
             per_element = isinstance(item.dim, Name) and item.dim.name == "n"
-            if item.base != "float32" or (item.dim is not None and not per_element):
+            half = item.base in HALVES and per_element
+            whole = item.base == "float32" and (item.dim is None or per_element)
+            if not (half or whole):
                 message = f"state {item.name!r} is float32, float32[n] or float32[rows, columns]"
-                self.problems.add(item.span, message)
+                hint = "bfloat16[n] and float16[n] keep 16 bits per element"
+                self.problems.add(item.span, message, hint)
                 self.poisoned.add(item.name)
                 continue
             if self.group and not per_element:
@@ -48,7 +51,7 @@ class Declarations(Expressions):
                 )
                 self.poisoned.add(item.name)
                 continue
-            found.append(Field(item.name, "float32", 32, "n" if per_element else "scalar"))
+            found.append(Field(item.name, item.base, 32, "n" if per_element else "scalar"))
         return tuple(found)
 
     def sized_by_data(self) -> None:

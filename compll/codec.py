@@ -21,7 +21,8 @@ from compll.static import Number, evaluate
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
-State = Mapping[str, NDArray[np.float32]]
+#: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
+State = Mapping[str, NDArray[Any]]
 
 #: Columns of a batch's table, a row per piece (see Codec.encode_batch).
 START, LENGTH, TENSOR, OFFSET, STATE = range(5)
@@ -122,7 +123,8 @@ class Codec:
     def __init__(
         self, module: Module, params: Mapping[str, Number], target: str, text: str, backend: Backend
     ) -> None:
-        self.module, self.params, self.target, self.backend = module, dict(params), target, backend
+        self.module, self.target, self.backend = module, target, backend
+        self.params: dict[str, Any] = dict(params) | dict(module.kept_as)
         self.arrays = backend.arrays
         #: whether encode_batch takes `incoming` payloads in without a decode of their own
         self.fuses = backend.fuses
@@ -146,9 +148,8 @@ class Codec:
         #: makes the codec for a shape, where that settles parameters
         self.shaped: Callable[[Shape], Codec] | None = None
         self._bounds: dict[int, int] = {}
-        self.digest = hashlib.sha256(f"{text}\n{sorted(self.params.items())}".encode()).hexdigest()[
-            :16
-        ]
+        #: of what payloads mean: however states are kept, ranks understand each other
+        self.digest = hashlib.sha256(f"{text}\n{sorted(params.items())}".encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
         params = "".join(f", {k}={v!r}" for k, v in self.params.items())
@@ -163,14 +164,15 @@ class Codec:
             self._bounds[n] = lay.payload_bytes(self.module, n, self.params)
         return self._bounds[n]
 
-    def init_state(self, n: int, tensors: int = 1) -> dict[str, F32]:
+    def init_state(self, n: int, tensors: int = 1) -> dict[str, NDArray[Any]]:
         """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} when stateless.
 
-        A matrix lies in the first elements of its piece's n; where it has more, it is not kept.
+        States of 16 bits are float16 [n], and uint16 [n] with the bits of bfloat16. A matrix lies
+        in the first elements of its piece's n; where it has more, it is not kept.
         """
         n = self._count(n)
         return {
-            s.name: self.arrays.zeros(tensors if s.shape == "scalar" else n, "float32")
+            s.name: self.arrays.zeros(tensors if s.shape == "scalar" else n, s.dtype)
             for s in self.module.states
         }
 
@@ -440,6 +442,13 @@ class Codec:
             kind = type(state).__name__
             raise UsageError(f"{self.name}: the state comes from init_state(n); this is {kind}")
         for item in self.module.states:
+            held: Any = state.get(item.name)
+            given = str(getattr(held, "dtype", type(held).__name__))
+            if held is not None and given != item.dtype:
+                raise UsageError(
+                    f"{self.name}: state {item.name!r} is {item.storage}, an array of "
+                    f"{item.dtype}, not {given}; init_state(n) makes it"
+                )
             have = len(state[item.name]) if item.name in state else -1
             need = int(
                 table[:, TENSOR].max() + 1

@@ -22,6 +22,8 @@ POSITIONS = ("gaps", "golomb", "elias")
 PACKED = ("uint", "trit", "runs")
 #: storages of integers that are not packed, and the one by whose functions backends access them
 WHOLE = {"int32": "uint32", "uint32": "uint32", "uint16": "uint16"}
+#: how a state of 16 bits is kept: NumPy has no bfloat16, so its bits as whole numbers
+HALVES = {"float16": "float16", "bfloat16": "uint16"}
 LEVELS = {
     "static": 0,
     "scalar": 1,
@@ -153,6 +155,11 @@ class Field:
         return {"float16": 16, "bfloat16": 16, "uint16": 16}.get(self.storage, 32)
 
     @property
+    def dtype(self) -> str:
+        """NumPy's type of the array that a state is kept in."""
+        return HALVES.get(self.storage, "float32")
+
+    @property
     def access(self) -> str:
         """The storage by whose functions a backend loads and stores a value that is not packed."""
         return WHOLE.get(self.storage, self.storage)
@@ -226,6 +233,8 @@ class Module:
     optimizers: str = "unknown"
     #: whether the mean of decode(encode(g)) over the seeds is g, by the spec's own claim
     unbiased: bool = False
+    #: parameters beside the spec's own that choose how states are kept (see derived.py)
+    kept_as: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
     source: str = ""
     #: the spec's file, and the places of its names, as "section.name"

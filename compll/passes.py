@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compll import feedback
-from compll.ir import Expr, Module, Selection, Type, rebuild, walk
+from compll.ir import HALVES, Expr, Module, Selection, Type, rebuild, walk
 from compll.program import LIBRARY, TABLES, Pass, Program, Sink, Unsupported
 from compll.traffic import traffic
 
@@ -99,6 +99,8 @@ class _Scheduler:
         states = self.state_sinks()
         if not states or not self.module.status or self.module.group:
             return []  # (the one pass of a grouped spec computes everything once anyway)
+        if any(s.storage in HALVES for s in self.module.states):
+            return []  # what is read back would be rounded
         if not all(s.expr.op == "where" and s.expr.args[0].op == "in" for s in states):
             return []
         stores = [Sink("state", s.name, s.expr.args[2]) for s in states]

@@ -49,19 +49,21 @@ def traffic(program: Program) -> Traffic:
     """Memory traffic of an encode (without write-back), bytes per element of the gradient."""
     walks, inputs, written, final = list[Walk](), set[str](), 0.0, list[Expr]()
     for one in program.passes:
-        walks += [_library_walk(e) for e in one.scalars if _walks(e, program)]
+        library = [e for e in one.scalars if _walks(e, program)]
+        walks += [_library_walk(e, program.module) for e in library]
         sinks = [s for s in one.sinks if s.kind != "back" and not _kept_only(s)]
         keys = [e for s in one.selections for e in (s.key, s.threshold) if e is not None]
         used = [s.expr for s in sinks] + keys
         reads = _leaves(used + one.reductions)
-        sizes = {s.name: 4.0 if s.kind == "state" else _bits(s, program.module) / 8 for s in sinks}
+        sizes = {s.name: _written(s, program.module) for s in sinks}
         if not reads and not sizes:
             continue  # for the write-back alone, which an encode for training does not need
-        size, wrote = 4.0 * len(reads), sum(sizes.values())
+        size, wrote = _read(reads, program.module), sum(sizes.values())
         needs = _needs(used + [e.args[0] for e in one.reductions])
         walks.append(Walk(tuple(sorted(reads)), tuple(sizes), size, wrote, needs))
         inputs, written, final = inputs | reads, written + wrote, final + used
-    return Traffic(tuple(walks), 4.0 * len(inputs) + written, _chain(final, program))
+    least = _read(inputs, program.module) + written
+    return Traffic(tuple(walks), least, _chain(final, program))
 
 
 def _needs(roots: list[Expr]) -> tuple[Expr, ...]:
@@ -110,10 +112,10 @@ def _walks(expr: Expr, program: Program) -> bool:
     return expr.op in LIBRARY and expr.args[0].op != "sample" and not guarded
 
 
-def _library_walk(expr: Expr) -> Walk:
+def _library_walk(expr: Expr, module: Module) -> Walk:
     """adjust and mean_by take one walk; the others write keys to scratch and read them again."""
     reads = _leaves(list(expr.args))
-    size, needs = 4.0 * len(reads), _needs(list(expr.args))
+    size, needs = _read(reads, module), _needs(list(expr.args))
     if expr.op in ("kth_largest", "quantiles"):
         return Walk((*sorted(reads), "keys"), ("keys",), size + 4.0, 4.0, needs)
     return Walk(tuple(sorted(reads)), (), size, 0.0, needs)
@@ -123,6 +125,19 @@ def _leaves(exprs: list[Expr]) -> set[str]:
     return {
         str(e.value) for e in walk(*exprs) if e.op in ("input", "state") and e.type.shape == "n"
     }
+
+
+def _read(names: set[str], module: Module) -> float:
+    """Bytes of an element of the gradient and of states."""
+    kept = {s.name: s.item_bits / 8 for s in module.states}
+    return sum(kept.get(name, 4.0) for name in names)
+
+
+def _written(sink: Sink, module: Module) -> float:
+    """Bytes of an element of what a walk stores."""
+    if sink.kind == "state":
+        return next(s.item_bits / 8 for s in module.states if s.name == sink.name)
+    return _bits(sink, module) / 8
 
 
 def _bits(sink: Sink, module: Module) -> float:

@@ -1,7 +1,8 @@
 """State dictionaries: plain tensors and numbers, by parameter name, one per rank.
 
 Residuals differ from rank to rank, so each rank saves and loads its own. The file loads with
-torch.load(weights_only=True).
+torch.load(weights_only=True). A residual is saved in the type that it has, and may be loaded where
+it has another one.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch
 
 
 def _tensor(array: Floats, param: Param) -> torch.Tensor:
-    copy = torch.from_numpy(array.copy())
+    copy = _as_torch(array.copy())
     return copy.reshape(param.shape) if array.size == param.numel else copy
 
 
@@ -159,4 +160,24 @@ def _put_back(residuals: Residuals, saved: Saved, params: list[Param]) -> None:
         for side, arrays in residuals.pieces(param.index).items():
             for name, array in arrays.items():
                 values = saved.get(param.name, {}).get(side, {}).get(name)
-                array[:] = 0 if values is None else np.ravel(values.float().cpu().numpy())
+                if values is None:
+                    array[:] = 0
+                else:
+                    _fill(array, values)
+
+
+def _as_torch(array: Floats) -> torch.Tensor:
+    """A view as a tensor; uint16 holds the bits of bfloat16, which NumPy lacks."""
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _fill(array: Floats, values: torch.Tensor) -> None:
+    """Saved values in the type that the state has now: rounded, or exactly, and finite."""
+    kept = _as_torch(array)
+    flat = values.reshape(-1).cpu().float()
+    if kept.dtype != torch.float32:
+        most = torch.finfo(kept.dtype).max
+        flat = flat.clamp(-most, most)
+    kept.copy_(flat)

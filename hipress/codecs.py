@@ -67,9 +67,9 @@ def _refuse_arguments(params: Mapping[str, Any]) -> None:
 
 def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
     """A misspelt option of `wrap` arrives here, as if it were a parameter of the spec."""
-    from compll import library
+    from compll import derived, library
 
-    known = [each.name for each in library.load(name).params]
+    known = [each.name for each in derived.accepted(library.load(name))]
     for given in params:
         if given not in known and (close := closest(given, [*known, *options_.names()])):
             raise ConfigError(

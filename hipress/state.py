@@ -3,7 +3,7 @@
 [Note: state]
 DDP delivers one set of buckets at iteration 0 and another from iteration 1 on, so state belongs
 to parameters, never to buckets. With scope "tensor" there is one arena per codec and side: flat
-float32 over the parameters of that codec, in the model's order, and a parameter's place in it
+arrays over the parameters of that codec, in the model's order, and a parameter's place in it
 never changes. With scope "bucket" a unit is a run of a bucket and its state must be contiguous
 in the bucket's order; each bucket has an arena, and when DDP makes new buckets the values move
 to the new arena by parameter name. The aggregator's residual of elements whose owner changed
@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from hipress.model import Param
@@ -28,7 +27,8 @@ from hipress.planner import Plan
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-Floats = npt.NDArray[np.float32]
+#: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
+Floats = npt.NDArray[Any]
 WORKER, AGGREGATOR = "worker", "aggregator"
 States = Mapping[tuple[str, str], dict[str, Floats]]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arrays import HostArrays
-from compll.backends import fields, matrix_numbers, numbers, reference, shared, spectra
+from compll.backends import fields, halves, matrix_numbers, numbers, reference, shared, spectra
 from compll.backends.matrix_numbers import F32, Algebra
 from compll.backends.reference import U8, Run
 from compll.codec import Incoming, State
@@ -129,7 +129,7 @@ class ArrayRun(Run):
             value = np.where(np.isfinite(value), value, np.inf)
         return fields.stored(field, value, self.tile, self.n)
 
-    def begin(self, x: F32, states: Mapping[str, F32] | None, scale: float) -> None:
+    def begin(self, x: F32, states: State | None, scale: float) -> None:
         """Set the input (with the residual added) and the states."""
         factor = np.float32(scale)
         if self.module.feedback and states is not None:
@@ -140,7 +140,7 @@ class ArrayRun(Run):
             held = None if states is None else states[s.name]
             self.inputs[s.name] = self.state(s, held)
 
-    def feed(self, x: F32, factor: np.float32, residual: F32) -> None:
+    def feed(self, x: F32, factor: np.float32, residual: NDArray[Any]) -> None:
         """Set the input of feedback."""
         self.inputs["g"] = self.algebra.fed(x, factor, residual)
 
@@ -149,12 +149,12 @@ class ArrayRun(Run):
         g: F32 = self.inputs["g"]
         return g
 
-    def state(self, item: Field, held: F32 | None) -> Any:
+    def state(self, item: Field, held: NDArray[Any] | None) -> Any:
         """A state's value; a matrix that its piece has no room for is not kept."""
         if item.shape == "scalar":
             return np.float64(0.0 if held is None else held[0])
         if item.shape == "n":
-            return np.zeros(self.n, np.float32) if held is None else held
+            return np.zeros(self.n, np.float32) if held is None else halves.read(held)
         rows, cols = extents(item.dims, self.n)
         if held is None or rows * cols > self.n:
             return np.zeros((rows, cols), np.float32)
@@ -170,7 +170,7 @@ class ArrayRun(Run):
             decoder.inputs[name] = self.alone(field) if own else self.combined[name]
         return decoder.result()
 
-    def settle(self, states: Mapping[str, F32], out: F32) -> None:
+    def settle(self, states: State, out: F32) -> None:
         """Update the states, given what was decoded; none takes up a NaN or infinity."""
         values = self.updates()
         if self.module.feedback:
@@ -182,11 +182,11 @@ class ArrayRun(Run):
         found = {name: self.value(e) for name, e in self.module.updates.items()}
         return {name: np.asarray(value, np.float32).reshape(-1) for name, value in found.items()}
 
-    def keep(self, states: Mapping[str, F32], values: Mapping[str, F32]) -> None:
+    def keep(self, states: State, values: Mapping[str, F32]) -> None:
         """Take them up, where there is room."""
         for name, flat in values.items():
             if len(flat) <= len(states[name]):
-                matrix_numbers.keep(states[name][: len(flat)], flat)
+                halves.keep(states[name][: len(flat)], flat)
 
     def ready(self, payload: U8) -> Any:
         """What a payload decodes to, for `write`. Raises PayloadError."""
@@ -205,18 +205,14 @@ class ArrayRun(Run):
         """Write a result, or add it."""
         piece[:] = piece + value if add else value
 
-    def finish(
-        self, piece: F32, states: Mapping[str, F32] | None, value: Any, *, write: bool
-    ) -> None:
+    def finish(self, piece: F32, states: State | None, value: Any, *, write: bool) -> None:
         """After `begin`: update the states, given a result, and write that."""
         if states is not None:
             self.settle(states, value)
         if write:
             self.write(piece, value, add=False)
 
-    def close(
-        self, piece: F32, states: Mapping[str, F32] | None, decoder: ArrayRun, other: ArrayRun
-    ) -> None:
+    def close(self, piece: F32, states: State | None, decoder: ArrayRun, other: ArrayRun) -> None:
         """Overwrite the piece by what was decoded from all ranks, and update the states.
 
         decoder: a run in the same place that holds what all ranks combined; other: a fresh one.
@@ -249,7 +245,7 @@ class ArrayKernels:
         """A fresh run over a piece of n elements."""
         return self.make(self.module, self.params, n, self.algebra, **place)
 
-    def views(self, state: State, first: int, length: int, tensor: int) -> dict[str, F32]:
+    def views(self, state: State, first: int, length: int, tensor: int) -> dict[str, NDArray[Any]]:
         """The part of the state arrays that belongs to one piece."""
         return {
             s.name: state[s.name][tensor : tensor + 1]

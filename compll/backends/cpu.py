@@ -24,9 +24,9 @@ from compll.backends.array_runs import ArrayKernels
 from compll.backends.cpu_hop import fuses
 from compll.backends.cpu_outline import outline
 from compll.cache import folder, write
-from compll.codec import Incoming
+from compll.codec import Incoming, State
 from compll.errors import PayloadError
-from compll.ir import Expr, Module
+from compll.ir import HALVES, Expr, Module
 from compll.layout import limits
 from compll.passes import schedule
 from compll.program import Unsupported
@@ -53,6 +53,7 @@ f32, f64, i32, i64 = np.float32, np.float64, np.int32, np.int64
 u8, u32, u64 = np.uint8, np.uint32, np.uint64
 ZERO, ONE, MINUS_ONE, NAN = f32(0), f32(1), f32(-1), f32(np.nan)
 '''
+HALVES_TOO = "\nfrom compll.backends.cpu_halves import *\n"
 JIT = '@njit("{}", nogil=True, cache=True, error_model="numpy")\n'
 JIT_INNER = '@njit(nogil=True, error_model="numpy")\n'
 ARRAYS = "float32[::1], int64[:, ::1], uint8[::1], int64[::1], int64[:, ::1], float64[:, ::1]"
@@ -66,7 +67,7 @@ class Source:
         from compll.backends.cpu_spread import Spreading
 
         self.statics: dict[str, list[Expr]] = {}
-        parts = [HEAD.format(name=module.name)]
+        parts = [head(module)]
         for name, feed in (("encode", False), ("encode_feed", True)):
             if (feed and not module.states) or (not feed and module.updates):
                 continue
@@ -74,10 +75,8 @@ class Source:
                 encoder = Selecting(schedule(module, feed=feed), feed)
             except Unsupported as why:
                 raise refused(module, "cpu", why) from why
-            states = len(encoder.elementwise + encoder.per_tensor)
-            signature = (
-                f"int64[::1]({ARRAYS}, uint64, int64, float32, boolean{', float32[::1]' * states})"
-            )
+            states = encoder.state_types()
+            signature = f"int64[::1]({ARRAYS}, uint64, int64, float32, boolean{states})"
             walks, kernel = outline(encoder.kernel().replace("def encode(", f"def {name}("), name)
             parts += [JIT_INNER + walk for walk in walks]
             parts.append(JIT.format(signature) + kernel)
@@ -109,12 +108,12 @@ class HopSource:
         merging = Merging(module)
         tile = JIT_INNER + merging.kernel()
         self.statics: dict[str, list[Expr]] = {"decode": merging.statics}
-        parts = [HEAD.format(name=module.name), tile]
+        parts = [head(module), tile]
         for name, feed in (("encode", False), ("encode_feed", True)):
             if (feed and not module.states) or (not feed and module.updates):
                 continue
             encoder = Hopping(schedule(module, feed=feed), feed)
-            states = ", float32[::1]" * len(encoder.elementwise + encoder.per_tensor)
+            states = encoder.state_types()
             incoming = "uint8[::1], int64[::1], int64[::1], float64[:, ::1]"
             signature = f"int64[::1]({ARRAYS}, uint64, int64, float32, boolean, {incoming}{states})"
             text = encoder.kernel().replace("def encode(", f"def {name}(")
@@ -123,13 +122,19 @@ class HopSource:
         self.text = "\n\n".join(parts)
 
 
+def head(module: Module) -> str:
+    """How the text of kernels begins."""
+    halves = any(s.storage in HALVES for s in module.states)
+    return HEAD.format(name=module.name) + HALVES_TOO * halves
+
+
 @cache
 def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     import numba
 
     here = Path(__file__).parent
-    names = ("bitstreams", "elementary", "ops", "runtime", "tables", "trits")
+    names = ("bitstreams", "elementary", "halves", "ops", "runtime", "tables", "trits")
     files = [*(f"cpu_{name}" for name in names), "elementary", "../quantiles"]
     sources = b"".join((here / f"{name}.py").read_bytes() for name in files)
     parts = (numba.__version__, np.__version__, platform.python_version())
@@ -203,7 +208,7 @@ class Kernels:
         table: I64,
         out: NDArray[np.uint8],
         at: I64,
-        state: Mapping[str, F32] | None,
+        state: State | None,
         *,
         seed: int,
         step: int,
@@ -218,7 +223,9 @@ class Kernels:
         if name not in self.source.statics:
             name = "encode"
         states = (
-            [state[s] for s in self.names] if state is not None and name == "encode_feed" else []
+            [words(state[s]) for s in self.names]
+            if state is not None and name == "encode_feed"
+            else []
         )
         back = writeback and self.writes_back
         kernels, prefix = self.kernels, ""
@@ -253,14 +260,12 @@ class Kernels:
                 self.hop_kernels = load(self.module, hop.text)
         return self.hop_kernels
 
-    def fresh(self, table: I64) -> tuple[dict[str, F32], I64]:
+    def fresh(self, table: I64) -> tuple[State, I64]:
         """Zero states for a call without any, and the table that goes with them."""
         table = table.copy()
         table[:, 4] = np.cumsum(table[:, 1]) - table[:, 1]
         size = {True: int(table[:, 1].sum()), False: int(table[:, 2].max(initial=0)) + 1}
-        return {
-            s.name: np.zeros(size[s.shape == "n"], np.float32) for s in self.module.states
-        }, table
+        return {s.name: np.zeros(size[s.shape == "n"], s.dtype) for s in self.module.states}, table
 
     def decode_batch(
         self, payload: NDArray[np.uint8], table: I64, at: I64, used: I64, out: F32, *, add: bool
@@ -286,6 +291,11 @@ class Kernels:
 
     def raise_found(self) -> None:
         """A bad payload was told at once."""
+
+
+def words(state: NDArray[Any]) -> NDArray[Any]:
+    """A state as kernels take it: one of float16, which Numba lacks on the CPU, by its bits."""
+    return state.view(np.uint16) if state.dtype == np.float16 else state
 
 
 def loops_text(module: Module, loops: Iterable[Loop]) -> str:

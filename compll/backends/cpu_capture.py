@@ -70,7 +70,9 @@ class Capturing(Encoder):
         """Emit what takes over the inputs and values of the tile's hits, k0 up to k_NAME."""
         name = s.name
         sources = {
-            f"{leaf}_{name}": "g_[i] * scale" if leaf == "cg" else f"{leaf[2:]}_[i]"
+            f"{leaf}_{name}": "g_[i] * scale"
+            if leaf == "cg"
+            else self.held(leaf[2:], f"{leaf[2:]}_[i]")
             for leaf in self.captured(s)
         }
         values = list(self.whole(s).values())

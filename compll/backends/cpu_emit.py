@@ -14,9 +14,12 @@ from compll.backends import cpu_fuse
 from compll.backends.cpu_runtime import lane_count
 from compll.backends.cpu_text import code, shared
 from compll.backends.cpu_values import PLANES, Values, draws, size_text
-from compll.ir import WHOLE, Expr, Field, Selection, walk
+from compll.ir import HALVES, WHOLE, Expr, Field, Selection, walk
 from compll.layout import header
 from compll.program import Pass, Program, Sink
+
+#: what states are arrays of, by whether they have 16 bits
+WORDS = ("float32", "uint16")
 
 
 class Encoder(Values):
@@ -32,6 +35,12 @@ class Encoder(Values):
         states = [s for s in program.module.states if feed]
         self.elementwise = [s.name for s in states if s.shape == "n"]
         self.per_tensor = [s.name for s in states if s.shape != "n"]
+        self.halves = {s.name: s.storage for s in states if s.storage in HALVES}
+
+    def state_types(self) -> str:
+        """The types of the states that the kernel takes last."""
+        types = (WORDS[s in self.halves] for s in self.elementwise + self.per_tensor)
+        return "".join(f", {kind}[::1]" for kind in types)
 
     def kernel(self) -> str:
         """The text of `encode`."""
@@ -57,7 +66,7 @@ class Encoder(Values):
         self.add(f"red = np.empty({tile}, np.float32)")
         self.add(f"g_tail = np.zeros({tile}, np.float32)")
         for s in self.elementwise:
-            self.add(f"{s}_tail = np.zeros({tile}, np.float32)")
+            self.add(f"{s}_tail = np.zeros({tile}, np.{WORDS[s in self.halves]})")
         for f in self.module.fields:
             if f.packed and f.shape == "n":
                 self.add(f"q_{f.name} = np.empty({tile + 4 * f.trits}, np.uint8)")
@@ -208,7 +217,7 @@ class Encoder(Values):
         with self.block("for i in range(m):"):
             self.add(f"{name}_[i] = {source}[o + i]")
         with self.block(f"for i in range(m, {self.tile}):"):
-            self.add(f"{name}_[i] = ZERO")
+            self.add(f"{name}_[i] = {'u16(0)' if name in self.halves else 'ZERO'}")
 
     def write_tail(self, one: Pass) -> None:
         states = [s.name for s in one.sinks if s.kind == "state"]
@@ -491,7 +500,8 @@ class Encoder(Values):
             for expr in back:
                 self.add(f"z = {self.text(expr, 'i')}")
             for name, _ in states:
-                self.add(f"{name}_[i] = f_where(finite(y_{name}), y_{name}, {name}_[i])")
+                place = f"{name}_[i]"
+                self.add(f"{place} = {self.kept(name, f'y_{name}', place)}")
             if back:
                 self.add("g_[i] = z")
 
@@ -520,8 +530,23 @@ class Encoder(Values):
         if expr.op == "input":
             return f"({'g_' if tile else 'xs'}[{i}] * scale)"
         if expr.op == "state":
-            return f"{expr.value}_[{i}]" if tile else f"s_{expr.value}[{i}]"
+            name = str(expr.value)
+            return self.held(name, f"{name}_[{i}]" if tile else f"s_{name}[{i}]")
         raise NotImplementedError(expr.op)
+
+    def held(self, state: str, text: str) -> str:
+        """The value of a state's element; see [Note: 16-bit states]."""
+        return f"held_{self.halves[state]}({text})" if state in self.halves else text
+
+    def word(self, state: str, text: str) -> str:
+        """A state's element that has a value, which is one of its type."""
+        return f"word_{self.halves[state]}({text})" if state in self.halves else text
+
+    def kept(self, state: str, value: str, before: str) -> str:
+        """What a state's element becomes that was `before` and is given a value."""
+        if state in self.halves:
+            return f"kept_{self.halves[state]}({value}, {before})"
+        return f"f_where(finite({value}), {value}, {before})"
 
     # library calls and selections: Selecting, in cpu_select.py, gives these a body
 

@@ -7,22 +7,27 @@ g where they need it; the numbers are those of matrix_numbers.py, bit for bit.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
+from compll.backends.cpu_halves import held_value, kept_value
 from compll.backends.matrix_numbers import F32, F64
 
 f32, f64 = np.float32, np.float64
 
 
 class Fed(NamedTuple):
-    """The input of feedback, g = x * scale + residual, element by element, in rows of `cols`."""
+    """The input of feedback, g = x * scale + residual, element by element, in rows of `cols`.
+
+    The residual is float32, or uint16 with the bits of bfloat16.
+    """
 
     x: F32
     scale: np.float32
-    residual: F32
+    residual: NDArray[Any]
     cols: int
 
     @property
@@ -44,8 +49,8 @@ def four(x, scale, residual, inner, right, c, out):  # type: ignore[no-untyped-d
         ra, rb = residual[o : o + inner], residual[o + inner : o + 2 * inner]
         rd, re = residual[o + 2 * inner : o + 3 * inner], residual[o + 3 * inner : o + 4 * inner]
         for j in range(inner):
-            p, q = f64(a[j] * scale + ra[j]), f64(b[j] * scale + rb[j])
-            r, s = f64(d[j] * scale + rd[j]), f64(e[j] * scale + re[j])
+            p, q = f64(a[j] * scale + held_value(ra[j])), f64(b[j] * scale + held_value(rb[j]))
+            r, s = f64(d[j] * scale + held_value(rd[j])), f64(e[j] * scale + held_value(re[j]))
             y0, y1, y2, y3 = right[j, c], right[j, c + 1], right[j, c + 2], right[j, c + 3]
             p0, p1, p2, p3 = p0 + p * y0, p1 + p * y1, p2 + p * y2, p3 + p * y3
             q0, q1, q2, q3 = q0 + q * y0, q1 + q * y1, q2 + q * y2, q3 + q * y3
@@ -69,8 +74,8 @@ def two(x, scale, residual, inner, right, c, out):  # type: ignore[no-untyped-de
         ra, rb = residual[o : o + inner], residual[o + inner : o + 2 * inner]
         rd, re = residual[o + 2 * inner : o + 3 * inner], residual[o + 3 * inner : o + 4 * inner]
         for j in range(inner):
-            p, q = f64(a[j] * scale + ra[j]), f64(b[j] * scale + rb[j])
-            r, s = f64(d[j] * scale + rd[j]), f64(e[j] * scale + re[j])
+            p, q = f64(a[j] * scale + held_value(ra[j])), f64(b[j] * scale + held_value(rb[j]))
+            r, s = f64(d[j] * scale + held_value(rd[j])), f64(e[j] * scale + held_value(re[j]))
             y0, y1 = right[j, c], right[j, c + 1]
             p0, p1, q0, q1 = p0 + p * y0, p1 + p * y1, q0 + q * y0, q1 + q * y1
             r0, r1, s0, s1 = r0 + r * y0, r1 + r * y1, s0 + s * y0, s1 + s * y1
@@ -88,7 +93,7 @@ def rest(x, scale, residual, inner, right, first, out):  # type: ignore[no-untyp
             total = 0.0
             for j in range(inner):
                 at = i * inner + j
-                g = x[at] * scale + residual[at] if at < len(x) else f32(0)
+                g = x[at] * scale + held_value(residual[at]) if at < len(x) else f32(0)
                 total += f64(g) * right[j, c]
             out[i, c] = total
 
@@ -119,7 +124,7 @@ def row(x, scale, residual, at, out):  # type: ignore[no-untyped-def]
     # slices, since an index that might be negative costs the vector loop
     given, kept = x[at : at + count], residual[at : at + count]
     for j in range(count):
-        out[j] = f64(given[j] * scale + kept[j])
+        out[j] = f64(given[j] * scale + held_value(kept[j]))
     for j in range(count, len(out)):
         out[j] = 0.0
 
@@ -166,23 +171,22 @@ def settle(x, scale, residual, a, b, write):  # type: ignore[no-untyped-def]
         given, kept = x[i * cols : (i + 1) * cols], residual[i * cols : (i + 1) * cols]
         for j in range(len(given)):
             y = f32(total[j])
-            left = given[j] * scale + kept[j] - y
+            left = given[j] * scale + held_value(kept[j]) - y
             given[j] = y if write else given[j]
-            kept[j] = left if abs(left) < f32(np.inf) else kept[j]
+            kept[j] = kept_value(left, kept[j])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def leave(x, scale, residual, at, values):  # type: ignore[no-untyped-def]
     """residual = g, less the values at their positions; where that is not finite, as it was."""
-    before, given = np.empty(len(at), f32), np.empty(len(at), f32)
+    before, given = np.empty(len(at), residual.dtype), np.empty(len(at), f32)
     for k in range(len(at)):
-        before[k], given[k] = residual[at[k]], x[at[k]] * scale + residual[at[k]]
+        before[k] = residual[at[k]]
+        given[k] = x[at[k]] * scale + held_value(before[k])
     for i in range(len(x)):
-        g = x[i] * scale + residual[i]
-        residual[i] = g if abs(g) < f32(np.inf) else residual[i]
+        residual[i] = kept_value(x[i] * scale + held_value(residual[i]), residual[i])
     for k in range(len(at)):
-        left = given[k] - values[k]
-        residual[at[k]] = left if abs(left) < f32(np.inf) else before[k]
+        residual[at[k]] = kept_value(given[k] - values[k], before[k])
 
 
 def product(g: Fed, b: F32) -> F32:
@@ -212,7 +216,9 @@ def decoded(x: F32, factors: tuple[F64, F64], *, add: bool) -> None:
     decode(x, *factors, add)
 
 
-def settled(given: tuple[F32, np.float32, F32], factors: tuple[F64, F64], *, write: bool) -> None:
+def settled(
+    given: tuple[F32, np.float32, NDArray[Any]], factors: tuple[F64, F64], *, write: bool
+) -> None:
     """Keep in the residual what a product leaves of x * scale + residual (given in this order).
 
     write: x becomes the product.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from compll.backends import cpu_transforms
+from compll.backends.cpu_halves import held_value, kept_value
 from compll.backends.matrix_numbers import F32, TINY, Algebra
 from compll.backends.numbers import LANES
 
@@ -154,10 +158,10 @@ def orthonormal(a: F32, spare: F32) -> F32:
 def add_scaled(x, scale, residual, out):  # type: ignore[no-untyped-def]
     """out = x * scale + residual."""
     for i in range(len(x)):
-        out[i] = x[i] * scale + residual[i]
+        out[i] = x[i] * scale + held_value(residual[i])
 
 
-def fed(x: F32, scale: np.float32, residual: F32) -> F32:
+def fed(x: F32, scale: np.float32, residual: NDArray[Any]) -> F32:
     """See matrix_numbers.fed."""
     out = np.empty(len(x), f32)  # by NumPy, which asks for huge pages; numba does not
     add_scaled(x, scale, residual, out)
@@ -169,7 +173,7 @@ def left(held, g, out):  # type: ignore[no-untyped-def]
     """See matrix_numbers.left."""
     for i in range(len(held)):
         y = g[i] - out[i]
-        held[i] = y if abs(y) < f32(np.inf) else held[i]
+        held[i] = kept_value(y, held[i])
 
 
 NUMBA = Algebra(product, orthonormal, cpu_transforms.hadamard, fed, left)

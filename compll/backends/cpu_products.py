@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from compll.backends import cpu_fed
 from compll.backends.cpu_fed import Fed
 from compll.backends.cpu_loops import LoopRun
 from compll.backends.matrix_numbers import F32, F64
+from compll.codec import State
 from compll.ir import Expr
 
 
@@ -33,9 +33,9 @@ class Scattered(NamedTuple):
 class ProductRun(LoopRun):
     """A LoopRun that makes an array of its input only where something else than products wants it."""
 
-    fed: tuple[F32, np.float32, F32] | None = None
+    fed: tuple[F32, np.float32, NDArray[Any]] | None = None
 
-    def feed(self, x: F32, factor: np.float32, residual: F32) -> None:
+    def feed(self, x: F32, factor: np.float32, residual: NDArray[Any]) -> None:
         """Remember the input's parts."""
         self.fed = x, factor, residual
 
@@ -90,9 +90,7 @@ class ProductRun(LoopRun):
         else:
             super().write(piece, value, add=add)
 
-    def finish(
-        self, piece: F32, states: Mapping[str, F32] | None, value: Any, *, write: bool
-    ) -> None:
+    def finish(self, piece: F32, states: State | None, value: Any, *, write: bool) -> None:
         if states is None or self.fed is None or isinstance(value, np.ndarray):
             return super().finish(piece, states, value, write=write)
         values = self.updates()

@@ -240,11 +240,11 @@ class Selecting(Capturing):
             self.add(f"y = {self.text(value, 'j')}")
             self.add(f"i = i_{name}[j]")
             before = (
-                f"c_{sink.name}_{name}[j]"
+                self.word(sink.name, f"c_{sink.name}_{name}[j]")
                 if f"c_{sink.name}" in self.captured_names(name)
                 else f"s_{sink.name}[i]"
             )
-            self.add(f"s_{sink.name}[i] = f_where(finite(y), y, {before})")
+            self.add(f"s_{sink.name}[i] = {self.kept(sink.name, 'y', before)}")
 
     def captured_names(self, name: str) -> list[str]:
         return self.captured(self.selection(name))

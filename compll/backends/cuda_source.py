@@ -12,7 +12,7 @@ from compll.backends.cuda_plans import GRADIENTS, OPTIONS, Launches, Source
 from compll.backends.cuda_select import Selecting
 from compll.backends.cuda_spread import Spreading
 from compll.backends.cuda_values import Grid, Scratch, Values, shape_of
-from compll.ir import Module
+from compll.ir import HALVES, Module
 from compll.layout import tile_of
 from compll.passes import schedule
 from compll.program import Unsupported
@@ -38,6 +38,9 @@ class Plan(Launches):
 def source(module: Module, threads: int = 256) -> Source[Any]:
     """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
     try:
+        for s in module.states:
+            if s.storage in HALVES:
+                raise Unsupported(f"states of {s.storage}", s.name, hint="keep float32")
         if module.arrays:
             return array_source(module, threads)
         return _source(module, threads)

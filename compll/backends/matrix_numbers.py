@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends import numbers
+from compll.backends import halves, numbers
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -39,10 +39,10 @@ class Algebra(NamedTuple):
     orthonormal: Callable[[F32, F32], F32]
     #: see [Note: hadamard]
     hadamard: Callable[[F32, int], F32]
-    #: x * scale + residual
-    fed: Callable[[F32, np.float32, F32], F32]
+    #: x * scale + residual, which is float32, or the bits of bfloat16
+    fed: Callable[[F32, np.float32, NDArray[Any]], F32]
     #: held = g - out, except where that is not finite
-    left: Callable[[F32, F32, F32], None]
+    left: Callable[[NDArray[Any], F32, F32], None]
 
 
 def product(a: F32, b: F32) -> F32:
@@ -127,19 +127,14 @@ def padded(x: Any, rows: int, cols: int) -> F32:
     return out.reshape(rows, cols)
 
 
-def fed(x: F32, scale: np.float32, residual: F32) -> F32:
+def fed(x: F32, scale: np.float32, residual: NDArray[Any]) -> F32:
     """The input of feedback."""
-    return x * scale + residual
+    return x * scale + halves.read(residual)
 
 
-def left(held: F32, g: F32, out: F32) -> None:
+def left(held: NDArray[Any], g: F32, out: F32) -> None:
     """The new residual."""
-    keep(held, g - out)
-
-
-def keep(held: F32, value: F32) -> None:
-    """Take up a state's new value, but no NaN or infinity."""
-    held[:] = np.where(np.isfinite(value), value, held)
+    halves.keep(held, g - out)
 
 
 NUMPY = Algebra(product, orthonormal, hadamard, fed, left)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from compll import feedback, passes, quantiles
 from compll.arrays import HostArrays
-from compll.backends import elementary, fields, numbers, shared
+from compll.backends import elementary, fields, halves, numbers, shared
 from compll.backends.numbers import F32
-from compll.codec import Incoming
+from compll.codec import Incoming, State
 from compll.errors import PayloadError
 from compll.ir import Expr, Field, Module, Selection, Type
 from compll.layout import header, layout, tile_of
@@ -361,7 +361,7 @@ def encode(
     module: Module,
     params: Mapping[str, Number],
     x: F32,
-    states: dict[str, F32] | None,
+    states: dict[str, NDArray[Any]] | None,
     *,
     seed: int,
     step: int,
@@ -371,7 +371,7 @@ def encode(
     writeback: bool,
     early: tuple[str, ...] = (),
 ) -> U8:
-    """Encode one piece: x and states are float32 views that are updated in place."""
+    """Encode one piece: x and states are views that are updated in place."""
     run = Run(module, params, len(x), seed=seed, step=step, tensor=tensor, offset=offset)
     if len(x) == 0:
         return np.zeros(0, np.uint8)
@@ -382,13 +382,13 @@ def encode(
 def _encode(
     run: Run,
     x: F32,
-    states: dict[str, F32] | None,
+    states: dict[str, NDArray[Any]] | None,
     scale: np.float32,
     writeback: bool,
     early: tuple[str, ...],
 ) -> U8:
     module, g = run.module, x * scale
-    run.inputs = dict(states or {})
+    run.inputs = {name: halves.read(held) for name, held in (states or {}).items()}
     feed = module.feedback and states is not None
     if feed:
         g = g + run.inputs["residual"]
@@ -408,10 +408,7 @@ def _encode(
     updates = {name: run.value(e) for name, e in exprs.items()}
     for name, held in (states or {}).items():
         if name in updates:
-            before = kept.get(name, held)
-            held[:] = np.where(
-                np.isfinite(updates[name]), np.asarray(updates[name], np.float32), before
-            )
+            halves.keep(held, updates[name], kept.get(name))
     if writeback:
         x[:] = decode(module, run.env, payload, len(x))
     return payload
@@ -491,7 +488,7 @@ class Kernels:
         table: NDArray[np.int64],
         out: U8,
         at: NDArray[np.int64],
-        state: Mapping[str, F32] | None,
+        state: State | None,
         *,
         seed: int,
         step: int,
@@ -521,9 +518,7 @@ class Kernels:
             used[i] = len(payload)
         return used
 
-    def views(
-        self, state: Mapping[str, F32], first: int, length: int, tensor: int
-    ) -> dict[str, F32]:
+    def views(self, state: State, first: int, length: int, tensor: int) -> dict[str, NDArray[Any]]:
         """The part of the state arrays that belongs to one piece."""
         spans = {
             s.name: (tensor, 1) if s.shape == "scalar" else (first, length)

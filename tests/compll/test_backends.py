@@ -9,7 +9,8 @@ SIZES = (0, 1, 7, 31, 33, 64, 65, 1000, 1023, 1024, 1025, 4099, 20011)
 
 
 def bits(values):
-    return np.asarray(values).view(np.uint32)
+    values = np.asarray(values)
+    return values.view(f"u{values.itemsize}")
 
 
 @pytest.mark.parametrize("fed", [False, True], ids=["plain", "state"])

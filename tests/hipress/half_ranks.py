@@ -1,0 +1,66 @@
+"""What the ranks of test_halves.py do."""
+
+from __future__ import annotations
+
+import torch
+
+import hipress
+from tests.hipress.ranks import digest, make, train
+
+OPTIONS = {"strategy": "ps", "verify": True}
+
+
+def wrap(residual: str, name: str):
+    return hipress.wrap(make(), name, residual=residual, **OPTIONS)
+
+
+def each(state):
+    """Every array of a state dictionary, in order."""
+    return [
+        values
+        for sides in state["state"].values()
+        for arrays in sides.values()
+        for values in arrays.values()
+    ]
+
+
+def halved(rank, world_size, name, folder):
+    """A run with bfloat16 residuals, saved, loaded and continued; and loaded as the other type."""
+    whole, first = wrap("bfloat16", name), wrap("bfloat16", name)
+    train(whole, rank, range(6), momentum=0.0)
+    train(first, rank, range(3), momentum=0.0)
+    path = f"{folder}/{rank}.pt"
+    torch.save((first.module.state_dict(), hipress.state_dict(first)), path)
+    model, state = torch.load(path, weights_only=True)
+    second = wrap("bfloat16", name)
+    second.module.load_state_dict(model)
+    hipress.load_state_dict(second, state)
+    train(second, rank, range(3, 6), momentum=0.0)
+
+    wide = wrap("float32", name)
+    hipress.load_state_dict(wide, state)
+    widened = hipress.state_dict(wide)
+    train(wide, rank, range(1), momentum=0.0)
+    full, narrow = hipress.state_dict(wide), wrap("bfloat16", name)
+    for values in each(full):
+        values.reshape(-1)[0] = 3.4e38  # finite still, as bfloat16
+    hipress.load_state_dict(narrow, full)
+    narrowed = hipress.state_dict(narrow)
+    return {
+        "digests": (digest(whole), digest(second)),
+        "dtypes": [{str(v.dtype) for v in each(s)} for s in (state, widened, narrowed)],
+        "sides": sorted({side for sides in state["state"].values() for side in sides}),
+        "widened": all(map(equal, each(state), each(widened))),
+        "narrowed": all(map(near, each(full), each(narrowed))),
+    }
+
+
+def equal(half, whole):
+    return torch.equal(half.float(), whole)
+
+
+def near(whole, half):
+    """Rounded to bfloat16, and the first as large as that goes."""
+    flat, wide = half.reshape(-1), whole.reshape(-1)
+    most = flat[0].float() == torch.finfo(torch.bfloat16).max
+    return bool(most) and torch.equal(flat[1:], wide[1:].to(torch.bfloat16))
