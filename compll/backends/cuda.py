@@ -206,7 +206,7 @@ class Kernels(Launching[Plan]):
         table[:, 4] = np.cumsum(table[:, 1]) - table[:, 1]
         size = {True: int(table[:, 1].sum()), False: int(table[:, 2].max(initial=0)) + 1}
         zeros = self.device.zeros
-        return {s.name: zeros(size[s.shape == "n"], "float32") for s in self.module.states}, table
+        return {s.name: zeros(size[s.shape == "n"], s.dtype) for s in self.module.states}, table
 
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool

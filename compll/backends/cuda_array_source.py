@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from compll.backends.cuda_domains import ArrayPlan, Domain
+from compll.backends.cuda_halves import Kept, functions
 from compll.backends.cuda_outputs import Outputs
 from compll.backends.cuda_plans import Source, header
 from compll.backends.cuda_reads import Bytes
@@ -53,7 +54,7 @@ class Builder:
 
     def __init__(self, module: Module, threads: int) -> None:
         self.module, self.threads = module, threads
-        text = header("arrays") + header("spectra")
+        text = functions(module) + header("arrays") + header("spectra")
         self.source: Source[ArrayPlan] = Source(text, shape_of(tile_of(module), threads))
         self.states = tuple(s.name for s in module.states)
 
@@ -63,7 +64,7 @@ class Builder:
         """A plan whose kernels `emit` makes."""
         states = self.states if fed else ()
         name = f"{name}_feed" if fed and name != "encode" else "feed" if fed else name
-        params = (*given, *(f"float* a_{s}" for s in states))
+        params = (*given, *Kept(self.module).params(states))
         made = Outputs(self.module, name, params, self.threads)
         made.fed = fed
         with blamed("decode"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from compll.backends.cuda_halves import Kept
 from compll.backends.cuda_text import code
 from compll.backends.cuda_values import Values, draws, size_text
 from compll.ir import WHOLE, Expr, Field, walk
@@ -35,7 +36,9 @@ class Encoder(Values):
         self.elementwise = [s.name for s in states if s.shape == "n"]
         self.per_tensor = [s.name for s in states if s.shape != "n"]
         self.states = (*self.elementwise, *self.per_tensor)
-        self.fixed_params = (*BASE, *self.extra_params(), *(f"float* a_{s}" for s in self.states))
+        self.kept_states = Kept(program.module)
+        states_given = self.kept_states.params(self.states)
+        self.fixed_params = (*BASE, *self.extra_params(), *states_given)
         self.parts: dict[int, int] = {}
         self.emit()
         self.memory("sc", "float64", "piece", max(1, len(self.slots)))
@@ -186,7 +189,7 @@ class Encoder(Values):
         self.add("const u64 step = base_step + (tick ? *tick : 0);")
         self.add("XT* const xs = x + table[5 * p];")
         for s in self.elementwise:
-            self.add(f"float* const s_{s} = a_{s} + table[5 * p + 4];")
+            self.add(self.kept_states.view(s))
         self.starts()
         self.keys(loops)
         self.prepare(*loops)

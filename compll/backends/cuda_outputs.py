@@ -200,7 +200,7 @@ class Outputs(Spectra):
             xs = self.hoist("xs", "XT* const xs = x + table[5 * p];")
             self.body.add(f"{when}store1({xs}, {i}, {decoded});")
             for name, value in values.items():
-                self.body.add(f"if (finite({value})) {self.state(name)}[{i}] = {value};")
+                self.body.add(self.kept_states.keep(name, self.state(name), i, value))
         for name, e in updates.items():
             self.settle_other(name, e)
 

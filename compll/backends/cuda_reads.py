@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from compll.backends.cuda_domains import Domain, Memory
 from compll.backends.cuda_elements import ALONE, Elements, Place
+from compll.backends.cuda_halves import Kept
 from compll.backends.cuda_text import C_TYPE
 from compll.ir import Expr, Field
 from compll.program import Unsupported
@@ -35,19 +36,25 @@ class Reads(Elements):
         xs = self.hoist("xs", "XT* const xs = x + table[5 * p];")
         text = f"load1({xs}, {place.a}) * scale"
         if self.fed and self.module.feedback:
-            return f"{text} + {self.state('residual')}[{place.a}]"
+            held = f"{self.state('residual')}[{place.a}]"
+            return f"{text} + {self.kept_states.read('residual', held)}"
         return text
 
     def state(self, name: str) -> str:
         """The piece's part of a state with a value per element, or of a matrix."""
-        return self.hoist(f"s_{name}", f"float* const s_{name} = a_{name} + table[5 * p + 4];")
+        return self.hoist(f"s_{name}", self.kept_states.view(name))
+
+    @property
+    def kept_states(self) -> Kept:
+        """How states are read and written."""
+        return Kept(self.module)
 
     def at_state(self, e: Expr, place: Place) -> str:
         if not self.fed:
             return "0.0f"
         name = str(e.value)
         if e.type.shape == "n":
-            return f"{self.state(name)}[{place.a}]"
+            return self.kept_states.read(name, f"{self.state(name)}[{place.a}]")
         rows, cols = map(self.dim, e.type.dims)
         return f"{rows} * {cols} <= n ? {self.state(name)}[{self.linear(e, place)}] : 0.0f"
 

@@ -334,13 +334,15 @@ class Selecting(Grouping):
             self.add("if (j >= count) return;")
             self.add("const i64 i = idx[j];")
             if how == "put":
-                self.add(f"s_{sink.name}[i] = {kept}[items[p] + j];")
+                made = f"{kept}[items[p] + j]"
+                self.add(self.kept_states.put(sink.name, f"s_{sink.name}", "i", made))
                 return
             self.add(f"const float y = {self.text(value)};")
             if how == "keep":
-                self.add(f"{kept}[items[p] + j] = finite(y) ? y : s_{sink.name}[i];")
+                new = self.kept_states.value(sink.name, "y", f"s_{sink.name}[i]")
+                self.add(f"{kept}[items[p] + j] = {new};")
             else:
-                self.add(f"if (finite(y)) s_{sink.name}[i] = y;")
+                self.add(self.kept_states.keep(sink.name, f"s_{sink.name}", "i", "y"))
 
     # reductions over a selection
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from compll.backends.cuda_array_source import array_source
+from compll.backends.cuda_halves import functions
 from compll.backends.cuda_hop import Hopping, merge_function
 from compll.backends.cuda_plans import GRADIENTS, OPTIONS, Launches, Source
 from compll.backends.cuda_select import Selecting
 from compll.backends.cuda_spread import Spreading
 from compll.backends.cuda_values import Grid, Scratch, Values, shape_of
-from compll.ir import HALVES, Module
+from compll.ir import Module
 from compll.layout import tile_of
 from compll.passes import schedule
 from compll.program import Unsupported
@@ -38,9 +39,6 @@ class Plan(Launches):
 def source(module: Module, threads: int = 256) -> Source[Any]:
     """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
     try:
-        for s in module.states:
-            if s.storage in HALVES:
-                raise Unsupported(f"states of {s.storage}", s.name, hint="keep float32")
         if module.arrays:
             return array_source(module, threads)
         return _source(module, threads)
@@ -49,7 +47,7 @@ def source(module: Module, threads: int = 256) -> Source[Any]:
 
 
 def _source(module: Module, threads: int) -> Source[Plan]:
-    result: Source[Plan] = Source("", shape_of(tile_of(module), threads))
+    result: Source[Plan] = Source(functions(module), shape_of(tile_of(module), threads))
     for name, feed in (("encode", False), ("feed", True)):
         if (feed and not module.states) or (not feed and module.updates):
             continue
@@ -65,7 +63,7 @@ def _source(module: Module, threads: int) -> Source[Plan]:
 
 def hop_source(module: Module, threads: int = 256) -> Source[Plan]:
     """The kernels that decode, add and encode: plans "encode" and "feed", and "set" for statics."""
-    result: Source[Plan] = Source("", shape_of(tile_of(module), threads))
+    result: Source[Plan] = Source(functions(module), shape_of(tile_of(module), threads))
     for name, feed in (("encode", False), ("feed", True)):
         if (feed and not module.states) or (not feed and module.updates):
             continue

@@ -41,7 +41,9 @@ class Walking(Encoder):
     def leaf(self, expr: Expr) -> str:
         if self.mode == "tile":
             return super().leaf(expr)
-        return "(load1(xs, i) * scale)" if expr.op == "input" else f"s_{expr.value}[i]"
+        if expr.op == "input":
+            return "(load1(xs, i) * scale)"
+        return self.kept_states.read(str(expr.value), f"s_{expr.value}[i]")
 
     def piece_arrays(self) -> None:
         """Declarations about the piece p: its arrays, and what draws need."""
@@ -50,7 +52,7 @@ class Walking(Encoder):
         self.add("const u64 step = base_step + (tick ? *tick : 0);")
         self.add("XT* const xs = x + table[5 * p];")
         for s in self.elementwise:
-            self.add(f"float* const s_{s} = a_{s} + table[5 * p + 4];")
+            self.add(self.kept_states.view(s))
 
     def of_grid(self, grid: int) -> None:
         """Declarations of a block over a grid's items: `own` is its number in the piece."""

@@ -26,6 +26,15 @@ def test_every_spec_becomes_a_cubin(spec, arch):
             assert step.kernel.encode() in cubin
 
 
+@pytest.mark.parametrize("spec", ["onebit_group", "topk", "powersgd"])
+@pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
+def test_residuals_of_16_bits_become_a_cubin(spec, gradient):
+    module, _ = type_check(spec, {"residual": "bfloat16"})
+    text = cuda_source.source(module).full(gradient)
+    cubin = cuda_source.cubin(text, cuda_source.ARCHITECTURES[-1], "--Ofast-compile=max")
+    assert cubin[:4] == b"\x7fELF"
+
+
 def test_a_wrong_source_is_told():
     with pytest.raises(RuntimeError, match=r"NVRTC.*undefined_name"):
         cuda_source.cubin("__global__ void k() { undefined_name; }", "sm_80")

@@ -6,6 +6,7 @@ import pytest
 import compll
 from compll.backends import halves
 from compll.explain import found_traffic
+from tests.compll.cuda_host.pieces import pieces_equal
 
 MOMENTUM = """
 name: heavy
@@ -133,6 +134,19 @@ def test_declared_states(tmp_path, storage, text):
         for name in states[0]:
             assert np.array_equal(states[0][name], states[1][name])
             assert np.isfinite(halves.read(states[0][name])).all()
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.parametrize("text", [MOMENTUM, SUM], ids=["selection", "sum"])
+def test_declared_states_on_cuda(tmp_path, storage, text):
+    rng = np.random.default_rng(2)
+
+    def values(n):
+        x = rng.standard_normal(n)
+        x[::97], x[5::101], x[7::301] = 65519.9, 3.4e38, np.nan
+        return x
+
+    pieces_equal(text.replace("{storage}", storage), tmp_path, values)
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
