@@ -6,14 +6,9 @@ threads; parallelism comes from the caller's own threads, a batch each.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import platform
 import threading
 from collections.abc import Iterable, Mapping
-from functools import cache, partial
-from pathlib import Path
-from types import ModuleType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +17,8 @@ from numpy.typing import NDArray
 from compll.arrays import HostArrays
 from compll.backends.array_runs import ArrayKernels
 from compll.backends.cpu_hop import fuses
+from compll.backends.cpu_load import load
 from compll.backends.cpu_outline import outline
-from compll.cache import folder, write
 from compll.codec import Incoming, State
 from compll.errors import PayloadError
 from compll.ir import HALVES, Expr, Module
@@ -56,7 +51,10 @@ ZERO, ONE, MINUS_ONE, NAN = f32(0), f32(1), f32(-1), f32(np.nan)
 HALVES_TOO = "\nfrom compll.backends.cpu_halves import *\n"
 JIT = '@njit("{}", nogil=True, cache=True, error_model="numpy")\n'
 JIT_INNER = '@njit(nogil=True, error_model="numpy")\n'
-ARRAYS = "float32[::1], int64[:, ::1], uint8[::1], int64[::1], int64[:, ::1], float64[:, ::1]"
+ARRAYS = (
+    "float32[::1], int64[:, ::1], uint8[::1], int64[::1], int64[::1], int64[:, ::1], "
+    "float64[:, ::1]"
+)
 
 
 class Source:
@@ -76,7 +74,7 @@ class Source:
             except Unsupported as why:
                 raise refused(module, "cpu", why) from why
             states = encoder.state_types()
-            signature = f"int64[::1]({ARRAYS}, uint64, int64, float32, boolean{states})"
+            signature = f"void({ARRAYS}, uint64, int64, float32, boolean{states})"
             walks, kernel = outline(encoder.kernel().replace("def encode(", f"def {name}("), name)
             parts += [JIT_INNER + walk for walk in walks]
             parts.append(JIT.format(signature) + kernel)
@@ -115,7 +113,7 @@ class HopSource:
             encoder = Hopping(schedule(module, feed=feed), feed)
             states = encoder.state_types()
             incoming = "uint8[::1], int64[::1], int64[::1], float64[:, ::1]"
-            signature = f"int64[::1]({ARRAYS}, uint64, int64, float32, boolean, {incoming}{states})"
+            signature = f"void({ARRAYS}, uint64, int64, float32, boolean, {incoming}{states})"
             text = encoder.kernel().replace("def encode(", f"def {name}(")
             parts.append(JIT.format(signature) + text)
             self.statics[name] = encoder.statics
@@ -128,30 +126,6 @@ def head(module: Module) -> str:
     return HEAD.format(name=module.name) + HALVES_TOO * halves
 
 
-@cache
-def runtime_version() -> str:
-    """What a cached kernel depends on besides its own text."""
-    import numba
-
-    here = Path(__file__).parent
-    names = ("bitstreams", "elementary", "halves", "ops", "runtime", "tables", "trits")
-    files = [*(f"cpu_{name}" for name in names), "elementary", "../quantiles"]
-    sources = b"".join((here / f"{name}.py").read_bytes() for name in files)
-    parts = (numba.__version__, np.__version__, platform.python_version())
-    return " ".join((*parts, hashlib.sha256(sources).hexdigest()))
-
-
-def load(module: Module, text: str) -> ModuleType:
-    """The kernels as an imported module; compiled at most once per cache folder."""
-    digest = hashlib.sha256(f"{text}{runtime_version()}".encode()).hexdigest()[:16]
-    name = f"{module.name}_{digest}"
-    path = folder("cpu") / f"{name}.py"
-    if not path.exists():
-        write(path, text)
-        importlib.invalidate_caches()
-    return importlib.import_module(f"compll._kernels.{name}")
-
-
 class Kernels:
     """The backend's batch interface (see codec.Backend)."""
 
@@ -160,7 +134,7 @@ class Kernels:
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, dict(params)
         self.source = Source(module)
-        self.kernels: Any = load(module, self.source.text)
+        self.kernels: Any = load(module.name, self.source.text)
         self.names = [s.name for s in module.states if s.shape == "n"] + [
             s.name for s in module.states if s.shape != "n"
         ]
@@ -233,16 +207,18 @@ class Kernels:
         if incoming is not None:
             kernels, prefix = self.hop(), "hop_"
             extra = (*incoming, self.static("hop_decode", table, 0))
-        used: I64 = getattr(kernels, name)(
+        used = np.zeros(len(table), np.int64)
+        getattr(kernels, name)(
             x,
             table,
             out,
             at,
+            used,
             self.limits(table),
             self.static(prefix + name, table, step),
-            np.uint64(seed),
+            seed,
             step,
-            np.float32(scale),
+            scale,
             back,
             *extra,
             *states,
@@ -257,7 +233,7 @@ class Kernels:
             if self.hop_kernels is None:
                 hop = HopSource(self.module)
                 self.source.statics |= {f"hop_{name}": s for name, s in hop.statics.items()}
-                self.hop_kernels = load(self.module, hop.text)
+                self.hop_kernels = load(self.module.name, hop.text)
         return self.hop_kernels
 
     def fresh(self, table: I64) -> tuple[State, I64]:
@@ -312,7 +288,7 @@ def array_kernels(module: Module, params: Mapping[str, Number]) -> ArrayKernels:
 
     loops = Loops(module)
     text = loops_text(module, loops)
-    kernels = load(module, text) if text else None
+    kernels = load(module.name, text) if text else None
     return ArrayKernels(module, params, NUMBA, partial(ProductRun, loops=loops, kernels=kernels))
 
 

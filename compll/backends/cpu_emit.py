@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compll.backends import cpu_fuse
-from compll.backends.cpu_runtime import lane_count
 from compll.backends.cpu_text import code, shared
 from compll.backends.cpu_values import PLANES, Values, draws, size_text
+from compll.backends.numbers import lane_count
 from compll.ir import HALVES, WHOLE, Expr, Field, Selection, walk
 from compll.layout import header
 from compll.program import Pass, Program, Sink
@@ -45,14 +45,11 @@ class Encoder(Values):
     def kernel(self) -> str:
         """The text of `encode`."""
         states = "".join(f", a_{s}" for s in self.elementwise + self.per_tensor)
-        head = (
-            f"def encode(x, table, out, at, lim, st, seed, step, scale, back{self.extra}{states}):"
-        )
-        with self.block(head):
+        given = "x, table, out, at, used, lim, st, seed, step, scale, back"
+        with self.block(f"def encode({given}{self.extra}{states}):"):
             self.scratch()
             with self.block("for p in range(table.shape[0]):"):
                 self.piece()
-            self.add("return used")
         kinds = {"b": "float32", "c": "int32"}
         self.lines[self.scratch_at : self.scratch_at] = [
             f"    {b} = np.empty({self.tile}, np.{kinds[b[0]]})" for b in sorted(self.allocated)
@@ -61,7 +58,6 @@ class Encoder(Values):
 
     def scratch(self) -> None:
         tile = self.tile
-        self.add("used = np.zeros(table.shape[0], np.int64)")
         self.add(f"acc = np.empty({lane_count(tile)}, np.float32)")
         self.add(f"red = np.empty({tile}, np.float32)")
         self.add(f"g_tail = np.zeros({tile}, np.float32)")

@@ -200,7 +200,7 @@ class LoopRun(ArrayRun):
         given = [np.require(self.value(e), DTYPES[e.type.dtype], ["C", "W"]) for e in loop.leaves]
         scalars = np.array([float(self.value(e)) for e in loop.scalars], np.float64)
         getattr(self.kernels, loop.name)(
-            out, self.n, self.offset, np.uint64(self.seed), self.step, self.tensor, scalars, *given
+            out, self.n, self.offset, self.seed, self.step, self.tensor, scalars, *given
         )
         if loop.kind != "sum":
             return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # ruff: noqa: E741
-import numba
 import numpy as np
 from numba import njit
 
@@ -316,11 +315,3 @@ def unpack_all(data, at, codes, count, bits, tile):  # type: ignore[no-untyped-d
         size = min(tile, count - t)
         unpack_tail(data, at, codes[t:], size, bits)
         at += (size * bits + 7) // 8
-
-
-def lane_count(tile: int) -> int:
-    """Lanes of a tile's sum."""
-    return min(LANES, tile)
-
-
-VERSION = f"numba {numba.__version__}"

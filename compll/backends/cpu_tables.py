@@ -33,8 +33,25 @@ def by_sorting(x, ranks):  # type: ignore[no-untyped-def]
     keys = np.empty(len(x), np.int32)
     for i in range(len(x)):
         keys[i] = ops.key(x[i])
-    keys.sort()
-    return keys[ranks]
+    return ascending(keys)[ranks]
+
+
+@njit(nogil=True, cache=True)
+def ascending(keys):  # type: ignore[no-untyped-def]
+    """Sorted int32 keys, by their bytes; keys is overwritten. (numba's own needs its lists.)"""
+    other, first = np.empty(len(keys), np.int32), np.empty(257, np.int64)
+    for shift in range(0, 32, 8):
+        first[:] = 0
+        for i in range(len(keys)):
+            first[(((np.int64(keys[i]) + (1 << 31)) >> shift) & 255) + 1] += 1
+        for byte in range(256):
+            first[byte + 1] += first[byte]
+        for i in range(len(keys)):
+            digit = ((np.int64(keys[i]) + (1 << 31)) >> shift) & 255
+            other[first[digit]] = keys[i]
+            first[digit] += 1
+        keys, other = other, keys
+    return keys
 
 
 @njit(nogil=True, cache=True)
@@ -110,7 +127,9 @@ def mean_by(index, x, size):  # type: ignore[no-untyped-def]
             counts[place] += 1
     while lanes > 1:
         lanes //= 2
-        sums[:lanes] += sums[lanes : 2 * lanes]
+        for lane in range(lanes):
+            for j in range(size):
+                sums[lane, j] += sums[lanes + lane, j]
     out = np.empty(size, np.float32)
     for j in range(size):
         mean = sums[0, j] / np.float64(max(counts[j], 1))

@@ -79,12 +79,17 @@ def fold(lanes: NDArray[Any]) -> NDArray[Any]:
     return lanes[..., 0]
 
 
+def lane_count(tile: int) -> int:
+    """Lanes of a tile's sum."""
+    return min(LANES, tile)
+
+
 def lane_sums(values: NDArray[Any], tile: int) -> NDArray[Any]:
     """Sum of each tile of `values` (padded with zeros), in the order of [Note: order of sums]."""
     tiles = max(1, -(-len(values) // tile))
     padded = np.zeros(tiles * tile, values.dtype)
     padded[: len(values)] = values
-    lanes = min(LANES, tile)
+    lanes = lane_count(tile)
     parts = padded.reshape(tiles, tile // lanes, lanes)
     total = parts[:, 0]
     for k in range(1, tile // lanes):

@@ -1,9 +1,11 @@
 """What the server that forks ranks imports: all that takes long and runs no thread.
 
-numba readies itself when the first kernel is loaded, so one is; DDP's constructor imports dynamo.
+numba is for kernels that are not cached yet. LLVM readies itself when the first kernel is loaded,
+so one is; DDP's constructor imports dynamo.
 """
 
 import networkx
+import numba
 import torch._dynamo
 import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
 import torch.nn.parallel
@@ -13,6 +15,6 @@ import compll
 import hipress.engine
 import hipress.hook
 
-__all__ = ["compll", "hipress", "networkx", "torch"]
+__all__ = ["compll", "hipress", "networkx", "numba", "torch"]
 
 compll.compile("onebit")
