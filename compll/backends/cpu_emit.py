@@ -165,6 +165,12 @@ class Encoder(Values):
         if self.module.group == 0:
             for expr in one.reductions:
                 self.close_reduction(expr)
+            for expr in self.telling(one):
+                self.add(f"bad = i_max(bad, abs_bits(unkey(best_{self.names[id(expr)]})))")
+
+    def telling(self, one: Pass) -> list[Expr]:
+        """The reductions from which the status follows."""
+        return cpu_fuse.telling(one.reductions, self.prog.gradient) if one.status else []
 
     def forget(self) -> None:
         """Names and buffers of a tile do not outlive it."""
@@ -267,14 +273,15 @@ class Encoder(Values):
 
     def tile_reductions(self, one: Pass) -> None:
         """The tile's share of the tensor's reductions and of the status."""
-        together = cpu_fuse.fused(one.reductions, one.status)
+        status = one.status and not self.telling(one)
+        together = cpu_fuse.fused(one.reductions, status)
         self.prepare(*(e.args[0] for e in one.reductions), self.prog.gradient)
         if together:
             with self.block(f"if m == {self.tile}:"):
-                cpu_fuse.emit(self, together, one.status)
+                cpu_fuse.emit(self, together, status)
         with self.block("else:" if together else "if True:"):
             self.add("pass")
-            if one.status:
+            if status:
                 self.status_loop()
             for expr in together:
                 self.step_reduction(expr)

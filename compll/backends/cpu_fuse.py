@@ -20,6 +20,21 @@ def fused(reductions: list[Expr], status: bool) -> list[Expr]:
     return chosen if len(chosen) + status > 1 else []
 
 
+def telling(reductions: list[Expr], gradient: Expr) -> list[Expr]:
+    """Extremes that tell whether the gradient is finite, so that the status needs no look at it.
+
+    Those are the largest magnitude, or the smallest and the largest element: in the order of keys
+    infinities and NaNs stand at the ends.
+    """
+    extremes = [e for e in reductions if e.op != "reduce_sum"]
+    for e in extremes:
+        (arg,) = e.args
+        if e.op == "reduce_max" and arg.op == "abs" and arg.args[0] is gradient:
+            return [e]
+    ends = {e.op: e for e in extremes if e.args[0] is gradient}
+    return list(ends.values()) if len(ends) == 2 else []
+
+
 def emit(encoder: Encoder, reductions: list[Expr], status: bool) -> None:
     """The loop over a full tile, into `best_NAME` and `bad`."""
     names = [encoder.names[id(e)] for e in reductions]
