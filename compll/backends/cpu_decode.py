@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compll.backends.cpu_values import PLANES, Values, size_text
+from compll.backends.cpu_ahead import PART, Ahead
+from compll.backends.cpu_values import PLANES, size_text
 from compll.ir import POSITIONS, WHOLE, Expr, Field, Module, walk
 from compll.layout import header
 
 
-class Decoder(Values):
+class Decoder(Ahead):
     """Emits `decode`, which writes or adds; `check`, which looks at sizes and indices first."""
 
     def __init__(self, module: Module, add: bool) -> None:
@@ -136,7 +137,9 @@ class Decoder(Values):
             self.prepare(decode)
         self.before_tiles()
         with self.over_tiles(decode):
+            self.open_ahead("ys")
             self.each_tile(decode)
+            self.close_ahead()
         self.forget_all()
 
     def each_tile(self, decode: Expr) -> None:
@@ -184,6 +187,7 @@ class Decoder(Values):
         if len(widths) > 1 or any(f.trits for f in packed):
             for f in packed:
                 self.unpack(f)
+            self.ahead()
             self.output(decode, str(self.tile), "i")
             return
         for f in packed:
@@ -193,7 +197,9 @@ class Decoder(Values):
         turns = self.tile // planes
         for plane in range(planes):
             self.plane = plane if packed else None
-            self.output(decode, str(turns), f"i + {plane * turns}" if plane else "i", "o_")
+            self.ahead(min(turns, PART))
+            count = f"len(d_{packed[0].name})" if packed and turns < 64 else str(turns)
+            self.output(decode, count, f"i + {plane * turns}" if plane else "i", "o_")
         self.plane = None
 
     def output(self, decode: Expr, turns: str, index: str, tile: str = "") -> None:

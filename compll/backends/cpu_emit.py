@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compll.backends import cpu_fuse
+from compll.backends.cpu_ahead import Ahead
 from compll.backends.cpu_text import code, shared
-from compll.backends.cpu_values import PLANES, Values, draws, size_text
+from compll.backends.cpu_values import PLANES, draws, size_text
 from compll.backends.numbers import lane_count
 from compll.ir import HALVES, WHOLE, Expr, Field, Selection, walk
 from compll.layout import header
@@ -22,7 +23,7 @@ from compll.program import Pass, Program, Sink
 WORDS = ("float32", "uint16")
 
 
-class Encoder(Values):
+class Encoder(Ahead):
     """Emits the encode kernel of a program."""
 
     #: further parameters of the kernel
@@ -187,6 +188,7 @@ class Encoder(Values):
         self.add("e = first + o")
         self.inputs()
         self.now = one
+        self.open_ahead(*self.reads(one))
         loops = self.loops(one)
         for number in draws(*loops):
             with self.block(f"if e >> 32 != r{number}h:"):
@@ -198,7 +200,20 @@ class Encoder(Values):
         elif one.status:
             self.status_loop()
         self.tile_steps(one)
+        self.close_ahead()
         self.write_tail(one)
+
+    def reads(self, one: Pass) -> tuple[str, ...]:
+        """The arrays that the walk of a pass reads."""
+        roots = [e.args[0] for e in one.reductions] + [s.key for s in one.selections]
+        roots += [s.expr for s in one.sinks] + ([self.prog.gradient] if one.status else [])
+        return self.leaves(*roots)
+
+    @staticmethod
+    def leaves(*roots: Expr) -> tuple[str, ...]:
+        """The arrays, as long as the tensor, that expressions are made of."""
+        found = [e for e in walk(*roots) if e.op in ("input", "state") and e.type.shape == "n"]
+        return tuple(dict.fromkeys("xs" if e.op == "input" else f"s_{e.value}" for e in found))
 
     def inputs(self) -> None:
         """Names for the tile's gradients and states; a short tile is copied into padded scratch."""
@@ -262,12 +277,14 @@ class Encoder(Values):
         kind = "c" if expr.type.dtype == "int" else "b"
         taken = sum(v[0] == kind for v in self.buffers.values())
         self.prepare(expr)
+        self.ahead()
         with self.block(f"for i in range({self.tile}):"):
             self.add(f"{kind}{taken}[i] = {self.text(expr, 'i')}")
         self.buffers[id(expr)] = f"{kind}{taken}"
         self.allocated.add(f"{kind}{taken}")
 
     def status_loop(self) -> None:
+        self.ahead()
         with self.block(f"for i in range({self.tile}):"):
             self.add(f"bad = i_max(bad, abs_bits({self.text(self.prog.gradient, 'i')}))")
 
@@ -314,6 +331,7 @@ class Encoder(Values):
     def lane_sum(self, arg: Expr) -> None:
         """Sum in the order of [Note: order of sums], into acc[0]."""
         lanes, tile = lane_count(self.tile), self.tile
+        self.ahead()
         if is_count(arg):
             self.count(arg.args[0].args[0])
             return
@@ -359,6 +377,7 @@ class Encoder(Values):
             with self.block(f"for i in range({turns}):"):
                 self.add(f"{name} = {best}({name}, {order}({self.text(term, 'i')}))")
 
+        self.ahead()
         self.add(f"{name} = {start}")
         if turns == "m":
             with self.block(f"if m < {self.tile}:"):
@@ -460,6 +479,7 @@ class Encoder(Values):
             self.pack_rest(f)
 
     def fill_codes(self, f: Field, expr: Expr) -> None:
+        self.ahead()
         with self.block(f"for i in range({self.tile}):"):
             self.add(f"q_{f.name}[i] = {code(f.bits, expr, self.text(expr, 'i'))}")
 
@@ -467,9 +487,12 @@ class Encoder(Values):
         width, planes = self.tile * f.bits // 8, PLANES[f.bits]
         self.add(f"w = at_{f.name} + t * {width}")
         self.add(f"o_ = out[w : w + {width}]")
-        with self.block(f"for i in range({width}):"):
-            parts = ", ".join(value(p) for p in range(planes))
-            self.add(f"o_[i] = {f'pack{planes}({parts})' if planes > 1 else parts}")
+        chunks = self.chunks(width)
+        with self.block(f"for c in range(0, {width}, {width // chunks}):"):
+            self.ahead(self.tile // chunks)
+            with self.block(f"for i in range(c, c + {width // chunks}):"):
+                parts = ", ".join(value(p) for p in range(planes))
+                self.add(f"o_[i] = {f'pack{planes}({parts})' if planes > 1 else parts}")
 
     def pack_rest(self, f: Field) -> None:
         at = f"at_{f.name} + t * {self.tile * f.bits // 8}"
@@ -497,6 +520,7 @@ class Encoder(Values):
                 self.overwrite_loop(states, [])
 
     def overwrite_loop(self, states: list[tuple[str, Expr]], back: list[Expr]) -> None:
+        self.ahead()
         with self.block(f"for i in range({self.tile}):"):
             for name, expr in states:
                 self.add(f"y_{name} = {self.text(expr, 'i')}")

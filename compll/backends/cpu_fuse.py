@@ -38,6 +38,7 @@ def telling(reductions: list[Expr], gradient: Expr) -> list[Expr]:
 def emit(encoder: Encoder, reductions: list[Expr], status: bool) -> None:
     """The loop over a full tile, into `best_NAME` and `bad`."""
     names = [encoder.names[id(e)] for e in reductions]
+    encoder.ahead()
     for name in names:
         encoder.add(f"x_{name} = best_{name}")
     with encoder.block(f"for i in range({encoder.tile}):"):

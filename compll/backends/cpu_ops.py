@@ -251,6 +251,31 @@ def _load(kind: Any, result: Any, convert: Callable[[Any, Any], Any]) -> Any:
     return _primitive(result, (BYTES, i64), emit)
 
 
+def _prefetch(count: int) -> Any:
+    """prefetch(x, i): bring x[i : i + count] nearer; i may lie outside."""
+
+    @intrinsic
+    def prefetch(typing: Any, x: Any, i: Any) -> Any:
+        def emit(target: Any, b: Any, signature: Any, v: Any) -> Any:
+            data = target.make_array(x)(target, b, v[0]).data
+            kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+            name = "llvm.prefetch.p0"
+            fetch = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+            read, nearest, data_cache = _c(0), _c(3), _c(1)
+            first = b.bitcast(b.gep(data, [v[1]]), I8.as_pointer())
+            for line in range(0, count * x.dtype.bitwidth // 8, 64):
+                place = b.gep(first, [ir.Constant(ir.IntType(64), line)])
+                b.call(fetch, [place, read, nearest, data_cache])
+            return target.get_dummy_value()
+
+        return types.void(x, i64), emit
+
+    return prefetch
+
+
+prefetch64, prefetch128 = _prefetch(64), _prefetch(128)
+prefetch256, prefetch512 = _prefetch(256), _prefetch(512)
+
 I16 = ir.IntType(16)
 store_float32 = _store(F32, f32, lambda b, x: x)
 store_float16 = _store(HALF, f32, lambda b, x: b.fptrunc(x, HALF))

@@ -12,6 +12,9 @@ from compll.ir import POSITIONS, Expr, Selection
 from compll.layout import header
 from compll.program import TABLES, Pass, Program, Sink
 
+#: elements between the prefetches of a counting walk
+COUNTED = 512
+
 
 class Selecting(Capturing):
     """Encoder with selections.
@@ -99,9 +102,13 @@ class Selecting(Capturing):
         """Leave in count_NAME how many elements of x are at least NAME."""
         self.add(f"least = f32({name})")
         self.add(f"count_{name} = 0")
-        with self.block("for o in range(0, n, 4096):"):
+        with self.block(f"for o in range(0, n, {COUNTED}):"):
+            self.add(f"ahead = o + {COUNTED}")
+            self.streams = self.leaves(x)
+            self.ask(COUNTED)
+            self.streams = ()
             self.add("z = i32(0)")
-            with self.block("for i in range(o, min(n, o + 4096)):"):
+            with self.block(f"for i in range(o, min(n, o + {COUNTED})):"):
                 self.add(f"z = i_add(z, i_of_b({self.text(x, 'i')} >= least))")
             self.add(f"count_{name} += z")
 
@@ -170,6 +177,7 @@ class Selecting(Capturing):
         self.ready_for(s.key, *self.whole(s).values())
         name = s.name
         self.add(f"k0 = k_{name}")
+        self.ahead()
         with self.block(f"for i in range({self.tile}):"):
             key = self.text(s.key, "i")
             test = key if s.kind == "filter" else f"(key({key}) >= t_{name})"

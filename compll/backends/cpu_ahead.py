@@ -1,0 +1,62 @@
+"""Asking for memory before it is needed.
+
+[Note: prefetch] A processor prefetches along a page and begins anew at the next, and a tile is
+about a page long: left alone, the first loop over every tile waits for memory while the others
+leave it idle. So the loops over one tile ask for the next, a part before each of them; all at once
+would fill the queue in which their own reads wait. onebit_group, 64 MB with feedback: 5.3 -> 9.4
+GB/s.
+"""
+
+from __future__ import annotations
+
+from compll.backends.cpu_values import Values
+
+#: elements that one call asks for
+COUNTS = (512, 256, 128, 64)
+#: elements between what is computed and what is asked for, at least
+DISTANCE = 1024
+#: elements asked for before a loop over a tile
+PART = 256
+#: parts of a loop that computes much
+CHUNKS = 4
+
+
+class Ahead(Values):
+    """Emits walks over tiles that prefetch; see [Note: prefetch]."""
+
+    #: the arrays, as long as the tensor, that the walk reads
+    streams: tuple[str, ...] = ()
+
+    def open_ahead(self, *streams: str) -> None:
+        """Begin a tile; `ahead` is the first element not yet asked for."""
+        self.streams = streams
+        self.add(f"ahead = o + {max(self.tile, DISTANCE)}")
+        self.add(f"ahead_end = ahead + {self.tile}")
+        if self.tile < 2 * PART:
+            self.ask(self.tile)
+            self.streams = ()
+
+    def ahead(self, count: int = PART) -> None:
+        """Before a loop: ask for so many elements of the next tile."""
+        if self.streams:
+            with self.block("if ahead < ahead_end:"):
+                self.ask(count)
+                self.add(f"ahead += {count}")
+
+    def close_ahead(self) -> None:
+        """End a tile: ask for what is left."""
+        if self.streams:
+            with self.block("while ahead < ahead_end:"):
+                self.ask(PART)
+                self.add(f"ahead += {PART}")
+        self.streams = ()
+
+    def chunks(self, turns: int) -> int:
+        """In how many parts a loop of so many turns, all of a tile, is cut to ask in between."""
+        return CHUNKS if self.streams and turns % (8 * CHUNKS) == 0 else 1
+
+    def ask(self, count: int) -> None:
+        size = next((c for c in COUNTS if c <= count), COUNTS[-1])
+        for at in range(0, count, size):
+            for array in self.streams:
+                self.add(f"prefetch{size}({array}, ahead + {at})")
