@@ -14,21 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compll.backends import cpu_native
 from compll.backends.cpu_native import Stored
 from compll.cache import folder, write
 
-#: a function with a declared signature, which is what a module is loaded for
-DECLARED = re.compile(r'^@njit\("[^\n]*\ndef (\w+)', re.MULTILINE)
+#: a function with declared arguments, which is what a module is loaded for
+DECLARED = re.compile(r'^@(?:njit\("|loop\()[^\n]*\ndef (\w+)', re.MULTILINE)
 
 
 @cache
 def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
-    own = "bitstreams elementary halves native object ops runtime tables trits"
-    files = [*(f"cpu_{name}" for name in own.split()), "elementary", "../quantiles"]
+    own = "array_loops bitstreams elementary halves native object ops runtime tables trits"
+    others = ("elementary", "matrix_numbers", "numbers", "../quantiles")
+    files = (*(f"cpu_{name}" for name in own.split()), *others)
     sources = b"".join((here / f"{name}.py").read_bytes() for name in files)
     parts = (numba_version(), np.__version__, platform.python_version())
     return " ".join((*parts, hashlib.sha256(sources).hexdigest()))
@@ -46,10 +48,32 @@ def numba_version() -> str:
 
 
 def load(name: str, text: str) -> Any:
-    """The functions that a text declares, as attributes; compiled once per cache folder."""
+    """The functions that a generated text declares, as attributes."""
+    path = place(name, text)
+    return either(path, text, cache(partial(by_numba, path, text)))
+
+
+@cache
+def written(name: str) -> Any:
+    """Those of a module of loops beside this one, written by hand."""
+    text = (Path(__file__).parent / f"{name}.py").read_text()
+    module = cache(partial(importlib.import_module, f"compll.backends.{name}"))
+    return either(place(name, text), text, module)
+
+
+def plain(x: NDArray[Any], dtype: type[Any] = np.float32) -> NDArray[Any]:
+    """An array as compiled functions take it, which a view of a payload may not be."""
+    return np.require(x, dtype, ["C", "A", "W"])
+
+
+def place(name: str, text: str) -> Path:
+    """Where the text of kernels, or what they compile to, is cached."""
     digest = hashlib.sha256(f"{text}{runtime_version()}".encode()).hexdigest()[:16]
-    path = folder("cpu") / f"{name}_{digest}.py"
-    compiled = cache(partial(by_numba, path, text))
+    return folder("cpu") / f"{name}_{digest}.py"
+
+
+def either(path: Path, text: str, compiled: Callable[[], Any]) -> Any:
+    """The functions of a text from their object file, or compiled; once per cache folder."""
     if cpu_native.possible():
         file = path.with_suffix(f".{cpu_native.tag()}.native")
         stored = cpu_native.read(file) or keep(file, compiled, DECLARED.findall(text))

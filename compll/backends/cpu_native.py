@@ -57,11 +57,11 @@ _numbers = itertools.count()
 class Stored(NamedTuple):
     """A file's content.
 
-    kernels: by name, the kinds of the arguments ("float32", an array "float32[2]"); none where
-    numba's code could not be used. image: the object file.
+    kernels: by name, for each signature the kinds of its arguments ("float32", an array
+    "float32[2]"); none where numba's code could not be used. image: the object file.
     """
 
-    kernels: dict[str, list[str]]
+    kernels: dict[str, list[list[str]]]
     image: bytes
 
 
@@ -154,33 +154,45 @@ def link(stored: Stored, compiled: Callable[[], Any]) -> Any:
         raise RuntimeError("no object")
     builder = llvm.JITLibraryBuilder().add_object_img(stored.image).add_current_process()
     builder.import_symbol("compll_ndarray", id(np.ndarray))
-    for name in stored.kernels:
-        builder.export_symbol(f"compll_{name}")
+    for name, signatures in stored.kernels.items():
+        for number in range(len(signatures)):
+            builder.export_symbol(symbol(name, number))
     with _lock:
         linked = builder.link(linker(), f"compll{next(_numbers)}")
     found = SimpleNamespace()
-    for name, kinds in stored.kernels.items():
-        setattr(found, name, kernel(linked[f"compll_{name}"], name, kinds, compiled))
+    for name, signatures in stored.kernels.items():
+        entries = [entry(linked[symbol(name, i)], kinds) for i, kinds in enumerate(signatures)]
+        setattr(found, name, kernel(name, entries, compiled))
     linked.detach()  # so that the code stays to the end of the process
     return found
 
 
-def kernel(
-    address: int, name: str, kinds: list[str], compiled: Callable[[], Any]
-) -> Callable[..., int]:
-    """A kernel as a function; arguments that are not as declared are left to numba's."""
+def symbol(name: str, number: int) -> str:
+    """That of the entry for a signature of a kernel."""
+    return f"compll_{name}_{number}"
+
+
+def entry(address: int, kinds: list[str]) -> Callable[..., int]:
+    """An entry as a function."""
     types: list[Any] = [ctypes.py_object if "[" in kind else SCALARS[kind] for kind in kinds]
-    entry = ctypes.CFUNCTYPE(ctypes.c_int64, *types)(address)
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *types)(address)
+
+
+def kernel(
+    name: str, entries: list[Callable[..., int]], compiled: Callable[[], Any]
+) -> Callable[..., int]:
+    """A kernel as a function; arguments that no signature takes are left to numba's."""
 
     def call(*args: Any) -> int:
-        try:
-            found: int = entry(*args)
-        except (ctypes.ArgumentError, TypeError):
-            found = REFUSED
-        if found > FAILED:
-            return found
-        if found == FAILED:
-            raise MemoryError(f"{name}: no memory for scratch")
+        for entry in entries:
+            try:
+                found = entry(*args)
+            except (ctypes.ArgumentError, TypeError):
+                break
+            if found > FAILED:
+                return found
+            if found == FAILED:
+                raise MemoryError(f"{name}: no memory for scratch")
         return getattr(compiled(), name)(*args)  # type: ignore[no-any-return]
 
     return call

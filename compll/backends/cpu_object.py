@@ -31,6 +31,7 @@ from compll.backends.cpu_native import (
     TYPE,
     Stored,
     letters,
+    symbol,
 )
 
 #: LLVM's types of scalars, as arguments
@@ -126,8 +127,15 @@ def kind(type_: Any) -> str:
     return str(type_.name)
 
 
-def entry(name: str, symbol: str, kinds: list[str]) -> str:
-    """The function `compll_NAME`: it checks the arrays, calls the kernel and tells its result."""
+def arguments(compiled: Any) -> list[str]:
+    """The kinds of a compiled function's arguments."""
+    if compiled.signature.return_type not in (types.void, types.int64):
+        raise Unfit(f"result {compiled.signature.return_type}")
+    return [kind(one) for one in compiled.signature.args]
+
+
+def entry(name: str, target: str, kinds: list[str]) -> str:
+    """The entry NAME: it checks the arrays, calls the kernel and tells its result."""
     checks, loads, passed = [], [], ["ptr %result", "ptr %error"]
     for number, one in enumerate(kinds):
         if "[" in one:
@@ -143,7 +151,7 @@ def entry(name: str, symbol: str, kinds: list[str]) -> str:
         for line in (f"%t{number} = {test}", f"%f{number + 1} = and i1 %f{number}, %t{number}")
     ]
     return f"""
-define i64 @compll_{name}({", ".join(given)}) {{
+define i64 @{name}({", ".join(given)}) {{
   %result = alloca i64
   %error = alloca ptr
   store i64 0, ptr %result
@@ -152,7 +160,7 @@ define i64 @compll_{name}({", ".join(given)}) {{
   br i1 %f{len(checks)}, label %run, label %refuse
 run:
   {NEXT.join(loads)}
-  %status = call i32 @"{symbol}"({", ".join(passed)})
+  %status = call i32 @"{target}"({", ".join(passed)})
   %well = icmp eq i32 %status, 0
   br i1 %well, label %done, label %fail
 done:
@@ -224,19 +232,17 @@ def stored(kernels: dict[str, Any]) -> Stored:
     """One object of these compiled functions. Raises Unfit, or whatever comes of a surprise."""
     if str(nrtdynmod._meminfo_struct_type) != MEMINFO:
         raise Unfit(f"memory is described by {nrtdynmod._meminfo_struct_type}")
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[list[str]]] = {}
     texts, parts = [SUPPORT], []
     for name, function in kernels.items():
-        (compiled,) = function.overloads.values()
-        if compiled.signature.return_type not in (types.void, types.int64):
-            raise Unfit(f"{name} returns {compiled.signature.return_type}")
-        kinds = found[name] = [kind(one) for one in compiled.signature.args]
-        symbol, library = compiled.fndesc.llvm_func_name, compiled.library
-        part = library._get_module_for_linking()
-        type_ = expected(kinds)
-        compare(part, RUNTIME | {symbol: type_})
-        parts.append(part)
-        texts.append(f'declare i32 @"{symbol}"{type_[3:]}\n{entry(name, symbol, kinds)}')
+        found[name] = []
+        for compiled in function.overloads.values():
+            kinds, target = arguments(compiled), compiled.fndesc.llvm_func_name
+            parts.append(compiled.library._get_module_for_linking())
+            compare(parts[-1], RUNTIME | {target: expected(kinds)})
+            texts.append(f'declare i32 @"{target}"{expected(kinds)[3:]}\n')
+            texts.append(entry(symbol(name, len(found[name])), target, kinds))
+            found[name].append(kinds)
     # Of functions that a module merely shares, only those are linked in that are called.
     whole = llvm.parse_assembly("".join(texts))
     whole.triple, whole.data_layout = parts[0].triple, parts[0].data_layout
@@ -246,4 +252,4 @@ def stored(kernels: dict[str, Any]) -> Stored:
     for one in whole.functions:
         if one.is_declaration and one.name.startswith("NRT_"):
             raise Unfit(f"{one.name} is not provided")
-    return Stored(found, library._codegen._tm.emit_object(whole))
+    return Stored(found, compiled.library._codegen._tm.emit_object(whole))

@@ -97,7 +97,7 @@ class ProductRun(LoopRun):
         if isinstance(value, Factors):
             cpu_fed.settled(self.fed, value, write=write)
         else:
-            cpu_fed.leave(*self.fed, value.at, value.values)
+            cpu_fed.left(self.fed, value.at, value.values)
             if write:
                 self.write(piece, value, add=False)
         return self.keep(states, values)

@@ -20,21 +20,24 @@ RUN = """
 import hashlib, json, sys
 import numpy as np
 import compll
-codec = compll.compile(sys.argv[1])
-x = np.sin(np.arange(3000, dtype=np.float32) ** 2)
-payloads = [codec.encode(x, state=codec.init_state(len(x)), seed=2**64 - 1)]
-payloads.append(codec.decode(payloads[0], len(x)))
-digest = hashlib.sha256(b"".join(p.tobytes() for p in payloads)).hexdigest()
-print(json.dumps([digest, [m for m in ("numba", "scipy") if m in sys.modules]]))
+digest, x = hashlib.sha256(), np.sin(np.arange(3000, dtype=np.float32) ** 2)
+for name in sys.argv[1:]:
+    codec = compll.compile(name)
+    state = codec.init_state(len(x))
+    payload = codec.encode(x, state=state, seed=2**64 - 1, step=1)
+    for array in (payload, codec.decode(payload, len(x), step=1), *state.values()):
+        digest.update(array.tobytes())
+loaded = [m for m in ("numba", "scipy") if m in sys.modules]
+print(json.dumps([digest.hexdigest(), loaded]))
 """
 
 
-def run(root, *, jobs=1):
+def run(root=None, *, specs=("onebit",), jobs=1):
     """What fresh processes that start at once computed, and what they had to import."""
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", RUN, "onebit"],
-            env=os.environ | {"COMPLL_CACHE": str(root)},
+            [sys.executable, "-c", RUN, *specs],
+            env=os.environ | ({"COMPLL_CACHE": str(root)} if root else {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -47,6 +50,11 @@ def run(root, *, jobs=1):
         assert (job.returncode, err) == (0, "")
         found.append(json.loads(out))
     return found
+
+
+def of_arrays(name):
+    """Whether a spec is computed an array at a time."""
+    return compll.compile(name, "reference").module.arrays
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +72,13 @@ def cached(tmp_path_factory):
 def test_a_warm_start_imports_no_numba(cached):
     root, _, digest = cached
     assert run(root) == [[digest, []]]
+
+
+@pytest.mark.parametrize("name", [s for s in compll.list_specs() if of_arrays(s)])
+def test_specs_of_arrays_need_none_either(name):
+    run(specs=[name])  # now they are cached
+    ((_, loaded),) = run(specs=[name])
+    assert loaded == []
 
 
 def other_version(data):
@@ -113,11 +128,11 @@ def unlinkable():
 
     cpu_native.linker()
     machine = llvm.Target.from_default_triple().create_target_machine()
-    lacking = "declare void @compll_lacks()\ndefine i64 @compll_check() {\n"
+    lacking = "declare void @compll_lacks()\ndefine i64 @compll_check_0() {\n"
     lacking += "call void @compll_lacks()\nret i64 0\n}"
     texts = ["", lacking]
     images = [machine.emit_object(llvm.parse_assembly(text)) for text in texts]
-    return [Stored({"check": []}, image) for image in [b"", b"\x7fELF" + bytes(99), *images]]
+    return [Stored({"check": [[]]}, image) for image in [b"", b"\x7fELF" + bytes(99), *images]]
 
 
 @pytest.mark.parametrize("number", range(4))

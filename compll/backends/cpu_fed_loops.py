@@ -1,0 +1,164 @@
+"""The loops of cpu_fed.py: see [Note: fed products] there, and cpu_array_loops.py."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from compll.backends.cpu_array_loops import loop
+from compll.backends.cpu_halves import held_value, kept_value
+
+f32, f64 = np.float32, np.float64
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def row(x, scale, residual, at, out):  # type: ignore[no-untyped-def]
+    """The elements of g from `at` on, zeros behind the last."""
+    count = max(0, min(len(out), len(x) - at))
+    # slices, since an index that might be negative costs the vector loop
+    given, kept = x[at : at + count], residual[at : at + count]
+    for j in range(count):
+        out[j] = f64(given[j] * scale + held_value(kept[j]))
+    for j in range(count, len(out)):
+        out[j] = 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def line(left, b, total):  # type: ignore[no-untyped-def]
+    """total = left @ b, four rows of b in each walk."""
+    total[:] = 0.0
+    inner = len(left)
+    for r in range(0, inner - inner % 4, 4):
+        p, q, s, t = left[r], left[r + 1], left[r + 2], left[r + 3]
+        bp, bq, bs, bt = b[r], b[r + 1], b[r + 2], b[r + 3]
+        for j in range(len(total)):
+            total[j] = total[j] + p * bp[j] + q * bq[j] + s * bs[j] + t * bt[j]
+    for r in range(inner - inner % 4, inner):
+        p, bp = left[r], b[r]
+        for j in range(len(total)):
+            total[j] += p * bp[j]
+
+
+@loop("float32[::1], float32, {}[::1], int64, float64[:, ::1], int64, float64[:, ::1]")
+def four(x, scale, residual, inner, right, c, out):  # type: ignore[no-untyped-def]
+    """Four columns, from c on, of g @ right, for as many rows as come in fours."""
+    rows = len(x) // inner
+    for i in range(0, rows - rows % 4, 4):
+        p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = 0.0
+        r0 = r1 = r2 = r3 = s0 = s1 = s2 = s3 = 0.0
+        o = i * inner
+        a, b = x[o : o + inner], x[o + inner : o + 2 * inner]
+        d, e = x[o + 2 * inner : o + 3 * inner], x[o + 3 * inner : o + 4 * inner]
+        ra, rb = residual[o : o + inner], residual[o + inner : o + 2 * inner]
+        rd, re = residual[o + 2 * inner : o + 3 * inner], residual[o + 3 * inner : o + 4 * inner]
+        for j in range(inner):
+            p, q = f64(a[j] * scale + held_value(ra[j])), f64(b[j] * scale + held_value(rb[j]))
+            r, s = f64(d[j] * scale + held_value(rd[j])), f64(e[j] * scale + held_value(re[j]))
+            y0, y1, y2, y3 = right[j, c], right[j, c + 1], right[j, c + 2], right[j, c + 3]
+            p0, p1, p2, p3 = p0 + p * y0, p1 + p * y1, p2 + p * y2, p3 + p * y3
+            q0, q1, q2, q3 = q0 + q * y0, q1 + q * y1, q2 + q * y2, q3 + q * y3
+            r0, r1, r2, r3 = r0 + r * y0, r1 + r * y1, r2 + r * y2, r3 + r * y3
+            s0, s1, s2, s3 = s0 + s * y0, s1 + s * y1, s2 + s * y2, s3 + s * y3
+        out[i, c], out[i, c + 1], out[i, c + 2], out[i, c + 3] = p0, p1, p2, p3
+        out[i + 1, c], out[i + 1, c + 1], out[i + 1, c + 2], out[i + 1, c + 3] = q0, q1, q2, q3
+        out[i + 2, c], out[i + 2, c + 1], out[i + 2, c + 2], out[i + 2, c + 3] = r0, r1, r2, r3
+        out[i + 3, c], out[i + 3, c + 1], out[i + 3, c + 2], out[i + 3, c + 3] = s0, s1, s2, s3
+
+
+@loop("float32[::1], float32, {}[::1], int64, float64[:, ::1], int64, float64[:, ::1]")
+def two(x, scale, residual, inner, right, c, out):  # type: ignore[no-untyped-def]
+    """Two columns, as `four`."""
+    rows = len(x) // inner
+    for i in range(0, rows - rows % 4, 4):
+        p0 = p1 = q0 = q1 = r0 = r1 = s0 = s1 = 0.0
+        o = i * inner
+        a, b = x[o : o + inner], x[o + inner : o + 2 * inner]
+        d, e = x[o + 2 * inner : o + 3 * inner], x[o + 3 * inner : o + 4 * inner]
+        ra, rb = residual[o : o + inner], residual[o + inner : o + 2 * inner]
+        rd, re = residual[o + 2 * inner : o + 3 * inner], residual[o + 3 * inner : o + 4 * inner]
+        for j in range(inner):
+            p, q = f64(a[j] * scale + held_value(ra[j])), f64(b[j] * scale + held_value(rb[j]))
+            r, s = f64(d[j] * scale + held_value(rd[j])), f64(e[j] * scale + held_value(re[j]))
+            y0, y1 = right[j, c], right[j, c + 1]
+            p0, p1, q0, q1 = p0 + p * y0, p1 + p * y1, q0 + q * y0, q1 + q * y1
+            r0, r1, s0, s1 = r0 + r * y0, r1 + r * y1, s0 + s * y0, s1 + s * y1
+        out[i, c], out[i, c + 1] = p0, p1
+        out[i + 1, c], out[i + 1, c + 1] = q0, q1
+        out[i + 2, c], out[i + 2, c + 1] = r0, r1
+        out[i + 3, c], out[i + 3, c + 1] = s0, s1
+
+
+@loop("float32[::1], float32, {}[::1], int64, float64[:, ::1], int64, float64[:, ::1]")
+def rest(x, scale, residual, inner, right, first, out):  # type: ignore[no-untyped-def]
+    """Rows from `first` on; the last may be incomplete. Zeros times infinity are NaN, as always."""
+    for i in range(first, len(out)):
+        for c in range(out.shape[1]):
+            total = 0.0
+            for j in range(inner):
+                at = i * inner + j
+                g = x[at] * scale + held_value(residual[at]) if at < len(x) else f32(0)
+                total += f64(g) * right[j, c]
+            out[i, c] = total
+
+
+@loop("float32[::1], float32, {}[::1], int64, float64[:, ::1], float64[:, ::1]")
+def across(x, scale, residual, inner, b, total):  # type: ignore[no-untyped-def]
+    """Add transpose(g) @ b to total [columns of b, columns of g], two rows of g at a time."""
+    one, other = np.empty(inner, f64), np.empty(inner, f64)
+    rows = len(b)
+    for i in range(0, rows, 2):
+        row(x, scale, residual, i * inner, one)
+        row(x, scale, residual, (i + 1) * inner, other)
+        for c in range(b.shape[1]):
+            sums, y = total[c], b[i, c]
+            if i + 1 < rows:
+                z = b[i + 1, c]
+                for j in range(inner):
+                    sums[j] = sums[j] + one[j] * y + other[j] * z
+            else:
+                for j in range(inner):
+                    sums[j] += one[j] * y
+
+
+@loop("float32[::1], float64[:, ::1], float64[:, ::1], boolean")
+def decode(x, a, b, add):  # type: ignore[no-untyped-def]
+    """x = a @ b, or x + a @ b."""
+    cols = b.shape[1]
+    total = np.empty(cols, f64)
+    for i in range(len(a)):
+        line(a[i], b, total)
+        out = x[i * cols : (i + 1) * cols]
+        if add:
+            for j in range(len(out)):
+                out[j] += f32(total[j])
+        else:
+            for j in range(len(out)):
+                out[j] = total[j]
+
+
+@loop("float32[::1], float32, {}[::1], float64[:, ::1], float64[:, ::1], boolean")
+def settle(x, scale, residual, a, b, write):  # type: ignore[no-untyped-def]
+    """residual = g - a @ b, where that is finite, and x = a @ b, the decoded value, if `write`."""
+    cols = b.shape[1]
+    total = np.empty(cols, f64)
+    for i in range(len(a)):
+        line(a[i], b, total)
+        given, kept = x[i * cols : (i + 1) * cols], residual[i * cols : (i + 1) * cols]
+        for j in range(len(given)):
+            y = f32(total[j])
+            left = given[j] * scale + held_value(kept[j]) - y
+            given[j] = y if write else given[j]
+            kept[j] = kept_value(left, kept[j])
+
+
+@loop("float32[::1], float32, {}[::1], int64[::1], float32[::1]")
+def leave(x, scale, residual, at, values):  # type: ignore[no-untyped-def]
+    """residual = g, less the values at their positions; where that is not finite, as it was."""
+    before, given = np.empty(len(at), residual.dtype), np.empty(len(at), f32)
+    for k in range(len(at)):
+        before[k] = residual[at[k]]
+        given[k] = x[at[k]] * scale + held_value(before[k])
+    for i in range(len(x)):
+        residual[i] = kept_value(x[i] * scale + held_value(residual[i]), residual[i])
+    for k in range(len(at)):
+        residual[at[k]] = kept_value(given[k] - values[k], before[k])
