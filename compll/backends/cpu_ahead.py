@@ -55,8 +55,9 @@ class Ahead(Values):
         """In how many parts a loop of so many turns, all of a tile, is cut to ask in between."""
         return CHUNKS if self.streams and turns % (8 * CHUNKS) == 0 else 1
 
-    def ask(self, count: int) -> None:
+    def ask(self, count: int, streams: tuple[str, ...] = ()) -> None:
+        """Ask for so many elements of the walk's arrays, or of these."""
         size = next((c for c in COUNTS if c <= count), COUNTS[-1])
         for at in range(0, count, size):
-            for array in self.streams:
+            for array in streams or self.streams:
                 self.add(f"prefetch{size}({array}, ahead + {at})")

@@ -13,7 +13,7 @@ from compll.layout import header
 from compll.program import TABLES, Pass, Program, Sink
 
 #: elements between the prefetches of a counting walk
-COUNTED = 512
+COUNTED = 1024
 
 
 class Selecting(Capturing):
@@ -102,15 +102,31 @@ class Selecting(Capturing):
         """Leave in count_NAME how many elements of x are at least NAME."""
         self.add(f"least = f32({name})")
         self.add(f"count_{name} = 0")
+        streams = self.leaves(x)
         with self.block(f"for o in range(0, n, {COUNTED}):"):
             self.add(f"ahead = o + {COUNTED}")
-            self.streams = self.leaves(x)
-            self.ask(COUNTED)
-            self.streams = ()
+            self.ask(COUNTED, streams)
             self.add("z = i32(0)")
-            with self.block(f"for i in range(o, min(n, o + {COUNTED})):"):
-                self.add(f"z = i_add(z, i_of_b({self.text(x, 'i')} >= least))")
+            if draws(x):
+                with self.block(f"for i in range(o, min(n, o + {COUNTED})):"):
+                    self.count_one(x)
+            else:
+                self.count_slices(x, streams)
             self.add(f"count_{name} += z")
+
+    def count_slices(self, x: Expr, streams: tuple[str, ...]) -> None:
+        """Count in slices of the arrays, which vectorizes where a walk of the whole does not."""
+        self.add(f"m = min({COUNTED}, n - o)")
+        for array in streams:
+            tile = "g_" if array == "xs" else f"{array[2:]}_"
+            self.add(f"{tile} = {array}[o : o + m]")
+        before, self.where = self.where, "tile"
+        with self.block("for i in range(m):"):
+            self.count_one(x)
+        self.where = before
+
+    def count_one(self, x: Expr) -> None:
+        self.add(f"z = i_add(z, i_of_b({self.text(x, 'i')} >= least))")
 
     def scratch(self) -> None:
         """Also a mask of a tile's hits, byte by byte and in words."""
