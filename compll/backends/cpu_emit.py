@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compll.backends import cpu_fuse
-from compll.backends.cpu_ahead import Ahead
+from compll.backends.cpu_states import WORDS, Stated
 from compll.backends.cpu_text import code, shared
 from compll.backends.cpu_values import PLANES, draws, size_text
 from compll.backends.numbers import lane_count
-from compll.ir import HALVES, WHOLE, Expr, Field, Selection, walk
+from compll.ir import WHOLE, Expr, Field, Selection, walk
 from compll.layout import header
 from compll.program import Pass, Program, Sink
 
-#: what states are arrays of, by whether they have 16 bits
-WORDS = ("float32", "uint16")
 
-
-class Encoder(Ahead):
+class Encoder(Stated):
     """Emits the encode kernel of a program."""
 
     #: further parameters of the kernel
@@ -33,15 +30,7 @@ class Encoder(Ahead):
         super().__init__(program.module, program)
         self.prog, self.feed = program, feed
         self.allocated: set[str] = set()
-        states = [s for s in program.module.states if feed]
-        self.elementwise = [s.name for s in states if s.shape == "n"]
-        self.per_tensor = [s.name for s in states if s.shape != "n"]
-        self.halves = {s.name: s.storage for s in states if s.storage in HALVES}
-
-    def state_types(self) -> str:
-        """The types of the states that the kernel takes last."""
-        types = (WORDS[s in self.halves] for s in self.elementwise + self.per_tensor)
-        return "".join(f", {kind}[::1]" for kind in types)
+        self.take([s for s in program.module.states if feed])
 
     def kernel(self) -> str:
         """The text of `encode`."""
@@ -188,7 +177,9 @@ class Encoder(Ahead):
         self.add("e = first + o")
         self.inputs()
         self.now = one
-        self.open_ahead(*self.reads(one))
+        self.asks_late = self.overwrites_halves(one)
+        if not self.asks_late:
+            self.open_ahead(*self.reads(one))
         loops = self.loops(one)
         for number in draws(*loops):
             with self.block(f"if e >> 32 != r{number}h:"):
@@ -312,6 +303,8 @@ class Encoder(Ahead):
         for sink in one.sinks:
             if sink.kind == "field":
                 self.step_field(sink)
+        if self.asks_late:
+            self.open_ahead(*self.reads(one))
         self.overwrite([s for s in one.sinks if s.kind != "field"])
 
     # reductions
@@ -505,38 +498,6 @@ class Encoder(Ahead):
             value = f"f_of_{'i' if expr.type.dtype == 'int' else 'b'}({value})"
         return f"store_{f.storage}(out, {at}, {value})"
 
-    def overwrite(self, sinks: list[Sink]) -> None:
-        """The tile's new states, and the gradient when it is written back, in one loop: each
-        reads what the others overwrite."""
-        states = [(s.name, self.outside(s.expr)) for s in sinks if s.kind == "state"]
-        states = [(name, e) for name, e in states if not (e.op == "state" and e.value == name)]
-        back = [s.expr for s in sinks if s.kind == "back"]
-        self.ready_for(*(e for _, e in states), *back)
-        if back:
-            with self.block("if back:"):
-                self.overwrite_loop(states, back)
-        if states:
-            with self.block("if not back:" if back else "if True:"):
-                self.overwrite_loop(states, [])
-
-    def overwrite_loop(self, states: list[tuple[str, Expr]], back: list[Expr]) -> None:
-        self.ahead()
-        with self.block(f"for i in range({self.tile}):"):
-            for name, expr in states:
-                self.add(f"y_{name} = {self.text(expr, 'i')}")
-            for expr in back:
-                self.add(f"z = {self.text(expr, 'i')}")
-            for name, _ in states:
-                place = f"{name}_[i]"
-                self.add(f"{place} = {self.kept(name, f'y_{name}', place)}")
-            if back:
-                self.add("g_[i] = z")
-
-    @staticmethod
-    def outside(expr: Expr) -> Expr:
-        """Of `where(selection, a, b)`, what the elements outside the selection become."""
-        return expr.args[2] if expr.op == "where" and expr.args[0].op == "in" else expr
-
     def scalar_sink(self, sink: Sink) -> None:
         if sink.kind == "state":
             value = self.scalar(sink.expr)
@@ -560,20 +521,6 @@ class Encoder(Ahead):
             name = str(expr.value)
             return self.held(name, f"{name}_[{i}]" if tile else f"s_{name}[{i}]")
         raise NotImplementedError(expr.op)
-
-    def held(self, state: str, text: str) -> str:
-        """The value of a state's element; see [Note: 16-bit states]."""
-        return f"held_{self.halves[state]}({text})" if state in self.halves else text
-
-    def word(self, state: str, text: str) -> str:
-        """A state's element that has a value, which is one of its type."""
-        return f"word_{self.halves[state]}({text})" if state in self.halves else text
-
-    def kept(self, state: str, value: str, before: str) -> str:
-        """What a state's element becomes that was `before` and is given a value."""
-        if state in self.halves:
-            return f"kept_{self.halves[state]}({value}, {before})"
-        return f"f_where(finite({value}), {value}, {before})"
 
     # library calls and selections: Selecting, in cpu_select.py, gives these a body
 

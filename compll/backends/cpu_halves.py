@@ -13,8 +13,8 @@ from numba.extending import intrinsic
 from compll.backends.cpu_ops import F32, HALF, I16, I32, _c, _primitive, f32
 
 __all__ = [
-    "held_bfloat16", "held_float16", "held_value", "kept_bfloat16", "kept_float16", "kept_value",
-    "u16", "word_bfloat16", "word_float16",
+    "held_bfloat16", "held_float16", "held_value", "kept_bfloat16", "kept_float16",
+    "kept_value", "u16", "word_bfloat16", "word_float16",
 ]  # fmt: skip
 u16 = types.uint16
 #: the bits of the least magnitudes that are rounded to infinity
