@@ -61,7 +61,7 @@ class Source:
     """The text of a module's kernels, and which static values each takes."""
 
     def __init__(self, module: Module) -> None:
-        from compll.backends.cpu_select import Selecting
+        from compll.backends.cpu_guess import Guessing
         from compll.backends.cpu_spread import Spreading
 
         self.statics: dict[str, list[Expr]] = {}
@@ -70,7 +70,7 @@ class Source:
             if (feed and not module.states) or (not feed and module.updates):
                 continue
             try:
-                encoder = Selecting(schedule(module, feed=feed), feed)
+                encoder = Guessing(schedule(module, feed=feed), feed)
             except Unsupported as why:
                 raise refused(module, "cpu", why) from why
             states = encoder.state_types()

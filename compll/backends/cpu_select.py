@@ -28,6 +28,8 @@ class Selecting(Capturing):
         super().__init__(program, feed)
         #: arrays that exist only where a guard held
         self.guarded: set[int] = set()
+        #: what the first walk will store, while it has not
+        self.unstored: dict[str, Expr] = {}
 
     def library(self, expr: Expr, name: str) -> None:
         """kth_largest or adjust over a whole tensor or a sample."""
@@ -61,7 +63,7 @@ class Selecting(Capturing):
         with self.counting(expr, name):
             self.add(f"{name} = {t}")
             with self.block(f"for turn in range(i64(max(0.0, min({tries}, 100.0))) + 1):"):
-                self.count_at_least(expr.args[0], name)
+                self.count_turn(expr, name)
                 with self.block(
                     f"if ({low} <= count_{name} and count_{name} <= {high}) or turn >= {tries}:"
                 ):
@@ -97,6 +99,10 @@ class Selecting(Capturing):
         yield
         self.names, self.where = known, "tile"
         self.names[id(expr)] = name
+
+    def count_turn(self, expr: Expr, name: str) -> None:
+        """Count for one of the tries of `adjust`."""
+        self.count_at_least(expr.args[0], name)
 
     def count_at_least(self, x: Expr, name: str) -> None:
         """Leave in count_NAME how many elements of x are at least NAME."""
@@ -167,8 +173,14 @@ class Selecting(Capturing):
             self.draw(number, "first")
         self.prepare(expr)
         self.add(f"{name} = np.empty({turns}, np.float32)")
+        for stored in self.unstored.values():
+            self.prepare(stored)
         with self.block(f"for j in range({turns}):"):
             self.add(f"i = {index}")
+            for state, stored in self.unstored.items():
+                value = self.kept(state, f"y_{state}", f"s_{state}[i]")
+                self.add(f"y_{state} = {self.text(stored, 'i')}")
+                self.add(f"w_{state} = {self.held(state, value)}")
             self.add(f"{name}[j] = {self.text(expr, 'i')}")
 
     def open_selection(self, s: Selection) -> None:
@@ -212,8 +224,12 @@ class Selecting(Capturing):
                 self.add(f"tied = i64(hit[i]) * i64(key({self.text(s.key, 'i')}) == t_{name})")
                 self.add(f"k_{name} += i64(hit[i]) - tied * i64(ties_{name} <= 0)")
                 self.add(f"ties_{name} -= tied")
+        self.found(name)
         self.add(f"k_{name} = min(k_{name}, limit_{name})")
         self.capture(s)
+
+    def found(self, name: str) -> None:
+        """What else follows from how many a tile has added to k_NAME, before they are cut off."""
 
     def close_selection(self, s: Selection, one: Pass) -> None:
         """Counts, fields and states of the selected elements."""

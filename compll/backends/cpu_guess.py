@@ -1,0 +1,153 @@
+"""Selecting in the walk that stores the states, by a threshold that is only a guess yet.
+
+[Note: guesses] dgc stores its states in one walk, counts in a second what a sampled threshold would
+keep, and selects in a third. The sample needs few elements, so it can be taken first; then the
+first walk selects and counts what it has in the cache anyhow. Where the count shows that another
+threshold is needed, or there was no room to count, the other walks are made as ever. The payload is
+the same to the bit. dgc at 1% of 6.5 million elements: 15.6 -> 12.4 ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from compll.backends.cpu_select import Selecting
+from compll.backends.cpu_values import draws
+from compll.ir import Expr, Selection, walk
+from compll.program import LIBRARY, Pass, Program
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A selection's threshold, and the `adjust` by which it is found, beginning with `start`.
+
+    trial: the selection with `start` as its threshold.
+    """
+
+    selection: Selection
+    trial: Selection
+    threshold: Expr
+    adjust: Expr
+    start: Expr
+
+
+class Guessing(Selecting):
+    """Encoder that selects early where that is possible; see [Note: guesses]."""
+
+    def __init__(self, program: Program, feed: bool) -> None:
+        super().__init__(program, feed)
+        self.guess = find(program)
+
+    def one_pass(self, one: Pass) -> None:
+        if self.guess and one is self.prog.passes[0]:
+            self.begin(self.guess)
+        super().one_pass(one)
+
+    def begin(self, guess: Guess) -> None:
+        """Before the first walk: the guess, from what the states at the sample will be."""
+        self.unstored = {s.name: s.expr for s in self.prog.passes[0].sinks if s.kind == "state"}
+        for e in walk(guess.start):
+            if e.type.shape == "scalar":
+                self.compute_scalar(e)
+        self.unstored = {}
+        super().open_selection(guess.selection)
+        self.add("over = 0")
+
+    def leaf(self, expr: Expr, i: str) -> str:
+        if expr.op == "state" and expr.type.of == "stored" and expr.value in self.unstored:
+            return f"w_{expr.value}"
+        return super().leaf(expr, i)
+
+    def open_selection(self, s: Selection) -> None:
+        if self.guess is None:
+            super().open_selection(s)
+
+    def tile_steps(self, one: Pass) -> None:
+        super().tile_steps(one)
+        if self.guess and one is self.prog.passes[0]:
+            with self.block("if over <= 0:"):
+                self.compact(self.guess.trial)
+
+    def found(self, name: str) -> None:
+        if self.guess:
+            self.add(f"over = max(over, k_{name} - limit_{name})")
+
+    def count_turn(self, expr: Expr, name: str) -> None:
+        if self.guess is None or expr is not self.guess.adjust:
+            return super().count_turn(expr, name)
+        with self.block("if turn == 0 and over <= 0:"):
+            self.add(f"count_{name} = k_{self.guess.selection.name}")
+        with self.block("else:"):
+            super().count_turn(expr, name)
+        return None
+
+    def guarded_tiles(self, one: Pass) -> None:
+        if self.guess is None or self.guess.selection not in one.selections:
+            return super().guarded_tiles(one)
+        threshold, start = self.scalar(self.guess.threshold), self.scalar(self.guess.start)
+        with self.block(f"if {threshold} != {start}:"):
+            self.add(f"k_{self.guess.selection.name} = 0")
+            self.tiles(one)
+        return None
+
+
+def find(program: Program) -> Guess | None:
+    """The guess of a program that stores states in its first walk and selects in the next."""
+    if len(program.passes) != 2 or len(program.module.selections) != 1:
+        return None
+    first, last = program.passes
+    stores = {s.name for s in first.sinks if s.kind == "state"}
+    outside = [Selecting.outside(s.expr) for s in last.sinks]
+    if not stores or first.selections or last.reductions or len(last.selections) != 1:
+        return None
+    if draws(*(s.expr for s in first.sinks)):
+        return None
+    if not all(_stored(e) and e.op == "state" for e in outside):
+        return None
+    (s,) = last.selections
+    key = s.key
+    if s.kind != "filter" or key.op != "ge" or key.args[1].op != "lift":
+        return None
+    size, threshold = key.args[0], key.args[1].args[0]
+    for e in walk(threshold):
+        if e.op == "adjust" and e.args[0] is size and _stored(size) and _sampled(e.args[1], size):
+            return Guess(s, _trial(program, s, e.args[1]), threshold, e, e.args[1])
+    return None
+
+
+def _stored(expr: Expr) -> bool:
+    """Whether an element value is made of states that the first walk stores, and constants."""
+    return all(
+        e.op != "input" and (e.op != "state" or e.type.of == "stored") and not _total(e)
+        for e in walk(expr)
+    )
+
+
+def _total(e: Expr) -> bool:
+    return e.op in (*LIBRARY, "uniform") or e.type.shape in ("scalar", "kept")
+
+
+def _sampled(start: Expr, size: Expr) -> bool:
+    """Whether a threshold is known from a sample of `size` and constants."""
+    for e in walk(start, into=lambda e: e.op != "sample"):
+        if e.op == "sample":
+            if e.args[0] is not size:
+                return False
+        elif (
+            e.type.shape not in ("static", "scalar")
+            or (e.op in LIBRARY and (e.op != "kth_largest" or e.args[0].op != "sample"))
+            or e.op == "state"
+            or e.op.startswith("reduce_")
+            or e.op == "count_kept"
+        ):
+            return False
+    return start.type.shape == "scalar"
+
+
+def _trial(program: Program, s: Selection, start: Expr) -> Selection:
+    """The selection with another threshold."""
+    size, limit = s.key.args
+    pool = program.module.pool
+    return replace(
+        s, key=pool.make("ge", (size, pool.make("lift", (start,), limit.type)), s.key.type)
+    )

@@ -1,0 +1,68 @@
+"""Selections by a guessed threshold: the same payload and states where the guess was wrong."""
+
+import numpy as np
+import pytest
+
+import compll
+from compll.backends.cpu import Source
+from compll.backends.numbers import sample_positions
+
+N = 20_000
+COUNT = N // 100  # of dgc's sample
+
+
+def gradient(kind, step):
+    """Normal numbers but for what `kind` does to the elements that this step samples."""
+    rng = np.random.default_rng(step)
+    x = rng.standard_normal(N, dtype=np.float32)
+    at = sample_positions(0, step, 0, N, COUNT)
+    if kind == "too few above the guess":
+        x[at] *= 50
+    elif kind == "more than there is room for":
+        x[at] *= 1e-3
+    elif kind == "more than wanted":
+        x[at] *= 0.9
+    elif kind == "zeros":
+        x[:] = 0
+    elif kind == "not finite":
+        x[at[:5]] = np.nan
+        x[::997] = np.inf
+    return x
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("held", [0, 1e-20])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "right",
+        "too few above the guess",
+        "more than there is room for",
+        "more than wanted",
+        "zeros",
+        "not finite",
+    ],
+)
+def test_a_wrong_guess_changes_nothing(kind, warmup, held):
+    params = {"ratio": 0.01, "warmup": warmup, "bits": 16}
+    cpu, reference = (compll.compile("dgc", target, **params) for target in ("cpu", "reference"))
+    states = [c.init_state(N) for c in (cpu, reference)]
+    for state in states:
+        state["u"][:], state["v"][:] = held, -held
+    for step in (0, 1, 5):
+        x = gradient(kind, step)
+        mine, meant = (
+            c.encode(x, state=s, step=step) for c, s in zip((cpu, reference), states, strict=True)
+        )
+        assert np.array_equal(mine, meant)
+        for name in ("u", "v"):
+            assert np.array_equal(states[0][name], states[1][name])
+
+
+def test_dgc_guesses_and_methods_without_a_sample_do_not():
+    def guesses(name):
+        return "over = 0" in Source(compll.compile(name, "reference").module).text
+
+    assert guesses("dgc")
+    assert not guesses("gaussiank")
+    assert not guesses("topk")
