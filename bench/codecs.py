@@ -2,6 +2,7 @@
 bandwidth and a plain-torch implementation, all measured in turn in one run.
 
     python -m bench.codecs [NAMES...] [--elements 12000000] [--repeat 9]
+    python -m bench.codecs onebit_group:residual=bfloat16
 
 Rows of codecs that are not named stay as they are in codecs.json.
 """
@@ -24,7 +25,10 @@ from bench.torch_common import Method
 from compll import measure
 from compll.bench_report import about
 from compll.timing import Job, Timing, timings
+from hipress.demo import methods
 
+#: parameters that are measured beside the defaults
+VARIANTS = ("onebit_group:residual=bfloat16",)
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -40,14 +44,19 @@ def torch_jobs(method: Method, n: int, *, stateful: bool) -> dict[str, Job]:
 
 
 def measure_codec(name: str, n: int, repeat: int) -> dict[str, Any]:
-    """One row: the codec's rates (see compll.measure), and GB/s of plain torch."""
-    codec = compll.compile(name)
+    """One row: the codec's rates (see compll.measure), and GB/s of plain torch.
+
+    name: a spec's, also with parameters, as in dgc:ratio=0.01.
+    """
+    method = methods.parse(f"hipress:{name}")
+    codec = compll.compile(str(method.codec), **method.options)
     bench = measure.prepare(codec, n)
     work = {"copy": measure.copy_job(codec, n), **bench.jobs}
     if name in METHODS:
         work |= torch_jobs(METHODS[name], n, stateful=codec.stateful)
     took = timings(work, repeat)
-    return measure.row(bench, took).data() | {"torch": torch_rates(took, n)}
+    row = measure.row(bench, took).data()
+    return row | {"codec": name, "torch": torch_rates(took, n)}
 
 
 def torch_rates(took: dict[str, Timing], n: int) -> dict[str, float]:
@@ -97,7 +106,8 @@ def main(
     torch.set_num_threads(1)
     elements -= elements % 16384  # whole groups, so that plain torch pads nothing
     torch.manual_seed(0)
-    rows = [measure_codec(name, elements, repeat) for name in names or compll.list_specs()]
+    chosen = names or [*compll.list_specs(), *VARIANTS]
+    rows = [measure_codec(name, elements, repeat) for name in chosen]
     Console(width=120).print(show(rows))
     output.mkdir(parents=True, exist_ok=True)
     save(rows, output / "codecs.json", elements, repeat)
@@ -107,7 +117,7 @@ def save(rows: Sequence[dict[str, Any]], path: Path, elements: int, repeat: int)
     """Write the rows, beside those of other codecs that the file has."""
     held = json.loads(path.read_text())["rows"] if path.is_file() else []
     merged = {row["codec"]: row for row in [*held, *rows]}
-    known = [merged[name] for name in sorted(merged) if name in compll.list_specs()]
+    known = [merged[name] for name in sorted(merged) if name.split(":")[0] in compll.list_specs()]
     facts = about() | {"torch": torch.__version__, "elements": elements, "repeat": repeat}
     path.write_text(json.dumps({"about": facts, "rows": known}, indent=1) + "\n")
 

@@ -27,6 +27,7 @@ import compll
 from bench.plain_torch import METHODS
 from compll.array_traffic import traffic_of
 from compll.errors import CompllError
+from hipress.demo import methods
 
 RESULTS = Path(__file__).parent / "results"
 TORCH_BASELINES = ("dgc", "topk")  # what of plain_torch is built on torch.topk
@@ -35,7 +36,8 @@ Job = Callable[[], object]
 
 def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
     """What is timed for one codec over n float32 elements, and the bytes per element it moves."""
-    codec = compll.compile(name, "cuda")
+    method = methods.parse(f"hipress:{name}")
+    codec = compll.compile(str(method.codec), "cuda", **method.options)
     x = 0.01 * torch.randn(n, device="cuda")
     view, y = codec.arrays.vector(x, name), codec.arrays.zeros(n, "float32")
     table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
@@ -62,7 +64,7 @@ def round_jobs(codec: compll.Codec, x: Any, state: Any) -> dict[str, tuple[Job, 
     """What a rank computes of a codec's rounds, as the only one, and the least bytes it moves."""
     n, at = len(x), np.zeros(1, np.int64)
     table, options = np.array([[0, n, 0, 0, 0]], np.int64), {"workers": 1, "state": state}
-    residual = 4.0 * codec.module.feedback
+    residual = sum(s.item_bits / 8 for s in codec.module.states if s.name == "residual")
     found: dict[str, tuple[Job, float]] = {}
     sums: list[tuple[Any, Any]] = []
     for number, one in enumerate(codec.rounds):

@@ -25,7 +25,7 @@ _ROWS = (
     SectionRow("source", "text", "where it comes from (paper, code), for people"),
     SectionRow("params", "params", "`name: default`, or `name: {type, default, min, max, choices, from, about}`; types int, float, bool, str"),
     SectionRow("group", "expression", "a power of two from 8 to 16384: reductions run over that many neighbouring elements"),
-    SectionRow("state", "declarations", "`name: float32[n]` (per element), `float32` (per tensor) or `float32[rows, columns]`, kept between calls, zero at first"),
+    SectionRow("state", "declarations", "`name: float32[n]`, `bfloat16[n]` or `float16[n]` (per element), `float32` (per tensor) or `float32[rows, columns]`, kept between calls, zero at first"),
     SectionRow("encode", "bindings", "`name: expression`, in order; later ones may use earlier ones"),
     SectionRow("payload", "declarations", "`name: type`: which names travel, and how; required", required=True),
     SectionRow("decode", "expression or bindings", "an expression, or `name: expression` with the result last; sees payload fields, parameters, and what encode computes from parameters and `n` alone; required", required=True),

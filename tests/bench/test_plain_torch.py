@@ -150,6 +150,16 @@ def test_rows_of_other_codecs_are_kept(tmp_path):
     assert held["about"]["torch"] == torch.__version__
 
 
+def test_a_row_may_have_parameters(tmp_path):
+    (name,) = codecs.VARIANTS
+    row = codecs.measure_codec(name, 4096, 1)
+    assert (row["codec"], row["torch"]) == (name, {})
+    moved = codecs.measure_codec("onebit_group", 4096, 1)["rates"]["encode_feedback"]["moved"]
+    assert row["rates"]["encode_feedback"]["moved"] == moved - 4
+    codecs.save([row], tmp_path / "codecs.json", 4096, 1)
+    assert codecs.json.loads((tmp_path / "codecs.json").read_text())["rows"] == [row]
+
+
 def test_speed_ups_compare_the_encode_that_training_uses():
     row = codecs.measure_codec("onebit", 4096, 1)
     assert codecs.speedup(row, "encode") == pytest.approx(
