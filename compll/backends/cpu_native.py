@@ -118,10 +118,14 @@ def as_expected(array: F32) -> bool:
     )
 
 
+def digest(stored: Stored) -> str:
+    """By which a damaged file is known."""
+    return hashlib.sha256(json.dumps(stored.kernels).encode() + stored.image).hexdigest()
+
+
 def packed(stored: Stored) -> bytes:
     """The bytes of a file."""
-    digest = hashlib.sha256(stored.image).hexdigest()
-    line = {"here": here(), "digest": digest, "kernels": stored.kernels}
+    line = {"here": here(), "digest": digest(stored), "kernels": stored.kernels}
     return json.dumps(line).encode() + b"\n" + stored.image
 
 
@@ -130,9 +134,8 @@ def read(path: Path) -> Stored | None:
     try:
         line, _, image = path.read_bytes().partition(b"\n")
         found = json.loads(line)
-        if found["here"] != here() or found["digest"] != hashlib.sha256(image).hexdigest():
-            return None
-        return Stored(found["kernels"], image)
+        stored = Stored(found["kernels"], image)
+        return stored if (found["here"], found["digest"]) == (here(), digest(stored)) else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

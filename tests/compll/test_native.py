@@ -94,6 +94,7 @@ DAMAGES = {
     "truncated": lambda data: data[:-100],
     "flipped": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
     "other version": other_version,
+    "other arguments": lambda data: data.replace(b'"float64[2]"', b'"float32[2]"', 1),
     "no JSON": lambda data: b"\xff\x00" + data,
     "other JSON": lambda data: b"[1]\n" + data.partition(b"\n")[2],
 }
@@ -188,6 +189,8 @@ def test_every_spec_gives_numbas_bytes(case, cpu, rng):
         pytest.skip("computed an array at a time")
     native, numbas = cpu.backend, type(cpu.backend)(cpu.module, cpu.params)
     assert not hasattr(native.kernels, "__name__")
+    if native.fuses:
+        assert not hasattr(native.hop(), "__name__")
     numbas.kernels = by_numba(cpu.module.name, native.source.text)
     for n in (1, 700, 4133):
         x = rng.standard_normal(n).astype(np.float32)
