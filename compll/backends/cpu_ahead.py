@@ -15,8 +15,8 @@ from compll.backends.cpu_values import Values
 COUNTS = (512, 256, 128, 64)
 #: elements between what is computed and what is asked for, at least
 DISTANCE = 1024
-#: elements asked for before a loop over a tile
-PART = 256
+#: elements asked for before a loop over a tile, or before a part of it where that is long
+PART, LITTLE = 256, 64
 #: parts of a loop that computes much
 CHUNKS = 4
 
@@ -26,6 +26,8 @@ class Ahead(Values):
 
     #: the arrays, as long as the tensor, that the walk reads
     streams: tuple[str, ...] = ()
+    #: whether one of the walk's loops over a tile is long, and asks many times for little
+    evenly = False
 
     def open_ahead(self, *streams: str) -> None:
         """Begin a tile; `ahead` is the first element not yet asked for."""
@@ -38,6 +40,7 @@ class Ahead(Values):
 
     def ahead(self, count: int = PART) -> None:
         """Before a loop: ask for so many elements of the next tile."""
+        count = min(count, LITTLE) if self.evenly else count
         if self.streams:
             with self.block("if ahead < ahead_end:"):
                 self.ask(count)

@@ -177,9 +177,8 @@ class Encoder(Stated):
         self.add("e = first + o")
         self.inputs()
         self.now = one
-        self.asks_late = self.overwrites_halves(one)
-        if not self.asks_late:
-            self.open_ahead(*self.reads(one))
+        self.evenly = self.long(one)
+        self.open_ahead(*self.reads(one))
         loops = self.loops(one)
         for number in draws(*loops):
             with self.block(f"if e >> 32 != r{number}h:"):
@@ -303,8 +302,6 @@ class Encoder(Stated):
         for sink in one.sinks:
             if sink.kind == "field":
                 self.step_field(sink)
-        if self.asks_late:
-            self.open_ahead(*self.reads(one))
         self.overwrite([s for s in one.sinks if s.kind != "field"])
 
     # reductions

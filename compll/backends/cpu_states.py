@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compll.backends.cpu_ahead import Ahead
+from compll.backends.cpu_ahead import LITTLE, Ahead
 from compll.ir import HALVES, Expr, Field
 from compll.program import Pass, Sink
 
-#: elements of a tile between two requests for the next, where all are made in one loop
-STEP = 128
 #: what states are arrays of, by whether they have 16 bits
 WORDS = ("float32", "uint16")
 
@@ -23,8 +21,6 @@ class Stated(Ahead):
     elementwise: list[str]
     per_tensor: list[str]
     halves: dict[str, str]
-    #: whether the walk asks for the next tile as it overwrites states (see [Note: prefetch])
-    asks_late = False
 
     def take(self, states: Sequence[Field]) -> None:
         """The states that the kernel is given."""
@@ -65,18 +61,17 @@ class Stated(Ahead):
             with self.block("if not back:" if back else "if True:"):
                 self.overwrite_loop(states, [])
 
-    def overwrites_halves(self, one: Pass) -> bool:
-        """Whether a pass overwrites states of 16 bits, the longest of its loops over a tile."""
+    def long(self, one: Pass) -> bool:
+        """Whether a pass overwrites states of 16 bits, by far the longest of its loops."""
         return any(s.kind == "state" and s.name in self.halves for s in one.sinks)
 
     def overwrite_loop(self, states: list[tuple[str, Expr]], back: list[Expr]) -> None:
-        if not self.asks_late or not self.streams:
+        if not self.evenly or not self.streams:
             self.ahead()
             return self.overwrite_part(str(self.tile), states, back)
-        with self.block(f"for h in range(0, {self.tile}, {STEP}):"):
-            self.ask(STEP)
-            self.add(f"ahead += {STEP}")
-            self.overwrite_part(f"h, h + {STEP}", states, back)
+        with self.block(f"for h in range(0, {self.tile}, {LITTLE}):"):
+            self.ahead()
+            self.overwrite_part(f"h, h + {LITTLE}", states, back)
         return None
 
     def overwrite_part(self, turns: str, states: list[tuple[str, Expr]], back: list[Expr]) -> None:
