@@ -436,6 +436,8 @@ class Encoder(Stated):
                 )
             return
         kinds = {s.kind for s in self.now.sinks if uses_code(s.expr, f.name)}
+        if self.evenly and not f.trits and self.work(expr) <= 1:
+            kinds = set()  # to compare again takes less than to keep the result
         if "state" in kinds or f.trits:
             self.pack_buffer(f, expr)
             return
@@ -445,6 +447,12 @@ class Encoder(Stated):
                 self.pack_buffer(f, expr)
         with self.block("if not back:" if kinds else "if True:"):
             self.pack_directly(f, expr)
+
+    def work(self, expr: Expr) -> int:
+        """Operators that computing an element anew takes, given what is in buffers."""
+        if id(expr) in self.buffers or expr.op == "lift":
+            return 0
+        return 1 + sum(map(self.work, expr.args))
 
     def pack_buffer(self, f: Field, expr: Expr) -> None:
         """By way of a buffer, which later loops read."""
