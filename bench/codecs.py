@@ -82,7 +82,8 @@ def show(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="GB/s of float32 gradient, one core", title_justify="left", box=None)
     for head in ("codec", "encode", "+ feedback", "decode", "decode-add", "torch encode", "x",
                  "torch decode", "x", "of copy bound"):  # fmt: skip
-        table.add_column(head, justify="left" if head == "codec" else "right")
+        left = head == "codec"
+        table.add_column(head, justify="left" if left else "right", no_wrap=left)
     for row in rows:
         rates = [row["rates"].get(name) for name in measure.OPERATIONS]
         pairs = [(row["torch"].get(job), speedup(row, job)) for job in ("encode", "decode")]
