@@ -94,6 +94,8 @@ def tag() -> str:
 @cache
 def possible() -> bool:
     """Whether this machine is of the kind that was tried, and arrays lie in memory as expected."""
+    if os.environ.get("COMPLL_NATIVE") == "0":  # the user's way out
+        return False
     tried = (sys.platform, platform.machine(), sys.implementation.name)
     if tried != ("linux", "x86_64", "cpython") or OTHERWISE & os.environ.keys():
         return False

@@ -288,3 +288,9 @@ def test_a_call_lets_other_threads_run(onebit):
     finally:
         sys.setswitchinterval(before)
         thread.join()
+
+
+@pytest.mark.parametrize(("value", "native"), [("0", False), ("1", True), ("", True)])
+def test_the_user_may_do_without(value, native, monkeypatch):
+    monkeypatch.setenv("COMPLL_NATIVE", value)
+    assert cpu_native.possible.__wrapped__() == native
