@@ -32,11 +32,10 @@ def test_a_matrix_of_low_rank_is_still_the_sum_of_its_triples(shape, rng):
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.floats(0, 1, width=32), min_size=1, max_size=30), st.floats(0, 1, exclude_max=True)
-)
-def test_no_more_are_chosen_than_the_chances_sum_to(chances, u):
-    p = np.array(chances, np.float32)
+@given(st.lists(st.integers(0, 2**20), min_size=1, max_size=30), st.integers(0, 2**23 - 1))
+def test_no_more_are_chosen_than_the_chances_sum_to(chances, draw):
+    # A draw has 23 bits; with chances of 20 all sums are exact.
+    p, u = np.array(chances, np.float32) / 2**20, draw / 2**23
     most = int(np.ceil(p.sum(dtype=np.float64)))
     at = spectra.chosen(p, u, most + 2)
     found = at[at >= 0]
