@@ -58,7 +58,11 @@ ARRAYS = (
 
 
 class Source:
-    """The text of a module's kernels, and which static values each takes."""
+    """The text of a module's kernels, and which static values each takes.
+
+    first: the kernels that are compiled at once. stateless: of a spec with states, the encode
+    without them, which is compiled when first asked for, as training never does; else "".
+    """
 
     def __init__(self, module: Module) -> None:
         from compll.backends.cpu_guess import Guessing
@@ -66,9 +70,11 @@ class Source:
 
         self.statics: dict[str, list[Expr]] = {}
         parts = [head(module)]
+        stateless: list[str] = []
         for name, feed in (("encode", False), ("encode_feed", True)):
             if (feed and not module.states) or (not feed and module.updates):
                 continue
+            into = stateless if module.states and not feed else parts
             try:
                 encoder = Guessing(schedule(module, feed=feed), feed)
             except Unsupported as why:
@@ -76,8 +82,8 @@ class Source:
             states = encoder.state_types()
             signature = f"void({ARRAYS}, uint64, int64, float32, boolean{states})"
             walks, kernel = outline(encoder.kernel().replace("def encode(", f"def {name}("), name)
-            parts += [JIT_INNER + walk for walk in walks]
-            parts.append(JIT.format(signature) + kernel)
+            into += [JIT_INNER + walk for walk in walks]
+            into.append(JIT.format(signature) + kernel)
             self.statics[name] = encoder.statics
         for add in (False, True):
             decoder = Spreading(module, add)
@@ -94,7 +100,10 @@ class Source:
             signature += ", float64[:, ::1]"
             self.statics["check"] = checker.statics
         parts.append(JIT.format(f"int64({signature})") + text)
-        self.text = "\n\n".join(parts)
+        self.first = "\n\n".join(parts)
+        self.stateless = "\n\n".join([head(module), *stateless]) if stateless else ""
+        #: all of it
+        self.text = "\n\n".join([*parts, *stateless])
 
 
 class HopSource:
@@ -134,7 +143,8 @@ class Kernels:
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, dict(params)
         self.source = Source(module)
-        self.kernels: Any = load(module.name, self.source.text)
+        self.kernels: Any = load(module.name, self.source.first)
+        self.stateless_kernels: Any = None
         self.names = [s.name for s in module.states if s.shape == "n"] + [
             s.name for s in module.states if s.shape != "n"
         ]
@@ -207,6 +217,8 @@ class Kernels:
         if incoming is not None:
             kernels, prefix = self.hop(), "hop_"
             extra = (*incoming, self.static("hop_decode", table, 0))
+        elif name == "encode" and self.source.stateless:
+            kernels = self.stateless()
         used = np.zeros(len(table), np.int64)
         getattr(kernels, name)(
             x,
@@ -226,6 +238,13 @@ class Kernels:
         if writeback and not back:
             self.decode_batch(out, table, at, used, x, add=False)
         return used
+
+    def stateless(self) -> Any:
+        """The kernels of a spec with states that encode without them."""
+        with self.lock:
+            if self.stateless_kernels is None:
+                self.stateless_kernels = load(self.module.name, self.source.stateless)
+        return self.stateless_kernels
 
     def hop(self) -> Any:
         """The kernels that decode, add and encode; compiled at the first call."""

@@ -192,6 +192,7 @@ def test_every_spec_gives_numbas_bytes(case, cpu, rng):
     if native.fuses:
         assert not hasattr(native.hop(), "__name__")
     numbas.kernels = by_numba(cpu.module.name, native.source.text)
+    numbas.stateless_kernels = numbas.kernels
     for n in (1, 700, 4133):
         x = rng.standard_normal(n).astype(np.float32)
         found = [both(backend, cpu, x.copy()) for backend in (native, numbas)]
