@@ -253,7 +253,7 @@ def test_no_memory_is_told(onebit):
     lim, st = np.zeros((1, 0), np.int64), np.zeros((1, 0))
     rest = [np.zeros(1, np.int64), lim, st, 0, 0, 1.0, False]
     with pytest.raises(MemoryError, match="encode: no memory"):
-        onebit.backend.kernels.encode(x, table, out, at, *rest)
+        onebit.backend.stateless().encode(x, table, out, at, *rest)
 
 
 def test_threads_at_once(onebit, rng):
