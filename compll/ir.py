@@ -108,6 +108,12 @@ def walk(*roots: Expr, into: Callable[[Expr], bool] = lambda e: True) -> Iterato
                 stack.extend((a, False) for a in reversed(node.args))
 
 
+def leaves(*roots: Expr) -> tuple[str, ...]:
+    """The arrays, as long as the tensor, that expressions are made of: "g" and names of states."""
+    found = (e for e in walk(*roots) if e.op in ("input", "state") and e.type.shape == "n")
+    return tuple(dict.fromkeys(str(e.value) for e in found))
+
+
 def rebuild(pool: Pool, root: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
     """`root` with every node for which `change` returns something replaced by that."""
     done: dict[int, Expr] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compll.ir import Expr, Module, walk
+from compll.ir import Expr, Module, leaves, walk
 from compll.program import LIBRARY, REDUCTIONS, Program, Sink
 
 
@@ -54,7 +54,7 @@ def traffic(program: Program) -> Traffic:
         sinks = [s for s in one.sinks if s.kind != "back" and not _kept_only(s)]
         keys = [e for s in one.selections for e in (s.key, s.threshold) if e is not None]
         used = [s.expr for s in sinks] + keys
-        reads = _leaves(used + one.reductions)
+        reads = set(leaves(*used, *one.reductions))
         sizes = {s.name: _written(s, program.module) for s in sinks}
         if not reads and not sizes:
             continue  # for the write-back alone, which an encode for training does not need
@@ -114,17 +114,11 @@ def _walks(expr: Expr, program: Program) -> bool:
 
 def _library_walk(expr: Expr, module: Module) -> Walk:
     """adjust and mean_by take one walk; the others write keys to scratch and read them again."""
-    reads = _leaves(list(expr.args))
+    reads = set(leaves(*expr.args))
     size, needs = _read(reads, module), _needs(list(expr.args))
     if expr.op in ("kth_largest", "quantiles"):
         return Walk((*sorted(reads), "keys"), ("keys",), size + 4.0, 4.0, needs)
     return Walk(tuple(sorted(reads)), (), size, 0.0, needs)
-
-
-def _leaves(exprs: list[Expr]) -> set[str]:
-    return {
-        str(e.value) for e in walk(*exprs) if e.op in ("input", "state") and e.type.shape == "n"
-    }
 
 
 def _read(names: set[str], module: Module) -> float:

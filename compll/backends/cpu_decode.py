@@ -198,6 +198,7 @@ class Decoder(Ahead):
         for plane in range(planes):
             self.plane = plane if packed else None
             self.ahead(min(turns, PART))
+            # A short loop of known length is unrolled before it can be vectorized.
             count = f"len(d_{packed[0].name})" if packed and turns < 64 else str(turns)
             self.output(decode, count, f"i + {plane * turns}" if plane else "i", "o_")
         self.plane = None

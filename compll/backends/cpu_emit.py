@@ -15,7 +15,7 @@ from compll.backends.cpu_states import WORDS, Stated
 from compll.backends.cpu_text import code, shared
 from compll.backends.cpu_values import PLANES, draws, size_text
 from compll.backends.numbers import lane_count
-from compll.ir import WHOLE, Expr, Field, Selection, walk
+from compll.ir import WHOLE, Expr, Field, Selection, leaves, walk
 from compll.layout import header
 from compll.program import Pass, Program, Sink
 
@@ -197,13 +197,12 @@ class Encoder(Stated):
         """The arrays that the walk of a pass reads."""
         roots = [e.args[0] for e in one.reductions] + [s.key for s in one.selections]
         roots += [s.expr for s in one.sinks] + ([self.prog.gradient] if one.status else [])
-        return self.leaves(*roots)
+        return tuple(map(self.array_of, leaves(*roots)))
 
     @staticmethod
-    def leaves(*roots: Expr) -> tuple[str, ...]:
-        """The arrays, as long as the tensor, that expressions are made of."""
-        found = [e for e in walk(*roots) if e.op in ("input", "state") and e.type.shape == "n"]
-        return tuple(dict.fromkeys("xs" if e.op == "input" else f"s_{e.value}" for e in found))
+    def array_of(leaf: str) -> str:
+        """The name of a piece's part of the gradient, or of a state."""
+        return "xs" if leaf == "g" else f"s_{leaf}"
 
     def inputs(self) -> None:
         """Names for the tile's gradients and states; a short tile is copied into padded scratch."""
@@ -436,7 +435,7 @@ class Encoder(Stated):
                 )
             return
         kinds = {s.kind for s in self.now.sinks if uses_code(s.expr, f.name)}
-        if self.evenly and not f.trits and self.work(expr) <= 1:
+        if self.evenly and not f.trits and self.cheap(expr):
             kinds = set()  # to compare again takes less than to keep the result
         if "state" in kinds or f.trits:
             self.pack_buffer(f, expr)
@@ -448,11 +447,13 @@ class Encoder(Stated):
         with self.block("if not back:" if kinds else "if True:"):
             self.pack_directly(f, expr)
 
-    def work(self, expr: Expr) -> int:
-        """Operators that computing an element anew takes, given what is in buffers."""
-        if id(expr) in self.buffers or expr.op == "lift":
-            return 0
-        return 1 + sum(map(self.work, expr.args))
+    def cheap(self, expr: Expr) -> bool:
+        """Whether computing an element anew takes one operator, given what is in buffers."""
+        return self.made(expr) or all(map(self.made, expr.args))
+
+    def made(self, expr: Expr) -> bool:
+        """Whether an element's value is at hand."""
+        return id(expr) in self.buffers or expr.op == "lift"
 
     def pack_buffer(self, f: Field, expr: Expr) -> None:
         """By way of a buffer, which later loops read."""

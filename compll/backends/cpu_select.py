@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from compll.backends.cpu_capture import NUMPY, Capturing
 from compll.backends.cpu_text import code
 from compll.backends.cpu_values import draws
-from compll.ir import POSITIONS, Expr, Selection
+from compll.ir import POSITIONS, Expr, Selection, leaves
 from compll.layout import header
 from compll.program import TABLES, Pass, Program, Sink
 
@@ -108,24 +108,22 @@ class Selecting(Capturing):
         """Leave in count_NAME how many elements of x are at least NAME."""
         self.add(f"least = f32({name})")
         self.add(f"count_{name} = 0")
-        streams = self.leaves(x)
         with self.block(f"for o in range(0, n, {COUNTED}):"):
             self.add(f"ahead = o + {COUNTED}")
-            self.ask(COUNTED, streams)
+            self.ask(COUNTED, tuple(map(self.array_of, leaves(x))))
             self.add("z = i32(0)")
             if draws(x):
                 with self.block(f"for i in range(o, min(n, o + {COUNTED})):"):
                     self.count_one(x)
             else:
-                self.count_slices(x, streams)
+                self.count_slices(x)
             self.add(f"count_{name} += z")
 
-    def count_slices(self, x: Expr, streams: tuple[str, ...]) -> None:
+    def count_slices(self, x: Expr) -> None:
         """Count in slices of the arrays, which vectorizes where a walk of the whole does not."""
         self.add(f"m = min({COUNTED}, n - o)")
-        for array in streams:
-            tile = "g_" if array == "xs" else f"{array[2:]}_"
-            self.add(f"{tile} = {array}[o : o + m]")
+        for leaf in leaves(x):
+            self.add(f"{leaf}_ = {self.array_of(leaf)}[o : o + m]")
         before, self.where = self.where, "tile"
         with self.block("for i in range(m):"):
             self.count_one(x)
@@ -188,7 +186,6 @@ class Selecting(Capturing):
         self.add(f"limit_{s.name} = lim[p, {number}]")
         self.add(f"i_{s.name} = np.empty(limit_{s.name} + {self.tile + 1}, np.int64)")
         self.add(f"k_{s.name} = 0")
-        room = f"limit_{s.name} + {self.tile + 1}"
         room = f"limit_{s.name} + {self.tile + 1}"
         for leaf in self.captured(s):
             self.add(f"{leaf}_{s.name} = np.empty({room}, np.float32)")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from compll.backends.cuda_halves import Kept
 from compll.backends.cuda_text import code
 from compll.backends.cuda_values import Values, draws, size_text
-from compll.ir import WHOLE, Expr, Field, walk
+from compll.ir import WHOLE, Expr, Field, leaves
 from compll.layout import header
 from compll.program import LIBRARY, Pass, Program, Sink, Unsupported
 
@@ -236,13 +236,8 @@ class Encoder(Values):
 
     @staticmethod
     def leaves_of(loops: list[Expr]) -> list[str]:
-        """Arrays that are read: "g" and the states' names."""
-        found = {
-            "g" if e.op == "input" else str(e.value)
-            for e in walk(*loops)
-            if e.op in ("input", "state") and e.type.shape == "n"
-        }
-        return sorted(found, key=lambda name: (name != "g", name))
+        """Arrays that are read, the gradient first."""
+        return sorted(leaves(*loops), key=lambda name: (name != "g", name))
 
     # a thread's elements
 
