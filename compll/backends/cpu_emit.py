@@ -8,19 +8,17 @@ serves both. Shared subexpressions live in tile-sized buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from compll.backends import cpu_fuse
-from compll.backends.cpu_states import WORDS, Stated
-from compll.backends.cpu_text import code, shared
-from compll.backends.cpu_values import PLANES, draws, size_text
+from compll.backends.cpu_pack import Packing
+from compll.backends.cpu_states import WORDS
+from compll.backends.cpu_text import shared
+from compll.backends.cpu_values import draws, size_text
 from compll.backends.numbers import lane_count
-from compll.ir import WHOLE, Expr, Field, Selection, leaves, walk
+from compll.ir import Expr, Selection, leaves, walk
 from compll.layout import header
-from compll.program import Pass, Program, Sink
+from compll.program import Pass, Program
 
 
-class Encoder(Stated):
+class Encoder(Packing):
     """Emits the encode kernel of a program."""
 
     #: further parameters of the kernel
@@ -158,10 +156,6 @@ class Encoder(Stated):
             for expr in self.telling(one):
                 self.add(f"bad = i_max(bad, abs_bits(unkey(best_{self.names[id(expr)]})))")
 
-    def telling(self, one: Pass) -> list[Expr]:
-        """The reductions from which the status follows."""
-        return cpu_fuse.telling(one.reductions, self.prog.gradient) if one.status else []
-
     def forget(self) -> None:
         """Names and buffers of a tile do not outlive it."""
         self.buffers.clear()
@@ -272,29 +266,6 @@ class Encoder(Stated):
         self.buffers[id(expr)] = f"{kind}{taken}"
         self.allocated.add(f"{kind}{taken}")
 
-    def status_loop(self) -> None:
-        self.ahead()
-        with self.block(f"for i in range({self.tile}):"):
-            self.add(f"bad = i_max(bad, abs_bits({self.text(self.prog.gradient, 'i')}))")
-
-    def tile_reductions(self, one: Pass) -> None:
-        """The tile's share of the tensor's reductions and of the status."""
-        status = one.status and not self.telling(one)
-        together = cpu_fuse.fused(one.reductions, status)
-        self.prepare(*(e.args[0] for e in one.reductions), self.prog.gradient)
-        if together:
-            with self.block(f"if m == {self.tile}:"):
-                cpu_fuse.emit(self, together, status)
-        with self.block("else:" if together else "if True:"):
-            self.add("pass")
-            if status:
-                self.status_loop()
-            for expr in together:
-                self.step_reduction(expr)
-        for expr in one.reductions:
-            if expr not in together:
-                self.step_reduction(expr)
-
     def tile_steps(self, one: Pass) -> None:
         for s in one.selections:
             self.compact(s)
@@ -302,117 +273,6 @@ class Encoder(Stated):
             if sink.kind == "field":
                 self.step_field(sink)
         self.overwrite([s for s in one.sinks if s.kind != "field"])
-
-    # reductions
-
-    def reduction(self, expr: Expr) -> str:
-        """A group's reduction: emits the loops, returns the text of the value."""
-        return self.tile_reduction(expr.op, expr.args[0])
-
-    def tile_reduction(self, op: str, arg: Expr) -> str:
-        self.prepare(arg)
-        self.available()
-        if op == "reduce_sum":
-            self.lane_sum(arg)
-            return "acc[0]"
-        return f"unkey({self.extreme(op, arg)})"
-
-    def lane_sum(self, arg: Expr) -> None:
-        """Sum in the order of [Note: order of sums], into acc[0]."""
-        lanes, tile = lane_count(self.tile), self.tile
-        self.ahead()
-        if is_count(arg):
-            self.count(arg.args[0].args[0])
-            return
-        if not zero_at_zero(arg):
-            with self.block(f"for i in range({tile}):"):
-                self.add(f"red[i] = {self.text(arg, 'i')}")
-            with self.block(f"for i in range(m, {tile}):"):
-                self.add("red[i] = ZERO")
-
-        def value(i: str) -> str:
-            return self.text(arg, i) if zero_at_zero(arg) else f"red[{i}]"
-
-        with self.block(f"for i in range({lanes}):"):
-            self.add(f"acc[i] = {value('i')}")
-        if tile > lanes:
-            with (
-                self.block(f"for k in range({lanes}, {tile}, {lanes}):"),
-                self.block(f"for i in range({lanes}):"),
-            ):
-                self.add(f"acc[i] += {value('k + i')}")
-        self.add("fold(acc)")
-
-    def count(self, condition: Expr) -> None:
-        """A sum of ones and zeros is exact in any order."""
-        self.add("z = i32(0)")
-        with self.block("for i in range(m):"):
-            self.add(f"z = i_add(z, i_of_b({self.text(condition, 'i')}))")
-        self.add("acc[0] = f32(z)")
-
-    def extreme(self, op: str, arg: Expr) -> str:
-        """The largest or smallest order key of a tile, in a local name."""
-        name = self.name("x")
-        best = "i_max" if op == "reduce_max" else "i_min"
-        start, turns, term = "i32(-2147483647)", "m", arg
-        if op == "reduce_min":
-            start = "i32(2147483647)"
-        elif arg.op == "abs" and arg.args[0].type.dtype == "float":
-            start, term = "i32(0)", arg.args[0]
-            turns = str(self.tile) if zero_at_zero(arg) else "m"
-        order = "key" if term is arg else "abs_bits"
-
-        def step(turns: str) -> None:
-            with self.block(f"for i in range({turns}):"):
-                self.add(f"{name} = {best}({name}, {order}({self.text(term, 'i')}))")
-
-        self.ahead()
-        self.add(f"{name} = {start}")
-        if turns == "m":
-            with self.block(f"if m < {self.tile}:"):
-                step("m")
-        with self.block("else:" if turns == "m" else "if True:"):
-            step(str(self.tile))
-        return name
-
-    def open_reduction(self, expr: Expr) -> None:
-        name = self.names[id(expr)] = self.name("s")
-        if expr.op == "reduce_sum":
-            self.add(f"part_{name} = np.empty(tiles, np.float32)")
-        else:
-            self.add(
-                f"best_{name} = i32({'-2147483647' if expr.op == 'reduce_max' else '2147483647'})"
-            )
-
-    def step_reduction(self, expr: Expr) -> None:
-        name = self.names[id(expr)]
-        if expr.op == "reduce_sum":
-            self.tile_reduction(expr.op, expr.args[0])
-            self.add(f"part_{name}[t] = acc[0]")
-        else:
-            self.prepare(expr.args[0])
-            found = self.extreme(expr.op, expr.args[0])
-            self.add(
-                f"best_{name} = {'i_max' if expr.op == 'reduce_max' else 'i_min'}(best_{name}, {found})"
-            )
-
-    def close_reduction(self, expr: Expr) -> None:
-        name = self.names[id(expr)]
-        done = f"total(part_{name})" if expr.op == "reduce_sum" else f"f64(unkey(best_{name}))"
-        self.add(f"{name} = {done}")
-
-    # sinks
-
-    def step_field(self, sink: Sink) -> None:
-        f = sink.field
-        assert f is not None
-        if sink.expr.type.shape == "group":
-            value = self.group(sink.expr)
-            self.available()
-            self.add(self.store(f, f"at_{f.name} + t * {f.item_bits // 8}", value, sink.expr))
-            return
-        self.ready_for(sink.expr)
-        self.field_sink(f, sink.expr)
 
     def ready_for(self, *roots: Expr) -> None:
         """Emit everything that a loop over these expressions needs before it."""
@@ -425,99 +285,6 @@ class Encoder(Stated):
         for e in walk(expr):
             if e.op == "lift" and e.args[0].type.shape == "group":
                 self.group(e.args[0])
-
-    def field_sink(self, f: Field, expr: Expr) -> None:
-        if not f.packed:
-            with self.block("for i in range(m):"):
-                size = f.item_bits // 8
-                self.add(
-                    self.store(f, f"at_{f.name} + {size} * (o + i)", self.text(expr, "i"), expr)
-                )
-            return
-        kinds = {s.kind for s in self.now.sinks if uses_code(s.expr, f.name)}
-        if self.evenly and not f.trits and self.cheap(expr):
-            kinds = set()  # to compare again takes less than to keep the result
-        if "state" in kinds or f.trits:
-            self.pack_buffer(f, expr)
-            return
-        # Codes that nothing reads again are packed as they are computed.
-        if kinds:
-            with self.block("if back:"):
-                self.pack_buffer(f, expr)
-        with self.block("if not back:" if kinds else "if True:"):
-            self.pack_directly(f, expr)
-
-    def cheap(self, expr: Expr) -> bool:
-        """Whether computing an element anew takes one operator, given what is in buffers."""
-        return self.made(expr) or all(map(self.made, expr.args))
-
-    def made(self, expr: Expr) -> bool:
-        """Whether an element's value is at hand."""
-        return id(expr) in self.buffers or expr.op == "lift"
-
-    def pack_buffer(self, f: Field, expr: Expr) -> None:
-        """By way of a buffer, which later loops read."""
-        buffer = self.codes[f.name] = f"q_{f.name}"
-        self.fill_codes(f, expr)
-        if f.trits:
-            at = f"at_{f.name} + t * {f.packed_bytes(self.tile)}"
-            self.add(f"pack_trits({buffer}, out, {at}, m)")
-            return
-        width = self.tile * f.bits // 8
-        with self.block(f"if m == {self.tile}:"):
-            self.pack_full(f, lambda p: f"{buffer}[i + {p * width}]")
-        with self.block("else:"):
-            self.pack_rest(f)
-
-    def pack_directly(self, f: Field, expr: Expr) -> None:
-        width = self.tile * f.bits // 8
-        with self.block(f"if m == {self.tile}:"):
-            self.pack_full(f, lambda p: code(f.bits, expr, self.text(expr, f"i + {p * width}")))
-        with self.block("else:"):
-            self.fill_codes(f, expr)
-            self.pack_rest(f)
-
-    def fill_codes(self, f: Field, expr: Expr) -> None:
-        self.ahead()
-        with self.block(f"for i in range({self.tile}):"):
-            self.add(f"q_{f.name}[i] = {code(f.bits, expr, self.text(expr, 'i'))}")
-
-    def pack_full(self, f: Field, value: Callable[[int], str]) -> None:
-        width, planes = self.tile * f.bits // 8, PLANES[f.bits]
-        self.add(f"w = at_{f.name} + t * {width}")
-        self.add(f"o_ = out[w : w + {width}]")
-        chunks = self.chunks(width)
-        with self.block(f"for c in range(0, {width}, {width // chunks}):"):
-            self.ahead(self.tile // chunks)
-            with self.block(f"for i in range(c, c + {width // chunks}):"):
-                parts = ", ".join(value(p) for p in range(planes))
-                self.add(f"o_[i] = {f'pack{planes}({parts})' if planes > 1 else parts}")
-
-    def pack_rest(self, f: Field) -> None:
-        at = f"at_{f.name} + t * {self.tile * f.bits // 8}"
-        self.add(f"pack_tail(q_{f.name}, out, {at}, m, {f.bits})")
-
-    def store(self, f: Field, at: str, value: str, expr: Expr) -> str:
-        if f.storage in WHOLE:
-            return f"store_{f.access}(out, {at}, i64({value}))"
-        if expr.type.dtype != "float":
-            value = f"f_of_{'i' if expr.type.dtype == 'int' else 'b'}({value})"
-        return f"store_{f.storage}(out, {at}, {value})"
-
-    def scalar_sink(self, sink: Sink) -> None:
-        if sink.kind == "state":
-            value = self.scalar(sink.expr)
-            with self.block(f"if np.isfinite({value}):"):
-                self.add(f"a_{sink.name}[tensor] = f32({value})")
-            return
-        f = sink.field
-        assert f is not None
-        value = self.scalar(sink.expr)
-        if f.shape == "table":
-            self.add(f"store_table(out, at_{f.name}, {value})")
-            return
-        text = f"i64({value})" if f.storage in WHOLE else f"f32({value})"
-        self.add(f"store_{f.access}(out, at_{f.name}, {text})")
 
     def leaf(self, expr: Expr, i: str) -> str:
         tile = self.where == "tile"
@@ -541,29 +308,3 @@ class Encoder(Stated):
 
     def close_selection(self, s: Selection, one: Pass) -> None:
         raise NotImplementedError
-
-
-def zero_at_zero(expr: Expr) -> bool:
-    """Whether an element expression is zero where the gradient and the states are zero."""
-    if expr.op in ("input", "state"):
-        return True
-    if expr.op in ("add", "sub"):
-        return all(map(zero_at_zero, expr.args))
-    if expr.op in ("neg", "abs", "floor", "ceil", "round", "sqrt", "float", "float16", "bfloat16"):
-        return zero_at_zero(expr.args[0])
-    # Not mul: zero times an infinite scalar is NaN; the square of a zero is safe.
-    return expr.op == "mul" and expr.args[0] is expr.args[1] and zero_at_zero(expr.args[0])
-
-
-def uses_code(expr: Expr, field: str) -> bool:
-    """Whether an expression reads back what a field stores."""
-    return any(e.op == "code" and e.value == field for e in walk(expr))
-
-
-def is_count(expr: Expr) -> bool:
-    """Whether an expression is a condition as 0.0 or 1.0."""
-    return (
-        expr.op == "float"
-        and expr.args[0].op == "int"
-        and expr.args[0].args[0].type.dtype == "bool"
-    )

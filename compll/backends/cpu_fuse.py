@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from compll.ir import Expr
 
 if TYPE_CHECKING:
-    from compll.backends.cpu_emit import Encoder
+    from compll.backends.cpu_reduce import Reducing
 
 
 def fused(reductions: list[Expr], status: bool) -> list[Expr]:
@@ -35,7 +35,7 @@ def telling(reductions: list[Expr], gradient: Expr) -> list[Expr]:
     return list(ends.values()) if len(ends) == 2 else []
 
 
-def emit(encoder: Encoder, reductions: list[Expr], status: bool) -> None:
+def emit(encoder: Reducing, reductions: list[Expr], status: bool) -> None:
     """The loop over a full tile, into `best_NAME` and `bad`."""
     names = [encoder.names[id(e)] for e in reductions]
     encoder.ahead()
@@ -51,7 +51,7 @@ def emit(encoder: Encoder, reductions: list[Expr], status: bool) -> None:
         encoder.add(f"best_{name} = x_{name}")
 
 
-def _key(encoder: Encoder, e: Expr) -> str:
+def _key(encoder: Reducing, e: Expr) -> str:
     """The order key of a term; the bits of a magnitude are one."""
     (arg,) = e.args
     if e.op == "reduce_max" and arg.op == "abs":

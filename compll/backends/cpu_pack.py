@@ -1,0 +1,127 @@
+"""The part of the encode kernel that stores payload fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compll.backends.cpu_reduce import Reducing
+from compll.backends.cpu_text import code
+from compll.backends.cpu_values import PLANES
+from compll.ir import WHOLE, Expr, Field, walk
+from compll.program import Pass, Sink
+
+
+class Packing(Reducing):
+    """Emits what leaves a tile, and a tensor, for the payload."""
+
+    #: the pass under way
+    now: Pass
+
+    def step_field(self, sink: Sink) -> None:
+        f = sink.field
+        assert f is not None
+        if sink.expr.type.shape == "group":
+            value = self.group(sink.expr)
+            self.available()
+            self.add(self.store(f, f"at_{f.name} + t * {f.item_bits // 8}", value, sink.expr))
+            return
+        self.ready_for(sink.expr)
+        self.field_sink(f, sink.expr)
+
+    def field_sink(self, f: Field, expr: Expr) -> None:
+        if not f.packed:
+            with self.block("for i in range(m):"):
+                size = f.item_bits // 8
+                self.add(
+                    self.store(f, f"at_{f.name} + {size} * (o + i)", self.text(expr, "i"), expr)
+                )
+            return
+        kinds = {s.kind for s in self.now.sinks if uses_code(s.expr, f.name)}
+        if self.evenly and not f.trits and self.cheap(expr):
+            kinds = set()  # to compare again takes less than to keep the result
+        if "state" in kinds or f.trits:
+            self.pack_buffer(f, expr)
+            return
+        # Codes that nothing reads again are packed as they are computed.
+        if kinds:
+            with self.block("if back:"):
+                self.pack_buffer(f, expr)
+        with self.block("if not back:" if kinds else "if True:"):
+            self.pack_directly(f, expr)
+
+    def cheap(self, expr: Expr) -> bool:
+        """Whether computing an element anew takes one operator, given what is in buffers."""
+        return self.made(expr) or all(map(self.made, expr.args))
+
+    def made(self, expr: Expr) -> bool:
+        """Whether an element's value is at hand."""
+        return id(expr) in self.buffers or expr.op == "lift"
+
+    def pack_buffer(self, f: Field, expr: Expr) -> None:
+        """By way of a buffer, which later loops read."""
+        buffer = self.codes[f.name] = f"q_{f.name}"
+        self.fill_codes(f, expr)
+        if f.trits:
+            at = f"at_{f.name} + t * {f.packed_bytes(self.tile)}"
+            self.add(f"pack_trits({buffer}, out, {at}, m)")
+            return
+        width = self.tile * f.bits // 8
+        with self.block(f"if m == {self.tile}:"):
+            self.pack_full(f, lambda p: f"{buffer}[i + {p * width}]")
+        with self.block("else:"):
+            self.pack_rest(f)
+
+    def pack_directly(self, f: Field, expr: Expr) -> None:
+        width = self.tile * f.bits // 8
+        with self.block(f"if m == {self.tile}:"):
+            self.pack_full(f, lambda p: code(f.bits, expr, self.text(expr, f"i + {p * width}")))
+        with self.block("else:"):
+            self.fill_codes(f, expr)
+            self.pack_rest(f)
+
+    def fill_codes(self, f: Field, expr: Expr) -> None:
+        self.ahead()
+        with self.block(f"for i in range({self.tile}):"):
+            self.add(f"q_{f.name}[i] = {code(f.bits, expr, self.text(expr, 'i'))}")
+
+    def pack_full(self, f: Field, value: Callable[[int], str]) -> None:
+        width, planes = self.tile * f.bits // 8, PLANES[f.bits]
+        self.add(f"w = at_{f.name} + t * {width}")
+        self.add(f"o_ = out[w : w + {width}]")
+        chunks = self.chunks(width)
+        with self.block(f"for c in range(0, {width}, {width // chunks}):"):
+            self.ahead(self.tile // chunks)
+            with self.block(f"for i in range(c, c + {width // chunks}):"):
+                parts = ", ".join(value(p) for p in range(planes))
+                self.add(f"o_[i] = {f'pack{planes}({parts})' if planes > 1 else parts}")
+
+    def pack_rest(self, f: Field) -> None:
+        at = f"at_{f.name} + t * {self.tile * f.bits // 8}"
+        self.add(f"pack_tail(q_{f.name}, out, {at}, m, {f.bits})")
+
+    def store(self, f: Field, at: str, value: str, expr: Expr) -> str:
+        if f.storage in WHOLE:
+            return f"store_{f.access}(out, {at}, i64({value}))"
+        if expr.type.dtype != "float":
+            value = f"f_of_{'i' if expr.type.dtype == 'int' else 'b'}({value})"
+        return f"store_{f.storage}(out, {at}, {value})"
+
+    def scalar_sink(self, sink: Sink) -> None:
+        if sink.kind == "state":
+            value = self.scalar(sink.expr)
+            with self.block(f"if np.isfinite({value}):"):
+                self.add(f"a_{sink.name}[tensor] = f32({value})")
+            return
+        f = sink.field
+        assert f is not None
+        value = self.scalar(sink.expr)
+        if f.shape == "table":
+            self.add(f"store_table(out, at_{f.name}, {value})")
+            return
+        text = f"i64({value})" if f.storage in WHOLE else f"f32({value})"
+        self.add(f"store_{f.access}(out, at_{f.name}, {text})")
+
+
+def uses_code(expr: Expr, field: str) -> bool:
+    """Whether an expression reads back what a field stores."""
+    return any(e.op == "code" and e.value == field for e in walk(expr))
