@@ -22,6 +22,7 @@ from casync.errors import (
     TransportAborted,
     TransportError,
 )
+from casync.exits import close_at_exit
 from casync.graph import Program
 from casync.jobs import Job, Prepared, States
 from casync.lanes import Communication, Compute
@@ -75,6 +76,7 @@ class Executor:
         self._sequence = 0
         self._compute = Compute(self)
         self._communication = Communication(self, transport)
+        close_at_exit(self)
 
     def __enter__(self) -> Executor:
         return self

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from casync.exits import close_at_exit
 from hipress.errors import DivergenceError
 from hipress.link import gather
 from hipress.model import Param
@@ -30,6 +31,7 @@ class Verifier:
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hipress-verify", daemon=True)
         self._thread.start()
+        close_at_exit(self)
 
     def check(
         self, future: Future[torch.Tensor], params: Sequence[Param], step: int

@@ -2,6 +2,8 @@
 
 import gc
 import re
+import subprocess
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -517,3 +519,31 @@ def test_bad_buckets_are_refused(bucket):
 def test_counters_can_be_copied():
     with world(2) as executors:
         assert replace(executors[0].counters) == executors[0].counters
+
+
+AT_WORK = """
+import threading
+import torch
+from casync.executor import Executor
+from casync.transports.memory import Hub
+from tests.casync.fakes import CODECS, graph_of
+
+begun, a = threading.Event(), torch.ones(800, 800)
+
+def work(task):
+    begun.set()
+    for _ in range(30):
+        torch.mm(a, a)
+
+executor = Executor(Hub(2).endpoints()[0], CODECS, delay=work)
+executor.submit(graph_of([100], "allgather", "sparse", 2).slice(0), torch.ones(100), {}, 0)
+begun.wait()
+"""
+
+
+def test_a_process_may_end_while_a_lane_is_at_work():
+    """See [Note: exit] in exits.py."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_WORK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
