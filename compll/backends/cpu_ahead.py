@@ -13,6 +13,8 @@ from compll.backends.cpu_values import Values
 
 #: elements that one call asks for
 COUNTS = (512, 256, 128, 64)
+#: of those, and of numbers of arrays, what there is as one call that looks where to end
+ASKED, ARRAYS = (256, 128, 64), (1, 2, 3, 4)
 #: elements between what is computed and what is asked for, at least
 DISTANCE = 1024
 #: elements asked for before a loop over a tile, or before a part of it where that is long
@@ -41,17 +43,22 @@ class Ahead(Values):
     def ahead(self, count: int = PART) -> None:
         """Before a loop: ask for so many elements of the next tile."""
         count = min(count, LITTLE) if self.evenly else count
-        if self.streams:
+        if self.streams and count in ASKED and len(self.streams) in ARRAYS:
+            self.add(f"ahead = {self.asking(count)}")
+        elif self.streams:
             with self.block("if ahead < ahead_end:"):
                 self.ask(count)
                 self.add(f"ahead += {count}")
+
+    def asking(self, count: int) -> str:
+        """The call that asks for so many elements, and gives those after them."""
+        return f"ask{count}_{len(self.streams)}(ahead, ahead_end, {', '.join(self.streams)})"
 
     def close_ahead(self) -> None:
         """End a tile: ask for what is left."""
         if self.streams:
             with self.block("while ahead < ahead_end:"):
-                self.ask(PART)
-                self.add(f"ahead += {PART}")
+                self.ahead()
         self.streams = ()
 
     def chunks(self, turns: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from compll.backends.cpu_declare import kernel
 from compll.backends.cpu_halves import held_value, kept_value
 from compll.backends.matrix_numbers import TINY
 from compll.backends.numbers import LANES
@@ -19,10 +20,10 @@ f32, f64 = np.float32, np.float64
 
 
 def loop(arguments: str) -> Any:
-    """Compile for these arguments; {} is the type of a residual, float32 or uint16 (bfloat16)."""
+    """Declare for these arguments; {} is the type of a residual, float32 or uint16 (bfloat16)."""
     kinds = ("float32", "uint16") if "{}" in arguments else ("",)
     signatures = [f"void({arguments.format(kind)})" for kind in kinds]
-    return njit(signatures, nogil=True, cache=True, error_model="numpy")
+    return kernel(*signatures)
 
 
 @loop("float32[:, ::1], float32[:, ::1], float32[:, ::1]")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from compll.backends.cpu_ahead import PART, Ahead
 from compll.backends.cpu_values import PLANES, size_text
@@ -14,10 +15,15 @@ from compll.layout import header
 class Decoder(Ahead):
     """Emits `decode`, which writes or adds; `check`, which looks at sizes and indices first."""
 
+    #: names for a plane's part of these arrays: an index that numba holds to be possibly negative
+    #: would cost the vector loop
+    parts: Mapping[str, str] = MappingProxyType({"part": "o_"})
+
     def __init__(self, module: Module, add: bool) -> None:
         super().__init__(module, None)
         self.adding = add
-        self.plane: int | None = None
+        #: by how much a byte is shifted for the codes in hand, where they come from the payload
+        self.shift: str | None = None
         self.fields = {f.name: f for f in module.fields}
         self.packed = [f for f in module.fields if f.packed and f.shape == "n"]
         self.spreads: list[Expr] = []
@@ -27,7 +33,6 @@ class Decoder(Ahead):
         with self.block(
             f"def decode_{'add' if self.adding else 'set'}(data, table, at, used, lim, st, y):"
         ):
-            self.add(f"o_tail = np.zeros({self.tile}, np.float32)")
             self.code_buffers()
             with self.block("for p in range(table.shape[0]):"):
                 self.piece()
@@ -35,7 +40,7 @@ class Decoder(Ahead):
 
     def code_buffers(self) -> None:
         for f in self.packed:
-            self.add(f"q_{f.name} = np.zeros({self.tile}, np.uint8)")
+            self.add(f"q_{f.name} = np.empty({self.tile}, np.uint8)")
 
     def piece(self) -> None:
         self.opening()
@@ -55,6 +60,7 @@ class Decoder(Ahead):
         self.add("n = table[p, 1]")
         with self.block("if n == 0:"):
             self.add("continue")
+        self.statics_here()
         self.add("base = at[p]")
         self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
         self.layout()
@@ -193,18 +199,27 @@ class Decoder(Ahead):
         for f in packed:
             self.add(f"d_{f.name} = data[w_{f.name} : w_{f.name} + {self.tile * f.bits // 8}]")
         self.add(f"o_ = ys[o : o + {self.tile}]")
-        planes = PLANES[widths.pop()] if widths else 1
-        turns = self.tile // planes
-        for plane in range(planes):
-            self.plane = plane if packed else None
+        bits = widths.pop() if widths else 8
+        turns = self.tile // PLANES[bits]
+        if bits == 8:
+            self.shift = "u8(0)" if packed else None
             self.ahead(min(turns, PART))
-            # A short loop of known length is unrolled before it can be vectorized.
-            count = f"len(d_{packed[0].name})" if packed and turns < 64 else str(turns)
-            self.output(decode, count, f"i + {plane * turns}" if plane else "i", "o_")
-        self.plane = None
+            self.output(decode, str(turns), "i", "o_")
+        else:
+            self.shift = "shift"
+            with self.block(f"for plane in range({PLANES[bits]}):"):
+                self.add(f"shift = u8({bits} * plane)")
+                self.add(f"start = {turns} * plane")
+                for part, array in self.parts.items():
+                    self.add(f"{part} = {array}[start : start + {turns}]")
+                self.ahead(min(turns, PART))
+                # A short loop of known length is unrolled before it can be vectorized.
+                count = f"len(d_{packed[0].name})" if turns < 64 else str(turns)
+                self.output(decode, count, "start + i", "part")
+        self.shift = None
 
     def output(self, decode: Expr, turns: str, index: str, tile: str = "") -> None:
-        target = f"{tile}[{index}]" if tile else f"ys[o + {index}]"
+        target = f"{tile}[i]" if tile else f"ys[o + {index}]"
         with self.block(f"for i in range({turns}):"):
             how = "+=" if self.adding else "="
             self.add(f"{target} {how} {self.text(decode, index)}")
@@ -220,14 +235,16 @@ class Decoder(Ahead):
             self.add(f"unpack_trits({source}, w_{f.name}, q_{f.name}, m)")
             return
         width = self.tile * f.bits // 8
-        for plane in range(PLANES[f.bits]):
+        self.add(f"packed = data[w_{f.name} : w_{f.name} + {width}]")
+        with self.block(f"for plane in range({PLANES[f.bits]}):"):
+            self.add(f"shift = u8({f.bits} * plane)")
+            self.add(f"codes = q_{f.name}[{width} * plane : {width} * plane + {width}]")
             with self.block(f"for i in range({width}):"):
-                code = self.code_at(f, f"data[w_{f.name} + i]", plane)
-                self.add(f"q_{f.name}[i + {plane * width}] = {code}")
+                self.add(f"codes[i] = {self.code_at(f, 'packed[i]', 'shift')}")
 
     @staticmethod
-    def code_at(f: Field, byte: str, plane: int) -> str:
-        return byte if f.bits == 8 else f"plane{f.bits}({byte}, u8({plane * f.bits}))"
+    def code_at(f: Field, byte: str, shift: str) -> str:
+        return byte if f.bits == 8 else f"plane{f.bits}({byte}, {shift})"
 
     def field_value(self, expr: Expr) -> str:
         f = self.fields[str(expr.value)]
@@ -235,8 +252,8 @@ class Decoder(Ahead):
 
     def leaf(self, expr: Expr, i: str) -> str:
         f = self.fields[str(expr.value)]
-        if f.packed and self.plane is not None:
-            return f"i_of_u({self.code_at(f, f'd_{f.name}[i]', self.plane)})"
+        if f.packed and self.shift is not None:
+            return f"i_of_u({self.code_at(f, f'd_{f.name}[i]', self.shift)})"
         if f.packed:
             return f"i_of_u(q_{f.name}[{i}])"
         index = f"o + {i}" if f.shape == "n" else i
@@ -261,6 +278,7 @@ class Decoder(Ahead):
 
     def check_piece(self) -> None:
         dynamic = [(i, s) for i, s in enumerate(self.module.selections) if s.dynamic]
+        self.statics_here()
         self.add("base = at[p]")
         self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
         with self.block(f"if used[p] < {4 * sum(map(len, header(self.module)))}:"):

@@ -48,9 +48,9 @@ class Encoder(Packing):
         tile = self.tile
         self.add(f"acc = np.empty({lane_count(tile)}, np.float32)")
         self.add(f"red = np.empty({tile}, np.float32)")
-        self.add(f"g_tail = np.zeros({tile}, np.float32)")
+        self.add(f"g_tail = np.empty({tile}, np.float32)")
         for s in self.elementwise:
-            self.add(f"{s}_tail = np.zeros({tile}, np.{WORDS[s in self.halves]})")
+            self.add(f"{s}_tail = np.empty({tile}, np.{WORDS[s in self.halves]})")
         for f in self.module.fields:
             if f.packed and f.shape == "n":
                 self.add(f"q_{f.name} = np.empty({tile + 4 * f.trits}, np.uint8)")
@@ -67,6 +67,7 @@ class Encoder(Packing):
         self.add("n = table[p, 1]")
         with self.block("if n == 0:"):
             self.add("continue")
+        self.statics_here()
         self.add("tensor = table[p, 2]")
         self.add("first = table[p, 3]")
         self.add("base = at[p]")
@@ -214,21 +215,18 @@ class Encoder(Packing):
 
     def copy_tail(self, name: str, source: str) -> None:
         self.add(f"{name}_ = {name}_tail")
-        with self.block("for i in range(m):"):
-            self.add(f"{name}_[i] = {source}[o + i]")
-        with self.block(f"for i in range(m, {self.tile}):"):
-            self.add(f"{name}_[i] = {'u16(0)' if name in self.halves else 'ZERO'}")
+        self.add(f"fill_tail({name}_, {source}, o, m)")
 
     def write_tail(self, one: Pass) -> None:
-        states = [s.name for s in one.sinks if s.kind == "state"]
+        states = [s.name for s in one.sinks if s.kind == "state" and s.expr.type.shape == "n"]
+        back = any(s.kind == "back" for s in one.sinks)
+        if not states and not back:
+            return
         with self.block(f"if m < {self.tile}:"):
-            self.add("pass")
             for s in states:
-                with self.block("for i in range(m):"):
-                    self.add(f"s_{s}[o + i] = {s}_[i]")
-            if any(s.kind == "back" for s in one.sinks):
-                with self.block("for i in range(m if back else 0):"):
-                    self.add("xs[o + i] = g_[i]")
+                self.add(f"keep_tail({s}_, s_{s}, o, m)")
+            if back:
+                self.add("keep_tail(g_, xs, o, m if back else 0)")
 
     def loops(self, one: Pass) -> list[Expr]:
         """The element expressions that get a loop each; the write-back is rare and does not count."""

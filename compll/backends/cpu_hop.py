@@ -6,6 +6,9 @@ the sum nor the decoded values go through memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from compll.backends.cpu_decode import Decoder
 from compll.backends.cpu_emit import Encoder
 from compll.ir import Expr, Module
@@ -28,6 +31,8 @@ def fuses(module: Module) -> bool:
 class Merging(Decoder):
     """Emits `merge_tile`: y[0 : tile] becomes tile t of x + decode(payload), zero beyond it."""
 
+    parts: Mapping[str, str] = MappingProxyType({"part": "o_", "into": "y"})
+
     def __init__(self, module: Module) -> None:
         super().__init__(module, add=False)
 
@@ -35,6 +40,7 @@ class Merging(Decoder):
         """The text of `merge_tile`."""
         decode = self.module.decode
         with self.block("def merge_tile(data, base, used, n, p, t, st, ys, y):"):
+            self.statics_here()
             self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
             self.add(f"o = t * {self.tile}")
             self.add(f"m = min({self.tile}, n - o)")
@@ -61,9 +67,10 @@ class Merging(Decoder):
         return str(self)
 
     def output(self, decode: Expr, turns: str, index: str, tile: str = "") -> None:
-        source = f"o_[{index}]" if tile else f"ys[o + {index}]"
+        source = f"{tile}[i]" if tile else f"ys[o + {index}]"
+        target = "into[i]" if tile == "part" else f"y[{index}]"
         with self.block(f"for i in range({turns}):"):
-            self.add(f"y[{index}] = {source} + {self.text(decode, index)}")
+            self.add(f"{target} = {source} + {self.text(decode, index)}")
 
 
 class Hopping(Encoder):

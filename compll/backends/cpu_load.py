@@ -6,29 +6,27 @@ import hashlib
 import importlib
 import importlib.util
 import platform
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends import cpu_native
+from compll.backends.cpu_declare import by_numba, declared
 from compll.backends.cpu_native import Stored
 from compll.cache import folder, write
-
-#: a function with declared arguments, which is what a module is loaded for
-DECLARED = re.compile(r'^@(?:njit\("|loop\()[^\n]*\ndef (\w+)', re.MULTILINE)
 
 
 @cache
 def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
-    own = "array_loops bitstreams elementary halves native object ops runtime tables trits"
+    own = "array_loops bitstreams declare elementary halves native object ops runtime tables trits"
     others = ("elementary", "matrix_numbers", "numbers", "../quantiles")
     files = (*(f"cpu_{name}" for name in own.split()), *others)
     sources = b"".join((here / f"{name}.py").read_bytes() for name in files)
@@ -48,9 +46,9 @@ def numba_version() -> str:
 
 
 def load(name: str, text: str) -> Any:
-    """The functions that a generated text declares, as attributes."""
+    """The kernels that a generated text declares, as attributes."""
     path = place(name, text)
-    return either(path, text, cache(partial(by_numba, path, text)))
+    return either(path, cache(partial(imported, path, text)))
 
 
 @cache
@@ -58,7 +56,7 @@ def written(name: str) -> Any:
     """Those of a module of loops beside this one, written by hand."""
     text = (Path(__file__).parent / f"{name}.py").read_text()
     module = cache(partial(importlib.import_module, f"compll.backends.{name}"))
-    return either(place(name, text), text, module)
+    return either(place(name, text), module)
 
 
 def plain(x: NDArray[Any], dtype: type[Any] = np.float32) -> NDArray[Any]:
@@ -72,34 +70,35 @@ def place(name: str, text: str) -> Path:
     return folder("cpu") / f"{name}_{digest}.py"
 
 
-def either(path: Path, text: str, compiled: Callable[[], Any]) -> Any:
-    """The functions of a text from their object file, or compiled; once per cache folder."""
+def either(path: Path, module: Callable[[], Any]) -> Any:
+    """The kernels of a module from its object file, made if need be, or by numba."""
+    compiled = by_numba(module)
     if cpu_native.possible():
         file = path.with_suffix(f".{cpu_native.tag()}.native")
-        stored = cpu_native.read(file) or keep(file, compiled, DECLARED.findall(text))
+        stored = cpu_native.read(file) or keep(file, module)
         with suppress(RuntimeError):
             return cpu_native.link(stored, compiled)
-    return compiled()
+    return SimpleNamespace(**{name: compiled(name) for name in declared(module())})
 
 
-def by_numba(path: Path, text: str) -> Any:
-    """The imported module, compiled or from numba's own cache."""
+def imported(path: Path, text: str) -> Any:
+    """The module of a text."""
     if not path.exists():
         write(path, text)
         importlib.invalidate_caches()
     return importlib.import_module(f"compll._kernels.{path.stem}")
 
 
-def keep(path: Path, compiled: Callable[[], Any], names: list[str]) -> Stored:
-    """Store compiled functions for this process and later ones; an empty object where they cannot.
+def keep(path: Path, module: Callable[[], Any]) -> Stored:
+    """Compile a module for this process and later ones; an empty object where that cannot be.
 
     Numba's insides may be other than known, in any way; it then goes on to serve by itself.
     """
-    kernels = compiled()
+    kernels = declared(module())
     try:
         from compll.backends.cpu_object import stored
 
-        found: Stored = stored({name: getattr(kernels, name) for name in names})
+        found: Stored = stored(kernels)
     except Exception:
         found = Stored({}, b"")
     with suppress(OSError):

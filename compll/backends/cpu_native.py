@@ -1,8 +1,8 @@
-"""Cached CPU kernels without numba: one object file a module, linked and called directly.
+"""CPU kernels without numba's run time: one object file a module, linked and called directly.
 
-Importing numba takes longer than all else that a warm start does. So what it compiled is kept as
-plain native code beside its source (see cpu_object.py); here LLVM's linker loads that, and ctypes,
-which releases the GIL, calls it.
+Importing numba takes longer than all else that a warm start does. So what is compiled with it is
+kept as plain native code beside its source (see cpu_object.py); here LLVM's linker loads that, and
+ctypes, which releases the GIL, calls it.
 
 A file is one line of JSON, then the object. It is taken only if all of the line holds here and
 now; anything else is a miss, and the kernels are made by numba as if there were no such file.
@@ -150,8 +150,8 @@ def linker() -> Any:
     return llvm.create_lljit_compiler(suppress_errors=True)
 
 
-def link(stored: Stored, compiled: Callable[[], Any]) -> Any:
-    """The kernels as attributes. compiled: what gives them as numba's.
+def link(stored: Stored, compiled: Callable[[str], Any]) -> Any:
+    """The kernels as attributes. compiled: what gives one, by its name, as numba's.
 
     Raises RuntimeError when there are none, or a symbol is missing.
     """
@@ -184,7 +184,7 @@ def entry(address: int, kinds: list[str]) -> Callable[..., int]:
 
 
 def kernel(
-    name: str, entries: list[Callable[..., int]], compiled: Callable[[], Any]
+    name: str, entries: list[Callable[..., int]], compiled: Callable[[str], Any]
 ) -> Callable[..., int]:
     """A kernel as a function; arguments that no signature takes are left to numba's."""
 
@@ -198,6 +198,6 @@ def kernel(
                 return found
             if found == FAILED:
                 raise MemoryError(f"{name}: no memory for scratch")
-        return getattr(compiled(), name)(*args)  # type: ignore[no-any-return]
+        return compiled(name)(*args)  # type: ignore[no-any-return]
 
     return call

@@ -1,8 +1,10 @@
-"""What numba compiled, as one object file that needs nothing of numba (see cpu_native.py).
+"""A module's kernels compiled with numba, as one object file that needs nothing of it afterwards.
 
-The optimized LLVM modules of a module's kernels are linked into one; to that come an entry for
-each kernel, which reads the arrays it is given, and the two functions with which kernels get and
-free memory. All else is dropped, so that only the C library's symbols are left open.
+Numba types and lowers each kernel; all go into one LLVM module, which is optimized and emitted
+once. Left to itself, numba would add two wrappers a kernel, optimize each apart, emit it for its
+own linker and store it in its own cache. To the kernels come an entry for each, which reads the
+arrays it is given (see cpu_native.py), and the two functions with which kernels get and free
+memory. All else is dropped, so that only the C library's symbols are left open.
 
 This reaches into numba below its documented interface. So what it finds is compared with what it
 expects, and whatever is not as expected means that no object file is made.
@@ -15,9 +17,12 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 from numba import types
+from numba.core import compiler, sigutils
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 from numba.core.runtime import nrtdynmod
 
+from compll.backends.cpu_declare import OPTIONS, Declared
 from compll.backends.cpu_native import (
     DATA,
     DESCR,
@@ -44,6 +49,8 @@ LLVM = {
     "uint64": "i64",
     "bool": "i8",
 }
+#: what kernels return
+RESULTS = (types.void, types.int64)
 #: numba's MemInfo up to its allocator: references, destructor, its argument, data, size
 MEMINFO = "{i64, i8*, i8*, i8*, i64}"
 #: what is provided of numba's runtime
@@ -127,11 +134,11 @@ def kind(type_: Any) -> str:
     return str(type_.name)
 
 
-def arguments(compiled: Any) -> list[str]:
+def arguments(signature: Any) -> list[str]:
     """The kinds of a compiled function's arguments."""
-    if compiled.signature.return_type not in (types.void, types.int64):
-        raise Unfit(f"result {compiled.signature.return_type}")
-    return [kind(one) for one in compiled.signature.args]
+    if signature.return_type not in RESULTS:
+        raise Unfit(f"result {signature.return_type}")
+    return [kind(one) for one in signature.args]
 
 
 def entry(name: str, target: str, kinds: list[str]) -> str:
@@ -227,29 +234,65 @@ def compare(part: Any, known: dict[str, str]) -> None:
             raise Unfit(f"{one.name} is of type {one.global_value_type}")
 
 
+def flags() -> Any:
+    """What numba is to make of a kernel: its code alone, which is not loaded."""
+    found: Any = compiler.Flags()
+    options = {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True} | OPTIONS
+    cpu_target.options.parse_as_flags(found, options)
+    found.no_compile = True
+    return found
+
+
+def lowered(one: Declared, signature: str, library: Any) -> Any:
+    """What numba tells of a kernel with this signature, whose code it added to a library."""
+    target = cpu_target
+    args, result = sigutils.normalize_signature(signature)
+    contexts = (target.typing_context, target.target_context)
+    given: Any = (*contexts, one.function, args, result, flags(), {}, library)
+    return compiler.compile_extra(*given)
+
+
 @global_compiler_lock
-def stored(kernels: dict[str, Any]) -> Stored:
-    """One object of these compiled functions. Raises Unfit, or whatever comes of a surprise."""
+def stored(kernels: dict[str, Declared]) -> Stored:
+    """One object of these kernels. Raises Unfit, or whatever comes of a surprise."""
     if str(nrtdynmod._meminfo_struct_type) != MEMINFO:
         raise Unfit(f"memory is described by {nrtdynmod._meminfo_struct_type}")
+    for context in (cpu_target.typing_context, cpu_target.target_context):
+        context.refresh()  # what numba knows of NumPy, as its own compiler does first
+    library = cpu_target.target_context.codegen().create_library("compll")
     found: dict[str, list[list[str]]] = {}
-    texts, parts = [SUPPORT], []
-    for name, function in kernels.items():
+    texts, known = [SUPPORT], dict(RUNTIME)
+    for name, one in kernels.items():
         found[name] = []
-        for compiled in function.overloads.values():
-            kinds, target = arguments(compiled), compiled.fndesc.llvm_func_name
-            parts.append(compiled.library._get_module_for_linking())
-            compare(parts[-1], RUNTIME | {target: expected(kinds)})
-            texts.append(f'declare i32 @"{target}"{expected(kinds)[3:]}\n')
+        for signature in one.signatures:
+            made = lowered(one, signature, library)
+            kinds, target = arguments(made.signature), made.fndesc.llvm_func_name
+            known[target] = expected(kinds)
+            texts.append(f'declare i32 @"{target}"{known[target][3:]}\n')
             texts.append(entry(symbol(name, len(found[name])), target, kinds))
             found[name].append(kinds)
+    entries = {symbol(name, number) for name in found for number in range(len(found[name]))}
+    return Stored(found, emitted(library, "".join(texts), known, entries))
+
+
+def emitted(library: Any, text: str, known: dict[str, str], entries: set[str]) -> bytes:
+    """The object file of a library and a text, of which the entries alone are seen from outside."""
+    whole = library._final_module
+    parts = dict.fromkeys(library._linking_libraries)
     # Of functions that a module merely shares, only those are linked in that are called.
-    whole = llvm.parse_assembly("".join(texts))
-    whole.triple, whole.data_layout = parts[0].triple, parts[0].data_layout
     for part in parts:
-        whole.link_in(part, preserve=True)
+        whole.link_in(part._get_module_for_linking(), preserve=True)
+    compare(whole, known)
+    support = llvm.parse_assembly(text)
+    support.triple, support.data_layout = whole.triple, whole.data_layout
+    whole.link_in(support)
+    for one in whole.functions:
+        if not one.is_declaration and one.name not in entries:
+            one.linkage = "internal"
     whole.verify()
+    library._optimize_final_module()
     for one in whole.functions:
         if one.is_declaration and one.name.startswith("NRT_"):
             raise Unfit(f"{one.name} is not provided")
-    return Stored(found, compiled.library._codegen._tm.emit_object(whole))
+    image: bytes = library._codegen._tm.emit_object(whole)
+    return image

@@ -251,21 +251,28 @@ def _load(kind: Any, result: Any, convert: Callable[[Any, Any], Any]) -> Any:
     return _primitive(result, (BYTES, i64), emit)
 
 
+def _fetches(target: Any, b: Any, kind: Any, array: Any, at: Any, count: int) -> None:
+    """Prefetch array[at : at + count], which may lie outside."""
+    name = "llvm.prefetch.p0"
+    parameters = [I8.as_pointer(), I32, I32, I32]
+    fetch = b.module.globals.get(name) or ir.Function(
+        b.module, ir.FunctionType(ir.VoidType(), parameters), name
+    )
+    read, nearest, data_cache = _c(0), _c(3), _c(1)
+    data = target.make_array(kind)(target, b, array).data
+    first = b.bitcast(b.gep(data, [at]), I8.as_pointer())
+    for line in range(0, count * kind.dtype.bitwidth // 8, 64):
+        place = b.gep(first, [ir.Constant(ir.IntType(64), line)])
+        b.call(fetch, [place, read, nearest, data_cache])
+
+
 def _prefetch(count: int) -> Any:
-    """prefetch(x, i): bring x[i : i + count] nearer; i may lie outside."""
+    """prefetch(x, i): bring x[i : i + count] nearer."""
 
     @intrinsic
     def prefetch(typing: Any, x: Any, i: Any) -> Any:
         def emit(target: Any, b: Any, signature: Any, v: Any) -> Any:
-            data = target.make_array(x)(target, b, v[0]).data
-            kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-            name = "llvm.prefetch.p0"
-            fetch = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-            read, nearest, data_cache = _c(0), _c(3), _c(1)
-            first = b.bitcast(b.gep(data, [v[1]]), I8.as_pointer())
-            for line in range(0, count * x.dtype.bitwidth // 8, 64):
-                place = b.gep(first, [ir.Constant(ir.IntType(64), line)])
-                b.call(fetch, [place, read, nearest, data_cache])
+            _fetches(target, b, x, v[0], v[1], count)
             return target.get_dummy_value()
 
         return types.void(x, i64), emit
@@ -273,8 +280,38 @@ def _prefetch(count: int) -> Any:
     return prefetch
 
 
+def _ask(count: int, arrays: int) -> Any:
+    """ask(i, end, x, ...): where i < end, prefetch(x, i), ... and i + count; else i.
+
+    As one call, since numba takes a millisecond for every statement.
+    """
+
+    def ask(kinds: Any) -> Any:
+        def emit(target: Any, b: Any, signature: Any, v: Any) -> Any:
+            wanted = b.icmp_signed("<", v[0], v[1])
+            before = b.block
+            with b.if_then(wanted):
+                for kind, array in zip(kinds, v[2:], strict=True):
+                    _fetches(target, b, kind, array, v[0], count)
+                after, asked = b.block, b.add(v[0], ir.Constant(v[0].type, count))
+            found = b.phi(v[0].type)
+            found.add_incoming(v[0], before)
+            found.add_incoming(asked, after)
+            return found
+
+        return i64(i64, i64, *kinds), emit
+
+    names = ", ".join(f"a{i}" for i in range(arrays))
+    scope: dict[str, Any] = {"ask": ask}
+    exec(f"def declare(typing, i, end, {names}):\n    return ask(({names},))", scope)
+    return intrinsic(scope["declare"])
+
+
 prefetch64, prefetch128 = _prefetch(64), _prefetch(128)
 prefetch256, prefetch512 = _prefetch(256), _prefetch(512)
+ask64_1, ask64_2, ask64_3, ask64_4 = (_ask(64, arrays) for arrays in (1, 2, 3, 4))
+ask128_1, ask128_2, ask128_3, ask128_4 = (_ask(128, arrays) for arrays in (1, 2, 3, 4))
+ask256_1, ask256_2, ask256_3, ask256_4 = (_ask(256, arrays) for arrays in (1, 2, 3, 4))
 
 I16 = ir.IntType(16)
 store_float32 = _store(F32, f32, lambda b, x: x)
@@ -287,3 +324,7 @@ load_float16 = _load(HALF, f32, lambda b, x: b.fpext(x, F32))
 load_bfloat16 = _load(I16, f32, lambda b, x: b.bitcast(b.shl(b.zext(x, I32), _c(16)), F32))
 load_uint32 = _load(I32, i64, lambda b, x: b.zext(x, ir.IntType(64)))
 load_uint16 = _load(I16, i64, lambda b, x: b.zext(x, ir.IntType(64)))
+#: whether any of eight bytes is not zero
+any_of8 = _load(
+    ir.IntType(64), b1, lambda b, x: b.icmp_unsigned("!=", x, ir.Constant(ir.IntType(64), 0))
+)

@@ -8,7 +8,7 @@ from numba import njit
 
 from compll import quantiles
 from compll.backends import cpu_ops as ops
-from compll.backends.cpu_elementary import exp, log
+from compll.backends.cpu_elementary import exp, log, log2, power
 
 u32, u64, f32 = np.uint32, np.uint64, np.float32
 LANES = 128
@@ -27,8 +27,36 @@ def called_log(x):  # type: ignore[no-untyped-def]
     return log(x)
 
 
+@njit(nogil=True, cache=True)
+def called_log2(x):  # type: ignore[no-untyped-def]
+    """log2 as one function."""
+    return log2(x)
+
+
+@njit(nogil=True, cache=True)
+def called_power(x, y):  # type: ignore[no-untyped-def]
+    """power as one function."""
+    return power(x, y)
+
+
 compiled = njit(nogil=True, cache=True, error_model="numpy")
 gamma_above = quantiles.gammas(called_exp, called_log, compiled).above
+
+
+@njit(nogil=True, cache=True)
+def fill_tail(tail, x, o, m):  # type: ignore[no-untyped-def]
+    """The last m elements of x, from o on, and zeros to the end of the tile."""
+    for i in range(m):
+        tail[i] = x[o + i]
+    for i in range(m, len(tail)):
+        tail[i] = 0
+
+
+@njit(nogil=True, cache=True)
+def keep_tail(tail, x, o, m):  # type: ignore[no-untyped-def]
+    """What fill_tail took, back to where it lies."""
+    for i in range(m):
+        x[o + i] = tail[i]
 
 
 @njit(nogil=True, cache=True)

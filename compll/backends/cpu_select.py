@@ -133,11 +133,10 @@ class Selecting(Capturing):
         self.add(f"z = i_add(z, i_of_b({self.text(x, 'i')} >= least))")
 
     def scratch(self) -> None:
-        """Also a mask of a tile's hits, byte by byte and in words."""
+        """Also a mask of a tile's hits."""
         super().scratch()
         if self.module.selections:
-            self.add(f"hit = np.zeros({self.tile}, np.uint8)")
-            self.add("hits = hit.view(np.uint64)")
+            self.add(f"hit = np.empty({self.tile}, np.uint8)")
 
     def piece(self) -> None:
         """Arrays in scratch memory belong to one piece."""
@@ -211,7 +210,7 @@ class Selecting(Capturing):
             self.add("hit[i] = u8(0)")
         with (
             self.block(f"for w in range({self.tile // 8}):"),
-            self.block("if hits[w] != u64(0):"),
+            self.block("if any_of8(hit, 8 * w):"),
             self.block("for i in range(8 * w, 8 * w + 8):"),
         ):
             self.add(f"i_{name}[k_{name}] = o + i")

@@ -35,9 +35,9 @@ BOOL = {
 }  # fmt: skip
 TENSOR = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})", "neg": "(-{})",
-    "pow": "power(f64({}), f64({}))", "abs": "abs({})", "floor": "np.floor({})", "ceil": "np.ceil({})",
-    "round": "np.rint({})", "sqrt": "np.sqrt({})", "exp": "exp(f64({}))", "log": "log(f64({}))",
-    "log2": "log2(f64({}))", "min": "({0} if {0} < {1} else {1})", "max": "({0} if {0} > {1} else {1})",
+    "pow": "called_power(f64({}), f64({}))", "abs": "abs({})", "floor": "np.floor({})", "ceil": "np.ceil({})",
+    "round": "np.rint({})", "sqrt": "np.sqrt({})", "exp": "called_exp(f64({}))", "log": "called_log(f64({}))",
+    "log2": "called_log2(f64({}))", "min": "({0} if {0} < {1} else {1})", "max": "({0} if {0} > {1} else {1})",
     "sign": "(-1 if {} < 0 else 1)", "where": "({1} if {0} else {2})", "floordiv": "({} // {})",
     "mod": "({} % {})", "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
     "eq": "({} == {})", "ne": "({} != {})", "and": "({} and {})", "or": "({} or {})", "not": "(not {})",

@@ -11,6 +11,8 @@ from compll.program import LIBRARY, Program
 
 #: how a loop over elements begins
 LOOPS = ("for i in ", "for j in ")
+#: a line in whose place static values get their names
+STATICS = "# statics"
 PLANES = {1: 8, 2: 4, 4: 2, 8: 1}
 
 
@@ -38,12 +40,25 @@ class Values(Lines):
     # static and tensor-level values
 
     def static(self, expr: Expr) -> str:
-        """A host-computed value: an element of the piece's row of statics."""
+        """A host-computed value: a name for an element of the piece's row of statics."""
         known = next((i for i, e in enumerate(self.statics) if e is expr), None)
         if known is None:
             known = len(self.statics)
             self.statics.append(expr)
-        return f"st[p, {known}]"
+        return f"st{known}"
+
+    def statics_here(self) -> None:
+        """Where the names of static values are to be assigned: before all that reads them."""
+        self.add(STATICS)
+
+    def __str__(self) -> str:
+        """The text, once all is emitted."""
+        named = [f"st{number} = st[p, {number}]" for number in range(len(self.statics))]
+        lines = []
+        for line in self.lines:
+            depth = line.removesuffix(STATICS)
+            lines += [line] if depth == line else [depth + one for one in named]
+        return "\n".join(lines) + "\n"
 
     def scalar(self, expr: Expr) -> str:
         """A tensor-level value; scalars are computed once and kept in a local name."""

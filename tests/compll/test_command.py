@@ -142,7 +142,7 @@ def test_build(tmp_path):
     report = json.loads((tmp_path / "terngrad_uniform.report.json").read_text())
     assert report["parameters"] == {"bits": 4}
     assert report["passes"] == 2
-    assert "@njit" in (tmp_path / "terngrad_uniform.cpu.py").read_text()
+    assert "@kernel(" in (tmp_path / "terngrad_uniform.cpu.py").read_text()
     text = (tmp_path / "terngrad_uniform.report.md").read_text()
     for words in ("bits = 4", report["digest"], "| q | uint4[n] |", "| 1000 |", "pass 2, over"):
         assert words in text
