@@ -59,13 +59,18 @@ def _select(kind: Any) -> Any:
     return _primitive(kind, (b1, kind, kind), lambda c, b, v: b.select(v[0], v[1], v[2]))
 
 
+def _ordered_first(kind: Any, order: str) -> Any:
+    return _primitive(kind, (kind, kind), lambda c, b, v: b.select(b.fcmp_ordered(order, *v), *v))
+
+
 f_abs, f_floor, f_ceil, f_round, f_sqrt = (
     _primitive(f32, (f32,), _llvm(n)) for n in ("fabs", "floor", "ceil", "rint", "sqrt")
 )
 #: the second where they cannot be compared
-f_min = _primitive(f32, (f32, f32), lambda c, b, v: b.select(b.fcmp_ordered("<", *v), *v))
-f_max = _primitive(f32, (f32, f32), lambda c, b, v: b.select(b.fcmp_ordered(">", *v), *v))
+f_min, d_min = _ordered_first(f32, "<"), _ordered_first(types.float64, "<")
+f_max, d_max = _ordered_first(f32, ">"), _ordered_first(types.float64, ">")
 f_where, i_where, b_where = _select(f32), _select(i32), _select(b1)
+d_where = _select(types.float64)
 b_and = _primitive(b1, (b1, b1), lambda c, b, v: b.and_(*v))
 b_or = _primitive(b1, (b1, b1), lambda c, b, v: b.or_(*v))
 b_not = _primitive(b1, (b1,), lambda c, b, v: b.xor(v[0], ir.Constant(ir.IntType(1), 1)))

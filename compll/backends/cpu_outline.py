@@ -1,7 +1,8 @@
 """Walks that a kernel makes several times become one function: the rounds of `iterate`.
 
 Unrolled, every round is compiled anew: seven stages of sidco_gp took 20 s. Rounds differ in the
-names of what they read and find alone, which become arguments and results.
+names of what they read and find alone, which become arguments and results. So does what is
+computed from what a walk found, another function.
 """
 
 from __future__ import annotations
@@ -12,6 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 WALK = "for t in range(tiles):"
+#: assignments after a walk that are worth a function
+LEAST = 6
+#: what stands in an assignment that may become part of one; calls of functions of numbers, too
+PURE = (
+    ast.Assign, ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp,
+    ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context,
+)  # fmt: skip
+OF_NUMBERS = re.compile(
+    r"f64|[bd]_\w+|called_\w+|gamma_above|np\.(sqrt|floor|ceil|rint|isfinite|isnan)"
+)
 
 
 @dataclass(frozen=True)
@@ -32,17 +43,76 @@ def outline(text: str, prefix: str) -> tuple[list[str], str]:
     if len(set(rough)) == len(rough):
         return [], text
     known = _stored(ast.parse(text))
-    groups: dict[str, list[Region]] = {}
-    for first, last in spans:
-        region = _region(lines, first, last, known)
-        groups.setdefault(_canonical(region), []).append(region)
+    regions = [_region(lines, first, last, known) for first, last in spans]
     functions = []
-    for number, group in enumerate(g for g in groups.values() if len(g) > 1):
+    for number, group in enumerate(_groups(regions)):
         name = f"{prefix}_walk{number}"
-        functions.append(_function(name, group[0]))
+        functions.append(_function(name, group[0], *_interface(group[0])))
         for region in group:
-            _replace(lines, region, _call(name, group[0], region))
+            _replace(lines, region, _call(name, group[0], region, *_interface(group[0])))
+        chains = _alike([_chain(lines, region.first) for region in group], lines, known)
+        if len(chains) > 1:
+            functions.append(_chained(f"{prefix}_after{number}", chains, lines))
     return functions, "\n".join(filter(None, lines)) + "\n"
+
+
+def _groups(regions: list[Region]) -> list[list[Region]]:
+    """Those that are alike but for names, where there are several."""
+    groups: dict[str, list[Region]] = {}
+    for region in regions:
+        groups.setdefault(_canonical(region), []).append(region)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _chain(lines: list[str], walk: int) -> tuple[int, int]:
+    """The assignments of numbers that follow the block in which a walk was called."""
+    first = walk + 1
+    depth = _depth(lines[walk])
+    while first < len(lines) and (not lines[first] or _depth(lines[first]) == depth):
+        first += 1  # what else stands in the walk's block
+    last = first
+    while last < len(lines) and _pure(lines[last]):
+        last += 1
+    return first, last
+
+
+def _pure(line: str) -> bool:
+    """Whether a line assigns a name what is computed of numbers."""
+    if not re.match(r"\s*[A-Za-z_]\w* = ", line):
+        return False
+    (statement,) = ast.parse(line.strip()).body
+    nodes = list(ast.walk(statement))
+    calls = [n for n in nodes if isinstance(n, ast.Call)]
+    named = {id(n) for call in calls for n in ast.walk(call.func)}
+    return all(OF_NUMBERS.fullmatch(ast.unparse(call.func)) for call in calls) and all(
+        isinstance(n, PURE) or n in calls or id(n) in named for n in nodes
+    )
+
+
+def _alike(spans: list[tuple[int, int]], lines: list[str], known: set[str]) -> list[Region]:
+    """The longest beginnings of chains that are alike but for names; none where they are short."""
+    for count in range(min(last - first for first, last in spans), LEAST - 1, -1):
+        chains = [_region(lines, first, first + count, known) for first, _ in spans]
+        if len(set(map(_canonical, chains))) == 1:
+            return chains
+    return []
+
+
+def _chained(name: str, chains: list[Region], lines: list[str]) -> str:
+    """Put calls where chains stand; the function that is called."""
+    pattern = chains[0]
+    wanted = set()
+    for chain in chains:
+        around = "\n".join(lines[: chain.first] + lines[chain.last :])
+        used = set(re.findall(r"[A-Za-z_]\w*", around))
+        wanted |= {i for i, n in enumerate(chain.names) if n in used}
+    inputs, _ = _interface(pattern)
+    assigned = _stored(ast.parse(pattern.text))
+    outputs = [n for i, n in enumerate(pattern.names) if i in wanted and n in assigned]
+    text = _function(name, pattern, inputs, outputs)
+    for chain in chains:
+        _replace(lines, chain, _call(name, pattern, chain, inputs, outputs))
+    return text
 
 
 def _walks(lines: list[str]) -> Iterator[tuple[int, int]]:
@@ -111,16 +181,14 @@ def _interface(region: Region) -> tuple[list[str], list[str]]:
     return inputs, [n for n in inputs if n in assigned]
 
 
-def _function(name: str, region: Region) -> str:
-    inputs, outputs = _interface(region)
+def _function(name: str, region: Region, inputs: list[str], outputs: list[str]) -> str:
     body = [f"    {line}" for line in region.text.splitlines()]
     if outputs:
         body.append(f"    return {', '.join(outputs)}")
     return "\n".join([f"def {name}({', '.join(inputs)}):", *body, ""])
 
 
-def _call(name: str, pattern: Region, region: Region) -> str:
-    inputs, outputs = _interface(pattern)
+def _call(name: str, pattern: Region, region: Region, inputs: list[str], outputs: list[str]) -> str:
     here = dict(zip(pattern.names, region.names, strict=True))
     call = f"{name}({', '.join(here[n] for n in inputs)})"
     return f"{', '.join(here[n] for n in outputs)} = {call}" if outputs else call

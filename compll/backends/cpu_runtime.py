@@ -39,7 +39,8 @@ def called_power(x, y):  # type: ignore[no-untyped-def]
     return power(x, y)
 
 
-compiled = njit(nogil=True, cache=True, error_model="numpy")
+# Not cached: numba would never find a function again that stands in another one.
+compiled = njit(nogil=True, error_model="numpy")
 gamma_above = quantiles.gammas(called_exp, called_log, compiled).above
 
 

@@ -40,7 +40,7 @@ TENSOR = {
     "log2": "called_log2(f64({}))", "min": "({0} if {0} < {1} else {1})", "max": "({0} if {0} > {1} else {1})",
     "sign": "(-1 if {} < 0 else 1)", "where": "({1} if {0} else {2})", "floordiv": "({} // {})",
     "mod": "({} % {})", "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
-    "eq": "({} == {})", "ne": "({} != {})", "and": "({} and {})", "or": "({} or {})", "not": "(not {})",
+    "eq": "({} == {})", "ne": "({} != {})", "and": "b_and({}, {})", "or": "b_or({}, {})", "not": "b_not({})",
     "isfinite": "np.isfinite({})", "isnan": "np.isnan({})", "float": "f64({})", "int": "np.int64({})",
     "float16": "f64(float16(f32({})))", "bfloat16": "f64(bfloat16(f32({})))",
     "bfloat16_up": "f64(bfloat16_up(f32({})))", "float32": "f64(f32({}))", "trunc": "np.int64({})",
@@ -48,6 +48,11 @@ TENSOR = {
     "shr": "({} >> {})", "lift": "{}", "exponent": "i64(exponent(f32({})))",
     "exp2": "f64(power_of_two(i32(min(max({}, -127), 128))))",
     "gamma_above": "gamma_above(f64({}), f64({}))",
+}  # fmt: skip
+#: without branches, which cost numba most
+TENSOR_FLOAT = TENSOR | {
+    "min": "d_min({}, {})", "max": "d_max({}, {})", "where": "d_where({}, {}, {})",
+    "choose": "d_where({}, {}, {})", "sign": "d_where({} < 0, -1.0, 1.0)",
 }  # fmt: skip
 BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
 

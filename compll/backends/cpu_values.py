@@ -4,7 +4,7 @@ already have."""
 from __future__ import annotations
 
 from compll.backends.cpu_share import repeated
-from compll.backends.cpu_text import TENSOR, Lines, code, element
+from compll.backends.cpu_text import TENSOR, TENSOR_FLOAT, Lines, code, element
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import tile_of
 from compll.program import LIBRARY, Program
@@ -74,7 +74,7 @@ class Values(Lines):
         name = self.names[id(expr)] = self.name("s")
         if expr.op in LIBRARY:
             self.library(expr, name)
-        elif expr.op == "choose":
+        elif expr.op == "choose" and expr.type.dtype != "float":
             c, a, b = map(self.scalar, expr.args)
             self.add(f"{name} = {a} if {c} else {b}")
         elif expr.op == "state":
@@ -86,7 +86,8 @@ class Values(Lines):
         elif expr.op.startswith("reduce_"):
             self.kept_reduction(expr, name)
         else:
-            self.add(f"{name} = {TENSOR[expr.op].format(*map(self.scalar, expr.args))}")
+            how = (TENSOR_FLOAT if expr.type.dtype == "float" else TENSOR)[expr.op]
+            self.add(f"{name} = {how.format(*map(self.scalar, expr.args))}")
 
     def kept_count(self, selection: str) -> str:
         return f"k_{selection}"
