@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compll.backends.cpu_reduce import Reducing
-from compll.backends.cpu_text import code
 from compll.backends.cpu_values import PLANES
 from compll.ir import WHOLE, Expr, Field, walk
 from compll.program import Pass, Sink
@@ -74,7 +73,7 @@ class Packing(Reducing):
     def pack_directly(self, f: Field, expr: Expr) -> None:
         width = self.tile * f.bits // 8
         with self.block(f"if m == {self.tile}:"):
-            self.pack_full(f, lambda p: code(f.bits, expr, self.text(expr, f"i + {p * width}")))
+            self.pack_full(f, lambda p: self.coded(f.bits, expr, f"i + {p * width}"))
         with self.block("else:"):
             self.fill_codes(f, expr)
             self.pack_rest(f)
@@ -82,7 +81,7 @@ class Packing(Reducing):
     def fill_codes(self, f: Field, expr: Expr) -> None:
         self.ahead()
         with self.block(f"for i in range({self.tile}):"):
-            self.add(f"q_{f.name}[i] = {code(f.bits, expr, self.text(expr, 'i'))}")
+            self.add(f"q_{f.name}[i] = {self.coded(f.bits, expr, 'i')}")
 
     def pack_full(self, f: Field, value: Callable[[int], str]) -> None:
         width, planes = self.tile * f.bits // 8, PLANES[f.bits]

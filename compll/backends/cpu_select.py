@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compll.backends.cpu_capture import NUMPY, Capturing
-from compll.backends.cpu_text import code
 from compll.backends.cpu_values import draws
 from compll.ir import POSITIONS, Expr, Selection, leaves
 from compll.layout import header
@@ -257,7 +256,7 @@ class Selecting(Capturing):
         if f.packed:
             self.add(f"q_{f.name} = np.empty(k_{name}, np.uint8)")
             with self.block(f"for j in range(k_{name}):"):
-                self.add(f"q_{f.name}[j] = {code(f.bits, sink.expr, self.text(sink.expr, 'j'))}")
+                self.add(f"q_{f.name}[j] = {self.coded(f.bits, sink.expr, 'j')}")
             self.add(f"pack_all(q_{f.name}, out, end, k_{name}, {f.bits}, {self.tile})")
             self.add(
                 f"end += (k_{name} // {self.tile}) * {self.tile * f.bits // 8} + "

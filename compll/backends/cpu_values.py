@@ -212,7 +212,13 @@ class Values(Lines):
         field = next(f for f in self.module.fields if f.name == expr.value)
         if field.name in self.codes:
             return f"i_of_u({self.codes[field.name]}[{i}])"
-        return f"i_of_u({code(field.bits, expr.args[0], self.text(expr.args[0], i))})"
+        return f"i_of_u({self.coded(field.bits, expr.args[0], i)})"
+
+    def coded(self, bits: int, expr: Expr, i: str) -> str:
+        """The packed code of an element's value, which is rounded down: `floor` changes nothing."""
+        if expr.op == "floor" and expr.type.dtype == "float" and id(expr) not in self.buffers:
+            expr = expr.args[0]
+        return code(bits, expr, self.text(expr, i))
 
     def leaf(self, expr: Expr, i: str) -> str:
         raise NotImplementedError

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from numba.core.registry import cpu_target
 
 import compll
 from compll.backends import cpu, cpu_load, cpu_native, cpu_object
@@ -191,6 +192,19 @@ def test_another_interface_of_numba_is_noticed(change, monkeypatch):
         monkeypatch.setattr(cpu_object, "MEMINFO", "{i64}")
     with pytest.raises(cpu_object.Unfit):
         cpu_object.stored(kernels)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_vectors_of_512_bits_are_for_processors_that_bear_them(has, monkeypatch):
+    codegen = cpu_target.target_context.codegen()
+    before = codegen._tm
+    features = [f for f in codegen._tm_features.split(",") if "avx512vbmi2" not in f]
+    features.append("+avx512vbmi2" if has else "-avx512vbmi2")
+    monkeypatch.setattr(codegen, "_tm_features", ",".join(features))
+    monkeypatch.setattr(cpu_object, "wider", lambda codegen: "wider")
+    with cpu_object.wide(codegen) as machine:
+        assert machine == codegen._tm == ("wider" if has else before)
+    assert codegen._tm is before
 
 
 @pytest.mark.parametrize("name", ["onebit_group", "dgc", "int4_group", "sketch", "inceptionn"])
