@@ -191,7 +191,9 @@ class Encoder(Packing):
     def reads(self, one: Pass) -> tuple[str, ...]:
         """The arrays that the walk of a pass reads."""
         roots = [e.args[0] for e in one.reductions] + [s.key for s in one.selections]
-        roots += [s.expr for s in one.sinks] + ([self.prog.gradient] if one.status else [])
+        roots += [s.expr for s in one.sinks if s.kind != "state"]
+        roots += [e for _, e in self.changed(one.sinks)]
+        roots += [self.prog.gradient] if one.status else []
         return tuple(map(self.array_of, leaves(*roots)))
 
     @staticmethod
@@ -218,7 +220,7 @@ class Encoder(Packing):
         self.add(f"fill_tail({name}_, {source}, o, m)")
 
     def write_tail(self, one: Pass) -> None:
-        states = [s.name for s in one.sinks if s.kind == "state" and s.expr.type.shape == "n"]
+        states = [name for name, _ in self.changed(one.sinks)]
         back = any(s.kind == "back" for s in one.sinks)
         if not states and not back:
             return

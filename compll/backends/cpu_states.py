@@ -50,8 +50,7 @@ class Stated(Ahead):
     def overwrite(self, sinks: list[Sink]) -> None:
         """The tile's new states, and the gradient when it is written back, in one loop: each
         reads what the others overwrite."""
-        states = [(s.name, self.outside(s.expr)) for s in sinks if s.kind == "state"]
-        states = [(name, e) for name, e in states if not (e.op == "state" and e.value == name)]
+        states = self.changed(sinks)
         back = [s.expr for s in sinks if s.kind == "back"]
         self.ready_for(*(e for _, e in states), *back)
         if back:
@@ -60,6 +59,11 @@ class Stated(Ahead):
         if states:
             with self.block("if not back:" if back else "if True:"):
                 self.overwrite_loop(states, [])
+
+    def changed(self, sinks: Sequence[Sink]) -> list[tuple[str, Expr]]:
+        """The states that a walk over all elements overwrites, and what they become."""
+        states = [(s.name, self.outside(s.expr)) for s in sinks if s.kind == "state"]
+        return [(name, e) for name, e in states if not (e.op == "state" and e.value == name)]
 
     def long(self, one: Pass) -> bool:
         """Whether a pass overwrites states of 16 bits, by far the longest of its loops."""
