@@ -9,6 +9,7 @@ Rows of codecs that are not named stay as they are in codecs.json.
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,20 @@ from hipress.demo import methods
 #: parameters that are measured beside the defaults
 VARIANTS = ("onebit_group:residual=bfloat16",)
 RESULTS = Path(__file__).parent / "results"
+
+
+def keep_memory() -> bool:
+    """Have malloc keep what is freed, for this process; whether it does (glibc's can).
+
+    Otherwise arrays of more than 32 MB are new pages each time, and plain torch, which makes many
+    where ours are given theirs, would pay for them: several times its own work.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    most_mapped, least_trimmed = -4, -1  # M_MMAP_MAX, M_TRIM_THRESHOLD
+    return bool(mallopt(most_mapped, 0) and mallopt(least_trimmed, 2**31 - 1))
 
 
 def torch_jobs(method: Method, n: int, *, stateful: bool) -> dict[str, Job]:
@@ -105,21 +120,23 @@ def main(
 ) -> None:
     """Measure the codecs and write codecs.json."""
     torch.set_num_threads(1)
+    kept = keep_memory()
     elements -= elements % 16384  # whole groups, so that plain torch pads nothing
     torch.manual_seed(0)
     chosen = names or [*compll.list_specs(), *VARIANTS]
     rows = [measure_codec(name, elements, repeat) for name in chosen]
     Console(width=120).print(show(rows))
     output.mkdir(parents=True, exist_ok=True)
-    save(rows, output / "codecs.json", elements, repeat)
+    how = {"elements": elements, "repeat": repeat, "memory kept": kept}
+    save(rows, output / "codecs.json", how)
 
 
-def save(rows: Sequence[dict[str, Any]], path: Path, elements: int, repeat: int) -> None:
+def save(rows: Sequence[dict[str, Any]], path: Path, how: dict[str, Any]) -> None:
     """Write the rows, beside those of other codecs that the file has."""
     held = json.loads(path.read_text())["rows"] if path.is_file() else []
     merged = {row["codec"]: row for row in [*held, *rows]}
     known = [merged[name] for name in sorted(merged) if name.split(":")[0] in compll.list_specs()]
-    facts = about() | {"torch": torch.__version__, "elements": elements, "repeat": repeat}
+    facts = about() | {"torch": torch.__version__} | how
     path.write_text(json.dumps({"about": facts, "rows": known}, indent=1) + "\n")
 
 

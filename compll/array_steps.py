@@ -50,15 +50,34 @@ def leaves(e: Expr) -> Iterator[Expr]:
 
 
 def of_gradient(e: Expr, n: int) -> Expr | None:
-    """matrix(g, columns), where e is a narrow product of that, or its transpose, with another.
+    """What takes the gradient in a step that with feedback reads gradient and residual itself.
 
-    With feedback such products read gradient and residual themselves (see cpu_fed.py).
+    A narrow product of matrix(g, columns), or of its transpose, with another; a sum of all
+    elements; some elements (see cpu_fed.py).
     """
+    if e.op in ("reduce_sum", "gather"):
+        return e if e.args[0].op == "input" else None
     if e.op != "matmul":
         return None
     plain = e.args[0].args[0] if e.args[0].op == "transpose" else e.args[0]
     direct = plain.op == "matrix" and plain.args[0].op == "input"
     return plain if direct and extents(e.type.dims, n)[1] <= NARROW else None
+
+
+def writes_input(module: Module, n: int) -> bool:
+    """Whether a step of an encode takes the sum of gradient and residual as an array."""
+    aside = {id(of_gradient(e, n)) for e in steps(module)}
+    users = (e for e in steps(module) if any(a.op == "input" for a in e.args))
+    return any(id(e) not in aside for e in users)
+
+
+def steps(module: Module) -> Iterator[Expr]:
+    """What is computed, in order: every payload field, the decode that feedback needs, updates."""
+    roots = [f.expr for f in module.fields if f.expr is not None]
+    roots += [module.decode] if module.feedback else []
+    for e in walk(*roots, *module.updates.values()):
+        if e.args and e.type.shape != "static":
+            yield e
 
 
 def last_product(module: Module) -> Expr | None:

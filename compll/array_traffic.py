@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from compll.array_steps import arrays, elementwise, last_product, leaves, of_gradient, outcomes
+from compll.array_steps import (
+    arrays,
+    elementwise,
+    last_product,
+    leaves,
+    of_gradient,
+    outcomes,
+    steps,
+    writes_input,
+)
 from compll.ir import Expr, Module, walk
 from compll.layout import field_bytes, limit
 from compll.matrices import extents
@@ -32,19 +41,20 @@ def array_traffic(module: Module) -> Traffic:
     sized = Sizes(module)
     kept = {id(e) for e in arrays(*outcomes(module))}
     single = [e for e in steps(module) if not elementwise(e) or id(e) in kept]
-    fed = [e for e in single if module.feedback and of_gradient(e, SIZE) is not None]
+    written = module.feedback and writes_input(module, SIZE)
+    fed = [e for e in single if module.feedback and fed_by(e, written)]
     last = last_product(module) if module.feedback and not module.own else None
     held = next((s.item_bits / 8 for s in module.states if s.name == "residual"), 4.0)
     both = 4.0 + held
     walks = [
-        Walk(("g", "residual"), (names.get(id(e), e.op),), both, sized.of(e)) if e in fed else one
+        sized.fed(e, names, both) if e in fed else one
         for e in single
         if e is not last
         for one in sized.walk(e, names)
     ]
-    if module.feedback and (last is None or writes_input(module, fed)):
+    if written:
         walks = [Walk(("g", "residual"), ("input",), both, 4.0), *walks]
-    if last is not None:
+    if last is not None or (module.feedback and not written):
         walks.append(Walk(("g", "residual"), ("residual",), both, held))
     elif module.feedback:
         walks.append(Walk(("input", "decoded"), ("residual",), 8.0, held))
@@ -53,20 +63,9 @@ def array_traffic(module: Module) -> Traffic:
     return Traffic(tuple(walks), least, max(sized.depths().values(), default=0))
 
 
-def writes_input(module: Module, fed: Sequence[Expr]) -> bool:
-    """Whether anything but products that read gradient and residual themselves takes the sum."""
-    aside = {id(of_gradient(e, SIZE)) for e in fed}
-    users = (e for e in steps(module) if any(a.op == "input" for a in e.args))
-    return any(id(e) not in aside for e in users)
-
-
-def steps(module: Module) -> Iterator[Expr]:
-    """What is computed, in order: every payload field, the decode that feedback needs, updates."""
-    roots = [f.expr for f in module.fields if f.expr is not None]
-    roots += [module.decode] if module.feedback else []
-    for e in walk(*roots, *module.updates.values()):
-        if e.args and e.type.shape != "static":
-            yield e
+def fed_by(e: Expr, written: bool) -> bool:
+    """Whether a step reads gradient and residual itself; only products do so in any case."""
+    return of_gradient(e, SIZE) is not None and (e.op == "matmul" or not written)
 
 
 def _source(e: Expr) -> Expr:
@@ -104,6 +103,11 @@ class Sizes:
             return
         called = [names.get(id(a), a.value if isinstance(a.value, str) else a.op) for a in reads]
         yield Walk(tuple(called), (names.get(id(e), e.op),), sum(sizes), self.of(e))
+
+    def fed(self, e: Expr, names: dict[int, str], both: float) -> Walk:
+        """That of a step that reads gradient and residual itself, `both` bytes an element."""
+        share = self.of(e) / 4 if e.op == "gather" else 1.0
+        return Walk(("g", "residual"), (names.get(id(e), e.op),), share * both, self.of(e))
 
     def whole(self, e: Expr) -> bool:
         """Whether it needs all of a large value before it gives any of its own."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from compll import artifacts, feedback
-from compll.array_traffic import rounds_text, steps, traffic_of
+from compll.array_steps import steps
+from compll.array_traffic import rounds_text, traffic_of
 from compll.codec import Codec
 from compll.formulas import FACTOR, INFIX, formula
 from compll.ir import POSITIONS, Expr, Field, Module, Type, walk

@@ -129,8 +129,7 @@ class Decoder(Ahead):
             self.add(f"i_{name} = np.empty(k_{of}, np.int64)")
             self.add(f"load_{storage}(data, at_{name}, length_{name}, k_{of}, n, i_{name})")
         if not self.adding:
-            with self.block("for i in range(n):"):
-                self.add("ys[i] = ZERO")
+            self.add("zero(ys)")
         with self.block(f"for j in range(k_{of}):"):
             place = f"load_uint32(data, at_{index.value} + 4 * j)"
             self.add(f"i = {f'i_{index.value}[j]' if coded else place}")

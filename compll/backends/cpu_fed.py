@@ -74,6 +74,27 @@ def settled(
     written(LOOPS).settle(*given, *factors, write)
 
 
+def sums(x: F32, scale: np.float32, residual: NDArray[Any], tile: int) -> F32:
+    """Of each tile of g the sum, as in [Note: order of sums]."""
+    out = np.empty(-(-len(x) // tile), np.float32)
+    written(LOOPS).sums(x, scale, residual, tile, out)
+    return out
+
+
+def gathered(
+    x: F32, scale: np.float32, residual: NDArray[Any], at: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """The elements of g at these positions."""
+    out = np.empty(len(at), np.float32)
+    written(LOOPS).gather(x, scale, residual, plain(at, np.int64), out)
+    return out
+
+
+def placed(x: F32, at: NDArray[np.int64], values: F32, *, add: bool) -> None:
+    """Write values at their positions to x, and zeros elsewhere; or add them."""
+    written(LOOPS).place(x, plain(at, np.int64), plain(values), add)
+
+
 def left(given: tuple[F32, np.float32, NDArray[Any]], at: NDArray[np.int64], values: F32) -> None:
     """Keep in the residual what values at their positions leave of x * scale + residual."""
     written(LOOPS).leave(*given, plain(at, np.int64), plain(values, np.float32))

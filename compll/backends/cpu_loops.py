@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from compll.array_steps import arrays, elementwise, outcomes, taken
+from compll.array_steps import arrays, elementwise, outcomes, taken, writes_input
 from compll.backends import numbers, shared
 from compll.backends.array_runs import ArrayRun
 from compll.backends.cpu_text import code
@@ -134,9 +135,13 @@ class Emitter(Values):
 
 
 class Loops:
-    """The loops of a module: `steps` by the expression that they compute, `codes` by field."""
+    """The loops of a module: `steps` by the expression that they compute, `codes` by field.
+
+    spares: whether no step needs gradient plus residual as an array.
+    """
 
     def __init__(self, module: Module) -> None:
+        self.spares = not writes_input(module, 1)
         self.steps: dict[int, Loop] = {}
         self.codes: dict[str, Loop] = {}
         coded = {f.name: f for f in module.fields if f.most and f.shape == "n"}
@@ -202,7 +207,10 @@ class LoopRun(ArrayRun):
         getattr(self.kernels, loop.name)(
             out, self.n, self.offset, self.seed, self.step, self.tensor, scalars, *given
         )
-        if loop.kind != "sum":
-            return out
-        size = -(-tiles // LANES) * LANES
-        return float(numbers.lane_sums(out.astype(np.float64), size)[0])
+        return summed(out) if loop.kind == "sum" else out
+
+
+def summed(parts: NDArray[np.float32]) -> float:
+    """The sum of the sums of tiles, in the order of [Note: order of sums]."""
+    size = -(-len(parts) // LANES) * LANES
+    return float(numbers.lane_sums(parts.astype(np.float64), size)[0])

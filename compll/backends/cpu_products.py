@@ -1,4 +1,4 @@
-"""Runs whose matrix products read the gradient and its residual directly, see [Note: fed products]."""
+"""Runs whose steps read the gradient and its residual directly, see [Note: fed products]."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from compll.array_steps import last_product, of_gradient
 from compll.backends import cpu_fed
 from compll.backends.cpu_fed import Fed
-from compll.backends.cpu_loops import LoopRun
+from compll.backends.cpu_loops import LoopRun, summed
 from compll.backends.matrix_numbers import F32, F64
 from compll.codec import State
 from compll.ir import Expr
@@ -31,7 +31,7 @@ class Scattered(NamedTuple):
 
 
 class ProductRun(LoopRun):
-    """A LoopRun that makes an array of its input only where something else than products wants it."""
+    """A LoopRun that makes an array of its input only where some step cannot do without."""
 
     fed: tuple[F32, np.float32, NDArray[Any]] | None = None
 
@@ -50,12 +50,24 @@ class ProductRun(LoopRun):
 
     def needs(self, expr: Expr) -> list[Expr]:
         if self.of_input(expr) is not None:
-            return [expr.args[1]]
+            return list(expr.args[1:])
         return super().needs(expr)
 
     def of_input(self, expr: Expr) -> Expr | None:
         """See array_steps.of_gradient; None without feedback."""
-        return None if self.fed is None else of_gradient(expr, self.n)
+        if self.fed is None or (expr.op != "matmul" and not self.loops.spares):
+            return None
+        return of_gradient(expr, self.n)
+
+    def compute(self, expr: Expr) -> Any:
+        if expr.op == "reduce_sum" and self.fed is not None and self.of_input(expr) is not None:
+            return summed(cpu_fed.sums(*self.fed, self.tile))
+        return super().compute(expr)
+
+    def op_gather(self, expr: Expr) -> Any:
+        if self.fed is None or self.of_input(expr) is None:
+            return super().op_gather(expr)
+        return cpu_fed.gathered(*self.fed, self.pick(str(expr.value)))
 
     def op_matmul(self, expr: Expr) -> F32:
         plain = self.of_input(expr)
@@ -84,9 +96,7 @@ class ProductRun(LoopRun):
         if isinstance(value, Factors):
             cpu_fed.decoded(piece, value, add=add)
         elif isinstance(value, Scattered):
-            if not add:
-                piece[:] = 0
-            piece[value.at] = piece[value.at] + value.values if add else value.values
+            cpu_fed.placed(piece, value.at, value.values, add=add)
         else:
             super().write(piece, value, add=add)
 

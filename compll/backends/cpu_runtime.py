@@ -45,6 +45,16 @@ gamma_above = quantiles.gammas(called_exp, called_log, compiled).above
 
 
 @njit(nogil=True, cache=True)
+def zero(x):  # type: ignore[no-untyped-def]
+    """x = 0, a third faster than memset where x is not in the cache (see [Note: prefetch])."""
+    for o in range(0, len(x), 256):
+        ops.prefetch256(x, o + 512)
+        part = x[o : o + 256]
+        for i in range(len(part)):
+            part[i] = 0
+
+
+@njit(nogil=True, cache=True)
 def fill_tail(tail, x, o, m):  # type: ignore[no-untyped-def]
     """The last m elements of x, from o on, and zeros to the end of the tile."""
     for i in range(m):

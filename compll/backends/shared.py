@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,11 +16,13 @@ DRAWN = -3
 ELEMENTS = -16
 
 
+@lru_cache(maxsize=4)
 def positions(step: int, tensor: int, offset: int, n: int, count: int) -> NDArray[np.int64]:
     """`count` of n positions, ascending, each position with the same chance, count / n.
 
     One is drawn from each of `count` equal stretches of a circle of n, which begins anywhere: so
-    that is exact where stretches differ by one, too. n and count: up to 2**32.
+    that is exact where stretches differ by one, too. n and count: up to 2**32. Read-only, since a
+    step asks more than once.
     """
     if count == 0:
         return np.zeros(0, np.int64)
@@ -30,7 +34,9 @@ def positions(step: int, tensor: int, offset: int, n: int, count: int) -> NDArra
     bits = numbers.hashed(j.astype(np.uint32), np.uint32(k0), np.uint32(k1)).astype(np.uint64)
     at = (low + (bits * size >> np.uint64(32))).astype(np.int64) + first
     wrapped = int(np.searchsorted(at, n))
-    return np.concatenate([at[wrapped:] - n, at[:wrapped]])
+    found = np.concatenate([at[wrapped:] - n, at[:wrapped]])
+    found.setflags(write=False)
+    return found
 
 
 def uniform(step: int, tensor: int, draw: int, start: int, count: int, tile: int) -> F32:

@@ -1,5 +1,8 @@
 """The plain-torch baselines compute what the specs of the same name do."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -143,11 +146,31 @@ def test_atomo_is_unbiased_and_sends_whole_what_has_few_triples():
 def test_rows_of_other_codecs_are_kept(tmp_path):
     path = tmp_path / "codecs.json"
     row = {"codec": "onebit", "rates": 1}
-    codecs.save([row, {"codec": "gone"}], path, 10, 1)
-    codecs.save([{"codec": "none"}, row | {"rates": 2}], path, 10, 1)
+    codecs.save([row, {"codec": "gone"}], path, {"repeat": 1})
+    codecs.save([{"codec": "none"}, row | {"rates": 2}], path, {"repeat": 1})
     held = codecs.json.loads(path.read_text())
     assert held["rows"] == [{"codec": "none"}, row | {"rates": 2}]
-    assert held["about"]["torch"] == torch.__version__
+    assert (held["about"]["torch"], held["about"]["repeat"]) == (torch.__version__, 1)
+
+
+FREED = """
+import resource
+from bench import codecs
+import numpy as np
+if codecs.keep_memory():
+    np.ones(10_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(3):
+        np.ones(10_000_000)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+else:
+    print(0)
+"""
+
+
+def test_freed_memory_is_kept():
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000  # of 20,000 pages
 
 
 def test_a_row_may_have_parameters(tmp_path):
@@ -156,7 +179,7 @@ def test_a_row_may_have_parameters(tmp_path):
     assert (row["codec"], row["torch"]) == (name, {})
     moved = codecs.measure_codec("onebit_group", 4096, 1)["rates"]["encode_feedback"]["moved"]
     assert row["rates"]["encode_feedback"]["moved"] == moved - 4
-    codecs.save([row], tmp_path / "codecs.json", 4096, 1)
+    codecs.save([row], tmp_path / "codecs.json", {"repeat": 1})
     assert codecs.json.loads((tmp_path / "codecs.json").read_text())["rows"] == [row]
 
 
