@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from compll.backends import cpu_ops as ops
+
+u64 = np.uint64
 MOST_BITS = 40
+#: bits that are read at once, wherever they begin
+WORD = 57
 FAILED = np.int64(-1)
 
 
@@ -20,15 +25,22 @@ def rice_parameter(count, n):  # type: ignore[no-untyped-def]
     return b
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True)
 def put(out, bit, value, count):  # type: ignore[no-untyped-def]
-    """Write bits from bit number `bit` of `out` on; a byte is cleared when its first bit comes."""
-    for i in range(count):
-        if bit & 7 == 0:
-            out[bit >> 3] = np.uint8(0)
-        out[bit >> 3] |= np.uint8(((value >> i) & 1) << (bit & 7))
-        bit += 1
-    return bit
+    """Write bits, 40 at most, from bit number `bit` of `out` on; the rest of their last byte is 0.
+
+    No byte behind that is touched.
+    """
+    if count == 0:
+        return bit
+    first, shift = bit >> 3, bit & 7
+    word = np.int64(value) << shift
+    if shift:
+        word |= np.int64(out[first])
+    for i in range(first, (bit + count + 7) >> 3):
+        out[i] = np.uint8(word & 255)
+        word >>= 8
+    return bit + count
 
 
 @njit(nogil=True, cache=True)
@@ -72,25 +84,36 @@ def store_elias(positions, count, out, at, n):  # type: ignore[no-untyped-def]
     return (bit + 7) >> 3
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True)
+def word_at(data, bit):  # type: ignore[no-untyped-def]
+    """Bits from bit number `bit` on, 57 at least; zeros where data ends."""
+    first = bit >> 3
+    if first + 8 <= len(data):
+        return ops.load_word(data, first) >> u64(bit & 7)
+    word = u64(0)
+    for i in range(first, len(data)):
+        word |= u64(data[i]) << u64(8 * (i - first))
+    return word >> u64(bit & 7)
+
+
+@njit(nogil=True, cache=True)
 def take(data, bit, end, count):  # type: ignore[no-untyped-def]
-    """The next bits, or FAILED beyond bit number `end`."""
+    """The next bits, 40 at most, or FAILED beyond bit number `end`."""
     if bit + count > end:
         return FAILED
-    value = np.int64(0)
-    for i in range(count):
-        value |= np.int64((data[(bit + i) >> 3] >> ((bit + i) & 7)) & 1) << i
-    return value
+    return np.int64(word_at(data, bit) & ((u64(1) << u64(count)) - u64(1)))
 
 
 @njit(nogil=True, cache=True)
 def run(data, bit, end, kind):  # type: ignore[no-untyped-def]
     """How many bits like `kind` come next, or FAILED when none ends them."""
-    count = np.int64(0)
-    while bit + count < end:
-        if (data[(bit + count) >> 3] >> ((bit + count) & 7)) & 1 != kind:
-            return count
-        count += 1
+    start = bit
+    while bit < end:
+        word = word_at(data, bit)
+        alike = ops.zeros_below(~word if kind else word)
+        if alike < WORD:
+            return bit + alike - start if bit + alike < end else FAILED
+        bit += WORD
     return FAILED
 
 
@@ -107,15 +130,27 @@ def scan_golomb(data, at, length, count, n, positions, keep):  # type: ignore[no
         return False
     b = np.int64(data[at])
     bit, end, before = 8 * (at + 1), 8 * (at + length), np.int64(-1)
+    below = (u64(1) << u64(b)) - u64(1)
     for j in range(count):
-        ones = run(data, bit, end, 1)
-        if ones == FAILED or (ones << b) >= n:
+        first = bit >> 3
+        ones = WORD
+        if first + 8 <= len(data):
+            word = ops.load_word(data, first) >> u64(bit & 7)
+            ones = ops.zeros_below(~word)
+        if ones + 1 + b <= WORD:  # all of it is in the word
+            rest = np.int64((word >> u64(ones + 1)) & below)
+            if bit + ones + 1 + b > end:
+                return False
+        else:
+            ones = run(data, bit, end, 1)
+            if ones == FAILED:
+                return False
+            rest = take(data, bit + ones + 1, end, b)
+            if rest == FAILED:
+                return False
+        if (ones << b) >= n:
             return False
-        bit += ones + 1
-        rest = take(data, bit, end, b)
-        if rest == FAILED:
-            return False
-        bit += b
+        bit += ones + 1 + b
         before += (ones << b) + rest + 1
         if before >= n:
             return False
@@ -129,21 +164,19 @@ def scan_elias(data, at, length, count, n, positions, keep):  # type: ignore[no-
     """Read `count` positions, all below n; whether the bytes are exactly that."""
     bit, end, before = 8 * at, 8 * (at + length), np.int64(-1)
     for j in range(count):
-        m = run(data, bit, end, 0)
-        if m == FAILED or m > 5:
+        first = bit >> 3
+        if first + 8 <= len(data):
+            word = ops.load_word(data, first) >> u64(bit & 7)
+        else:
+            word = word_at(data, bit)
+        m = ops.zeros_below(word)
+        if m > 5:
             return False
-        bit += m + 1
-        low = take(data, bit, end, m)
-        if low == FAILED:
+        low = np.int64((word >> u64(m + 1)) & ((u64(1) << u64(m)) - u64(1))) + (1 << m) - 1
+        if low > MOST_BITS or bit + 2 * m + 1 + low > end:
             return False
-        bit += m
-        low += (np.int64(1) << m) - 1
-        if low > MOST_BITS:
-            return False
-        rest = take(data, bit, end, low)
-        if rest == FAILED:
-            return False
-        bit += low
+        rest = np.int64((word >> u64(2 * m + 1)) & ((u64(1) << u64(low)) - u64(1)))
+        bit += 2 * m + 1 + low
         before += (np.int64(1) << low) + rest
         if before >= n:
             return False

@@ -333,3 +333,8 @@ load_uint16 = _load(I16, i64, lambda b, x: b.zext(x, ir.IntType(64)))
 any_of8 = _load(
     ir.IntType(64), b1, lambda b, x: b.icmp_unsigned("!=", x, ir.Constant(ir.IntType(64), 0))
 )
+#: eight bytes, little-endian; how many zero bits come before the first one (64 when there is none)
+load_word = _load(ir.IntType(64), types.uint64, lambda b, x: x)
+zeros_below = _primitive(
+    i64, (types.uint64,), lambda c, b, v: b.cttz(v[0], ir.Constant(ir.IntType(1), 0))
+)
