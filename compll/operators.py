@@ -1,6 +1,6 @@
 """The operator table: name, arguments, typing rule and meaning, one row each.
 
-A row's `rule` names the typing rule in check.py. How a backend computes it stands in that
+A row's `rule` names the typing rule in rules.py. How a backend computes it stands in that
 backend's own table under the same name; tests check that no row is missing there.
 """
 
@@ -96,10 +96,10 @@ _ROWS = (
     # selection
     Operator("sample", 2, 2, "sample", "sample(x, m): m elements, one from each of m equal stretches"),
     Operator("kth_largest", 2, 2, "kth_largest", "kth_largest(x, k): the k-th largest of x or of a sample"),
-    Operator("adjust", 7, 7, "adjust",
+    Operator("adjust", 7, 7, "search",
              "adjust(x, t, low, high, down, up, tries): t * down while fewer than low elements of x are "
              ">= t, t * up while more than high are, at most `tries` times"),
-    Operator("bisect", 6, 6, "bisect",
+    Operator("bisect", 6, 6, "search",
              "bisect(x, low, high, fewest, most, tries): a threshold between low and high, halved until from fewest to most elements of x are >= it, at most `tries` times"),
     # tables
     Operator("quantiles", 2, 2, "quantiles",
