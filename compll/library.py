@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compll import check, shapes, source, spec
+from compll import check, shapes, source, spec_reader
 from compll.codec import Codec
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
 from compll.spec import Param, Spec
@@ -88,7 +88,7 @@ def load(name_or_path: str | os.PathLike[str], problems: Problems | None = None)
     if root is None:
         found.raise_if_any()
         raise AssertionError("a file that is not read has problems")
-    result = spec.read(root, found)
+    result = spec_reader.read(root, found)
     if problems is None:
         found.raise_if_any()
     return result

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compll.errors import UsageError, nearest
 from compll.library import list_specs
-from compll.spec import NAME, NAME_HINT
+from compll.spec_names import NAME, NAME_HINT
 
 FOLDER = Path(__file__).with_name("templates")
 

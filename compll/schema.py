@@ -12,7 +12,8 @@ from typing import Any
 from compll.operators import OPERATORS, Operator
 from compll.sections import PARAM_KEYS, SECTIONS, SectionRow
 from compll.shapes import SIDES
-from compll.spec import PARAM_TYPES, STORAGE, UINTS
+from compll.spec import PARAM_TYPES
+from compll.spec_types import STORAGE, UINTS
 
 Schema = dict[str, Any]
 NAME = "^[A-Za-z_][A-Za-z0-9_]*$"

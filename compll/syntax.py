@@ -95,6 +95,13 @@ def parse(text: Text, problems: Problems) -> Syntax | None:
     return _Reader(text, problems).read()
 
 
+def parse_part(whole: Text, part: str | None, start: int, problems: Problems) -> Syntax | None:
+    """The syntax tree of a part of a text, which begins at `start` in it; None without a part."""
+    if part is None:
+        return None
+    return parse(Text(part, whole.at(start)), problems)
+
+
 class _Unsupported(Exception):
     """Raised inside the reader at the first construct outside the language."""
 
