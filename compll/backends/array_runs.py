@@ -21,7 +21,7 @@ from compll.arrays import HostArrays
 from compll.backends import fields, halves, matrix_numbers, numbers, reference, shared, spectra
 from compll.backends.matrix_numbers import F32, Algebra
 from compll.backends.reference import U8, Run
-from compll.codec import Incoming, State
+from compll.batches import Incoming, State
 from compll.errors import UsageError
 from compll.ir import Expr, Field, Module
 from compll.matrices import extents
@@ -226,7 +226,7 @@ class ArrayRun(Run):
 
 
 class ArrayKernels:
-    """The backend's batch interface (see codec.Backend), piece after piece."""
+    """The backend's batch interface (see batches.Backend), piece after piece."""
 
     arrays = HostArrays()
     fuses = False

@@ -19,7 +19,7 @@ from compll.backends.array_runs import ArrayKernels
 from compll.backends.cpu_hop import fuses
 from compll.backends.cpu_load import load
 from compll.backends.cpu_outline import outline
-from compll.codec import Incoming, State
+from compll.batches import Incoming, State
 from compll.errors import PayloadError
 from compll.ir import HALVES, Expr, Module
 from compll.layout import limits
@@ -137,7 +137,7 @@ def head(module: Module) -> str:
 
 
 class Kernels:
-    """The backend's batch interface (see codec.Backend)."""
+    """The backend's batch interface (see batches.Backend)."""
 
     arrays = HostArrays()
 

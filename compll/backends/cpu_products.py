@@ -12,7 +12,7 @@ from compll.backends import cpu_fed
 from compll.backends.cpu_fed import Fed
 from compll.backends.cpu_loops import LoopRun, summed
 from compll.backends.matrix_numbers import F32, F64
-from compll.codec import State
+from compll.batches import State
 from compll.ir import Expr
 
 

@@ -25,7 +25,7 @@ from compll.backends.cuda_source import Plan, hop_source, source
 from compll.backends.cuda_streams import CHUNK, GROUP
 from compll.backends.cuda_values import Grid, Step
 from compll.backends.numbers import MEAN_LANES, MEAN_TILE
-from compll.codec import Incoming
+from compll.batches import Incoming
 from compll.ir import Expr, Module
 from compll.layout import field_bytes, gap_bytes, limits, packed_bytes, payload_bytes
 from compll.passes import hops
@@ -52,7 +52,7 @@ class Batch:
 
 
 class Kernels(Launching[Plan]):
-    """The backend's batch interface (see codec.Backend); arrays are the device's."""
+    """The backend's batch interface (see batches.Backend); arrays are the device's."""
 
     arrays = DeviceArrays()
 

@@ -17,7 +17,7 @@ from compll.backends.cuda_device import DeviceArrays
 from compll.backends.cuda_domains import ArrayPlan, Domain
 from compll.backends.cuda_launch import Device, Launching, make_room, starts
 from compll.backends.cuda_plans import Source
-from compll.codec import Incoming
+from compll.batches import Incoming
 from compll.errors import UsageError
 from compll.ir import Module
 from compll.layout import payload_bytes
@@ -39,7 +39,7 @@ class Batch:
 
 
 class ArrayKernels(Launching[ArrayPlan]):
-    """The backend's batch interface (see codec.ArrayBackend); arrays are the device's."""
+    """The backend's batch interface (see batches.ArrayBackend); arrays are the device's."""
 
     arrays = DeviceArrays()
     fuses = False

@@ -16,7 +16,7 @@ from compll.arrays import HostArrays
 from compll.backends import fields, halves, numbers, shared
 from compll.backends.elementwise import MEANING
 from compll.backends.numbers import F32
-from compll.codec import Incoming, State
+from compll.batches import Incoming, State
 from compll.errors import PayloadError
 from compll.ir import Expr, Field, Module, Selection, Type
 from compll.layout import header, layout, tile_of
@@ -396,7 +396,7 @@ def read(module: Module, payload: U8, n: int, run: Run) -> None:
 
 
 class Kernels:
-    """The backend's batch interface (see codec.Backend)."""
+    """The backend's batch interface (see batches.Backend)."""
 
     arrays = HostArrays()
     fuses = False

@@ -13,7 +13,7 @@ import pytest
 import compll
 from compll.backends import cuda, cuda_device, cuda_source, halves
 from compll.backends.cuda_spectra import VECTORS
-from compll.codec import Incoming
+from compll.batches import Incoming
 from compll.errors import PayloadError, SpecError, UsageError
 from compll.ir import walk
 from compll.library import type_check

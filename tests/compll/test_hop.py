@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.codec import Incoming
+from compll.batches import Incoming
 
 SIZES = [0, 1, 7, 33, 1024, 1500, 2048 + 77]
 

@@ -1,0 +1,140 @@
+"""What calls of a codec are given, checked before any kernel runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from compll import layout as lay
+from compll.batches import I64, LENGTH, START, STATE, TENSOR, U8, State
+from compll.errors import PayloadError, UsageError
+from compll.ir import Field, Module
+from compll.rounds import Before, rounds
+from compll.static import Number
+
+
+class Arguments:
+    """The checks of one module with its parameters; they raise UsageError or PayloadError."""
+
+    def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
+        self.module, self.params, self.name = module, params, module.name
+        self.fixed, self.all_rounds = lay.is_fixed(module), rounds(module)
+        self._bounds: dict[int, int] = {}
+
+    def payload_bytes(self, n: int) -> int:
+        """The most bytes that the payload of n elements takes; known before any data."""
+        n = self.count(n)
+        if n not in self._bounds:
+            if len(self._bounds) > 4096:
+                self._bounds.clear()
+            self._bounds[n] = lay.payload_bytes(self.module, n, self.params)
+        return self._bounds[n]
+
+    def count(self, n: int) -> int:
+        """A number of elements. Raises UsageError."""
+        try:
+            count = operator.index(n)
+        except TypeError:
+            raise UsageError(f"{self.name}: {n!r} is no number of elements") from None
+        if count < 0:
+            raise UsageError(f"{self.name}: {n} elements")
+        if count > 2**32 and self.module.selections:
+            raise UsageError(
+                f"{self.name}: positions have 32 bits, too few for {n} elements; encode in parts"
+            )
+        return count
+
+    def draws(self, seed: int, step: int) -> tuple[int, int]:
+        """What chooses random draws: 64 bits of the seed, and the step. Raises UsageError."""
+        try:
+            seed, step = operator.index(seed) & (2**64 - 1), operator.index(step)
+        except TypeError:
+            raise UsageError(
+                f"{self.name}: seed and step are whole numbers, not {seed!r} and {step!r}"
+            ) from None
+        if not -(2**63) <= step < 2**63:
+            raise UsageError(f"{self.name}: step {step} is no int64")
+        return seed, step
+
+    def table(self, table: I64, at: I64, length: int, name: str) -> None:
+        """A batch's table, whose pieces lie in the array `name` of `length` elements."""
+        if (
+            table.dtype != np.int64
+            or table.ndim != 2
+            or table.shape[1] != 5
+            or len(at) != len(table)
+        ):
+            raise UsageError(f"{self.name}: the table is int64 [m, 5] with m positions")
+        if len(table) == 0:
+            return
+        if int(at.min()) < 0:
+            raise UsageError(f"{self.name}: a payload begins at byte {int(at.min())}")
+        ends = table[:, START] + table[:, LENGTH]
+        if int(table.min()) < 0 or int(ends.max()) > length:
+            raise UsageError(
+                f"{self.name}: a piece ends at {int(ends.max())}, {name} has {length} elements"
+            )
+
+    def room(self, table: I64, at: I64, have: int) -> None:
+        """The room for the pieces' payloads in an array of `have` bytes."""
+        most = at + np.array([self.payload_bytes(int(n)) for n in table[:, LENGTH]], np.int64)
+        if len(most) and int(most.max()) > have:
+            need = int(most.max())
+            raise UsageError(f"{self.name}: the payloads need {need} bytes, out has {have}")
+
+    def lengths(self, payload: U8, table: I64, at: I64, used: Any) -> None:
+        """Where the pieces' payloads begin, and the bytes of each."""
+        if not isinstance(used, np.ndarray):
+            return  # in device memory, where decode kernels look at them
+        if len(used) != len(at) or (
+            len(at) and (int(used.min()) < 0 or int((at + used).max()) > len(payload))
+        ):
+            raise PayloadError(f"{self.name}: the payload ends early, at byte {len(payload)}")
+        for row, size in zip(table, used, strict=True) if self.fixed else ():
+            if size != self.payload_bytes(int(row[LENGTH])):
+                raise PayloadError(
+                    f"{self.name}: a payload of {row[LENGTH]} elements has "
+                    f"{self.payload_bytes(int(row[LENGTH]))} bytes, this one {size}"
+                )
+
+    def state(self, state: State | None, table: I64) -> None:
+        """The states, from init_state(n), of all pieces of a batch."""
+        if state is None or len(table) == 0:
+            return
+        if not isinstance(cast(object, state), Mapping):
+            kind = type(state).__name__
+            raise UsageError(f"{self.name}: the state comes from init_state(n); this is {kind}")
+        most = int((table[:, STATE] + table[:, LENGTH]).max())
+        tensors = int(table[:, TENSOR].max() + 1)
+        for item in self.module.states:
+            self._held(item, state.get(item.name), tensors if item.shape == "scalar" else most)
+
+    def _held(self, item: Field, held: Any, need: int) -> None:
+        """One state's array, which has at least `need` elements."""
+        given = str(getattr(held, "dtype", type(held).__name__))
+        if held is not None and given != item.dtype:
+            raise UsageError(
+                f"{self.name}: state {item.name!r} is {item.storage}, an array of "
+                f"{item.dtype}, not {given}; init_state(n) makes it"
+            )
+        have = 0 if held is None else len(held)
+        if held is None or have < need:
+            raise UsageError(
+                f"{self.name}: state {item.name!r} has {have} elements, {need} are needed"
+            )
+
+    def rounds(self, payloads: Before, count: int, x: int, table: I64) -> None:
+        """Payloads of the first `count` rounds, of pieces in x elements."""
+        if not 1 <= len(payloads) == count <= len(self.all_rounds):
+            raise UsageError(
+                f"{self.name}: round {count - 1} of {len(self.all_rounds)} with "
+                f"{len(payloads) - 1} before it"
+            )
+        for one, (payload, at) in zip(self.all_rounds, payloads, strict=False):
+            self.table(table, at, x, "x")
+            sizes = [one.payload_bytes(int(n)) for n in table[:, LENGTH]]
+            if any(a + size > len(payload) for a, size in zip(at.tolist(), sizes, strict=True)):
+                raise PayloadError(f"{self.name}: round {one.name!r} ends early")
