@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from compll import layout as lay
-from compll.batches import I64, LENGTH, START, STATE, TENSOR, U8, State
+from compll.arrays import I64, U8
+from compll.batches import LENGTH, START, STATE, TENSOR, State
 from compll.errors import PayloadError, UsageError
 from compll.ir import Field, Module
 from compll.rounds import Before, rounds

@@ -9,6 +9,11 @@ from numpy.typing import NDArray
 
 from compll.errors import PayloadError, UsageError
 
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
+
 
 class Arrays(Protocol):
     """Makes and checks the arrays of one kind of memory."""

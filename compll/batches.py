@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from compll.arrays import Arrays
+from compll.arrays import I64, Arrays
+from compll.ir import Module
 from compll.rounds import Before
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
 #: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
 State = Mapping[str, NDArray[Any]]
 
@@ -27,6 +24,16 @@ class Incoming(NamedTuple):
     payload: Any
     at: Any
     used: Any
+
+
+def views(
+    module: Module, state: State | None, first: int, length: int, tensor: int
+) -> dict[str, NDArray[Any]] | None:
+    """The part of the state arrays that belongs to one piece; None without a state."""
+    if state is None:
+        return None
+    spans = {s.name: (tensor, 1) if s.shape == "scalar" else (first, length) for s in module.states}
+    return {name: state[name][a : a + k] for name, (a, k) in spans.items()}
 
 
 class Backend(Protocol):

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arguments import Arguments
-from compll.batches import F32, I64, U8, ArrayBackend, Backend, Incoming, State
+from compll.arrays import F32, I64, U8
+from compll.batches import ArrayBackend, Backend, Incoming, State
 from compll.errors import UsageError
 from compll.ir import Module
 from compll.rounds import Before, Round, draws

@@ -13,12 +13,10 @@ N + 1, the N low bits of v (Elias 1975, delta; the same lengths, low bits first)
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compll.arrays import I64, U8
 from compll.layout import rice_parameter
 
-I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
 MOST_BITS = 40
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arrays import HostArrays
-from compll.backends.array_runs import ArrayKernels
+from compll.backends.array_kernels import ArrayKernels
 from compll.backends.cpu_hop import fuses
 from compll.backends.cpu_load import load
 from compll.backends.cpu_outline import outline

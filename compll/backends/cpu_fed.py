@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.arrays import F32, F64
 from compll.backends.cpu_load import plain, written
-from compll.backends.matrix_numbers import F32, F64
 
 LOOPS = "cpu_fed_loops"
 

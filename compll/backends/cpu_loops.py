@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.array_steps import arrays, elementwise, outcomes, taken, writes_input
+from compll.arrays import U8
 from compll.backends import numbers, shared
 from compll.backends.array_runs import ArrayRun
 from compll.backends.cpu_text import code
 from compll.backends.cpu_values import Values, draws
 from compll.backends.matrix_numbers import Algebra
 from compll.backends.numbers import LANES, MASK
-from compll.backends.reference import U8
 from compll.ir import Expr, Field, Module, walk
 from compll.static import Number
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.arrays import F32
 from compll.backends.cpu_load import plain, written
-from compll.backends.matrix_numbers import F32, Algebra, runs
+from compll.backends.matrix_numbers import Algebra, runs
 
 LOOPS = "cpu_array_loops"
 #: columns of a result up to which rows are taken eight at a time

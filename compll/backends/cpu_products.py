@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.array_steps import last_product, of_gradient
+from compll.arrays import F32, F64
 from compll.backends import cpu_fed
 from compll.backends.cpu_fed import Fed
 from compll.backends.cpu_loops import LoopRun, summed
-from compll.backends.matrix_numbers import F32, F64
 from compll.batches import State
 from compll.ir import Expr
 

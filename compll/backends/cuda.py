@@ -14,8 +14,8 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compll.arrays import I64
 from compll.backends.cuda_arrays import ArrayKernels
 from compll.backends.cuda_device import CupyDevice, DeviceArrays
 from compll.backends.cuda_launch import Device, Launching, make_room, starts
@@ -30,8 +30,6 @@ from compll.ir import Expr, Module
 from compll.layout import field_bytes, gap_bytes, limits, packed_bytes, payload_bytes
 from compll.passes import hops
 from compll.static import Number, as_count, evaluate
-
-I64 = NDArray[np.int64]
 
 
 @dataclass

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compll.arrays import I64
 from compll.backends.cuda_device import DeviceArrays
 from compll.backends.cuda_domains import ArrayPlan, Domain
 from compll.backends.cuda_launch import Device, Launching, make_room, starts
@@ -24,8 +24,6 @@ from compll.layout import payload_bytes
 from compll.matrices import extents
 from compll.rounds import Before, rounds
 from compll.static import Number
-
-I64 = NDArray[np.int64]
 
 
 @dataclass

@@ -8,12 +8,12 @@ from typing import Any, Generic, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.arrays import I64
 from compll.backends.cuda_plans import P, Source
 from compll.errors import PayloadError, UsageError
 from compll.ir import Module
 from compll.static import Number, evaluate
 
-I64 = NDArray[np.int64]
 KEPT_BATCHES = 256
 #: by the bits that decode kernels set
 REASONS = {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.arrays import U8
 from compll.backends import bitstreams, numbers, trits
 from compll.errors import PayloadError
 from compll.ir import Field, Module
@@ -15,7 +16,6 @@ from compll.layout import header, limits, packed_bytes
 from compll.matrices import extents
 from compll.static import Number
 
-U8 = NDArray[np.uint8]
 WRITE: dict[str, Callable[[Any, int], U8]] = {
     "gaps": lambda positions, n: numbers.encode_gaps(positions),
     "golomb": bitstreams.encode_golomb,

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.arrays import F32
 from compll.backends import numbers
-from compll.backends.numbers import F32
 
 
 def read(held: NDArray[Any]) -> F32:

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.arrays import F32, F64
 from compll.backends import halves, numbers
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 TINY = 1e-6
 #: the draw's number in [Note: random draws]; those of a spec count from 0, samples are -1
 DRAW = -2

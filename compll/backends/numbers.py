@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
+from compll.arrays import F32
+
 LANES = 128
 MEAN_LANES, MEAN_TILE = 1024, 1024
 MASK = (1 << 64) - 1

@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.arrays import F32
 from compll.backends import numbers
-from compll.backends.numbers import F32
 
 #: numbers of draws in [Note: random draws]; samples are -1, random matrices -2
 DRAWN = -3

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.numbers import F32
+from compll.arrays import F32
 
 F64 = NDArray[np.float64]
 #: rows for each column from which the Gram matrix is used

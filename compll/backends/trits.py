@@ -10,9 +10,9 @@ from __future__ import annotations
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
-U8 = NDArray[np.uint8]
+from compll.arrays import U8
+
 DIGITS = 5
 WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint8)[:, None]
 ONES, FIRST, LONGEST = 121, 243, 14
