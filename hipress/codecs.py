@@ -47,9 +47,15 @@ def for_shape(codec: Codec, shape: Sequence[int]) -> tuple[str, Codec]:
     own = codec if make is None else make(shape)
     if own.digest == codec.digest:
         return codec.name, codec
-    before, now = cast(Any, codec).params, cast(Any, own).params
+    before, now = parameters(codec), parameters(own)
     settled = ", ".join(f"{k}={v}" for k, v in now.items() if v != before[k])
     return f"{codec.name}({settled})", own
+
+
+def parameters(codec: Codec) -> Mapping[str, Any]:
+    """Those of a compiled codec, with how it keeps its residual where that is not the default."""
+    found: Mapping[str, Any] = getattr(codec, "params", {})  # casync asks for none
+    return found
 
 
 def _refuse_arguments(params: Mapping[str, Any]) -> None:

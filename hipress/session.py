@@ -15,11 +15,11 @@ from torch import nn
 
 from hipress import agree, planner
 from hipress.agree import Meeting
-from hipress.codecs import resolve, strategy_for
+from hipress.codecs import parameters, resolve, strategy_for
 from hipress.errors import HipressError
 from hipress.link import connect
 from hipress.model import Param, describe
-from hipress.options import Options
+from hipress.options import AUTO, Options
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
@@ -157,13 +157,14 @@ def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def label(options: Options) -> str:
-    """Such as `topk(ratio=0.01)`."""
+    """Such as `topk(ratio=0.01)`; of a compiled codec, with all its parameters."""
     if not isinstance(options.compressor, str):
-        return options.compressor.name
-    if options.automatic:
-        return options.compressor
-    arguments = ", ".join(f"{k}={v!r}" for k, v in sorted(options.params.items()))
-    return f"{options.compressor}({arguments})"
+        return _call(options.compressor.name, parameters(options.compressor))
+    return AUTO if options.automatic else _call(options.compressor, options.params)
+
+
+def _call(name: str, params: Mapping[str, Any]) -> str:
+    return f"{name}({', '.join(f'{k}={v!r}' for k, v in sorted(params.items()))})"
 
 
 def _versions() -> dict[str, str]:

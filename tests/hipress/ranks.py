@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import compll
 import hipress
 from compll.library import specs_dir
 from tests.hipress.fakes import Halves, Int8, Sparse
@@ -371,6 +372,10 @@ def mismatches(rank, world_size):
     attempt("ddp_kwargs", "int8", ddp_kwargs={"bucket_cap": 1} if odd else None)
     attempt("ddp_kwargs_type", "int8", ddp_kwargs=3 if odd else None)
     attempt("ddp_value", "int8", ddp_kwargs={"bucket_cap_mb": 1 + odd})
+    attempt("residual_by_name", "topk", **({"residual": "bfloat16"} if odd else {}))
+    for title, params in {"residual": {"residual": "bfloat16"}, "ratio": {"ratio": 0.25}}.items():
+        compiled = compll.compile("topk", "reference", **(params if odd else {}))
+        found[title] = error_of(hipress.wrap, make(), compiled, timeout=20.0)
     attempt("target", "topk" if odd else "int8", **({"target": "cuda"} if odd else {}))
     with tempfile.TemporaryDirectory() as folder:
         found["spec"] = _other_text(folder, odd)

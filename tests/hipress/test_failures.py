@@ -19,6 +19,15 @@ def test_ranks_that_disagree(world_size):
             "seed": ("seed: rank 0: 0", f"rank {last}: 1"),
             "exclude": ("exclude", f"rank {last}: last.*"),
             "ddp_value": ("ddp_kwargs: rank 0: {'bucket_cap_mb': '1'", f"rank {last}: {{"),
+            "residual_by_name": (
+                "compressor: rank 0: topk(),",
+                f"rank {last}: topk(residual='bfloat16')",
+            ),
+            "residual": (
+                "compressor: rank 0: topk(ratio=0.01),",
+                f"rank {last}: topk(ratio=0.01, residual='bfloat16')",
+            ),
+            "ratio": ("rank 0: topk(ratio=0.01),", f"rank {last}: topk(ratio=0.25)"),
             "spec": ("spec 'd.yaml' differs between ranks 0 and", f"and {last} (digests "),
             "shape": ("second.weight 301x131", f"rank {last}: second.weight 302x131"),
         }.items():
