@@ -48,17 +48,29 @@ class Arguments:
             )
         return count
 
-    def draws(self, seed: int, step: int) -> tuple[int, int]:
-        """What chooses random draws: 64 bits of the seed, and the step. Raises UsageError."""
-        try:
-            seed, step = operator.index(seed) & (2**64 - 1), operator.index(step)
-        except TypeError:
-            raise UsageError(
-                f"{self.name}: seed and step are whole numbers, not {seed!r} and {step!r}"
-            ) from None
+    def seed(self, seed: int) -> int:
+        """What a rank's own draws depend on: 64 bits."""
+        return self._whole("seed", seed) & (2**64 - 1)
+
+    def step(self, step: int) -> int:
+        """The step, on which all draws depend: an int64."""
+        step = self._whole("step", step)
         if not -(2**63) <= step < 2**63:
             raise UsageError(f"{self.name}: step {step} is no int64")
-        return seed, step
+        return step
+
+    def workers(self, workers: int) -> int:
+        """A number of ranks."""
+        if (count := self._whole("workers", workers)) < 1:
+            raise UsageError(f"{self.name}: {count} workers; there is at least one")
+        return count
+
+    def _whole(self, name: str, value: int) -> int:
+        try:
+            return operator.index(value)
+        except TypeError:
+            message = f"{self.name}: {name} is a whole number, not {value!r}"
+            raise UsageError(message) from None
 
     def table(self, table: I64, at: I64, length: int, name: str) -> None:
         """A batch's table, whose pieces lie in the array `name` of `length` elements."""

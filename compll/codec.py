@@ -95,7 +95,9 @@ class Codec:
     def decode(self, payload: U8, n: int, *, step: int = 0) -> F32:
         """The float32 [n] values of a payload. Raises PayloadError.
 
-        step: that of the encode, which specs with drawn selections need (`needs_step`).
+        step: that of the encode, where decode draws again what encode drew (`needs_step`); payloads
+        do not hold it, so another one gives other values. Such draws are alike on all ranks: no
+        seed chooses them, and decode takes none.
         """
         n = self._given.count(n)
         try:
@@ -106,7 +108,10 @@ class Codec:
         return out
 
     def decode_add(self, payload: U8, out: F32, *, step: int = 0) -> None:
-        """Add the values of a payload to out, float32 [n]. Raises PayloadError, out untouched."""
+        """Add the values of a payload to out, float32 [n]. Raises PayloadError, out untouched.
+
+        step: that of the encode, see decode.
+        """
         out = self.arrays.vector(out, self.name, write=True)
         self._decode(payload, out, add=True, step=step)
 
@@ -142,7 +147,7 @@ class Codec:
         """
         writes = writeback or incoming is not None
         x = self.arrays.vector(x, self.name, write=writes)
-        seed, step = self._given.draws(seed, step)
+        seed, step = self._given.seed(seed), self._given.step(step)
         self._given.table(table, at, len(x), "x")
         self._given.state(state, table)
         self._given.room(table, at, len(out))
@@ -177,9 +182,9 @@ class Codec:
     ) -> None:
         """Decode pieces (used: bytes of each) into out, or add them. Raises PayloadError.
 
-        step: that of the encode, which specs with drawn selections need (`needs_step`).
+        step: that of the encode, see decode.
         """
-        out = self.arrays.vector(out, self.name, write=True)
+        out, step = self.arrays.vector(out, self.name, write=True), self._given.step(step)
         self._given.table(table, at, len(out), "out")
         self._given.lengths(payload, table, at, used)
         if self.module.arrays:
@@ -221,12 +226,13 @@ class Codec:
         piece begins). The state is read, not changed. The other arguments are encode_batch's.
         """
         x = self._check_rounds(x, table, state, [*before, (out, at)], number + 1)
+        workers = self._given.workers(workers)
         if reason := self.refuses_workers(workers):
             raise UsageError(f"{self.name}: {reason}")
+        seed, step = self._given.seed(seed), self._given.step(step)
         return cast(ArrayBackend, self.backend).encode_round(
-            number, x, table, out, at, before, state, workers=workers,
-            seed=seed & (2**64 - 1), step=step,
-        )  # fmt: skip
+            number, x, table, out, at, before, state, workers=workers, seed=seed, step=step
+        )
 
     def decode_rounds(
         self,
@@ -241,8 +247,9 @@ class Codec:
     ) -> None:
         """Overwrite x's pieces by the mean that the sums of all rounds give; update the state."""
         x = self._check_rounds(x, table, state, sums, len(self.rounds), write=True)
+        workers, seed = self._given.workers(workers), self._given.seed(seed)
         cast(ArrayBackend, self.backend).decode_rounds(
-            x, table, sums, state, workers=workers, seed=seed & (2**64 - 1), step=step
+            x, table, sums, state, workers=workers, seed=seed, step=self._given.step(step)
         )
 
     def refuses_workers(self, workers: int) -> str | None:

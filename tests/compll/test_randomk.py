@@ -113,6 +113,37 @@ def test_parts_of_a_tensor_draw_their_own_positions():
     assert np.allclose(y[y != 0], 20)
 
 
+@pytest.mark.parametrize("name", ["randomk", "thc"])
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_steps_are_whole_numbers(name, target, rng):
+    """Of NumPy, too; anything else is refused before it could choose other draws."""
+    x, codec = rng.standard_normal(500).astype(np.float32), compll.compile(name, target)
+    payload = codec.encode(x, step=np.int64(7))
+    assert np.array_equal(payload, codec.encode(x, step=7))
+    expected = codec.decode(payload, 500, step=7)
+    assert np.array_equal(expected, codec.decode(payload, 500, step=np.uint32(7)))
+    assert not np.array_equal(expected, codec.decode(payload, 500))
+    for step, told in ((7.0, "whole number, not 7.0"), (None, "whole number"), (2**63, "no int64")):
+        with pytest.raises(compll.UsageError, match=told):
+            codec.decode(payload, 500, step=step)
+
+
+def test_rounds_refuse_what_is_no_step_or_number_of_ranks(rng):
+    x, codec = rng.standard_normal(500).astype(np.float32), compll.compile("thc", "reference")
+    table, at = np.array([[0, 500, 0, 0, 0]]), np.zeros(1, np.int64)
+    out = np.zeros(codec.payload_bytes(500), np.uint8)
+    for wrong, told in (
+        ({"workers": 0}, "0 workers"),
+        ({"workers": 2.0}, "workers is a whole number"),
+        ({"workers": 2, "step": 0.5}, "step is a whole number"),
+        ({"workers": 2, "seed": "a"}, "seed is a whole number"),
+    ):
+        with pytest.raises(compll.UsageError, match=told):
+            codec.encode_round(0, x, table, out, at, **wrong)
+        with pytest.raises(compll.UsageError, match=told):
+            codec.decode_rounds(x, table, [(out, at)] * len(codec.rounds), **wrong)
+
+
 def test_decode_needs_the_step(rng):
     codec, x = compll.compile("randomk"), rng.standard_normal(500).astype(np.float32)
     assert codec.needs_step

@@ -69,7 +69,7 @@ def test_read_only_arrays_are_read_and_never_written(cpu, reference, rng):
 def test_the_caller_is_told_of_wrong_numbers(cpu):
     x = np.zeros(4, np.float32)
     for wrong in ({"seed": "a"}, {"step": 1.5}):
-        with pytest.raises(compll.UsageError, match="whole numbers"):
+        with pytest.raises(compll.UsageError, match="is a whole number"):
             cpu.encode(x, **wrong)
     with pytest.raises(compll.UsageError, match="init_state"):
         cpu.encode(x, state=5)
@@ -195,6 +195,9 @@ def test_arbitrary_bytes(case, data, n, flips):
         (lambda c: c.decode(b"", -1), "-1 elements"),
         (lambda c: c.init_state(-1), "-1 elements"),
         (lambda c: c.encode(np.zeros(3, np.float32), step=2**70), "no int64"),
+        (lambda c: c.encode(np.zeros(3, np.float32), seed=2.5), "seed is a whole number, not 2.5"),
+        (lambda c: c.decode(bytes(5), 3, step="x"), "step is a whole number, not 'x'"),
+        (lambda c: c.decode_add(bytes(5), np.zeros(3, np.float32), step=2**70), "no int64"),
         (lambda c: c.encode_batch(np.zeros(3), *one_piece(c)), "float32 array is needed"),
         (
             lambda c: c.decode_batch(
