@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from compll.backends.cuda_runs import Shortening
 from compll.backends.cuda_text import C_TYPE
 from compll.ir import Expr, Selection, walk
-from compll.program import of_group
+from compll.program import Program, of_group
 
 HITS = 2048  # elements of a block, eight a thread
 THREADS = 256
@@ -21,8 +21,10 @@ THREADS = 256
 class Grouping(Shortening):
     """Encoder with selections in groups."""
 
-    #: element values that depend on their group, by identity: where they stand
-    of_groups: dict[int, str]
+    def __init__(self, program: Program, feed: bool, prefix: str, threads: int = 256) -> None:
+        #: element values that depend on their group, by identity: where they stand
+        self.of_groups: dict[int, str] = {}
+        super().__init__(program, feed, prefix, threads)
 
     def text(self, expr: Expr) -> str:
         if self.mode == "anywhere" and id(expr) in self.of_groups:
@@ -60,18 +62,9 @@ class Grouping(Shortening):
             self.add(f"if (threadIdx.x == 0) hits_{s.name}[blockIdx.x] = all;")
 
     def mask_tiles(self, key: Expr, values: list[Expr], mask: str) -> None:
-        s = self.shape
         loops = [key, *values]
         self.add(f"u8* const mask = {mask};")
-        self.add(f"const i64 tile_first = own * {s.tiles};")
-        self.add(f"const int u = threadIdx.x % {s.team}, team = threadIdx.x / {s.team};")
-        self.keys(loops)
-        self.prepare(*loops)
-        self.leaves = self.leaves_of(loops)
-        with self.block(f"for (int turn = 0; turn < {s.turns}; ++turn)"):
-            self.tile_head(loops)
-            if s.chunks == 1:
-                self.load("0")
+        with self.of_tiles(*loops):
             self.prepare_groups(*loops)
             with self.each():
                 self.add("if (i >= m) continue;")

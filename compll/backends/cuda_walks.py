@@ -80,17 +80,22 @@ class Walking(Encoder):
     def result(self, slot: int) -> str:
         return f"sc[p * @SLOTS@ + {slot}]"
 
-    def each_element(self, x: Expr, body: str) -> None:
-        """`body` with the value of every element of the block's tiles in the place of {}."""
+    @contextmanager
+    def of_tiles(self, *loops: Expr) -> Iterator[None]:
+        """A loop over the block's tiles, whose elements' `loops` can be computed within."""
         s = self.shape
         self.add(f"const i64 tile_first = own * {s.tiles};")
         self.add(f"const int u = threadIdx.x % {s.team}, team = threadIdx.x / {s.team};")
-        self.keys([x])
-        self.prepare(x)
-        self.leaves = self.leaves_of([x])
+        self.keys([*loops])
+        self.prepare(*loops)
+        self.leaves = self.leaves_of([*loops])
         with self.block(f"for (int turn = 0; turn < {s.turns}; ++turn)"):
-            self.tile_head([x])
+            self.tile_head([*loops])
             if s.chunks == 1:
                 self.load("0")
-            with self.each():
-                self.add(f"if (i < m) {{ {body.format(self.text(x))} }}")
+            yield
+
+    def each_element(self, x: Expr, body: str) -> None:
+        """`body` with the value of every element of the block's tiles in the place of {}."""
+        with self.of_tiles(x), self.each():
+            self.add(f"if (i < m) {{ {body.format(self.text(x))} }}")

@@ -1,0 +1,145 @@
+"""A walk over the tiles of a piece: a thread's elements in registers, and reductions of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from compll.backends.cuda_halves import Kept
+from compll.backends.cuda_values import Values, draws
+from compll.ir import Expr, leaves
+from compll.program import Program
+
+
+class Tiles(Values):
+    """Emits what threads do with the elements of a tile.
+
+    feed: whether there are states, by element (`elementwise`) and by tensor (`per_tensor`).
+    """
+
+    def __init__(self, program: Program, feed: bool, prefix: str, threads: int = 256) -> None:
+        super().__init__(program.module, prefix, threads)
+        self.prog, self.feed = program, feed
+        states = [s for s in program.module.states if feed]
+        self.elementwise = [s.name for s in states if s.shape == "n"]
+        self.per_tensor = [s.name for s in states if s.shape != "n"]
+        self.states = (*self.elementwise, *self.per_tensor)
+        self.kept_states = Kept(program.module)
+        #: arrays that the walk at hand reads, the gradient first
+        self.leaves: list[str] = []
+
+    def keys(self, loops: list[Expr]) -> None:
+        """The keys of a block's random draws, in shared memory."""
+        numbers = draws(*loops)
+        if numbers:
+            self.add(f"__shared__ u64 keys[{2 * (numbers[-1] + 1)}];")
+            at = f"offset + tile_first * {self.tile}"
+            self.add(f"block_keys(keys, {numbers[-1] + 1}, seed, step, tensor, {at});")
+
+    def tile_head(self, loops: list[Expr]) -> None:
+        """Declarations of a turn, with the keys of its draws."""
+        self.each_tile()
+        self.add("const i64 begin = offset + o;")
+        high = f"(offset + tile_first * {self.tile}) >> 32"
+        for number in draws(*loops):
+            self.add(f"const u64 r{number} = keys[{2 * number} + (int)((begin >> 32) - ({high}))];")
+
+    @staticmethod
+    def leaves_of(loops: list[Expr]) -> list[str]:
+        """Arrays that are read, the gradient first."""
+        return sorted(leaves(*loops), key=lambda name: (name != "g", name))
+
+    # a thread's elements
+
+    def load(self, chunk: str) -> None:
+        """Declare and fill the arrays of a chunk's elements."""
+        held, row = self.shape.held, self.shape.row
+        for name in self.leaves:
+            source = "xs" if name == "g" else f"s_{name}"
+            array = "g_" if name == "g" else f"e_{name}"
+            self.add(f"float {array}[{4 * held}];")
+            self.add("#pragma unroll")
+            with self.block(f"for (int k = 0; k < {held}; ++k)"):
+                at = f"({chunk} * {held} + k) * {row} + 4 * u"
+                self.add(f"load4({source}, o + {at}, m - ({at}), {array} + 4 * k);")
+            if name == "g":
+                self.taken(chunk)
+                self.add("#pragma unroll")
+                self.add(f"for (int e = 0; e < {4 * held}; ++e) g_[e] *= scale;")
+
+    def taken(self, chunk: str) -> None:
+        """What is added to gradients as they are loaded."""
+
+    @contextmanager
+    def chunks(self) -> Iterator[None]:
+        """Around a loop over elements: a tile too large for registers is read chunk by chunk."""
+        if self.shape.chunks == 1:
+            self.add("const int c = 0;")
+            yield
+            return
+        with self.block(f"for (int c = 0; c < {self.shape.chunks}; ++c)"):
+            self.load("c")
+            yield
+
+    @contextmanager
+    def each(self) -> Iterator[None]:
+        """A loop over elements e of a thread, at places i of the tile."""
+        with self.block(""), self.chunks():
+            self.add("#pragma unroll")
+            with self.block(f"for (int e = 0; e < {4 * self.shape.held}; ++e)"):
+                self.add(f"const int k = c * {self.shape.held} + e / 4;")
+                self.add(f"const int i = k * {self.shape.row} + 4 * u + e % 4;")
+                yield
+
+    def within(self) -> str:
+        """Whether an element of `each` is there, as text."""
+        return "i < m"
+
+    def leaf(self, expr: Expr) -> str:
+        return "g_[e]" if expr.op == "input" else f"e_{expr.value}[e]"
+
+    @contextmanager
+    def each_row(self) -> Iterator[None]:
+        """A loop over rows; this thread's elements of one begin at l."""
+        held = self.shape.held
+        self.add("#pragma unroll")
+        with self.block(f"for (int row = 0; row < {held}; ++row)"):
+            self.add(f"const int l = (c * {held} + row) * {self.shape.row} + 4 * u;")
+            yield
+
+    @contextmanager
+    def each_of_row(self) -> Iterator[None]:
+        """A loop over the four elements of a row."""
+        self.add("#pragma unroll")
+        with self.block("for (int j = 0; j < 4; ++j)"):
+            self.add("const int e = 4 * row + j, i = l + j;")
+            yield
+
+    # reductions
+
+    def reduction(self, expr: Expr) -> str:
+        """A group's reduction: emits the loop, returns the text of the value."""
+        (arg,) = expr.args
+        self.prepare_groups(arg)
+        name = self.name("a")
+        if expr.op == "reduce_sum":
+            self.lane_sums(name, arg)
+            sums = ", ".join(f"{name}[{j}]" for j in range(4))
+            return f"team_sum<{self.shape.team}>({sums})"
+        return f"unkey({self.extreme(name, expr)})"
+
+    def lane_sums(self, name: str, arg: Expr) -> None:
+        """A thread's four lanes, in the order of [Note: order of sums]."""
+        self.add(f"float {name}[4];")
+        with self.each():
+            self.add(f"const float y = {self.within()} ? {self.text(arg)} : 0.0f;")
+            self.add(f"if (c == 0 && e < 4) {name}[e] = y; else {name}[e % 4] += y;")
+
+    def extreme(self, name: str, expr: Expr) -> str:
+        least, op = ("-2147483647", "max") if expr.op == "reduce_max" else ("2147483647", "min")
+        self.add(f"i32 {name} = {least};")
+        with self.each():
+            self.add(
+                f"if ({self.within()}) {name} = i_{op}({name}, key({self.text(expr.args[0])}));"
+            )
+        return f"team_{op}<{self.shape.team}>({name})"
