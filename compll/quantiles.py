@@ -12,7 +12,7 @@ from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from compll.backends import elementary
+from compll import elementary
 
 STANDARD = NormalDist()
 HALF_LOG_2PI = 0.9189385332046727

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from compll.spec import Param
+from compll.spec import Param
 
 Shape = Sequence[int]
 #: what a parameter may be taken from: the matrix of a tensor with its first axis as rows

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import njit, types
 
 from compll.backends.cpu_ops import _primitive
-from compll.backends.elementary import functions
+from compll.elementary import functions
 
 I64, F64 = ir.IntType(64), ir.DoubleType()
 f64, b1 = types.float64, types.boolean

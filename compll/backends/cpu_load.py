@@ -27,7 +27,7 @@ def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
     own = "array_loops bitstreams declare elementary halves native object ops runtime tables trits"
-    others = ("elementary", "matrix_numbers", "numbers", "../quantiles")
+    others = ("../elementary", "matrix_numbers", "numbers", "../quantiles")
     files = (*(f"cpu_{name}" for name in own.split()), *others)
     sources = b"".join((here / f"{name}.py").read_bytes() for name in files)
     parts = (numba_version(), np.__version__, platform.python_version())

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from compll import quantiles
-from compll.backends import elementary, fields, numbers
+from compll import elementary, quantiles
+from compll.backends import fields, numbers
 
 
 def _sign(x: Any) -> Any:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends import cpu_elementary, elementary
+from compll import elementary
+from compll.backends import cpu_elementary
 
 NUMPY = elementary.NUMPY
 ENDS = [
