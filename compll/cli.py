@@ -29,6 +29,8 @@ from compll.cli_common import (
 from compll.codec import Codec
 from compll.errors import CompllError, Diagnostic, SpecError, UsageError, nearest
 
+LINE = 200  # characters
+
 app = typer.Typer(
     help="Gradient compressors from YAML specs.",
     no_args_is_help=True,
@@ -41,20 +43,20 @@ for command in (cli_author.new, cli_author.schema, cli_author.bench):
 
 @app.command("list")
 def list_() -> None:
-    """The compressors that come with the package."""
+    """The compressors that come with the package.
+
+    Bits are those of the payload per element, at most; optimizers, those under which the method
+    keeps the loss, where that was measured.
+    """
     table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True, min_width=max(map(len, library.list_specs())))
-    for title in ("bits", "group", "keeps", "optimizers", "about"):
-        table.add_column(title)
+    for title in ("name", "bits", "optimizers"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("about", overflow="fold")
     for name in library.list_specs():
-        module, params = library.type_check(name, {})
-        codec = library.compile(name, "reference", **params)
-        kept = ", ".join(s.name for s in module.states) or "-"
-        group = str(module.group or "-")
-        table.add_row(
-            name, f"{report.bits(codec):.4g}", group, kept, module.optimizers, module.about
-        )
-    Console(soft_wrap=False).print(table)
+        codec = library.compile(name, "reference")
+        table.add_row(name, f"{report.bits(codec):.4g}", codec.optimizers, codec.module.about)
+    # a line per spec where a program reads them
+    Console(width=None if sys.stdout.isatty() else LINE).print(table)
 
 
 @app.command()

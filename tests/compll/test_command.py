@@ -24,7 +24,11 @@ def run(*args):
 def test_list_names_every_spec():
     result = run("list")
     assert result.exit_code == 0
-    assert all(name in result.output for name in compll.list_specs())
+    lines = [line.split()[0] for line in result.output.splitlines()]
+    assert lines == ["name", *compll.list_specs()]
+    assert "The sign of every element, scaled by the mean magnitude of 1024 elements." in (
+        result.output
+    )
 
 
 def test_check(tmp_path):
