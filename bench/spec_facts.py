@@ -10,6 +10,8 @@ from compll import exclusive, explain, library
 from compll.ir import Field, Module
 from compll.layout import header, tile_of
 from compll.operators import OPERATORS
+from compll.places import factors
+from compll.printer import Printer
 from compll.source import LIMIT_BYTES
 from compll.spec import Spec
 from compll.syntax import Call, Syntax
@@ -111,7 +113,7 @@ def formula(module: Module) -> str:
 def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
     """The terms of a field's size: what is counted, and bytes of each."""
     if field.shape == "matrix":
-        yield explain.factors(field.dims), field.item_bits // 8
+        yield factors(field.dims), field.item_bits // 8
         return
     count = {
         "scalar": "", "table": "", "n": "n",
@@ -136,7 +138,7 @@ def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
 
 def limits(module: Module) -> tuple[str, ...]:
     """The most elements of each selection."""
-    text = explain.Printer(module.bindings)
+    text = Printer(module.bindings)
     together = [name for family in exclusive.families(module) for name in family]
     shared = [" + ".join(f"count({x})" for x in f) + " <= n" for f in exclusive.families(module)]
     alone = [s for s in module.selections if s.name not in together]

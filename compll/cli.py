@@ -28,6 +28,7 @@ from compll.cli_common import (
 )
 from compll.codec import Codec
 from compll.errors import CompllError, Diagnostic, SpecError, UsageError, nearest
+from compll.places import places
 
 LINE = 200  # characters
 
@@ -179,10 +180,10 @@ def summary(codecs: list[Codec]) -> Table:
         "name", "payload", "bits", "passes", "bytes moved", "least", box=None, pad_edge=False
     )
     for codec in codecs:
-        places = ", ".join(f"{p.name} {p.type}" for p in explain.places(codec.module))
+        parts = ", ".join(f"{p.name} {p.type}" for p in places(codec.module))
         found = explain.found_traffic(codec.module)
         table.add_row(
-            codec.name, escape(places), f"{report.bits(codec):.4g}", str(len(found.passes)),
+            codec.name, escape(parts), f"{report.bits(codec):.4g}", str(len(found.passes)),
             f"{found.moved:.4g}", f"{found.least:.4g}",
         )  # fmt: skip
     return table

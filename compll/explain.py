@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from compll import artifacts, feedback
 from compll.array_steps import steps
 from compll.array_traffic import rounds_text, traffic_of
 from compll.codec import Codec
-from compll.formulas import FACTOR, INFIX, formula
-from compll.ir import POSITIONS, Expr, Field, Module, Type, walk
-from compll.layout import header, limits, tile_of
+from compll.ir import Expr, Module, Type, walk
+from compll.layout import limits, tile_of
 from compll.passes import hops, schedule
-from compll.program import LIBRARY, TOTALS, Pass, Program
+from compll.places import places
+from compll.printer import Printer
+from compll.program import LIBRARY, Pass, Program
 from compll.spec import Spec
 from compll.syntax import Call, Name, Number, Syntax
 from compll.traffic import Traffic, Walk, merge_traffic
@@ -30,59 +30,6 @@ def program_of(module: Module) -> Program:
 def found_traffic(module: Module) -> Traffic:
     """Memory traffic of the encode with state, or of the only one."""
     return traffic_of(module, feed=bool(module.states))
-
-
-class Printer:
-    """Writes expressions as a person would, with the names that the spec gives to their parts."""
-
-    def __init__(self, bindings: Mapping[str, Expr]) -> None:
-        named = reversed(list(bindings.items()))
-        self.names = {id(e): name for name, e in named if e.args}
-
-    def __call__(self, expr: Expr) -> str:
-        """The expression itself, its parts by name."""
-        return self.body(expr)
-
-    def part(self, expr: Expr) -> str:
-        return self.names.get(id(expr)) or self.body(expr)
-
-    def body(self, expr: Expr) -> str:
-        if expr.op == "const":
-            return repr(expr.value)
-        if expr.op in ("lift", "float", "int"):
-            return self.part(expr.args[0])
-        if not expr.args:
-            return self.leaf(expr)
-        args = [self.part(a) for a in expr.args]
-        if expr.op in INFIX:
-            return f"({args[0]} {INFIX[expr.op][0]} {args[1]})"
-        if expr.op == "choose":
-            return f"({args[1]} if {args[0]} else {args[2]})"
-        if expr.op == "gather":
-            return f"{args[0]}[{expr.value}]"
-        if expr.op == "hadamard":
-            return f"hadamard({args[0]}, {expr.value})"
-        special = {"neg": "-", "code": f"stored.{expr.value}"}
-        return f"{special.get(expr.op, expr.op.removeprefix('reduce_'))}({', '.join(args)})"
-
-    def values(self, expr: Expr) -> set[str]:
-        """The named values, and the values made of all elements, that a number is computed from."""
-        if id(expr) in self.names or expr.op in TOTALS:
-            return {self.part(expr)}
-        return {name for a in expr.args for name in self.values(a)}
-
-    @staticmethod
-    def leaf(expr: Expr) -> str:
-        known = {
-            "uniform": "random(0, 1)",
-            "indices": f"indices({expr.value})",
-            "count_kept": f"count({expr.value or expr.type.of})",
-            "group_size": "size of the group",
-            "combined": f"combined({expr.value})",
-            "shared": "shared(0, 1)",
-            "random_matrix": f"random_matrix({', '.join(map(dimension, expr.type.dims))})",
-        }
-        return known.get(expr.op, str(expr.value))
 
 
 def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
@@ -163,73 +110,6 @@ def _arrays_feedback(module: Module, text: Printer) -> Iterator[str]:
         yield f"residual = (g + residual) - decode({what})"
     for name, expr in module.updates.items():
         yield f"{name} = {text(expr)}"
-
-
-@dataclass(frozen=True)
-class Place:
-    """A payload field and its size as a formula."""
-
-    name: str
-    type: str
-    size: str
-
-
-def places(module: Module) -> list[Place]:
-    """The payload's parts in order."""
-    found = [Place(f"count of {s.name}", "uint32", "4") for s in module.selections if s.dynamic]
-    found += [Place(f"length of {name}", "uint32", "4") for name in header(module)[1]]
-    found += [Place(f.name, _type(f), _size(f, module)) for f in module.fields]
-    if module.status:
-        found.append(Place("status", "uint8", "1"))
-    return found
-
-
-def _type(f: Field) -> str:
-    base = f"uint{f.bits}" if f.storage == "uint" else f.storage
-    if f.shape == "matrix":
-        return base + f"[{', '.join(map(dimension, f.dims))}]"
-    return base + {"n": "[n]", "group": "[groups]", "kept": f"[{f.of}]", "table": f"[{f.of}]"}.get(
-        f.shape, ""
-    )
-
-
-def dimension(size: Expr) -> str:
-    """Rows or columns of a matrix, as a person would write them."""
-    return formula(size)
-
-
-def factors(dims: tuple[Expr, ...]) -> str:
-    """Rows times columns."""
-    return " * ".join(formula(d, FACTOR) for d in dims)
-
-
-def _size(f: Field, module: Module) -> str:
-    if f.shape == "matrix":
-        return f"{factors(f.dims)} * {f.item_bits // 8}"
-    count = {
-        "scalar": "",
-        "table": "",
-        "n": "n",
-        "group": f"ceil(n / {module.group})",
-        "kept": f"count({f.of})",
-    }[f.shape]
-    if f.shape == "table":
-        return str(4 * int(f.of))
-    if f.storage in POSITIONS:
-        return {
-            "gaps": f"{count} + the gaps above 127",
-            "golomb": f"at most 1 + ({count} * (1 + b) + n / 2**b) / 8, b = log2(.96 n / {count})",
-            "elias": f"the Elias delta codes of {count} gaps",
-        }[f.storage]
-    if not count:
-        return str(f.item_bits // 8)
-    if f.trits:
-        tile = tile_of(module)
-        size = f"{f.packed_bytes(tile)} * floor(n / {tile}) + ceil(n % {tile} / 5)"
-        return f"at most {size}" if f.storage == "runs" else size
-    if f.packed and f.bits < 8:
-        return f"ceil({count} * {f.bits} / 8)"
-    return f"{count} * {f.item_bits // 8}" if f.item_bits > 8 else count
 
 
 def _layout(codec: Codec) -> Iterator[str]:

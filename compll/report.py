@@ -5,6 +5,7 @@ from __future__ import annotations
 from compll import explain
 from compll.codec import Codec
 from compll.explain import SIZES
+from compll.places import places
 
 
 def facts(codec: Codec, target: str) -> dict[str, object]:
@@ -23,9 +24,7 @@ def facts(codec: Codec, target: str) -> dict[str, object]:
         "states": [s.name for s in module.states],
         "merge": module.merge,
         "rounds": dict(module.rounds),
-        "payload": [
-            {"name": p.name, "type": p.type, "bytes": p.size} for p in explain.places(module)
-        ],
+        "payload": [{"name": p.name, "type": p.type, "bytes": p.size} for p in places(module)],
         "payload_fixed": codec.fixed,
         "payload_bytes": {str(n): codec.payload_bytes(n) for n in SIZES},
         "passes": len(found.walks),
@@ -38,7 +37,7 @@ def facts(codec: Codec, target: str) -> dict[str, object]:
 def markdown(codec: Codec, target: str) -> str:
     """The report for a reader: what travels, what each pass does, what it costs."""
     module = codec.module
-    rows = [f"| {p.name} | {p.type} | {p.size} |" for p in explain.places(module)]
+    rows = [f"| {p.name} | {p.type} | {p.size} |" for p in places(module)]
     bound = "exactly" if codec.fixed else "at most"
     sizes = [f"| {n} | {codec.payload_bytes(n)} |" for n in SIZES]
     params = ", ".join(f"{k} = {v}" for k, v in codec.params.items()) or "none"
