@@ -10,23 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from compll import check_arrays, check_names, derived, feedback, matrices, strict
-from compll.check_fields import Declarations
-from compll.errors import Problems, Span, closest, nearest
-from compll.ir import (
-    Expr,
-    Field,
-    Module,
-    Selection,
-    Type,
-    walk,
-)
-from compll.operators import (
-    RESERVED,
-    SELECTING,
-)
+from compll.check_params import parameters
+from compll.check_updates import Updates
+from compll.errors import Problems, Span
+from compll.ir import Expr, Field, Module, Selection, Type, walk
+from compll.operators import SELECTING
 from compll.rules import Rules
-from compll.spec import ANY, Binding, ParamValue, Spec, as_float
-from compll.syntax import Syntax
+from compll.spec import Binding, ParamValue, Spec
 
 GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
 
@@ -47,27 +37,7 @@ class Checked(NamedTuple):
     params: dict[str, ParamValue]
 
 
-def parameters(
-    spec: Spec, given: Mapping[str, object], problems: Problems
-) -> dict[str, ParamValue]:
-    """All parameters that the spec declares: `given` ones checked, the others at their defaults."""
-    known = {p.name: p for p in derived.accepted(spec)}
-    for name, value in given.items():
-        if name in known and (wrong := known[name].check(value)):
-            problems.add(known[name].span, wrong)
-        elif name not in known and not spec.broken & {name, ANY}:
-            hint = nearest(name, known) or "it has no parameters"
-            problems.add(Span(), f"{spec.name} has no parameter {name!r}", hint)
-    chosen = {p.name: given.get(p.name, p.default) for p in spec.params}
-    legal = {n: known[n].default if known[n].check(v) else v for n, v in chosen.items()}
-    return {name: _exact(known[name].type, value) for name, value in legal.items()}
-
-
-def _exact(kind: str, value: object) -> ParamValue:
-    return as_float(value) if kind == "float" else value  # type: ignore[return-value]
-
-
-class _Checker(Declarations):
+class _Checker(Updates):
     """The sections of a spec, in order."""
 
     def __init__(
@@ -82,7 +52,7 @@ class _Checker(Declarations):
 
     def module(self) -> Module:
         spec = self.spec
-        self.unique()
+        check_names.unique(spec, self.problems)
         self.group = self.group_size()
         self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
         feeds = self.feedback != "none"
@@ -171,29 +141,6 @@ class _Checker(Declarations):
         for turn in self.turns:
             found[f"encode.{turn}"] = found.get(f"encode.{turn.split()[0]}", Span())
         return found | {f"payload.{d.name}": d.span for d in spec.payload}
-
-    def unique(self) -> None:
-        """Every name means one thing."""
-        spec = self.spec
-        seen: dict[str, Span] = {}
-        declared = [(p.name, p.span) for p in spec.params] + [(s.name, s.span) for s in spec.state]
-        for name, span in declared + [(b.name, b.span) for b in spec.encode]:
-            if name in RESERVED:
-                self.problems.add(
-                    span, f"{name!r} already has a meaning in the language", "choose another name"
-                )
-            elif name in seen:
-                self.problems.add(
-                    span, f"{name!r} is defined twice", f"first at line {seen[name].line}"
-                )
-            seen.setdefault(name, span)
-        chosen = {spec.feedback.value, spec.feedback.other}
-        if chosen & {"error", "own"} and "residual" in {s.name for s in spec.state}:
-            self.problems.add(
-                spec.feedback.span,
-                "`feedback: error` makes the state 'residual' itself",
-                "remove it from `state:`",
-            )
 
     def in_order(self, section: tuple[Binding, ...]) -> Iterator[Binding]:
         """A section's bindings, one after the other; meanwhile the names of all are known."""
@@ -296,45 +243,6 @@ class _Checker(Declarations):
             )
             return None
         return self.rules.lift(self.rules.number(value, "float"), "n")
-
-    def updates(self, states: tuple[Field, ...], env: dict[str, Expr]) -> dict[str, Expr]:
-        known = {s.name: s for s in states}
-        self.rules.encoding = True
-        named, meant = {b.name for b in self.spec.update}, set[str]()
-        for binding in self.spec.update:
-            if binding.name not in known and not self.excused(binding.name):
-                hint = nearest(binding.name, known) or "states are declared in `state:`"
-                self.problems.add(binding.span, f"{binding.name!r} is no state", hint)
-                meant.add(closest(binding.name, known) or "")
-        for name in known:
-            if name not in named | meant and not self.excused(name):
-                self.problems.add(
-                    self.spec.spans.get("update", self.spec.spans.get("state", Span())),
-                    f"state {name!r} is never updated",
-                    f"add `update: {{{name}: ...}}`",
-                )
-        pairs = [(b, self.expr(b.value, env, b.name)) for b in self.spec.update if b.name in known]
-        return {
-            b.name: fitted
-            for b, e in pairs
-            if e is not None and (fitted := self.fit(b.value, known[b.name], e))
-        }
-
-    def fit(self, syntax: Syntax, state: Field, value: Expr) -> Expr | None:
-        if state.shape == "matrix" and value.type.dims == state.dims:
-            return value
-        if value.type.shape == "matrix" or state.shape == "matrix":
-            message = f"state {state.name!r} cannot hold {value.type}"
-            self.problems.add(syntax.span, message, "rows and columns must be the declared ones")
-            return None
-        if value.type.dtype in ("selection", "str") or value.type.shape not in (
-            "static",
-            "scalar",
-            state.shape,
-        ):
-            self.problems.add(syntax.span, f"state {state.name!r} cannot hold {value.type}")
-            return None
-        return self.rules.lift(self.rules.number(value, "float"), state.shape)
 
     def merge_fits(self, fields: tuple[Field, ...], decode: Expr) -> None:
         """`merge: sum` needs a payload of numbers per element, decoded as they are."""

@@ -1,11 +1,11 @@
-"""Stage 3, names: what to say about a name or an operator that means nothing where it stands."""
+"""Stage 3, names: each means one thing; and what to say where one means nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from compll.errors import Span, nearest
-from compll.operators import CALLABLE, OPERATORS, SYNONYMS
+from compll.errors import Problems, Span, nearest
+from compll.operators import CALLABLE, OPERATORS, RESERVED, SYNONYMS
 from compll.spec import Binding, Spec
 from compll.syntax import SYMBOLS, Name
 
@@ -61,3 +61,24 @@ def unknown_operator(op: str, env: Container[str]) -> Advice:
     if op in SYNONYMS:
         return f"unknown operator {symbol!r}", f"did you mean {SYNONYMS[op]!r}?"
     return f"unknown operator {symbol!r}", nearest(op, CALLABLE)
+
+
+def unique(spec: Spec, problems: Problems) -> None:
+    """Every name means one thing."""
+    seen: dict[str, Span] = {}
+    declared = [(p.name, p.span) for p in spec.params] + [(s.name, s.span) for s in spec.state]
+    for name, span in declared + [(b.name, b.span) for b in spec.encode]:
+        if name in RESERVED:
+            problems.add(
+                span, f"{name!r} already has a meaning in the language", "choose another name"
+            )
+        elif name in seen:
+            problems.add(span, f"{name!r} is defined twice", f"first at line {seen[name].line}")
+        seen.setdefault(name, span)
+    chosen = {spec.feedback.value, spec.feedback.other}
+    if chosen & {"error", "own"} and "residual" in {s.name for s in spec.state}:
+        problems.add(
+            spec.feedback.span,
+            "`feedback: error` makes the state 'residual' itself",
+            "remove it from `state:`",
+        )

@@ -1,0 +1,51 @@
+"""Stage 3, `update`: every state's new value, and what fits into a state."""
+
+from __future__ import annotations
+
+from compll.check_fields import Declarations
+from compll.errors import Span, closest, nearest
+from compll.ir import Expr, Field
+from compll.syntax import Syntax
+
+
+class Updates(Declarations):
+    """Checks the section `update`."""
+
+    def updates(self, states: tuple[Field, ...], env: dict[str, Expr]) -> dict[str, Expr]:
+        known = {s.name: s for s in states}
+        self.rules.encoding = True
+        named, meant = {b.name for b in self.spec.update}, set[str]()
+        for binding in self.spec.update:
+            if binding.name not in known and not self.excused(binding.name):
+                hint = nearest(binding.name, known) or "states are declared in `state:`"
+                self.problems.add(binding.span, f"{binding.name!r} is no state", hint)
+                meant.add(closest(binding.name, known) or "")
+        for name in known:
+            if name not in named | meant and not self.excused(name):
+                self.problems.add(
+                    self.spec.spans.get("update", self.spec.spans.get("state", Span())),
+                    f"state {name!r} is never updated",
+                    f"add `update: {{{name}: ...}}`",
+                )
+        pairs = [(b, self.expr(b.value, env, b.name)) for b in self.spec.update if b.name in known]
+        return {
+            b.name: fitted
+            for b, e in pairs
+            if e is not None and (fitted := self.fit(b.value, known[b.name], e))
+        }
+
+    def fit(self, syntax: Syntax, state: Field, value: Expr) -> Expr | None:
+        if state.shape == "matrix" and value.type.dims == state.dims:
+            return value
+        if value.type.shape == "matrix" or state.shape == "matrix":
+            message = f"state {state.name!r} cannot hold {value.type}"
+            self.problems.add(syntax.span, message, "rows and columns must be the declared ones")
+            return None
+        if value.type.dtype in ("selection", "str") or value.type.shape not in (
+            "static",
+            "scalar",
+            state.shape,
+        ):
+            self.problems.add(syntax.span, f"state {state.name!r} cannot hold {value.type}")
+            return None
+        return self.rules.lift(self.rules.number(value, "float"), state.shape)
