@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from compll import feedback
 from compll.ir import HALVES, Expr, Module, Selection, Type, rebuild, walk
-from compll.program import LIBRARY, TABLES, Pass, Program, Sink, Unsupported
+from compll.phases import Phases, even
+from compll.program import LIBRARY, Pass, Program, Sink, Unsupported
 from compll.traffic import traffic
 
 
@@ -64,8 +65,9 @@ def hops(module: Module) -> bool:
     return not any(e.op in LIBRARY for one in program.passes for e in one.scalars)
 
 
-class _Scheduler:
+class _Scheduler(Phases):
     def __init__(self, module: Module, feed: bool) -> None:
+        super().__init__()
         self.module, self.feed, self.pool = module, feed, module.pool
         leaf = self.pool.make("input", (), Type("float", "n"), "g")
         self.gradient = leaf
@@ -73,8 +75,6 @@ class _Scheduler:
             residual = self.pool.make("state", (), Type("float", "n"), "residual")
             self.gradient = self.pool.make("add", (leaf, residual), leaf.type)
         self.stored: dict[int, Expr] = {}
-        self.phases: dict[int, int] = {}
-        self.guards: dict[int, tuple[Expr, bool]] = {}
         self.selections = {s.name: self.fed_selection(s) for s in module.selections}
 
     def fed(self, expr: Expr) -> Expr:
@@ -157,76 +157,6 @@ class _Scheduler:
             return None
         return Sink("back", "g", self.fed(value))
 
-    # phases: 2 p for a value that walk p can use, 2 p + 1 for one that its selections make
-
-    def phase(self, expr: Expr) -> int:
-        if id(expr) not in self.phases:
-            for e in walk(expr):  # arguments first: no deep recursion
-                if id(e) not in self.phases:
-                    self.phases[id(e)] = self.find_phase(e)
-        return self.phases[id(expr)]
-
-    def find_phase(self, expr: Expr) -> int:
-        if expr.op == "state" and expr.type.of == "stored":
-            return 2
-        below = max((self.phase(a) for a in expr.args), default=0)
-        if id(expr) in self.guards:
-            below = max(below, self.phase(self.guards[id(expr)][0]))
-        if expr.op.startswith("reduce_"):
-            if expr.args[0].type.shape == "kept":
-                return below | 1
-            return below if expr.type.shape == "group" else _even(below) + 2
-        if expr.op in LIBRARY:
-            return _even(below)
-        if expr.op in ("in", "gather", "indices"):
-            return max(below, self.selection_phase(str(expr.value)))
-        if expr.op == "count_kept":
-            return self.selection_phase(str(expr.value or expr.type.of)) | 1
-        if expr.type.shape == "kept" and expr.type.of:
-            return max(below, self.selection_phase(expr.type.of))
-        return below
-
-    def selection_phase(self, name: str) -> int:
-        s = self.selections[name]
-        keys = [s.key] if s.threshold is None else [s.key, s.threshold]
-        return _even(max(map(self.phase, keys)))
-
-    def walk_of(self, sink: Sink) -> int:
-        """The walk with which a sink is written, or which it follows."""
-        e = sink.expr
-        if e.type.shape not in ("n", "group"):
-            return self.phase(e) // 2
-        if sink.kind == "state" and e.op == "where" and e.args[0].op == "in":
-            # selected elements are written after the walk
-            inside, a, b = map(self.phase, e.args)
-            return max(inside // 2, a // 2, _even(b) // 2)
-        return _even(self.phase(e)) // 2
-
-    # guards: `a if c else b` on scalars computes one branch
-
-    def find_guards(self, sinks: list[Sink]) -> None:
-        """For each costly value a condition that holds wherever it is used.
-
-        What holds at a value is what holds at all its users, and the branch of a `choose` besides.
-        """
-        roots = [s.expr for s in sinks] + [
-            e for s in self.selections.values() for e in (s.key, s.threshold) if e
-        ]
-        facts: dict[int, dict[tuple[int, bool], Expr]] = {id(e): {} for e in roots}
-        for e in reversed(list(walk(*roots))):
-            own = facts[id(e)]
-            chooses = e.op == "choose" and e.type.shape == "scalar"
-            for place, a in enumerate(e.args):
-                there = dict(own)
-                if chooses and place:
-                    there[id(e.args[0]), place == 1] = e.args[0]
-                known = facts.get(id(a))
-                both = there if known is None else {k: v for k, v in known.items() if k in there}
-                facts[id(a)] = both
-            if own and costly(e) and e.op not in TABLES:
-                (_, wanted), condition = list(own.items())[-1]
-                self.guards[id(e)] = (condition, wanted)
-
     # placement
 
     def place(self, passes: tuple[Pass, ...], sink: Sink) -> None:
@@ -252,7 +182,7 @@ class _Scheduler:
             roots += [s.key] + ([s.threshold] if s.threshold is not None else [])
         for e in walk(*roots):
             if e.op.startswith("reduce_") and e.args[0].type.shape == "n":
-                passes[_even(self.phase(e.args[0])) // 2].reductions.append(e)
+                passes[even(self.phase(e.args[0])) // 2].reductions.append(e)
             elif e.type.shape in ("scalar", "table") and self.phase(e) // 2 < len(passes):
                 one = passes[self.phase(e) // 2]
                 (one.late if self.phase(e) % 2 else one.scalars).append(e)
@@ -286,14 +216,3 @@ class _Scheduler:
             return False
         rest = any(x.op == "in" for x in walk(e.args[1], e.args[2]))
         return not rest and self.selection_phase(str(inside.value)) == 2 * number
-
-
-def _even(phase: int) -> int:
-    """The first phase from this one on that stands before a walk."""
-    return phase + phase % 2
-
-
-def costly(expr: Expr) -> bool:
-    """Whether a value takes a walk over all elements (or a sample of them)."""
-    total = expr.op.startswith("reduce_") and expr.type.shape == "scalar"
-    return expr.op in LIBRARY or (total and expr.args[0].type.shape == "n")

@@ -18,12 +18,12 @@ import numpy as np
 from compll.arrays import I64
 from compll.backends.cuda_arrays import ArrayKernels
 from compll.backends.cuda_device import CupyDevice, DeviceArrays
+from compll.backends.cuda_grids import Grid, Step
 from compll.backends.cuda_launch import Device, Launching, make_room, starts
 from compll.backends.cuda_plans import Source
 from compll.backends.cuda_runs import runs_of
 from compll.backends.cuda_source import Plan, hop_source, source
 from compll.backends.cuda_streams import CHUNK, GROUP
-from compll.backends.cuda_values import Grid, Step
 from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 from compll.batches import Incoming
 from compll.ir import Expr, Module

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from compll.backends.cuda_domains import ArrayPlan, Domain
+from compll.backends.cuda_grids import shape_of
 from compll.backends.cuda_halves import Kept, functions
 from compll.backends.cuda_outputs import Outputs
 from compll.backends.cuda_plans import Source, header
 from compll.backends.cuda_reads import Bytes
-from compll.backends.cuda_values import shape_of
 from compll.ir import Module
 from compll.layout import tile_of
 from compll.program import Unsupported

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from compll.backends.cuda_decode import Decoder
+from compll.backends.cuda_grids import Shape
 from compll.backends.cuda_select import Selecting
-from compll.backends.cuda_values import Shape
 from compll.ir import Module
 from compll.program import Program
 

@@ -15,8 +15,8 @@ from compll.backends.cuda_domains import (
     Memory,
     Size,
 )  # fmt: skip
+from compll.backends.cuda_grids import Step
 from compll.backends.cuda_text import Lines
-from compll.backends.cuda_values import Step
 from compll.ir import Expr, Module
 from compll.layout import tile_of
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from compll.backends.cuda_values import Shape, Step
+from compll.backends.cuda_grids import Shape, Step
 from compll.ir import Expr
 from compll.static import depends
 

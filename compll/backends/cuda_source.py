@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from compll.backends.cuda_array_source import array_source
+from compll.backends.cuda_grids import Grid, Scratch, shape_of
 from compll.backends.cuda_halves import functions
 from compll.backends.cuda_hop import Hopping, merge_function
 from compll.backends.cuda_plans import GRADIENTS, OPTIONS, Launches, Source
 from compll.backends.cuda_select import Selecting
 from compll.backends.cuda_spread import Spreading
-from compll.backends.cuda_values import Grid, Scratch, Values, shape_of
+from compll.backends.cuda_values import Values
 from compll.ir import Module
 from compll.layout import tile_of
 from compll.passes import schedule
