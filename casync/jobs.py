@@ -14,12 +14,14 @@ from typing import TypeAlias, cast
 import numpy as np
 import torch
 
-from casync.codec import Bytes, Codec, Floats, Ints, State
+from casync.codec import Codec, Floats, State
 from casync.errors import PlanError
+from casync.fusion import fused
 from casync.graph import Program
 from casync.messages import Layout
 from casync.plan import Part
 from casync.rounds import as_rounds, rounds_of
+from casync.slots import Slot
 from casync.tasks import (
     SIDES,
     Decode,
@@ -35,7 +37,7 @@ from casync.tasks import (
 )
 from casync.transports import Handle
 
-__all__ = ["Job", "Prepared", "Slot", "States", "mix_seed"]
+__all__ = ["Job", "Prepared", "States", "mix_seed"]
 
 States: TypeAlias = Mapping[tuple[str, str], State]
 Step: TypeAlias = Callable[["Job"], None]
@@ -49,37 +51,6 @@ def mix_seed(seed: int, rank: int, side: Side) -> int:
         value = (value ^ (value >> shift)) * factor
     value &= 0xFFFFFFFFFFFFFFFF
     return (value ^ (value >> 31)) >> 1
-
-
-class Slot:
-    """A payload's buffer on this rank, with the same memory as a torch tensor."""
-
-    __slots__ = ("array", "contents", "layout", "source", "tensor")
-
-    def __init__(self, layout: Layout, source: int) -> None:
-        self.layout = layout
-        self.array: Bytes = layout.buffer()
-        self.tensor = torch.from_numpy(self.array)
-        self.contents = layout.whole
-        self.source = source  # rank it comes from
-
-    def clear(self) -> torch.Tensor:
-        """The memory, ready to receive into."""
-        self.layout.clear(self.array)
-        return self.tensor
-
-    def fill(self, used: Ints) -> None:
-        """Just encoded."""
-        self.contents = self.layout.pack(self.array, used)
-
-    def arrived(self, received: int) -> int:
-        """Just received; returns the message's length, raises PayloadError."""
-        self.contents = self.layout.unpack(self.array, received)
-        return self.contents[2]
-
-    def message(self) -> torch.Tensor:
-        """The bytes that travel."""
-        return self.tensor[: self.contents[2]]
 
 
 class Job:
@@ -141,7 +112,7 @@ class Prepared:
         self._rounds: dict[int, list[Slot]] = {}  # by part: of its rounds, in order
         self.urgent = program.urgent
         self.slots = [self._slot(task) for task in program.tasks]
-        self._taken = _fused(program, codecs)
+        self._taken = fused(program, codecs)
         self.steps = [self._step(i, task) for i, task in enumerate(program.tasks)]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
@@ -256,43 +227,6 @@ class Prepared:
             decode(slot.array, table, at, used, job.array, add=add, step=job.step)
 
         return step
-
-
-def _fused(program: Program, codecs: Mapping[str, Codec]) -> dict[int, int]:
-    """Encodes that take in the payload of the merge just before them: encode -> merge.
-
-    The merge must feed nothing else, and what it would have left in the bucket must be
-    overwritten: by the encode's write-back, or by a decode that comes next.
-    """
-    found = {}
-    last: dict[int, int] = {}  # part -> its latest task on the bucket
-    for i, task in enumerate(program.tasks):
-        codec = program.parts[task.part].codec
-        if not isinstance(task, Encode | Decode | Merge) or codec is None:
-            continue
-        before = last.get(task.part)
-        if (
-            isinstance(task, Encode)
-            and before is not None
-            and isinstance(program.tasks[before], Merge)
-            and program.unlocks[before] == (i,)
-            and codecs[codec].fuses
-            and (task.writeback or _overwritten(program, i))
-        ):
-            found[i] = before
-        last[task.part] = i
-    return found
-
-
-def _overwritten(program: Program, index: int) -> bool:
-    """Whether the next task on the same piece of the bucket replaces it."""
-    part = program.tasks[index].part
-    following = (
-        task
-        for task in program.tasks[index + 1 :]
-        if task.part == part and isinstance(task, Encode | Decode | Merge)
-    )
-    return isinstance(next(following, None), Decode)
 
 
 def _nothing(job: Job) -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from casync.fusion import fused
 from casync.graph import build
-from casync.jobs import _fused
 from casync.plan import Choice, partition
 from tests.casync.fakes import CODECS, SIZES, Sign, gradients, states_of, tensors_of, world
 
@@ -52,11 +52,11 @@ def synchronized(codec, strategy, world_size):
 @pytest.mark.parametrize("strategy", ["ps", "ring"])
 def test_the_results_are_the_same(strategy, world_size):
     fusing = Fusing()
-    graph, fused = synchronized(fusing, strategy, world_size)
+    graph, merged = synchronized(fusing, strategy, world_size)
     _, plain = synchronized(Sign(), strategy, world_size)
-    for one, other in zip(fused, plain, strict=True):
+    for one, other in zip(merged, plain, strict=True):
         assert torch.equal(one, other)
-    owners = sum(len(_fused(graph.slice(r), {"sign": fusing})) for r in range(world_size))
+    owners = sum(len(fused(graph.slice(r), {"sign": fusing})) for r in range(world_size))
     assert fusing.taken == 2 * owners > 0
 
 
