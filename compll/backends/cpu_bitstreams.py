@@ -69,19 +69,48 @@ def store_golomb(positions, count, out, at, n):  # type: ignore[no-untyped-def]
     return (bit + 7) >> 3
 
 
+def joined(v: int, low: int, m: int) -> int:
+    """The code of a positive integer, first bit lowest; see [Note: bit streams]."""
+    return 1 << m | (low + 1 - (1 << m)) << (m + 1) | (v - (1 << low)) << (2 * m + 1)
+
+
+def small(v: int) -> tuple[int, int]:
+    """The code of a positive integer and how many bits it has, for the table."""
+    low = v.bit_length() - 1
+    m = (low + 1).bit_length() - 1
+    return joined(v, low, m), 2 * m + 1 + low
+
+
+compiled = njit(nogil=True)(joined)
+#: the codes of small integers, and their bits
+CODES, CODE_BITS = np.array([(0, 0), *map(small, range(1, 256))], np.int64).T.copy()
+
+
 @njit(nogil=True, cache=True)
 def store_elias(positions, count, out, at, n):  # type: ignore[no-untyped-def]
     """Write `count` ascending positions; where they end."""
-    bit, before = 8 * at, np.int64(-1)
+    word, fill, before = u64(0), 0, np.int64(-1)
     for j in range(count):
         v = positions[j] - before
         before = positions[j]
-        low = width(v) - 1
-        m = width(low + 1) - 1
-        bit = put(out, bit, np.int64(1) << m, m + 1)
-        bit = put(out, bit, low + 1 - (np.int64(1) << m), m)
-        bit = put(out, bit, v - (np.int64(1) << low), low)
-    return (bit + 7) >> 3
+        if v < 256:
+            code, bits = CODES[v], CODE_BITS[v]
+        else:
+            low = width(v) - 1
+            m = width(low + 1) - 1
+            code, bits = compiled(v, low, m), 2 * m + 1 + low
+            while fill >= 8:  # so that the code, 51 bits at most, fits in the word
+                out[at] = np.uint8(word & u64(255))
+                at, word, fill = at + 1, word >> u64(8), fill - 8
+        word |= u64(code) << u64(fill)
+        fill += bits
+        if fill >= 32:
+            ops.store_uint32(out, at, np.int64(word & u64(0xFFFFFFFF)))
+            at, word, fill = at + 4, word >> u64(32), fill - 32
+    while fill > 0:
+        out[at] = np.uint8(word & u64(255))
+        at, word, fill = at + 1, word >> u64(8), fill - 8
+    return at
 
 
 @njit(nogil=True, cache=True)
@@ -161,18 +190,35 @@ def scan_golomb(data, at, length, count, n, positions, keep):  # type: ignore[no
 
 @njit(nogil=True, cache=True)
 def scan_elias(data, at, length, count, n, positions, keep):  # type: ignore[no-untyped-def]
-    """Read `count` positions, all below n; whether the bytes are exactly that."""
-    bit, end, before = 8 * at, 8 * (at + length), np.int64(-1)
-    for j in range(count):
+    """Read `count` positions, all below n; whether the bytes are exactly that.
+
+    Neighbours take a bit each: their runs are read as one.
+    """
+    bit, end, before, j = 8 * at, 8 * (at + length), np.int64(-1), 0
+    while j < count:
         first = bit >> 3
         if first + 8 <= len(data):
             word = ops.load_word(data, first) >> u64(bit & 7)
         else:
             word = word_at(data, bit)
+        alike = min(ops.zeros_below(~word), WORD, count - j)
+        if bit + alike > end or before + alike >= n:
+            return False
+        if keep:
+            for i in range(alike):
+                positions[j + i] = before + 1 + i
+        bit, before, j = bit + alike, before + alike, j + alike
+        if j == count:
+            break
+        word >>= u64(alike)
         m = ops.zeros_below(word)
         if m > 5:
+            if alike:
+                continue  # with a new word
             return False
         low = np.int64((word >> u64(m + 1)) & ((u64(1) << u64(m)) - u64(1))) + (1 << m) - 1
+        if alike + 2 * m + 1 + low > WORD and alike:
+            continue
         if low > MOST_BITS or bit + 2 * m + 1 + low > end:
             return False
         rest = np.int64((word >> u64(2 * m + 1)) & ((u64(1) << u64(low)) - u64(1)))
@@ -182,6 +228,7 @@ def scan_elias(data, at, length, count, n, positions, keep):  # type: ignore[no-
             return False
         if keep:
             positions[j] = before
+        j += 1
     return ended(data, bit, end)
 
 
