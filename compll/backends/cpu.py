@@ -40,7 +40,9 @@ from compll.backends.cpu_declare import kernel
 from compll.backends.cpu_elementary import *
 from compll.backends.cpu_ops import *
 from compll.backends.cpu_ops import i64, i_of_b, i_of_u
+from compll.backends.cpu_gaps import *
 from compll.backends.cpu_runtime import *
+from compll.backends.cpu_squeeze import *
 from compll.backends.cpu_bitstreams import *
 from compll.backends.cpu_tables import *
 from compll.backends.cpu_trits import *

@@ -1,50 +1,73 @@
 """What the selected elements' fields and states need, and which the walk therefore captures.
 
-Fields over a selection and states at its elements are written after the walk, when the tile's
-states are overwritten and its groups' values gone. So the walk captures, beside the positions, the
-inputs they are made of; where a value depends on a reduction of its group, the value itself.
+Fields over a selection are written after the walk, when the tile's states are overwritten and its
+groups' values gone; and so are states at its elements that depend on what the walk finds. So the
+walk captures the inputs that they are made of; or values, where those depend on a reduction of
+their group, or where one value is all that is needed of several inputs.
 """
 
 from __future__ import annotations
 
 from compll.backends.cpu_emit import Encoder
 from compll.ir import Expr, Selection, walk
-from compll.program import Sink, of_group
+from compll.program import Pass, Program, Sink, of_group
 
-#: dtypes of captured values
-NUMPY = {"float": "np.float32", "int": "np.int32", "bool": "np.bool_"}
+#: dtypes of captured values; a condition is kept as 0 or 1
+NUMPY = {"float": "np.float32", "int": "np.int32", "bool": "np.float32"}
 
 
 class Capturing(Encoder):
     """Encoder that knows what to capture of a selection's elements."""
 
+    def __init__(self, program: Program, feed: bool) -> None:
+        super().__init__(program, feed)
+        #: sinks of states, by identity, that the walk itself stores at selected elements, too
+        self.inside = {id(x) for one in program.passes for x in one.sinks if self.known(x, one)}
+        self.joined: dict[str, Expr | None] = {}
+
+    def known(self, sink: Sink, one: Pass) -> bool:
+        """Whether a state at selected elements is known in the walk that selects them.
+
+        A walk that would not touch the state leaves it to what follows, which touches less.
+        """
+        if not any(self.selects(sink, s) for s in one.selections):
+            return False
+        _, value, rest = sink.expr.args
+        late = {id(e) for e in one.late}
+        return not (rest.op == "state" and rest.value == sink.name) and not any(
+            id(e) in late or e.type.shape == "kept" or e.op == "count_kept" for e in walk(value)
+        )
+
+    def walked(self, sink: Sink) -> Expr:
+        """The selected elements' values, too, where the walk knows them."""
+        return sink.expr if id(sink) in self.inside else super().walked(sink)
+
     def captured(self, s: Selection) -> list[str]:
         """Which inputs the selected elements need after the walk: "cg" and "c_STATE"."""
-        whole = self.whole(s)
-        roots = [e for e in self.needed(s) if id(e) not in whole]
-        found = {
-            "cg" if e.op == "input" else f"c_{e.value}"
-            for e in walk(*roots)
-            if e.op in ("input", "state") and e.type.shape == "n"
-        }
+        found = {capture(e) for e in inputs(self.needed(s), self.whole(s))}
         # What a state keeps where its new value is not finite.
-        states = [x for one in self.prog.passes for x in one.sinks if self.selects(x, s)]
-        found |= {f"c_{x.name}" for x in states if id(x.expr.args[1]) in whole}
+        found |= {f"c_{x.name}" for x in self.states(s) if of_group(x.expr.args[1])}
         return sorted(found)
 
     def whole(self, s: Selection) -> dict[int, Expr]:
         """The element values, by identity, that are captured as they are."""
-        return {id(e): e for e in self.needed(s) if of_group(e)}
+        found = {id(e): e for e in self.needed(s) if of_group(e)}
+        if s.name not in self.joined:
+            self.joined[s.name] = None if self.states(s) else join(self.needed(s), found)
+        joined = self.joined[s.name]
+        return found if joined is None else found | {id(joined): joined}
 
     def needed(self, s: Selection) -> list[Expr]:
         """The element values that fields over the selection, and states at it, are made of."""
         kept = [k.expr for one in self.prog.passes for k in one.kept if k.expr.type.of == s.name]
         kept += [e.args[0] for e in self.reductions_of(s)]
         inner = [e.args[0] for e in walk(*kept) if e.op == "gather"]
-        outer = [
-            x.expr.args[1] for one in self.prog.passes for x in one.sinks if self.selects(x, s)
-        ]
-        return kept + inner + outer
+        return kept + inner + [x.expr.args[1] for x in self.states(s)]
+
+    def states(self, s: Selection) -> list[Sink]:
+        """The states that are stored after the walk at the selection's elements."""
+        sinks = [x for one in self.prog.passes for x in one.sinks]
+        return [x for x in sinks if self.selects(x, s) and id(x) not in self.inside]
 
     def reductions_of(self, s: Selection) -> list[Expr]:
         """The reductions over the selection's elements."""
@@ -66,21 +89,41 @@ class Capturing(Encoder):
             and e.args[0].value == s.name
         )
 
-    def capture(self, s: Selection) -> None:
-        """Emit what takes over the inputs and values of the tile's hits, k0 up to k_NAME."""
-        name = s.name
-        sources = {
-            f"{leaf}_{name}": "g_[i] * scale"
-            if leaf == "cg"
-            else self.held(leaf[2:], f"{leaf[2:]}_[i]")
-            for leaf in self.captured(s)
-        }
-        values = list(self.whole(s).values())
-        if not sources and not values:
-            return
-        with self.block(f"for j in range(k0, k_{name}):"):
-            self.add(f"i = i_{name}[j] - o")
-            for array, source in sources.items():
-                self.add(f"{array}[j] = {source}")
-            for number, e in enumerate(values):
-                self.add(f"v{number}_{name}[j] = {self.text(e, 'i')}")
+    def placed(self, s: Selection) -> bool:
+        """Whether the elements' positions are needed."""
+        return bool(self.states(s)) or any(
+            e.op in ("indices", "uniform") for e in walk(*self.needed(s))
+        )
+
+
+def capture(e: Expr) -> str:
+    """The name, without the selection's, of an input's captured values."""
+    return "cg" if e.op == "input" else f"c_{e.value}"
+
+
+def inputs(roots: list[Expr], given: dict[int, Expr]) -> list[Expr]:
+    """The gradient's and the states' elements below these, but not below what is given."""
+    found = walk(*(e for e in roots if id(e) not in given), into=lambda e: id(e) not in given)
+    return [
+        e
+        for e in found
+        if id(e) not in given and e.op in ("input", "state") and e.type.shape == "n"
+    ]
+
+
+def join(roots: list[Expr], given: dict[int, Expr]) -> Expr | None:
+    """The least value that stands between these and several inputs, such as g + residual."""
+    below = {capture(e) for e in inputs(roots, given)}
+    if len(below) < 2:
+        return None
+    found = []
+    for e in walk(*roots):
+        parts = list(walk(e))
+        if (
+            (e.type.shape, e.type.dtype) == ("n", "float")
+            and not any(x.op == "uniform" or x.type.shape in ("scalar", "group") for x in parts)
+            and {capture(x) for x in inputs([e], {})} == below
+            and not inputs(roots, given | {id(e): e})
+        ):
+            found.append((len(parts), e))
+    return min(found, key=lambda one: one[0], default=(0, None))[1]

@@ -11,6 +11,9 @@ from compll.backends.cpu_values import PLANES, size_text
 from compll.ir import POSITIONS, WHOLE, Expr, Field, Module, walk
 from compll.layout import header
 
+#: selected elements that are placed together: what they stand among stays in the cache
+PLACED = 256
+
 
 class Decoder(Ahead):
     """Emits `decode`, which writes or adds; `check`, which looks at sizes and indices first."""
@@ -122,19 +125,47 @@ class Decoder(Ahead):
         of = index.type.of
         self.unpack_kept()
         self.prepare(value)
-        storage = self.fields[str(index.value)].storage
-        coded = storage in POSITIONS
-        if coded:
-            name = index.value
-            self.add(f"i_{name} = np.empty(k_{of}, np.int64)")
-            self.add(f"load_{storage}(data, at_{name}, length_{name}, k_{of}, n, i_{name})")
+        self.open_places(index)
         if not self.adding:
-            self.add("zero(ys)")
-        with self.block(f"for j in range(k_{of}):"):
-            place = f"load_uint32(data, at_{index.value} + 4 * j)"
-            self.add(f"i = {f'i_{index.value}[j]' if coded else place}")
-            self.add(f"ys[i] {'+=' if self.adding else '='} {self.text(value, 'j')}")
+            self.add("zeroed = 0")
+        with self.block(f"for start in range(0, k_{of}, {PLACED}):"):
+            self.add(f"count = min({PLACED}, k_{of} - start)")
+            self.places(index)
+            if not self.adding:
+                self.add("most = np.int64(0)")
+                with self.block("for j in range(count):"):
+                    self.add("most = max(most, place[j])")
+                self.add("zeroed = zero_to(ys, zeroed, most + 1)")
+            with self.block("for j in range(start, start + count):"):
+                how = "+=" if self.adding else "="
+                self.add(f"ys[place[j - start]] {how} {self.text(value, 'j')}")
+        if not self.adding:
+            self.add("zero_to(ys, zeroed, n)")
         self.forget_all()
+
+    def open_places(self, index: Expr) -> None:
+        """What stands before a loop over some positions at a time."""
+        name, of = index.value, index.type.of
+        storage = self.fields[str(name)].storage
+        if storage == "gaps":
+            self.add(f"last, at_next = np.int64(-1), at_{name}")
+        elif storage in POSITIONS:
+            self.add(f"places = np.empty(k_{of}, np.int64)")
+            self.add(f"load_{storage}(data, at_{name}, length_{name}, k_{of}, n, places)")
+        if storage not in POSITIONS or storage == "gaps":
+            self.add(f"place = np.empty({PLACED}, np.int64)")
+
+    def places(self, index: Expr) -> None:
+        """The positions of elements start : start + count, in `place`."""
+        storage = self.fields[str(index.value)].storage
+        if storage == "gaps":
+            self.add("at_next = load_gaps(data, at_next, last, count, place)")
+            self.add("last = place[count - 1]")
+        elif storage in POSITIONS:
+            self.add("place = places[start : start + count]")
+        else:
+            with self.block("for j in range(count):"):
+                self.add(f"place[j] = load_uint32(data, at_{index.value} + 4 * (start + j))")
 
     def tiles(self) -> None:
         decode = self.module.decode

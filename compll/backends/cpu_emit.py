@@ -141,7 +141,7 @@ class Encoder(Packing):
         return None
 
     def tiles(self, one: Pass) -> None:
-        roots = [e.args[0] for e in one.reductions] + [self.outside(s.expr) for s in one.sinks]
+        roots = [e.args[0] for e in one.reductions] + [self.walked(s) for s in one.sinks]
         for number in draws(*self.loops(one)):
             self.draw(number, "first")
         if self.module.group == 0:
@@ -234,7 +234,7 @@ class Encoder(Packing):
         """The element expressions that get a loop each; the write-back is rare and does not count."""
         roots = [e.args[0] for e in one.reductions] + [s.key for s in one.selections]
         sinks = [s for s in one.sinks if s.expr.type.shape == "n" and s.kind != "back"]
-        roots += [self.outside(s.expr) for s in sinks]
+        roots += [self.walked(s) for s in sinks]
         return roots + ([self.prog.gradient] if one.status else [])
 
     def make_buffers(self, loops: list[Expr], one: Pass) -> None:

@@ -72,13 +72,13 @@ class Guessing(Selecting):
         if self.guess:
             self.add(f"over = max(over, k_{name} - limit_{name})")
 
-    def count_turn(self, expr: Expr, name: str) -> None:
+    def count_tries(self, expr: Expr, name: str) -> None:
         if self.guess is None or expr is not self.guess.adjust:
-            return super().count_turn(expr, name)
+            return super().count_tries(expr, name)
         with self.block("if turn == 0 and over <= 0:"):
-            self.add(f"count_{name} = k_{self.guess.selection.name}")
+            self.add(f"found_{name}[0], known_{name} = k_{self.guess.selection.name}, 1")
         with self.block("else:"):
-            super().count_turn(expr, name)
+            super().count_tries(expr, name)
         return None
 
     def guarded_tiles(self, one: Pass) -> None:

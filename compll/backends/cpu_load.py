@@ -26,7 +26,10 @@ from compll.cache import folder, write
 def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
-    own = "array_loops bitstreams declare elementary halves native object ops runtime tables trits"
+    own = (
+        "array_loops bitstreams declare elementary gaps halves native object ops runtime squeeze "
+        "tables trits"
+    )
     others = ("../elementary", "matrix_numbers", "numbers", "../quantiles")
     files = (*(f"cpu_{name}" for name in own.split()), *others)
     sources = b"".join((here / f"{name}.py").read_bytes() for name in files)

@@ -9,6 +9,8 @@ from numba import njit
 from compll import quantiles
 from compll.backends import cpu_ops as ops
 from compll.backends.cpu_elementary import exp, log, log2, power
+from compll.backends.cpu_squeeze import squeeze64_1
+from compll.backends.cpu_text import SLACK
 
 u32, u64, f32 = np.uint32, np.uint64, np.float32
 LANES = 128
@@ -52,6 +54,18 @@ def zero(x):  # type: ignore[no-untyped-def]
         part = x[o : o + 256]
         for i in range(len(part)):
             part[i] = 0
+
+
+@njit(nogil=True, cache=True)
+def zero_to(x, start, stop):  # type: ignore[no-untyped-def]
+    """x[start : stop] = 0, in steps of 1024; where it ended."""
+    stop = min(len(x), (stop + 1023) & ~1023)
+    for o in range(start, stop, 256):
+        ops.prefetch256(x, o + 512)
+        part = x[o : min(stop, o + 256)]
+        for i in range(len(part)):
+            part[i] = 0
+    return max(start, stop)
 
 
 @njit(nogil=True, cache=True)
@@ -140,61 +154,12 @@ def total(parts):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def store_gaps(positions, count, out, at, n):  # type: ignore[no-untyped-def]
-    """Ascending positions as LEB128 gaps; where they end."""
-    before = np.int64(-1)
-    for j in range(count):
-        gap = positions[j] - before - 1
-        before = positions[j]
-        while gap >= 128:
-            out[at] = np.uint8(128 | (gap & 127))
-            at += 1
-            gap >>= 7
-        out[at] = np.uint8(gap)
-        at += 1
-    return at
-
-
-@njit(nogil=True, cache=True)
-def load_gaps(data, at, length, count, n, positions):  # type: ignore[no-untyped-def]
-    """Inverse of store_gaps, for bytes that check_gaps found right."""
-    before = np.int64(-1)
-    for j in range(count):
-        byte = np.int64(data[at])
-        gap, shift = byte & 127, 0
-        while byte >= 128:
-            at += 1
-            shift += 7
-            byte = np.int64(data[at])
-            gap |= (byte & 127) << shift
-        at += 1
-        before += gap + 1
-        positions[j] = before
-
-
-@njit(nogil=True, cache=True)
-def check_gaps(data, at, length, count, n):  # type: ignore[no-untyped-def]
-    """Whether `length` bytes are exactly `count` gaps between positions below n, none overlong."""
-    before, found, i, end = np.int64(-1), 0, at, at + length
-    while i < end:
-        gap, shift = np.int64(data[i]), 0
-        i += 1
-        if gap >= 128:
-            byte, gap = gap, gap & 127
-            while byte >= 128:
-                shift += 7
-                if i == end or shift > 35:
-                    return False
-                byte = np.int64(data[i])
-                gap |= (byte & 127) << shift
-                i += 1
-            if byte == 0:
-                return False
-        before += gap + 1
-        found += 1
-        if before >= n:
-            return False
-    return found == count
+def cut_hits(hit, over):  # type: ignore[no-untyped-def]
+    """Clear the last `over` hits, or all."""
+    for i in range(len(hit) - 1, -1, -1):
+        if over > 0 and hit[i] != 0:
+            hit[i] = 0
+            over -= 1
 
 
 @njit(nogil=True, cache=True)
@@ -273,23 +238,20 @@ def _kth(keys, k):  # type: ignore[no-untyped-def]
 def above(x, least, room):  # type: ignore[no-untyped-def]
     """Copy the order keys of x that are at least `least`, in order; how many there are.
 
-    Rare hits are found eight at a time in a byte mask that vector code fills.
+    room: int32, SLACK longer than x. See [Note: squeezing].
     """
     n, count = len(x), 0
-    mask = np.zeros(BLOCK, np.uint8)
-    words = mask.view(np.uint64)
+    mask, keys = np.zeros(BLOCK, np.uint8), np.empty(BLOCK, np.int32)
     for o in range(0, n, BLOCK):
         size = min(BLOCK, n - o)
         part = x[o : o + size]
         if size < BLOCK:
             mask[:] = 0
         for i in range(size):
+            keys[i] = ops.key(part[i])
+        for i in range(size):
             mask[i] = ops.b_code(ops.key(part[i]) >= least)
-        for w in range(BLOCK // 8):
-            if words[w] != 0:
-                for i in range(8 * w, min(8 * w + 8, size)):
-                    room[count] = ops.key(part[i])
-                    count += mask[i]
+        count = squeeze64_1(mask, 0, count, keys, room)
     return count
 
 
@@ -323,7 +285,7 @@ def kth_and_larger(x, k):  # type: ignore[no-untyped-def]
     rank = wanted * size // n
     rank = min(size, rank + 4 * np.int64(np.sqrt(rank)) + 4)
     least = np.int32(_kth(sample, rank))
-    room = np.empty(n + 1, np.int32)
+    room = np.empty(n + SLACK, np.int32)
     count = above(x, least, room)
     if count < k:
         for i in range(n):

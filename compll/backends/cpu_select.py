@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from compll.backends.cpu_capture import NUMPY, Capturing
+from compll.backends.cpu_search import Searching
 from compll.backends.cpu_values import draws
-from compll.ir import POSITIONS, Expr, Selection, leaves
+from compll.ir import POSITIONS, Expr, Selection
 from compll.layout import header
 from compll.program import TABLES, Pass, Program, Sink
 
-#: elements between the prefetches of a counting walk
-COUNTED = 1024
 
-
-class Selecting(Capturing):
+class Selecting(Searching):
     """Encoder with selections.
 
     A selection's positions are compacted within the tile loop, and what its elements need is
@@ -55,87 +49,6 @@ class Selecting(Capturing):
         )
         self.add(f"{name} = f64(found_{name})")
         return None
-
-    def adjust(self, expr: Expr, name: str) -> None:
-        """The tries of `adjust`, each a counting walk; the last count stays in count_NAME."""
-        t, low, high, down, up, tries = map(self.scalar, expr.args[1:])
-        with self.counting(expr, name):
-            self.add(f"{name} = {t}")
-            with self.block(f"for turn in range(i64(max(0.0, min({tries}, 100.0))) + 1):"):
-                self.count_turn(expr, name)
-                with self.block(
-                    f"if ({low} <= count_{name} and count_{name} <= {high}) or turn >= {tries}:"
-                ):
-                    self.add("break")
-                self.add(f"{name} = {name} * {down} if count_{name} < {low} else {name} * {up}")
-
-    def bisect(self, expr: Expr, name: str) -> None:
-        """The tries of `bisect`, each a counting walk."""
-        low, high, fewest, most, tries = map(self.scalar, expr.args[1:])
-        with self.counting(expr, name):
-            self.add(f"low_{name}, high_{name} = f64({low}), f64({high})")
-            middle = f"{name} = low_{name} + (high_{name} - low_{name}) / 2.0"
-            self.add(middle)
-            with self.block(f"for turn in range(i64(max(0.0, min({tries}, 100.0)))):"):
-                self.add(middle)
-                self.count_at_least(expr.args[0], name)
-                with self.block(f"if {fewest} <= count_{name} and count_{name} <= {most}:"):
-                    self.add("break")
-                with self.block(f"if count_{name} < {fewest}:"):
-                    self.add(f"high_{name} = {name}")
-                with self.block("else:"):
-                    self.add(f"low_{name} = {name}")
-
-    @contextmanager
-    def counting(self, expr: Expr, name: str) -> Iterator[None]:
-        """What walks over the whole tensor outside the tiles need."""
-        known, self.where = dict(self.names), "piece"
-        self.add("e = first")
-        for number in draws(expr.args[0]):
-            self.draw(number, "first")
-        self.prepare(expr.args[0])
-        self.add(f"count_{name} = 0")
-        yield
-        self.names, self.where = known, "tile"
-        self.names[id(expr)] = name
-
-    def count_turn(self, expr: Expr, name: str) -> None:
-        """Count for one of the tries of `adjust`."""
-        self.count_at_least(expr.args[0], name)
-
-    def count_at_least(self, x: Expr, name: str) -> None:
-        """Leave in count_NAME how many elements of x are at least NAME."""
-        self.add(f"least = f32({name})")
-        self.add(f"count_{name} = 0")
-        with self.block(f"for o in range(0, n, {COUNTED}):"):
-            self.add(f"ahead = o + {COUNTED}")
-            self.ask(COUNTED, tuple(map(self.array_of, leaves(x))))
-            self.add("z = i32(0)")
-            if draws(x):
-                with self.block(f"for i in range(o, min(n, o + {COUNTED})):"):
-                    self.count_one(x)
-            else:
-                self.count_slices(x)
-            self.add(f"count_{name} += z")
-
-    def count_slices(self, x: Expr) -> None:
-        """Count in slices of the arrays, which vectorizes where a walk of the whole does not."""
-        self.add(f"m = min({COUNTED}, n - o)")
-        for leaf in leaves(x):
-            self.add(f"{leaf}_ = {self.array_of(leaf)}[o : o + m]")
-        before, self.where = self.where, "tile"
-        with self.block("for i in range(m):"):
-            self.count_one(x)
-        self.where = before
-
-    def count_one(self, x: Expr) -> None:
-        self.add(f"z = i_add(z, i_of_b({self.text(x, 'i')} >= least))")
-
-    def scratch(self) -> None:
-        """Also a mask of a tile's hits."""
-        super().scratch()
-        if self.module.selections:
-            self.add(f"hit = np.empty({self.tile}, np.uint8)")
 
     def piece(self) -> None:
         """Arrays in scratch memory belong to one piece."""
@@ -179,53 +92,6 @@ class Selecting(Capturing):
                 self.add(f"w_{state} = {self.held(state, value)}")
             self.add(f"{name}[j] = {self.text(expr, 'i')}")
 
-    def open_selection(self, s: Selection) -> None:
-        number = [x.name for x in self.module.selections].index(s.name)
-        self.add(f"limit_{s.name} = lim[p, {number}]")
-        self.add(f"i_{s.name} = np.empty(limit_{s.name} + {self.tile + 1}, np.int64)")
-        self.add(f"k_{s.name} = 0")
-        room = f"limit_{s.name} + {self.tile + 1}"
-        for leaf in self.captured(s):
-            self.add(f"{leaf}_{s.name} = np.empty({room}, np.float32)")
-        for number, e in enumerate(self.whole(s).values()):
-            self.add(f"v{number}_{s.name} = np.empty({room}, {NUMPY[e.type.dtype]})")
-        if s.kind == "top" and s.threshold is not None:
-            # A `top` has its threshold from a kth_largest of its own, which is never guarded.
-            threshold = self.scalar(s.threshold)
-            self.add(f"t_{s.name} = key(f32({threshold}))")
-            self.add(f"ties_{s.name} = limit_{s.name} - larger_{threshold}")
-
-    def compact(self, s: Selection) -> None:
-        """Append the tile's selected positions, in order; eight without a hit cost one test."""
-        self.ready_for(s.key, *self.whole(s).values())
-        name = s.name
-        self.add(f"k0 = k_{name}")
-        self.ahead()
-        with self.block(f"for i in range({self.tile}):"):
-            key = self.text(s.key, "i")
-            test = key if s.kind == "filter" else f"(key({key}) >= t_{name})"
-            self.add(f"hit[i] = b_code({test})")
-        with self.block(f"for i in range(m, {self.tile}):"):
-            self.add("hit[i] = u8(0)")
-        with (
-            self.block(f"for w in range({self.tile // 8}):"),
-            self.block("if any_of8(hit, 8 * w):"),
-            self.block("for i in range(8 * w, 8 * w + 8):"),
-        ):
-            self.add(f"i_{name}[k_{name}] = o + i")
-            if s.kind == "filter":
-                self.add(f"k_{name} += i64(hit[i])")
-            else:
-                self.add(f"tied = i64(hit[i]) * i64(key({self.text(s.key, 'i')}) == t_{name})")
-                self.add(f"k_{name} += i64(hit[i]) - tied * i64(ties_{name} <= 0)")
-                self.add(f"ties_{name} -= tied")
-        self.found(name)
-        self.add(f"k_{name} = min(k_{name}, limit_{name})")
-        self.capture(s)
-
-    def found(self, name: str) -> None:
-        """What else follows from how many a tile has added to k_NAME, before they are cut off."""
-
     def close_selection(self, s: Selection, one: Pass) -> None:
         """Counts, fields and states of the selected elements."""
         self.where = s.name
@@ -237,7 +103,7 @@ class Selecting(Capturing):
             if sink.expr.type.of == name:
                 self.kept_field(sink, name)
         for sink in one.sinks:
-            if self.selects(sink, s):
+            if self.selects(sink, s) and id(sink) not in self.inside:
                 self.kept_state(sink, name)
         self.where = "tile"
         self.forget()
@@ -250,7 +116,12 @@ class Selecting(Capturing):
         if f.storage in POSITIONS:
             counted, gaps = header(self.module)
             place = 4 * (len(counted) + gaps.index(f.name))
-            self.add(f"end = store_{f.storage}(i_{name}, k_{name}, out, end, n)")
+            if self.streamed(self.selection(name)):
+                self.flush(name)
+                self.add(f"end = end_{name}")
+            else:
+                start = "-1" if f.storage == "gaps" else "n"
+                self.add(f"end = store_{f.storage}(i_{name}, k_{name}, out, end, {start})")
             self.add(f"store_uint32(out, base + {place}, end - at_{f.name})")
             return
         if f.packed:
@@ -300,13 +171,20 @@ class Selecting(Capturing):
         self.add(f"{name} = kept_{expr.op[7:]}(red_{name}, {self.tile})")
         self.where = before
 
+    def made_here(self, e: Expr) -> bool:
+        """What was captured as it is needs nothing any more."""
+        if self.where not in ("tile", "piece") and id(e) in self.whole(self.selection(self.where)):
+            return False
+        return super().made_here(e)
+
     def written(self, expr: Expr, i: str) -> str:
         """Over a selection, element values are computed again from what was captured."""
         if self.where in ("tile", "piece"):
             return super().written(expr, i)
         whole = list(self.whole(self.selection(self.where)))
         if id(expr) in whole:
-            return f"v{whole.index(id(expr))}_{self.where}[{i}]"
+            value = f"v{whole.index(id(expr))}_{self.where}[{i}]"
+            return f"({value} != ZERO)" if expr.type.dtype == "bool" else value
         if expr.op == "gather":
             return self.text(expr.args[0], i)
         if expr.op == "indices":
@@ -315,7 +193,7 @@ class Selecting(Capturing):
             place = f"first, i_{self.where}[{i}], {self.tile}"
             return f"drawn(u64(seed), u64(step), u64(tensor), u64({expr.value}), {place})"
         if expr.op == "input":
-            return f"cg_{self.where}[{i}]"
+            return f"(cg_{self.where}[{i}] * scale)"
         if expr.op == "state":
             return f"c_{expr.value}_{self.where}[{i}]"
         return super().written(expr, i)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compll.backends.cpu_decode import Decoder
+from compll.backends.cpu_text import SLACK, STEP
 from compll.ir import Expr, Module, walk
 
 
@@ -19,8 +20,11 @@ class Spreading(Decoder):
 
     def before_tiles(self) -> None:
         """A buffer, and how many values were taken so far, for each spread."""
-        if self.spreads:
-            self.unpack_kept()
+        if not self.spreads:
+            return
+        self.unpack_kept()
+        self.add(f"hit = np.empty({self.tile}, np.uint8)")
+        self.add(f"taken = np.empty({self.tile + SLACK}, np.float32)")
         for k, e in enumerate(self.spreads):
             self.buffers[id(e)] = f"y_{k}"
             self.add(f"y_{k} = np.empty({self.tile}, np.float32)")
@@ -43,15 +47,33 @@ class Spreading(Decoder):
             self.unpack_short()
 
     def lay_out(self) -> None:
-        """The tile's values, element after element."""
+        """The tile's values, element after element; see [Note: squeezing]."""
         for k, e in enumerate(self.spreads):
             condition, values = e.args
             with self.block("for i in range(m):"):
-                with self.block(f"if {self.text(condition, 'i')}:"):
-                    self.add(f"y_{k}[i] = {self.text(values, f'taken_{k}')}")
-                    self.add(f"taken_{k} += 1")
-                with self.block("else:"):
-                    self.add(f"y_{k}[i] = ZERO")
+                self.add(f"hit[i] = b_code({self.text(condition, 'i')})")
+            with self.block(f"for i in range(m, {self.tile}):"):
+                self.add("hit[i] = u8(0)")
+            if self.tile < STEP:
+                self.one_by_one(k, values)
+            else:
+                self.spread(k, values)
+
+    def spread(self, k: int, values: Expr) -> None:
+        self.add("count = hits(hit)")
+        with self.block("for j in range(count):"):
+            self.add(f"taken[j] = {self.text(values, f'(taken_{k} + j)')}")
+        self.add(f"spread(hit, taken, y_{k})")
+        self.add(f"taken_{k} += count")
+
+    def one_by_one(self, k: int, values: Expr) -> None:
+        """The same for tiles that are shorter than a step."""
+        with self.block("for i in range(m):"):
+            with self.block("if hit[i] != 0:"):
+                self.add(f"y_{k}[i] = {self.text(values, f'taken_{k}')}")
+                self.add(f"taken_{k} += 1")
+            with self.block("else:"):
+                self.add(f"y_{k}[i] = ZERO")
 
     # before anything is written
 
@@ -66,8 +88,10 @@ class Spreading(Decoder):
         with self.over_tiles(*conditions):
             self.unpack_all_codes()
             for k, c in enumerate(conditions):
+                self.add("z = i32(0)")
                 with self.block("for i in range(m):"):
-                    self.add(f"found_{k} += i64({self.text(c, 'i')})")
+                    self.add(f"z = i_add(z, i_of_b({self.text(c, 'i')}))")
+                self.add(f"found_{k} += i64(z)")
         for k, e in enumerate(self.spreads):
             with self.block(f"if found_{k} != k_{e.value}:"):
                 self.add("return 1 + p")

@@ -62,7 +62,7 @@ class Stated(Ahead):
 
     def changed(self, sinks: Sequence[Sink]) -> list[tuple[str, Expr]]:
         """The states that a walk over all elements overwrites, and what they become."""
-        states = [(s.name, self.outside(s.expr)) for s in sinks if s.kind == "state"]
+        states = [(s.name, self.walked(s)) for s in sinks if s.kind == "state"]
         return [(name, e) for name, e in states if not (e.op == "state" and e.value == name)]
 
     def long(self, one: Pass) -> bool:
@@ -93,6 +93,10 @@ class Stated(Ahead):
     def ready_for(self, *roots: Expr) -> None:
         """Emit everything that a loop over these expressions needs before it."""
         raise NotImplementedError
+
+    def walked(self, sink: Sink) -> Expr:
+        """What a walk over all elements writes of a sink."""
+        return self.outside(sink.expr)
 
     @staticmethod
     def outside(expr: Expr) -> Expr:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from compll.ir import Expr
 
+#: elements of a step of cpu_squeeze.py, and by how many what it writes must be longer
+STEP = SLACK = 16
 FLOAT = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
     "neg": "(-{})", "abs": "f_abs({})", "floor": "f_floor({})", "ceil": "f_ceil({})",

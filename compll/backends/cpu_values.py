@@ -144,13 +144,17 @@ class Values(Lines):
 
     def prepare(self, *roots: Expr) -> None:
         """Give names to everything constant over the loop that is about to be emitted."""
-        for e in walk(*roots, into=lambda e: e.op != "lift" or e.args[0].type.shape == "group"):
+        for e in walk(*roots, into=self.made_here):
             if e.op == "lift" and e.type.shape in ("n", "kept", "group"):
                 self.lifted(e)
             elif e.op == "bucket" and -id(e.args[1]) not in self.names:
                 table = self.names[id(e.args[1])]
                 self.names[-id(e.args[1])] = self.local[-id(e.args[1])] = f"{table}_starts"
                 self.add(f"{table}_starts, {table}_shift = starts_of({table}, n)")
+
+    def made_here(self, e: Expr) -> bool:
+        """Whether the loop computes a value from others, which need names, too."""
+        return e.op != "lift" or e.args[0].type.shape == "group"
 
     def draw(self, number: int, element: str) -> None:
         """Emit the keys of a stream of draws, for elements around `element`."""
