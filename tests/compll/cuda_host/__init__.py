@@ -64,11 +64,17 @@ def compiled(command: list[str]) -> None:
 
 
 def entry(kernel: str, params: tuple[str, ...]) -> str:
-    """A C function that runs a kernel on a grid."""
-    names = ", ".join(p.split()[-1].lstrip("*") for p in params)
+    """A C function that runs a kernel on a grid; a lambda for each would take half g++'s time."""
+    names = [p.split()[-1].lstrip("*") for p in params]
+    members = " ".join(f"{p};" for p in params)
+    held = ", ".join(f"a->{name}" for name in names)
     return (
+        f"struct Given_{kernel} {{ {members} }};\n"
+        f"static void call_{kernel}(void* given_) {{ auto a = (Given_{kernel}*)given_; "
+        f"{kernel}({held}); }}\n"
         f'extern "C" void run_{kernel}(int grid_, int threads_, {", ".join(params)}) '
-        f"{{ shim::launch(grid_, threads_, [=] {{ {kernel}({names}); }}); }}\n"
+        f"{{ Given_{kernel} given_{{{', '.join(names)}}}; "
+        f"shim::launch(grid_, threads_, call_{kernel}, &given_); }}\n"
     )
 
 

@@ -8,11 +8,11 @@
 // collectives, a barrier that not all threads reach.
 #pragma once
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <ucontext.h>
 #include <vector>
 #if defined(__SANITIZE_ADDRESS__)
@@ -43,7 +43,9 @@ struct Warp {
 };
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // where it begins
+  jmp_buf at;          // where it goes on
+  bool begun = false;
   char* stack = nullptr;
   void* fake = nullptr;
   Index index;
@@ -53,6 +55,7 @@ struct Fiber {
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
 inline ucontext_t home;
+inline jmp_buf home_at;
 inline void* home_fake = nullptr;
 inline const void* home_bottom = nullptr;
 inline size_t home_size = 0;
@@ -60,8 +63,20 @@ inline Fiber* current = nullptr;
 inline Index block_index, block_dim, grid_dim;
 inline int live = 0, waiting = 0;
 inline unsigned turn = 0;
-inline const std::function<void()>* body = nullptr;
+// the kernel: a function, and its arguments
+inline void (*body)(void*) = nullptr;
+inline void* given = nullptr;
 inline bool descending = false;
+
+// swapcontext asks the kernel for the signal mask, twice a meeting; setjmp does not. The sanitizer
+// knows of swapcontext alone.
+#if defined(__SANITIZE_ADDRESS__)
+#define SWITCH(from, to, swap) swap
+#define BEGIN(from, swap) swap
+#else
+#define SWITCH(from, to, swap) if (!_setjmp(from)) _longjmp(to, 1)
+#define BEGIN(from, swap) if (!_setjmp(from)) swap
+#endif
 
 [[noreturn]] inline void die(const char* what) {
   std::fprintf(stderr, "shim: %s (block %d, thread %d)\n", what, block_index.x,
@@ -73,7 +88,7 @@ inline void leave(bool last = false) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(last ? nullptr : &current->fake, home_bottom, home_size);
 #endif
-  swapcontext(&current->context, &home);
+  SWITCH(current->at, home_at, swapcontext(&current->context, &home));
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(current->fake, nullptr, nullptr);
 #endif
@@ -84,7 +99,12 @@ inline void enter(Fiber& fiber) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&home_fake, fiber.stack, STACK);
 #endif
-  swapcontext(&home, &fiber.context);
+  if (fiber.begun) {
+    SWITCH(home_at, fiber.at, swapcontext(&home, &fiber.context));
+  } else {
+    fiber.begun = true;
+    BEGIN(home_at, swapcontext(&home, &fiber.context));
+  }
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(home_fake, nullptr, nullptr);
 #endif
@@ -94,7 +114,7 @@ inline void fiber_main() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &home_bottom, &home_size);
 #endif
-  (*body)();
+  body(given);
   current->done = true;
   Warp& warp = warps[current->index.x / WARP];
   --warp.live;
@@ -111,7 +131,7 @@ inline void start(Fiber& fiber, int number) {
   fiber.context.uc_stack.ss_size = STACK;
   fiber.context.uc_link = nullptr;
   fiber.index.x = number;
-  fiber.done = false;
+  fiber.done = fiber.begun = false;
   fiber.fake = nullptr;
   makecontext(&fiber.context, fiber_main, 0);
 }
@@ -140,9 +160,10 @@ inline void run_block(int threads) {
   current = nullptr;
 }
 
-inline void launch(int grid, int threads, const std::function<void()>& kernel) {
+inline void launch(int grid, int threads, void (*kernel)(void*), void* arguments) {
   if ((int)fibers.size() < threads) fibers.resize(threads);
-  body = &kernel;
+  body = kernel;
+  given = arguments;
   block_dim.x = threads;
   grid_dim.x = grid;
   block_dim.y = block_dim.z = grid_dim.y = grid_dim.z = 1;
