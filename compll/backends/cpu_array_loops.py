@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from compll.backends.cpu_butterflies import LANES as LANES_OF_RUNS
+from compll.backends.cpu_butterflies import pairs, quads, sixteens
 from compll.backends.cpu_declare import kernel
 from compll.backends.cpu_halves import held_value, kept_value
 from compll.backends.matrix_numbers import TINY
 from compll.backends.numbers import LANES
 
 f32, f64 = np.float32, np.float64
+#: elements of a transform that the first-level cache holds
+PART = 4096
 
 
 def loop(arguments: str) -> Any:
@@ -161,24 +165,42 @@ def left(held, g, out):  # type: ignore[no-untyped-def]
 
 @loop("float32[::1], float32[::1], int64, float32")
 def blocks(x, out, size, factor):  # type: ignore[no-untyped-def]
-    """Every run of `size` elements of x; two distances in each walk over a run."""
+    """Every run of `size` elements of x; two distances in each walk over a run.
+
+    A part that the first-level cache holds goes through all of its distances at once.
+    """
+    part = min(size, PART)
     for start in range(0, len(x), size):
+        if size < LANES_OF_RUNS:
+            short(x[start : start + size], out[start : start + size])
+        else:
+            for o in range(start, start + size, part):
+                sixteens(x, o, out, o, part)
+                walks(out, o, LANES_OF_RUNS, part)
+            walks(out, start, part, size)
         run = out[start : start + size]
-        given = x[start : start + size]
-        h = 1
-        for i in range(size):
-            run[i] = given[i]
-        while 4 * h <= size:
-            for i in range(0, size, 4 * h):
-                a, b = run[i : i + h], run[i + h : i + 2 * h]
-                c, d = run[i + 2 * h : i + 3 * h], run[i + 3 * h : i + 4 * h]
-                for j in range(h):
-                    p, q, r, s = a[j] + b[j], a[j] - b[j], c[j] + d[j], c[j] - d[j]
-                    a[j], b[j], c[j], d[j] = p + r, q + s, p - r, q - s
-            h *= 4
-        if h < size:
-            a, b = run[:h], run[h:]
-            for j in range(h):
-                a[j], b[j] = a[j] + b[j], a[j] - b[j]
         for i in range(size):
             run[i] *= factor
+
+
+@njit(nogil=True, cache=True)
+def walks(x, start, h, size):  # type: ignore[no-untyped-def]
+    """Distances from h on of x[start : start + size]."""
+    while 4 * h <= size:
+        for i in range(start, start + size, 4 * h):
+            quads(x, i, h)
+        h *= 4
+    if h < size:
+        pairs(x, start, h)
+
+
+@njit(nogil=True, cache=True)
+def short(given, run):  # type: ignore[no-untyped-def]
+    """The transform, without the factor, of fewer elements than a vector holds."""
+    run[:] = given
+    h = 1
+    while h < len(run):
+        for i in range(0, len(run), 2 * h):
+            for j in range(i, i + h):
+                run[j], run[j + h] = run[j] + run[j + h], run[j] - run[j + h]
+        h *= 2

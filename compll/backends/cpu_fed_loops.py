@@ -8,6 +8,7 @@ from numba import njit
 from compll.backends.cpu_array_loops import loop
 from compll.backends.cpu_halves import held_value, kept_value
 from compll.backends.cpu_ops import prefetch64, prefetch256
+from compll.backends.cpu_rows import row_product
 from compll.backends.cpu_runtime import fold, zero
 from compll.backends.numbers import LANES
 
@@ -28,33 +29,6 @@ def row(x, scale, residual, at, out):  # type: ignore[no-untyped-def]
         out[j] = f64(given[j] * scale + held_value(kept[j]))
     for j in range(count, len(out)):
         out[j] = 0.0
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def line(left, b, at, total):  # type: ignore[no-untyped-def]
-    """total = (left @ b)[at : at + len(total)], up to four rows of b in each walk."""
-    total[:] = 0.0
-    inner, end = len(left), at + len(total)
-    whole = inner - inner % 4
-    for r in range(0, whole, 4):
-        p, q, s, t = left[r], left[r + 1], left[r + 2], left[r + 3]
-        bp, bq, bs, bt = b[r][at:end], b[r + 1][at:end], b[r + 2][at:end], b[r + 3][at:end]
-        for j in range(len(total)):
-            total[j] = total[j] + p * bp[j] + q * bq[j] + s * bs[j] + t * bt[j]
-    if inner - whole == 1:
-        p, bp = left[whole], b[whole][at:end]
-        for j in range(len(total)):
-            total[j] = total[j] + p * bp[j]
-    elif inner - whole == 2:
-        p, q = left[whole], left[whole + 1]
-        bp, bq = b[whole][at:end], b[whole + 1][at:end]
-        for j in range(len(total)):
-            total[j] = total[j] + p * bp[j] + q * bq[j]
-    elif inner - whole == 3:
-        p, q, s = left[whole], left[whole + 1], left[whole + 2]
-        bp, bq, bs = b[whole][at:end], b[whole + 1][at:end], b[whole + 2][at:end]
-        for j in range(len(total)):
-            total[j] = total[j] + p * bp[j] + q * bq[j] + s * bs[j]
 
 
 @loop("float32[::1], float32, {}[::1], int64, float64[:, ::1], int64, float64[:, ::1]")
@@ -138,66 +112,26 @@ def across(x, scale, residual, inner, b, total):  # type: ignore[no-untyped-def]
                     sums[j] += one[j] * y
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def few(left, b, at, out, add):  # type: ignore[no-untyped-def]
-    """As `line`, straight to out; whether it did, which is for two to four rows of b."""
-    inner, end = len(left), at + len(out)
-    if inner < 2 or inner > 4:
-        return False
-    p, q, s, t = left[0], left[1], left[min(2, inner - 1)], left[min(3, inner - 1)]
-    bp, bq = b[0][at:end], b[1][at:end]
-    bs, bt = b[min(2, inner - 1)][at:end], b[min(3, inner - 1)][at:end]
-    if inner == 2 and add:
-        for j in range(len(out)):
-            out[j] += f32(0.0 + p * bp[j] + q * bq[j])
-    elif inner == 2:
-        for j in range(len(out)):
-            out[j] = f32(0.0 + p * bp[j] + q * bq[j])
-    elif inner == 3 and add:
-        for j in range(len(out)):
-            out[j] += f32(0.0 + p * bp[j] + q * bq[j] + s * bs[j])
-    elif inner == 3:
-        for j in range(len(out)):
-            out[j] = f32(0.0 + p * bp[j] + q * bq[j] + s * bs[j])
-    elif add:
-        for j in range(len(out)):
-            out[j] += f32(0.0 + p * bp[j] + q * bq[j] + s * bs[j] + t * bt[j])
-    else:
-        for j in range(len(out)):
-            out[j] = f32(0.0 + p * bp[j] + q * bq[j] + s * bs[j] + t * bt[j])
-    return True
-
-
 @loop("float32[::1], float64[:, ::1], float64[:, ::1], boolean")
 def decode(x, a, b, add):  # type: ignore[no-untyped-def]
     """x = a @ b, or x + a @ b; some rows take turns at each part of b, which stays in the cache."""
     rows, cols = len(a), b.shape[1]
-    room = np.empty(COLUMNS, f64)
     ahead = COLUMNS if cols > COLUMNS else ROWS * cols
     for start in range(0, rows, ROWS):
         for at in range(0, cols, COLUMNS):
             for i in range(start, min(start + ROWS, rows)):
                 first = i * cols + at
-                out = x[first : first + min(COLUMNS, cols - at)]
-                for k in range(first + ahead, first + ahead + len(out), 64):
+                count = max(0, min(COLUMNS, cols - at, len(x) - first))
+                for k in range(first + ahead, first + ahead + count, 64):
                     prefetch64(x, k)
-                if few(a[i], b, at, out, add):
-                    continue
-                total = room[: len(out)]
-                line(a[i], b, at, total)
-                if add:
-                    for j in range(len(out)):
-                        out[j] += f32(total[j])
-                else:
-                    for j in range(len(out)):
-                        out[j] = total[j]
+                row_product(a, i, b, at, x, first, count, add)
 
 
 @loop("float32[::1], float32, {}[::1], float64[:, ::1], float64[:, ::1], boolean")
 def settle(x, scale, residual, a, b, write):  # type: ignore[no-untyped-def]
     """residual = g - a @ b, where that is finite, and x = a @ b, the decoded value, if `write`."""
     cols = b.shape[1]
-    room = np.empty(COLUMNS, f64)
+    room = np.empty(COLUMNS, f32)
     ahead = 0
     for i in range(len(a)):
         for at in range(0, cols, COLUMNS):
@@ -208,10 +142,10 @@ def settle(x, scale, residual, a, b, write):  # type: ignore[no-untyped-def]
                 prefetch256(residual, ahead)
                 ahead += 256
             given, kept = x[first:last], residual[first:last]
-            total = room[: len(given)]
-            line(a[i], b, at, total)
+            row_product(a, i, b, at, room, 0, len(given), False)
+            product = room[: len(given)]
             for j in range(len(given)):
-                y = f32(total[j])
+                y = product[j]
                 left = given[j] * scale + held_value(kept[j]) - y
                 given[j] = y if write else given[j]
                 kept[j] = kept_value(left, kept[j])

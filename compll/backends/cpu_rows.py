@@ -1,0 +1,112 @@
+"""Parts of rows of products of matrices, in vectors: see [Note: fed products] in cpu_fed.py.
+
+Each element is a sum in float64, in the order of the inner dimension. Many stay in registers while
+it is walked: as loops of numba, which keep the sums in memory, decode took twice the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from compll.backends.cpu_ops import F32
+
+__all__ = ["row_product"]
+I32, I64, F64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
+#: columns that one sum has; columns whose sums are in registers together
+LANES, TOGETHER = 8, (32, 8)
+MATRIX = types.Array(types.float64, 2, "C")
+VECTOR = types.Array(types.float32, 1, "C")
+
+
+def _every(b: Any, value: Any) -> Any:
+    """A value in all lanes."""
+    lanes = ir.VectorType(value.type, LANES)
+    one = b.insert_element(ir.Constant(lanes, ir.Undefined), value, ir.Constant(I32, 0))
+    return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
+class Row:
+    """Emits the product of a row of `inner` elements with columns of a matrix."""
+
+    def __init__(self, b: Any, row: Any, inner: Any, right: Any, cols: Any, out: Any) -> None:
+        self.b, self.row, self.inner = b, row, inner
+        self.right, self.cols, self.out = right, cols, out
+
+    def columns(self, j: Any, vectors: int, add: Any) -> None:
+        """Columns from j on, in so many vectors; a single one where that is 0."""
+        b = self.b
+        kind = ir.VectorType(F64, LANES) if vectors else F64
+        none = ir.Constant(kind, [0.0] * LANES if vectors else 0.0)
+        sums = [cgutils.alloca_once_value(b, none) for _ in range(max(1, vectors))]
+        for held in sums:
+            b.store(none, held)
+        with cgutils.for_range(b, self.inner) as loop:
+            y = b.load(b.gep(self.row, [loop.index]))
+            y = _every(b, y) if vectors else y
+            start = b.add(b.mul(loop.index, self.cols), j)
+            for number, held in enumerate(sums):
+                at = b.gep(self.right, [b.add(start, ir.Constant(I64, LANES * number))])
+                x = b.load(b.bitcast(at, kind.as_pointer()), align=8)
+                b.store(b.fadd(b.load(held), b.fmul(y, x)), held)
+        for number, held in enumerate(sums):
+            at = b.gep(self.out, [b.add(j, ir.Constant(I64, LANES * number))])
+            self.put(b.load(held), at, add, vectors)
+
+    def put(self, value: Any, at: Any, add: Any, vectors: int) -> None:
+        b, kind = self.b, ir.VectorType(F32, LANES) if vectors else F32
+        at, value = b.bitcast(at, kind.as_pointer()), b.fptrunc(value, kind)
+        with b.if_else(add) as (then, otherwise):
+            with then:
+                b.store(b.fadd(b.load(at, align=4), value), at, align=4)
+            with otherwise:
+                b.store(value, at, align=4)
+
+    def run(self, count: Any, add: Any) -> None:
+        """The first `count` columns."""
+        b = self.b
+        done = ir.Constant(I64, 0)
+        for width in (*TOGETHER, 1):
+            steps = b.udiv(b.sub(count, done), ir.Constant(I64, width))
+            with cgutils.for_range(b, steps) as loop:
+                j = b.add(done, b.mul(loop.index, ir.Constant(I64, width)))
+                self.columns(j, width // LANES, add)
+            done = b.add(done, b.mul(steps, ir.Constant(I64, width)))
+
+
+@intrinsic
+def _row_product(
+    typing: Any, a: Any, i: Any, right: Any, at: Any, x: Any, first: Any, count: Any, add: Any
+) -> Any:
+    """x[first : first + count] = (a[i] @ right)[at : at + count], or that added where `add`."""
+
+    def emit(target: Any, b: Any, signature: Any, v: Any) -> Any:
+        left, other = (target.make_array(MATRIX)(target, b, v[k]) for k in (0, 2))
+        out = target.make_array(VECTOR)(target, b, v[4]).data
+        inner = cgutils.unpack_tuple(b, left.shape, 2)[1]
+        cols = cgutils.unpack_tuple(b, other.shape, 2)[1]
+        given = [
+            b.gep(left.data, [b.mul(v[1], inner)]), inner, b.gep(other.data, [v[3]]), cols,
+            b.gep(out, [v[5]]), v[6], v[7],
+        ]  # fmt: skip
+        name = "compll_row_product"
+        if name not in b.module.globals:
+            kind = ir.FunctionType(ir.VoidType(), [value.type for value in given])
+            function = ir.Function(b.module, kind, name)
+            function.linkage = "linkonce_odr"
+            function.attributes.add("noinline")
+            body = ir.IRBuilder(function.append_basic_block("entry"))
+            Row(body, *function.args[:5]).run(*function.args[5:])
+            body.ret_void()
+        b.call(b.module.globals[name], given)
+        return target.get_dummy_value()
+
+    numbers = (types.int64, MATRIX, types.int64, VECTOR, types.int64, types.int64, types.boolean)
+    return types.void(MATRIX, *numbers), emit
+
+
+row_product: Any = _row_product
