@@ -112,28 +112,6 @@ def drawn(seed, step, tensor, draw, first, i, tile):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True, cache=True)
-def pack_tail(codes, out, at, count, bits):  # type: ignore[no-untyped-def]
-    """Pack a tile of fewer than its full number of elements."""
-    width = (count * bits + 7) // 8
-    for j in range(width):
-        byte = np.uint8(0)
-        for p in range(8 // bits):
-            i = j + p * width
-            if i < count:
-                byte = np.uint8(byte | np.uint8(codes[i] << (p * bits)))
-        out[at + j] = byte
-
-
-@njit(nogil=True, cache=True)
-def unpack_tail(data, at, codes, count, bits):  # type: ignore[no-untyped-def]
-    """Inverse of pack_tail."""
-    width = (count * bits + 7) // 8
-    mask = (1 << bits) - 1
-    for i in range(count):
-        codes[i] = np.uint8((data[at + i % width] >> ((i // width) * bits)) & mask)
-
-
-@njit(nogil=True, cache=True)
 def fold(lanes):  # type: ignore[no-untyped-def]
     """Sum of the lanes, by halves, into the first."""
     width = len(lanes) // 2
@@ -298,21 +276,3 @@ def kth_and_larger(x, k):  # type: ignore[no-untyped-def]
 def kth_largest(x, k):  # type: ignore[no-untyped-def]
     """The k-th largest of a float32 array."""
     return kth_and_larger(x, k)[0]
-
-
-@njit(nogil=True, cache=True)
-def pack_all(codes, out, at, count, bits, tile):  # type: ignore[no-untyped-def]
-    """Pack `count` codes, tile after tile."""
-    for t in range(0, count, tile):
-        size = min(tile, count - t)
-        pack_tail(codes[t:], out, at, size, bits)
-        at += (size * bits + 7) // 8
-
-
-@njit(nogil=True, cache=True)
-def unpack_all(data, at, codes, count, bits, tile):  # type: ignore[no-untyped-def]
-    """Inverse of pack_all."""
-    for t in range(0, count, tile):
-        size = min(tile, count - t)
-        unpack_tail(data, at, codes[t:], size, bits)
-        at += (size * bits + 7) // 8
