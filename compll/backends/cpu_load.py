@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from compll.backends import cpu_native
 from compll.backends.cpu_declare import by_numba, declared
 from compll.backends.cpu_native import Stored
-from compll.cache import folder, write
+from compll.cache import alone, folder, write
 
 
 @cache
@@ -27,8 +27,8 @@ def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
     own = (
-        "array_loops bitstreams butterflies declare elementary gaps halves native object ops rows "
-        "runtime squeeze tables trits"
+        "array_loops bitstreams butterflies codes declare elementary gaps halves native object ops "
+        "rows runtime squeeze tables trits"
     )
     others = ("../elementary", "matrix_numbers", "numbers", "../quantiles")
     files = (*(f"cpu_{name}" for name in own.split()), *others)
@@ -78,7 +78,7 @@ def either(path: Path, module: Callable[[], Any]) -> Any:
     compiled = by_numba(module)
     if cpu_native.possible():
         file = path.with_suffix(f".{cpu_native.tag()}.native")
-        stored = cpu_native.read(file) or keep(file, module)
+        stored = cpu_native.read(file) or kept(file, module)
         with suppress(RuntimeError):
             return cpu_native.link(stored, compiled)
     return SimpleNamespace(**{name: compiled(name) for name in declared(module())})
@@ -90,6 +90,12 @@ def imported(path: Path, text: str) -> Any:
         write(path, text)
         importlib.invalidate_caches()
     return importlib.import_module(f"compll._kernels.{path.stem}")
+
+
+def kept(path: Path, module: Callable[[], Any]) -> Stored:
+    """What another process has just compiled, or what this one compiles."""
+    with alone(path):
+        return cpu_native.read(path) or keep(path, module)
 
 
 def keep(path: Path, module: Callable[[], Any]) -> Stored:

@@ -12,11 +12,13 @@ import pytest
 from numba.core.registry import cpu_target
 
 import compll
+from compll import cache
 from compll.backends import cpu, cpu_load, cpu_native, cpu_object
 from compll.backends.cpu_declare import declared
 from compll.backends.cpu_native import Stored
 
 pytestmark = pytest.mark.skipif(not cpu_native.possible(), reason="numba's kernels serve here")
+of_one_cache = pytest.mark.xdist_group("native")
 
 RUN = """
 import hashlib, json, sys
@@ -59,18 +61,30 @@ def of_arrays(name):
     return compll.compile(name, "reference").module.arrays
 
 
+def test_no_one_waits_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "LONGEST", 0.1)
+    done = []
+    with cache.alone(tmp_path / "kernels.native"), cache.alone(tmp_path / "kernels.native"):
+        done.append(1)
+    with cache.alone(tmp_path / "nowhere" / "kernels.native"):
+        done.append(2)
+    assert done == [1, 2]
+
+
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory):
-    """A cache that two processes filled at once, and what they computed."""
+    """A cache that two processes would have filled at once, and what they computed."""
     root = tmp_path_factory.mktemp("cache")
     one, two = run(root, jobs=2)
-    assert one == two
-    assert "numba" in one[1]
+    assert one[0] == two[0]
+    # one compiled, the other waited
+    assert sorted("numba" in loaded for _, loaded in (one, two)) == [False, True]
     (file,) = (root / "cpu").glob("*.native")
-    assert not list((root / "cpu").glob("*.tmp"))
+    assert not [*(root / "cpu").glob("*.tmp"), *(root / "cpu").glob("*.lock")]
     return root, file, one[0]
 
 
+@of_one_cache
 def test_a_warm_start_imports_no_numba(cached):
     root, _, digest = cached
     assert run(root) == [[digest, []]]
@@ -102,6 +116,7 @@ DAMAGES = {
 }
 
 
+@of_one_cache
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_a_miss(damage, cached, tmp_path):
     data = cached[1].read_bytes()
@@ -113,6 +128,7 @@ def test_a_damaged_file_is_a_miss(damage, cached, tmp_path):
     assert cpu_native.read(path) is None
 
 
+@of_one_cache
 @pytest.mark.parametrize("damage", ["missing", "truncated", "other version"])
 def test_a_miss_is_made_good(damage, cached):
     root, file, digest = cached
