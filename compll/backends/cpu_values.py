@@ -3,8 +3,8 @@ already have."""
 
 from __future__ import annotations
 
-from compll.backends.cpu_share import repeated
 from compll.backends.cpu_text import TENSOR, TENSOR_FLOAT, Lines, code, element
+from compll.backends.repeats import repeated
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import tile_of
 from compll.program import LIBRARY, Program

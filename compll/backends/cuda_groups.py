@@ -26,11 +26,14 @@ class Grouping(Shortening):
         self.of_groups: dict[int, str] = {}
         super().__init__(program, feed, prefix, threads)
 
-    def text(self, expr: Expr) -> str:
+    def given(self, e: Expr) -> bool:
+        return super().given(e) or (self.mode == "anywhere" and id(e) in self.of_groups)
+
+    def written(self, expr: Expr) -> str:
         if self.mode == "anywhere" and id(expr) in self.of_groups:
             cast = "" if expr.type.dtype == "float" else f"({C_TYPE[expr.type.dtype]})"
             return f"({cast}{self.of_groups[id(expr)]}[{self.elements_of_piece()} + i])"
-        return super().text(expr)
+        return super().written(expr)
 
     def elements_of_piece(self) -> str:
         """Where a piece's elements begin in scratch memory, as text."""

@@ -117,11 +117,14 @@ class Spreading(Scattering):
             self.add(f"const float v = nan ? NAN_F : {self.text(decode)};")
             self.add(f"store1(ys, i, {'load1(ys, i) + v' if self.adding else 'v'});")
 
-    def text(self, expr: Expr) -> str:
+    def given(self, e: Expr) -> bool:
+        return super().given(e) or e.op == "spread"
+
+    def written(self, expr: Expr) -> str:
         if expr.op == "spread":
             place = next(k for k, e in enumerate(self.spreads) if e is expr)
             return f"v{place}_"
-        return super().text(expr)
+        return super().written(expr)
 
     def leaf(self, expr: Expr) -> str:
         """A field's value at element i, straight from the payload."""

@@ -1,7 +1,7 @@
 """What CUDA encode and decode kernels share: values of every level as text, and heads of kernels.
 
 Unlike the CPU backend no shared value gets a buffer: a tile's elements are in registers and its
-loops unrolled, so the compiler finds common subexpressions itself.
+loops unrolled, so the compiler finds common subexpressions itself, where they are not too many.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from compll.backends.cuda_grids import Grid, Scratch, Step, shape_of
 from compll.backends.cuda_text import C_TYPE, Lines, code, element, literal, tensor
+from compll.backends.repeats import repeated
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import tile_of
 
@@ -32,6 +33,7 @@ class Values(Lines):
         self.scratch: list[Scratch] = []
         self.steps: list[Step] = []
         self.names: dict[int, str] = {}
+        self.turn: dict[int, str] | None = None
         self.fresh = 0
 
     def name(self, prefix: str) -> str:
@@ -155,7 +157,26 @@ class Values(Lines):
                 self.group(e.args[0])
 
     def text(self, expr: Expr) -> str:
-        """The value of element `e` of a thread's, at place `i` of the tile."""
+        """The value of element `e` of a thread's, at place `i` of the tile.
+
+        What a large expression repeats becomes a statement within it; see repeats.py.
+        """
+        if self.turn is not None:
+            return self.turn.get(id(expr)) or self.written(expr)
+        self.turn, parts = {}, []
+        for e in repeated(expr, self.given):
+            name, text = self.name("t"), self.written(e)
+            parts.append(f"const {C_TYPE[e.type.dtype]} {name} = {text};")
+            self.turn[id(e)] = name
+        text, self.turn = self.turn.get(id(expr)) or self.written(expr), None
+        return f"[&] {{ {' '.join(parts)} return {text}; }}()" if parts else text
+
+    def given(self, e: Expr) -> bool:
+        """Whether a value has a name, or another way to it than its arguments."""
+        return e.op == "lift"
+
+    def written(self, expr: Expr) -> str:
+        """An expression written out."""
         if expr.op == "lift":
             return self.lifted(expr)
         if expr.op == "uniform":

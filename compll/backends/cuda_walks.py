@@ -26,9 +26,9 @@ class Walking(Encoder):
         yield
         self.mode = "tile"
 
-    def text(self, expr: Expr) -> str:
+    def written(self, expr: Expr) -> str:
         if self.mode == "tile":
-            return super().text(expr)
+            return super().written(expr)
         if expr.op == "uniform":
             keys = f"stream(seed, step, (u64)tensor, {expr.value}, (u64)((offset + i / {self.tile} * {self.tile}) >> 32))"
             return f"uniform((u32)(offset + i), {keys})"
@@ -36,7 +36,7 @@ class Walking(Encoder):
             return self.text(expr.args[0])
         if expr.op == "indices":
             return "i"
-        return super().text(expr)
+        return super().written(expr)
 
     def leaf(self, expr: Expr) -> str:
         if self.mode == "tile":
