@@ -197,7 +197,8 @@ def walks(x, start, h, size):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True)
 def short(given, run):  # type: ignore[no-untyped-def]
     """The transform, without the factor, of fewer elements than a vector holds."""
-    run[:] = given
+    for i in range(len(run)):
+        run[i] = given[i]
     h = 1
     while h < len(run):
         for i in range(0, len(run), 2 * h):

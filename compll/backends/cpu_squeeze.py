@@ -32,7 +32,8 @@ KINDS = {"float32": (F32, "f32"), "int32": (I32, "i32"), "int64": (I64, "i64")}
 
 def vectors(target: Any) -> bool:
     """Whether the processor compiled for has the instructions."""
-    return "+avx512f" in target.codegen()._tm_features.split(",")
+    # not among what numba documents; without it, no instructions
+    return "+avx512f" in str(getattr(target.codegen(), "_tm_features", "")).split(",")
 
 
 def _mask(b: Any, hit: Any, at: Any, count: int = STEP) -> Any:
