@@ -83,10 +83,8 @@ class Hopping(Encoder):
         self.add("merge_tile(data, at_in[p], used_in[p], n, p, t, st_in, xs, g_tail)")
         self.add("g_ = g_tail")
         with self.block(f"if m == {self.tile}:"):
-            self.add("pass")
             self.slices(self.elementwise)
         with self.block("else:"):
-            self.add("pass")
             for s in self.elementwise:
                 self.copy_tail(s, f"s_{s}")
 

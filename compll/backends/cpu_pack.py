@@ -45,7 +45,7 @@ class Packing(Reducing):
         if kinds:
             with self.block("if back:"):
                 self.pack_buffer(f, expr)
-        with self.block("if not back:" if kinds else "if True:"):
+        with self.block("if not back:" if kinds else ""):
             self.pack_directly(f, expr)
 
     def cheap(self, expr: Expr) -> bool:

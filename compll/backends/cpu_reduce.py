@@ -31,8 +31,7 @@ class Reducing(Stated):
         if together:
             with self.block(f"if m == {self.tile}:"):
                 cpu_fuse.emit(self, together, status)
-        with self.block("else:" if together else "if True:"):
-            self.add("pass")
+        with self.block("else:" if together else ""):
             if status:
                 self.status_loop()
             for expr in together:
@@ -107,7 +106,7 @@ class Reducing(Stated):
         if turns == "m":
             with self.block(f"if m < {self.tile}:"):
                 step("m")
-        with self.block("else:" if turns == "m" else "if True:"):
+        with self.block("else:" if turns == "m" else ""):
             step(str(self.tile))
         return name
 

@@ -39,11 +39,9 @@ class Spreading(Decoder):
 
     def unpack_all_codes(self) -> None:
         with self.block(f"if m == {self.tile}:"):
-            self.add("pass")
             for f in self.packed:
                 self.unpack(f)
         with self.block("else:"):
-            self.add("pass")
             self.unpack_short()
 
     def lay_out(self) -> None:

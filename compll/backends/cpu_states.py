@@ -57,7 +57,7 @@ class Stated(Ahead):
             with self.block("if back:"):
                 self.overwrite_loop(states, back)
         if states:
-            with self.block("if not back:" if back else "if True:"):
+            with self.block("if not back:" if back else ""):
                 self.overwrite_loop(states, [])
 
     def changed(self, sinks: Sequence[Sink]) -> list[tuple[str, Expr]]:

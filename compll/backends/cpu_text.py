@@ -105,7 +105,7 @@ class Lines:
         return bool(self.heads) and self.heads[-1].startswith(heads)
 
     def block(self, head: str) -> _Block:
-        """`with lines.block("for ...:")` indents what follows."""
+        """`with lines.block("for ...:")` indents what follows; "" is no block."""
         return _Block(self, head)
 
     def __str__(self) -> str:
@@ -117,10 +117,18 @@ class _Block:
         self.lines, self.head = lines, head
 
     def __enter__(self) -> None:
-        self.lines.add(self.head)
-        self.lines.heads.append(self.head)
+        if self.head:
+            self.lines.add(self.head)
+            self.lines.heads.append(self.head)
+            self.start = len(self.lines.lines)
 
     def __exit__(self, *error: object) -> None:
+        if not self.head:
+            return
+        if len(self.lines.lines) == self.start and self.head == "else:":
+            self.lines.lines.pop()
+        elif len(self.lines.lines) == self.start:
+            self.lines.add("pass")
         self.lines.heads.pop()
 
 
