@@ -9,6 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from compll.backends.cpu_called import called
 from compll.backends.cpu_ops import F32
 
 __all__ = ["LANES", "pairs", "quads", "sixteens"]
@@ -62,26 +63,6 @@ def _both(b: Any, x: Any, y: Any) -> tuple[Any, Any]:
     return b.fadd(x, y), b.fsub(x, y)
 
 
-def _function(b: Any, name: str, values: list[Any]) -> Any:
-    """The function that is called, and where to build it if the module lacks it."""
-    known = b.module.globals.get(name)
-    if known is not None:
-        return known, None
-    kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
-    function = ir.Function(b.module, kind, name)
-    function.linkage = "linkonce_odr"
-    function.attributes.add("noinline")
-    return function, ir.IRBuilder(function.append_basic_block("entry"))
-
-
-def _call(b: Any, name: str, values: list[Any], build: Any) -> None:
-    function, inner = _function(b, name, values)
-    if inner is not None:
-        build(inner, *function.args)
-        inner.ret_void()
-    b.call(function, values)
-
-
 def _data(target: Any, b: Any, array: Any, at: Any) -> Any:
     return b.gep(target.make_array(ARRAY)(target, b, array).data, [at])
 
@@ -92,7 +73,7 @@ def _first(typing: Any, x: Any, i: Any, out: Any, j: Any, count: Any) -> Any:
 
     def emit(target: Any, b: Any, signature: Any, v: Any) -> Any:
         given = [_data(target, b, v[0], v[1]), _data(target, b, v[2], v[3]), v[4]]
-        _call(b, "compll_sixteens", given, _sixteens)
+        called(b, "compll_sixteens", given, _sixteens)
         return target.get_dummy_value()
 
     return types.void(ARRAY, types.int64, ARRAY, types.int64, types.int64), emit
@@ -106,7 +87,7 @@ def _further(number: int) -> Any:
             def build(inner: Any, run: Any, h: Any) -> None:
                 _apart(inner, run, h, number)
 
-            _call(b, f"compll_apart{number}", [_data(target, b, v[0], v[1]), v[2]], build)
+            called(b, f"compll_apart{number}", [_data(target, b, v[0], v[1]), v[2]], build)
             return target.get_dummy_value()
 
         return types.void(ARRAY, types.int64, types.int64), emit

@@ -27,8 +27,8 @@ def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
     own = (
-        "array_loops bitstreams butterflies codes declare elementary gaps halves native object ops "
-        "rows runtime squeeze tables trits"
+        "array_loops bitstreams butterflies called codes declare elementary gaps halves native "
+        "object ops rows runtime squeeze tables trits"
     )
     others = ("../elementary", "matrix_numbers", "numbers", "../quantiles")
     files = (*(f"cpu_{name}" for name in own.split()), *others)

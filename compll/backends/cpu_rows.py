@@ -13,6 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from compll.backends.cpu_called import called
 from compll.backends.cpu_ops import F32
 
 __all__ = ["row_product"]
@@ -93,16 +94,11 @@ def _row_product(
             b.gep(left.data, [b.mul(v[1], inner)]), inner, b.gep(other.data, [v[3]]), cols,
             b.gep(out, [v[5]]), v[6], v[7],
         ]  # fmt: skip
-        name = "compll_row_product"
-        if name not in b.module.globals:
-            kind = ir.FunctionType(ir.VoidType(), [value.type for value in given])
-            function = ir.Function(b.module, kind, name)
-            function.linkage = "linkonce_odr"
-            function.attributes.add("noinline")
-            body = ir.IRBuilder(function.append_basic_block("entry"))
-            Row(body, *function.args[:5]).run(*function.args[5:])
-            body.ret_void()
-        b.call(b.module.globals[name], given)
+
+        def build(inner: Any, *args: Any) -> None:
+            Row(inner, *args[:5]).run(*args[5:])
+
+        called(b, "compll_row_product", given, build)
         return target.get_dummy_value()
 
     numbers = (types.int64, MATRIX, types.int64, VECTOR, types.int64, types.int64, types.boolean)

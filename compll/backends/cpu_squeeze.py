@@ -19,6 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from compll.backends.cpu_called import called
 from compll.backends.cpu_ops import BYTES, F32, I8, I32, _address, _primitive, b1, i64, u8
 from compll.backends.cpu_text import STEP
 
@@ -34,6 +35,11 @@ def vectors(target: Any) -> bool:
     """Whether the processor compiled for has the instructions."""
     # not among what numba documents; without it, no instructions
     return "+avx512f" in str(getattr(target.codegen(), "_tm_features", "")).split(",")
+
+
+def named(target: Any, name: str) -> str:
+    """The name of a function that depends on whether it has the instructions."""
+    return f"compll_{name}{'' if vectors(target) else '_plain'}"
 
 
 def _mask(b: Any, hit: Any, at: Any, count: int = STEP) -> Any:
@@ -93,19 +99,6 @@ def _counted(b: Any, first: Any) -> Any:
     one = b.insert_element(ir.Constant(lanes, ir.Undefined), first, ir.Constant(I32, 0))
     every = b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, STEP), [0] * STEP))
     return b.add(every, ir.Constant(lanes, list(range(STEP))))
-
-
-@contextmanager
-def _function(b: Any, name: str, result: Any, values: list[Any]) -> Iterator[Any]:
-    """What builds a function of that name, where the module lacks it; see `_called`.
-
-    Inlined wherever it is used, it would take LLVM a second for kernels with several selections.
-    """
-    kind = ir.FunctionType(result, [value.type for value in values])
-    function = ir.Function(b.module, kind, name)
-    function.linkage = "linkonce_odr"
-    function.attributes.add("noinline")
-    yield ir.IRBuilder(function.append_basic_block("entry")), function.args
 
 
 @contextmanager
@@ -192,11 +185,12 @@ def _squeeze(step: int, arrays: int, placed: bool) -> Any:
             if placed:
                 given += [_array(target, b, kinds[3], v[3])[0], v[4]]
             given += [_array(target, b, kinds[i], v[i])[0] for i in range(head, len(kinds))]
-            name = f"compll_{'place' if placed else 'squeeze'}{step}_{'_'.join(names)}"
-            if name not in b.module.globals:
-                with _function(b, name, I64, given) as (inner, args):
-                    inner.ret(Squeeze(target, inner, names, placed, args).run(step))
-            return b.call(b.module.globals[name], given)
+
+            def build(inner: Any, *args: Any) -> Any:
+                return Squeeze(target, inner, names, placed, args).run(step)
+
+            name = f"{'place' if placed else 'squeeze'}{step}_{'_'.join(names)}"
+            return called(b, named(target, name), given, build, I64)
 
         positions = (kinds[3], i64) if placed else ()
         return i64(BYTES, i64, i64, *positions, *kinds[head:]), emit
@@ -216,12 +210,11 @@ def _spread(typing: Any, hit: Any, source: Any, out: Any) -> Any:
         kinds = signature.args[1:]
         given = list(_array(target, b, BYTES, v[0]))
         given += [_array(target, b, *pair)[0] for pair in zip(kinds, v[1:], strict=True)]
-        name = f"compll_spread_{kind}"
-        if name not in b.module.globals:
-            with _function(b, name, ir.VoidType(), given) as (inner, args):
-                _spread_body(target, inner, kind, *args)
-                inner.ret_void()
-        b.call(b.module.globals[name], given)
+
+        def build(inner: Any, *args: Any) -> None:
+            _spread_body(target, inner, kind, *args)
+
+        called(b, named(target, f"spread_{kind}"), given, build)
         return target.get_dummy_value()
 
     return types.void(BYTES, source, out), emit
