@@ -14,6 +14,7 @@ from casync.executor import Executor
 from casync.graph import Graph, build
 from casync.plan import Choice, Tensor, partition
 from casync.transports.memory import Hub
+from tests.patience import HANG
 
 SIZES = (0, 1, 7, 31, 33, 1000, 100003)
 
@@ -197,7 +198,7 @@ def states_of(length: int):
 
 
 @contextmanager
-def world(size: int, *, codecs=CODECS, timeout=20.0, **options) -> Iterator[list[Executor]]:
+def world(size: int, *, codecs=CODECS, timeout=HANG, **options) -> Iterator[list[Executor]]:
     """Executors of all ranks over the memory transport."""
     executors = [Executor(t, codecs, timeout=timeout, **options) for t in Hub(size).endpoints()]
     try:

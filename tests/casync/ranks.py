@@ -21,6 +21,7 @@ from tests.casync.fakes import (
     jitter,
     states_of,
 )
+from tests.patience import HANG
 
 TOTAL = sum(SIZES)
 
@@ -34,11 +35,11 @@ def same_everywhere(bucket):
 
 def exchange(rank, size):
     """All strategies at once, three steps, then each result against the mean."""
-    transport = DistributedTransport.connect(30.0)
+    transport = DistributedTransport.connect(HANG)
     graphs = [graph_of(SIZES, strategy, codec, size) for strategy, codec in PAIRS]
     programs = [graph.slice(rank) for graph in graphs]
     states = [states_of(TOTAL) for _ in graphs]
-    with Executor(transport, CODECS, timeout=30.0, delay=jitter(rank)) as executor:
+    with Executor(transport, CODECS, timeout=HANG, delay=jitter(rank)) as executor:
         for step in range(3):
             inputs = [gradients(TOTAL, size, seed=100 * step + i) for i in range(len(graphs))]
             buckets = [given[rank].clone() for given in inputs]
@@ -59,9 +60,9 @@ def exchange(rank, size):
 
 def killed(rank, size):
     """The last rank dies between two steps; the others say so."""
-    transport = DistributedTransport.connect(30.0)
+    transport = DistributedTransport.connect(HANG)
     program = graph_of([500000], "ps", "exact", size).slice(rank)
-    executor = Executor(transport, CODECS, timeout=30.0)
+    executor = Executor(transport, CODECS, timeout=HANG)
     executor.submit(program, torch.ones(500000), {}, 0).wait()
     if rank == size - 1:
         os._exit(0)
@@ -70,7 +71,7 @@ def killed(rank, size):
 
 def silent(rank, size):
     """The last rank never submits; the others time out, or learn that one did."""
-    transport = DistributedTransport.connect(30.0)
+    transport = DistributedTransport.connect(HANG)
     program = graph_of([500000], "ring", "exact", size).slice(rank)
     executor = Executor(transport, CODECS, timeout=0.5)
     if rank < size - 1:
@@ -91,10 +92,10 @@ class Corrupt(Sparse):
 
 def corrupt(rank, size):
     """The last rank sends garbage: all end at once, with a name for it where it arrived."""
-    transport = DistributedTransport.connect(30.0)
+    transport = DistributedTransport.connect(HANG)
     program = graph_of([5000], "allgather", "sparse", size).slice(rank)
     codecs = {"sparse": Corrupt()} if rank == size - 1 else CODECS
-    executor = Executor(transport, codecs, timeout=30.0)
+    executor = Executor(transport, codecs, timeout=HANG)
     if rank < size - 1:
         expect(executor, program, torch.ones(5000))
     else:

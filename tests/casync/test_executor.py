@@ -40,6 +40,7 @@ from tests.casync.fakes import (
     tensors_of,
     world,
 )
+from tests.patience import HANG
 
 TOTAL = sum(SIZES)
 LOSSLESS = [pair for pair in PAIRS if pair[1] != "sign"]
@@ -326,8 +327,8 @@ def one_broken():
         graph = graph_of([50000], "ps", "exact", 2)
         ends = Hub(2).endpoints()
         executors = [
-            Executor(ends[0], CODECS, timeout=30),
-            Executor(ends[1], {"exact": Breaks(kind)}, timeout=30),
+            Executor(ends[0], CODECS, timeout=HANG),
+            Executor(ends[1], {"exact": Breaks(kind)}, timeout=HANG),
         ]
         programs = [graph.slice(rank) for rank in range(2)]
         errors = []
@@ -441,7 +442,7 @@ def test_an_echo_of_a_time_out_leaves_it_the_word(monkeypatch):
     end = Hub(2).endpoints()[0]
     monkeypatch.setattr(end, "post_recv", lambda data, peer, channel: Echoing(cut, channel == 1))
     program = graph_of([50000], "ps", "exact", 2, partitions=1).slice(0)
-    with Executor(end, CODECS, timeout=20) as executor:
+    with Executor(end, CODECS, timeout=HANG) as executor:
         with pytest.raises(PeerTimeout, match="the real one"):
             executor.submit(program, torch.ones(50000), {}, 0).wait()
 
@@ -449,7 +450,7 @@ def test_an_echo_of_a_time_out_leaves_it_the_word(monkeypatch):
 def test_a_peer_that_leaves_is_named():
     graph = graph_of([50000], "ps", "exact", 3)
     ends = Hub(3).endpoints()
-    with Executor(ends[0], CODECS, timeout=30) as executor:
+    with Executor(ends[0], CODECS, timeout=HANG) as executor:
         future = executor.submit(graph.slice(0), torch.ones(50000), {}, 0)
         ends[2].close()
         with pytest.raises(TransportError, match="rank 0, peer 2"):
@@ -548,6 +549,6 @@ begun.wait()
 def test_a_process_may_end_while_a_lane_is_at_work():
     """See [Note: exit] in exits.py."""
     done = subprocess.run(
-        [sys.executable, "-c", AT_WORK], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", AT_WORK], capture_output=True, text=True, timeout=HANG, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")

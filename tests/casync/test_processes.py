@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import HANG
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,7 +30,7 @@ class Ranks:
         ]
 
     def end(self, ranks):
-        results = [self.processes[rank].communicate(timeout=60) for rank in ranks]
+        results = [self.processes[rank].communicate(timeout=HANG) for rank in ranks]
         codes = [self.processes[rank].returncode for rank in ranks]
         assert codes == [0] * len(codes), "\n".join(err for _, err in results)
         return [out for out, _ in results]

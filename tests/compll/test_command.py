@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import compll
 from compll.cli import app
+from tests.patience import HANG
 
 GOLDEN = Path(__file__).parent / "golden"
 WRONG = "name: wrong\nencode: {s: meen(g)}\npayload: {s: float32}\ndecode: s + t\n"
@@ -207,7 +208,7 @@ def test_cache_serves_processes_one_after_the_other_and_at_once(tmp_path):
     for count in (2, 1):
         jobs = [process(COMPLL_CACHE=str(tmp_path)) for _ in range(count)]
         for job in jobs:
-            out, err = job.communicate(timeout=100)
+            out, err = job.communicate(timeout=HANG)
             assert out.strip() == "fine", err
     assert list((tmp_path / "cpu").glob("mxnet_2bit_*.py"))
 
@@ -215,7 +216,7 @@ def test_cache_serves_processes_one_after_the_other_and_at_once(tmp_path):
 def test_unwritable_cache(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    out, err = process(COMPLL_CACHE=str(blocked)).communicate(timeout=100)
+    out, err = process(COMPLL_CACHE=str(blocked)).communicate(timeout=HANG)
     assert out.strip() == "fine", err
 
 

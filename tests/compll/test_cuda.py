@@ -230,7 +230,6 @@ def broken(payload, turn, rng):
     return data
 
 
-@pytest.mark.timeout(300)
 def test_no_access_outside_the_buffers():
     """Encode and decode of good and of broken payloads, under AddressSanitizer."""
     asan = subprocess.run(

@@ -16,6 +16,7 @@ from compll import cache
 from compll.backends import cpu, cpu_load, cpu_native, cpu_object
 from compll.backends.cpu_declare import declared
 from compll.backends.cpu_native import Stored
+from tests.patience import HANG
 
 pytestmark = pytest.mark.skipif(not cpu_native.possible(), reason="numba's kernels serve here")
 of_one_cache = pytest.mark.xdist_group("native")
@@ -50,7 +51,7 @@ def run(root=None, *, specs=("onebit",), jobs=1):
     ]
     found = []
     for job in started:
-        out, err = job.communicate(timeout=110)
+        out, err = job.communicate(timeout=HANG)
         assert (job.returncode, err) == (0, "")
         found.append(json.loads(out))
     return found

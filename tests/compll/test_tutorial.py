@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import HANG
+
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text("utf-8")
 BLOCK = re.compile(r"^```(yaml|python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PROGRAMS = {
@@ -42,7 +44,7 @@ def run(command, folder):
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200"}
     return subprocess.run(
         command if shell else [*PROGRAMS[program], *args],
-        shell=shell, cwd=folder, env=env, capture_output=True, text=True, timeout=100,
+        shell=shell, cwd=folder, env=env, capture_output=True, text=True, timeout=HANG,
     )  # fmt: skip
 
 

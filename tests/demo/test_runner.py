@@ -9,6 +9,7 @@ import pytest
 from hipress.demo import methods, runner
 from hipress.demo.job import Job, Workload
 from hipress.demo.place import Loopback
+from tests.patience import HANG
 
 TINY = Workload(vocabulary=200, width=16, batch=2, length=5)
 SIZE = 4 * TINY.parameters
@@ -88,7 +89,7 @@ def test_a_rank_ends_when_its_parent_is_gone():
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    child.communicate(timeout=60)
+    child.communicate(timeout=HANG)
     assert child.returncode in (1, 3)
 
 

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.patience import HANG
+
 DIED = "died"
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.hipress.preload"])
@@ -29,7 +31,7 @@ def launch(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout: float = 60.0,
+    timeout: float = HANG,
     may_die: Collection[int] = (),
 ) -> list[Any]:
     """`function(rank, world_size, *args)` on each rank; its results by rank.
@@ -91,7 +93,7 @@ def _main(
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=HANG)
         )
         pipe.send((True, function(rank, world_size, *args)))
     except BaseException:

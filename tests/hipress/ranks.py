@@ -20,6 +20,7 @@ import compll
 import hipress
 from compll.library import specs_dir
 from tests.hipress.fakes import Halves, Int8, Sparse
+from tests.patience import HANG
 
 FAKES = {"int8": Int8, "half": Halves, "sparse": Sparse}
 SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
@@ -224,12 +225,12 @@ def scaled(ddp, rank):
     return skipped
 
 
-def automatic(rank, world_size, eager):
-    """compressor="auto" on a model worth compressing; `eager`: whatever the prediction says."""
+def automatic(rank, world_size, least):
+    """compressor="auto" on a model worth compressing, if it gains `least` seconds a step."""
     import hipress.automatic
 
-    if eager:
-        hipress.automatic.MARGIN = hipress.automatic.LEAST = -1e9
+    hipress.automatic.LEAST = least
+    hipress.automatic.MARGIN = min(least, hipress.automatic.MARGIN)
     torch.manual_seed(0)
     ddp = hipress.wrap(
         nn.Sequential(nn.Linear(7, 2000), nn.Tanh(), nn.Linear(2000, 3)), verify=True
@@ -355,7 +356,7 @@ def mismatches(rank, world_size):
     odd = rank == world_size - 1
 
     def attempt(title, name, model=None, **options):
-        found[title] = error_of(hipress.wrap, model or make(), codec(name), timeout=20.0, **options)
+        found[title] = error_of(hipress.wrap, model or make(), codec(name), timeout=HANG, **options)
 
     attempt("codec", "half" if odd else "int8")
     attempt("strategy", "int8", strategy="ring" if odd else "ps")
@@ -375,14 +376,12 @@ def mismatches(rank, world_size):
     attempt("residual_by_name", "topk", **({"residual": "bfloat16"} if odd else {}))
     for title, params in {"residual": {"residual": "bfloat16"}, "ratio": {"ratio": 0.25}}.items():
         compiled = compll.compile("topk", "reference", **(params if odd else {}))
-        found[title] = error_of(hipress.wrap, make(), compiled, timeout=20.0)
+        found[title] = error_of(hipress.wrap, make(), compiled, timeout=HANG)
     attempt("target", "topk" if odd else "int8", **({"target": "cuda"} if odd else {}))
     with tempfile.TemporaryDirectory() as folder:
         found["spec"] = _other_text(folder, odd)
     if not odd:  # the odd one never arrives
-        start = time.monotonic()
         found["absent"] = error_of(hipress.wrap, make(), codec("int8"), timeout=1.0)
-        assert time.monotonic() - start < 5
     return found
 
 
@@ -392,12 +391,12 @@ def _other_text(folder, odd):
     with contextlib.chdir(folder):
         with open("d.yaml", "w") as file:
             file.write(text.replace("about:", "about: Other.", 1) if odd else text)
-        return error_of(hipress.wrap, make(), "d.yaml", timeout=20.0)
+        return error_of(hipress.wrap, make(), "d.yaml", timeout=HANG)
 
 
 def killed(rank, world_size, name, ddp_kwargs):
     """The last rank ends without a word in the middle of training."""
-    ddp = hipress.wrap(make(), codec(name), timeout=5.0, ddp_kwargs=ddp_kwargs)
+    ddp = hipress.wrap(make(), codec(name), timeout=HANG, ddp_kwargs=ddp_kwargs)
     train(ddp, rank, range(2))
     if rank == world_size - 1:
         os._exit(1)
