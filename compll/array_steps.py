@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from compll.ir import Expr, Module, walk
-from compll.matrices import extents
+from compll.matrices import extents, short
 
 #: columns of a product up to which its factors are not written down before
 NARROW = 16
@@ -52,12 +52,12 @@ def leaves(e: Expr) -> Iterator[Expr]:
 def of_gradient(e: Expr, n: int) -> Expr | None:
     """What takes the gradient in a step that with feedback reads gradient and residual itself.
 
-    A narrow product of matrix(g, columns), or of its transpose, with another; a sum of all
-    elements; some elements (see cpu_fed.py).
+    A narrow product of matrix(g, columns), or of its transpose, with another, unless it is short; a
+    sum of all elements; some elements (see cpu_fed.py).
     """
     if e.op in ("reduce_sum", "gather"):
         return e if e.args[0].op == "input" else None
-    if e.op != "matmul":
+    if e.op != "matmul" or short(e):
         return None
     plain = e.args[0].args[0] if e.args[0].op == "transpose" else e.args[0]
     direct = plain.op == "matrix" and plain.args[0].op == "input"

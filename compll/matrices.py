@@ -14,6 +14,8 @@ from compll.static import depends, evaluate
 
 #: elements that a matrix of a tiny tensor may have; of a large one, ROOM times the tensor's
 LEAST, ROOM = 1 << 20, 64
+#: the longest inner dimension of a product that sums in float32, and on CUDA where it is read
+SHORT = 8
 WHOLE_SIZES = "rows and columns are whole numbers that follow from n and parameters"
 #: besides those of matrices
 ARRAY_OPERATORS = ("combined", "hadamard", "shared")
@@ -31,6 +33,12 @@ def extent(dim: Expr, n: int) -> int:
     """A dimension for n elements: one at least."""
     value = float(evaluate(dim, {"n": n}))
     return int(min(value, 2.0**62)) if value >= 1 else 1
+
+
+def short(product: Expr) -> bool:
+    """Whether the inner dimension of a product is known to be at most SHORT, whatever n is."""
+    inner = product.args[0].type.dims[1]
+    return inner.op == "const" and int(inner.value) <= SHORT
 
 
 def dimension(x: Expr) -> Expr:

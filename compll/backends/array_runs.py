@@ -24,7 +24,7 @@ from compll.backends.runs import Run
 from compll.batches import State
 from compll.errors import UsageError
 from compll.ir import Expr, Field, Module
-from compll.matrices import extents
+from compll.matrices import extents, short
 from compll.static import Number
 
 
@@ -63,7 +63,8 @@ class ArrayRun(Run):
         return flat
 
     def op_matmul(self, expr: Expr) -> F32:
-        return self.algebra.product(*map(self.value, expr.args))
+        left, right = map(self.value, expr.args)
+        return self.algebra.product(left, right, short(expr))
 
     def op_transpose(self, expr: Expr) -> Any:
         return self.value(expr.args[0]).T

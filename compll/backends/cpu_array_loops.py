@@ -15,6 +15,7 @@ from compll.backends.cpu_butterflies import LANES as LANES_OF_RUNS
 from compll.backends.cpu_butterflies import pairs, quads, sixteens
 from compll.backends.cpu_declare import kernel
 from compll.backends.cpu_halves import held_value, kept_value
+from compll.backends.cpu_rows import row_product
 from compll.backends.matrix_numbers import TINY
 from compll.backends.numbers import LANES
 
@@ -24,10 +25,21 @@ PART = 4096
 
 
 def loop(arguments: str) -> Any:
-    """Declare for these arguments; {} is the type of a residual, float32 or uint16 (bfloat16)."""
+    """Declare for these arguments.
+
+    {} is the type of a residual, float32 or uint16 (bfloat16); {f} that of the factors of a product.
+    """
     kinds = ("float32", "uint16") if "{}" in arguments else ("",)
-    signatures = [f"void({arguments.format(kind)})" for kind in kinds]
-    return kernel(*signatures)
+    sums = ("float32", "float64") if "{f}" in arguments else ("",)
+    return kernel(*(f"void({arguments.format(kind, f=f)})" for kind in kinds for f in sums))
+
+
+@loop("float32[:, ::1], float32[:, ::1], float32[::1]")
+def short_product(a, b, out):  # type: ignore[no-untyped-def]
+    """a @ b with sums in float32, row after row."""
+    cols = b.shape[1]
+    for i in range(len(a)):
+        row_product(a, i, b, 0, out, i * cols, cols, False)
 
 
 @loop("float32[:, ::1], float32[:, ::1], float32[:, ::1]")

@@ -12,10 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.arrays import F32, F64
+from compll.arrays import F32
 from compll.backends.cpu_load import plain, written
 
 LOOPS = "cpu_fed_loops"
+
+
+class Factors(NamedTuple):
+    """Two matrices in the type of their product's sums, float32 or float64."""
+
+    left: NDArray[Any]
+    right: NDArray[Any]
 
 
 class Fed(NamedTuple):
@@ -59,14 +66,12 @@ def transposed(g: Fed, b: F32) -> F32:
     return np.ascontiguousarray(total.T, np.float32)
 
 
-def decoded(x: F32, factors: tuple[F64, F64], *, add: bool) -> None:
+def decoded(x: F32, factors: Factors, *, add: bool) -> None:
     """Write the product of two matrices to x, or add it."""
     written(LOOPS).decode(x, *factors, add)
 
 
-def settled(
-    given: tuple[F32, np.float32, NDArray[Any]], factors: tuple[F64, F64], *, write: bool
-) -> None:
+def settled(given: tuple[F32, np.float32, NDArray[Any]], factors: Factors, *, write: bool) -> None:
     """Keep in the residual what a product leaves of x * scale + residual (given in this order).
 
     write: x becomes the product.

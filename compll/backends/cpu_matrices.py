@@ -16,12 +16,14 @@ LOOPS = "cpu_array_loops"
 NARROW = 16
 
 
-def product(a: F32, b: F32) -> F32:
+def product(a: F32, b: F32, short: bool) -> F32:
     """a @ b, whichever way a lies in memory."""
     out = np.empty((a.shape[0], b.shape[1]), np.float32)
     right = plain(b)
     loops = written(LOOPS)
-    if not a.flags.c_contiguous and a.T.flags.c_contiguous and b.shape[1] <= NARROW:
+    if short:
+        loops.short_product(plain(a), right, out.reshape(-1))
+    elif not a.flags.c_contiguous and a.T.flags.c_contiguous and b.shape[1] <= NARROW:
         loops.across(plain(a.T), right, out)
     else:
         (loops.narrow if b.shape[1] <= NARROW else loops.wide)(plain(a), right, out)

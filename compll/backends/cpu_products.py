@@ -8,19 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.array_steps import last_product, of_gradient
-from compll.arrays import F32, F64
+from compll.arrays import F32
 from compll.backends import cpu_fed
-from compll.backends.cpu_fed import Fed
+from compll.backends.cpu_fed import Factors, Fed
 from compll.backends.cpu_loops import LoopRun, summed
 from compll.batches import State
 from compll.ir import Expr
-
-
-class Factors(NamedTuple):
-    """A result that is a product of two matrices."""
-
-    left: F64
-    right: F64
+from compll.matrices import short
 
 
 class Scattered(NamedTuple):
@@ -81,7 +75,8 @@ class ProductRun(LoopRun):
         """Where decode ends with a product its factors, with a scatter the positions and values."""
         product = last_product(self.module)
         if product is not None and not self.roomless(product):
-            return Factors(*(np.ascontiguousarray(self.value(m), np.float64) for m in product.args))
+            sums = np.float32 if short(product) else np.float64
+            return Factors(*(np.ascontiguousarray(self.value(m), sums) for m in product.args))
         if self.module.decode.op == "scatter":
             at, values = map(self.value, self.module.decode.args)
             return Scattered(np.asarray(at, np.int64), np.asarray(values, np.float32))

@@ -10,6 +10,7 @@ from compll.backends.cuda_domains import Domain, Memory
 from compll.backends.cuda_maker import Maker
 from compll.backends.cuda_text import C_TYPE, element, literal, tensor
 from compll.ir import Expr, walk
+from compll.matrices import short
 from compll.program import Unsupported
 
 ALONE = "a spec that is computed an array at a time"
@@ -23,8 +24,6 @@ PLACED = (
     "lift", "input", "state", "field", "combined", "uniform", "shared", "random_matrix", "gather",
     "indices", "matrix", "flat", "transpose", "take_columns", "matmul",
 )  # fmt: skip
-#: the longest inner dimension of a product that is computed where it is read
-SHORT = 8
 
 
 class Place(NamedTuple):
@@ -36,14 +35,8 @@ class Place(NamedTuple):
     b: str = ""
 
 
-def short(e: Expr) -> bool:
-    """Whether a product is computed where it is read."""
-    inner = e.args[0].type.dims[1]
-    return inner.op == "const" and int(inner.value) <= SHORT
-
-
 def kept_in_memory(e: Expr) -> bool:
-    """Whether a value is an array in scratch memory."""
+    """Whether a value is an array in scratch memory; a short product is computed where it is read."""
     return e.op in WHOLE or (e.op == "matmul" and not short(e))
 
 

@@ -167,9 +167,9 @@ class Reads(Elements):
         """A short product, in the order of [Note: order of matrix products]."""
         a, b = e.args
         total, j = self.name("t"), self.name("j")
-        self.body.add(f"double {total} = 0.0;")
+        self.body.add(f"float {total} = 0.0f;")
         with self.inner(f"for (i64 {j} = 0; {j} < {self.dim(a.type.dims[1])}; ++{j})"):
             left = self.value(a, Place("matrix", place.a, j))
             right = self.value(b, Place("matrix", j, place.b))
-            self.body.add(f"{total} += (double){left} * (double){right};")
-        return f"(float){total}"
+            self.body.add(f"{total} += {left} * {right};")
+        return total

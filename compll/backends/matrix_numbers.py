@@ -2,7 +2,10 @@
 
 [Note: order of matrix products] An element of a @ b is the float64 sum, in the order of the inner
 index, of products of float32 values. Such a product is exact in float64, so it makes no difference
-whether a machine fuses it with the addition. The sum is rounded to float32 once.
+whether a machine fuses it with the addition. The sum is rounded to float32 once. Where the inner
+dimension is short whatever n is (matrices.short), as for factors of low rank, there is no
+precision to lose: products and sums are float32, each rounded, in the same order. In float64 such a
+product would take longer than its elements take in memory, and far longer on most GPUs.
 
 [Note: orthonormal] Gram-Schmidt in float64, column after column, each made orthogonal to those
 before it twice (Giraud et al. 2005: twice is enough). Dot products run over 128 lanes, padded with
@@ -34,7 +37,8 @@ DRAW = -2
 class Algebra(NamedTuple):
     """What a backend computes of matrices and whole tensors; float32 in and out."""
 
-    product: Callable[[F32, F32], F32]
+    #: the product, and whether it is short; see [Note: order of matrix products]
+    product: Callable[[F32, F32, bool], F32]
     orthonormal: Callable[[F32, F32], F32]
     #: see [Note: hadamard]
     hadamard: Callable[[F32, int], F32]
@@ -44,10 +48,11 @@ class Algebra(NamedTuple):
     left: Callable[[NDArray[Any], F32, F32], None]
 
 
-def product(a: F32, b: F32) -> F32:
+def product(a: F32, b: F32, short: bool) -> F32:
     """a @ b; see [Note: order of matrix products]."""
-    left, right = a.astype(np.float64), b.astype(np.float64)
-    total = np.zeros((a.shape[0], b.shape[1]))
+    sums = np.float32 if short else np.float64
+    left, right = a.astype(sums), b.astype(sums)
+    total = np.zeros((a.shape[0], b.shape[1]), sums)
     for j in range(a.shape[1]):
         total += left[:, j : j + 1] * right[j]
     return total.astype(np.float32)
