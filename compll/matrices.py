@@ -7,6 +7,7 @@ interned, so two dimensions are equal when they are the same object.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from compll.errors import RuleError, UsageError
 from compll.ir import Expr, Pool, Type, walk
@@ -29,8 +30,9 @@ def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
     return rows, cols
 
 
+@lru_cache(maxsize=4096)
 def extent(dim: Expr, n: int) -> int:
-    """A dimension for n elements: one at least."""
+    """A dimension for n elements: one at least. Kept, as small tensors ask for it at every turn."""
     value = float(evaluate(dim, {"n": n}))
     return int(min(value, 2.0**62)) if value >= 1 else 1
 
