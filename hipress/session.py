@@ -127,7 +127,7 @@ def _facts(
 ) -> dict[str, Any]:
     """Everything that must be equal on all ranks."""
     return {
-        "compressor": label(options),
+        "compressor": AUTO if options.automatic else _described(*codecs.values()),
         "strategy": options.strategy,
         "scope": options.scope,
         "exclude": list(options.exclude),
@@ -142,9 +142,9 @@ def _facts(
 
 def _called(codec: Codec, options: Options) -> str:
     """Such as `spec 'mine.yaml'`: what differs when digests do."""
-    if not isinstance(options.compressor, str):
-        return f"codec {codec.name!r}"
-    return f"spec {(codec.name if options.automatic else options.compressor)!r}"
+    named = isinstance(options.compressor, str) and not options.automatic
+    kind = "spec" if hasattr(codec, "params") else "codec"
+    return f"{kind} {(options.compressor if named else codec.name)!r}"
 
 
 def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
@@ -157,10 +157,15 @@ def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def label(options: Options) -> str:
-    """Such as `topk(ratio=0.01)`; of a compiled codec, with all its parameters."""
+    """What was asked for, such as `topk(ratio=0.01)`; a compiled codec with all parameters."""
     if not isinstance(options.compressor, str):
-        return _call(options.compressor.name, parameters(options.compressor))
+        return _described(options.compressor)
     return AUTO if options.automatic else _call(options.compressor, options.params)
+
+
+def _described(codec: Codec) -> str:
+    """With all parameters: `topk` is the same as `topk(ratio=0.01)` where that is the default."""
+    return _call(codec.name, parameters(codec))
 
 
 def _call(name: str, params: Mapping[str, Any]) -> str:

@@ -377,6 +377,11 @@ def mismatches(rank, world_size):
     for title, params in {"residual": {"residual": "bfloat16"}, "ratio": {"ratio": 0.25}}.items():
         compiled = compll.compile("topk", "reference", **(params if odd else {}))
         found[title] = error_of(hipress.wrap, make(), compiled, timeout=HANG)
+    alike = "topk" if odd else compll.compile("topk", ratio=0.01)
+    found["alike"] = error_of(hipress.wrap, make(), alike, timeout=HANG)
+    found["written"] = error_of(
+        hipress.wrap, make(), "topk", timeout=HANG, **({} if odd else {"ratio": 0.01})
+    )
     attempt("target", "topk" if odd else "int8", **({"target": "cuda"} if odd else {}))
     with tempfile.TemporaryDirectory() as folder:
         found["spec"] = _other_text(folder, odd)

@@ -21,8 +21,8 @@ def test_ranks_that_disagree(world_size):
             "exclude": ("exclude", f"rank {last}: last.*"),
             "ddp_value": ("ddp_kwargs: rank 0: {'bucket_cap_mb': '1'", f"rank {last}: {{"),
             "residual_by_name": (
-                "compressor: rank 0: topk(),",
-                f"rank {last}: topk(residual='bfloat16')",
+                "compressor: rank 0: topk(ratio=0.01),",
+                f"rank {last}: topk(ratio=0.01, residual='bfloat16')",
             ),
             "residual": (
                 "compressor: rank 0: topk(ratio=0.01),",
@@ -37,6 +37,7 @@ def test_ranks_that_disagree(world_size):
             assert seconds < HANG
             for part in both:
                 assert part in message
+        assert found["alike"][:2] == found["written"][:2] == ("none", "")
         kind, message, _ = found["broken"]
         assert kind == ("ConfigError" if rank == last else "ConfigMismatch")
         assert "'typo*' matches no parameter" in message
