@@ -136,10 +136,12 @@ def _compare(posted: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
     for other in range(1, len(posted)):
         for key in sorted({*posted[0], *posted[other]}, key=_order):
             left, right = posted[0].get(key), posted[other].get(key)
-            if left != right:
-                if key == "digests":
-                    sides = left or {}, right or {}
+            if key == "digests":
+                sides = left or {}, right or {}
+                # what a rank calls a spec, or where it found it, does not matter
+                if sorted(sides[0].values()) != sorted(sides[1].values()):
                     raise ConfigMismatch(_other_text(*sides, ranks[0], ranks[other]))
+            elif left != right:
                 what, mine, yours = _narrow(key, left, right)
                 raise ConfigMismatch(
                     f"ranks disagree on {what}: rank {ranks[0]}: {mine}, "

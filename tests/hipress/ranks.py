@@ -379,6 +379,8 @@ def mismatches(rank, world_size):
         found[title] = error_of(hipress.wrap, make(), compiled, timeout=HANG)
     alike = "topk" if odd else compll.compile("topk", ratio=0.01)
     found["alike"] = error_of(hipress.wrap, make(), alike, timeout=HANG)
+    by_path = "topk" if odd else str(specs_dir() / "topk.yaml")
+    found["path"] = error_of(hipress.wrap, make(), by_path, timeout=HANG)
     found["written"] = error_of(
         hipress.wrap, make(), "topk", timeout=HANG, **({} if odd else {"ratio": 0.01})
     )
