@@ -256,28 +256,34 @@ def _load(kind: Any, result: Any, convert: Callable[[Any, Any], Any]) -> Any:
     return _primitive(result, (BYTES, i64), emit)
 
 
-def _fetches(target: Any, b: Any, kind: Any, array: Any, at: Any, count: int) -> None:
+#: how near: the first level of the cache, and the second
+NEAREST, NEAR = 3, 2
+
+
+def _fetches(
+    target: Any, b: Any, kind: Any, array: Any, at: Any, count: int, how: int = NEAREST
+) -> None:
     """Prefetch array[at : at + count], which may lie outside."""
     name = "llvm.prefetch.p0"
     parameters = [I8.as_pointer(), I32, I32, I32]
     fetch = b.module.globals.get(name) or ir.Function(
         b.module, ir.FunctionType(ir.VoidType(), parameters), name
     )
-    read, nearest, data_cache = _c(0), _c(3), _c(1)
+    read, level, data_cache = _c(0), _c(how), _c(1)
     data = target.make_array(kind)(target, b, array).data
     first = b.bitcast(b.gep(data, [at]), I8.as_pointer())
     for line in range(0, count * kind.dtype.bitwidth // 8, 64):
         place = b.gep(first, [ir.Constant(ir.IntType(64), line)])
-        b.call(fetch, [place, read, nearest, data_cache])
+        b.call(fetch, [place, read, level, data_cache])
 
 
-def _prefetch(count: int) -> Any:
+def _prefetch(count: int, how: int = NEAREST) -> Any:
     """prefetch(x, i): bring x[i : i + count] nearer."""
 
     @intrinsic
     def prefetch(typing: Any, x: Any, i: Any) -> Any:
         def emit(target: Any, b: Any, signature: Any, v: Any) -> Any:
-            _fetches(target, b, x, v[0], v[1], count)
+            _fetches(target, b, x, v[0], v[1], count, how)
             return target.get_dummy_value()
 
         return types.void(x, i64), emit
@@ -288,8 +294,9 @@ def _prefetch(count: int) -> Any:
 def _ask(count: int, arrays: int) -> Any:
     """ask(i, end, x, ...): where i < end, prefetch(x, i), ... and i + count; else i.
 
-    As one call, since numba takes a millisecond for every statement.
+    As one call, since numba takes a millisecond for every statement. See [Note: prefetch].
     """
+    how = NEAREST if arrays == 1 else NEAR
 
     def ask(kinds: Any) -> Any:
         def emit(target: Any, b: Any, signature: Any, v: Any) -> Any:
@@ -297,7 +304,7 @@ def _ask(count: int, arrays: int) -> Any:
             before = b.block
             with b.if_then(wanted):
                 for kind, array in zip(kinds, v[2:], strict=True):
-                    _fetches(target, b, kind, array, v[0], count)
+                    _fetches(target, b, kind, array, v[0], count, how)
                 after, asked = b.block, b.add(v[0], ir.Constant(v[0].type, count))
             found = b.phi(v[0].type)
             found.add_incoming(v[0], before)
@@ -314,6 +321,7 @@ def _ask(count: int, arrays: int) -> Any:
 
 prefetch64, prefetch128 = _prefetch(64), _prefetch(128)
 prefetch256, prefetch512 = _prefetch(256), _prefetch(512)
+near64, near128, near256, near512 = (_prefetch(count, NEAR) for count in (64, 128, 256, 512))
 ask64_1, ask64_2, ask64_3, ask64_4 = (_ask(64, arrays) for arrays in (1, 2, 3, 4))
 ask128_1, ask128_2, ask128_3, ask128_4 = (_ask(128, arrays) for arrays in (1, 2, 3, 4))
 ask256_1, ask256_2, ask256_3, ask256_4 = (_ask(256, arrays) for arrays in (1, 2, 3, 4))

@@ -102,11 +102,15 @@ class Selecting(Searching):
         for sink in one.kept:
             if sink.expr.type.of == name:
                 self.kept_field(sink, name)
-        for sink in one.sinks:
-            if self.selects(sink, s) and id(sink) not in self.inside:
-                self.kept_state(sink, name)
+        self.kept_states(s, one)
         self.where = "tile"
         self.forget()
+
+    def kept_states(self, s: Selection, one: Pass) -> None:
+        """The states that the walk has left to be stored at the selected elements."""
+        for sink in one.sinks:
+            if self.selects(sink, s) and id(sink) not in self.inside:
+                self.kept_state(sink, s.name)
 
     def kept_field(self, sink: Sink, name: str) -> None:
         f = sink.field
@@ -145,12 +149,14 @@ class Selecting(Searching):
         with self.block(f"for j in range(k_{name}):"):
             self.add(f"y = {self.text(value, 'j')}")
             self.add(f"i = i_{name}[j]")
-            before = (
-                self.word(sink.name, f"c_{sink.name}_{name}[j]")
-                if f"c_{sink.name}" in self.captured_names(name)
-                else f"s_{sink.name}[i]"
-            )
+            before = self.before(sink, name, f"s_{sink.name}[i]")
             self.add(f"s_{sink.name}[i] = {self.kept(sink.name, 'y', before)}")
+
+    def before(self, sink: Sink, name: str, now: str) -> str:
+        """What a selected element of a state was, which is `now`, if it is not captured."""
+        if f"c_{sink.name}" in self.captured_names(name):
+            return self.word(sink.name, f"c_{sink.name}_{name}[j]")
+        return now
 
     def captured_names(self, name: str) -> list[str]:
         return self.captured(self.selection(name))

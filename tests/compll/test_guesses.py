@@ -6,6 +6,7 @@ import pytest
 import compll
 from compll.backends.cpu import Source
 from compll.backends.numbers import sample_positions
+from compll.library import locate
 
 N = 20_000
 COUNT = N // 100  # of dgc's sample
@@ -59,9 +60,25 @@ def test_a_wrong_guess_changes_nothing(kind, warmup, held):
             assert np.array_equal(states[0][name], states[1][name])
 
 
+@pytest.mark.parametrize("kind", ["right", "more than wanted", "not finite"])
+def test_states_of_16_bits_are_taken_back_too(kind, tmp_path):
+    text = locate("dgc").read_text().replace("float32[n]", '"bfloat16[n]"')
+    path = tmp_path / "halves.yaml"
+    path.write_text(text.replace("name: dgc", "name: halves"))
+    cpu, reference = (compll.compile(path, target, ratio=0.01) for target in ("cpu", "reference"))
+    states = [c.init_state(N) for c in (cpu, reference)]
+    for step in range(3):
+        x = gradient(kind, step)
+        mine, meant = (
+            c.encode(x, state=s, step=step) for c, s in zip((cpu, reference), states, strict=True)
+        )
+        assert np.array_equal(mine, meant)
+        assert all(np.array_equal(states[0][name], states[1][name]) for name in "uv")
+
+
 def test_dgc_guesses_and_methods_without_a_sample_do_not():
     def guesses(name):
-        return "over = 0" in Source(compll.compile(name, "reference").module).text
+        return "over, undone = 0, False" in Source(compll.compile(name, "reference").module).text
 
     assert guesses("dgc")
     assert not guesses("gaussiank")
