@@ -42,6 +42,7 @@ from compll.backends.cpu_elementary import *
 from compll.backends.cpu_ops import *
 from compll.backends.cpu_ops import i64, i_of_b, i_of_u
 from compll.backends.cpu_gaps import *
+from compll.backends.cpu_past import *
 from compll.backends.cpu_runtime import *
 from compll.backends.cpu_squeeze import *
 from compll.backends.cpu_bitstreams import *

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
-from compll.backends.cpu_ahead import PART, Ahead
+from compll.backends.cpu_ahead import PART
+from compll.backends.cpu_pour import Pouring
 from compll.backends.cpu_values import PLANES, size_text
 from compll.ir import POSITIONS, WHOLE, Expr, Field, Module, walk
 from compll.layout import header
@@ -15,7 +16,7 @@ from compll.layout import header
 PLACED = 256
 
 
-class Decoder(Ahead):
+class Decoder(Pouring):
     """Emits `decode`, which writes or adds; `check`, which looks at sizes and indices first."""
 
     #: names for a plane's part of these arrays: an index that numba holds to be possibly negative
@@ -37,6 +38,8 @@ class Decoder(Ahead):
             f"def decode_{'add' if self.adding else 'set'}(data, table, at, used, lim, st, y):"
         ):
             self.code_buffers()
+            if self.pours:
+                self.make_room()
             with self.block("for p in range(table.shape[0]):"):
                 self.piece()
         return str(self)
@@ -127,7 +130,7 @@ class Decoder(Ahead):
         self.prepare(value)
         self.open_places(index)
         if not self.adding:
-            self.add("zeroed = 0")
+            self.add(f"zeroed = zero_past(ys, k_{of})")
         with self.block(f"for start in range(0, k_{of}, {PLACED}):"):
             self.add(f"count = min({PLACED}, k_{of} - start)")
             self.places(index)
@@ -172,15 +175,16 @@ class Decoder(Ahead):
         if self.module.group == 0:
             self.prepare(decode)
         self.before_tiles()
-        with self.over_tiles(decode):
-            self.open_ahead("ys")
+        with self.pouring(), self.over_tiles(decode):
+            self.ask_for_output()
             self.each_tile(decode)
             self.close_ahead()
         self.forget_all()
 
     def each_tile(self, decode: Expr) -> None:
         with self.block(f"if m == {self.tile}:"):
-            self.full_tile(decode)
+            with self.full_tile_written():
+                self.full_tile(decode)
         with self.block("else:"):
             self.unpack_short()
             self.output(decode, "m", "i")
@@ -224,11 +228,10 @@ class Decoder(Ahead):
             for f in packed:
                 self.unpack(f)
             self.ahead()
-            self.output(decode, str(self.tile), "i")
+            self.output(decode, str(self.tile), "i", "o_")
             return
         for f in packed:
             self.add(f"d_{f.name} = data[w_{f.name} : w_{f.name} + {self.tile * f.bits // 8}]")
-        self.add(f"o_ = ys[o : o + {self.tile}]")
         bits = widths.pop() if widths else 8
         turns = self.tile // PLANES[bits]
         if bits == 8:

@@ -187,7 +187,7 @@ def place(x, at, values, add):  # type: ignore[no-untyped-def]
         for k in range(len(at)):
             x[at[k]] += values[k]
     else:
-        zero(x)
+        zero(x, len(at))
         for k in range(len(at)):
             x[at[k]] = values[k]
 

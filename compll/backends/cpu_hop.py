@@ -36,6 +36,10 @@ class Merging(Decoder):
     def __init__(self, module: Module) -> None:
         super().__init__(module, add=False)
 
+    @property
+    def pours(self) -> bool:
+        return False
+
     def kernel(self) -> str:
         """The text of `merge_tile`."""
         decode = self.module.decode
@@ -57,6 +61,7 @@ class Merging(Decoder):
             with self.block(f"if m == {self.tile}:"):
                 if len({f.bits for f in self.packed}) > 1:
                     self.code_buffers()
+                self.add(f"o_ = ys[o : o + {self.tile}]")
                 self.full_tile(decode)
             with self.block("else:"):
                 self.code_buffers()

@@ -28,7 +28,7 @@ def runtime_version() -> str:
     here = Path(__file__).parent
     own = (
         "array_loops bitstreams butterflies called codes declare elementary gaps halves native "
-        "object ops rows runtime squeeze tables trits"
+        "object ops past rows runtime squeeze tables trits"
     )
     others = ("../elementary", "matrix_numbers", "numbers", "../quantiles")
     files = (*(f"cpu_{name}" for name in own.split()), *others)

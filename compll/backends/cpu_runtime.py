@@ -9,6 +9,7 @@ from numba import njit
 from compll import quantiles
 from compll.backends import cpu_ops as ops
 from compll.backends.cpu_elementary import exp, log, log2, power
+from compll.backends.cpu_past import zero_past
 from compll.backends.cpu_squeeze import squeeze64_1
 from compll.backends.cpu_text import SLACK
 
@@ -47,18 +48,8 @@ gamma_above = quantiles.gammas(called_exp, called_log, compiled).above
 
 
 @njit(nogil=True, cache=True)
-def zero(x):  # type: ignore[no-untyped-def]
-    """x = 0, a third faster than memset where x is not in the cache (see [Note: prefetch])."""
-    for o in range(0, len(x), 256):
-        ops.prefetch256(x, o + 512)
-        part = x[o : o + 256]
-        for i in range(len(part)):
-            part[i] = 0
-
-
-@njit(nogil=True, cache=True)
 def zero_to(x, start, stop):  # type: ignore[no-untyped-def]
-    """x[start : stop] = 0, in steps of 1024; where it ended."""
+    """x[start : stop] = 0, in steps of 1024 (see [Note: prefetch]); where it ended."""
     stop = min(len(x), (stop + 1023) & ~1023)
     for o in range(start, stop, 256):
         ops.prefetch256(x, o + 512)
@@ -66,6 +57,12 @@ def zero_to(x, start, stop):  # type: ignore[no-untyped-def]
         for i in range(len(part)):
             part[i] = 0
     return max(start, stop)
+
+
+@njit(nogil=True, cache=True)
+def zero(x, few):  # type: ignore[no-untyped-def]
+    """x = 0, faster than memset where x is not in the cache; `few` elements are written later."""
+    zero_to(x, zero_past(x, few), len(x))
 
 
 @njit(nogil=True, cache=True)

@@ -35,7 +35,12 @@ class Spreading(Decoder):
             return super().each_tile(decode)
         self.unpack_all_codes()
         self.lay_out()
-        return self.output(decode, "m", "i")
+        with self.block(f"if m == {self.tile}:"):
+            with self.full_tile_written():
+                self.output(decode, str(self.tile), "i", "o_")
+        with self.block("else:"):
+            self.output(decode, "m", "i")
+        return None
 
     def unpack_all_codes(self) -> None:
         with self.block(f"if m == {self.tile}:"):
