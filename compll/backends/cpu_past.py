@@ -205,7 +205,7 @@ def settle(x, done, room, size):  # type: ignore[no-untyped-def]
 def zero_past(x, few):  # type: ignore[no-untyped-def]
     """x = 0 past the cache, if x is so large and `few` elements of it are written later; how many
     elements were."""
-    if not past_cache(len(x)) or few > len(x) // RARE:
+    if not past_cache(2 * len(x)) or few > len(x) // RARE:  # little of it will be read soon
         return 0
     zeros_past(x)
     fence()
