@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 from compll.backends.cpu_ahead import PART
-from compll.backends.cpu_pour import Pouring
+from compll.backends.cpu_pour import Poured, Pouring
 from compll.backends.cpu_values import PLANES, size_text
 from compll.ir import POSITIONS, WHOLE, Expr, Field, Module, walk
 from compll.layout import header
 
 #: selected elements that are placed together: what they stand among stays in the cache
 PLACED = 256
+RESULT = Poured("ys")
 
 
 class Decoder(Pouring):
@@ -39,7 +40,7 @@ class Decoder(Pouring):
         ):
             self.code_buffers()
             if self.pours:
-                self.make_room()
+                self.make_room(RESULT)
             with self.block("for p in range(table.shape[0]):"):
                 self.piece()
         return str(self)
@@ -175,8 +176,11 @@ class Decoder(Pouring):
         if self.module.group == 0:
             self.prepare(decode)
         self.before_tiles()
-        with self.pouring(), self.over_tiles(decode):
-            self.ask_for_output()
+        with self.pouring(*([RESULT] if self.pours else [])), self.over_tiles(decode):
+            if self.pours:
+                self.ask_unless(RESULT, "ys")
+            else:
+                self.open_ahead("ys")
             self.each_tile(decode)
             self.close_ahead()
         self.forget_all()
@@ -188,6 +192,22 @@ class Decoder(Pouring):
         with self.block("else:"):
             self.unpack_short()
             self.output(decode, "m", "i")
+
+    @property
+    def pours(self) -> bool:
+        """Whether tiles may be written past the cache."""
+        return self.pourable and not self.adding and self.module.decode.op != "scatter"
+
+    @contextmanager
+    def full_tile_written(self) -> Iterator[None]:
+        """o_: where a full tile's values go, straight away or past the cache."""
+        if not self.pours:
+            self.add(f"o_ = ys[o : o + {self.tile}]")
+            yield
+            return
+        self.add(f"o_ = into[o - gone : o - gone + {self.tile}]")
+        yield
+        self.pour(RESULT)
 
     @contextmanager
     def over_tiles(self, *roots: Expr) -> Iterator[None]:

@@ -54,6 +54,9 @@ class Encoder(Packing):
         for f in self.module.fields:
             if f.packed and f.shape == "n":
                 self.add(f"q_{f.name} = np.empty({tile + 4 * f.trits}, np.uint8)")
+        for one in self.prog.passes:
+            for result in self.poured(one):
+                self.make_room(result)
         walks = [
             e for one in self.prog.passes for e in (*self.loops(one), *(s.expr for s in one.sinks))
         ]
@@ -107,6 +110,8 @@ class Encoder(Packing):
             if f.shape != "kept":
                 self.add(f"at_{f.name} = end")
                 self.add(f"end += {size_text(f, self.tile)}")
+                if self.poured_as(f):
+                    self.add(f"all_{f.name} = out[at_{f.name} : end]")
 
     # one walk over the tiles
 
@@ -148,7 +153,7 @@ class Encoder(Packing):
             self.prepare(*roots, *(s.key for s in one.selections))
             for expr in one.reductions:
                 self.open_reduction(expr)
-        with self.block("for t in range(tiles):"):
+        with self.pouring(*self.poured(one)), self.block("for t in range(tiles):"):
             self.tile_body(one)
         self.forget()
         if self.module.group == 0:
@@ -173,7 +178,11 @@ class Encoder(Packing):
         self.inputs()
         self.now = one
         self.evenly = self.long(one)
-        self.open_ahead(*self.reads(one))
+        poured = self.poured(one)
+        if poured:
+            self.ask_unless(poured[0], *self.reads(one))
+        else:
+            self.open_ahead(*self.reads(one))
         loops = self.loops(one)
         for number in draws(*loops):
             with self.block(f"if e >> 32 != r{number}h:"):

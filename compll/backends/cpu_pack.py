@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from compll.backends.cpu_pour import Poured
 from compll.backends.cpu_reduce import Reducing
 from compll.backends.cpu_values import PLANES
 from compll.ir import WHOLE, Expr, Field, walk
@@ -29,24 +30,49 @@ class Packing(Reducing):
 
     def field_sink(self, f: Field, expr: Expr) -> None:
         if not f.packed:
-            with self.block("for i in range(m):"):
-                size = f.item_bits // 8
-                self.add(
-                    self.store(f, f"at_{f.name} + {size} * (o + i)", self.text(expr, "i"), expr)
-                )
-            return
+            return self.store_tile(f, expr)
         kinds = {s.kind for s in self.now.sinks if uses_code(s.expr, f.name)}
         if self.evenly and not f.trits and self.cheap(expr):
             kinds = set()  # to compare again takes less than to keep the result
         if "state" in kinds or f.trits:
-            self.pack_buffer(f, expr)
-            return
+            return self.pack_buffer(f, expr)
         # Codes that nothing reads again are packed as they are computed.
         if kinds:
             with self.block("if back:"):
                 self.pack_buffer(f, expr)
         with self.block("if not back:" if kinds else ""):
             self.pack_directly(f, expr)
+        return None
+
+    def store_tile(self, f: Field, expr: Expr) -> None:
+        """A tile's values of a field that is not packed, past the cache where that is faster."""
+        size, value = f.item_bits // 8, self.text(expr, "i")
+        found = self.poured_as(f)
+        usual = self.store(f, f"at_{f.name} + {size} * (o + i)", value, expr)
+        if found is None:
+            with self.block("for i in range(m):"):
+                self.add(usual)
+            return
+        with self.block(f"if m == {self.tile}:"):
+            self.add(f"o_ = into{found.name}[{size} * o - gone{found.name} :]")
+            self.ahead()
+            with self.block(f"for i in range({self.tile}):"):
+                self.add(self.store(f, f"{size} * i", value, expr, "o_"))
+            self.pour(found)
+        with self.block("else:"):
+            with self.block("for i in range(m):"):
+                self.add(usual)
+
+    def poured_as(self, f: Field | None) -> Poured | None:
+        """How a field is written past the cache, if it may be."""
+        if f is None or f.packed or f.shape != "n" or not self.pourable:
+            return None
+        return Poured(f"all_{f.name}", f"_{f.name}", f.item_bits // 8, "uint8")
+
+    def poured(self, one: Pass) -> list[Poured]:
+        """What a pass may write past the cache."""
+        found = (self.poured_as(s.field) for s in one.sinks if s.kind == "field")
+        return [x for x in found if x is not None]
 
     def cheap(self, expr: Expr) -> bool:
         """Whether computing an element anew takes one operator, given what is in buffers."""
@@ -98,12 +124,12 @@ class Packing(Reducing):
         at = f"at_{f.name} + t * {self.tile * f.bits // 8}"
         self.add(f"pack_tail(q_{f.name}, out, {at}, m, {f.bits})")
 
-    def store(self, f: Field, at: str, value: str, expr: Expr) -> str:
+    def store(self, f: Field, at: str, value: str, expr: Expr, array: str = "out") -> str:
         if f.storage in WHOLE:
-            return f"store_{f.access}(out, {at}, i64({value}))"
+            return f"store_{f.access}({array}, {at}, i64({value}))"
         if expr.type.dtype != "float":
             value = f"f_of_{'i' if expr.type.dtype == 'int' else 'b'}({value})"
-        return f"store_{f.storage}(out, {at}, {value})"
+        return f"store_{f.storage}({array}, {at}, {value})"
 
     def scalar_sink(self, sink: Sink) -> None:
         if sink.kind == "state":

@@ -4,8 +4,9 @@
 twice the bytes that it has to, and what it writes pushes everything else out of the cache. A
 non-temporal ("streaming") store of a whole line does neither. On an EPYC of family 25 one core
 zeroes 48 MB at 45 GB/s so (ordinary stores 13, memset 22) and copies them at 16 (8.8; torch 11).
-A result that would stay in the cache is written the usual way, as it is read again soon. Decodes of
-12 million elements, in turns: onebit_group 12 -> 23 GB/s, int8_group 12 -> 21, dgc 15 -> 50.
+A result that would stay in the cache is written the usual way, as it is read again soon. Of 12
+million elements, in turns: onebit_group decodes at 12 -> 23 GB/s, int8_group 12 -> 21, dgc 15 -> 50;
+fp16 encodes at 14 -> 20, none 8 -> 13 (only without prefetches, which hinder so short loops).
 
 Only AMD's processors are known to gain: on Intel's, ordinary stores with prefetches were faster
 than what memset does there, and these have not been measured.
@@ -28,53 +29,45 @@ from compll.backends.cpu_pour import LINE
 __all__ = ["past_cache", "settle", "write_past", "written_to", "zero_past"]
 #: whether this processor gains
 PAST = llvm.get_host_cpu_name().startswith("znver")
-#: elements from which a result is larger than what may stay in the cache
-LEAST = 1 << 22
+#: bytes from which a result is larger than what may stay in the cache
+LEAST = 1 << 24
 #: one in so many elements, at most, is cheaper to bring back than to keep its line until it is set
 RARE = 16
-BYTES = 4 * LINE
 I1, I8, I64, F32 = ir.IntType(1), ir.IntType(8), ir.IntType(64), ir.FloatType()
-LINES = ir.VectorType(F32, LINE)
+WHOLE = ir.VectorType(F32, LINE // 4)
 FLOATS = types.Array(types.float32, 1, "C")
 
 
 @njit(nogil=True, inline="always")
-def past_cache(n):  # type: ignore[no-untyped-def]
-    """Whether n float32 are written past the cache."""
-    return PAST and n >= LEAST
+def past_cache(size):  # type: ignore[no-untyped-def]
+    """Whether a result of so many bytes is written past the cache."""
+    return PAST and size >= LEAST
 
 
 def _skew(b: Any, to: Any) -> Any:
-    """How many elements of a line are before this address."""
-    return b.lshr(b.and_(b.ptrtoint(to, I64), I64(BYTES - 1)), I64(2))
+    """How many bytes of a line are before this address."""
+    return b.and_(b.ptrtoint(to, I64), I64(LINE - 1))
 
 
 def _few(b: Any, to: Any, source: Any, count: Any) -> None:
-    """Copy some elements as usual."""
-    pointers = [b.bitcast(x, I8.as_pointer()) for x in (to, source)]
+    """Copy some bytes as usual."""
     memcpy = b.module.declare_intrinsic("llvm.memcpy", [I8.as_pointer()] * 2 + [I64])
-    b.call(memcpy, [*pointers, b.shl(count, I64(2)), I1(0)])
+    b.call(memcpy, [to, source, count, I1(0)])
 
 
 def _line(b: Any, to: Any, value: Any) -> None:
     """Store a line past the cache."""
-    stored = b.store(value, b.bitcast(to, LINES.as_pointer()), align=BYTES)
+    stored = b.store(value, b.bitcast(to, WHOLE.as_pointer()), align=LINE)
     stored.set_metadata("nontemporal", b.module.add_metadata([ir.IntType(32)(1)]))
 
 
 def _aligned(b: Any, room: Any) -> Any:
     """The begin of the first line of the room."""
-    ahead = b.and_(b.neg(b.ptrtoint(room, I64)), I64(BYTES - 1))
-    return b.gep(room, [b.lshr(ahead, I64(2))])
-
-
-def _first(b: Any, room: Any) -> Any:
-    """Where the elements of the first block stand in the room."""
-    return b.gep(_aligned(b, room), [I64(LINE)])
+    return b.gep(room, [b.and_(b.neg(b.ptrtoint(room, I64)), I64(LINE - 1))])
 
 
 def _block(b: Any, x: Any, stop: Any, room: Any, size: Any) -> None:
-    """See write_past."""
+    """See write_past; all sizes are in bytes."""
     skew = _skew(b, x)
     filled = b.sub(b.udiv(stop, size), I64(1))
     half = b.add(size, I64(LINE))
@@ -88,83 +81,95 @@ def _block(b: Any, x: Any, stop: Any, room: Any, size: Any) -> None:
         with b.if_then(first):
             _few(b, x, b.gep(other, [skew]), b.sub(I64(LINE), skew))
         to = b.gep(x, [b.sub(start, skew)])
-        with cgutils.for_range(b, b.lshr(size, I64(4)), b.zext(first, I64)) as loop:
-            at = b.shl(loop.index, I64(4))
-            line = b.load(b.bitcast(b.gep(other, [at]), LINES.as_pointer()), align=4)
+        with cgutils.for_range(b, b.udiv(size, I64(LINE)), b.zext(first, I64)) as loop:
+            at = b.mul(loop.index, I64(LINE))
+            line = b.load(b.bitcast(b.gep(other, [at]), WHOLE.as_pointer()), align=1)
             _line(b, b.gep(to, [at]), line)
     _few(b, other, b.gep(this, [size]), skew)
 
 
 def _zeros(b: Any, to: Any, size: Any) -> None:
     """Zeros, those of whole lines past the cache."""
-    skew = _skew(b, to)
-    head = b.and_(b.sub(I64(LINE), skew), I64(LINE - 1))
+    memset = b.module.declare_intrinsic("llvm.memset", [I8.as_pointer(), I64])
+    head = b.and_(b.neg(b.ptrtoint(to, I64)), I64(LINE - 1))
     head = b.select(b.icmp_signed("<", head, size), head, size)
-    lines = b.lshr(b.sub(size, head), I64(4))
-    done = b.add(head, b.shl(lines, I64(4)))
-    with cgutils.for_range(b, head) as loop:
-        b.store(F32(0), b.gep(to, [loop.index]))
+    lines = b.udiv(b.sub(size, head), I64(LINE))
+    done = b.add(head, b.mul(lines, I64(LINE)))
+    b.call(memset, [to, I8(0), head, I1(0)])
     with cgutils.for_range(b, lines) as loop:
-        _line(b, b.gep(to, [b.add(head, b.shl(loop.index, I64(4)))]), LINES(None))
-    with cgutils.for_range(b, size, done) as loop:
-        b.store(F32(0), b.gep(to, [loop.index]))
+        _line(b, b.gep(to, [b.add(head, b.mul(loop.index, I64(LINE)))]), WHOLE(None))
+    b.call(memset, [b.gep(to, [done]), I8(0), b.sub(size, done), I1(0)])
 
 
-def _data(context: Any, b: Any, value: Any) -> Any:
-    return context.make_array(FLOATS)(context, b, value).data
+def _bytes(context: Any, b: Any, kind: Any, value: Any) -> Any:
+    """The address of an array's data."""
+    return b.bitcast(context.make_array(kind)(context, b, value).data, I8.as_pointer())
+
+
+def _size(kind: Any) -> Any:
+    """Bytes of an array's item."""
+    return I64(kind.dtype.bitwidth // 8)
 
 
 def _lead_of(typing: Any, x: Any) -> Any:
-    """How many elements there would be before those of x in the line of its first."""
-    return types.int64(FLOATS), lambda c, b, s, v: _skew(b, _data(c, b, v[0]))
+    """How many items there would be before those of x in the line of its first."""
+
+    def emit(context: Any, b: Any, signature: Any, v: Any) -> Any:
+        return b.udiv(_skew(b, _bytes(context, b, x, v[0])), _size(x))
+
+    return types.int64(x), emit
 
 
 def _written_to(typing: Any, x: Any, room: Any, past: Any) -> Any:
-    """Where the elements of x go: there or, if `past`, to the room, for write_past to find.
+    """Where the items of x go: there or, if `past`, to the room, for write_past to find.
 
     Holds no reference to either: counting them takes longer than a short tile.
     """
 
     def emit(context: Any, b: Any, signature: Any, v: Any) -> Any:
-        usual, other = (context.make_array(FLOATS)(context, b, one) for one in v[:2])
-        found = context.make_array(FLOATS)(context, b)
+        usual, other = (context.make_array(x)(context, b, one) for one in v[:2])
+        first = b.gep(_aligned(b, b.bitcast(other.data, I8.as_pointer())), [I64(LINE)])
+        found = context.make_array(x)(context, b)
         arrayobj.populate_array(
             found,
-            data=b.select(v[2], _first(b, other.data), usual.data),
+            data=b.select(v[2], b.bitcast(first, usual.data.type), usual.data),
             shape=[b.select(v[2], other.nitems, usual.nitems)],
-            strides=[I64(4)],
-            itemsize=I64(4),
+            strides=[_size(x)],
+            itemsize=_size(x),
             meminfo=None,
         )
         return found._getvalue()
 
-    return FLOATS(FLOATS, FLOATS, types.boolean), emit
+    return x(x, x, types.boolean), emit
 
 
 def _write_past(typing: Any, x: Any, stop: Any, room: Any, size: Any) -> Any:
     """Now that x[:stop] is known, a multiple of `size`, write the block before the last of it.
 
-    The room, of 2 * size + 3 * LINE elements, has two halves, for one block each. Before a
-    block's elements, which begin with a line, stand those of the one before that fill no line of x.
-    Only whole lines are written past the cache: one that is written in two ways takes ten times as
-    long. And what has just been stored can be read back only when it has left the processor's store
-    buffer, hence the block before. `size` is a multiple of LINE; settle() writes what is left.
+    The room, of 2 * size items and 3 lines, has two halves, for one block each. Before a block's
+    items, which begin with a line, stand those of the one before that fill no line of x. Only whole
+    lines are written past the cache: one that is written in two ways takes ten times as long. And
+    what has just been stored can be read back only when it has left the processor's store buffer,
+    hence the block before. `size` fills whole lines; settle() writes what is left.
     """
 
     def emit(context: Any, b: Any, signature: Any, v: Any) -> Any:
-        given = [_data(context, b, v[0]), v[1], _data(context, b, v[2]), v[3]]
+        items = _size(x)
+        arrays = [_bytes(context, b, x, one) for one in (v[0], v[2])]
+        given = [arrays[0], b.mul(v[1], items), arrays[1], b.mul(v[3], items)]
         called(b, "compll_past", given, _block)
         return context.get_dummy_value()
 
-    return types.void(FLOATS, types.int64, FLOATS, types.int64), emit
+    return types.void(x, types.int64, x, types.int64), emit
 
 
 def _zeros_past(typing: Any, x: Any) -> Any:
     """x = 0, whole lines past the cache."""
 
     def emit(context: Any, b: Any, signature: Any, v: Any) -> Any:
-        array = context.make_array(FLOATS)(context, b, v[0])
-        called(b, "compll_zeros", [array.data, array.nitems], _zeros)
+        count = context.make_array(FLOATS)(context, b, v[0]).nitems
+        size = b.mul(count, I64(4))
+        called(b, "compll_zeros", [_bytes(context, b, FLOATS, v[0]), size], _zeros)
         return context.get_dummy_value()
 
     return types.void(FLOATS), emit
@@ -193,11 +198,12 @@ fence: Any = intrinsic(_fence)
 @njit(nogil=True)
 def settle(x, done, room, size):  # type: ignore[no-untyped-def]
     """After the last write_past: x[:done] is written, for all threads."""
-    lead, first = lead_of(x), LINE + (-lead_of(room)) % LINE
+    line = LINE // x.itemsize
+    lead, first = lead_of(x), line + (-lead_of(room)) % line
     begin = max(0, (done // size - 1) * size - lead)
     for i in range(begin, done):
         block, place = divmod(i + lead, size)
-        x[i] = room[first + (block & 1) * (size + LINE) + place - lead]
+        x[i] = room[first + (block & 1) * (size + line) + place - lead]
     fence()
 
 
@@ -205,7 +211,7 @@ def settle(x, done, room, size):  # type: ignore[no-untyped-def]
 def zero_past(x, few):  # type: ignore[no-untyped-def]
     """x = 0 past the cache, if x is so large and `few` elements of it are written later; how many
     elements were."""
-    if not past_cache(2 * len(x)) or few > len(x) // RARE:  # little of it will be read soon
+    if not past_cache(8 * len(x)) or few > len(x) // RARE:  # little of it will be read soon
         return 0
     zeros_past(x)
     fence()

@@ -1,4 +1,4 @@
-"""The text that has decoded tiles written past the cache; see [Note: past the cache].
+"""The text that has tiles of results written past the cache; see [Note: past the cache].
 
 A tile goes to a small room that stays in the cache, and a block of tiles from there to memory.
 """
@@ -6,76 +6,92 @@ A tile goes to a small room that stays in the cache, and a block of tiles from t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from compll.backends.cpu_ahead import PART, Ahead
 
-#: elements of a line of the cache
-LINE = 16
+#: bytes of a line of the cache
+LINE = 64
 #: elements that are written past the cache at once, and those of a tile, at least
 AT_ONCE, LEAST_TILE = 1024, 128
+
+
+@dataclass(frozen=True)
+class Poured:
+    """A result of n values: the array that it is, and how the names of its variables end.
+
+    items: of the array, a value: one float32, or some bytes.
+    """
+
+    array: str
+    name: str = ""
+    items: int = 1
+    dtype: str = "float32"
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value."""
+        return self.items if self.dtype == "uint8" else 4
+
+    @property
+    def line(self) -> int:
+        """Items of a line."""
+        return LINE * self.items // self.width
 
 
 class Pouring(Ahead):
     """Emits walks over the tiles of a result."""
 
-    #: whether the result is added to what is there
-    adding: bool
-
     @property
-    def pours(self) -> bool:
-        """Whether tiles may be written past the cache.
-
-        Shorter ones take as long to compute as to write.
-        """
-        whole = self.tile >= LEAST_TILE and self.tile % LINE == 0
-        return whole and not self.adding and self.module.decode.op != "scatter"
+    def pourable(self) -> bool:
+        """Whether tiles are long enough: shorter ones take as long to compute as to write."""
+        return self.tile >= LEAST_TILE and self.tile % LINE == 0
 
     @property
     def block_size(self) -> int:
         """Elements that are written past the cache at once, of whole tiles."""
         return self.tile * max(1, AT_ONCE // self.tile)
 
-    def make_room(self) -> None:
+    def make_room(self, x: Poured) -> None:
         """Where blocks of tiles stand before they are written."""
-        self.add(f"room = np.empty({2 * self.block_size + 3 * LINE}, np.float32)")
+        size = 2 * self.block_size * x.items + 3 * x.line
+        self.add(f"room{x.name} = np.empty({size}, np.{x.dtype})")
 
     @contextmanager
-    def pouring(self) -> Iterator[None]:
-        """A walk over the tiles of ys."""
-        if not self.pours:
+    def pouring(self, *results: Poured) -> Iterator[None]:
+        """A walk over all tiles of these results."""
+        with ExitStack() as stack:
+            for x in results:
+                stack.enter_context(self.poured_walk(x))
             yield
-            return
-        self.add("past = past_cache(n)")
-        self.add("into = written_to(ys, room, past)")
-        self.add(f"gone, stop = 0, {self.block_size} if past else 0")
-        yield
-        with self.block("if past:"):
-            self.add(f"settle(ys, n - n % {self.tile}, room, {self.block_size})")
-
-    def ask_for_output(self) -> None:
-        """Prefetch what is written, unless it is written past the cache."""
-        if not self.pours:
-            return self.open_ahead("ys")
-        if self.tile < 2 * PART:
-            with self.block("if not past:"):
-                self.open_ahead("ys")
-            return None
-        self.open_ahead("ys")
-        return self.add("ahead = ahead_end if past else ahead")
 
     @contextmanager
-    def full_tile_written(self) -> Iterator[None]:
-        """o_: where a full tile's values go, straight away or past the cache."""
-        if self.pours:
-            self.add(f"o_ = into[o - gone : o - gone + {self.tile}]")
-        else:
-            self.add(f"o_ = ys[o : o + {self.tile}]")
+    def poured_walk(self, x: Poured) -> Iterator[None]:
+        name, block = x.name, self.block_size * x.items
+        self.add(f"past{name} = past_cache(n * {x.width})")
+        self.add(f"into{name} = written_to({x.array}, room{name}, past{name})")
+        self.add(f"gone{name}, stop{name} = 0, {block} if past{name} else 0")
         yield
-        if self.pours:
-            with self.block(f"if o + {self.tile} == stop:"):
-                self.add(f"write_past(ys, stop, room, {self.block_size})")
-                self.add(
-                    f"gone = stop - (stop // {self.block_size} & 1) * {self.block_size + LINE}"
-                )
-                self.add(f"stop += {self.block_size}")
+        with self.block(f"if past{name}:"):
+            done = f"(n - n % {self.tile})" + f" * {x.items}" * (x.items > 1)
+            self.add(f"settle({x.array}, {done}, room{name}, {block})")
+
+    def ask_unless(self, x: Poured, *streams: str) -> None:
+        """Prefetch, unless the result is written past the cache."""
+        if self.tile < 2 * PART:
+            with self.block(f"if not past{x.name}:"):
+                self.open_ahead(*streams)
+            return
+        self.open_ahead(*streams)
+        if self.streams:
+            self.add(f"ahead = ahead_end if past{x.name} else ahead")
+
+    def pour(self, x: Poured) -> None:
+        """After a full tile: write a block past the cache if it is full, and if it should be."""
+        stop, block = f"stop{x.name}", self.block_size * x.items
+        end = f"o + {self.tile}" if x.items == 1 else f"{x.items} * (o + {self.tile})"
+        with self.block(f"if {end} == {stop}:"):
+            self.add(f"write_past({x.array}, {stop}, room{x.name}, {block})")
+            self.add(f"gone{x.name} = {stop} - ({stop} // {block} & 1) * {block + x.line}")
+            self.add(f"{stop} += {block}")

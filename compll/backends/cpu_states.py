@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compll.backends.cpu_ahead import LITTLE, Ahead
+from compll.backends.cpu_ahead import LITTLE
+from compll.backends.cpu_pour import Pouring
 from compll.ir import HALVES, Expr, Field
 from compll.program import Pass, Sink
 
@@ -12,7 +13,7 @@ from compll.program import Pass, Sink
 WORDS = ("float32", "uint16")
 
 
-class Stated(Ahead):
+class Stated(Pouring):
     """Values that may be those of states, by name: with a value per element, or per tensor.
 
     halves: the storages of those of 16 bits; see [Note: 16-bit states].

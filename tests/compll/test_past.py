@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from numba import njit
 
 import compll
-from compll.backends import cpu_past
+from compll.backends import cpu_past, cpu_pour
 from compll.backends.cpu_past import settle, write_past, written_to, zeros_past
-from compll.backends.cpu_pour import LINE
 
+LINE = cpu_pour.LINE // 4
 BESIDE = 100  # elements before and after the result that must stay as they are
 
 
@@ -69,7 +69,7 @@ def test_zeros(n, skew):
 
 @pytest.mark.parametrize("name", ["none", "onebit_group", "int8_group", "threelc", "dgc"])
 def test_large_results_are_what_is_added(name):
-    n = cpu_past.LEAST + 1337
+    n = cpu_past.LEAST // 4 + 1337
     codec = compll.compile(name)
     payload = codec.encode(np.random.default_rng(0).standard_normal(n, dtype=np.float32))
     added = np.zeros(n, np.float32)
@@ -86,3 +86,18 @@ def test_large_results_are_what_is_added(name):
         )
         assert np.array_equal(x, added)
         assert np.count_nonzero(whole == 7) == len(whole) - n
+
+
+@pytest.mark.parametrize("name", ["none", "fp16"])
+def test_large_payloads_are_those_of_the_reference(name):
+    codec = compll.compile(name)
+    n = cpu_past.LEAST // codec.payload_bytes(1) + 1337
+    x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+    meant = compll.compile(name, "reference").encode(x)
+    for skew in (0, 1, 63):
+        room = np.full(len(meant) + 3 * BESIDE, 7, np.uint8)
+        begin = -room.ctypes.data % cpu_pour.LINE + skew
+        codec.encode_batch(x, np.array([[0, n, 0, 0, 0]]), room, np.array([begin]))
+        assert np.array_equal(room[begin : begin + len(meant)], meant)
+        assert (room[:begin] == 7).all()
+        assert (room[begin + len(meant) :] == 7).all()
