@@ -73,6 +73,7 @@ class Guessing(Selecting):
         super().tile_steps(one)
         if self.guess and one is self.prog.passes[0]:
             with self.block("if over <= 0:"):
+                self.add(f"before = k_{self.guess.trial.name}")
                 self.compact(self.guess.trial)
                 self.store_tried(self.guess.trial)
 
@@ -81,7 +82,7 @@ class Guessing(Selecting):
         states = self.states(s)
         self.where = s.name
         self.prepare(*(x.expr.args[1] for x in states))
-        with self.block(f"for j in range(taken, k_{s.name}):"):
+        with self.block(f"for j in range(before, k_{s.name}):"):
             self.add(f"i = i_{s.name}[j] - o")
             for x in states:
                 self.add(f"y_{x.name} = {self.text(x.expr.args[1], 'j')}")
