@@ -8,9 +8,10 @@ fast.
 
 Tiles of one array are brought to the first level of the cache. That holds 32 KB on some processors
 (AMD's), where two or more arrays' tiles, and what is computed of them, push each other out: those
-are brought to the second level, and earlier. On an EPYC of family 25 the encodes with feedback were
-1.2 to 1.7 times as fast without any prefetch as with all to the first level, and those without
-state .7 to .8 times; so they have both.
+are brought to the second level, and EARLIER (cpu_ops.py). On an EPYC of family 25 the encodes with
+feedback were 1.2 to 1.7 times as fast without any prefetch as with all to the first level, and
+those without state .7 to .8 times; so they have both. Where the first level is larger (48 KB on the
+Xeon that the figure above is of), everything goes there.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from compll.backends.cpu_values import Values
 COUNTS = (512, 256, 128, 64)
 #: of those, and of numbers of arrays, what there is as one call that looks where to end
 ASKED, ARRAYS = (256, 128, 64), (1, 2, 3, 4)
-#: elements between what is computed and what is asked for, at least: of one array, and of several
-DISTANCE, EARLIER = 1024, 2048
+#: elements between what is computed and what is asked for, at least
+DISTANCE = 1024
 #: elements asked for before a loop over a tile, or before a part of it where that is long
 PART, LITTLE = 256, 64
 #: parts of a loop that computes much
@@ -40,8 +41,8 @@ class Ahead(Values):
     def open_ahead(self, *streams: str) -> None:
         """Begin a tile; `ahead` is the first element not yet asked for."""
         self.streams = streams
-        distance = DISTANCE if len(streams) == 1 else EARLIER
-        self.add(f"ahead = o + {max(self.tile, distance)}")
+        several = " + EARLIER" if len(streams) > 1 else ""
+        self.add(f"ahead = o + {max(self.tile, DISTANCE)}{several}")
         self.add(f"ahead_end = ahead + {self.tile}")
         if self.tile < 2 * PART:
             self.ask(self.tile)

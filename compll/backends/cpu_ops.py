@@ -6,6 +6,7 @@ each primitive states its LLVM instructions itself. All are elementwise and inli
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -235,6 +236,18 @@ def _plane(width: int) -> Any:
 plane1, plane2, plane4 = _plane(1), _plane(2), _plane(4)
 
 
+#: bytes of the first level of the cache that hold one array's tiles and what is computed of them
+SMALL = 32 << 10
+
+
+def first_level() -> int:
+    """Bytes of the first level of the processor's cache, SMALL if unknown."""
+    try:
+        return os.sysconf("SC_LEVEL1_DCACHE_SIZE") or SMALL
+    except (AttributeError, OSError, ValueError):  # not on Linux
+        return SMALL
+
+
 def _address(context: Any, b: Any, array: Any, at: Any, kind: Any) -> Any:
     target, signature = context
     data = target.make_array(signature.args[0])(target, b, array).data
@@ -256,8 +269,10 @@ def _load(kind: Any, result: Any, convert: Callable[[Any, Any], Any]) -> Any:
     return _primitive(result, (BYTES, i64), emit)
 
 
-#: how near: the first level of the cache, and the second
-NEAREST, NEAR = 3, 2
+#: how near: the first level of the cache; for walks over several arrays the second where the first
+#: is small, and then so many elements earlier; see [Note: prefetch]
+NEAREST = 3
+NEAR, EARLIER = (2, 1024) if first_level() <= SMALL else (NEAREST, 0)
 
 
 def _fetches(
