@@ -176,11 +176,9 @@ class Decoder(Pouring):
         if self.module.group == 0:
             self.prepare(decode)
         self.before_tiles()
-        with self.pouring(*([RESULT] if self.pours else [])), self.over_tiles(decode):
-            if self.pours:
-                self.ask_unless(RESULT, "ys")
-            else:
-                self.open_ahead("ys")
+        results = [RESULT] if self.pours else []
+        with self.pouring(*results), self.over_tiles(decode):
+            self.open_tile(results, "ys")
             self.each_tile(decode)
             self.close_ahead()
         self.forget_all()

@@ -178,11 +178,7 @@ class Encoder(Packing):
         self.inputs()
         self.now = one
         self.evenly = self.long(one)
-        poured = self.poured(one)
-        if poured:
-            self.ask_unless(poured[0], *self.reads(one))
-        else:
-            self.open_ahead(*self.reads(one))
+        self.open_tile(self.poured(one), *self.reads(one))
         loops = self.loops(one)
         for number in draws(*loops):
             with self.block(f"if e >> 32 != r{number}h:"):

@@ -5,7 +5,7 @@ A tile goes to a small room that stays in the cache, and a block of tiles from t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -77,14 +77,15 @@ class Pouring(Ahead):
             done = f"(n - n % {self.tile})" + f" * {x.items}" * (x.items > 1)
             self.add(f"settle({x.array}, {done}, room{name}, {block})")
 
-    def ask_unless(self, x: Poured, *streams: str) -> None:
-        """Prefetch, unless the result is written past the cache."""
-        if self.tile < 2 * PART:
-            with self.block(f"if not past{x.name}:"):
+    def open_tile(self, results: Sequence[Poured], *streams: str) -> None:
+        """Begin a tile that prefetches, unless its first result is written past the cache."""
+        if results and self.tile < 2 * PART:
+            with self.block(f"if not past{results[0].name}:"):
                 self.open_ahead(*streams)
             return
         self.open_ahead(*streams)
-        if self.streams:
+        if results and self.streams:
+            x = results[0]
             self.add(f"ahead = ahead_end if past{x.name} else ahead")
 
     def pour(self, x: Poured) -> None:
