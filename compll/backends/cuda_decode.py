@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from compll.backends.cuda_values import Values, size_text
+from compll.backends.cuda_values import Values, row_ready, size_text
 from compll.ir import WHOLE, Expr, Field, Module, walk
 from compll.layout import header
 
 PARAMS = (
-    "const u8* data", "const i64* table", "const i64* first", "const i64* item_at", "int pieces", "const i64* at",
-    "const i64* used", "const i64* limits", "const double* st", "int statics", "u32* errors", "XT* y",
+    "const u8* __restrict__ data", "const i64* table", "const i64* first", "const i64* item_at", "int pieces", "const i64* at",
+    "const i64* used", "const i64* limits", "const double* st", "int statics", "u32* errors", "XT* __restrict__ y",
 )  # fmt: skip
 
 
 class Decoder(Values):
     """Emits `decode_set` or `decode_add`."""
+
+    #: how payloads are accessed
+    ready = "READY"
 
     def __init__(
         self, module: Module, add: bool, threads: int = 256, prefix: str | None = None
@@ -35,8 +38,7 @@ class Decoder(Values):
         self.scalars()
         self.prepare(decode)
         self.add(f"const bool bad = {self.status_byte() if self.module.status else 'false'};")
-        with self.block(f"for (int turn = 0; turn < {self.shape.turns}; ++turn)"):
-            self.each_tile()
+        with self.each_tile(row_ready("ys"), *self.fields_ready(self.module.fields)):
             with self.block("if (m)"):
                 self.prepare_groups(decode)
                 self.tile_body(decode)
@@ -71,7 +73,7 @@ class Decoder(Values):
 
     def field_value(self, expr: Expr) -> str:
         f = self.fields[str(expr.value)]
-        return f"load_{f.access}(data + at_{f.name} + t * {f.item_bits // 8})"
+        return f"load_{f.access}<{self.ready}>(data + at_{f.name} + t * {f.item_bits // 8})"
 
     def table(self, expr: Expr) -> str:
         return f"data + at_{expr.value}, {expr.type.of}"
@@ -79,21 +81,21 @@ class Decoder(Values):
     def tile_body(self, decode: Expr) -> None:
         s = self.shape
         self.packed_tiles()
-        self.add(f"#pragma unroll {s.held}")
+        self.add(f"#pragma unroll (READY ? {s.held} : 1)")
         with self.block(f"for (int k = 0; k < {s.rows}; ++k)"):
             self.add(f"const int l = k * {s.row} + 4 * u;")
             for f in self.elements():
                 self.load(f)
             self.add("float v[4];")
             if self.adding:
-                self.add("load4(ys, o + l, m - l, v);")
+                self.add("load4<READY>(ys, o + l, m - l, v);")
             self.add("#pragma unroll")
             with self.block("for (int e = 0; e < 4; ++e)"):
                 self.add("const int i = l + e;")
                 value = self.text(decode)
                 how = "+=" if self.adding else "="
                 self.add(f"v[e] {how} bad ? NAN_F : {value};")
-            self.add("store4(ys, o + l, m - l, v);")
+            self.add("store4<READY>(ys, o + l, m - l, v);")
 
     def packed_tiles(self) -> None:
         """Where the tile's codes begin."""
@@ -110,14 +112,16 @@ class Decoder(Values):
         self.add(f"u32 q_{f.name}[4];")
         if not f.packed:
             size = f.item_bits // 8
-            self.add(f"get4(data + at_{f.name} + {size} * (o + l), m - l, {size}, q_{f.name});")
+            self.add(
+                f"get4<{self.ready}>(data + at_{f.name} + {size} * (o + l), m - l, {size}, q_{f.name});"
+            )
             return
         how = "trit_at" if f.trits else f"code_at<{f.bits}>"
         short = f"q_{f.name}[e] = l + e < m ? {how}(d_{f.name}, m, l + e) : 0;"
         if self.tile * f.bits < 32 or f.trits:
             self.add(f"for (int e = 0; e < 4; ++e) {short}")
             return
-        with self.block(f"if (m == {self.tile})"):
+        with self.block(f"if (READY || m == {self.tile})"):
             self.load_word(f)
         with self.block("else"):
             self.add(f"for (int e = 0; e < 4; ++e) {short}")
@@ -128,7 +132,7 @@ class Decoder(Values):
         split = max(1, 8 // (s.rows * b))
         place = f"(k % {words}) * {s.row} + 4 * u" if split == 1 else f"4 * (u % {s.team // split})"
         plane = f"k / {words}" if split == 1 else f"k * {split} + u / {s.team // split}"
-        self.add(f"const u32 word = load_word(d_{f.name} + {place});")
+        self.add(f"const u32 word = load_word<{self.ready}>(d_{f.name} + {place});")
         self.add("#pragma unroll")
         with self.block("for (int e = 0; e < 4; ++e)"):
             self.add(f"q_{f.name}[e] = word >> (8 * e + {b} * ({plane})) & {(1 << b) - 1}u;")

@@ -14,7 +14,7 @@ from compll.ir import WHOLE, Expr
 from compll.program import LIBRARY, Pass, Program, Sink, Unsupported
 
 BASE = (
-    "XT* x", "const i64* table", "const i64* first", "const i64* item_at", "int pieces", "u8* out",
+    "XT* __restrict__ x", "const i64* table", "const i64* first", "const i64* item_at", "int pieces", "u8* __restrict__ out",
     "const i64* at", "const i64* limits", "const double* st", "int statics", "u64 seed",
     "u64 base_step", "const u64* tick", "float scale", "int back", "i64* used",
 )  # fmt: skip
@@ -40,7 +40,8 @@ class Encoder(Sinks):
             self.values(number, one, () if one.late else sinks)
             self.before_tiles(one, sinks if one.late else ())
             if one.reductions or one.status or any(map(self.leaves_tile, one.sinks)):
-                with self.kernel(f"pass{number}", 0, self.shape.threads):
+                resident = self.resident(self.loops(one))
+                with self.kernel(f"pass{number}", 0, self.shape.threads, resident=resident):
                     self.over_tiles(one)
             self.after_tiles(one)
         self.after_passes()
@@ -178,8 +179,9 @@ class Encoder(Sinks):
         self.starts()
         self.keys(loops)
         self.prepare(*loops)
-        with self.block(f"for (int turn = 0; turn < {self.shape.turns}; ++turn)"):
-            self.tile_head(loops)
+        self.leaves = self.leaves_of(loops)
+        written = [s.field for s in one.sinks if s.field is not None and self.leaves_tile(s)]
+        with self.team_tiles(loops, *self.fields_ready(written)):
             self.tile_body(one, loops)
 
     def loops(self, one: Pass) -> list[Expr]:
@@ -189,7 +191,6 @@ class Encoder(Sinks):
         return found + ([self.prog.gradient] if one.status else [])
 
     def tile_body(self, one: Pass, loops: list[Expr]) -> None:
-        self.leaves = self.leaves_of(loops)
         if self.shape.chunks == 1:
             self.load("0")
         if one.status:

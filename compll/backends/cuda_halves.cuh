@@ -24,27 +24,23 @@ template <class T> D void keep1(T* x, i64 i, float y) {
   if (finite(T::value(word))) x[i].word = word;
 }
 
-// four elements at i of n (zero beyond): one access where address and length allow it
-template <class T> SLOW Pair load_words(const T* x, int count) {
-  Pair q = {{0, 0}};
-  for (int j = 0; j < 4; ++j) if (j < count) q.v[j >> 1] |= (u32)x[j].word << (16 * (j & 1));
-  return q;
-}
-template <class T> SLOW void keep_slow(T* x, int count, Quad q) {
-  for (int j = 0; j < 4; ++j) if (j < count) keep1(x, j, __int_as_float((i32)q.v[j]));
-}
-template <class T> D void load4(const T* x, i64 i, int count, float* v) {
-  const Pair q = count >= 4 && aligned(x + i, 8) ? *(const Pair*)(x + i) : load_words(x + i, count);
+// four elements at i of n (zero beyond)
+template <bool READY, class T> D void load4(const T* x, i64 i, int count, float* v) {
+  if (!READY) {
+    for (int j = 0; j < 4; ++j) v[j] = j < count ? (float)x[i + j] : 0.0f;
+    return;
+  }
+  const Pair q = *(const Pair*)(x + i);
   for (int j = 0; j < 4; ++j) v[j] = T::value((u16)(q.v[j >> 1] >> (16 * (j & 1))));
 }
-template <class T> D void keep4(T* x, i64 i, int count, const float* v) {
+template <bool READY, class T> D void keep4(T* x, i64 i, int count, const float* v) {
   Pair q;
-  bool all = true;
+  bool all = READY;
   for (int j = 0; j < 4; ++j) {
     const u16 word = T::bits(v[j]);
     all = all && finite(T::value(word));
     q.v[j >> 1] = j & 1 ? q.v[j >> 1] | (u32)word << 16 : word;
   }
-  if (all && count >= 4 && aligned(x + i, 8)) *(Pair*)(x + i) = q;
-  else keep_slow(x + i, count, quad_of(v));
+  if (all) *(Pair*)(x + i) = q;
+  else for (int j = 0; j < 4; ++j) if (j < count) keep1(x, i + j, v[j]);
 }

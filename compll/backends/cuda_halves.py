@@ -20,7 +20,7 @@ class Kept:
 
     def params(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The parameters of a kernel that is given these states."""
-        return tuple(f"{self.kind(s)}* a_{s}" for s in names)
+        return tuple(f"{self.kind(s)}* __restrict__ a_{s}" for s in names)
 
     def view(self, name: str) -> str:
         """The declaration of a piece's part."""

@@ -49,7 +49,7 @@ class Hits(Grouping):
                 if s.kind == "filter":
                     self.add(f"hits_add(h_{kinds[0]}, e, i < m && ({self.text(s.key)}), u);")
                 else:
-                    self.add(f"const i32 y = key({self.text(s.key)});")
+                    self.add(f"const i32 y = {self.key(s.key)};")
                     self.add(f"hits_add(h_{kinds[0]}, e, i < m && y > least, u);")
                     self.add(f"hits_add(h_{kinds[1]}, e, i < m && y == least, u);")
             with self.block("if (m)"):
@@ -81,7 +81,7 @@ class Hits(Grouping):
             self.add("const int u = threadIdx.x % 32, team = threadIdx.x / 32;")
             self.add(f"const i64 tile_first = own * {self.shape.tiles}, offset = 0;")
             with self.block(f"for (int turn = 0; turn < {self.shape.turns}; ++turn)"):
-                self.each_tile()
+                self.tile_head()
                 self.add("if (m == 0) continue;")
                 self.add(f"const u32 a = more_{s.name}[(items[p] + t) * 32 + u];")
                 tied = f"tied_{s.name}[(items[p] + t) * 32 + u]" if s.kind == "top" else "0"

@@ -12,7 +12,7 @@ from compll.ir import Module
 from compll.program import Program
 
 EXTRA = (
-    "const u8* data", "const i64* at_in", "const i64* used_in", "const double* st_in",
+    "const u8* __restrict__ data", "const i64* at_in", "const i64* used_in", "const double* st_in",
     "int statics_in",
 )  # fmt: skip
 
@@ -20,13 +20,15 @@ EXTRA = (
 class Merging(Decoder):
     """Emits the function `merge_tile`."""
 
+    ready = "false"  # nobody has looked at where the payload stands
+
     def emit(self) -> None:
         decode, s = self.module.decode, self.shape
         args = (
             "const u8* data, const i64* at, const double* st, int statics, int p, i64 n, i64 t, "
             "int m, int u, int c, float* g"
         )
-        with self.block(f"D void {self.prefix}({args})"):
+        with self.block(f"template <bool READY> D void {self.prefix}({args})"):
             self.add("if (m == 0) return;")
             self.add(f"const i64 tiles = (n + {self.tile - 1}) / {self.tile}, o = t * {self.tile};")
             self.layout()
@@ -44,7 +46,9 @@ class Merging(Decoder):
                 self.add("#pragma unroll")
                 with self.block("for (int e = 0; e < 4; ++e)"):
                     self.add("const int i = l + e;")
-                    self.add(f"if (i < m) g[4 * row + e] += bad ? NAN_F : {self.text(decode)};")
+                    self.add(
+                        f"if (READY || i < m) g[4 * row + e] += bad ? NAN_F : {self.text(decode)};"
+                    )
 
 
 class Hopping(Selecting):
@@ -56,7 +60,9 @@ class Hopping(Selecting):
 
     def taken(self, chunk: str) -> None:
         """Add the payload's part to the gradients just loaded."""
-        self.add(f"{self.merging}(data, at_in, st_in, statics_in, p, n, t, m, u, {chunk}, g_);")
+        self.add(
+            f"{self.merging}<READY>(data, at_in, st_in, statics_in, p, n, t, m, u, {chunk}, g_);"
+        )
 
     def extra_params(self) -> tuple[str, ...]:
         return EXTRA

@@ -1,9 +1,9 @@
 // What generated CUDA kernels call. A host compiler compiles it too: the tests run kernels that way.
 //
 // A *team* of T threads of one warp owns a tile. Thread u holds the elements k * 4T + 4u + j of row
-// k, j = 0..3: 16-byte accesses, the lanes of [Note: order of sums] 4u..4u+3, and whole bytes of
-// [Note: packing]. All threads of a warp take part in every collective; a team without a tile has
-// m = 0 elements.
+// k, j = 0..3: 16-byte accesses, and whole bytes of [Note: packing]. Rows are added in order, which in
+// tiles of 128 and less, of two rows, is the first step of [Note: order of sums]. All threads of a
+// warp take part in every collective; a team without a tile has m = 0 elements.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -57,11 +57,15 @@ D i32 i_trunc(float x) {
 }
 D u32 abs_bits(float x) { return (u32)__float_as_int(x) & 0x7fffffffu; }
 // int32 keys that order as the floats do; a positive NaN is above infinity
+D i32 key_of_abs(float x) { return __float_as_int(x) & 0x7fffffff; }
 D i32 key(float x) { i32 b = __float_as_int(x); return b ^ ((b >> 31) & 0x7fffffff); }
 D float unkey(i32 k) { return __int_as_float(k ^ ((k >> 31) & 0x7fffffff)); }
 
 // codes of packed fields: truncated into 0..top; NaN becomes 0
-D u32 f_code(float x, float top) { x = x > 0.0f ? x : 0.0f; return (u32)(x < top ? x : top); }
+D u32 f_code(float x, u32 top) {
+  const u32 code = __float2uint_rz(x);  // 0 for NaN and below 0
+  return code < top ? code : top;
+}
 D u32 i_code(i32 x, i32 top) { x = x > 0 ? x : 0; return (u32)(x < top ? x : top); }
 
 D u16 bfloat16_bits(float x) {
@@ -143,93 +147,99 @@ D void block_keys(u64* keys, int draws, u64 seed, u64 step, i64 tensor, i64 e) {
 
 // ---- memory: payload fields stand at any byte ----
 
+// [Note: ready tiles] What a team does with a tile is compiled twice: for a tile that is READY, with
+// all of its elements there, at addresses where four can be accessed at once; and for any other. In
+// the first there are neither branches nor calls between the accesses, so that they are issued
+// together: half the instructions and registers of code that asks at each of them.
+template <bool READY> struct Ready { static constexpr bool value = READY; };
+
 D bool aligned(const void* p, u32 bytes) { return ((u64)p & (bytes - 1)) == 0; }
 // What stands at an odd address goes byte by byte, out of line: it is rare, and would be most of the
 // code. Values are passed in registers, or the arrays that they come from would be in memory.
 SLOW void store_bytes(u8* p, u32 value, int count) {
+  if (count == 4 && aligned(p, 2)) {
+    for (int i = 0; i < 2; ++i) ((u16*)p)[i] = (u16)(value >> (16 * i));
+    return;
+  }
   for (int i = 0; i < count; ++i) p[i] = (u8)(value >> (8 * i));
 }
 SLOW u32 load_bytes(const u8* p, int count) {
+  if (count == 4 && aligned(p, 2)) return ((const u16*)p)[0] | (u32)((const u16*)p)[1] << 16;
   u32 value = 0;
   for (int i = 0; i < count; ++i) value |= (u32)p[i] << (8 * i);
   return value;
 }
-D void store_word(u8* p, u32 value) {
-  if (aligned(p, 4)) *(u32*)p = value; else store_bytes(p, value, 4);
+template <bool READY = false> D void store_word(u8* p, u32 value) {
+  if (READY || aligned(p, 4)) *(u32*)p = value; else store_bytes(p, value, 4);
 }
-D u32 load_word(const u8* p) { return aligned(p, 4) ? *(const u32*)p : load_bytes(p, 4); }
-D void store_half(u8* p, u16 value) {
-  if (aligned(p, 2)) *(u16*)p = value; else store_bytes(p, value, 2);
+template <bool READY = false> D u32 load_word(const u8* p) {
+  return READY || aligned(p, 4) ? *(const u32*)p : load_bytes(p, 4);
 }
-D u16 load_half(const u8* p) { return aligned(p, 2) ? *(const u16*)p : (u16)load_bytes(p, 2); }
+template <bool READY = false> D void store_half(u8* p, u16 value) {
+  if (READY || aligned(p, 2)) *(u16*)p = value; else store_bytes(p, value, 2);
+}
+template <bool READY = false> D u16 load_half(const u8* p) {
+  return READY || aligned(p, 2) ? *(const u16*)p : (u16)load_bytes(p, 2);
+}
 
-D void store_uint32(u8* p, i64 value) { store_word(p, (u32)value); }
-D void store_uint16(u8* p, i64 value) { store_half(p, (u16)value); }
-D void store_float32(u8* p, float value) { store_word(p, (u32)__float_as_int(value)); }
-D void store_float16(u8* p, float value) { store_half(p, float16_bits(value)); }
-D void store_bfloat16(u8* p, float value) { store_half(p, bfloat16_bits(value)); }
-D i64 load_uint32(const u8* p) { return (i64)load_word(p); }
-D i64 load_uint16(const u8* p) { return (i64)load_half(p); }
-D float load_float32(const u8* p) { return __int_as_float((i32)load_word(p)); }
-D float load_float16(const u8* p) { return float16_value(load_half(p)); }
-D float load_bfloat16(const u8* p) { return bfloat16_value(load_half(p)); }
+#define R template <bool READY = false> D
+R void store_uint32(u8* p, i64 value) { store_word<READY>(p, (u32)value); }
+R void store_uint16(u8* p, i64 value) { store_half<READY>(p, (u16)value); }
+R void store_float32(u8* p, float value) { store_word<READY>(p, (u32)__float_as_int(value)); }
+R void store_float16(u8* p, float value) { store_half<READY>(p, float16_bits(value)); }
+R void store_bfloat16(u8* p, float value) { store_half<READY>(p, bfloat16_bits(value)); }
+R i64 load_uint32(const u8* p) { return (i64)load_word<READY>(p); }
+R i64 load_uint16(const u8* p) { return (i64)load_half<READY>(p); }
+R float load_float32(const u8* p) { return __int_as_float((i32)load_word<READY>(p)); }
+R float load_float16(const u8* p) { return float16_value(load_half<READY>(p)); }
+R float load_bfloat16(const u8* p) { return bfloat16_value(load_half<READY>(p)); }
+#undef R
 
 struct alignas(16) Quad { u32 v[4]; };
 struct alignas(8) Pair { u32 v[2]; };
 
-SLOW Quad load4_slow(const float* x, int count) {
-  Quad q;
-  for (int j = 0; j < 4; ++j) q.v[j] = j < count ? (u32)__float_as_int(x[j]) : 0u;
-  return q;
-}
-SLOW void store4_slow(float* x, int count, Quad q) {
-  for (int j = 0; j < 4; ++j) if (j < count) x[j] = __int_as_float((i32)q.v[j]);
-}
-SLOW void keep4_slow(float* x, int count, Quad q) {
-  for (int j = 0; j < 4; ++j) {
-    const float y = __int_as_float((i32)q.v[j]);
-    if (j < count && finite(y)) x[j] = y;
-  }
-}
 D Quad quad_of(const float* v) {
   Quad q;
   for (int j = 0; j < 4; ++j) q.v[j] = (u32)__float_as_int(v[j]);
   return q;
 }
-// four elements at i of n (zero beyond): one access where address and length allow it
-D void load4(const float* x, i64 i, int count, float* v) {
-  const Quad q = count >= 4 && aligned(x + i, 16) ? *(const Quad*)(x + i) : load4_slow(x + i, count);
+// four elements at i of n (zero beyond)
+template <bool READY> D void load4(const float* x, i64 i, int count, float* v) {
+  if (!READY) {
+    for (int j = 0; j < 4; ++j) v[j] = j < count ? x[i + j] : 0.0f;
+    return;
+  }
+  const Quad q = *(const Quad*)(x + i);
   for (int j = 0; j < 4; ++j) v[j] = __int_as_float((i32)q.v[j]);
 }
-D void store4(float* x, i64 i, int count, const float* v) {
-  if (count >= 4 && aligned(x + i, 16)) *(Quad*)(x + i) = quad_of(v);
-  else store4_slow(x + i, count, quad_of(v));
+template <bool READY> D void store4(float* x, i64 i, int count, const float* v) {
+  if (READY) *(Quad*)(x + i) = quad_of(v);
+  else for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = v[j];
 }
-// states take up finite values only
-D void keep4(float* x, i64 i, int count, const float* v) {
-  const bool all = finite(v[0]) && finite(v[1]) && finite(v[2]) && finite(v[3]);
-  if (all && count >= 4 && aligned(x + i, 16)) *(Quad*)(x + i) = quad_of(v);
-  else keep4_slow(x + i, count, quad_of(v));
+// states take up finite values only; a sum that overflows takes the long way, no more
+template <bool READY> D void keep4(float* x, i64 i, int count, const float* v) {
+  if (READY && finite((fabsf(v[0]) + fabsf(v[1])) + (fabsf(v[2]) + fabsf(v[3])))) *(Quad*)(x + i) = quad_of(v);
+  else for (int j = 0; j < 4; ++j) if (j < count && finite(v[j])) x[i + j] = v[j];
 }
 #if GRADIENT != 0
 D float value16(u16 h) { return GRADIENT == 1 ? float16_value(h) : bfloat16_value(h); }
 D u16 bits16(float x) { return GRADIENT == 1 ? float16_bits(x) : bfloat16_bits(x); }
-SLOW Pair load4_slow(const u16* x, int count) {
-  Pair q = {{0, 0}};
-  for (int j = 0; j < 4; ++j) if (j < count) q.v[j >> 1] |= (u32)x[j] << (16 * (j & 1));
-  return q;
-}
-SLOW void store4_slow(u16* x, int count, Pair q) {
-  for (int j = 0; j < 4; ++j) if (j < count) x[j] = (u16)(q.v[j >> 1] >> (16 * (j & 1)));
-}
-D void load4(const u16* x, i64 i, int count, float* v) {
-  const Pair q = count >= 4 && aligned(x + i, 8) ? *(const Pair*)(x + i) : load4_slow(x + i, count);
+template <bool READY> D void load4(const u16* x, i64 i, int count, float* v) {
+  if (!READY) {
+    for (int j = 0; j < 4; ++j) v[j] = j < count ? value16(x[i + j]) : 0.0f;
+    return;
+  }
+  const Pair q = *(const Pair*)(x + i);
   for (int j = 0; j < 4; ++j) v[j] = value16((u16)(q.v[j >> 1] >> (16 * (j & 1))));
 }
-D void store4(u16* x, i64 i, int count, const float* v) {
+template <bool READY> D void store4(u16* x, i64 i, int count, const float* v) {
+  if (!READY) {
+    for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = bits16(v[j]);
+    return;
+  }
   Pair q;
   for (int j = 0; j < 2; ++j) q.v[j] = bits16(v[2 * j]) | (u32)bits16(v[2 * j + 1]) << 16;
-  if (count >= 4 && aligned(x + i, 8)) *(Pair*)(x + i) = q; else store4_slow(x + i, count, q);
+  *(Pair*)(x + i) = q;
 }
 #endif
 D float load1(const float* x, i64 i) { return x[i]; }
@@ -250,28 +260,24 @@ SLOW Quad get4_slow(const u8* p, int count, int bytes) {
     q.v[j] = j < count ? (bytes == 4 ? load_word(p + 4 * j) : load_half(p + 2 * j)) : 0;
   return q;
 }
-D void put4(u8* p, int count, int bytes, const u32* v) {
+template <bool READY> D void put4(u8* p, int count, int bytes, const u32* v) {
   Quad q;
   for (int j = 0; j < 4; ++j) q.v[j] = v[j];
-  if (count >= 4 && bytes == 4 && aligned(p, 16)) {
-    *(Quad*)p = q;
-  } else if (count >= 4 && bytes == 2 && aligned(p, 8)) {
-    Pair half;
-    for (int j = 0; j < 2; ++j) half.v[j] = v[2 * j] | v[2 * j + 1] << 16;
-    *(Pair*)p = half;
-  } else {
-    put4_slow(p, count, bytes, q);
-  }
+  if (!READY) { put4_slow(p, count, bytes, q); return; }
+  if (bytes == 4) { *(Quad*)p = q; return; }
+  Pair half;
+  for (int j = 0; j < 2; ++j) half.v[j] = v[2 * j] | v[2 * j + 1] << 16;
+  *(Pair*)p = half;
 }
-D void get4(const u8* p, int count, int bytes, u32* v) {
+template <bool READY> D void get4(const u8* p, int count, int bytes, u32* v) {
   Quad q;
-  if (count >= 4 && bytes == 4 && aligned(p, 16)) {
+  if (!READY) {
+    q = get4_slow(p, count, bytes);
+  } else if (bytes == 4) {
     q = *(const Quad*)p;
-  } else if (count >= 4 && bytes == 2 && aligned(p, 8)) {
+  } else {
     const Pair half = *(const Pair*)p;
     for (int j = 0; j < 4; ++j) q.v[j] = (half.v[j >> 1] >> (16 * (j & 1))) & 0xffffu;
-  } else {
-    q = get4_slow(p, count, bytes);
   }
   for (int j = 0; j < 4; ++j) v[j] = q.v[j];
 }

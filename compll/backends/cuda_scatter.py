@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from compll.backends.cuda_runs import Lengthening
 from compll.backends.cuda_streams import Stream, read_stream
+from compll.backends.cuda_values import row_ready
 from compll.ir import POSITIONS, WHOLE, Expr, Field
 from compll.layout import header
 from compll.program import Unsupported
@@ -210,11 +211,10 @@ class Scattering(Lengthening):
         self.add(
             "const float v[4] = {nan ? NAN_F : 0.0f, nan ? NAN_F : 0.0f, nan ? NAN_F : 0.0f, nan ? NAN_F : 0.0f};"
         )
-        with self.block(f"for (int turn = 0; turn < {self.shape.turns}; ++turn)"):
-            self.each_tile()
+        with self.each_tile(row_ready("ys")):
             with self.block(f"for (int k = 0; k < {self.shape.rows}; ++k)"):
                 self.add(f"const int l = k * {self.shape.row} + 4 * u;")
-                self.add("store4(ys, o + l, m - l, v);")
+                self.add("store4<READY>(ys, o + l, m - l, v);")
 
     def scatter(self, f: Field, value: Expr) -> None:
         self.add("XT* const ys = y + table[5 * p];")

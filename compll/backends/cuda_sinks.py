@@ -34,7 +34,7 @@ class Sinks(Tiles):
                 value = f"(float)({value})"
             cast = "(i64)" if f.storage in WHOLE else ""
             at = f"out + at_{f.name} + t * {f.item_bits // 8}"
-            self.add(f"if (m && u == 0) store_{f.access}({at}, {cast}({value}));")
+            self.add(f"if (m && u == 0) store_{f.access}<READY>({at}, {cast}({value}));")
             return
         self.prepare_groups(sink.expr)
         if f.packed:
@@ -56,7 +56,7 @@ class Sinks(Tiles):
             self.add("u32 w[4];")
             with self.each_of_row():
                 self.add(f"w[j] = {value};")
-            self.add(f"put4(out + at_{f.name} + {size} * (o + l), m - l, {size}, w);")
+            self.add(f"put4<READY>(out + at_{f.name} + {size} * (o + l), m - l, {size}, w);")
 
     def pack(self, f: Field, expr: Expr) -> None:
         """Codes packed in registers; a short tile goes by way of shared memory."""
@@ -67,7 +67,7 @@ class Sinks(Tiles):
             with self.block(""):
                 self.pack_short(f, value)
             return
-        with self.block(f"if (__all_sync(FULL, m == 0 || m == {self.tile}))"):
+        with self.block(f"if (READY || __all_sync(FULL, m == 0 || m == {self.tile}))"):
             self.pack_words(f, value)
         with self.block("else"):
             self.pack_short(f, value)
@@ -88,14 +88,14 @@ class Sinks(Tiles):
             self.add(f"word[{place}] |= ({value}) << (8 * (e % 4) + {b} * ({plane}));")
         if split == 1:
             self.add("#pragma unroll")
-            store = f"store_word(w_{f.name} + q * {s.row} + 4 * u, word[q])"
+            store = f"store_word<READY>(w_{f.name} + q * {s.row} + 4 * u, word[q])"
             self.add(f"for (int q = 0; q < {words}; ++q) if (m) {store};")
             return
         step = s.team // split
         while step < s.team:
             self.add(f"word[0] |= __shfl_xor_sync(FULL, word[0], {step}, {s.team});")
             step *= 2
-        self.add(f"if (m && u < {s.team // split}) store_word(w_{f.name} + 4 * u, word[0]);")
+        self.add(f"if (m && u < {s.team // split}) store_word<READY>(w_{f.name} + 4 * u, word[0]);")
 
     def pack_short(self, f: Field, value: str) -> None:
         teams = self.shape.teams
@@ -139,6 +139,6 @@ class Sinks(Tiles):
                 for expr in back:
                     self.add(f"if (back) z[j] = {self.text(expr)};")
             for name, _ in states:
-                self.add(f"keep4(s_{name}, o + l, m - l, y_{name});")
+                self.add(f"keep4<READY>(s_{name}, o + l, m - l, y_{name});")
             if back:
-                self.add("if (back) store4(xs, o + l, m - l, z);")
+                self.add("if (back) store4<READY>(xs, o + l, m - l, z);")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,15 @@ def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:
     return {gradient: text.full(gradient) for gradient in GRADIENTS}
 
 
+def complete(elf: bytes) -> bytes:
+    """A cubin with its last byte, which CuPy takes for the end of a text: tools refuse it without.
+
+    It is of the program headers, which stand last, and zero as the upper half of an alignment is.
+    """
+    (begin,), (size, count) = struct.unpack_from("<Q", elf, 32), struct.unpack_from("<HH", elf, 54)
+    return elf.ljust(begin + size * count, b"\0")
+
+
 def cubin(text: str, arch: str, *options: str) -> bytes:
     """Compile for one architecture ("sm_90") with NVRTC; no device is needed."""
     from cupy.cuda import nvrtc
@@ -101,7 +111,7 @@ def cubin(text: str, arch: str, *options: str) -> bytes:
     program = nvrtc.createProgram(text, "compll.cu", (), ())
     try:
         nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", *OPTIONS, *options))
-        return bytes(nvrtc.getCUBIN(program))
+        return complete(nvrtc.getCUBIN(program))
     except nvrtc.NVRTCError as why:
         raise RuntimeError(f"NVRTC: {nvrtc.getProgramLog(program)}") from why
     finally:

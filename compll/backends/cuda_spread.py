@@ -24,6 +24,7 @@ class Spreading(Scattering):
         self.spreads = [e for e in walk(self.module.decode) if e.op == "spread"]
         if not self.spreads:
             return super().emit()
+        self.ready = "false"
         self.look()
         for k, _ in enumerate(self.spreads):
             self.memory(f"hits{k}", "int64", f"{self.elements_grid()}b")

@@ -79,7 +79,7 @@ def code(bits: int, expr: Expr, text: str) -> str:
     top = (1 << bits) - 1
     if expr.type.dtype == "bool":
         return f"(u32)({text})"
-    return f"f_code({text}, {top}.0f)" if expr.type.dtype == "float" else f"i_code({text}, {top})"
+    return f"f_code({text}, {top}u)" if expr.type.dtype == "float" else f"i_code({text}, {top})"
 
 
 def literal(expr: Expr, dtype: str) -> str:

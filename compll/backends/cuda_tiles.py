@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compll.backends.cuda_halves import Kept
-from compll.backends.cuda_values import Values, draws
+from compll.backends.cuda_values import Values, draws, row_ready
 from compll.ir import Expr, leaves
 from compll.program import Program
 
@@ -36,36 +36,48 @@ class Tiles(Values):
             at = f"offset + tile_first * {self.tile}"
             self.add(f"block_keys(keys, {numbers[-1] + 1}, seed, step, tensor, {at});")
 
-    def tile_head(self, loops: list[Expr]) -> None:
-        """Declarations of a turn, with the keys of its draws."""
-        self.each_tile()
-        self.add("const i64 begin = offset + o;")
+    @contextmanager
+    def team_tiles(self, loops: list[Expr], *arrays: str) -> Iterator[None]:
+        """A loop over a team's tiles, with the keys of their draws; see `each_tile`."""
+        held = ["xs", *(f"s_{name}" for name in self.elementwise)]
         high = f"(offset + tile_first * {self.tile}) >> 32"
-        for number in draws(*loops):
-            self.add(f"const u64 r{number} = keys[{2 * number} + (int)((begin >> 32) - ({high}))];")
+        last = f"(offset + tile_first * {self.tile} + {self.shape.tiles * self.tile - 1}) >> 32"
+        near = [f"({high}) == ({last})"] if draws(*loops) else []
+        with self.each_tile(*map(row_ready, held), *arrays, *near, ahead=self.sources()):
+            self.add("const i64 begin = offset + o;")
+            for number in draws(*loops):
+                at = f"{2 * number} + (int)((begin >> 32) - ({high}))"
+                self.add(f"const u64 r{number} = keys[READY ? {2 * number} : {at}];")
+            yield
 
     @staticmethod
     def leaves_of(loops: list[Expr]) -> list[str]:
         """Arrays that are read, the gradient first."""
         return sorted(leaves(*loops), key=lambda name: (name != "g", name))
 
+    def resident(self, loops: list[Expr]) -> int:
+        """Blocks of 256 threads that a multiprocessor is to hold, so that loads of some are under way
+        while others compute. The registers that this leaves a thread suffice for ready tiles; what
+        others need beyond goes to local memory.
+        """
+        return 3 if len(self.leaves_of(loops)) < 3 else 2
+
     # a thread's elements
 
     def load(self, chunk: str) -> None:
         """Declare and fill the arrays of a chunk's elements."""
-        held, row = self.shape.held, self.shape.row
-        for name in self.leaves:
-            source = "xs" if name == "g" else f"s_{name}"
+        held = self.shape.held
+        for name, source in self.sources().items():
             array = "g_" if name == "g" else f"e_{name}"
-            self.add(f"float {array}[{4 * held}];")
-            self.add("#pragma unroll")
-            with self.block(f"for (int k = 0; k < {held}; ++k)"):
-                at = f"({chunk} * {held} + k) * {row} + 4 * u"
-                self.add(f"load4({source}, o + {at}, m - ({at}), {array} + 4 * k);")
+            self.take_rows(name, source, array, f"{chunk} * {held}")
             if name == "g":
                 self.taken(chunk)
                 self.add("#pragma unroll")
                 self.add(f"for (int e = 0; e < {4 * held}; ++e) g_[e] *= scale;")
+
+    def sources(self) -> dict[str, str]:
+        """Arrays that the walk at hand reads, with the piece's part of each."""
+        return {name: "xs" if name == "g" else f"s_{name}" for name in self.leaves}
 
     def taken(self, chunk: str) -> None:
         """What is added to gradients as they are loaded."""
@@ -135,11 +147,15 @@ class Tiles(Values):
             self.add(f"const float y = {self.within()} ? {self.text(arg)} : 0.0f;")
             self.add(f"if (c == 0 && e < 4) {name}[e] = y; else {name}[e % 4] += y;")
 
+    def key(self, expr: Expr) -> str:
+        """An int32 that orders as a float does."""
+        if expr.op == "abs":
+            return f"key_of_abs({self.text(expr.args[0])})"
+        return f"key({self.text(expr)})"
+
     def extreme(self, name: str, expr: Expr) -> str:
         least, op = ("-2147483647", "max") if expr.op == "reduce_max" else ("2147483647", "min")
         self.add(f"i32 {name} = {least};")
         with self.each():
-            self.add(
-                f"if ({self.within()}) {name} = i_{op}({name}, key({self.text(expr.args[0])}));"
-            )
+            self.add(f"if ({self.within()}) {name} = i_{op}({name}, {self.key(expr.args[0])});")
         return f"team_{op}<{self.shape.team}>({name})"

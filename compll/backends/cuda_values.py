@@ -6,7 +6,7 @@ loops unrolled, so the compiler finds common subexpressions itself, where they a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from compll.backends.cuda_grids import Grid, Scratch, Step, shape_of
@@ -62,14 +62,18 @@ class Values(Lines):
 
     @contextmanager
     def kernel(
-        self, name: str, grid: int, threads: int, repeat: Expr | None = None
+        self, name: str, grid: int, threads: int, repeat: Expr | None = None, resident: int = 1
     ) -> Iterator[None]:
-        """The head and braces of a kernel, which becomes the next step."""
+        """The head and braces of a kernel, which becomes the next step.
+
+        resident: blocks that a multiprocessor must be able to hold, which bounds their registers.
+        """
         name = f"{self.prefix}_{name}"
         self.steps.append(Step(name, grid, threads, repeat))
         self.names.clear()
         self.add('extern "C" __global__ void')
-        with self.block(f"__launch_bounds__({threads}) {name}(@PARAMS@)"):
+        bounds = f"{threads}, {resident}" if resident > 1 else f"{threads}"
+        with self.block(f"__launch_bounds__({bounds}) {name}(@PARAMS@)"):
             yield
 
     def params(self) -> tuple[str, ...]:
@@ -212,11 +216,80 @@ class Values(Lines):
         self.add(f"const i64 tile_first = ((i64)blockIdx.x - first[p]) * {s.tiles};")
         self.add(f"const int u = threadIdx.x % {s.team}, team = threadIdx.x / {s.team};")
 
-    def each_tile(self) -> None:
-        """Declarations of a turn: tile t from element o on, m elements."""
+    def load_rows(self, ready: str, source: str, to: str, first: str = "0") -> None:
+        """Fill an array with a thread's elements of the rows from `first` on."""
+        self.add("#pragma unroll")
+        with self.block(f"for (int k = 0; k < {self.shape.held}; ++k)"):
+            at = f"({first} + k) * {self.shape.row} + 4 * u"
+            length = "4" if ready == "true" else f"m - ({at})"
+            self.add(f"load4<{ready}>({source}, o + {at}, {length}, {to} + 4 * k);")
+
+    def take_rows(self, name: str, source: str, array: str, first: str = "0") -> None:
+        """The same, from what ready tiles have loaded ahead."""
+        s = self.shape
+        self.add(f"float {array}[{4 * s.held}];")
+        if s.turns == 1:
+            self.load_rows("READY", source, array, first)
+            return
+        with self.block("if (READY)"):
+            self.add("#pragma unroll")
+            self.add(f"for (int e = 0; e < {4 * s.rows}; ++e) {array}[e] = ahead_{name}[turn][e];")
+        with self.block("else"):
+            self.load_rows("READY", source, array, first)
+
+    def codes_at(self, f: Field) -> str:
+        """Where a field with a value per element begins, as text."""
+        raise NotImplementedError
+
+    def fields_ready(self, fields: Iterable[Field]) -> list[str]:
+        """Whether words of packed codes, four whole items, and items of groups can be accessed at
+        once, as text."""
+        some = [f for f in fields if f.shape in ("n", "group") and not f.trits]
+        return [f"aligned({self.codes_at(f)}, {bytes_at_once(f)})" for f in some]
+
+    def tile_place(self) -> None:
+        """Declarations of a turn: tile t from element o on."""
         s = self.shape
         self.add(f"const i64 t = tile_first + turn * {s.teams} + team, o = t * {self.tile};")
-        self.add(f"const int m = n - o >= {self.tile} ? {self.tile} : n > o ? (int)(n - o) : 0;")
+
+    def tile_head(self, ready: str = "false") -> None:
+        """The same, and m elements."""
+        self.tile_place()
+        whole = f"{ready} || n - o >= {self.tile}"
+        self.add(f"const int m = {whole} ? {self.tile} : n > o ? (int)(n - o) : 0;")
+
+    @contextmanager
+    def each_tile(self, *aligned: str, ahead: dict[str, str] | None = None) -> Iterator[None]:
+        """A loop over a team's tiles, compiled for READY ones and for others.
+
+        aligned: the conditions under which whole tiles are ready; see [Note: ready tiles].
+        ahead: arrays of gradients' elements (name: source) that all turns of ready tiles load before
+        the first is computed, into `ahead_NAME[turn]`.
+        """
+        s = self.shape
+        ahead = (ahead or {}) if s.turns > 1 else {}
+        for name in ahead:
+            self.add(f"float ahead_{name}[{s.turns}][{4 * s.rows}];")
+        self.add(f"const bool aligned_ = {' && '.join(aligned) or 'true'};")
+        with self.block("const auto tile = [&](auto ready, const int turn)"):
+            self.add("constexpr bool READY = decltype(ready)::value;")
+            self.tile_head("READY")
+            yield
+        self.lines[-1] += ";"
+        end = f"(tile_first + {s.teams * (s.turns - 1)} + team + 1) * {self.tile}"
+        turns = f"for (int turn = 0; turn < {s.turns}; ++turn)"
+        with self.block(f"if (aligned_ && __all_sync(FULL, n >= {end}))"):
+            if ahead:
+                self.add("#pragma unroll")
+                with self.block(turns):
+                    self.tile_place()
+                    for name, source in ahead.items():
+                        self.load_rows("true", source, f"ahead_{name}[turn]")
+            self.add("#pragma unroll")
+            self.add(f"{turns} tile(Ready<true>(), turn);")
+        with self.block("else"):
+            self.add("#pragma unroll 1")
+            self.add(f"{turns} tile(Ready<false>(), turn);")
 
 
 def size_text(f: Field, tile: int) -> str:
@@ -232,6 +305,18 @@ def size_text(f: Field, tile: int) -> str:
     if f.packed:
         return f"(n / {tile}) * {tile * f.bits // 8} + ((n % {tile}) * {f.bits} + 7) / 8"
     return f"n * {f.item_bits // 8}"
+
+
+def row_ready(pointer: str) -> str:
+    """Whether four elements at a time can be accessed at once, as text."""
+    return f"aligned({pointer}, 4 * sizeof(*{pointer}))"
+
+
+def bytes_at_once(f: Field) -> int:
+    """Of an access to a payload field by one thread."""
+    if f.shape == "group":
+        return f.item_bits // 8
+    return 4 if f.packed else f.item_bits // 2
 
 
 def draws(*roots: Expr) -> list[int]:

@@ -89,8 +89,7 @@ class Walking(Encoder):
         self.keys([*loops])
         self.prepare(*loops)
         self.leaves = self.leaves_of([*loops])
-        with self.block(f"for (int turn = 0; turn < {s.turns}; ++turn)"):
-            self.tile_head([*loops])
+        with self.team_tiles([*loops]):
             if s.chunks == 1:
                 self.load("0")
             yield

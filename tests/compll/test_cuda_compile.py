@@ -1,5 +1,7 @@
 """NVRTC compiles every spec to machine code for every architecture; no device is needed."""
 
+import struct
+
 import pytest
 
 from compll.backends import cuda_source
@@ -21,9 +23,17 @@ def test_every_spec_becomes_a_cubin(spec, arch):
     # full optimization takes four times as long, and says no more about the source
     cubin = cuda_source.cubin(source.full(gradient), arch, "--Ofast-compile=max")
     assert cubin[:4] == b"\x7fELF"
+    assert max(ends(cubin)) == len(cubin)
     for plan in source.plans.values():
         for step in plan.steps:
             assert step.kernel.encode() in cubin
+
+
+def ends(elf):
+    """Where the tables of program and section headers end."""
+    programs, sections = struct.unpack_from("<QQ", elf, 32)
+    size, count, section_size, section_count = struct.unpack_from("<4H", elf, 54)
+    return programs + size * count, sections + section_size * section_count
 
 
 @pytest.mark.parametrize("spec", ["onebit_group", "topk", "powersgd"])

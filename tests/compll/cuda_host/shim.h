@@ -264,6 +264,9 @@ template <class T> T atomicAdd(T* p, T v) { T old = *p; *p += v; return old; }
 template <class T> T atomicOr(T* p, T v) { T old = *p; *p |= v; return old; }
 template <class T> T atomicMax(T* p, T v) { T old = *p; if (v > old) *p = v; return old; }
 template <class T> T atomicMin(T* p, T v) { T old = *p; if (v < old) *p = v; return old; }
+inline unsigned __float2uint_rz(float x) {
+  return x > 0.0f ? x < 4294967296.0f ? (unsigned)x : 0xffffffffu : 0u;
+}
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
 inline int __ffs(int v) { return __builtin_ffs(v); }
