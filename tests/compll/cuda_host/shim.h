@@ -1,7 +1,7 @@
 // CUDA on the CPU, for tests: blocks one after another, a fiber per thread.
 //
-// Blocks and threads run in ascending or in descending order: what depends on an order that CUDA does
-// not promise shows as a difference.
+// Blocks and threads run in ascending or in descending order, and each warp as far as it gets without
+// the others: what depends on an order that CUDA does not promise shows as a difference.
 //
 // Barriers and warp intrinsics are rendezvous. What CUDA leaves undefined ends the process with a
 // message: a collective that some lane of its mask does not reach, lanes that meet in different
@@ -63,6 +63,7 @@ inline Fiber* current = nullptr;
 inline Index block_index, block_dim, grid_dim;
 inline int live = 0, waiting = 0;
 inline unsigned turn = 0;
+inline uint64_t events = 0;  // arrivals at a rendezvous, and returns
 // the kernel: a function, and its arguments
 inline void (*body)(void*) = nullptr;
 inline void* given = nullptr;
@@ -119,6 +120,7 @@ inline void fiber_main() {
   Warp& warp = warps[current->index.x / WARP];
   --warp.live;
   --live;
+  ++events;
   if (warp.arrived) die("a thread returns while others of its warp are in a collective");
   if (waiting) die("a thread returns while others wait at __syncthreads");
   leave(true);
@@ -136,6 +138,18 @@ inline void start(Fiber& fiber, int number) {
   makecontext(&fiber.context, fiber_main, 0);
 }
 
+// as far as the warp gets without the others: what is not kept apart by a barrier meets
+inline void run_warp(int number, int threads) {
+  const int first = number * WARP, lanes = threads - first < WARP ? threads - first : WARP;
+  for (uint64_t before = events - 1; before != events;) {
+    before = events;
+    for (int k = 0; k < lanes; ++k) {
+      Fiber& fiber = fibers[first + (descending ? lanes - 1 - k : k)];
+      if (!fiber.done) enter(fiber);
+    }
+  }
+}
+
 inline void run_block(int threads) {
   live = threads;
   waiting = 0;
@@ -144,18 +158,11 @@ inline void run_block(int threads) {
     ++warps[i / WARP].live;
     start(fibers[i], i);
   }
-  int idle = 0;  // sweeps without a turn of any rendezvous or a return
+  const int count = (int)warps.size();
   while (live) {
-    uint64_t before = turn + (uint64_t)live;
-    for (Warp& w : warps) before += w.turn;
-    for (int k = 0; k < threads; ++k) {
-      Fiber& fiber = fibers[descending ? threads - 1 - k : k];
-      if (!fiber.done) enter(fiber);
-    }
-    uint64_t after = turn + (uint64_t)live;
-    for (Warp& w : warps) after += w.turn;
-    idle = before == after ? idle + 1 : 0;
-    if (idle > 2) die("deadlock: threads wait in different places");
+    const uint64_t before = events;
+    for (int k = 0; k < count; ++k) run_warp(descending ? count - 1 - k : k, threads);
+    if (before == events) die("deadlock: threads wait in different places");
   }
   current = nullptr;
 }
@@ -176,6 +183,7 @@ inline void launch(int grid, int threads, void (*kernel)(void*), void* arguments
 // all live lanes of the warp meet twice: to give, and after all have taken
 inline void meet(Warp& w) {
   unsigned own = w.turn;
+  ++events;
   if (++w.arrived == w.live) {
     w.arrived = 0;
     ++w.turn;
@@ -219,6 +227,7 @@ template <class T> T unpack(uint64_t bits) {
 
 inline void __syncthreads() {
   unsigned own = shim::turn;
+  ++shim::events;
   if (++shim::waiting == shim::live) {
     shim::waiting = 0;
     ++shim::turn;
