@@ -17,7 +17,9 @@ HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC",
          "-w"]  # fmt: skip
 ORDER = 'extern "C" void set_order(int descending) { shim::descending = descending; }\n'
-ADDRESS = ["-fsanitize=address", "-fno-omit-frame-pointer"]
+#: accesses outside of buffers, and what is another result, or a fault, on a device
+SANITIZE = ["-fsanitize=address,alignment,bounds,shift,float-cast-overflow,integer-divide-by-zero",
+            "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]  # fmt: skip
 C_TYPES = {
     "int": ctypes.c_int,
     "i64": ctypes.c_longlong,
@@ -28,7 +30,7 @@ C_TYPES = {
 
 def build(text: str, *, sanitize: bool = False) -> Path:
     """The shared library of a source text, compiled once per text."""
-    flags = FLAGS + (ADDRESS if sanitize else [])
+    flags = FLAGS + (SANITIZE if sanitize else [])
     shim = (HERE / "shim.h").read_text()
     digest = hashlib.sha256("\0".join([shim, text, *flags]).encode()).hexdigest()[:20]
     path = folder("cuda_host") / f"{digest}.so"
