@@ -7,12 +7,15 @@ here needs the target's device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 
 from compll.errors import UsageError
 from compll.ir import Module
 from compll.static import Number
 
 Texts = dict[str, str]
+#: by the gradient's dtype and the kernel's name: registers, local and shared memory
+Kernels = dict[str, dict[str, dict[str, int]]]
 #: targets whose codecs can only be made beside their device; their source needs none
 DEVICES = ("cuda",)
 
@@ -23,19 +26,30 @@ def sources(target: str, module: Module, params: Mapping[str, Number]) -> Texts:
     return maker(module, params) if maker else {}
 
 
-def binaries(target: str, texts: Texts, arch: str) -> dict[str, bytes]:
+@dataclass(frozen=True)
+class Binaries:
+    """Compiled kernels: files by their endings, and what each kernel of each source takes."""
+
+    files: dict[str, bytes]
+    kernels: Kernels
+
+
+def binaries(target: str, texts: Texts, arch: str) -> Binaries:
     """The sources compiled for one GPU architecture ("sm_90"). Raises UsageError."""
     if target != "cuda":
         raise UsageError(f"--arch belongs to --target cuda, not {target}")
-    from compll.backends.cuda_source import cubin
+    from compll.backends.cuda_source import compiled
 
     try:
-        found = {name: cubin(text, arch) for name, text in texts.items()}
+        found = {name.removesuffix(".cu"): compiled(text, arch) for name, text in texts.items()}
     except ImportError as why:
         raise UsageError(f"--arch needs CuPy with NVRTC: {why}") from why
     except RuntimeError as why:
         raise UsageError(f"{arch}: {why}") from why
-    return {name.replace(".cu", f".{arch}.cubin"): data for name, data in found.items()}
+    return Binaries(
+        {f"{name}.{arch}.cubin": data for name, (data, _) in found.items()},
+        {name: {k: asdict(r) for k, r in used.items()} for name, (_, used) in found.items()},
+    )
 
 
 def _cpu(module: Module, params: Mapping[str, Number]) -> Texts:

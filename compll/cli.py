@@ -164,12 +164,15 @@ def built(name: str, targets: list[str], params: dict[str, object], archs: list[
         codec = library.compile(name, "reference" if device else target, **params)
         texts = artifacts.sources(target, codec.module, codec.params)
         files |= {ending: text.encode() for ending, text in texts.items()}
+        kernels = dict[str, artifacts.Kernels]()
         for arch in archs if device else ():
-            files |= artifacts.binaries(target, texts, arch)
-        facts = json.dumps(report.facts(codec, target), indent=1) + "\n"
+            made = artifacts.binaries(target, texts, arch)
+            files |= made.files
+            kernels[arch] = made.kernels
+        facts = json.dumps(report.facts(codec, target) | {"kernels": kernels}, indent=1) + "\n"
         which = f"{target}." if len(targets) > 1 else ""
         files[f"{which}report.json"] = facts.encode()
-        files[f"{which}report.md"] = report.markdown(codec, target).encode()
+        files[f"{which}report.md"] = report.markdown(codec, target, kernels).encode()
         codecs.append(codec)
     return Built(codecs[0], files)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from compll import explain
+from compll.artifacts import Kernels
 from compll.codec import Codec
 from compll.explain import SIZES
 from compll.places import places
@@ -34,8 +37,9 @@ def facts(codec: Codec, target: str) -> dict[str, object]:
     }
 
 
-def markdown(codec: Codec, target: str) -> str:
-    """The report for a reader: what travels, what each pass does, what it costs."""
+def markdown(codec: Codec, target: str, kernels: Mapping[str, Kernels]) -> str:
+    """The report for a reader: what travels, what each pass does, what it costs, and what kernels
+    compiled for an architecture take."""
     module = codec.module
     rows = [f"| {p.name} | {p.type} | {p.size} |" for p in places(module)]
     bound = "exactly" if codec.fixed else "at most"
@@ -50,7 +54,18 @@ def markdown(codec: Codec, target: str) -> str:
         ["## Memory traffic", "", "Bytes per element of the gradient.", "", "```"],
     ]
     text = "\n\n".join("\n".join(part) for part in parts)
-    return "\n".join([text, *explain.walks(module), "```", ""])
+    taken = [line for arch, found in kernels.items() for line in kernel_table(arch, found)]
+    return "\n".join([text, *explain.walks(module), "```", *taken, ""])
+
+
+def kernel_table(arch: str, kernels: Kernels) -> list[str]:
+    """What the kernels for one architecture and float32 gradients take, as Markdown."""
+    rows = [
+        f"| {name} | {used['registers']} | {used['local']} | {used['shared']} |"
+        for name, used in kernels["float32"].items()
+    ]
+    head = "| kernel | registers | local bytes of a thread | shared bytes of a block |"
+    return ["", f"## Kernels on {arch}", "", head, "| --- | --- | --- | --- |", *rows]
 
 
 def bits(codec: Codec) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,15 +105,46 @@ def complete(elf: bytes) -> bytes:
     return elf.ljust(begin + size * count, b"\0")
 
 
-def cubin(text: str, arch: str, *options: str) -> bytes:
-    """Compile for one architecture ("sm_90") with NVRTC; no device is needed."""
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel takes: registers of a thread, bytes of local memory of a thread (what registers
+    could not hold), bytes of shared memory of a block."""
+
+    registers: int
+    local: int
+    shared: int
+
+
+def resources(log: str) -> dict[str, Resources]:
+    """Of every kernel, by its name, from what ptxas says with `-v`."""
+    found, name, local = dict[str, Resources](), "", 0
+    for line in log.splitlines():
+        if entry := re.search(r"entry function '(\w+)'", line):
+            name = entry[1]
+        elif stack := re.search(r"(\d+) bytes stack frame", line):
+            local = int(stack[1])
+        elif used := re.search(r"Used (\d+) registers(.*)", line):
+            shared = re.search(r"(\d+) bytes smem", used[2])
+            found[name] = Resources(int(used[1]), local, int(shared[1]) if shared else 0)
+    return found
+
+
+def compiled(text: str, arch: str, *options: str) -> tuple[bytes, dict[str, Resources]]:
+    """Compile for one architecture ("sm_90") with NVRTC, and what each kernel takes; no device is
+    needed. Raises RuntimeError for a source that NVRTC refuses."""
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(text, "compll.cu", (), ())
+    told = (f"--gpu-architecture={arch}", *OPTIONS, "--ptxas-options=-v", *options)
     try:
-        nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", *OPTIONS, *options))
-        return complete(nvrtc.getCUBIN(program))
+        nvrtc.compileProgram(program, told)
+        return complete(nvrtc.getCUBIN(program)), resources(nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError as why:
         raise RuntimeError(f"NVRTC: {nvrtc.getProgramLog(program)}") from why
     finally:
         nvrtc.destroyProgram(program)
+
+
+def cubin(text: str, arch: str, *options: str) -> bytes:
+    """The same without what kernels take."""
+    return compiled(text, arch, *options)[0]

@@ -96,7 +96,12 @@ def test_build_for_cuda_needs_no_device(tmp_path):
     assert result.exit_code == 0, result.output
     assert "__global__" in (tmp_path / "onebit.float16.cu").read_text()
     assert (tmp_path / "onebit.float32.sm_90.cubin").read_bytes()[:4] == b"\x7fELF"
-    assert json.loads((tmp_path / "onebit.report.json").read_text())["target"] == "cuda"
+    report = json.loads((tmp_path / "onebit.report.json").read_text())
+    assert report["target"] == "cuda"
+    encode = report["kernels"]["sm_90"]["bfloat16"]["encode_pass0"]
+    assert 0 < encode["registers"] < 256
+    assert encode["shared"] > 0
+    assert "| encode_pass0 |" in (tmp_path / "onebit.report.md").read_text()
     assert "__global__" in run("explain", "onebit", "--stage", "source", "--target", "cuda").output
 
 
