@@ -1,12 +1,11 @@
 """What the machine code of CUDA kernels costs a multiprocessor beside what memory costs it: the
 floor of walks over tiles, without a device.
 
-    pip install nvidia-cuda-nvdisasm
     python -m bench.gpu_code [NAMES...] [--arch sm_90]
 
 Counted are the instructions of ready tiles (see cuda_prelude.cuh), without writing the gradient
-back, as nvdisasm shows them, each once: whatever loops remain count too little, what branches skip too
-much. Of specs with selections the walks alone are counted, not what follows them. Cycles are of
+back, as nvdisasm shows them, each once: whatever loops remain count too little, what branches skip
+too much. Of specs with selections the walks alone are counted, not what follows them. Cycles are of
 throughput alone; latency comes on top where too few warps are resident.
 """
 

@@ -1,0 +1,17 @@
+"""What bench.gpu_code counts in machine code."""
+
+import pytest
+
+from bench.gpu_code import rows_of
+
+
+@pytest.mark.parametrize("spec, least", [("none", 1), ("onebit_group", 2)])
+def test_a_walk_reads_and_writes_four_elements_at_once(spec, least):
+    encode, decode = rows_of(spec, "sm_90")
+    assert (encode["what"], decode["what"]) == ("encode", "decode_add")
+    for one in (encode, decode):
+        assert 16 < one["registers"] <= 128
+        # 8 loads of 32 lanes and 4 elements for every array, and some at the head of a block
+        assert 8 * least <= one["cycles_per_1024"]["lsu"] < 150
+        assert 100 < one["instructions_per_1024"] < 1000
+        assert 0 < one["share_of_copy_time_at_most"] <= 1
