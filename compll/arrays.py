@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +33,42 @@ class Arrays(Protocol):
     def payload(self, raw: Any, name: str) -> Any:
         """A payload as a flat uint8 array. Raises PayloadError."""
 
+    def raw(self, x: Any, name: str) -> Any:
+        """A caller's array of any other kind, as kernels take it. Raises UsageError."""
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Within it, what is launched comes after what the caller has launched."""
+
     def empty(self, count: int, dtype: str) -> Any:
         """An array with any content."""
 
     def zeros(self, count: int, dtype: str) -> Any:
         """An array of zeros."""
+
+
+class HasArrays(Protocol):
+    """What has arrays of one kind of memory."""
+
+    arrays: Any
+
+
+O = TypeVar("O", bound=HasArrays)  # noqa: E741
+P = ParamSpec("P")
+R = TypeVar("R")
+Method = Callable[Concatenate[O, P], R]
+
+
+def on_stream(method: Method[O, P, R]) -> Method[O, P, R]:
+    """The method of an object with `arrays`, within their stream."""
+
+    @wraps(method)
+    def within(self: O, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.arrays.host:
+            return method(self, *args, **kwargs)
+        with self.arrays.stream():
+            return method(self, *args, **kwargs)
+
+    return within
 
 
 class _Unlocked:
@@ -68,6 +102,14 @@ class HostArrays:
         if write and not x.flags.writeable:
             raise UsageError(f"{name}: the result goes into this array, which is read-only")
         return _open(x.reshape(-1))
+
+    def raw(self, x: Any, name: str) -> Any:
+        """x itself: kernels and their arguments' checks look at it."""
+        return x
+
+    def stream(self) -> AbstractContextManager[None]:
+        """Nothing: calls return when they are done."""
+        return nullcontext()
 
     def payload(self, raw: Any, name: str) -> NDArray[np.uint8]:
         """bytes or a uint8 vector. Raises PayloadError."""

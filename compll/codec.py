@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arguments import Arguments
-from compll.arrays import F32, I64, U8
+from compll.arrays import F32, I64, U8, on_stream
 from compll.batches import ArrayBackend, Backend, Incoming, State
 from compll.errors import UsageError
 from compll.ir import Module
@@ -65,6 +65,7 @@ class Codec:
         """The most bytes that the payload of n elements takes; known before any data."""
         return self._given.payload_bytes(n)
 
+    @on_stream
     def init_state(self, n: int, tensors: int = 1) -> dict[str, NDArray[Any]]:
         """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} when stateless.
 
@@ -77,6 +78,7 @@ class Codec:
             for s in self.module.states
         }
 
+    @on_stream
     def encode(self, x: F32, *, state: State | None = None, seed: int = 0, step: int = 0) -> U8:
         """The payload of x, float32 [n], as uint8.
 
@@ -92,6 +94,7 @@ class Codec:
         payload: U8 = out[: int(used[0])]
         return payload
 
+    @on_stream
     def decode(self, payload: U8, n: int, *, step: int = 0) -> F32:
         """The float32 [n] values of a payload. Raises PayloadError.
 
@@ -107,6 +110,7 @@ class Codec:
         self._decode(payload, out, add=False, step=step)
         return out
 
+    @on_stream
     def decode_add(self, payload: U8, out: F32, *, step: int = 0) -> None:
         """Add the values of a payload to out, float32 [n]. Raises PayloadError, out untouched.
 
@@ -121,6 +125,7 @@ class Codec:
         self.decode_batch(data, _one(len(out)), at, used, out, add=add, step=step)
         self.backend.raise_found()
 
+    @on_stream
     def encode_batch(
         self,
         x: F32,
@@ -146,12 +151,16 @@ class Codec:
         the codec allows it; without writeback x's pieces then hold nothing of use.
         """
         writes = writeback or incoming is not None
-        x = self.arrays.vector(x, self.name, write=writes)
+        x, out = self.arrays.vector(x, self.name, write=writes), self.arrays.raw(out, self.name)
+        state = self._states(state)
         seed, step = self._given.seed(seed), self._given.step(step)
         self._given.table(table, at, len(x), "x")
         self._given.state(state, table)
         self._given.room(table, at, len(out))
         if incoming is not None:
+            payload, taken_at, used = incoming
+            taken = self.arrays.raw(payload, self.name)
+            incoming = Incoming(taken, taken_at, self._used(used))
             self._given.lengths(*incoming[:1], table, *incoming[1:])
             if not self.backend.fuses:
                 self.decode_batch(*incoming[:1], table, *incoming[1:], x, add=True, step=step)
@@ -169,6 +178,7 @@ class Codec:
             incoming=incoming,
         )
 
+    @on_stream
     def decode_batch(
         self,
         payload: U8,
@@ -185,6 +195,7 @@ class Codec:
         step: that of the encode, see decode.
         """
         out, step = self.arrays.vector(out, self.name, write=True), self._given.step(step)
+        payload, used = self.arrays.raw(payload, self.name), self._used(used)
         self._given.table(table, at, len(out), "out")
         self._given.lengths(payload, table, at, used)
         if self.module.arrays:
@@ -206,6 +217,7 @@ class Codec:
         when = self.module.when
         return when is None or bool(evaluate(when, {"n": self._given.count(n)}))
 
+    @on_stream
     def encode_round(
         self,
         number: int,
@@ -225,6 +237,7 @@ class Codec:
         before: the sums over all `workers` of the earlier rounds, in order: (payload, where each
         piece begins). The state is read, not changed. The other arguments are encode_batch's.
         """
+        out, state, before = self.arrays.raw(out, self.name), self._states(state), self._raw(before)
         x = self._check_rounds(x, table, state, [*before, (out, at)], number + 1)
         workers = self._given.workers(workers)
         if reason := self.refuses_workers(workers):
@@ -234,6 +247,7 @@ class Codec:
             number, x, table, out, at, before, state, workers=workers, seed=seed, step=step
         )
 
+    @on_stream
     def decode_rounds(
         self,
         x: F32,
@@ -246,6 +260,7 @@ class Codec:
         step: int = 0,
     ) -> None:
         """Overwrite x's pieces by the mean that the sums of all rounds give; update the state."""
+        state, sums = self._states(state), self._raw(sums)
         x = self._check_rounds(x, table, state, sums, len(self.rounds), write=True)
         workers, seed = self._given.workers(workers), self._given.seed(seed)
         cast(ArrayBackend, self.backend).decode_rounds(
@@ -262,6 +277,21 @@ class Codec:
                     f"and a byte holds 255: at most {one.most_workers} ranks, or fewer bits"
                 )
         return None
+
+    def _states(self, state: State | None) -> State | None:
+        """A caller's states as kernels take them; what is no mapping is refused later."""
+        if self.arrays.host or not isinstance(cast(object, state), Mapping):
+            return state
+        return {name: self.arrays.raw(held, self.name) for name, held in (state or {}).items()}
+
+    def _used(self, used: I64) -> I64:
+        """Payloads' lengths, which the host may hold whatever the payloads are in."""
+        host = isinstance(cast(object, used), np.ndarray)
+        return used if host else cast(I64, self.arrays.raw(used, self.name))
+
+    def _raw(self, payloads: Before) -> Before:
+        """Payloads of rounds, as kernels take them."""
+        return [(self.arrays.raw(payload, self.name), at) for payload, at in payloads]
 
     def _check_rounds(
         self, x: F32, table: I64, state: State | None, payloads: Before, count: int,

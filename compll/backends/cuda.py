@@ -1,9 +1,8 @@
 """The CUDA backend: generated kernels on arrays in device memory.
 
-Kernels run on CuPy's current stream (to use torch's: `with
-cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):`). Nothing inside an encode or
-decode of a batch waits for the device, and after the first call with a table nothing is allocated,
-so that a call can be captured in a CUDA graph.
+Kernels run on torch's current stream, or on CuPy's where one has been set. Nothing inside an encode
+or decode of a batch waits for the device, and after the first call with a table nothing is
+allocated, so that a call can be captured in a CUDA graph.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from compll.backends.cuda_plans import GRADIENTS, OPTIONS, Source
 from compll.errors import PayloadError, UsageError
 
+#: how the interface calls bfloat16, which NumPy does not know
+BFLOAT16 = ("<V2", "|V2")
 INSTALL = "pip install 'hipress[cuda12]' or 'hipress[cuda13]', whichever your driver has"
 
 
@@ -76,6 +80,14 @@ class CupyDevice:
         return self.functions[key]
 
 
+class Bits:
+    """The bits of a bfloat16 array in device memory, uint16."""
+
+    def __init__(self, owner: Any, interface: dict[str, Any]) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = interface | {"typestr": "<u2"}
+
+
 class DeviceArrays:
     """CuPy arrays, and whatever offers `__cuda_array_interface__` (torch tensors do)."""
 
@@ -104,13 +116,40 @@ class DeviceArrays:
         return module.ascontiguousarray(data)
 
     def view(self, x: Any, name: str) -> Any:
-        """A cupy view of a device array. Raises UsageError."""
+        """A cupy view of a device array; bfloat16 as the uint16 of its bits. Raises UsageError."""
         module = cupy()
         if isinstance(x, module.ndarray):
             return x
-        if not hasattr(type(x), "__cuda_array_interface__"):
-            raise UsageError(f"{name}: an array in device memory is needed, not {type(x).__name__}")
-        return module.asarray(x)
+        try:
+            interface = x.__cuda_array_interface__
+        except AttributeError:
+            # torch has the attribute, but not for tensors in the host's memory: a view would be of
+            # a copy, and what kernels write would be lost
+            where = f" on {x.device}" if hasattr(x, "device") else ""
+            kind = f"{type(x).__name__}{where}"
+            raise UsageError(f"{name}: an array in device memory is needed, not {kind}") from None
+        except (RuntimeError, TypeError, KeyError) as why:
+            raise UsageError(f"{name}: this {type(x).__name__} is not accessible: {why}") from why
+        return module.asarray(Bits(x, interface) if interface["typestr"] in BFLOAT16 else x)
+
+    def raw(self, x: Any, name: str) -> Any:
+        """Any array in device memory, as a flat cupy view. Raises UsageError."""
+        array = self.view(x, name)
+        if not array.flags.c_contiguous:
+            raise UsageError(f"{name}: a contiguous array is needed, not {array.shape}")
+        return array.reshape(-1)
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Torch's current stream, unless CuPy has been given one of its own."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return nullcontext()
+        streams = cupy().cuda
+        theirs = torch.cuda.current_stream().cuda_stream
+        if theirs == 0 or streams.get_current_stream().ptr != 0:
+            return nullcontext()
+        made: AbstractContextManager[Any] = streams.ExternalStream(theirs)
+        return made
 
     def empty(self, count: int, dtype: str) -> Any:
         """Uninitialized."""

@@ -1,0 +1,130 @@
+"""Arrays of other libraries, such as torch's tensors, given to a codec of the CUDA backend.
+
+A stand-in for CuPy sees host memory as the device's, and the shim runs the kernels.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import compll
+from compll.backends import cuda, cuda_device, cuda_source
+from compll.codec import Codec
+from compll.errors import UsageError
+from compll.library import type_check
+from tests.compll.cuda_host import HostDevice
+
+
+class Tensor:
+    """What torch's tensors show of themselves."""
+
+    def __init__(self, held, typestr=None, device="cuda:0", wrong=None):
+        self.held, self.device, self.wrong = held, device, wrong
+        self.typestr = typestr or held.dtype.str
+        self.dtype = f"torch.{held.dtype}"
+
+    def __len__(self):
+        return len(self.held)
+
+    @property
+    def __cuda_array_interface__(self):
+        if self.wrong:
+            raise self.wrong
+        return self.held.__array_interface__ | {"typestr": self.typestr}
+
+
+class Streams:
+    """CuPy's current stream, and those of torch that it was given."""
+
+    def __init__(self):
+        self.current, self.given = 0, []
+
+    def get_current_stream(self):
+        return SimpleNamespace(ptr=self.current)
+
+    def ExternalStream(self, number):
+        self.given.append(number)
+        return self
+
+    def __enter__(self):
+        self.current = self.given[-1]
+
+    def __exit__(self, *error):
+        self.current = 0
+
+
+def asarray(x):
+    if isinstance(x, np.ndarray):
+        return x
+    return np.asarray(SimpleNamespace(__array_interface__=x.__cuda_array_interface__, owner=x))
+
+
+@pytest.fixture
+def module(monkeypatch):
+    names = ("ndarray", "ascontiguousarray", "empty", "zeros")
+    made = SimpleNamespace(asarray=asarray, cuda=Streams(), **{n: getattr(np, n) for n in names})
+    monkeypatch.setattr(cuda_device, "cupy", lambda: made)
+    return made
+
+
+def codec(spec, **options):
+    module, params = type_check(spec, options)
+    kernels = cuda.kernels(module, params, HostDevice, cuda_source.source(module, 64))
+    return Codec(module, params, "cuda", spec, kernels)
+
+
+def test_gradients_payloads_and_states_are_written_where_they_are(module, rng):
+    ours, theirs, n = codec("onebit_group"), compll.compile("onebit_group", "reference"), 1500
+    x = rng.standard_normal(n).astype(np.float32)
+    table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    out, state = np.zeros(theirs.payload_bytes(n), np.uint8), ours.init_state(n)
+    wanted = theirs.init_state(n)
+    held = {name: Tensor(one) for name, one in state.items()}
+    ours.encode_batch(Tensor(x.copy()), table, Tensor(out), at, state=held)
+    np.testing.assert_array_equal(out, theirs.encode(x, state=wanted))
+    np.testing.assert_array_equal(state["residual"], wanted["residual"])
+    y = np.ones(n, np.float32)
+    ours.decode_batch(Tensor(out), table, at, np.array([len(out)]), Tensor(y), add=True)
+    np.testing.assert_array_equal(y, theirs.decode(out, n) + 1)
+
+
+def test_bfloat16_tensors_are_their_bits(module, rng):
+    ours, n = codec("int4_group"), 300
+    bits = (rng.standard_normal(n).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    wide = (bits.astype(np.uint32) << 16).view(np.float32)
+    payload = ours.encode(Tensor(bits, "<V2"), seed=3)
+    np.testing.assert_array_equal(payload, compll.compile("int4_group").encode(wide, seed=3))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (Tensor(np.zeros(4), device="cpu", wrong=AttributeError("cpu")), "Tensor on cpu"),
+        (Tensor(np.zeros(4, np.float32), wrong=RuntimeError("requires grad")), "requires grad"),
+        (Tensor(np.zeros(4, np.float64)), "float32 or float16 .* not float64"),
+        (Tensor(np.zeros((4, 4), np.float32)[:, 1]), "contiguous"),
+        ([1.0, 2.0], "not list"),
+    ],
+)  # fmt: skip
+def test_what_kernels_cannot_reach_is_refused(module, given, message):
+    with pytest.raises(UsageError, match=f"onebit: .*{message}"):
+        codec("onebit").encode(given)
+
+
+def test_a_state_in_the_hosts_memory_is_refused(module):
+    ours, x = codec("onebit"), Tensor(np.zeros(4, np.float32))
+    cpu = Tensor(np.zeros(4, np.float32), device="cpu", wrong=AttributeError("cpu"))
+    with pytest.raises(UsageError, match="Tensor on cpu"):
+        ours.encode(x, state={"residual": cpu})
+
+
+@pytest.mark.parametrize("torch, cupy, used", [(0, 0, []), (7, 0, [7]), (7, 9, [])])
+def test_kernels_run_on_torchs_stream_unless_cupy_has_one(module, monkeypatch, torch, cupy, used):
+    current = SimpleNamespace(cuda_stream=torch)
+    there = SimpleNamespace(is_initialized=lambda: True, current_stream=lambda: current)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=there))
+    module.cuda.current = cupy
+    codec("onebit").encode(Tensor(np.ones(4, np.float32)))
+    assert module.cuda.given == used
