@@ -28,7 +28,7 @@ from rich.table import Table
 
 from compll import library
 from compll.array_traffic import traffic_of
-from compll.backends import cuda_source
+from compll.backends import cuda_nvrtc, cuda_source
 from compll.errors import SpecError, UsageError
 from compll.layout import payload_bytes
 
@@ -86,7 +86,7 @@ def rows_of(name: str, arch: str) -> list[Row]:
     """The walks over tiles of a spec: encode, with feedback where there is, and decode-add."""
     module, params = library.type_check(name, {})
     source = cuda_source.source(module)
-    cubin, used = cuda_source.compiled(ready_only(source.full()), arch)
+    cubin, used = cuda_nvrtc.compiled(ready_only(source.full()), arch)
     code, rows = disassembled(cubin), list[Row]()
     fed = "feed" in source.plans
     walks = {

@@ -38,7 +38,7 @@ def binaries(target: str, texts: Texts, arch: str) -> Binaries:
     """The sources compiled for one GPU architecture ("sm_90"). Raises UsageError."""
     if target != "cuda":
         raise UsageError(f"--arch belongs to --target cuda, not {target}")
-    from compll.backends.cuda_source import compiled
+    from compll.backends.cuda_nvrtc import compiled
 
     try:
         found = {name.removesuffix(".cu"): compiled(text, arch) for name, text in texts.items()}

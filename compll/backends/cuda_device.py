@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.cuda_plans import GRADIENTS, OPTIONS, Source
+from compll.backends.cuda_nvrtc import kept
+from compll.backends.cuda_plans import GRADIENTS, Source
 from compll.errors import PayloadError, UsageError
 
 #: how the interface calls bfloat16, which NumPy does not know
@@ -69,15 +70,21 @@ class CupyDevice:
         )
 
     def function(self, gradient: str, kernel: str) -> Any:
-        """A compiled kernel of the current device; CuPy keeps cubins on disk."""
+        """A compiled kernel of the current device. Raises UsageError."""
         key = (self.cupy.cuda.runtime.getDevice(), gradient, kernel)
         if key not in self.functions:
             if key[:2] not in self.modules:
-                self.modules[key[:2]] = self.cupy.RawModule(
-                    code=self.source.full(gradient), options=OPTIONS, backend="nvrtc"
-                )
+                self.modules[key[:2]] = self.module(gradient)
             self.functions[key] = self.modules[key[:2]].get_function(kernel)
         return self.functions[key]
+
+    def module(self, gradient: str) -> Any:
+        """The kernels for a gradient's dtype, compiled for the current device."""
+        capability = self.cupy.cuda.Device().compute_capability
+        try:
+            return self.cupy.RawModule(path=str(kept(self.source.full(gradient), capability)))
+        except RuntimeError as why:
+            raise UsageError(f"device of compute capability {capability}: {why}") from why
 
 
 class Bits:

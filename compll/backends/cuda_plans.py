@@ -12,7 +12,6 @@ from compll.ir import Expr
 from compll.static import depends
 
 GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
-OPTIONS = ("--std=c++17", "--fmad=false", "-default-device")
 
 
 @dataclass(frozen=True)

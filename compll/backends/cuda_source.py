@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +10,7 @@ from compll.backends.cuda_array_source import array_source
 from compll.backends.cuda_grids import Grid, Scratch, shape_of
 from compll.backends.cuda_halves import functions
 from compll.backends.cuda_hop import Hopping, merge_function
-from compll.backends.cuda_plans import GRADIENTS, OPTIONS, Launches, Source
+from compll.backends.cuda_plans import GRADIENTS, Launches, Source
 from compll.backends.cuda_select import Selecting
 from compll.backends.cuda_spread import Spreading
 from compll.backends.cuda_values import Values
@@ -94,57 +92,3 @@ def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:
     """Generated CUDA C++ by the dtype of gradients, for `compll build`."""
     text = source(module)
     return {gradient: text.full(gradient) for gradient in GRADIENTS}
-
-
-def complete(elf: bytes) -> bytes:
-    """A cubin with its last byte, which CuPy takes for the end of a text: tools refuse it without.
-
-    It is of the program headers, which stand last, and zero as the upper half of an alignment is.
-    """
-    (begin,), (size, count) = struct.unpack_from("<Q", elf, 32), struct.unpack_from("<HH", elf, 54)
-    return elf.ljust(begin + size * count, b"\0")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a kernel takes: registers of a thread, bytes of local memory of a thread (what registers
-    could not hold), bytes of shared memory of a block."""
-
-    registers: int
-    local: int
-    shared: int
-
-
-def resources(log: str) -> dict[str, Resources]:
-    """Of every kernel, by its name, from what ptxas says with `-v`."""
-    found, name, local = dict[str, Resources](), "", 0
-    for line in log.splitlines():
-        if entry := re.search(r"entry function '(\w+)'", line):
-            name = entry[1]
-        elif stack := re.search(r"(\d+) bytes stack frame", line):
-            local = int(stack[1])
-        elif used := re.search(r"Used (\d+) registers(.*)", line):
-            shared = re.search(r"(\d+) bytes smem", used[2])
-            found[name] = Resources(int(used[1]), local, int(shared[1]) if shared else 0)
-    return found
-
-
-def compiled(text: str, arch: str, *options: str) -> tuple[bytes, dict[str, Resources]]:
-    """Compile for one architecture ("sm_90") with NVRTC, and what each kernel takes; no device is
-    needed. Raises RuntimeError for a source that NVRTC refuses."""
-    from cupy.cuda import nvrtc
-
-    program = nvrtc.createProgram(text, "compll.cu", (), ())
-    told = (f"--gpu-architecture={arch}", *OPTIONS, "--ptxas-options=-v", *options)
-    try:
-        nvrtc.compileProgram(program, told)
-        return complete(nvrtc.getCUBIN(program)), resources(nvrtc.getProgramLog(program))
-    except nvrtc.NVRTCError as why:
-        raise RuntimeError(f"NVRTC: {nvrtc.getProgramLog(program)}") from why
-    finally:
-        nvrtc.destroyProgram(program)
-
-
-def cubin(text: str, arch: str, *options: str) -> bytes:
-    """The same without what kernels take."""
-    return compiled(text, arch, *options)[0]

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from compll.backends import cuda_source
+from compll.backends import cuda_nvrtc, cuda_source
 from compll.errors import SpecError
 from compll.library import list_specs, type_check
 
@@ -21,7 +21,7 @@ def test_every_spec_becomes_a_cubin(spec, arch):
     except SpecError as why:
         pytest.skip(f"refused: {why}")
     # full optimization takes four times as long, and says no more about the source
-    cubin = cuda_source.cubin(source.full(gradient), arch, "--Ofast-compile=max")
+    cubin = cuda_nvrtc.cubin(source.full(gradient), arch, "--Ofast-compile=max")
     assert cubin[:4] == b"\x7fELF"
     assert max(ends(cubin)) == len(cubin)
     for plan in source.plans.values():
@@ -41,10 +41,10 @@ def ends(elf):
 def test_residuals_of_16_bits_become_a_cubin(spec, gradient):
     module, _ = type_check(spec, {"residual": "bfloat16"})
     text = cuda_source.source(module).full(gradient)
-    cubin = cuda_source.cubin(text, cuda_source.ARCHITECTURES[-1], "--Ofast-compile=max")
+    cubin = cuda_nvrtc.cubin(text, cuda_source.ARCHITECTURES[-1], "--Ofast-compile=max")
     assert cubin[:4] == b"\x7fELF"
 
 
 def test_a_wrong_source_is_told():
     with pytest.raises(RuntimeError, match=r"NVRTC.*undefined_name"):
-        cuda_source.cubin("__global__ void k() { undefined_name; }", "sm_80")
+        cuda_nvrtc.cubin("__global__ void k() { undefined_name; }", "sm_80")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compll.backends import cuda, cuda_source, cuda_tables, numbers
+from compll.backends import cuda, cuda_nvrtc, cuda_tables, numbers
 from compll.errors import PayloadError, SpecError
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 from tests.compll.test_grouped_selections import SCALED
@@ -151,7 +151,7 @@ def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
 @pytest.mark.parametrize("q", [2, 100, 4096])
 def test_tables_of_every_size_become_cubins(q, tmp_path):
     device, _ = compiled(MEANS.replace("4096", str(q)), tmp_path)
-    assert cuda_source.cubin(device.source.full(), "sm_90")
+    assert cuda_nvrtc.cubin(device.source.full(), "sm_90")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""How CUDA kernels become machine code that a device loads."""
+
+import importlib.metadata
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from compll.backends import cuda_device, cuda_nvrtc, cuda_source
+from compll.errors import UsageError
+from compll.library import type_check
+
+
+@pytest.fixture
+def source():
+    return cuda_source.source(type_check("onebit_group", {})[0])
+
+
+@pytest.fixture
+def module(monkeypatch, tmp_path):
+    """A stand-in for CuPy, on a device of compute capability 9.0."""
+    monkeypatch.setattr(cuda_nvrtc, "folder", lambda kind: tmp_path)
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    device = SimpleNamespace(compute_capability="90")
+    made = SimpleNamespace(
+        cuda=SimpleNamespace(runtime=runtime, Device=lambda: device),
+        RawModule=lambda path: SimpleNamespace(get_function=lambda name: (path, name)),
+    )
+    monkeypatch.setattr(cuda_device, "cupy", lambda: made)
+    return made
+
+
+def test_kernels_are_compiled_once_and_loaded_from_a_file(module, source, monkeypatch):
+    path, name = cuda_device.CupyDevice(source).function("float32", "encode_pass0")
+    assert name == "encode_pass0"
+    code = Path(path).read_bytes()
+    assert code[:4] == b"\x7fELF"
+    assert b"encode_pass0" in code
+    monkeypatch.setattr(cuda_nvrtc, "cubin", lambda *_: pytest.fail("compiled again"))
+    again, _ = cuda_device.CupyDevice(source).function("float32", "decode_set_tiles")
+    assert again == path
+
+
+def test_denormal_floats_stay(source):
+    """CuPy's own options would flush them to zero, and payloads would differ."""
+    files = importlib.metadata.files("nvidia-cuda-nvdisasm")
+    tool = next(file.locate() for file in files if file.name == "nvdisasm")
+    path = cuda_nvrtc.kept(source.full(), "90")
+    code = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+    assert "FMUL" in code
+    assert "FMUL.FTZ" not in code
+
+
+def test_architectures():
+    assert cuda_nvrtc.architecture("90") == "sm_90"
+    assert cuda_nvrtc.architecture("199").startswith("compute_1")
+    with pytest.raises(RuntimeError, match="capability 50"):
+        cuda_nvrtc.architecture("50")
+
+
+def test_a_device_newer_than_nvrtc_gets_ptx(source):
+    path = cuda_nvrtc.kept(source.full(), "199")
+    assert path.suffix == ".ptx"
+    assert ".entry encode_pass0" in path.read_text()
+
+
+def test_an_old_device_is_refused(module, source):
+    module.cuda.Device = lambda: SimpleNamespace(compute_capability="50")
+    with pytest.raises(UsageError, match="capability 50: NVRTC knows no device"):
+        cuda_device.CupyDevice(source).function("float32", "encode_pass0")
