@@ -36,12 +36,14 @@ def cupy() -> Any:
 
 
 class CupyDevice:
-    """Runs a source's kernels on CuPy's current device and stream."""
+    """Runs a source's kernels on the current stream of the device that is current when it is made,
+    where its memory is."""
 
     def __init__(self, source: Source[Any]) -> None:
         self.cupy, self.source = cupy(), source
-        self.functions: dict[tuple[int, str, str], Any] = {}
-        self.modules: dict[tuple[int, str], Any] = {}
+        self.number = self.cupy.cuda.runtime.getDevice()
+        self.functions: dict[tuple[str, str], Any] = {}
+        self.modules: dict[str, Any] = {}
 
     def upload(self, values: NDArray[Any]) -> Any:
         """A copy in device memory."""
@@ -70,13 +72,18 @@ class CupyDevice:
         )
 
     def function(self, gradient: str, kernel: str) -> Any:
-        """A compiled kernel of the current device. Raises UsageError."""
-        key = (self.cupy.cuda.runtime.getDevice(), gradient, kernel)
-        if key not in self.functions:
-            if key[:2] not in self.modules:
-                self.modules[key[:2]] = self.module(gradient)
-            self.functions[key] = self.modules[key[:2]].get_function(kernel)
-        return self.functions[key]
+        """A compiled kernel. Raises UsageError where another device has become the current one."""
+        current = self.cupy.cuda.runtime.getDevice()
+        if current != self.number:
+            raise UsageError(
+                f"this codec was made on device {self.number}, and {current} is the current one: "
+                "make a codec for each"
+            )
+        if (gradient, kernel) not in self.functions:
+            if gradient not in self.modules:
+                self.modules[gradient] = self.module(gradient)
+            self.functions[gradient, kernel] = self.modules[gradient].get_function(kernel)
+        return self.functions[gradient, kernel]
 
     def module(self, gradient: str) -> Any:
         """The kernels for a gradient's dtype, compiled for the current device."""
@@ -123,7 +130,18 @@ class DeviceArrays:
         return module.ascontiguousarray(data)
 
     def view(self, x: Any, name: str) -> Any:
-        """A cupy view of a device array; bfloat16 as the uint16 of its bits. Raises UsageError."""
+        """A cupy view of an array on the current device; bfloat16 as the uint16 of its bits. Raises
+        UsageError."""
+        array, current = self.view_anywhere(x, name), cupy().cuda.runtime.getDevice()
+        if array.size and array.device.id != current:
+            raise UsageError(
+                f"{name}: an array on device {array.device.id}, and {current} is the current one "
+                f"(torch.cuda.set_device({array.device.id}) makes that the current one)"
+            )
+        return array
+
+    def view_anywhere(self, x: Any, name: str) -> Any:
+        """The same of an array on any device."""
         module = cupy()
         if isinstance(x, module.ndarray):
             return x

@@ -35,11 +35,25 @@ class Tensor:
         return self.held.__array_interface__ | {"typestr": self.typestr}
 
 
+class Array(np.ndarray):
+    """A CuPy array."""
+
+    number = 0
+
+    def __array_finalize__(self, other):
+        self.number = getattr(other, "number", 0)
+
+    @property
+    def device(self):
+        return SimpleNamespace(id=self.number)
+
+
 class Streams:
-    """CuPy's current stream, and those of torch that it was given."""
+    """CuPy's current device and stream, and those streams of torch that it was given."""
 
     def __init__(self):
         self.current, self.given = 0, []
+        self.runtime = SimpleNamespace(getDevice=lambda: 0)
 
     def get_current_stream(self):
         return SimpleNamespace(ptr=self.current)
@@ -56,15 +70,23 @@ class Streams:
 
 
 def asarray(x):
-    if isinstance(x, np.ndarray):
+    if isinstance(x, Array):
         return x
-    return np.asarray(SimpleNamespace(__array_interface__=x.__cuda_array_interface__, owner=x))
+    seen = SimpleNamespace(__array_interface__=x.__cuda_array_interface__, owner=x)
+    array = np.asarray(seen).view(Array)
+    array.number = int(str(getattr(x, "device", "cuda:0")).rpartition(":")[2])
+    return array
+
+
+def making(function):
+    return lambda *args: function(*args).view(Array)
 
 
 @pytest.fixture
 def module(monkeypatch):
-    names = ("ndarray", "ascontiguousarray", "empty", "zeros")
-    made = SimpleNamespace(asarray=asarray, cuda=Streams(), **{n: getattr(np, n) for n in names})
+    names = ("ascontiguousarray", "empty", "zeros")
+    makers = {name: making(getattr(np, name)) for name in names}
+    made = SimpleNamespace(ndarray=Array, asarray=asarray, cuda=Streams(), **makers)
     monkeypatch.setattr(cuda_device, "cupy", lambda: made)
     return made
 
@@ -105,6 +127,7 @@ def test_bfloat16_tensors_are_their_bits(module, rng):
         (Tensor(np.zeros(4, np.float32), wrong=RuntimeError("requires grad")), "requires grad"),
         (Tensor(np.zeros(4, np.float64)), "float32 or float16 .* not float64"),
         (Tensor(np.zeros((4, 4), np.float32)[:, 1]), "contiguous"),
+        (Tensor(np.zeros(4, np.float32), device="cuda:3"), "on device 3, and 0 is the current"),
         ([1.0, 2.0], "not list"),
     ],
 )  # fmt: skip

@@ -65,6 +65,13 @@ def test_a_device_newer_than_nvrtc_gets_ptx(source):
     assert ".entry encode_pass0" in path.read_text()
 
 
+def test_a_codec_belongs_to_a_device(module, source):
+    device = cuda_device.CupyDevice(source)
+    module.cuda.runtime.getDevice = lambda: 2
+    with pytest.raises(UsageError, match="made on device 0, and 2 is the current one"):
+        device.function("float32", "encode_pass0")
+
+
 def test_an_old_device_is_refused(module, source):
     module.cuda.Device = lambda: SimpleNamespace(compute_capability="50")
     with pytest.raises(UsageError, match="capability 50: NVRTC knows no device"):

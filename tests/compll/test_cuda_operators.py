@@ -207,6 +207,26 @@ def test_spread_crosses_blocks(text, level, tmp_path, rng):
     pieces_equal(text, tmp_path, rng.standard_normal, lengths=sizes, level=level)
 
 
+STEPS = """name: steps
+group: {group}
+encode:
+  total: sum(abs(g))
+  top: max(abs(g))
+  q: max(0, min({most}, floor(3 * g / top + random(0, 1)) + 3))
+payload: {{total: float32, top: bfloat16, q: "uint[{bits}][n]"}}
+decode: (q - 3) * total * top
+"""
+
+
+@pytest.mark.parametrize(
+    "group, bits",
+    [(8, 1), (8, 4), (16, 2), (16, 8), (32, 1), (64, 2), (128, 4), (256, 1), (512, 8), (2048, 2)],
+)
+def test_groups_and_codes_of_every_size(group, bits, tmp_path, rng):
+    text = STEPS.format(group=group, bits=bits, most=min(6, 2**bits - 1))
+    pieces_equal(text, tmp_path, rng.standard_normal, writeback=bits > 1)
+
+
 @pytest.mark.parametrize("group", ["", "group: 32"])
 @pytest.mark.parametrize("decode", ["each + bits * 65536 + one", "scatter(index, few)"])
 def test_uint16(group, decode, tmp_path, rng):

@@ -7,7 +7,8 @@ from compll.backends import cuda, cuda_source
 from compll.library import type_check
 from tests.compll.cuda_host import HostDevice
 
-SIZES = (1, 2, 31, 1024, 0, 1025, 5000)
+#: the first has tiles that are ready (see cuda_prelude.cuh), others have none
+SIZES = (4096, 1, 2, 31, 1024, 0, 1025, 2001)
 
 
 def compiled(text, folder, **params):
@@ -26,14 +27,14 @@ def pieces_equal(text, folder, values, step=3, lengths=SIZES, writeback=False, *
     rows = enumerate(zip(starts, lengths, strict=True))
     table = np.array([[s, n, i, 0, s] for i, (s, n) in rows])
     sizes = [reference.payload_bytes(n) for n in lengths]
-    at = np.cumsum([1, *sizes[:-1]]).astype(np.int64)
+    at = np.cumsum([0, *sizes[:-1]]).astype(np.int64)
     options = {"seed": 2, "step": step, "scale": 1, "writeback": writeback}
     x = values(sum(lengths)).astype(np.float32)
     wanted = reference.init_state(sum(lengths), len(lengths))
     held = {name: s.copy() for name, s in wanted.items()}
     for turn in range(2):  # the second finds what the first left in scratch memory
         device.device.descending = turn == 1
-        ours, theirs = np.zeros(sum(sizes) + 1, np.uint8), np.zeros(sum(sizes) + 1, np.uint8)
+        ours, theirs = np.zeros(sum(sizes), np.uint8), np.zeros(sum(sizes), np.uint8)
         mine, its = x.copy(), x.copy()
         used = device.encode_batch(mine, table, ours, at, held, **options)
         wants = reference.encode_batch(its, table, theirs, at, state=wanted, **options)
