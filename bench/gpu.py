@@ -153,14 +153,11 @@ def main(
     rows, left_out = [], {}
     if not torch.cuda.is_available():
         raise typer.BadParameter("torch finds no CUDA device")
-    import cupy
-
-    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-        for name in track(names or compll.list_specs(), "measuring"):
-            try:
-                rows += [measure(name, int(size), repeat) for size in sizes.split(",")]
-            except CompllError as why:
-                left_out[name] = str(why)
+    for name in track(names or compll.list_specs(), "measuring"):
+        try:
+            rows += [measure(name, int(size), repeat) for size in sizes.split(",")]
+        except (CompllError, RuntimeError, MemoryError) as why:  # such as no memory left
+            left_out[name] = f"{type(why).__name__}: {why}"
     console = Console(width=120)
     console.print(show(rows))
     for name, reason in left_out.items():

@@ -23,7 +23,8 @@ class Codec:
     """A compressor for one parameter set on one backend.
 
     Arrays are NumPy float32 (gradients, states) and uint8 (payloads), C-contiguous, one
-    dimension. Calls release the GIL and may run in any thread; two calls must not share state.
+    dimension. Calls release the GIL and may run in any thread; two calls must not share state. On a
+    device calls of a codec share memory, too: they are ordered by a stream, or by events.
     """
 
     def __init__(
@@ -148,7 +149,8 @@ class Codec:
         each payload begins in `out` (payload_bytes(LENGTH) bytes of room). x is multiplied by
         `scale` as it is read. writeback: x's piece becomes decode(encode(x)), in the same pass.
         incoming: payloads that are decoded and added to x before all that, in the same pass where
-        the codec allows it; without writeback x's pieces then hold nothing of use.
+        the codec allows it; without writeback x's pieces then hold nothing of use. On a device what
+        is returned is the codec's own, until the next call with this table.
         """
         writes = writeback or incoming is not None
         x, out = self.arrays.vector(x, self.name, write=writes), self.arrays.raw(out, self.name)

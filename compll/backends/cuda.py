@@ -3,6 +3,9 @@
 Kernels run on torch's current stream, or on CuPy's where one has been set. Nothing inside an encode
 or decode of a batch waits for the device, and after the first call with a table nothing is
 allocated, so that a call can be captured in a CUDA graph.
+
+Calls of one codec share scratch memory, and the array of bytes used that an encode returns is the
+codec's until the next call with its table: order them, by one stream or by events.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from compll.arrays import I64
 from compll.backends.cuda_arrays import ArrayKernels
 from compll.backends.cuda_device import CupyDevice, DeviceArrays
 from compll.backends.cuda_grids import Grid, Step
-from compll.backends.cuda_launch import Device, Launching, make_room, starts
+from compll.backends.cuda_launch import Device, Launching, starts
 from compll.backends.cuda_plans import Source
 from compll.backends.cuda_runs import runs_of
 from compll.backends.cuda_source import Plan, hop_source, source
@@ -26,7 +29,7 @@ from compll.backends.cuda_streams import CHUNK, GROUP
 from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 from compll.batches import Incoming
 from compll.ir import Expr, Module
-from compll.layout import field_bytes, gap_bytes, limits, packed_bytes, payload_bytes
+from compll.layout import field_bytes, gap_bytes, is_fixed, limits, packed_bytes, payload_bytes
 from compll.passes import hops
 from compll.static import Number, as_count, evaluate
 
@@ -64,12 +67,14 @@ class Kernels(Launching[Plan]):
         self.fuses = hops(module) and not runs_of(module)
         self.hop_kernels: Kernels | None = None
         self.batches: dict[tuple[str, bytes, bytes], Batch] = {}
+        self.states: dict[bytes, dict[str, Any]] = {}
+        self.fixed = is_fixed(module)
 
     def batch(self, name: str, table: I64, at: I64) -> Batch:
         """The device side of a table, made once."""
         key = (name, table.tobytes(), at.tobytes())
         if key not in self.batches:
-            make_room(self.batches)
+            self.make_room(self.batches)
             self.batches[key] = self.make_batch(self.source.plans[name], table, at)
         return self.batches[key]
 
@@ -176,7 +181,7 @@ class Kernels(Launching[Plan]):
         taken: tuple[Any, ...] = ()
         if incoming is not None:
             host = isinstance(incoming.used, np.ndarray)
-            sizes = self.device.upload(incoming.used) if host else incoming.used
+            sizes = self.given_sizes(incoming.used) if host else incoming.used
             statics = np.int32(len(self.source.plans["set"].statics))
             begins = self.batch("set", table, incoming.at).at
             taken = (incoming.payload, begins, sizes, self.statics("set", b.lengths, 0), statics)
@@ -189,21 +194,32 @@ class Kernels(Launching[Plan]):
         self.run(plan, b, args, self.device.dtype(x))
         return b.used
 
+    def given_sizes(self, used: I64) -> Any:
+        """Payloads' lengths in device memory; kept where they are always the same."""
+        return self.place(used) if self.fixed else self.device.upload(used)
+
     def hop(self) -> Kernels:
         """The kernels that decode, add and encode; made at the first call."""
         if self.hop_kernels is None:
             code = hop_source(self.module, self.source.shape.threads)
             self.hop_kernels = Kernels(self.module, self.params, self.make_device, code)
-            self.hop_kernels.tick = self.tick
+        self.hop_kernels.tick = self.tick
         return self.hop_kernels
 
     def fresh(self, table: I64) -> tuple[dict[str, Any], I64]:
         """Zero states for a call without any, and the table that goes with them."""
-        table = table.copy()
+        key, table = table.tobytes(), table.copy()
         table[:, 4] = np.cumsum(table[:, 1]) - table[:, 1]
         size = {True: int(table[:, 1].sum()), False: int(table[:, 2].max(initial=0)) + 1}
-        zeros = self.device.zeros
-        return {s.name: zeros(size[s.shape == "n"], s.dtype) for s in self.module.states}, table
+        if key not in self.states:
+            self.make_room(self.states)
+            zeros = self.device.zeros
+            self.states[key] = {
+                s.name: zeros(size[s.shape == "n"], s.dtype) for s in self.module.states
+            }
+        for held in self.states[key].values():
+            held[:] = 0
+        return self.states[key], table
 
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool
@@ -212,7 +228,7 @@ class Kernels(Launching[Plan]):
         name = "add" if add else "set"
         plan = self.source.plans[name]
         b = self.batch(name, table, at)
-        sizes = self.device.upload(used) if isinstance(used, np.ndarray) else used
+        sizes = self.given_sizes(used) if isinstance(used, np.ndarray) else used
         args = (
             payload, b.table, b.first, b.item_at, np.int32(b.pieces), b.at, sizes, b.limits,
             self.statics(name, b.lengths, 0), np.int32(len(plan.statics)), self.errors, out,

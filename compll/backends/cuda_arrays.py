@@ -15,7 +15,7 @@ import numpy as np
 from compll.arrays import I64
 from compll.backends.cuda_device import DeviceArrays
 from compll.backends.cuda_domains import ArrayPlan, Domain
-from compll.backends.cuda_launch import Device, Launching, make_room, starts
+from compll.backends.cuda_launch import Device, Launching, starts
 from compll.backends.cuda_plans import Source
 from compll.batches import Incoming
 from compll.errors import UsageError
@@ -52,14 +52,13 @@ class ArrayKernels(Launching[ArrayPlan]):
         super().__init__(module, params, make_device, code)
         self.rounds = rounds(module)
         self.batches: dict[tuple[str, bytes], Batch] = {}
-        self.kept: dict[bytes, Any] = {}
         self.scratch: dict[bytes, dict[tuple[str, int, int], Any]] = {}
 
     def batch(self, name: str, table: I64) -> Batch:
         """The device side of a table, made once."""
         key = (name, table.tobytes())
         if key not in self.batches:
-            if make_room(self.batches):
+            if self.make_room(self.batches):
                 self.scratch.clear()
             self.batches[key] = self.make_batch(self.source.plans[name], table)
         return self.batches[key]
@@ -114,15 +113,6 @@ class ArrayKernels(Launching[ArrayPlan]):
                     else f"flat: a matrix of {rows * cols} elements, {n} are needed"
                 )
 
-    def place(self, at: I64) -> Any:
-        """Whole numbers of the pieces, int64 [m], in device memory; uploaded once."""
-        numbers = np.ascontiguousarray(at, np.int64)
-        key = numbers.tobytes()
-        if key not in self.kept:
-            make_room(self.kept)
-            self.kept[key] = self.device.upload(numbers)
-        return self.kept[key]
-
     def launch(
         self, name: str, table: I64, given: tuple[Any, ...], gradient: str, *, seed: int, step: int
     ) -> None:
@@ -164,7 +154,14 @@ class ArrayKernels(Launching[ArrayPlan]):
         fed = state is not None and bool(self.module.states)
         name, states = ("feed", state) if fed else ("encode", None)
         held = self.states(name, states, table)
-        given = (x, out, self.place(at), np.float32(scale), np.int32(writeback), *held)
+        given = (
+            x,
+            out,
+            self.place(at.astype(np.int64)),
+            np.float32(scale),
+            np.int32(writeback),
+            *held,
+        )
         self.launch(name, table, given, self.device.dtype(x), seed=seed, step=step)
         used = self.place(self.sizes(table))
         if writeback and not fed:
@@ -180,8 +177,8 @@ class ArrayKernels(Launching[ArrayPlan]):
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool, step: int = 0
     ) -> None:
         """Decode all pieces into out, or add them."""
-        sizes = self.place(used) if isinstance(used, np.ndarray) else used
-        given = (payload, self.place(at), sizes, self.errors, out)
+        sizes = self.place(used.astype(np.int64)) if isinstance(used, np.ndarray) else used
+        given = (payload, self.place(at.astype(np.int64)), sizes, self.errors, out)
         name = "add" if add else "set"
         self.launch(name, table, given, self.device.dtype(out), seed=0, step=step)
 
@@ -204,7 +201,7 @@ class ArrayKernels(Launching[ArrayPlan]):
             f"round{number}" if state is None or not self.module.states else f"round{number}_feed"
         )
         given = (
-            x, out, self.place(at), np.float32(1), np.float32(workers),
+            x, out, self.place(at.astype(np.int64)), np.float32(1), np.float32(workers),
             *self.sums(before, number), *self.states(name, state, table),
         )  # fmt: skip
         self.launch(name, table, given, self.device.dtype(x), seed=seed, step=step)
@@ -213,7 +210,7 @@ class ArrayKernels(Launching[ArrayPlan]):
 
     def sums(self, sums: Before, count: int) -> tuple[Any, ...]:
         """The first rounds' sums, and where pieces begin in them."""
-        pairs = ((payload, self.place(at)) for payload, at in sums[:count])
+        pairs = ((payload, self.place(at.astype(np.int64))) for payload, at in sums[:count])
         return tuple(value for pair in pairs for value in pair)
 
     def decode_rounds(

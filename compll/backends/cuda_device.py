@@ -16,6 +16,8 @@ from compll.errors import PayloadError, UsageError
 
 #: how the interface calls bfloat16, which NumPy does not know
 BFLOAT16 = ("<V2", "|V2")
+#: the null stream by its names, and the default one of a thread
+DEFAULT_STREAMS = (0, 1, 2)
 INSTALL = "pip install 'hipress[cuda12]' or 'hipress[cuda13]', whichever your driver has"
 
 
@@ -46,12 +48,27 @@ class CupyDevice:
         self.modules: dict[str, Any] = {}
 
     def upload(self, values: NDArray[Any]) -> Any:
-        """A copy in device memory."""
+        """A copy in device memory. Raises UsageError where another device is the current one."""
+        self.check_device()
         return self.cupy.asarray(values)
 
     def zeros(self, count: int, dtype: str) -> Any:
-        """Zeros in device memory."""
+        """Zeros in device memory. Raises UsageError, as upload."""
+        self.check_device()
         return self.cupy.zeros(count, dtype)
+
+    def settle(self) -> None:
+        """Wait until nothing runs on the device."""
+        self.cupy.cuda.Device().synchronize()
+
+    def check_device(self) -> None:
+        """Raise UsageError where another device has become the current one."""
+        current = self.cupy.cuda.runtime.getDevice()
+        if current != self.number:
+            raise UsageError(
+                f"this codec was made on device {self.number}, and {current} is the current one: "
+                "make a codec for each"
+            )
 
     def download(self, array: Any) -> NDArray[Any]:
         """A copy in host memory; waits."""
@@ -72,26 +89,41 @@ class CupyDevice:
         )
 
     def function(self, gradient: str, kernel: str) -> Any:
-        """A compiled kernel. Raises UsageError where another device has become the current one."""
-        current = self.cupy.cuda.runtime.getDevice()
-        if current != self.number:
-            raise UsageError(
-                f"this codec was made on device {self.number}, and {current} is the current one: "
-                "make a codec for each"
-            )
+        """A compiled kernel. Raises UsageError."""
+        self.check_device()
         if (gradient, kernel) not in self.functions:
-            if gradient not in self.modules:
-                self.modules[gradient] = self.module(gradient)
-            self.functions[gradient, kernel] = self.modules[gradient].get_function(kernel)
+            self.functions[gradient, kernel] = self.loaded(gradient, kernel)
         return self.functions[gradient, kernel]
 
-    def module(self, gradient: str) -> Any:
-        """The kernels for a gradient's dtype, compiled for the current device."""
+    def loaded(self, gradient: str, kernel: str) -> Any:
+        """A kernel for a gradient's dtype, compiled for the current device and loaded there."""
         capability = self.cupy.cuda.Device().compute_capability
         try:
-            return self.cupy.RawModule(path=str(kept(self.source.full(gradient), capability)))
+            if gradient not in self.modules:
+                path = kept(self.source.full(gradient), capability)
+                self.modules[gradient] = self.cupy.RawModule(path=str(path))
+            return self.modules[gradient].get_function(kernel)
         except RuntimeError as why:
             raise UsageError(f"device of compute capability {capability}: {why}") from why
+
+
+class Queue:
+    """A stream of another library, as CuPy takes it since version 14."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.number
+
+
+def external(streams: Any, number: int) -> AbstractContextManager[Any]:
+    """Within it, the stream with this address is CuPy's current one."""
+    make = getattr(getattr(streams, "Stream", None), "from_external", None)
+    made: AbstractContextManager[Any] = (
+        make(Queue(number)) if make else streams.ExternalStream(number)
+    )
+    return made
 
 
 class Bits:
@@ -132,18 +164,9 @@ class DeviceArrays:
     def view(self, x: Any, name: str) -> Any:
         """A cupy view of an array on the current device; bfloat16 as the uint16 of its bits. Raises
         UsageError."""
-        array, current = self.view_anywhere(x, name), cupy().cuda.runtime.getDevice()
-        if array.size and array.device.id != current:
-            raise UsageError(
-                f"{name}: an array on device {array.device.id}, and {current} is the current one "
-                f"(torch.cuda.set_device({array.device.id}) makes that the current one)"
-            )
-        return array
-
-    def view_anywhere(self, x: Any, name: str) -> Any:
-        """The same of an array on any device."""
         module = cupy()
         if isinstance(x, module.ndarray):
+            self.check_place(x.device.id, name)
             return x
         try:
             interface = x.__cuda_array_interface__
@@ -155,7 +178,19 @@ class DeviceArrays:
             raise UsageError(f"{name}: an array in device memory is needed, not {kind}") from None
         except (RuntimeError, TypeError, KeyError) as why:
             raise UsageError(f"{name}: this {type(x).__name__} is not accessible: {why}") from why
+        pointer = interface["data"][0]
+        if pointer:  # asarray would copy what is on another device, and writes would be lost
+            self.check_place(module.cuda.runtime.pointerGetAttributes(pointer).device, name)
         return module.asarray(Bits(x, interface) if interface["typestr"] in BFLOAT16 else x)
+
+    def check_place(self, number: int, name: str) -> None:
+        """Raise UsageError for memory of another device than the current one."""
+        current = cupy().cuda.runtime.getDevice()
+        if number != current:
+            raise UsageError(
+                f"{name}: an array on device {number}, and {current} is the current one "
+                f"(torch.cuda.set_device({number}) makes that the current one)"
+            )
 
     def raw(self, x: Any, name: str) -> Any:
         """Any array in device memory, as a flat cupy view. Raises UsageError."""
@@ -171,10 +206,9 @@ class DeviceArrays:
             return nullcontext()
         streams = cupy().cuda
         theirs = torch.cuda.current_stream().cuda_stream
-        if theirs == 0 or streams.get_current_stream().ptr != 0:
+        if theirs == 0 or streams.get_current_stream().ptr not in DEFAULT_STREAMS:
             return nullcontext()
-        made: AbstractContextManager[Any] = streams.ExternalStream(theirs)
-        return made
+        return external(streams, theirs)
 
     def empty(self, count: int, dtype: str) -> Any:
         """Uninitialized."""

@@ -32,6 +32,9 @@ class Device(Protocol):
     def zeros(self, count: int, dtype: str) -> Any:
         """Zeros in device memory."""
 
+    def settle(self) -> None:
+        """Wait until nothing runs on the device."""
+
     def download(self, array: Any) -> NDArray[Any]:
         """A copy in host memory; waits."""
 
@@ -47,6 +50,8 @@ class Device(Protocol):
 class Launching(Generic[P]):
     """A source's kernels on a device, and what is kept of batches."""
 
+    arrays: Any
+
     def __init__(
         self,
         module: Module,
@@ -56,26 +61,48 @@ class Launching(Generic[P]):
     ) -> None:
         self.module, self.params, self.source = module, dict(params), code
         self.make_device, self.device = make_device, make_device(code)
-        self.rows: dict[tuple[str, tuple[int, ...], int], Any] = {}
+        #: the last host-computed values of a plan and its pieces, with their step
+        self.evaluated: dict[tuple[str, tuple[int, ...]], tuple[int, NDArray[Any]]] = {}
+        self.placed: dict[tuple[str, bytes], Any] = {}
         #: what decode kernels found wrong, a bit each (see REASONS)
         self.errors = self.device.zeros(1, "uint32")
-        #: a uint64 in device memory that is added to `step`: lets a replayed CUDA graph go on
+        self.device.settle()  # the first call may be on another stream
+        #: a uint64 in device memory that is added to `step`: lets a replayed CUDA graph go on. What
+        #: the host computes from the step (a warm-up's ratio, say) stays that of the capture.
         self.tick: Any = None
 
     def statics(self, name: str, lengths: tuple[int, ...], step: int) -> Any:
         """Host-computed values in device memory, float64 [m * statics]; made once per value."""
         plan = self.source.plans[name]
         step = step if plan.steps_matter else 0
-        key = (name, lengths, step)
-        if key not in self.rows:
-            make_room(self.rows)
+        known = self.evaluated.get((name, lengths))
+        if known is None or known[0] != step:
             rows = [
                 float(evaluate(e, self.params | {"n": n, "step": step}))
                 for n in lengths
                 for e in plan.statics
             ]
-            self.rows[key] = self.device.upload(np.array(rows, np.float64))
-        return self.rows[key]
+            if len(self.evaluated) >= KEPT_BATCHES:
+                self.evaluated.clear()
+            known = self.evaluated[name, lengths] = (step, np.array(rows, np.float64))
+        return self.place(known[1])
+
+    def place(self, numbers: NDArray[Any]) -> Any:
+        """Numbers in device memory; uploaded once."""
+        numbers = np.ascontiguousarray(numbers)
+        key = (numbers.dtype.str, numbers.tobytes())
+        if key not in self.placed:
+            self.make_room(self.placed)
+            self.placed[key] = self.device.upload(numbers)
+        return self.placed[key]
+
+    def make_room(self, cache: dict[Any, Any]) -> bool:
+        """Empty a cache that has become full, when nothing on the device uses it; whether it had."""
+        full = len(cache) >= KEPT_BATCHES
+        if full:
+            self.device.settle()
+            cache.clear()
+        return full
 
     def refuse_shared(self, table: I64) -> None:
         """Pieces run at the same time, so no two of them may update the state of one tensor."""
@@ -87,20 +114,14 @@ class Launching(Generic[P]):
 
     def raise_found(self) -> None:
         """Raise PayloadError for a bad payload that an earlier decode met; waits."""
-        found = int(self.device.download(self.errors)[0])
+        with self.arrays.stream():
+            found = int(self.device.download(self.errors)[0])
+            if found:
+                self.errors[:] = 0  # in place: a captured CUDA graph writes to it
         if found:
-            self.errors = self.device.zeros(1, "uint32")
             raise PayloadError(f"{self.module.name}: {REASONS[min(found, 3)]}")
 
 
 def starts(counts: I64) -> I64:
     """Running totals of each row, beginning with zero."""
     return np.pad(np.cumsum(counts, axis=1), ((0, 0), (1, 0))).astype(np.int64)
-
-
-def make_room(cache: dict[Any, Any]) -> bool:
-    """Empty a cache that has become full; whether it had."""
-    full = len(cache) >= KEPT_BATCHES
-    if full:
-        cache.clear()
-    return full

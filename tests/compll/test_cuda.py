@@ -260,6 +260,7 @@ def test_a_call_is_captured_in_a_cuda_graph(spec, rng):
     codec.backend.tick = cupy.zeros(1, "uint64")
     expected = [codec.encode(x, step=step) for step in (4, 5)]
     codec.encode_batch(x, table, out, at, step=4)  # allocates what it needs
+    cupy.cuda.Device().synchronize()  # the stream of the capture does not wait for this one
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
@@ -269,9 +270,11 @@ def test_a_call_is_captured_in_a_cuda_graph(spec, rng):
             graph.launch(stream)
             stream.synchronize()
             assert (out[: len(payload)] == payload).all()
-            codec.backend.tick += 1
+            with stream:
+                codec.backend.tick += 1
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not on_gpu() or not shutil.which("compute-sanitizer"), reason="no sanitizer")
 def test_the_device_finds_no_bad_access():
     command = ["compute-sanitizer", "--error-exitcode", "9", sys.executable, "-m", "pytest", "-q"]

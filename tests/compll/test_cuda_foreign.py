@@ -48,12 +48,20 @@ class Array(np.ndarray):
         return SimpleNamespace(id=self.number)
 
 
+#: the device of an address, where that is not 0
+PLACES = {}
+
+
 class Streams:
     """CuPy's current device and stream, and those streams of torch that it was given."""
 
-    def __init__(self):
+    def __init__(self, newer):
         self.current, self.given = 0, []
-        self.runtime = SimpleNamespace(getDevice=lambda: 0)
+        where = lambda pointer: SimpleNamespace(device=PLACES.get(pointer, 0))  # noqa: E731
+        self.runtime = SimpleNamespace(getDevice=lambda: 0, pointerGetAttributes=where)
+        if newer:
+            take = lambda stream: self.ExternalStream(stream.__cuda_stream__()[1])  # noqa: E731
+            self.Stream = SimpleNamespace(from_external=take)
 
     def get_current_stream(self):
         return SimpleNamespace(ptr=self.current)
@@ -73,20 +81,19 @@ def asarray(x):
     if isinstance(x, Array):
         return x
     seen = SimpleNamespace(__array_interface__=x.__cuda_array_interface__, owner=x)
-    array = np.asarray(seen).view(Array)
-    array.number = int(str(getattr(x, "device", "cuda:0")).rpartition(":")[2])
-    return array
+    assert x.__cuda_array_interface__["data"][0] not in PLACES, "a copy"
+    return np.asarray(seen).view(Array)
 
 
 def making(function):
     return lambda *args: function(*args).view(Array)
 
 
-@pytest.fixture
-def module(monkeypatch):
+@pytest.fixture(params=[False, True], ids=["cupy13", "cupy14"])
+def module(monkeypatch, request):
     names = ("ascontiguousarray", "empty", "zeros")
     makers = {name: making(getattr(np, name)) for name in names}
-    made = SimpleNamespace(ndarray=Array, asarray=asarray, cuda=Streams(), **makers)
+    made = SimpleNamespace(ndarray=Array, asarray=asarray, cuda=Streams(request.param), **makers)
     monkeypatch.setattr(cuda_device, "cupy", lambda: made)
     return made
 
@@ -120,6 +127,13 @@ def test_bfloat16_tensors_are_their_bits(module, rng):
     np.testing.assert_array_equal(payload, compll.compile("int4_group").encode(wide, seed=3))
 
 
+def elsewhere(number):
+    """A tensor on another device, which CuPy would copy."""
+    held = np.zeros(4, np.float32)
+    PLACES[held.ctypes.data] = number
+    return Tensor(held, device=f"cuda:{number}")
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
@@ -127,7 +141,7 @@ def test_bfloat16_tensors_are_their_bits(module, rng):
         (Tensor(np.zeros(4, np.float32), wrong=RuntimeError("requires grad")), "requires grad"),
         (Tensor(np.zeros(4, np.float64)), "float32 or float16 .* not float64"),
         (Tensor(np.zeros((4, 4), np.float32)[:, 1]), "contiguous"),
-        (Tensor(np.zeros(4, np.float32), device="cuda:3"), "on device 3, and 0 is the current"),
+        (elsewhere(3), "on device 3, and 0 is the current"),
         ([1.0, 2.0], "not list"),
     ],
 )  # fmt: skip

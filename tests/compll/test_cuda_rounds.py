@@ -29,6 +29,7 @@ class World:
 
     def __init__(self, both, where, threads, lengths, rng):
         typed, self.codec = both
+        self.real = where == "gpu"
         self.device = kernels(typed, where, threads)
         self.put, self.get = self.device.device.upload, self.device.device.download
         self.lengths = lengths
@@ -57,7 +58,7 @@ class World:
                 number, mine, self.table, out, at, given, state, **options
             )
             assert self.get(got).tolist() == used.tolist()
-            np.testing.assert_array_equal(self.get(out), sent[0], err_msg=one.name)
+            self.payloads_equal(one, self.get(out), sent[0], at)
             sums.append((self.combined(one, sent, at), at))
             given.append((self.put(sums[-1][0]), at))
         for rank, x in enumerate(self.x):
@@ -65,6 +66,16 @@ class World:
             self.codec.decode_rounds(x, self.table, sums, state=state, **options)
         self.device.decode_rounds(mine, self.table, given, self.held if fed else None, **options)
         return self.get(mine)
+
+    def payloads_equal(self, one, found, wanted, at):
+        """A device has one NaN, whatever NaN it is made from: there, numbers are compared."""
+        if not self.real:
+            np.testing.assert_array_equal(found, wanted, err_msg=one.name)
+            return
+        for begin, n in zip(at.tolist(), self.lengths, strict=True):
+            part = slice(begin, begin + one.payload_bytes(n))
+            pair = [each[part].copy().view(one.dtype) for each in (found, wanted)]
+            np.testing.assert_array_equal(*pair, err_msg=one.name)
 
     def combined(self, one, sent, at):
         """What an all-reduce makes of the payloads."""
