@@ -5,7 +5,8 @@ or decode of a batch waits for the device, and after the first call with a table
 allocated, so that a call can be captured in a CUDA graph.
 
 Calls of one codec share scratch memory, and the array of bytes used that an encode returns is the
-codec's until the next call with its table: order them, by one stream or by events.
+codec's until the next call with its table: order them, by one stream or by events. What is kept for
+256 tables is dropped when another comes; graphs captured before must be captured anew.
 """
 
 from __future__ import annotations
