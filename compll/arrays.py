@@ -63,8 +63,6 @@ def on_stream(method: Method[O, P, R]) -> Method[O, P, R]:
 
     @wraps(method)
     def within(self: O, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self.arrays.host:
-            return method(self, *args, **kwargs)
         with self.arrays.stream():
             return method(self, *args, **kwargs)
 

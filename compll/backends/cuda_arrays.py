@@ -154,14 +154,7 @@ class ArrayKernels(Launching[ArrayPlan]):
         fed = state is not None and bool(self.module.states)
         name, states = ("feed", state) if fed else ("encode", None)
         held = self.states(name, states, table)
-        given = (
-            x,
-            out,
-            self.place(at.astype(np.int64)),
-            np.float32(scale),
-            np.int32(writeback),
-            *held,
-        )
+        given = (x, out, self.place(at), np.float32(scale), np.int32(writeback), *held)
         self.launch(name, table, given, self.device.dtype(x), seed=seed, step=step)
         used = self.place(self.sizes(table))
         if writeback and not fed:
@@ -177,8 +170,8 @@ class ArrayKernels(Launching[ArrayPlan]):
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool, step: int = 0
     ) -> None:
         """Decode all pieces into out, or add them."""
-        sizes = self.place(used.astype(np.int64)) if isinstance(used, np.ndarray) else used
-        given = (payload, self.place(at.astype(np.int64)), sizes, self.errors, out)
+        sizes = self.place(used) if isinstance(used, np.ndarray) else used
+        given = (payload, self.place(at), sizes, self.errors, out)
         name = "add" if add else "set"
         self.launch(name, table, given, self.device.dtype(out), seed=0, step=step)
 
@@ -201,7 +194,7 @@ class ArrayKernels(Launching[ArrayPlan]):
             f"round{number}" if state is None or not self.module.states else f"round{number}_feed"
         )
         given = (
-            x, out, self.place(at.astype(np.int64)), np.float32(1), np.float32(workers),
+            x, out, self.place(at), np.float32(1), np.float32(workers),
             *self.sums(before, number), *self.states(name, state, table),
         )  # fmt: skip
         self.launch(name, table, given, self.device.dtype(x), seed=seed, step=step)
@@ -210,7 +203,7 @@ class ArrayKernels(Launching[ArrayPlan]):
 
     def sums(self, sums: Before, count: int) -> tuple[Any, ...]:
         """The first rounds' sums, and where pieces begin in them."""
-        pairs = ((payload, self.place(at.astype(np.int64))) for payload, at in sums[:count])
+        pairs = ((payload, self.place(at)) for payload, at in sums[:count])
         return tuple(value for pair in pairs for value in pair)
 
     def decode_rounds(

@@ -85,11 +85,11 @@ class Launching(Generic[P]):
             if len(self.evaluated) >= KEPT_BATCHES:
                 self.evaluated.clear()
             known = self.evaluated[name, lengths] = (step, np.array(rows, np.float64))
-        return self.place(known[1])
+        return self.place(known[1], np.float64)
 
-    def place(self, numbers: NDArray[Any]) -> Any:
+    def place(self, numbers: NDArray[Any], dtype: type[np.number[Any]] = np.int64) -> Any:
         """Numbers in device memory; uploaded once."""
-        numbers = np.ascontiguousarray(numbers)
+        numbers = np.ascontiguousarray(numbers, dtype)
         key = (numbers.dtype.str, numbers.tobytes())
         if key not in self.placed:
             self.make_room(self.placed)
