@@ -178,6 +178,8 @@ class Encoder(Packing):
         self.inputs()
         self.now = one
         self.evenly = self.long(one)
+        for name in self.buckets.values():
+            self.add(f"{name}_ = {name}[o : o + {tile}]")
         self.open_tile(self.poured(one), *self.reads(one))
         loops = self.loops(one)
         for number in draws(*loops):

@@ -53,6 +53,7 @@ class Selecting(Searching):
     def piece(self) -> None:
         """Arrays in scratch memory belong to one piece."""
         self.arrays: dict[int, str] = {}
+        self.buckets.clear()
         super().piece()
 
     def array(self, expr: Expr) -> str:
@@ -81,7 +82,9 @@ class Selecting(Searching):
         for number in draws(expr):
             self.draw(number, "first")
         self.prepare(expr)
-        self.add(f"{name} = np.empty({turns}, np.float32)")
+        whole = expr.op == "bucket" and turns == "n"
+        room = f"tiles * {self.tile}" if whole else turns
+        self.add(f"{name} = np.empty({room}, np.{'int32' if whole else 'float32'})")
         for stored in self.unstored.values():
             self.prepare(stored)
         with self.block(f"for j in range({turns}):"):
@@ -91,6 +94,9 @@ class Selecting(Searching):
                 self.add(f"y_{state} = {self.text(stored, 'i')}")
                 self.add(f"w_{state} = {self.held(state, value)}")
             self.add(f"{name}[j] = {self.text(expr, 'i')}")
+        if whole:
+            self.add(f"{name}[n:] = 0")
+            self.buckets[id(expr)] = name
 
     def close_selection(self, s: Selection, one: Pass) -> None:
         """Counts, fields and states of the selected elements."""

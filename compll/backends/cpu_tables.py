@@ -56,41 +56,67 @@ def ascending(keys):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def by_counting(x, ranks):  # type: ignore[no-untyped-def]
-    """The same: the upper halves of all keys are counted, then the lower ones where a rank lies."""
+    """The same, by counting: the upper halves of all keys, then the next byte and the last one of
+    the keys whose upper half is that of a rank, which are few, so that counts stay in the cache."""
+    key, row, rest = np.zeros_like(ranks), np.zeros_like(ranks), ranks.copy()
     upper = np.zeros(HALF, np.int64)
     for i in range(len(x)):
-        upper[(np.int64(ops.key(x[i])) >> 16) + HALF // 2] += 1
-    slot, bins = np.full(HALF, -1, np.int32), np.empty(len(ranks), np.int64)
-    within, slots, place, before = np.empty(len(ranks), np.int64), 0, 0, 0
-    for j in range(len(ranks)):
-        while before + upper[place] <= ranks[j]:
-            before += upper[place]
-            place += 1
-        bins[j], within[j] = place, ranks[j] - before
-        if slot[place] < 0:
-            slot[place] = slots
-            slots += 1
-    lower = np.zeros((slots, HALF), np.int32)
+        upper[half_of(ops.key(x[i]))] += 1
+    halves = parted(upper, HALF, row, rest, key)
+    count = 0
+    for half in range(HALF):
+        count += upper[half] if halves[half] > 0 else 0
+    some = np.empty(count + 1, np.int32)  # one more, as each key is written before it is judged
+    count = 0
     for i in range(len(x)):
-        key = np.int64(ops.key(x[i]))
-        at = slot[(key >> 16) + HALF // 2]
-        if at >= 0:
-            lower[at, key & (HALF - 1)] += 1
-    keys = np.empty(len(ranks), np.int32)
-    for j in range(len(ranks)):
-        counts, rest, place = lower[slot[bins[j]]], within[j], 0
-        while counts[place] <= rest:
-            rest -= counts[place]
-            place += 1
-        keys[j] = ((bins[j] - HALF // 2) << 16) + place
-    return keys
+        some[count] = ops.key(x[i])
+        count += 1 if halves[half_of(some[count])] > 0 else 0
+    middle, lower = np.zeros(256 * len(ranks), np.int64), np.zeros(256 * len(ranks), np.int64)
+    for i in range(count):
+        middle[256 * (halves[half_of(some[i])] - 1) + ((some[i] >> 8) & 255)] += 1
+    bytes_ = parted(middle, 256, row, rest, key)
+    for i in range(count):
+        at = bytes_[256 * (halves[half_of(some[i])] - 1) + ((some[i] >> 8) & 255)]
+        if at > 0:
+            lower[256 * (at - 1) + (some[i] & 255)] += 1
+    parted(lower, 256, row, rest, key)
+    return (key - (1 << 31)).astype(np.int32)
+
+
+@njit(nogil=True, cache=True)
+def half_of(key):  # type: ignore[no-untyped-def]
+    """The upper half of an order key, from 0."""
+    return (np.int64(key) >> 16) + HALF // 2
+
+
+@njit(nogil=True, cache=True)
+def parted(counts, columns, row, rest, key):  # type: ignore[no-untyped-def]
+    """Find ranks among counts: rest[j] is a rank within a row, then one within a cell, whose column
+    is the next digit of key[j], and whose number, from 0, is row[j]. Returns numbers from 1, or 0.
+    """
+    cells, found = np.zeros(len(counts), np.int64), 0
+    last, cell, before = -1, 0, 0
+    for j in range(len(row)):  # ascending, as ranks are
+        if row[j] != last:
+            last, cell, before = row[j], row[j] * columns, 0
+        while before + counts[cell] <= rest[j]:
+            before += counts[cell]
+            cell += 1
+        if cells[cell] == 0:
+            found += 1
+            cells[cell] = found
+        rest[j] -= before
+        key[j] = key[j] * columns + cell - last * columns
+        row[j] = cells[cell] - 1
+    return cells
 
 
 @njit(nogil=True, cache=True)
 def starts_of(edges, n):  # type: ignore[no-untyped-def]
-    """For the upper bits of each key (from 0), how many edges lie below all such; and the shift."""
+    """For the upper bits of each key (from 0), how many edges lie below all such, and one more, how
+    many there are; and the shift."""
     shift = 16 if n >= MANY else 20
-    starts, below = np.empty(1 << (32 - shift), np.int32), 0
+    starts, below = np.empty((1 << (32 - shift)) + 1, np.uint16), 0
     for place in range(len(starts)):
         first = (place << shift) - (1 << 31)
         while below < len(edges) and np.int64(ops.key(edges[below])) < first:

@@ -27,6 +27,7 @@ class Values(Lines):
         self.names: dict[int, str] = {}
         self.local: dict[int, str] = {}
         self.buffers: dict[int, str] = {}
+        self.buckets: dict[int, str] = {}  # arrays of the whole tensor, which walks over tiles read
         self.codes: dict[str, str] = {}
         self.turn: dict[int, str] = {}
         self.where = "tile"
@@ -147,10 +148,14 @@ class Values(Lines):
         for e in walk(*roots, into=self.made_here):
             if e.op == "lift" and e.type.shape in ("n", "kept", "group"):
                 self.lifted(e)
-            elif e.op == "bucket" and -id(e.args[1]) not in self.names:
+            elif e.op == "bucket" and not self.filled(e) and -id(e.args[1]) not in self.names:
                 table = self.names[id(e.args[1])]
                 self.names[-id(e.args[1])] = self.local[-id(e.args[1])] = f"{table}_starts"
                 self.add(f"{table}_starts, {table}_shift = starts_of({table}, n)")
+
+    def filled(self, e: Expr) -> str:
+        """The part of an array of the whole tensor that holds a tile's values of e, or nothing."""
+        return f"{self.buckets[id(e)]}_" if self.where == "tile" and id(e) in self.buckets else ""
 
     def made_here(self, e: Expr) -> bool:
         """Whether the loop computes a value from others, which need names, too."""
@@ -185,6 +190,8 @@ class Values(Lines):
         """An element expression written out."""
         if id(expr) in self.buffers:
             return f"{self.buffers[id(expr)]}[{i}]"
+        if tile := self.filled(expr):
+            return f"{tile}[{i}]"
         if expr.type.shape == "table":
             return self.names[id(expr)]
         if expr.op == "lift":
@@ -201,15 +208,24 @@ class Values(Lines):
         return element(expr, [self.text(a, i) for a in expr.args])
 
     def bucket(self, expr: Expr, i: str) -> str:
-        """How many edges are not above a value: on from what `starts_of` says of its key.
+        """How many edges are not above a value: between what `starts_of` says of its key and of the
+        next, the last one first (equal edges are many where gradients are zero), then by halving.
 
         As statements, since arrays that a function takes are counted, which cost 20 ns a call.
         """
         table, name = self.names[id(expr.args[1])], self.name("t")
         self.add(f"k{name} = i64(key({self.text(expr.args[0], i)}))")
-        self.add(f"{name} = i32({table}_starts[(k{name} + 2147483648) >> {table}_shift])")
-        with self.block(f"while {name} < len({table}) and i64(key({table}[{name}])) <= k{name}:"):
-            self.add(f"{name} = i32({name} + 1)")
+        self.add(f"b{name} = (k{name} + 2147483648) >> {table}_shift")
+        self.add(f"{name} = i32({table}_starts[b{name}])")
+        self.add(f"u{name} = i32({table}_starts[b{name} + 1])")
+        with self.block(f"if {name} < u{name} and i64(key({table}[u{name} - 1])) <= k{name}:"):
+            self.add(f"{name} = u{name}")
+        with self.block(f"while {name} < u{name}:"):
+            self.add(f"m{name} = ({name} + u{name}) >> 1")
+            with self.block(f"if i64(key({table}[m{name}])) <= k{name}:"):
+                self.add(f"{name} = i32(m{name} + 1)")
+            with self.block("else:"):
+                self.add(f"u{name} = i32(m{name})")
         return name
 
     def code_text(self, expr: Expr, i: str) -> str:

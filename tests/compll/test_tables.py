@@ -114,16 +114,34 @@ def test_a_table_is_not_what_decode_gives(group, tmp_path):
         compll.compile(path)
 
 
-@pytest.mark.parametrize("kind", ["normal", "few", "same", "wild"])
-@pytest.mark.parametrize("parts", [4, 64, 256])
-def test_counting_finds_what_sorting_finds(kind, parts, rng):
+def many(kind, rng):
     n = cpu_tables.MANY + 17
-    x = {
+    return {
         "normal": rng.standard_normal(n),
         "few": rng.integers(-2, 3, n) * 0.5,
         "same": np.full(n, 7.0),
+        "near": 1 + rng.integers(0, 300, n) / (1 << 21),  # one upper half, several middle bytes
+        "zeros": rng.standard_normal(n) * (rng.random(n) < 0.1),
         "wild": rng.integers(0, 1 << 32, n, dtype=np.uint64).astype(np.uint32).view(np.float32),
     }[kind].astype(np.float32)
+
+
+KINDS = ["normal", "few", "same", "near", "zeros", "wild"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("q", [4, 256])
+def test_many_elements_find_their_buckets(kind, q, rng):
+    x = many(kind, rng)
+    cpu, reference = (compll.compile("sketch", target, q=q) for target in ("cpu", "reference"))
+    assert np.array_equal(cpu.encode(x), reference.encode(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parts", [4, 64, 256])
+def test_counting_finds_what_sorting_finds(kind, parts, rng):
+    x = many(kind, rng)
+    n = len(x)
     ranks = np.arange(1, parts) * n // parts
     sorted_ = cpu_tables.by_sorting(x, ranks)
     assert np.array_equal(cpu_tables.by_counting(x, ranks), sorted_)
