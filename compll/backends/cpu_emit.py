@@ -58,7 +58,9 @@ class Encoder(Packing):
             for result in self.poured(one):
                 self.make_room(result)
         walks = [
-            e for one in self.prog.passes for e in (*self.loops(one), *(s.expr for s in one.sinks))
+            e
+            for one in self.prog.passes
+            for e in (*self.drawing(one), *(s.expr for s in one.sinks))
         ]
         if draws(*walks):
             self.add(f"spread = np.empty({tile}, np.uint32)")
@@ -86,6 +88,7 @@ class Encoder(Packing):
             self.one_pass(one)
         for sink in self.prog.scalars:
             self.scalar_sink(sink)
+        self.in_order()
         self.shorten()
         if self.module.status:
             self.add("out[end] = np.uint8(1) if bad >= i32(0x7F800000) else np.uint8(0)")
@@ -147,7 +150,7 @@ class Encoder(Packing):
 
     def tiles(self, one: Pass) -> None:
         roots = [e.args[0] for e in one.reductions] + [self.walked(s) for s in one.sinks]
-        for number in draws(*self.loops(one)):
+        for number in draws(*self.drawing(one)):
             self.draw(number, "first")
         if self.module.group == 0:
             self.prepare(*roots, *(s.key for s in one.selections))
@@ -182,7 +185,7 @@ class Encoder(Packing):
             self.add(f"{name}_ = {name}[o : o + {tile}]")
         self.open_tile(self.poured(one), *self.reads(one))
         loops = self.loops(one)
-        for number in draws(*loops):
+        for number in draws(*self.drawing(one)):
             with self.block(f"if e >> 32 != r{number}h:"):
                 self.draw(number, "e")
             self.add(f"r{number}c = counter(u32(e), r{number}a)")
@@ -243,6 +246,10 @@ class Encoder(Packing):
         sinks = [s for s in one.sinks if s.expr.type.shape == "n" and s.kind != "back"]
         roots += [self.walked(s) for s in sinks]
         return roots + ([self.prog.gradient] if one.status else [])
+
+    def drawing(self, one: Pass) -> list[Expr]:
+        """What a walk may draw for: a grouped spec computes selected values, too, within it."""
+        return self.loops(one) + ([s.expr for s in one.kept] if self.module.group else [])
 
     def make_buffers(self, loops: list[Expr], one: Pass) -> None:
         """Compute shared values that depend on no reduction of this tile."""
@@ -306,6 +313,9 @@ class Encoder(Packing):
 
     def library(self, expr: Expr, name: str) -> None:
         raise NotImplementedError
+
+    def in_order(self) -> None:
+        """Put fields of selections, which are written one selection at a time, in their order."""
 
     def open_selection(self, s: Selection) -> None:
         raise NotImplementedError

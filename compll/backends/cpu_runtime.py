@@ -172,9 +172,17 @@ def kept_min(values, tile):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def count_of(number, n):  # type: ignore[no-untyped-def]
+    """A number as a count from 1 to n (NaN is 1). Compared as it is: beyond 2**63 it is no int64."""
+    if not number >= 1:
+        return 1
+    return n if number >= n else np.int64(number)
+
+
+@njit(nogil=True, cache=True)
 def sample_positions(seed, step, tensor, n, count):  # type: ignore[no-untyped-def]
     """One random position in each of `count` equal stretches of n elements."""
-    count = max(1, min(count, n))
+    count = count_of(count, n)
     k0 = u32(stream(seed, step, tensor, u64(0xFFFFFFFFFFFFFFFF), u64(0)) >> u64(32))
     out = np.empty(count, np.int64)
     for j in range(count):
@@ -246,7 +254,7 @@ def kth_and_larger(x, k):  # type: ignore[no-untyped-def]
     that is selected from; a bracket that is too high is lowered.
     """
     n = len(x)
-    k = max(1, min(np.int64(k), n))
+    k = count_of(k, n)
     wanted = k + 4 * np.int64(np.sqrt(k)) + 16
     size = 4096
     if n <= 4 * size or wanted * 2 >= n:

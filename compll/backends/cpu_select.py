@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compll.backends.cpu_search import Searching
 from compll.backends.cpu_values import draws
-from compll.ir import POSITIONS, Expr, Selection
+from compll.ir import POSITIONS, Expr, Field, Selection
 from compll.layout import header
 from compll.program import TABLES, Pass, Program, Sink
 
@@ -68,7 +68,7 @@ class Selecting(Searching):
         if expr.op == "sample":
             arg, count = expr.args
             self.add(
-                f"at_{name} = sample_positions(u64(seed), u64(step), u64(tensor), n, i64({self.scalar(count)}))"
+                f"at_{name} = sample_positions(u64(seed), u64(step), u64(tensor), n, {self.scalar(count)})"
             )
             self.fill(name, arg, f"len(at_{name})", f"at_{name}[j]")
         else:
@@ -123,6 +123,39 @@ class Selecting(Searching):
         assert f is not None
         self.prepare(sink.expr)
         self.add(f"at_{f.name} = end")
+        self.kept_values(sink, f, name)
+        if self.in_turn() != self.wanted():
+            self.add(f"stop_{f.name} = end")
+
+    def wanted(self) -> list[str]:
+        """The fields of selected elements in the order of the payload."""
+        return [f.name for f in self.module.fields if f.shape == "kept"]
+
+    def in_turn(self) -> list[str]:
+        """The same in the order in which they are written: a selection's after its walk."""
+        sinks = [
+            sink
+            for one in self.prog.passes
+            for s in one.selections
+            for sink in one.kept
+            if sink.expr.type.of == s.name
+        ]
+        return [sink.field.name for sink in sinks if sink.field is not None]
+
+    def in_order(self) -> None:
+        written = self.in_turn()
+        if written == self.wanted():
+            return
+        self.add(f"start = at_{written[0]}")
+        self.add("told = out[start:end].copy()")
+        self.add("end = start")
+        for name in self.wanted():
+            size = f"stop_{name} - at_{name}"
+            self.add(f"out[end : end + {size}] = told[at_{name} - start : stop_{name} - start]")
+            self.add(f"end += {size}")
+
+    def kept_values(self, sink: Sink, f: Field, name: str) -> None:
+        """A field's bytes, from `end` on, which moves behind them."""
         if f.storage in POSITIONS:
             counted, gaps = header(self.module)
             place = 4 * (len(counted) + gaps.index(f.name))

@@ -95,6 +95,38 @@ def test_values_of_groups_at_selected_elements(tmp_path, index, limit):
                 np.testing.assert_array_equal(states[0][name], states[1][name])
 
 
+DRAWN = """
+name: drawn
+GROUP
+state: {r: "float32[n]"}
+encode:
+  acc: r + g
+  top: max(abs(acc))
+  kept: filter(abs(acc) > 0.5 * top, n)
+  index: indices(kept)
+  level: floor(abs(acc) / top * 3 + random(0, 1))[kept]
+payload: {index: "gaps[kept]", level: "uint2[kept]", top: float32}
+decode: scatter(index, level)
+update: {r: "UPDATE"}
+"""
+
+
+@pytest.mark.parametrize("update", ["acc", "where(kept, acc * random(0, 1), acc)"])
+@pytest.mark.parametrize("group", ["", "group: 64"])
+def test_what_is_selected_may_draw_alone(tmp_path, group, update):
+    text = DRAWN.replace("GROUP", group).replace("UPDATE", update)
+    cpu, reference = (compiled(tmp_path, b, text) for b in ("cpu", "reference"))
+    states = [c.init_state(2000) for c in (cpu, reference)]
+    for step in range(2):
+        g = np.random.default_rng(step).standard_normal(2000).astype(np.float32)
+        payloads = [
+            c.encode(g, state=s, step=step, seed=3)
+            for c, s in zip((cpu, reference), states, strict=True)
+        ]
+        assert np.array_equal(*payloads)
+        assert np.array_equal(states[0]["r"], states[1]["r"])
+
+
 @pytest.mark.parametrize(
     "before, after, message",
     [
