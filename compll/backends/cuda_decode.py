@@ -10,6 +10,7 @@ PARAMS = (
     "const u8* __restrict__ data", "const i64* table", "const i64* first", "const i64* item_at", "int pieces", "const i64* at",
     "const i64* used", "const i64* limits", "const double* st", "int statics", "u32* errors", "XT* __restrict__ y",
 )  # fmt: skip
+SHARED = 48 * 1024  # bytes of a block that need no asking for
 
 
 class Decoder(Values):
@@ -103,6 +104,29 @@ class Decoder(Values):
             if f.packed:
                 at = f"{self.codes_at(f)} + t * {f.packed_bytes(self.tile)}"
                 self.add(f"const u8* const d_{f.name} = {at};")
+            if self.by_bytes(f):
+                self.unpack_trits(f)
+
+    def by_bytes(self, f: Field) -> bool:
+        """Whether ready tiles have a field's codes as bytes in shared memory: neighbours' trits are
+        in other bytes each, which a thread would load and divide for every one of its elements."""
+        fields = sum(one.trits for one in self.elements())
+        fits = 4 * self.words_by_bytes(f) * self.shape.teams * fields <= SHARED
+        return f.trits and self.ready == "READY" and fits
+
+    def words_by_bytes(self, f: Field) -> int:
+        """Of a tile, with room for five trits of every byte."""
+        return -(-5 * f.packed_bytes(self.tile) // 4)
+
+    def unpack_trits(self, f: Field) -> None:
+        s, words = self.shape, self.words_by_bytes(f)
+        self.add(f"__shared__ u32 w_{f.name}[{s.teams * words}];")
+        self.add(f"const u32* const own_{f.name} = w_{f.name} + team * {words};")
+        with self.block("if (READY)"):
+            self.add("__syncwarp();  // all have read those of the turn before")
+            args = f"d_{f.name}, (u8*)own_{f.name}, m, u, {s.team}"
+            self.add(f"unpack_trits({args});")
+            self.add("__syncwarp();")
 
     def elements(self) -> list[Field]:
         return [f for f in self.module.fields if f.shape == "n"]
@@ -118,11 +142,16 @@ class Decoder(Values):
             return
         how = "trit_at" if f.trits else f"code_at<{f.bits}>"
         short = f"q_{f.name}[e] = l + e < m ? {how}(d_{f.name}, m, l + e) : 0;"
-        if self.tile * f.bits < 32 or f.trits:
+        by_bytes = self.by_bytes(f)
+        if (self.tile * f.bits < 32 or f.trits) and not by_bytes:
             self.add(f"for (int e = 0; e < 4; ++e) {short}")
             return
-        with self.block(f"if (READY || m == {self.tile})"):
-            self.load_word(f)
+        with self.block("if (READY)" if by_bytes else f"if (READY || m == {self.tile})"):
+            if by_bytes:
+                self.add(f"const u32 word = own_{f.name}[k * {self.shape.team} + u];")
+                self.add(f"for (int e = 0; e < 4; ++e) q_{f.name}[e] = word >> (8 * e) & 255u;")
+            else:
+                self.load_word(f)
         with self.block("else"):
             self.add(f"for (int e = 0; e < 4; ++e) {short}")
 

@@ -181,6 +181,7 @@ class Encoder(Sinks):
         self.prepare(*loops)
         self.leaves = self.leaves_of(loops)
         written = [s.field for s in one.sinks if s.field is not None and self.leaves_tile(s)]
+        self.room_for_codes(written)
         with self.team_tiles(loops, *self.fields_ready(written)):
             self.tile_body(one, loops)
 

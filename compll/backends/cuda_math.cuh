@@ -101,9 +101,25 @@ D void pack_trits(const u8* codes, u8* out, int m, int u, int team) {
     out[b] = (u8)byte;
   }
 }
+// A byte as a fraction of 3**5, of 2**32 parts: the whole part of three times it is a digit, the
+// first one first, and the fraction holds the others.
+D u32 trits_of(u32 byte) { return byte * 17674763u; }
 D u32 trit_at(const u8* data, int m, int i) {
+  const int width = (m + 4) / 5, digit = i / width;
+  const u32 weight = (u32)(0x511b090301ull >> (8 * digit)) & 255u;  // 3**digit
+  return (u32)((u64)(trits_of(data[i - digit * width]) * weight) * 3u >> 32);
+}
+// The trits of a tile as bytes in shared memory, which has room for five of every byte.
+D void unpack_trits(const u8* data, u8* codes, int m, int u, int team) {
   const int width = (m + 4) / 5;
-  u32 byte = data[i % width];
-  for (int p = 4; p > i / width; --p) byte /= 3;
-  return byte % 3;
+#pragma unroll
+  for (int b = u; b < width; b += team) {
+    u32 rest = trits_of(data[b]);
+#pragma unroll
+    for (int p = 0; p < 5; ++p) {
+      const u64 product = (u64)rest * 3u;
+      codes[b + p * width] = (u8)(product >> 32);
+      rest = (u32)product;
+    }
+  }
 }

@@ -97,9 +97,12 @@ class Sinks(Tiles):
             step *= 2
         self.add(f"if (m && u < {s.team // split}) store_word<READY>(w_{f.name} + 4 * u, word[0]);")
 
+    def room_for_codes(self, fields: list[Field]) -> None:
+        """Shared memory of `pack_short`: one for all fields, and for ready and other tiles."""
+        if any(f.packed for f in fields):
+            self.add(f"__shared__ u8 codes[{self.shape.teams * self.tile}];")
+
     def pack_short(self, f: Field, value: str) -> None:
-        teams = self.shape.teams
-        self.add(f"__shared__ u8 codes[{teams * self.tile}];")
         self.add(f"u8* const own = codes + team * {self.tile};")
         with self.each():
             self.add(f"if (i < m) own[i] = (u8)({value});")
