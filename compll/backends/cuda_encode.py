@@ -206,10 +206,13 @@ class Encoder(Sinks):
         self.overwrite([s for s in sinks if s.kind != "field"])
 
     def status(self) -> None:
-        self.add("u32 bad = 0;")
+        self.add("float none = 0.0f;")
         with self.each():
-            self.add(f"if (i < m && !finite({self.text(self.prog.gradient)})) bad = 1;")
-        self.add("if (bad) atomicOr(&flags[p], 1u);")
+            value = self.text(self.prog.gradient)
+            self.add(
+                f"if (i < m) none = __fmaf_rn({value}, 0.0f, none);  // NaN of what is not finite"
+            )
+        self.add("if (is_nan(none)) atomicOr(&flags[p], 1u);")
 
     def part(self, expr: Expr) -> None:
         """A tile's part of a tensor-level reduction."""

@@ -83,7 +83,17 @@ D double d_power(double a, double b) {
 
 // ---- exponents and trits ----
 
-D i32 exponent(float x) { return (i32)((u32)__float_as_int(x) >> 23 & 255u) - 127; }
+D i32 exponent(float x) { return 128 - (i32)(((u32)~__float_as_int(x) & 0x7f800000u) >> 23); }
+// x / 2**exponent(x), where 2**-127 is 0 and 2**128 infinity. The exponent's bits inverted are those
+// of 2**(1 - exponent(x)), at both ends too; neither product is rounded.
+D float mantissa(float x, float power_of) {
+  return x * __int_as_float(~__float_as_int(power_of) & 0x7f800000) * 0.5f;
+}
+// 2**BIT if x < 0, else 0: what two saturated products leave of a negative number is 1
+template <int BIT> D i32 bit_if_negative(float x) {
+  const float huge = 1.7014118346046923e38f;  // 2**127
+  return __float_as_int(2.0f * __saturatef(__saturatef(x * -huge) * huge)) >> (30 - BIT);
+}
 D float power_of_two(i32 i) {
   i = i > -127 ? i : -127;
   return __int_as_float(((i < 128 ? i : 128) + 127) << 23);

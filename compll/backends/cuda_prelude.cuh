@@ -41,6 +41,7 @@ D i32 i_neg(i32 a) { return (i32)(0u - (u32)a); }
 D i32 i_abs(i32 a) { return a < 0 ? i_neg(a) : a; }
 D i32 i_min(i32 a, i32 b) { return a < b ? a : b; }
 D i32 i_max(i32 a, i32 b) { return a > b ? a : b; }
+D u32 u_max(u32 a, u32 b) { return a > b ? a : b; }
 D i32 i_shl(i32 a, i32 b) { return (i32)((u32)a << (b & 31)); }
 D i32 i_shr(i32 a, i32 b) { return a >> (b & 31); }
 D i32 i_floordiv(i32 a, i32 b) {
@@ -121,7 +122,8 @@ D u64 splitmix(u64 x) {
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
   return x ^ (x >> 31);
 }
-D u64 stream(u64 seed, u64 step, u64 tensor, u64 draw, u64 high) {
+// out of line: two threads of a block need it
+SLOW u64 stream(u64 seed, u64 step, u64 tensor, u64 draw, u64 high) {
   u64 h = splitmix(seed);
   h = splitmix(h ^ step);
   h = splitmix(h ^ tensor);
@@ -134,9 +136,15 @@ D u32 hashed(u32 spread, u32 k1) {
   return x * 0x846CA68Bu;
 }
 // the draw of element e under the keys (k0, k1) of its stream
-D float uniform(u32 e, u64 keys) {
-  u32 x = hashed(e * 0x9E3779B9u + (u32)(keys >> 32), (u32)keys);
-  return __int_as_float((i32)((x >> 9) | 0x3f800000u)) - 1.0f;
+D u32 drawn(u32 e, u64 keys) {
+  return hashed(e * 0x9E3779B9u + (u32)(keys >> 32), (u32)keys) >> 9;
+}
+D float uniform(u32 e, u64 keys) { return __int_as_float((i32)(drawn(e, keys) | 0x3f800000u)) - 1.0f; }
+// Whether the draw is below y - 1, as 0 or 1, by multiply-add, the unit that has most time left: of y
+// in [1, 2) and 1 + the draw, the difference is a whole number of 2**-23; the sign is right beyond.
+D i32 uniform_below_less_one(u32 e, u64 keys, float y) {
+  const float above = __int_as_float((i32)(drawn(e, keys) + 0x4b000000u));  // 2**23 times 1 + the draw
+  return __float_as_int(__saturatef(__fmaf_rn(y, 8388608.0f, -above))) >> 29;  // 1.0f >> 29 is 1
 }
 // the keys of `draws` streams for a block's elements, which begin at e: two highs at most
 D void block_keys(u64* keys, int draws, u64 seed, u64 step, i64 tensor, i64 e) {
@@ -202,6 +210,10 @@ D Quad quad_of(const float* v) {
   Quad q;
   for (int j = 0; j < 4; ++j) q.v[j] = (u32)__float_as_int(v[j]);
   return q;
+}
+// a word of four codes of 8 bits
+D u32 four_bytes(const u32* v) {
+  return __byte_perm(__byte_perm(v[0], v[1], 0x0040), __byte_perm(v[2], v[3], 0x0040), 0x5410);
 }
 // four elements at i of n (zero beyond)
 template <bool READY> D void load4(const float* x, i64 i, int count, float* v) {

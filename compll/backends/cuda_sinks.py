@@ -84,8 +84,15 @@ class Sinks(Tiles):
         self.add(f"u32 word[{words}] = {{}};")
         plane = f"k / {words}" if split == 1 else f"(k * {split} + u / {s.team // split})"
         place = f"k % {words}" if split == 1 else "0"
-        with self.each():
-            self.add(f"word[{place}] |= ({value}) << (8 * (e % 4) + {b} * ({plane}));")
+        if b == 8 and split == 1:
+            with self.block(""), self.chunks(), self.each_row():
+                self.add("u32 code[4];")
+                with self.each_of_row():
+                    self.add(f"code[j] = {value};")
+                self.add(f"word[c * {s.held} + row] = four_bytes(code);")
+        else:
+            with self.each():
+                self.add(f"word[{place}] |= ({value}) << (8 * (e % 4) + {b} * ({plane}));")
         if split == 1:
             self.add("#pragma unroll")
             store = f"store_word<READY>(w_{f.name} + q * {s.row} + 4 * u, word[q])"

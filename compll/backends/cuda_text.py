@@ -6,6 +6,7 @@ contract a * b + c (`--fmad=false`), or payloads would differ between backends.
 
 from __future__ import annotations
 
+from compll.backends.cuda_ranges import bounds
 from compll.ir import Expr
 from compll.program import Unsupported
 
@@ -74,21 +75,46 @@ def element(expr: Expr, args: list[str]) -> str:
     return texts[expr.op].format(*args)
 
 
+def own_power(expr: Expr) -> bool:
+    """Whether a number is divided by the power of two of its own exponent."""
+    if expr.op != "div" or expr.args[1].op != "exp2":
+        return False
+    (power,) = expr.args[1].args
+    return power.op == "exponent" and unsigned(power.args[0]) is unsigned(expr.args[0])
+
+
+def unsigned(expr: Expr) -> Expr:
+    """An expression without what changes its sign alone."""
+    while expr.op in ("abs", "neg"):
+        (expr,) = expr.args
+    return expr
+
+
 def code(bits: int, expr: Expr, text: str) -> str:
     """The packed code of a value, a u32."""
     top = (1 << bits) - 1
     if expr.type.dtype == "bool":
         return f"(u32)({text})"
-    return f"f_code({text}, {top}u)" if expr.type.dtype == "float" else f"i_code({text}, {top})"
+    if expr.type.dtype == "float":
+        return f"f_code({text}, {top}u)"
+    low, high = bounds(expr)
+    return f"(u32)({text})" if low >= 0 and high <= top else f"i_code({text}, {top})"
+
+
+def constant(expr: Expr) -> float | int | None:
+    """The number of the spec that an expression is, or nothing."""
+    while expr.op in ("float", "int", "lift") and expr.args:
+        expr = expr.args[0]
+    known = expr.op == "const" and isinstance(expr.value, int | float)
+    return expr.value if known and abs(expr.value) < 1e30 else None
 
 
 def literal(expr: Expr, dtype: str) -> str:
     """A constant of the spec as a typed literal, or nothing."""
-    while expr.op in ("float", "int", "lift") and expr.args:
-        expr = expr.args[0]
-    if expr.op != "const" or dtype not in ("float", "int") or not abs(expr.value) < 1e30:
+    value = constant(expr)
+    if value is None or dtype not in ("float", "int"):
         return ""
-    return f"((float){float(expr.value)!r})" if dtype == "float" else f"({int(expr.value)})"
+    return f"((float){float(value)!r})" if dtype == "float" else f"({int(value)})"
 
 
 class Lines:

@@ -154,6 +154,14 @@ class Tiles(Values):
         return f"key({self.text(expr)})"
 
     def extreme(self, name: str, expr: Expr) -> str:
+        (arg,) = expr.args
+        if expr.op == "reduce_max" and arg.op == "abs":
+            # Shifting the sign out is a multiplication, which is cheaper than a logical operation.
+            self.add(f"u32 {name} = 0;")
+            with self.each():
+                doubled = f"(u32)__float_as_int({self.text(arg.args[0])}) << 1"
+                self.add(f"if ({self.within()}) {name} = u_max({name}, {doubled});")
+            return f"team_max<{self.shape.team}>((i32)({name} >> 1))"
         least, op = ("-2147483647", "max") if expr.op == "reduce_max" else ("2147483647", "min")
         self.add(f"i32 {name} = {least};")
         with self.each():

@@ -10,7 +10,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from compll.backends.cuda_grids import Grid, Scratch, Step, shape_of
-from compll.backends.cuda_text import C_TYPE, Lines, code, element, literal, tensor
+from compll.backends.cuda_text import (
+    C_TYPE,
+    Lines,
+    code,
+    constant,
+    element,
+    literal,
+    own_power,
+    tensor,
+    unsigned,
+)
 from compll.backends.repeats import repeated
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import tile_of
@@ -185,6 +195,16 @@ class Values(Lines):
             return self.lifted(expr)
         if expr.op == "uniform":
             return f"uniform((u32)(begin + i), r{expr.value})"
+        if expr.op == "int" and draw_below_less_one(expr.args[0]):
+            draw, least = expr.args[0].args
+            place = f"(u32)(begin + i), r{draw.value}"
+            return f"uniform_below_less_one({place}, {self.text(least.args[0])})"
+        bit = negative_bit(expr)
+        if bit is not None:
+            return f"bit_if_negative<{bit}>({self.text(expr.args[0].args[0])})"
+        if own_power(expr):
+            power_of = self.text(unsigned(expr.args[0]))
+            return f"mantissa({self.text(expr.args[0])}, {power_of})"
         if expr.op == "code":
             bits = self.fields[str(expr.value)].bits
             return f"(i32)({code(bits, expr.args[0], self.text(expr.args[0]))})"
@@ -317,6 +337,24 @@ def bytes_at_once(f: Field) -> int:
     if f.shape == "group":
         return f.item_bits // 8
     return 4 if f.packed else f.item_bits // 2
+
+
+def draw_below_less_one(expr: Expr) -> bool:
+    """Whether a random draw is compared with an expression less 1."""
+    if expr.op != "lt" or expr.args[0].op != "uniform" or expr.args[1].op != "sub":
+        return False
+    return constant(expr.args[1].args[1]) == 1
+
+
+def negative_bit(expr: Expr) -> int | None:
+    """Of `where(x < 0, 2**bit, 0)` of whole numbers, the bit."""
+    if expr.op != "where" or expr.type.dtype != "int" or expr.args[0].op != "lt":
+        return None
+    number, zero = (constant(a) for a in (expr.args[0].args[1], expr.args[2]))
+    power = constant(expr.args[1])
+    if (number, zero) != (0, 0) or not isinstance(power, int) or power <= 0 or power & (power - 1):
+        return None
+    return power.bit_length() - 1
 
 
 def draws(*roots: Expr) -> list[int]:
