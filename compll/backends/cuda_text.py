@@ -9,6 +9,7 @@ from __future__ import annotations
 from compll.backends.cuda_ranges import bounds
 from compll.ir import Expr
 from compll.program import Unsupported
+from compll.static import depends, evaluate
 
 FLOAT = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
@@ -102,11 +103,13 @@ def code(bits: int, expr: Expr, text: str) -> str:
 
 
 def constant(expr: Expr) -> float | int | None:
-    """The number of the spec that an expression is, or nothing."""
+    """The number that an expression is for all parameters, or nothing."""
     while expr.op in ("float", "int", "lift") and expr.args:
         expr = expr.args[0]
-    known = expr.op == "const" and isinstance(expr.value, int | float)
-    return expr.value if known and abs(expr.value) < 1e30 else None
+    if expr.type.shape != "static" or expr.type.dtype not in ("float", "int") or depends(expr):
+        return None
+    value = evaluate(expr, {})
+    return value if isinstance(value, int | float) and abs(value) < 1e30 else None
 
 
 def literal(expr: Expr, dtype: str) -> str:
