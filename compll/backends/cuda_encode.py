@@ -182,8 +182,11 @@ class Encoder(Sinks):
         self.leaves = self.leaves_of(loops)
         written = [s.field for s in one.sinks if s.field is not None and self.leaves_tile(s)]
         self.room_for_codes(written)
-        with self.team_tiles(loops, *self.fields_ready(written)):
+        self.find_divisions(loops)
+        leaves = bool(self.hard_divisions())
+        with self.team_tiles(loops, *self.fields_ready(written), leaves=leaves):
             self.tile_body(one, loops)
+        self.forget_divisions()
 
     def loops(self, one: Pass) -> list[Expr]:
         """The element and group expressions of a pass."""
@@ -199,6 +202,8 @@ class Encoder(Sinks):
         for expr in one.reductions:
             if self.module.group == 0:
                 self.part(expr)
+        if self.hard_divisions():
+            self.leave_hard(loops)
         sinks = [s for s in one.sinks if self.leaves_tile(s)]
         for sink in sinks:
             if sink.kind == "field":

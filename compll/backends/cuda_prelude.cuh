@@ -29,8 +29,19 @@ D bool finite(float x) { return (__float_as_int(x) & 0x7fffffff) < 0x7f800000; }
 D bool is_nan(float x) { return x != x; }
 D float f_min(float a, float b) { return a < b ? a : b; }
 D float f_max(float a, float b) { return a > b ? a : b; }
+// with a constant: of a NaN, and of -0 and 0, the devices' instructions give what these do
+#ifdef __CUDA_ARCH__
+D float f_min_number(float a, float b) { return fminf(a, b); }
+D float f_max_number(float a, float b) { return fmaxf(a, b); }
+#else
+D float f_min_number(float a, float b) { return f_min(a, b); }
+D float f_max_number(float a, float b) { return f_max(a, b); }
+#endif
 D float f_sign(float a) { return a < 0.0f ? -1.0f : 1.0f; }
 D float f_mod(float a, float b) { return a - b * floorf(a / b); }
+// both values are computed: a branch of a thread's own takes longer
+D float f_where(bool c, float a, float b) { return c ? a : b; }
+D i32 i_where(bool c, i32 a, i32 b) { return c ? a : b; }
 D double d_min(double a, double b) { return a < b ? a : b; }
 D double d_max(double a, double b) { return a > b ? a : b; }
 D double d_mod(double a, double b) { return a - b * floor(a / b); }
@@ -370,6 +381,32 @@ D i32 block_extreme(const u32* parts, i64 tiles, bool largest) {
   __syncthreads();
   return best;
 }
+
+// ---- what many elements are divided by: [Note: quotients] in cuda_quotients.py ----
+
+struct Divisor {
+  float by, inverse;
+};
+D Divisor divisor(float by) { return {by, 1.0f / by}; }
+template <bool READY> D float quotient(float a, Divisor d) {
+  if (!READY) return a / d.by;
+  const float q = a * d.inverse;
+  return __fmaf_rn(-__fmaf_rn(d.by, q, -a), d.inverse, q);  // so negated, zeros keep their sign
+}
+// Whether there are numbers for which that is wrong: divisors beyond [2**-125, 2**23], quotients that
+// are not finite, and numbers below 2**-102 other than zeros, of which doubled bits less 1 are largest.
+struct Hard {
+  u32 least = FULL;
+  float sizes = 0.0f;
+  bool divisors = false;
+  __device__ __forceinline__ void by(Divisor d) { divisors |= !(d.by >= 2.3509887e-38f && d.by <= 8388608.0f); }
+  template <class... Divisors> __device__ __forceinline__ void number(float a, Divisors... d) {
+    const u32 doubled = ((u32)__float_as_int(a) << 1) - 1u;
+    least = doubled < least ? doubled : least;
+    ((sizes = __fmaf_rn(fabsf(a), d.inverse, sizes)), ...);
+  }
+  __device__ __forceinline__ bool found() const { return divisors || least < 0x19000000u - 1u || !finite(sizes); }
+};
 
 // ---- packing ----
 

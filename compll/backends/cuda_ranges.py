@@ -32,6 +32,7 @@ MEANING: dict[str, Callable[..., Range]] = {
     "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
     "where": lambda _, a, b: _either(a, b),
+    "mod": lambda _, b: (0, b[1] - 1) if b[0] > 0 else ALL,
     "bitand": _and, "shr": _shr, "lift": lambda a: a,
 }  # fmt: skip
 

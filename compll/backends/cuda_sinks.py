@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from compll.backends.cuda_quotients import Quotients
 from compll.backends.cuda_text import code
-from compll.backends.cuda_tiles import Tiles
 from compll.backends.cuda_values import size_text
 from compll.ir import WHOLE, Expr, Field
 from compll.layout import header
@@ -13,7 +13,7 @@ BITS = {"float32": "(u32)__float_as_int({})", "float16": "float16_bits({})",
         "bfloat16": "bfloat16_bits({})"}  # fmt: skip
 
 
-class Sinks(Tiles):
+class Sinks(Quotients):
     """Emits the stores of a tile's elements."""
 
     def starts(self) -> None:

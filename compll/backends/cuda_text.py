@@ -15,7 +15,7 @@ FLOAT = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
     "neg": "(-{})", "abs": "fabsf({})", "floor": "floorf({})", "ceil": "ceilf({})",
     "round": "rintf({})", "sqrt": "sqrtf({})", "exp": "(float)d_exp({})", "log": "(float)d_log({})",
-    "log2": "(float)d_log2({})", "pow": "(float)d_power({}, {})", "exp2": "power_of_two({})", "where": "({} ? {} : {})",
+    "log2": "(float)d_log2({})", "pow": "(float)d_power({}, {})", "exp2": "power_of_two({})", "where": "f_where({}, {}, {})",
     "min": "f_min({}, {})", "max": "f_max({}, {})", "sign": "f_sign({})",
     "floordiv": "floorf({} / {})", "mod": "f_mod({}, {})", "float16": "float16({})",
     "bfloat16": "bfloat16({})", "bfloat16_up": "bfloat16_up({})", "float32": "{}",
@@ -24,7 +24,7 @@ FLOAT = {
 INT = {
     "add": "i_add({}, {})", "sub": "i_sub({}, {})", "mul": "i_mul({}, {})", "neg": "i_neg({})",
     "bitand": "({} & {})", "bitor": "({} | {})", "bitxor": "({} ^ {})", "shl": "i_shl({}, {})",
-    "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "({} ? {} : {})", "min": "i_min({}, {})",
+    "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "i_where({}, {}, {})", "min": "i_min({}, {})",
     "max": "i_max({}, {})", "sign": "({} < 0 ? -1 : 1)", "trunc": "i_trunc({})",
     "floordiv": "i_floordiv({}, {})", "mod": "i_mod({}, {})", "exponent": "exponent({})",
     "trit": "trit({})", "bucket": "bucket({}, {})",
@@ -53,6 +53,7 @@ TENSOR = {
     "exponent": "((double)exponent((float){}))", "exp2": "((double)power_of_two(as_i32({})))",
     "gamma_above": "gamma_above({}, {})",
 }  # fmt: skip
+UNSIGNED = {"floordiv": "/", "mod": "%"}
 BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
 C_TYPE = {"float": "float", "int": "i32", "bool": "bool"}
 
@@ -70,10 +71,42 @@ def element(expr: Expr, args: list[str]) -> str:
         return f"(float)({args[0]})"
     if expr.op == "int":
         return f"(i32)({args[0]})"
+    if expr.type.dtype == "float" and expr.op in ("min", "max") and comparable(expr):
+        return f"f_{expr.op}_number({args[0]}, {args[1]})"
+    if expr.op == "div" and shifted_power(expr.args[1]):
+        return f"over_power({args[0]}, {args[1]})"
+    if expr.type.dtype == "int" and expr.op in UNSIGNED and natural(expr):
+        return f"(i32)((u32)({args[0]}) {UNSIGNED[expr.op]} {constant(expr.args[1])}u)"
     texts = BY_DTYPE[expr.type.dtype]
     if expr.op not in texts:
         raise Unsupported(expr.op)
     return texts[expr.op].format(*args)
+
+
+def comparable(expr: Expr) -> bool:
+    """Whether an extreme is one with a constant that is no zero, or none below: the devices' own
+    instruction takes any other value for larger than NaN, as we do, but -0 for less than 0."""
+    first, second = expr.args
+    if expr.op == "min" and first.op == "max" and constant(second) is None:
+        # of what is neither NaN nor -0, with a whole number
+        whole = second.op == "float" and second.args[0].type.dtype == "int"
+        return whole and comparable(first)
+    number = constant(second)
+    return number is not None and (number > 0 if expr.op == "min" else number >= 0)
+
+
+def shifted_power(expr: Expr) -> bool:
+    """Whether a number is a power of two, shifted right by less than its bits."""
+    if expr.op != "float" or expr.args[0].op != "shr" or expr.args[0].type.dtype != "int":
+        return False
+    power = constant(expr.args[0].args[0])
+    return power is not None and int(power).bit_count() == 1 and bounds(expr.args[0])[0] > 0
+
+
+def natural(expr: Expr) -> bool:
+    """Whether a number that is not negative is divided by a positive constant."""
+    by = constant(expr.args[1])
+    return by is not None and by > 0 and bounds(expr.args[0])[0] >= 0
 
 
 def own_power(expr: Expr) -> bool:

@@ -37,13 +37,15 @@ class Tiles(Values):
             self.add(f"block_keys(keys, {numbers[-1] + 1}, seed, step, tensor, {at});")
 
     @contextmanager
-    def team_tiles(self, loops: list[Expr], *arrays: str) -> Iterator[None]:
+    def team_tiles(self, loops: list[Expr], *arrays: str, leaves: bool = False) -> Iterator[None]:
         """A loop over a team's tiles, with the keys of their draws; see `each_tile`."""
         held = ["xs", *(f"s_{name}" for name in self.elementwise)]
         high = f"(offset + tile_first * {self.tile}) >> 32"
         last = f"(offset + tile_first * {self.tile} + {self.shape.tiles * self.tile - 1}) >> 32"
         near = [f"({high}) == ({last})"] if draws(*loops) else []
-        with self.each_tile(*map(row_ready, held), *arrays, *near, ahead=self.sources()):
+        with self.each_tile(
+            *map(row_ready, held), *arrays, *near, ahead=self.sources(), leaves=leaves
+        ):
             self.add("const i64 begin = offset + o;")
             for number in draws(*loops):
                 at = f"{2 * number} + (int)((begin >> 32) - ({high}))"

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from compll.backends.cuda_grids import Grid, Scratch, Step, shape_of
+from compll.backends.cuda_ranges import bounds
 from compll.backends.cuda_text import (
     C_TYPE,
     Lines,
@@ -199,6 +202,14 @@ class Values(Lines):
             draw, least = expr.args[0].args
             place = f"(u32)(begin + i), r{draw.value}"
             return f"uniform_below_less_one({place}, {self.text(least.args[0])})"
+        limits = counted(expr)
+        if 2 < len(limits) < 256:
+            ones = [f"below({self.text(x)}, (float){bound * 2.0**90!r})" for x, bound in limits]
+            return f"how_many({', '.join(ones)})"
+        if expr.op == "float" and expr.args[0].type.shape == "n":
+            exact = self.converted(expr.args[0])
+            if exact:
+                return exact
         bit = negative_bit(expr)
         if bit is not None:
             return f"bit_if_negative<{bit}>({self.text(expr.args[0].args[0])})"
@@ -213,6 +224,20 @@ class Values(Lines):
         if not expr.args:
             return self.leaf(expr)
         return element(expr, [self.text(a) for a in expr.args])
+
+    def converted(self, whole: Expr) -> str:
+        """An integer's float32, where the conversion can be done before: of constants now, of others
+        maybe for more than one use; or nothing."""
+        if whole.op == "where" and None not in map(constant, whole.args[1:]):
+            a, b = (literal(e, "float") for e in whole.args[1:])
+            return f"f_where({self.text(whole.args[0])}, {a}, {b})"
+        if whole.op in ("add", "sub") and constant(whole.args[1]) is not None:
+            largest = max(map(abs, (*bounds(whole), *bounds(whole.args[0]))))
+            if largest < 1 << 24:
+                sign = "+" if whole.op == "add" else "-"
+                other = literal(whole.args[1], "float")
+                return f"((float)({self.text(whole.args[0])}) {sign} {other})"
+        return ""
 
     def leaf(self, expr: Expr) -> str:
         raise NotImplementedError
@@ -279,12 +304,15 @@ class Values(Lines):
         self.add(f"const int m = {whole} ? {self.tile} : n > o ? (int)(n - o) : 0;")
 
     @contextmanager
-    def each_tile(self, *aligned: str, ahead: dict[str, str] | None = None) -> Iterator[None]:
+    def each_tile(
+        self, *aligned: str, ahead: dict[str, str] | None = None, leaves: bool = False
+    ) -> Iterator[None]:
         """A loop over a team's tiles, compiled for READY ones and for others.
 
         aligned: the conditions under which whole tiles are ready; see [Note: ready tiles].
         ahead: arrays of gradients' elements (name: source) that all turns of ready tiles load before
         the first is computed, into `ahead_NAME[turn]`.
+        leaves: whether a ready tile may return false, for it to be done as others are.
         """
         s = self.shape
         ahead = (ahead or {}) if s.turns > 1 else {}
@@ -295,10 +323,16 @@ class Values(Lines):
             self.add("constexpr bool READY = decltype(ready)::value;")
             self.tile_head("READY")
             yield
+            if leaves:
+                self.add("return true;")
         self.lines[-1] += ";"
         end = f"(tile_first + {s.teams * (s.turns - 1)} + team + 1) * {self.tile}"
         turns = f"for (int turn = 0; turn < {s.turns}; ++turn)"
+        if leaves:
+            self.add("u32 left = FULL;  // turns whose tiles are to be done")
         with self.block(f"if (aligned_ && __all_sync(FULL, n >= {end}))"):
+            if leaves:
+                self.add("left = 0;")
             if ahead:
                 self.add("#pragma unroll")
                 with self.block(turns):
@@ -306,7 +340,12 @@ class Values(Lines):
                     for name, source in ahead.items():
                         self.load_rows("true", source, f"ahead_{name}[turn]")
             self.add("#pragma unroll")
-            self.add(f"{turns} tile(Ready<true>(), turn);")
+            done = "tile(Ready<true>(), turn)"
+            self.add(f"{turns} {f'left |= {done} ? 0u : 1u << turn' if leaves else done};")
+        if leaves:
+            self.add("#pragma unroll 1")
+            self.add(f"{turns} if (left >> turn & 1u) tile(Ready<false>(), turn);")
+            return
         with self.block("else"):
             self.add("#pragma unroll 1")
             self.add(f"{turns} tile(Ready<false>(), turn);")
@@ -344,6 +383,20 @@ def draw_below_less_one(expr: Expr) -> bool:
     if expr.op != "lt" or expr.args[0].op != "uniform" or expr.args[1].op != "sub":
         return False
     return constant(expr.args[1].args[1]) == 1
+
+
+def counted(expr: Expr) -> list[tuple[Expr, float]]:
+    """Of a sum of comparisons `x < bound` with numbers, each x and bound; none of anything else."""
+    if expr.op == "add" and expr.type.dtype == "int":
+        parts = [counted(a) for a in expr.args]
+        return parts[0] + parts[1] if all(parts) else []
+    if expr.op != "int" or expr.args[0].op != "lt":
+        return []
+    x, bound = expr.args[0].args
+    known = constant(bound)
+    if x.type.dtype != "float" or known is None or not 1e-15 < known < 1e9:
+        return []
+    return [(x, float(np.float32(known)))]
 
 
 def negative_bit(expr: Expr) -> int | None:

@@ -1,6 +1,7 @@
 """What kernels compute by other ways than the reference, on every value or on the hard ones."""
 
 import ctypes
+import os
 
 import numpy as np
 import pytest
@@ -127,3 +128,126 @@ def test_ranges_of_whole_numbers(tmp_path, rng):
     found = {f.name: bounds(f.expr) for f in module.fields}
     assert found == {"a": (0, 255), "b": (-1, 63), "c": (3, 255), "d": (8, 64), "h": ALL}
     pieces_equal(RANGES, tmp_path, lambda n: floats(rng)[:n])
+
+
+# Quotients near to the middle of two floats: a * 2**24 or a * 2**25 is b more than an even multiple
+# of b, and up to 16 more or less. See [Note: quotients]; above 6 it cannot matter any more.
+HARDEST = """i64* wrong, const i64* first, const i64* last) {
+  for (i64 b = *first; b < *last; ++b) {
+    const float by = (float)b;
+    const Divisor d = divisor(by);
+    const int even = __builtin_ctzll(2 * b);
+    const u64 odd = (u64)(2 * b) >> even, half = (odd + 1) / 2 % odd;
+    u64 inverse = 1 % odd;
+    for (int k = even; k < 24; ++k) inverse = inverse * half % odd;
+    for (int bits = 24; bits <= 25; ++bits, inverse = inverse * half % odd)
+      for (i64 more = b - 16; more <= b + 16; ++more) {
+        if (more & ((1ll << even) - 1)) continue;
+        const u64 low = bits == 24 ? b : 1 << 23, high = bits == 24 ? 1 << 24 : b;
+        u64 a = (u64)(more >> even) % odd * inverse % odd;
+        if (a < low) a += (low - a + odd - 1) / odd * odd;
+        for (; a < high; a += odd) {
+          ++wrong[1];
+          wrong[0] += quotient<true>((float)a, d) != (float)a / by;
+        }
+      }
+  }
+}"""
+
+
+def test_hardest_quotients():
+    """Of some divisors, the first and the last of all among them; COMPLL_EXHAUSTIVE=1 takes all."""
+    step = 1 << 17
+    size = step if os.environ.get("COMPLL_EXHAUSTIVE") == "1" else 1 << 12
+    wrong = np.zeros(2, np.int64)
+    for begin in range(1 << 23, 1 << 24, step):
+        for first in {begin, begin + step - size}:
+            function(HARDEST, wrong, np.array([first]), np.array([first + size]))
+    assert wrong[0] == 0
+    assert wrong[1] > 11 * 64 * size
+
+
+QUOTIENTS = """float* ours, u8* hard, const float* a, const float* b, const i64* n) {
+  for (i64 i = 0; i < *n; ++i) {
+    Hard found;
+    const Divisor d = divisor(b[i]);
+    found.by(d);
+    found.number(a[i], d);
+    hard[i] = found.found();
+    ours[i] = quotient<true>(a[i], d);
+  }
+}"""
+
+
+def test_quotients_are_rounded_unless_they_are_hard(rng):
+    near = rng.standard_normal((2, 1 << 20)).astype(np.float32)
+    zero, one = np.array([0.0, -0.0], np.float32), np.ones(2, np.float32)
+    a = np.concatenate([floats(rng, 1 << 20), near[0], zero])
+    b = np.concatenate([rng.permutation(floats(rng, 1 << 20)), near[1], one])
+    hard = np.zeros(len(a), np.uint8)
+    ours = function(QUOTIENTS, np.zeros(len(a), np.float32), hard, a, b, np.array([len(a)]))
+    with np.errstate(all="ignore"):
+        wanted = a / b
+    soft = hard == 0
+    np.testing.assert_array_equal(ours[soft].view(np.uint32), wanted[soft].view(np.uint32))
+    assert not hard[-2:].any()
+    positive = (b > 1e-30) & (b < 1e6) & (abs(a) > 1e-30) & (abs(wanted) < 1e30)
+    assert not hard[positive].any()
+    assert hard[~np.isfinite(wanted)].all()
+
+
+DIVIDED = """name: divided
+{group}
+encode:
+  top: max(abs(g)) + {least}
+  q: round((g / top + abs(g - 3) / top) * 127 + g / 3) + 128
+  y: g / (top + 2)
+payload: {{top: float32, q: "uint8[n]", y: "float32[n]"}}
+decode: (q - 128) * top / 127 + y
+feedback: error
+"""
+
+
+@pytest.mark.parametrize("group", ["", "group: 8", "group: 128", "group: 1024"])
+@pytest.mark.parametrize("least", ["1e-35", "0"])
+def test_tiles_with_numbers_beyond(group, least, tmp_path, rng):
+    """Of some tiles all elements are zeros, or all but one; others hold what is hard to divide."""
+
+    def values(n):
+        x = rng.standard_normal(n) * np.exp2(rng.integers(-8, 8, n))
+        x[: n // 8] = 0
+        x[rng.integers(0, n, 9)] = [1e-45, -1e-39, 1e-32, -1e-30, 3e38, -0.0, 1e20, 1e30, 65504]
+        return x
+
+    pieces_equal(
+        DIVIDED.format(group=group, least=least), tmp_path, values, lengths=(8192, 1, 1031)
+    )
+
+
+COUNTED = """i32* count, float* least, float* most, float* half, const float* x, const i64* n) {
+  for (i64 i = 0; i < *n; ++i) {
+    count[i] = how_many(below(x[i], 1e-15f * 1.2379400392853803e27f),
+                        below(x[i], 1.0f * 1.2379400392853803e27f), below(x[i], BOUND));
+    least[i] = f_min_number(x[i], 7.5f);
+    most[i] = f_max_number(x[i], 0.0f);
+    half[i] = over_power(x[i], 64.0f) + over_power(x[i], 1073741824.0f);
+  }
+}"""
+
+
+@pytest.mark.parametrize("bound", [1e-6, 0.1, 3.0, 9e8])
+def test_counts_of_comparisons(bound, rng):
+    bound = np.float32(bound)
+    near = np.array([1e-15, 1, bound], np.float32)
+    ends = [np.nextafter(near, np.float32(to)) for to in (-9, 9e9)]
+    x = np.concatenate([floats(rng), near, *ends])
+    parts = [np.zeros(len(x), np.float32) for _ in range(3)]
+    text = COUNTED.replace("BOUND", f"(float){float(bound) * 2.0**90!r}")
+    ours = function(text, np.zeros(len(x), np.int32), *parts, x, np.array([len(x)]))
+    with np.errstate(all="ignore"):
+        wanted = (x < near[0]).astype(int) + (x < near[1]) + (x < near[2])
+        np.testing.assert_array_equal(parts[0], np.where(x < 7.5, x, np.float32(7.5)))
+        np.testing.assert_array_equal(parts[1], np.where(x > 0, x, np.float32(0)))
+        powers = x / np.float32(64) + x / np.float32(2**30)
+        np.testing.assert_array_equal(parts[2], powers)
+    np.testing.assert_array_equal(ours, wanted)
