@@ -41,7 +41,7 @@ RATES = {"issue": 4.0, "alu": 2.0, "fma": 4.0, "imad": 2.0, "xu": 0.5, "fp64": 2
 UNITS = {
     "alu": "LOP3 SHF IADD3 VIADD VIMNMX VIMNMX3 IMNMX FMNMX SEL FSEL ISETP FSETP LEA PRMT MOV FCHK "
     "IABS PLOP3 BMSK SGXT",
-    "fma": "FMUL FADD FFMA", "imad": "IMAD", "xu": "MUFU F2I I2F FRND F2F I2FP POPC",
+    "fma": "FMUL FADD FFMA", "imad": "IMAD", "xu": "MUFU F2I F2IP I2F FRND F2F I2FP POPC",
     "fp64": "DADD DMUL DFMA DSETP", "lsu": "LDG STG LDS STS SHFL ATOMS ATOMG RED",
 }  # fmt: skip
 UNIT_OF = {name: unit for unit, names in UNITS.items() for name in names.split()}

@@ -50,10 +50,11 @@ class Shape:
 def shape_of(tile: int, threads: int = 256) -> Shape:
     """The shape for tiles of this size; a block's codes take at most 32 KiB of shared memory.
 
-    Threads of small tiles hold two rows, which halves what is computed once a tile. Their sums are
-    those of [Note: order of sums] still: it adds these rows first.
+    Threads of small tiles hold four rows, of a line of memory in tiles of 128, so that what is computed
+    once a tile is a fourth of what it would be for a row. Lanes of [Note: order of sums] are folded in
+    halves, rows first.
     """
-    team = max(1, min(32, tile // 8))
+    team = max(1, min(32, tile // 16))
     rows = tile // (4 * team)
     most = max(32, (1 << 15) // tile * team)
     return Shape(tile, team, rows, min(threads, most), max(1, ROWS // rows))

@@ -1,9 +1,9 @@
 // What generated CUDA kernels call. A host compiler compiles it too: the tests run kernels that way.
 //
 // A *team* of T threads of one warp owns a tile. Thread u holds the elements k * 4T + 4u + j of row
-// k, j = 0..3: 16-byte accesses, and whole bytes of [Note: packing]. Rows are added in order, which in
-// tiles of 128 and less, of two rows, is the first step of [Note: order of sums]. All threads of a
-// warp take part in every collective; a team without a tile has m = 0 elements.
+// k, j = 0..3: 16-byte accesses, and whole bytes of [Note: packing]. Sums add rows in order, or
+// fold them in halves where a row is less than the lanes of [Note: order of sums]. All threads of a warp
+// take part in every collective; a team without a tile has m = 0 elements.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -53,6 +53,7 @@ D i32 i_abs(i32 a) { return a < 0 ? i_neg(a) : a; }
 D i32 i_min(i32 a, i32 b) { return a < b ? a : b; }
 D i32 i_max(i32 a, i32 b) { return a > b ? a : b; }
 D u32 u_max(u32 a, u32 b) { return a > b ? a : b; }
+D u32 u_min(u32 a, u32 b) { return a < b ? a : b; }
 D i32 i_shl(i32 a, i32 b) { return (i32)((u32)a << (b & 31)); }
 D i32 i_shr(i32 a, i32 b) { return a >> (b & 31); }
 D i32 i_floordiv(i32 a, i32 b) {
@@ -75,6 +76,13 @@ D float unkey(i32 k) { return __int_as_float(k ^ ((k >> 31) & 0x7fffffff)); }
 
 // codes of packed fields: truncated into 0..top; NaN becomes 0
 D u32 f_code(float x, u32 top) {
+#ifdef __CUDA_ARCH__
+  if (top == 255u) {
+    u32 byte;  // a byte's own conversion ends at 0 and 255
+    asm("cvt.rzi.sat.u8.f32 %0, %1;" : "=r"(byte) : "f"(x));
+    return byte;
+  }
+#endif
   const u32 code = __float2uint_rz(x);  // 0 for NaN and below 0
   return code < top ? code : top;
 }
@@ -319,14 +327,21 @@ D int find(const i64* first, int pieces, i64 block) {
 
 // ---- sums and extremes over a team ----
 
+// Of the sums of four lanes, a thread goes on with half of them at each of the first two steps: in the
+// same order, with less than half the shuffles.
 template <int T> D float team_sum(float a, float b, float c, float d) {
-  for (int h = T / 2; h > 0; h >>= 1) {
-    a += __shfl_down_sync(FULL, a, h, T);
-    b += __shfl_down_sync(FULL, b, h, T);
-    c += __shfl_down_sync(FULL, c, h, T);
-    d += __shfl_down_sync(FULL, d, h, T);
-  }
-  return __shfl_sync(FULL, (a + c) + (b + d), 0, T);
+  if constexpr (T == 1) return (a + c) + (b + d);
+  const bool upper = threadIdx.x & (T / 2);
+  float x = upper ? c : a, y = upper ? d : b;
+  x += __shfl_xor_sync(FULL, upper ? a : c, T / 2, T);
+  y += __shfl_xor_sync(FULL, upper ? b : d, T / 2, T);
+  if constexpr (T == 2) return (x + __shfl_xor_sync(FULL, x, 1, 2)) + (y + __shfl_xor_sync(FULL, y, 1, 2));
+  const bool second = threadIdx.x & (T / 4);
+  float sum = second ? y : x;
+  sum += __shfl_xor_sync(FULL, second ? x : y, T / 4, T);
+  for (int h = T / 8; h > 0; h >>= 1) sum += __shfl_xor_sync(FULL, sum, h, T);
+  sum += __shfl_xor_sync(FULL, sum, T / 2, T);  // a + c, and b + d
+  return sum + __shfl_xor_sync(FULL, sum, T / 4, T);
 }
 template <int T> D i32 team_max(i32 v) {
   for (int h = T / 2; h > 0; h >>= 1) v = i_max(v, __shfl_xor_sync(FULL, v, h, T));
@@ -387,25 +402,46 @@ D i32 block_extreme(const u32* parts, i64 tiles, bool largest) {
 struct Divisor {
   float by, inverse;
 };
-D Divisor divisor(float by) { return {by, 1.0f / by}; }
+#ifdef __CUDA_ARCH__
+D float about_inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#else
+D float about_inverse(float x) { return 1.0f / x; }
+#endif
+D float better_inverse(float x, float y) { return __fmaf_rn(y, __fmaf_rn(-x, y, 1.0f), y); }
+D Divisor divisor(float by) { return {by, better_inverse(by, about_inverse(by))}; }
 template <bool READY> D float quotient(float a, Divisor d) {
   if (!READY) return a / d.by;
   const float q = a * d.inverse;
   return __fmaf_rn(-__fmaf_rn(d.by, q, -a), d.inverse, q);  // so negated, zeros keep their sign
 }
-// Whether there are numbers for which that is wrong: divisors beyond [2**-125, 2**23], quotients that
-// are not finite, and numbers below 2**-102 other than zeros, of which doubled bits less 1 are largest.
+// Whether there are numbers for which that is wrong: divisors beyond [2**-125, 2**23] or next to a power
+// of two below it, quotients that are not finite, and numbers below 2**-102 other than zeros, of which
+// doubled bits less 1 are largest.
 struct Hard {
-  u32 least = FULL;
-  float sizes = 0.0f;
+  u32 least = FULL, most = 0;
+  float inverse = 0.0f;
   bool divisors = false;
-  __device__ __forceinline__ void by(Divisor d) { divisors |= !(d.by >= 2.3509887e-38f && d.by <= 8388608.0f); }
-  template <class... Divisors> __device__ __forceinline__ void number(float a, Divisors... d) {
-    const u32 doubled = ((u32)__float_as_int(a) << 1) - 1u;
-    least = doubled < least ? doubled : least;
-    ((sizes = __fmaf_rn(fabsf(a), d.inverse, sizes)), ...);
+  // of what is next to a power of two and below it, an inverse may be rounded the other way
+  __device__ __forceinline__ bool near_a_power(float by) const {
+    return (__float_as_int(by) & 0x7fffff) > 0x7ffff8;
   }
-  __device__ __forceinline__ bool found() const { return divisors || least < 0x19000000u - 1u || !finite(sizes); }
+  __device__ __forceinline__ void by(Divisor d) {
+    const bool within = d.by >= 2.3509887e-38f && d.by <= 8388608.0f;
+    divisors |= !within || near_a_power(d.by);
+    inverse = d.inverse > inverse ? d.inverse : inverse;
+  }
+  __device__ __forceinline__ void number(float a) {
+    const u32 doubled = (u32)__float_as_int(a) << 1;
+    least = u_min(least, doubled - 1u);
+    most = u_max(most, doubled);
+  }
+  __device__ __forceinline__ bool found() const {
+    return divisors || least < 0x19000000u - 1u || !finite(__int_as_float((i32)(most >> 1)) * inverse);
+  }
 };
 
 // ---- packing ----

@@ -1,18 +1,21 @@
 """Elements divided by what is the same for many of them, without a division each.
 
-[Note: quotients] Of r = 1 / b rounded, q = a * r and p = q - (b * q - a) * r, the latter two steps by
-fused multiply-add, p is a / b rounded: Markstein's correction (1990). His theorem asks for a q within
-one unit in the last place of a / b; this one may be one and a half away. But before the last rounding
-p is off by less than 2**-22 units, so that it can be wrong only where a / b is that near to the middle
-of two floats. Of all pairs of significands these are 93 million at most, and all of them are right
-(test_cuda_arithmetic.py). Exponents must leave room for the remainder and the result: where a tile has
-other numbers, it is not taken for ready, and its elements are divided.
+[Note: quotients] r is 1 / b, as one step by Newton makes it of a device's approximation. Of q = a * r
+and p = q - (b * q - a) * r, by fused multiply-add, p is a / b rounded: Markstein's correction (1990).
+His theorem asks for a q within one unit in the last place of a / b; this one may be one and a half
+away. But before the last rounding p is off by less than 2**-22 units, so that it can be wrong only
+where a / b is that near to the middle of two floats. Of all pairs of significands these are 93 million
+at most, and all of them are right (test_cuda_arithmetic.py), but for some divisors next to a power of
+two, whose r may not be the nearest. Exponents must leave room for the remainder and the result. Where
+a tile has other numbers, it is not taken for ready, and its elements are divided.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+
+import numpy as np
 
 from compll.backends.cuda_text import constant, unsigned
 from compll.backends.cuda_tiles import Tiles
@@ -34,7 +37,9 @@ def safe(e: Expr) -> bool:
     """Whether a whole number is divided by a constant that leaves room for all of them."""
     by, dividend = constant(e.args[1]), unsigned(e.args[0])
     whole = dividend.op == "float" and dividend.args[0].type.dtype in ("int", "bool")
-    return whole and by is not None and 1e-25 < by < 1e6
+    if not whole or by is None or not 1e-25 < by < 1e6:
+        return False
+    return int(np.float32(by).view(np.uint32)) & 0x7FFFFF <= 0x7FFFF8
 
 
 class Quotients(Tiles):
@@ -84,21 +89,10 @@ class Quotients(Tiles):
             for name in dict.fromkeys(self.divisors[id(e.args[1])] for e in hard):
                 self.add(f"hard.by({name});")
             with self.each():
-                for e, names in self.dividends():
-                    self.add(f"hard.number({', '.join((self.text(e), *names))});")
+                for e in {id(e): e for e in (unsigned(q.args[0]) for q in hard)}.values():
+                    self.add(f"hard.number({self.text(e)});")
             self.add("if (__any_sync(FULL, hard.found())) return false;")
 
     def hard_divisions(self) -> list[Expr]:
         """Those whose numbers may be beyond; whole ones by constants of common size are not."""
         return [e for e in self.divisions if not safe(e)]
-
-    def dividends(self) -> Iterator[tuple[Expr, list[str]]]:
-        """What is divided, without signs, and the names of its divisors."""
-        found: dict[int, tuple[Expr, list[str]]] = {}
-        for e in self.hard_divisions():
-            core = unsigned(e.args[0])
-            names = found.setdefault(id(core), (core, []))[1]
-            name = self.divisors[id(e.args[1])]
-            if name not in names:
-                names.append(name)
-        yield from found.values()

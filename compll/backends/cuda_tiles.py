@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from compll.backends.cuda_halves import Kept
 from compll.backends.cuda_values import Values, draws, row_ready
+from compll.backends.numbers import lane_count
 from compll.ir import Expr, leaves
 from compll.program import Program
 
@@ -143,11 +144,28 @@ class Tiles(Values):
         return f"unkey({self.extreme(name, expr)})"
 
     def lane_sums(self, name: str, arg: Expr) -> None:
-        """A thread's four lanes, in the order of [Note: order of sums]."""
+        """A thread's four lanes, in the order of [Note: order of sums]: of small tiles, rows are lanes
+        too, the first to be folded."""
         self.add(f"float {name}[4];")
+        if self.shape.row < lane_count(self.tile):
+            self.folded_rows(name, arg)
+            return
         with self.each():
             self.add(f"const float y = {self.within()} ? {self.text(arg)} : 0.0f;")
             self.add(f"if (c == 0 && e < 4) {name}[e] = y; else {name}[e % 4] += y;")
+
+    def folded_rows(self, name: str, arg: Expr) -> None:
+        s = self.shape
+        self.add(f"float rows_{name}[{4 * s.rows}];")
+        with self.each():
+            self.add(f"rows_{name}[e] = {self.within()} ? {self.text(arg)} : 0.0f;")
+        half = 2 * s.rows
+        while half >= 4:
+            self.add("#pragma unroll")
+            fold = f"rows_{name}[e] += rows_{name}[e + {half}]"
+            self.add(f"for (int e = 0; e < {half}; ++e) {fold};")
+            half //= 2
+        self.add(f"for (int j = 0; j < 4; ++j) {name}[j] = rows_{name}[j];")
 
     def key(self, expr: Expr) -> str:
         """An int32 that orders as a float does."""

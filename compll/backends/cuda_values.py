@@ -210,6 +210,9 @@ class Values(Lines):
             exact = self.converted(expr.args[0])
             if exact:
                 return exact
+        if opposite(expr):
+            taken = [self.text(e) for e in (expr.args[0], *expr.args[2].args)]
+            return "({1} + f_where({0}, -{2}, {2}))".format(*taken)
         bit = negative_bit(expr)
         if bit is not None:
             return f"bit_if_negative<{bit}>({self.text(expr.args[0].args[0])})"
@@ -397,6 +400,17 @@ def counted(expr: Expr) -> list[tuple[Expr, float]]:
     if x.type.dtype != "float" or known is None or not 1e-15 < known < 1e9:
         return []
     return [(x, float(np.float32(known)))]
+
+
+def opposite(expr: Expr) -> bool:
+    """Whether an expression is `where(c, a - b, a + b)`."""
+    if expr.op != "where" or (expr.type.dtype, expr.args[1].op, expr.args[2].op) != (
+        "float",
+        "sub",
+        "add",
+    ):
+        return False
+    return all(a is b for a, b in zip(expr.args[1].args, expr.args[2].args, strict=True))
 
 
 def negative_bit(expr: Expr) -> int | None:
