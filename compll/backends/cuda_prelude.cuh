@@ -41,7 +41,6 @@ D float f_sign(float a) { return a < 0.0f ? -1.0f : 1.0f; }
 D float f_mod(float a, float b) { return a - b * floorf(a / b); }
 // both values are computed: a branch of a thread's own takes longer
 D float f_where(bool c, float a, float b) { return c ? a : b; }
-D i32 i_where(bool c, i32 a, i32 b) { return c ? a : b; }
 D double d_min(double a, double b) { return a < b ? a : b; }
 D double d_max(double a, double b) { return a > b ? a : b; }
 D double d_mod(double a, double b) { return a - b * floor(a / b); }

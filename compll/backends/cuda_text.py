@@ -24,7 +24,7 @@ FLOAT = {
 INT = {
     "add": "i_add({}, {})", "sub": "i_sub({}, {})", "mul": "i_mul({}, {})", "neg": "i_neg({})",
     "bitand": "({} & {})", "bitor": "({} | {})", "bitxor": "({} ^ {})", "shl": "i_shl({}, {})",
-    "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "i_where({}, {}, {})", "min": "i_min({}, {})",
+    "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "({} ? {} : {})", "min": "i_min({}, {})",
     "max": "i_max({}, {})", "sign": "({} < 0 ? -1 : 1)", "trunc": "i_trunc({})",
     "floordiv": "i_floordiv({}, {})", "mod": "i_mod({}, {})", "exponent": "exponent({})",
     "trit": "trit({})", "bucket": "bucket({}, {})",
@@ -73,6 +73,8 @@ def element(expr: Expr, args: list[str]) -> str:
         return f"(i32)({args[0]})"
     if expr.type.dtype == "float" and expr.op in ("min", "max") and comparable(expr):
         return f"f_{expr.op}_number({args[0]}, {args[1]})"
+    if expr.op == "trunc" and clipped(expr.args[0]):
+        return f"(i32)({args[0]})"
     if expr.op == "div" and shifted_power(expr.args[1]):
         return f"over_power({args[0]}, {args[1]})"
     if expr.type.dtype == "int" and expr.op in UNSIGNED and natural(expr):
@@ -93,6 +95,14 @@ def comparable(expr: Expr) -> bool:
         return whole and comparable(first)
     number = constant(second)
     return number is not None and (number > 0 if expr.op == "min" else number >= 0)
+
+
+def clipped(expr: Expr) -> bool:
+    """Whether a number is within constants that an int32 holds, and so is no NaN."""
+    if expr.op != "min" or expr.args[0].op != "max":
+        return False
+    ends = (constant(expr.args[0].args[1]), constant(expr.args[1]))
+    return all(end is not None and abs(end) < 1 << 31 for end in ends)
 
 
 def shifted_power(expr: Expr) -> bool:
