@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from hipress import options as options_
 from hipress.errors import ConfigError, unknown
 from hipress.model import as_ddp
 from hipress.options import AUTO
-from hipress.session import BOOKS, Session, install, label, prepare
+from hipress.session import BOOKS, Session, install, plain_options, prepare
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -121,13 +120,12 @@ def report(ddp: DistributedDataParallel) -> Report:
     engine, size = session.engine, dist.get_world_size(session.home)
     numel = sum(p.numel for p in session.params)
     measured = measure_of(engine.traffic, engine.counters, size, numel) if engine else None
-    settings = asdict(session.options) | {"compressor": label(session.options)}
     return Report(
         rank=dist.get_rank(session.home),
         world_size=size,
         installed=engine is not None,
         why=describe_plan(session.plan) if engine else session.plan.why,
-        options=settings,
+        options=plain_options(session.options),
         decisions=session.plan.decisions,
         measured=measured,
         probe=session.probe,

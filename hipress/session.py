@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +161,13 @@ def label(options: Options) -> str:
     if not isinstance(options.compressor, str):
         return _described(options.compressor)
     return AUTO if options.automatic else _call(options.compressor, options.params)
+
+
+def plain_options(options: Options) -> dict[str, Any]:
+    """Options as JSON takes them."""
+    # not asdict, which copies what it finds: a compiled codec holds locks, and has a label
+    own = {each.name: getattr(options, each.name) for each in fields(options)}
+    return own | {"compressor": label(options), "params": dict(options.params)}
 
 
 def _described(codec: Codec) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import json
 import logging
 import os
 import tempfile
@@ -249,6 +250,18 @@ def real(rank, world_size, names):
         ddp = hipress.wrap(make(), name, verify=True, ddp_kwargs=SMALL_BUCKETS, **params)
         losses = train(ddp, rank, range(10))
         found[name] = (difference(plain, ddp), losses, digest(ddp))
+        hipress.detach(ddp)
+    return found
+
+
+def reported(rank, world_size):
+    """Options in the reports of a codec by name and of a compiled one, through JSON, and texts."""
+    found = []
+    for compressor, params in (("topk", {"ratio": 0.1}), (compll.compile("topk", ratio=0.1), {})):
+        ddp = hipress.wrap(make(), compressor, exclude="*.bias", **params)
+        report = hipress.report(ddp)
+        assert report.installed
+        found.append((json.loads(json.dumps(report.to_dict()))["options"], str(report)))
         hipress.detach(ddp)
     return found
 

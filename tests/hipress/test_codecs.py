@@ -67,6 +67,15 @@ def test_auto_installs_what_it_chose():
         assert report["decisions"] == results[0][0]["decisions"]
 
 
+def test_reports_tell_of_compiled_codecs_what_they_tell_of_names():
+    for (named, _), (compiled, text) in launch(ranks.reported, 2):
+        assert named["compressor"] == compiled["compressor"] == "topk(ratio=0.1)"
+        assert named["params"] == {"ratio": 0.1}
+        assert compiled == named | {"params": {}}
+        assert compiled["exclude"] == ["*.bias"]
+        assert "topk" in text
+
+
 def test_names_that_do_not_exist():
     (errors,) = launch(ranks.unknown, 1)
     assert {kind for kind, _ in errors} == {"ConfigError"}
