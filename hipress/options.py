@@ -20,6 +20,10 @@ AUTO = "auto"
 SMALL = 1024
 """Elements below which a codec without groups leaves a tensor alone (see `Options.min_size`)."""
 
+LONGEST = 1e9
+"""Seconds, thirty years: clocks of gloo that count nanoseconds overflow from eight times as many,
+and then time out at once or never."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -38,7 +42,7 @@ class Options:
     min_size: int | None = None
     # Seed of stochastic codecs; the streams of ranks, sides, tensors and steps differ anyway.
     seed: int = 0
-    # Seconds that any wait for another rank may last, at attach time and in a step.
+    # Seconds that any wait for another rank may last, at attach time and in a step; finite.
     timeout: float = default_pg_timeout.total_seconds()
     # Hash every averaged gradient and compare the ranks, every step. Slow: for finding faults.
     verify: bool = False
@@ -49,8 +53,11 @@ class Options:
         self._check_types()
         if self.scope not in SCOPES:
             raise unknown("scope", self.scope, SCOPES)
-        if self.timeout <= 0:
-            raise ConfigError(f"timeout must be positive seconds, got {self.timeout}")
+        if not 0 < self.timeout <= LONGEST:  # NaN, too
+            raise ConfigError(
+                f"timeout must be a finite positive number of seconds, at most {LONGEST:g}, "
+                f"got {self.timeout}"
+            )
         if self.min_size is not None and self.min_size < 0:
             raise ConfigError(f"min_size must be None or at least 0, got {self.min_size}")
         if not 0 <= self.seed < 2**64:

@@ -27,7 +27,10 @@ def test_defaults_and_forms():
     "name, wrong, message",
     [
         ("auto", {"scope": "tensr"}, "did you mean 'tensor'"),
-        ("auto", {"timeout": 0}, "timeout must be positive"),
+        ("auto", {"timeout": 0}, "timeout must be a finite positive number of seconds"),
+        ("auto", {"timeout": float("nan")}, "finite positive number of seconds.*, got nan"),
+        ("auto", {"timeout": float("inf")}, "finite positive number of seconds.*, got inf"),
+        ("auto", {"timeout": timedelta.max}, r"at most 1e\+09, got"),
         ("auto", {"min_size": -1}, "min_size"),
         ("auto", {"seed": -1}, "seed"),
         ("auto", {"seed": "x"}, "seed='x'"),
