@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch.distributed as dist
 from torch import nn
@@ -31,13 +32,13 @@ NOT_INITIALIZED = (
 
 def wrap(
     model: nn.Module,
-    compressor: str | Codec = AUTO,
+    compressor: str | os.PathLike[str] | Codec = AUTO,
     *,
     strategy: str = AUTO,
     scope: str = "tensor",
     exclude: str | Iterable[str] = (),
-    min_size: int | None = None,
-    seed: int = 0,
+    min_size: SupportsIndex | None = None,
+    seed: SupportsIndex = 0,
     timeout: float | timedelta | None = None,
     verify: bool = False,
     process_group: dist.ProcessGroup | None = None,
@@ -46,7 +47,8 @@ def wrap(
 ) -> DistributedDataParallel:
     """A DistributedDataParallel of `model` whose gradients travel compressed.
 
-    `compressor` is "auto", a spec's name or path, or a compiled codec; `params` are the codec's.
+    `compressor` is "auto", a spec's name or path (a str or an os.PathLike), or a compiled codec;
+    `params` are the codec's.
     The other options are explained at `hipress.options.Options`. `ddp_kwargs` go to
     DistributedDataParallel as they are. Every rank must call this, with the same arguments.
     torch.distributed must be initialized; with one rank nothing is installed.
@@ -73,13 +75,13 @@ def wrap(
 
 def attach(
     ddp: DistributedDataParallel,
-    compressor: str | Codec = AUTO,
+    compressor: str | os.PathLike[str] | Codec = AUTO,
     *,
     strategy: str = AUTO,
     scope: str = "tensor",
     exclude: str | Iterable[str] = (),
-    min_size: int | None = None,
-    seed: int = 0,
+    min_size: SupportsIndex | None = None,
+    seed: SupportsIndex = 0,
     timeout: float | timedelta | None = None,
     verify: bool = False,
     **params: Any,

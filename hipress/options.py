@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from torch.distributed.constants import default_pg_timeout
 
@@ -77,7 +79,9 @@ class Options:
     def _check_types(self) -> None:
         known = isinstance(self.compressor, str)
         if not known and not callable(getattr(self.compressor, "encode_batch", None)):
-            raise ConfigError(f"compressor must be a name or a codec, got {self.compressor!r}")
+            raise ConfigError(
+                f"compressor must be a name, a path or a codec, got {self.compressor!r}"
+            )
         for name, kinds in (
             ("strategy", str),
             ("scope", str),
@@ -87,7 +91,8 @@ class Options:
             ("verify", bool),
         ):
             value = getattr(self, name)
-            if not isinstance(value, kinds):
+            truth = isinstance(value, bool) and kinds is not bool  # a bool is an int to Python
+            if truth or not isinstance(value, kinds):
                 raise ConfigError(f"{name}={value!r}: a {type(value).__name__} will not do here")
         if not all(isinstance(pattern, str) for pattern in self.exclude):
             raise ConfigError(f"exclude must hold patterns of parameter names, got {self.exclude}")
@@ -105,26 +110,48 @@ def names() -> list[str]:
 
 
 def make(
-    compressor: str | Codec,
+    compressor: str | os.PathLike[str] | Codec,
     *,
     exclude: str | Iterable[str] = (),
+    min_size: SupportsIndex | None = None,
+    seed: SupportsIndex = 0,
     timeout: float | timedelta | None = None,
     params: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Options:
-    """Options from what a caller wrote: one pattern or several, seconds or a timedelta, parameters
-    of Python or NumPy."""
+    """Options from what a caller wrote: a path of any kind, one pattern or several, whole numbers
+    of any kind, seconds or a timedelta, parameters of Python or NumPy. Raises ConfigError."""
     if not isinstance(exclude, Iterable):
         raise ConfigError(
             f"exclude={exclude!r}: pass a pattern of parameter names, such as 'head.*', "
             "or a list of them"
         )
-    patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    return Options(
+        os.fspath(compressor) if isinstance(compressor, os.PathLike) else compressor,
+        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
+        min_size=_whole(min_size),
+        seed=_whole(seed),
+        timeout=_seconds(timeout),
+        params={name: _plain(value) for name, value in (params or {}).items()},
+        **rest,
+    )
+
+
+def _whole(value: Any) -> Any:
+    """A whole number as Python's, which JSON and the ranks' comparison take; all else as it is,
+    for Options to refuse."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
+def _seconds(timeout: float | timedelta | None) -> Any:
     if timeout is None:
         timeout = default_pg_timeout
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    plain = {name: _plain(value) for name, value in (params or {}).items()}
-    return Options(compressor, exclude=patterns, timeout=seconds, params=plain, **rest)
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else _whole(timeout)
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -392,8 +393,16 @@ def mismatches(rank, world_size):
         found[title] = error_of(hipress.wrap, make(), compiled, timeout=HANG)
     alike = "topk" if odd else compll.compile("topk", ratio=0.01)
     found["alike"] = error_of(hipress.wrap, make(), alike, timeout=HANG)
-    by_path = "topk" if odd else str(specs_dir() / "topk.yaml")
+    as_text = str(specs_dir() / "topk.yaml")
+    by_path = "topk" if odd else as_text
     found["path"] = error_of(hipress.wrap, make(), by_path, timeout=HANG)
+    found["path_object"] = error_of(
+        hipress.wrap, make(), specs_dir() / "topk.yaml" if odd else as_text, timeout=HANG
+    )
+    found["numpy"] = error_of(
+        hipress.wrap, make(), codec("int8"), timeout=HANG,
+        **({"seed": np.int64(3), "min_size": np.int32(5)} if odd else {"seed": 3, "min_size": 5}),
+    )  # fmt: skip
     found["written"] = error_of(
         hipress.wrap, make(), "topk", timeout=HANG, **({} if odd else {"ratio": 0.01})
     )

@@ -8,11 +8,19 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from compll.library import specs_dir
 from hipress import options
 from hipress.codecs import resolve, strategy_for
 from hipress.errors import ConfigError
 from hipress.session import label
 from tests.hipress.fakes import Halves, Int8, Sparse
+
+
+class BytesPath:
+    """A path that is no text."""
+
+    def __fspath__(self):
+        return b"topk.yaml"
 
 
 def test_defaults_and_forms():
@@ -34,11 +42,18 @@ def test_defaults_and_forms():
         ("auto", {"min_size": -1}, "min_size"),
         ("auto", {"seed": -1}, "seed"),
         ("auto", {"seed": "x"}, "seed='x'"),
+        ("auto", {"seed": True}, "seed=True: a bool will not do here"),
+        ("auto", {"seed": np.int64(-1)}, "seed must be in"),
+        ("auto", {"seed": 2.0}, "seed=2.0: a float"),
+        ("auto", {"min_size": True}, "min_size=True"),
+        ("auto", {"min_size": np.float32(3)}, "min_size="),
+        ("auto", {"timeout": True}, "timeout=True"),
         ("auto", {"verify": 1}, "verify=1"),
         ("auto", {"exclude": [3]}, "exclude"),
         ("auto", {"params": {"ratio": 0.1}}, "'ratio'"),
         (Int8(), {"params": {"bits": 2}}, "'bits'"),
         (7, {}, "compressor"),
+        (BytesPath(), {}, "compressor must be a name, a path or a codec, got b'topk.yaml'"),
         (
             "auto",
             {"params": {"straetgy": "ps"}},
@@ -79,6 +94,20 @@ def test_scalars_of_numpy_are_parameters():
     made = options.make("topk", params={"ratio": np.float32(0.125)})
     assert made == options.make("topk", params={"ratio": 0.125})
     assert label(made) == "topk(ratio=0.125)"
+    assert resolve(made).params == {"ratio": 0.125}
+
+
+def test_whole_numbers_of_any_kind():
+    made = options.make("topk", seed=np.uint64(2**64 - 1), min_size=np.int16(7), timeout=np.int8(9))
+    assert made == options.make("topk", seed=2**64 - 1, min_size=7, timeout=9)
+    assert {type(each) for each in (made.seed, made.min_size, made.timeout)} == {int}
+
+
+def test_a_path_is_what_its_text_is():
+    path = specs_dir() / "topk.yaml"
+    made = options.make(path, params={"ratio": 0.125})
+    assert made == options.make(str(path), params={"ratio": 0.125})
+    assert label(made) == f"{path}(ratio=0.125)"
     assert resolve(made).params == {"ratio": 0.125}
 
 
