@@ -106,7 +106,8 @@ def partition(
     `assign_owners`; by default the tensor's index modulo world_size.
     See [Note: parts do not move]. Raises PlanError.
     """
-    ordered = sorted(tensors, key=lambda t: (t.start, t.index))
+    # Where an empty tensor and another one start alike, the empty one ends there.
+    ordered = sorted(tensors, key=lambda t: (t.start, t.length, t.index))
     _check(ordered, choices, world_size, codecs)
     pieces: list[_Piece] = []
     for tensor in ordered:

@@ -96,6 +96,20 @@ def test_adjacent_raw_tensors_become_a_run():
     assert [part.rows[0][:2] for part in parts if part.codec is None] == [(0, 11), (18, 8)]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 0, 3, 1)])
+@pytest.mark.parametrize("sizes", [(5, 0, 1, 0, 9), (0, 7, 0, 0, 3), (0, 0, 0, 0, 0)])
+def test_a_tensor_without_elements_may_lie_anywhere(sizes, order):
+    """Buckets hold tensors in any order, so an empty one may come before one of lower index."""
+    starts = [sum(sizes[j] for j in order[:i]) for i in range(len(order))]
+    tensors = [
+        Tensor(f"t{j}", j, start, sizes[j], 0) for j, start in zip(order, starts, strict=True)
+    ]
+    for members in (tensors, tensors[::-1]):
+        parts = plan(members, Choice("sign", "ps"), 2)
+        rows = sorted(row[:3] for part in parts for row in part.rows)
+        assert rows == [(t.start, t.length, t.index) for t in tensors if t.length]
+
+
 def test_assign_owners_balances():
     owners = assign_owners([100, 50, 50, 10, 40, 40, 10], 3)
     loads = Counter()
