@@ -89,6 +89,8 @@ def raw(param: Param, why: str, seconds: float | None = None) -> Decision:
 
 def excluded(param: Param, options: Options) -> str | None:
     """Why no codec may touch this parameter, or None."""
+    if param.numel == 0:
+        return "no elements"
     if param.sparse:
         return "sparse gradient"
     if not param.compressible:

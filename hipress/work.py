@@ -69,7 +69,11 @@ class Works:
         return Work(self._compile(units), self._shared, units)
 
     def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
-        """Units in bucket order; with scope "bucket" neighbours of one codec are joined."""
+        """Units in bucket order; with scope "bucket" neighbours of one codec are joined.
+
+        Parameters without elements are nothing to send, and would part neighbours.
+        """
+        indices = [i for i in indices if self._params[i].numel]
         units, start = [], 0
         for members in self._runs(indices):
             length = sum(self._params[i].numel for i in members)

@@ -79,7 +79,7 @@ def digest(module: nn.Module) -> str:
     """Of all parameters, bit by bit."""
     hashed = hashlib.sha256()
     for parameter in module.parameters():
-        hashed.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        hashed.update(parameter.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
 
 
@@ -235,7 +235,8 @@ def automatic(rank, world_size, least):
     hipress.automatic.MARGIN = min(least, hipress.automatic.MARGIN)
     torch.manual_seed(0)
     ddp = hipress.wrap(
-        nn.Sequential(nn.Linear(7, 2000), nn.Tanh(), nn.Linear(2000, 3)), verify=True
+        nn.Sequential(nn.Linear(7, 2000), Scaled(empty=True), nn.Tanh(), nn.Linear(2000, 3)),
+        verify=True,
     )
     losses = train(ddp, rank, range(5))
     report = hipress.report(ddp)
@@ -316,6 +317,39 @@ def variants(rank, world_size, name):
     found["join"] = joined(rank, name)
     found["attach"] = attached(rank, name)
     found["embedding"] = embedding(rank, name)
+    return found
+
+
+class Scaled(nn.Module):
+    """A parameter of one element, and with `empty` some of none beside it; all are used."""
+
+    def __init__(self, empty: bool) -> None:
+        super().__init__()
+        none = [torch.zeros(0), torch.zeros(3, 0), torch.zeros(0, dtype=torch.float64)]
+        self.before = nn.ParameterList(none if empty else [])
+        self.scale = nn.Parameter(torch.ones(()))
+        self.after = nn.ParameterList(none if empty else [])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + sum(p.sum() for p in (*self.before, *self.after))
+
+
+def empties(rank, world_size, compressor, cases):
+    """Training a model with parameters without elements, and the same model without these."""
+    found = {}
+    for title, (options, ddp_kwargs) in cases.items():
+        for empty in (False, True):
+            torch.manual_seed(0)
+            layers = nn.Linear(7, 64), Scaled(empty), nn.Linear(64, 64), nn.Linear(64, 3)
+            model = nn.Sequential(Scaled(empty), *layers, Scaled(empty))
+            ddp = hipress.wrap(model, codec(compressor), ddp_kwargs=ddp_kwargs, **options)
+            train(ddp, rank, range(3))
+            hipress.load_state_dict(ddp, hipress.state_dict(ddp))
+            train(ddp, rank, range(3, 5))
+            report = hipress.report(ddp)
+            whys = {d.why for d in report.decisions if d.numel == 0}
+            found[title, empty] = digest(ddp), report.installed, whys
+            hipress.detach(ddp)
     return found
 
 

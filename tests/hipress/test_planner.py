@@ -108,6 +108,15 @@ def test_fixed_plans():
         check_patterns(params, options.make(Int8(), exclude="lost.*"))
 
 
+def test_parameters_without_elements_are_left_alone():
+    params = describe(torch.nn.ParameterList([torch.ones(0), torch.ones(0, 5), torch.ones(2000)]))
+    fixed = fixed_plan(params, Int8(), options.make(Int8(), min_size=0), 2)
+    auto = plan(params, costs(link=1e5, codec=1e10))
+    for made in (fixed, auto):
+        assert [d.codec for d in made.decisions] == [None, None, "int8_fake"]
+        assert [d.why for d in made.decisions][:2] == ["no elements"] * 2
+
+
 class Wide(Sparse):
     def payload_bytes(self, n):
         return 5 * n + 9

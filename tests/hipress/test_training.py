@@ -81,6 +81,28 @@ def test_modes_of_ddp():
             assert result[title][2] < result[title][1], title
 
 
+EMPTIES = {
+    "one bucket": ({}, {}),
+    "verified": ({"verify": True}, ranks.SMALL_BUCKETS),
+    "ring": ({"strategy": "ring"}, {}),
+    "allgather": ({"strategy": "allgather"}, ranks.SMALL_BUCKETS),
+    "static graph": ({}, {"static_graph": True}),
+    "bucket scope": ({"scope": "bucket"}, ranks.SMALL_BUCKETS),
+    "no view": ({"min_size": 0}, {"gradient_as_bucket_view": False}),
+}
+
+
+@pytest.mark.parametrize("name", ["int8", "onebit_group"])
+def test_parameters_without_elements_change_nothing(name):
+    results = launch(ranks.empties, 2, name, EMPTIES)
+    for title in EMPTIES:
+        digests = [result[title, empty][0] for result in results for empty in (False, True)]
+        assert len(set(digests)) == 1, title
+        for _, installed, whys in (result[title, True] for result in results):
+            assert installed
+            assert whys == {"no elements"}
+
+
 def test_infinity_reaches_every_rank_and_no_residual():
     results = launch(ranks.infinity, 2, "int8")
     together([digest for *_, digest in results])
