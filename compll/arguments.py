@@ -9,19 +9,29 @@ from typing import Any, cast
 import numpy as np
 
 from compll import layout as lay
-from compll.arrays import I64, U8
-from compll.batches import LENGTH, START, STATE, TENSOR, State
+from compll.arrays import I64, INTS, U8, fault, taken, taken_table
+from compll.batches import LENGTH, START, STATE, TENSOR, Incoming, State
 from compll.errors import PayloadError, UsageError
 from compll.ir import Field, Module
 from compll.rounds import Before, rounds
 from compll.static import Number
 
 
-class Arguments:
-    """The checks of one module with its parameters; they raise UsageError or PayloadError."""
+def furthest(starts: I64, lengths: I64) -> int:
+    """The largest of the ends start + length: of whole numbers, since an int64 would wrap."""
+    return int(max(map(operator.add, starts.tolist(), lengths.tolist())))
 
-    def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
+
+class Arguments:
+    """The checks of one module with its parameters; they raise UsageError or PayloadError.
+
+    host: whether payloads and states are in the host's memory, as tables always are.
+    """
+
+    def __init__(self, module: Module, params: Mapping[str, Number], *, host: bool) -> None:
         self.module, self.params, self.name = module, params, module.name
+        self.host = host
+        self._states = [(item, np.dtype(item.dtype)) for item in module.states]
         self.fixed, self.all_rounds = lay.is_fixed(module), rounds(module)
         self._bounds: dict[int, int] = {}
 
@@ -65,6 +75,12 @@ class Arguments:
             raise UsageError(f"{self.name}: {count} workers; there is at least one")
         return count
 
+    def tensors(self, tensors: int) -> int:
+        """A number of tensors."""
+        if (count := self._whole("tensors", tensors)) < 0:
+            raise UsageError(f"{self.name}: {count} tensors")
+        return count
+
     def _whole(self, name: str, value: int) -> int:
         try:
             return operator.index(value)
@@ -72,38 +88,51 @@ class Arguments:
             message = f"{self.name}: {name} is a whole number, not {value!r}"
             raise UsageError(message) from None
 
-    def table(self, table: I64, at: I64, length: int, name: str) -> None:
-        """A batch's table, whose pieces lie in the array `name` of `length` elements."""
-        if (
-            table.dtype != np.int64
-            or table.ndim != 2
-            or table.shape[1] != 5
-            or len(at) != len(table)
-        ):
-            raise UsageError(f"{self.name}: the table is int64 [m, 5] with m positions")
+    def table(self, table: I64, at: I64, length: int, name: str) -> tuple[I64, I64]:
+        """A batch's table and positions, whose pieces lie in the array `name` of `length` elements.
+
+        They come back as kernels take them.
+        """
+        table, at = taken_table(table, self.name), self._positions(at, table)
         if len(table) == 0:
-            return
-        if int(at.min()) < 0:
-            raise UsageError(f"{self.name}: a payload begins at byte {int(at.min())}")
-        ends = table[:, START] + table[:, LENGTH]
-        if int(table.min()) < 0 or int(ends.max()) > length:
+            return table, at
+        if (least := int(table.min())) < 0:
+            raise UsageError(f"{self.name}: a number of the table is {least}; none is negative")
+        if (end := furthest(table[:, START], table[:, LENGTH])) > length:
+            raise UsageError(f"{self.name}: a piece ends at {end}, {name} has {length} elements")
+        return table, at
+
+    def _positions(self, at: I64, table: I64) -> I64:
+        """Where the payload of every piece of a table begins."""
+        at = taken(at, self.name, "at", INTS)
+        if len(at) != len(table):
             raise UsageError(
-                f"{self.name}: a piece ends at {int(ends.max())}, {name} has {length} elements"
+                f"{self.name}: the table has {len(table)} rows, and at {len(at)} positions"
             )
+        if len(at) and (first := int(at.min())) < 0:
+            raise UsageError(f"{self.name}: a payload begins at byte {first}")
+        return at
 
     def room(self, table: I64, at: I64, have: int) -> None:
         """The room for the pieces' payloads in an array of `have` bytes."""
-        most = at + np.array([self.payload_bytes(int(n)) for n in table[:, LENGTH]], np.int64)
-        if len(most) and int(most.max()) > have:
-            need = int(most.max())
+        sizes = map(self.payload_bytes, table[:, LENGTH].tolist())
+        need = max(map(operator.add, at.tolist(), sizes), default=0)
+        if need > have:
             raise UsageError(f"{self.name}: the payloads need {need} bytes, out has {have}")
+
+    def incoming(self, incoming: Incoming, table: I64) -> Incoming:
+        """Payloads that come in, of the pieces of a table."""
+        payload, at, used = incoming
+        at = self._positions(at, table)
+        self.lengths(payload, table, at, used)
+        return Incoming(payload, at, used)
 
     def lengths(self, payload: U8, table: I64, at: I64, used: Any) -> None:
         """Where the pieces' payloads begin, and the bytes of each."""
         if not isinstance(used, np.ndarray):
             return  # in device memory, where decode kernels look at them
         if len(used) != len(at) or (
-            len(at) and (int(used.min()) < 0 or int((at + used).max()) > len(payload))
+            len(at) and (int(used.min()) < 0 or furthest(at, used) > len(payload))
         ):
             raise PayloadError(f"{self.name}: the payload ends early, at byte {len(payload)}")
         for row, size in zip(table, used, strict=True) if self.fixed else ():
@@ -120,23 +149,31 @@ class Arguments:
         if not isinstance(cast(object, state), Mapping):
             kind = type(state).__name__
             raise UsageError(f"{self.name}: the state comes from init_state(n); this is {kind}")
-        most = int((table[:, STATE] + table[:, LENGTH]).max())
-        tensors = int(table[:, TENSOR].max() + 1)
-        for item in self.module.states:
-            self._held(item, state.get(item.name), tensors if item.shape == "scalar" else most)
+        if not self._states:
+            return
+        most = furthest(table[:, STATE], table[:, LENGTH])
+        tensors = int(table[:, TENSOR].max()) + 1
+        for item, dtype in self._states:
+            held, need = state.get(item.name), tensors if item.shape == "scalar" else most
+            if held is not None:
+                self._held(item, held, dtype)
+            have = 0 if held is None else len(held)
+            if have < need:
+                raise UsageError(
+                    f"{self.name}: state {item.name!r} has {have} elements, {need} are needed"
+                )
 
-    def _held(self, item: Field, held: Any, need: int) -> None:
-        """One state's array, which has at least `need` elements."""
-        given = str(getattr(held, "dtype", type(held).__name__))
-        if held is not None and given != item.dtype:
+    def _held(self, item: Field, held: Any, dtype: np.dtype[Any]) -> None:
+        """One state's array."""
+        if self.host:
+            wrong = fault(held, dtype, write=True)
+        else:
+            given = str(getattr(held, "dtype", type(held).__name__))
+            wrong = "" if given == item.dtype else given
+        if wrong:
             raise UsageError(
-                f"{self.name}: state {item.name!r} is {item.storage}, an array of "
-                f"{item.dtype}, not {given}; init_state(n) makes it"
-            )
-        have = 0 if held is None else len(held)
-        if held is None or have < need:
-            raise UsageError(
-                f"{self.name}: state {item.name!r} has {have} elements, {need} are needed"
+                f"{self.name}: state {item.name!r} is {item.storage}, a contiguous vector of "
+                f"{dtype} to write to, not {wrong}; init_state(n) makes it"
             )
 
     def rounds(self, payloads: Before, count: int, x: int, table: I64) -> None:

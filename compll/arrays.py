@@ -17,6 +17,8 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 
+FLOATS, INTS, BYTES = (np.dtype(kind) for kind in (np.float32, np.int64, np.uint8))
+
 
 class Arrays(Protocol):
     """Makes and checks the arrays of one kind of memory."""
@@ -35,6 +37,9 @@ class Arrays(Protocol):
 
     def raw(self, x: Any, name: str) -> Any:
         """A caller's array of any other kind, as kernels take it. Raises UsageError."""
+
+    def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> Any:
+        """The argument `what`, payloads of a batch, as kernels take it. Raises UsageError."""
 
     def stream(self) -> AbstractContextManager[Any]:
         """Within it, what is launched comes after what the caller has launched."""
@@ -82,6 +87,40 @@ def _open(x: NDArray[Any]) -> NDArray[Any]:
     return x if x.flags.writeable else np.asarray(_Unlocked(x))
 
 
+def fault(x: Any, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False) -> str:
+    """What keeps kernels from taking x as it is, "" for nothing; they look at memory alone."""
+    # one look at the flags for what is nearly always there: encoding few elements takes 10 us
+    if type(x) is np.ndarray and x.dtype == dtype and x.ndim == ndim and x.flags.carray:
+        return ""
+    if not isinstance(x, np.ndarray):
+        return type(x).__name__
+    if isinstance(x, np.ma.MaskedArray):
+        return "a masked array, whose mask would be lost"
+    if x.dtype != dtype or x.ndim != ndim:
+        return f"{x.dtype} {x.shape}"
+    if not x.flags.c_contiguous:
+        return f"one with strides {x.strides}"
+    if not x.flags.aligned:
+        return f"one that begins at address {x.ctypes.data:#x}, within a number"
+    return "a read-only one" if write and not x.flags.writeable else ""
+
+
+def taken(x: Any, name: str, what: str, dtype: np.dtype[Any], *, write: bool = False) -> Any:
+    """The argument `what`, a vector in the host's memory, as kernels take it. Raises UsageError."""
+    if wrong := fault(x, dtype, write=write):
+        raise UsageError(f"{name}: {what} is a contiguous {dtype} vector, not {wrong}")
+    return _open(x)
+
+
+def taken_table(x: Any, name: str) -> I64:
+    """A batch's table as kernels take it. Raises UsageError."""
+    wrong = fault(x, INTS, 2)
+    if wrong or x.shape[1] != 5:
+        wrong = wrong or f"{x.dtype} {x.shape}"
+        raise UsageError(f"{name}: table is a contiguous int64 array [m, 5], not {wrong}")
+    return _open(x)
+
+
 class HostArrays:
     """NumPy arrays."""
 
@@ -89,14 +128,10 @@ class HostArrays:
 
     def vector(self, x: Any, name: str, *, write: bool = False) -> NDArray[np.float32]:
         """x as float32 [n]. Raises UsageError."""
-        if not isinstance(x, np.ndarray) or x.dtype != np.float32:
-            kind = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-            raise UsageError(f"{name}: a contiguous float32 array is needed, not {kind}")
-        if not x.flags.c_contiguous:
-            raise UsageError(
-                f"{name}: a contiguous float32 array is needed, not one with strides {x.strides}; "
-                "np.ascontiguousarray(x) makes one"
-            )
+        if wrong := fault(x, FLOATS, getattr(x, "ndim", 1)):
+            strided = isinstance(x, np.ndarray) and x.dtype == FLOATS and "mask" not in wrong
+            hint = "; np.ascontiguousarray(x) makes one" if strided else ""
+            raise UsageError(f"{name}: a contiguous float32 array is needed, not {wrong}{hint}")
         if write and not x.flags.writeable:
             raise UsageError(f"{name}: the result goes into this array, which is read-only")
         return _open(x.reshape(-1))
@@ -105,12 +140,19 @@ class HostArrays:
         """x itself: kernels and their arguments' checks look at it."""
         return x
 
+    def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> NDArray[np.uint8]:
+        """A uint8 vector. Raises UsageError."""
+        array: NDArray[np.uint8] = taken(x, name, what, BYTES, write=write)
+        return array
+
     def stream(self) -> AbstractContextManager[None]:
         """Nothing: calls return when they are done."""
         return nullcontext()
 
     def payload(self, raw: Any, name: str) -> NDArray[np.uint8]:
-        """bytes or a uint8 vector. Raises PayloadError."""
+        """bytes or a uint8 vector. Raises PayloadError, UsageError for a masked one."""
+        if isinstance(raw, np.ma.MaskedArray):
+            raise UsageError(f"{name}: a payload is bytes or a uint8 vector, not a masked array")
         data = np.ascontiguousarray(np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else raw)
         if data.dtype != np.uint8 or data.ndim != 1:
             raise PayloadError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.arguments import Arguments
-from compll.arrays import F32, I64, U8, on_stream
+from compll.arrays import F32, I64, INTS, U8, on_stream, taken
 from compll.batches import ArrayBackend, Backend, Incoming, State
 from compll.errors import UsageError
 from compll.ir import Module
@@ -33,7 +33,7 @@ class Codec:
         self.module, self.target, self.backend = module, target, backend
         self.params: dict[str, Any] = dict(params) | dict(module.kept_as)
         self.arrays = backend.arrays
-        self._given = Arguments(module, params)
+        self._given = Arguments(module, params, host=self.arrays.host)
         #: whether encode_batch takes `incoming` payloads in without a decode of their own
         self.fuses = backend.fuses
         self.name = module.name
@@ -73,7 +73,7 @@ class Codec:
         States of 16 bits are float16 [n], and uint16 [n] with the bits of bfloat16. A matrix lies
         in the first elements of its piece's n; where it has more, it is not kept.
         """
-        n = self._given.count(n)
+        n, tensors = self._given.count(n), self._given.tensors(tensors)
         return {
             s.name: self.arrays.zeros(tensors if s.shape == "scalar" else n, s.dtype)
             for s in self.module.states
@@ -153,17 +153,14 @@ class Codec:
         is returned is the codec's own, until the next call with this table.
         """
         writes = writeback or incoming is not None
-        x, out = self.arrays.vector(x, self.name, write=writes), self.arrays.raw(out, self.name)
-        state = self._states(state)
+        x, state = self.arrays.vector(x, self.name, write=writes), self._states(state)
+        out = self.arrays.payloads(out, self.name, "out", write=True)
         seed, step = self._given.seed(seed), self._given.step(step)
-        self._given.table(table, at, len(x), "x")
+        table, at = self._given.table(table, at, len(x), "x")
         self._given.state(state, table)
         self._given.room(table, at, len(out))
         if incoming is not None:
-            payload, taken_at, used = incoming
-            taken = self.arrays.raw(payload, self.name)
-            incoming = Incoming(taken, taken_at, self._used(used))
-            self._given.lengths(*incoming[:1], table, *incoming[1:])
+            incoming = self._given.incoming(self._incoming(incoming), table)
             if not self.backend.fuses:
                 self.decode_batch(*incoming[:1], table, *incoming[1:], x, add=True, step=step)
                 incoming = None
@@ -197,8 +194,9 @@ class Codec:
         step: that of the encode, see decode.
         """
         out, step = self.arrays.vector(out, self.name, write=True), self._given.step(step)
-        payload, used = self.arrays.raw(payload, self.name), self._used(used)
-        self._given.table(table, at, len(out), "out")
+        payload = self.arrays.payloads(payload, self.name, "payload")
+        table, at = self._given.table(table, at, len(out), "out")
+        used = self._used(used)
         self._given.lengths(payload, table, at, used)
         if self.module.arrays:
             arrays = cast(ArrayBackend, self.backend)
@@ -239,7 +237,8 @@ class Codec:
         before: the sums over all `workers` of the earlier rounds, in order: (payload, where each
         piece begins). The state is read, not changed. The other arguments are encode_batch's.
         """
-        out, state, before = self.arrays.raw(out, self.name), self._states(state), self._raw(before)
+        out = self.arrays.payloads(out, self.name, "out", write=True)
+        state, before = self._states(state), self._before(before)
         x = self._check_rounds(x, table, state, [*before, (out, at)], number + 1)
         workers = self._given.workers(workers)
         if reason := self.refuses_workers(workers):
@@ -262,7 +261,7 @@ class Codec:
         step: int = 0,
     ) -> None:
         """Overwrite x's pieces by the mean that the sums of all rounds give; update the state."""
-        state, sums = self._states(state), self._raw(sums)
+        state, sums = self._states(state), self._before(sums)
         x = self._check_rounds(x, table, state, sums, len(self.rounds), write=True)
         workers, seed = self._given.workers(workers), self._given.seed(seed)
         cast(ArrayBackend, self.backend).decode_rounds(
@@ -288,12 +287,20 @@ class Codec:
 
     def _used(self, used: I64) -> I64:
         """Payloads' lengths, which the host may hold whatever the payloads are in."""
-        host = isinstance(cast(object, used), np.ndarray)
-        return used if host else cast(I64, self.arrays.raw(used, self.name))
+        if self.arrays.host or isinstance(cast(object, used), np.ndarray):
+            return cast(I64, taken(used, self.name, "used", INTS))
+        return cast(I64, self.arrays.raw(used, self.name))
 
-    def _raw(self, payloads: Before) -> Before:
+    def _incoming(self, incoming: Incoming) -> Incoming:
+        """Payloads that come in, as kernels take them."""
+        payload, at, used = incoming
+        payload = self.arrays.payloads(payload, self.name, "the incoming payload")
+        return Incoming(payload, at, self._used(used))
+
+    def _before(self, payloads: Before) -> Before:
         """Payloads of rounds, as kernels take them."""
-        return [(self.arrays.raw(payload, self.name), at) for payload, at in payloads]
+        what = "the payload of a round"
+        return [(self.arrays.payloads(payload, self.name, what), at) for payload, at in payloads]
 
     def _check_rounds(
         self, x: F32, table: I64, state: State | None, payloads: Before, count: int,

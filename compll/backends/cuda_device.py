@@ -199,6 +199,10 @@ class DeviceArrays:
             raise UsageError(f"{name}: a contiguous array is needed, not {array.shape}")
         return array.reshape(-1)
 
+    def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> Any:
+        """As raw."""
+        return self.raw(x, name)
+
     def stream(self) -> AbstractContextManager[Any]:
         """Torch's current stream, unless CuPy has been given one of its own."""
         torch = sys.modules.get("torch")
