@@ -7,7 +7,9 @@ forgets positions. Only its composer is, and scalars are read here by Python's r
 from __future__ import annotations
 
 import errno
+import re
 import stat
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,11 +113,7 @@ def parse(text: str, problems: Problems) -> Section | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         span = Span(mark.line + 1, mark.column + 1) if mark else Span()
-        problems.add(
-            span,
-            f"malformed YAML: {error.problem or error.context}",
-            "indent with spaces" if "tab" in str(error.problem) else QUOTE,
-        )
+        problems.add(span, f"malformed YAML: {error.problem or error.context}", _hint(text, error))
         return None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         problems.add(
@@ -133,6 +131,19 @@ def parse(text: str, problems: Problems) -> Section | None:
             )
         return None
     return value
+
+
+def _hint(text: str, error: yaml.MarkedYAMLError) -> str:
+    """What to do about a text that is no YAML."""
+    if "tab" in str(error.problem):
+        return "indent with spaces"
+    index = error.problem_mark.index if error.problem_mark else len(text)
+    if "',' or" in str(error.problem) and text[index : index + 1] == "[":
+        # within braces YAML takes the bracket of `float32[n]` for a list's
+        before = re.split(r"[{,\n]|:\s", text[:index])[-1]
+        after = re.split(r"[},\n]", text[index:], maxsplit=1)[0]
+        return f'in braces, a text that holds a [ is quoted: "{(before + after).strip()}"'
+    return QUOTE
 
 
 def _span(node: yaml.Node) -> Span:
@@ -202,12 +213,14 @@ class _Reader:
 
     def section(self, node: yaml.Node, depth: int) -> Section:
         entries: dict[str, Entry] = {}
-        for key_node, value_node in self.within(node):
+        pairs = deque(node.value)
+        while pairs and self.left > 0:
+            key_node, value_node = pairs.popleft()
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problems.add(_span(key_node), "a key is a plain name")
                 continue
             key = self.scalar(key_node)
-            value = self.value(value_node, depth + 1)
+            value = self.parted(value_node, pairs) or self.value(value_node, depth + 1)
             if key.value in entries:
                 first = entries[key.value].key.span.line
                 self.problems.add(
@@ -216,6 +229,38 @@ class _Reader:
             elif value is not None:
                 entries[key.value] = Entry(key, value)
         return Section(tuple(entries.values()), _span(node))
+
+    def parted(self, node: yaml.Node, rest: deque[tuple[yaml.Node, yaml.Node]]) -> Text | None:
+        """The text of a value which YAML ended at a comma within parentheses; told, and mended.
+
+        In `{m: where(g > 0, 0, g)}` it reads the keys `0` and `g)`, without values. They are taken
+        from `rest`, the entries that follow.
+        """
+        depth, last = _open(node), None
+        while depth > 0 and rest and self.bare(*rest[0]):
+            last = rest.popleft()[0]
+            depth += _open(last)
+        if last is None:
+            return None
+        self.left -= 1
+        span, start, end = _span(node), node.start_mark.index, last.end_mark.index
+        hint = "quote the expression, or write it on its own line"
+        self.problems.add(span, "in braces a comma ends an entry", hint)
+        return Text(
+            self.text[start:end], span, False, self.places(self.text[start:end], start, end)
+        )
+
+    def bare(self, key: yaml.Node, value: yaml.Node) -> bool:
+        """Whether an entry is a key without a colon, as only braces allow."""
+        if not isinstance(key, yaml.ScalarNode) or value.start_mark.index < value.end_mark.index:
+            return False
+        return ":" not in self.text[key.end_mark.index : value.start_mark.index]
+
+
+def _open(node: yaml.Node) -> int:
+    """How many parentheses a text that is not quoted leaves open."""
+    plain = isinstance(node, yaml.ScalarNode) and not node.style
+    return node.value.count("(") - node.value.count(")") if plain else 0
 
 
 def number(text: str) -> int | float | None:

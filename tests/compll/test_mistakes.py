@@ -139,3 +139,65 @@ def test_scalars_of_the_wrong_kind_are_refused(spec, given, message):
     with pytest.raises(compll.SpecError) as error:
         compll.compile(spec, "reference", **given)
     assert message in str(error.value)
+
+
+STATED = """name: example
+state: {{m: "float32[n]"}}
+encode: {encode}
+payload: {payload}
+decode: q
+update: {update}
+"""
+RIGHT = {"encode": "{q: g * 1}", "payload": "{q: 'float32[n]'}", "update": "{m: g}"}
+QUOTE = "quote the expression, or write it on its own line"
+
+
+def told(path, **wrong):
+    """What is told of a spec with these sections."""
+    path.write_text(STATED.format(**RIGHT | wrong))
+    with pytest.raises(compll.SpecError) as error:
+        compll.compile(path, "reference")
+    return [(d.span.line, d.span.col, d.message, d.hint) for d in error.value.diagnostics]
+
+
+@pytest.mark.parametrize(
+    "wrong, places",
+    [
+        ({"update": "{m: where(g > 0, 0, g)}"}, [(6, 13)]),
+        ({"update": "{ m: where(g > 0, max(m,\n  0), g) }"}, [(6, 14)]),
+        ({"encode": "{k: clip(g, -1, 1), q: min(k, 0)}"}, [(3, 13), (3, 32)]),
+        ({"encode": "{q: where(g > 0, g, 0) * 2, k: g, l: max(g, 1) }"}, [(3, 13), (3, 46)]),
+    ],
+)
+def test_a_comma_in_braces_is_one_mistake(wrong, places, tmp_path):
+    found = told(tmp_path / "example.yaml", **wrong)
+    assert found == [(*place, "in braces a comma ends an entry", QUOTE) for place in places]
+
+
+def test_an_expression_with_commas_is_read_whole(tmp_path):
+    found = told(tmp_path / "example.yaml", update="{m: where(g > 0, 0, h)}")
+    assert [(col, message) for _, col, message, _ in found] == [
+        (13, "in braces a comma ends an entry"),
+        (29, "unknown name 'h'"),
+    ]
+
+
+def test_keys_without_values_are_no_commas(tmp_path):
+    found = told(tmp_path / "example.yaml", update="{m: max(g, k: 3}")
+    assert [message for _, _, message, _ in found] == [
+        "not an expression: '(' was never closed",
+        "'k' is no state",
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong, quoted",
+    [
+        ({"payload": "{q: float32[n]}"}, "float32[n]"),
+        ({"payload": "{s: float32, q: uint[2][n]}"}, "uint[2][n]"),
+        ({"update": "{m: g + g[kept]}"}, "g + g[kept]"),
+    ],
+)
+def test_brackets_in_braces_are_quoted(wrong, quoted, tmp_path):
+    (found,) = told(tmp_path / "example.yaml", **wrong)
+    assert found[3] == f'in braces, a text that holds a [ is quoted: "{quoted}"'
