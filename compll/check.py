@@ -192,10 +192,11 @@ class _Checker(Updates):
         value = None if tree is None else self.expr(tree, env, "")
         if tree is None or value is None:
             return None
-        if not self.constant_of_params(value) or value.type.dtype not in ("bool", "int", "float"):
-            self.problems.add(tree.span, "`when:` is a condition of n and parameters")
+        if not self.constant_of_params(value) or value.type.dtype != "bool":
+            hint = "like `n > 1000`"
+            self.problems.add(tree.span, "`when:` is a condition of n and parameters", hint)
             return None
-        return self.settled(self.rules.condition(value))
+        return self.settled(value)
 
     def decode_knows(self, value: Expr) -> bool:
         """Whether decode has a binding of encode: what needs no data, and what all ranks draw."""

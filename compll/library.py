@@ -131,7 +131,7 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
     Codecs are cached in the process, kernels also on disk.
     """
     if target not in backends():
-        raise UsageError(f"no backend {target!r}: {nearest(target, backends())}")
+        raise UsageError(f"no backend {target!r}: {nearest(str(target), backends())}")
     path, params = locate(name_or_path), {name: plain(value) for name, value in params.items()}
     try:
         text = source.read(path).decode("utf-8")
@@ -140,7 +140,8 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
     key = (
         hashlib.sha256(text.encode()).hexdigest() + str(path),
         target,
-        repr(sorted(params.items())),
+        # hex: Python refuses to spell integers of thousands of digits, which are told later
+        repr(sorted((k, hex(v) if type(v) is int else repr(v)) for k, v in params.items())),
     )
     with _lock:
         if key not in _compiled:

@@ -22,6 +22,13 @@ def as_float(value: Any) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
+def shown(value: object) -> str:
+    """A value for people; Python refuses to spell integers of thousands of digits."""
+    if type(value) is int and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
+
+
 @dataclass(frozen=True)
 class Param:
     """A parameter: its type, default and range (ends included)."""
@@ -42,16 +49,18 @@ class Param:
         wanted = PARAM_TYPES[self.type]
         exact = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
         if not exact and not (wanted is float and type(value) is int):
-            return f"parameter {self.name!r} is {self.type}, not {value!r}"
+            return f"parameter {self.name!r} is {self.type}, not {shown(value)}"
         if self.choices and value not in self.choices:
             allowed = ", ".join(map(str, self.choices))
-            return f"parameter {self.name!r} is one of {allowed}, not {value!r}"
+            return f"parameter {self.name!r} is one of {allowed}, not {shown(value)}"
         if isinstance(value, str):
             return None
+        if isinstance(value, int) and wanted is int and not -(2**63) <= value < 2**63:
+            return f"parameter {self.name!r} is an int of 64 bits, not {shown(value)}"
         low = self.low if self.low is not None else float("-inf")
         high = self.high if self.high is not None else float("inf")
         if not low <= as_float(value) <= high:
-            return f"parameter {self.name!r} is from {low:g} to {high:g}, not {value!r}"
+            return f"parameter {self.name!r} is from {low:g} to {high:g}, not {shown(value)}"
         return None
 
 

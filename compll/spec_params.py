@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compll.errors import Problems, nearest
 from compll.sections import PARAM_KEYS
 from compll.shapes import SIDES
@@ -24,7 +26,7 @@ class ParamReader:
             self.problems.add(entry.key.span, f"parameter {name!r} needs a default", PARAM_HINT)
             return None
         if isinstance(value, Text):
-            return self.shorthand(name, value)
+            return self.allowed(self.shorthand(name, value))
         if not isinstance(value, Section):
             self.problems.add(
                 value.span,
@@ -68,11 +70,22 @@ class ParamReader:
             str(self.one(section, "about") or ""),
             self.side(section, name, kind),
         )
-        wrong = param.check(value)
+        self.possible(section, param)
+        return self.allowed(param)
+
+    def allowed(self, param: Param) -> Param | None:
+        """The parameter, if it may have its default."""
+        wrong = param.check(param.default)
         if wrong:
-            self.problems.add(base.span, f"the default is not allowed: {wrong}")
-            return None
-        return param
+            self.problems.add(param.span, f"the default is not allowed: {wrong}")
+        return None if wrong else param
+
+    def possible(self, section: Section, param: Param) -> None:
+        """Report choices that can never be given."""
+        entry, free = section.get("choices"), replace(param, choices=())
+        for item in entry.value.values if entry and isinstance(entry.value, Items) else ():
+            if isinstance(item, Text) and (wrong := free.check(scalar(item))):
+                self.problems.add(item.span, f"this choice can never be given: {wrong}")
 
     def side(self, section: Section, name: str, kind: object) -> str:
         """The parameter's `from`, "" where it has none."""

@@ -57,6 +57,12 @@ def test_a_payload_has_a_field(payload, tmp_path):
         ("default: a, type: str, min: 3", ["3:33: 'min' is for numbers, parameter 'bits' is str"]),
         ("default: true, max: 1", ["'max' is for numbers, parameter 'bits' is bool"]),
         ("default: 2, type: num, choices: 5", ["unknown type 'num'", "'choices' is a list"]),
+        (
+            "default: 2, choices: [1, 2, x]",
+            ["3:38: this choice can never be given: parameter 'bits' is int, not 'x'"],
+        ),
+        ("default: 2, choices: [1, 2, 4], max: 2", ["3:38: this choice can never be given"]),
+        ("type: int, default: " + "9" * 20, ["'bits' is an int of 64 bits, not a number of 67"]),
     ],
 )
 def test_limits_of_parameters(param, words, tmp_path):
@@ -133,6 +139,10 @@ def test_scalars_of_numpy_are_parameters(spec, given, same):
         ("topk", {"ratio": np.complex64(1)}, "parameter 'ratio' is float, not (1+0j)"),
         ("topk", {"ratio": np.ones(1)}, "parameter 'ratio' is float, not array"),
         ("topk", {"ratio": np.float32("nan")}, "parameter 'ratio' is from 0 to 1, not nan"),
+        ("topk", {"ratio": 10**5000}, "is from 0 to 1, not a number of 16610 bits"),
+        ("dgc", {"warmup": 10**400}, "'warmup' is an int of 64 bits, not a number of 1329 bits"),
+        ("dgc", {"workers": 10**5000}, "'workers' is an int of 64 bits, not a number of 16610"),
+        ("dgc", {"workers": 2**63}, "'workers' is an int of 64 bits, not 9223372036854775808"),
     ],
 )
 def test_scalars_of_the_wrong_kind_are_refused(spec, given, message):
@@ -201,3 +211,22 @@ def test_keys_without_values_are_no_commas(tmp_path):
 def test_brackets_in_braces_are_quoted(wrong, quoted, tmp_path):
     (found,) = told(tmp_path / "example.yaml", **wrong)
     assert found[3] == f'in braces, a text that holds a [ is quoted: "{quoted}"'
+
+
+def test_a_default_in_short_is_checked(tmp_path):
+    path = tmp_path / "example.yaml"
+    path.write_text(SPEC.replace("{PARAM}", "9" * 20))
+    with pytest.raises(compll.SpecError, match=r"3:9: the default is not allowed: .* 64 bits"):
+        compll.compile(path)
+
+
+@pytest.mark.parametrize("target", [None, 3, ["gpus"]])
+def test_targets_that_are_no_names(target):
+    with pytest.raises(compll.UsageError, match=r"no backend .*: (known here|did you)"):
+        compll.compile("onebit", target)
+
+
+@pytest.mark.parametrize("when", ["n", "1", "n / 2", "g > 0"])
+def test_when_is_a_condition(when, tmp_path):
+    (found,) = told(tmp_path / "example.yaml", update=RIGHT["update"] + f"\nwhen: {when}")
+    assert found == (7, 7, "`when:` is a condition of n and parameters", "like `n > 1000`")
