@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from compll import check_arrays, check_names, check_spread, check_words
 from compll.check_names import Advice
 from compll.errors import Problems, RuleError, Span
-from compll.ir import Expr, Field, Pool, Selection, Type, rebuild
+from compll.ir import Expr, Field, Pool, Selection, Type, rebuild, walk
 from compll.operators import (
     CONSTANTS,
     OPERATORS,
@@ -24,6 +24,12 @@ from compll.syntax import Call, Name, Number, Syntax, Word
 LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
 #: the same, also through reductions and rounds of `iterate`
 LIMIT_CHAIN = 1000
+#: operators with an argument that is a whole number, and what makes one of whole numbers
+TAKES_WHOLE = (
+    "quantiles", "mean_by", "hadamard", "matrix", "random_matrix", "exp2",
+    "bitand", "bitor", "bitxor", "shl", "shr",
+)  # fmt: skip
+EXACT = ("float", "add", "sub", "mul", "neg", "abs", "min", "max", "pow")
 #: of one `iterate`, each a copy of its expression
 MOST_ROUNDS = 32
 
@@ -222,6 +228,8 @@ class Expressions:
             op = tree.args[0].name
         if tree.op in SELECTING and name in self.selections:
             raise RuleError("a binding holds one selection", "give each selection its own name")
+        if op in TAKES_WHOLE:
+            args = tuple(map(self.exact, args))
         if op in ("quantiles", "mean_by", "hadamard"):
             args = (*args[:-1], self.folded(args[-1]))
         if op in ("matrix", "random_matrix", "drawn", "chosen"):
@@ -236,6 +244,18 @@ class Expressions:
         if value.type.shape != "static" or depends(value) & {"n", "step"}:
             return value
         return self.pool.const(evaluate(value, self.params))
+
+    def exact(self, value: Expr) -> Expr:
+        """A power of whole numbers, and what is made of it, as a whole number where one is needed.
+
+        Elsewhere it is a float: with elements, `q * 2**20` would overflow as an integer.
+        """
+        if value.type != Type("float", "static") or depends(value) & {"n", "step"}:
+            return value
+        if not all(e.op in EXACT or (not e.args and e.type.dtype == "int") for e in walk(value)):
+            return value
+        number = float(evaluate(value, self.params))
+        return self.pool.const(int(number)) if abs(number) < 2**53 and number % 1 == 0 else value
 
     def call_args(
         self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool

@@ -62,7 +62,7 @@ _ROWS = (
     Operator("shared", 2, 2, "shared",
              "shared(a, b): uniform in [a, b), drawn by (step, tensor, element), the same on all ranks and in decode"),
     # quantiles of distributions
-    Operator("probit", 1, 1, "probit", "probit(p): what a standard normal variable stays below with probability p"),
+    Operator("probit", 1, 1, "probit", "probit(p): what a standard normal variable stays below with probability p, a number known before any data"),
     Operator("gamma_above", 2, 2, "gamma_above",
              "gamma_above(shape, p): what a gamma variable (scale 1) exceeds with probability p"),
     Operator("pareto_above", 3, 3, "pareto_above",

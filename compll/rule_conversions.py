@@ -123,10 +123,10 @@ class Conversions:
         if not self.encoding:
             raise RuleError(f"{op} belongs in encode", "decode sees the payload only")
 
-    def static(self, op: str, x: Expr) -> Expr:
+    def static(self, op: str, x: Expr, what: str = "the size") -> Expr:
         if x.type.shape != "static":
             raise RuleError(
-                f"{op}: the size must be known before any data, and {x.type} is not",
+                f"{op}: {what} must be known before any data, and {x.type} is not",
                 "compute it from n and parameters",
             )
         return self.number(x, "float")

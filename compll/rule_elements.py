@@ -110,7 +110,7 @@ class ElementRules(Conversions):
     # quantiles of distributions
 
     def probit(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        return self.real(op, (self.static(op, args[0]),))
+        return self.real(op, (self.static(op, args[0], "its number"),))
 
     def gamma_above(self, op: str, args: tuple[Expr, ...]) -> Expr:
         self.need_one_number(op, args)

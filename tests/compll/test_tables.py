@@ -146,3 +146,43 @@ def test_counting_finds_what_sorting_finds(kind, parts, rng):
     sorted_ = cpu_tables.by_sorting(x, ranks)
     assert np.array_equal(cpu_tables.by_counting(x, ranks), sorted_)
     assert np.array_equal(sorted_, np.sort(numbers.order_key(x))[ranks])
+
+
+POWERS = """
+name: powers
+params: {bits: 3}
+encode:
+  edges: quantiles(g, SIZE)
+  i: bucket(g, edges)
+  low: i & MASK
+payload:
+  edges: float32[SIZE - 1]
+  low: uint8[n]
+decode: lookup(edges, low)
+"""
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_powers_of_whole_numbers_are_whole(target, tmp_path, rng):
+    x = rng.standard_normal(300).astype(np.float32)
+    payloads = []
+    for size, mask in (("2**bits", "(2**bits - 1)"), ("8", "7"), ("1 << bits", "7")):
+        path = tmp_path / "powers.yaml"
+        path.write_text(POWERS.replace("SIZE", f"({size})").replace("MASK", mask))
+        payloads.append(compll.compile(path, target).encode(x))
+    assert len({payload.tobytes() for payload in payloads}) == 1
+
+
+@pytest.mark.parametrize("size", ["2.0**bits", "2**-bits", "2**10**9", "9**9**9", "2**bits / 1"])
+def test_other_powers_are_no_sizes(size, tmp_path):
+    path = tmp_path / "powers.yaml"
+    path.write_text(POWERS.replace("SIZE - 1", "7").replace("SIZE", size).replace("MASK", "7"))
+    with pytest.raises(compll.SpecError, match="a whole number from 2 to 4096"):
+        compll.compile(path, "reference")
+
+
+def test_probit_tells_of_its_number(tmp_path):
+    path = tmp_path / "probit.yaml"
+    path.write_text("name: p\nencode: {q: probit(g)}\npayload: {q: 'float32[n]'}\ndecode: q\n")
+    with pytest.raises(compll.SpecError, match="probit: its number must be known before any data"):
+        compll.compile(path, "reference")
