@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def build(
     for each_target in targets:
         known_target(each_target)
     params, made, refused = parameters(param), list[Built](), list[Diagnostic]()
-    names = specs or library.list_specs()
+    names = distinct(specs or library.list_specs())
     for name in track(names, "compiling", console=Console(stderr=True), transient=True):
         try:
             made.append(built(name, targets, params, archs))
@@ -124,10 +125,31 @@ def build(
         typer.echo(str(SpecError(refused)), err=True)
     if refused and (specs or not made):
         raise typer.Exit(1)
+    apart(made)
     for one in made:
         write(one, output)
     Console().print(summary([one.codec for one in made]))
     typer.echo(f"source and reports: {output}/")
+
+
+def distinct(specs: list[str]) -> list[str]:
+    """The specs, each file once."""
+    files = dict[str, str]()
+    for spec in specs:
+        try:
+            files.setdefault(os.path.realpath(library.locate(spec)), spec)
+        except (SpecError, ValueError):  # building it tells what is wrong
+            files.setdefault(spec, spec)
+    return list(files.values())
+
+
+def apart(specs: list[Built]) -> None:
+    """Exit 2 where two specs have one name, and so the same files."""
+    owners = dict[str, str]()
+    for one in specs:
+        name = one.codec.name
+        if owners.setdefault(name, one.spec) != one.spec:
+            usage(f"{owners[name]} and {one.spec} are both named {name!r}: rename one")
 
 
 def several(given: list[str] | None) -> list[str]:
@@ -138,8 +160,9 @@ def several(given: list[str] | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled spec, and files by their endings."""
+    """A compiled spec as it was given, and files by their endings."""
 
+    spec: str
     codec: Codec
     files: dict[str, bytes]
 
@@ -174,7 +197,7 @@ def built(name: str, targets: list[str], params: dict[str, object], archs: list[
         files[f"{which}report.json"] = facts.encode()
         files[f"{which}report.md"] = report.markdown(codec, target, kernels).encode()
         codecs.append(codec)
-    return Built(codecs[0], files)
+    return Built(name, codecs[0], files)
 
 
 def summary(codecs: list[Codec]) -> Table:

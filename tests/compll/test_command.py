@@ -229,3 +229,17 @@ def test_import_is_light():
     heavy = ("numba", "torch", "cupy", "typer", "rich", "networkx", "matplotlib")
     code = f"import sys, compll; print([m for m in {heavy!r} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_build_never_overwrites_one_spec_with_another(tmp_path):
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("name: same\nencode: {q: g * 1}\npayload: {q: 'float32[n]'}\ndecode: q\n")
+    second.write_text(first.read_text().replace("g * 1", "g * 2"))
+    folder = tmp_path / "out"
+    result = run("build", first, second, "--target", "reference", "-o", folder)
+    assert result.exit_code == 2
+    assert f"{first} and {second} are both named 'same'" in result.output
+    assert not folder.exists()
+    again = tmp_path / "." / "a.yaml"
+    result = run("build", first, again, "--target", "reference", "-o", folder)
+    assert result.exit_code == 0, result.output
