@@ -1,6 +1,7 @@
-"""The tables of docs/compressors.md: what each spec costs, derived and measured.
+"""The tables of docs/compressors.md, and of losses in README.md: what was derived and measured.
 
 python -m bench.codecs        # measures, writes bench/results/codecs.json
+python -m bench.training --group loss-sgd --group loss-adamw    # measures losses
 python -m bench.spec_table    # writes the tables, measures nothing
 python -m bench.spec_table --check
 """
@@ -16,10 +17,18 @@ from typing import Annotated, Any
 import typer
 
 import compll
+from bench import losses
 from bench.codecs import RESULTS, encoding, speedup
+from bench.losses import Loss
 from bench.spec_facts import HIPRESS, Facts, facts
 
 DOCS = Path(__file__).parents[1] / "docs" / "compressors.md"
+README = Path(__file__).parents[1] / "README.md"
+#: the codecs whose losses README.md shows
+SHOWN = (
+    "int4_group", "int8_group", "bf16", "qsgd", "natural", "onebit_group", "topk", "dgc",
+    "graddrop", "terngrad", "powersgd", "terngrad_uniform", "onebit", "mxnet_2bit",
+)  # fmt: skip
 Data = dict[str, Any]
 
 
@@ -118,10 +127,23 @@ def fill(text: str, tables: dict[str, str]) -> str:
     return text
 
 
+def shown(found: Sequence[Loss]) -> str:
+    """The table of losses of baselines and of a few codecs."""
+    rows = [loss for loss in found if loss.spec is None]
+    rows += [loss for name in SHOWN for loss in found if loss.spec == name]
+    return markdown(losses.HEAD, losses.cells(rows))
+
+
+def described(text: str, results: Path = RESULTS) -> str:
+    """README.md with its table of losses made anew."""
+    return fill(text, {"LOSS": shown(losses.read(results))})
+
+
 def made(text: str, results: Path = RESULTS) -> str:
     """docs/compressors.md with all its tables made anew."""
     known = [facts(name) for name in compll.list_specs()]
     tables = {"SPECS": derived(known), "LINES": lines_of_code(known)}
+    tables["LOSS"] = markdown(losses.HEAD, losses.cells(losses.read(results)))
     measured = results / "codecs.json"
     if measured.is_file():
         tables["SPEED"] = speeds(json.loads(measured.read_text()))
@@ -131,14 +153,16 @@ def made(text: str, results: Path = RESULTS) -> str:
 def main(
     check: Annotated[bool, typer.Option("--check", help="only tell whether it is true")] = False,
 ) -> None:
-    """Rewrite the tables of docs/compressors.md."""
-    text = DOCS.read_text("utf-8")
-    new = made(text)
-    if check and new != text:
-        typer.echo(f"{DOCS.name} is not what the specs and results say: python -m bench.spec_table")
-        raise typer.Exit(1)
-    if not check:
-        DOCS.write_text(new, "utf-8")
+    """Rewrite the tables of docs/compressors.md and README.md."""
+    for path, make in ((DOCS, made), (README, described)):
+        text = path.read_text("utf-8")
+        new = make(text)
+        if check and new != text:
+            told = f"{path.name} is not what the specs and results say: python -m bench.spec_table"
+            typer.echo(told)
+            raise typer.Exit(1)
+        if not check:
+            path.write_text(new, "utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 
 The methods of a group take turns, round after round, so that a slow minute of the machine falls on
 all of them; a figure is the median over the timed steps of all rounds. Links are emulated
-(hipress/demo/netns.py). Writes GROUP.json and GROUP.md.
+(hipress/demo/netns.py). Writes GROUP.json and GROUP.md. With --add, what the files tell of other
+methods stays: losses do not depend on the minute, step times do.
 """
 
 import dataclasses
@@ -19,28 +20,28 @@ from typing import Annotated
 
 import typer
 
+from compll import list_specs
 from hipress.demo import methods as methods_
 from hipress.demo import place, runner
 from hipress.demo.job import Job, Result, Workload
-from hipress.demo.methods import DEFAULTS
+from hipress.demo.methods import BASELINES, DEFAULTS
 from hipress.demo.report import Report, Row, markdown, rows
 
 RESULTS = Path(__file__).parent / "results"
-_LOSSY = (
-    "int4_group",
-    "onebit_group",
-    "bf16",
-    "topk:ratio=0.05",
-    "topk:ratio=0.01",
-    "dgc:ratio=0.01",
-    "graddrop:ratio=0.05",
-    "terngrad",
-    "terngrad_uniform:bits=4",
-    "terngrad_uniform:bits=8",
-    "onebit",
-    "mxnet_2bit:threshold=0.001",
+#: parameters that losses are measured with, where the defaults are not enough
+_PARAMETERS = {
+    "dgc": (":ratio=0.01",),
+    "graddrop": (":ratio=0.05",),
+    "mxnet_2bit": ("", ":threshold=0.001"),
+    "onebit_group": ("", ":residual=bfloat16"),
+    "powersgd": (":rank=4",),
+    "terngrad_uniform": (":bits=4", ":bits=8"),
+    "topk": (":ratio=0.05", ":ratio=0.01"),
+}
+_LOSS = (
+    *(name for name in BASELINES if name != "none"),
+    *(f"hipress:{spec}{text}" for spec in list_specs() for text in _PARAMETERS.get(spec, ("",))),
 )
-_LOSS = ("ddp-fp32", "ddp-fp16", "powersgd", *(f"hipress:{codec}" for codec in _LOSSY))
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,14 @@ def _ratio(row: Row, versus: Row, loss: bool) -> float:
     return row.loss / versus.loss if loss else row.median / versus.median
 
 
+def together(before: Report, now: Report, order: Sequence[str]) -> Report:
+    """The newer report with the older one's other methods, in this order; all others behind."""
+    kept = [dataclasses.replace(each, date=each.date or before.date) for each in before.results]
+    found = {each.method: each for each in [*kept, *now.results]}
+    names = sorted(found, key=lambda name: order.index(name) if name in order else len(order))
+    return dataclasses.replace(now, results=[found[name] for name in names])
+
+
 def write(name: str, report: Report, folder: Path) -> None:
     """Writes the JSON and the table with its verdicts."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -160,6 +169,7 @@ def main(
     steps: Annotated[int | None, typer.Option(help="Instead of the group's.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the group's.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
+    add: Annotated[bool, typer.Option("--add", help="Keep the files' other methods.")] = False,
 ) -> None:
     """Measures groups of methods and says which targets are met."""
     unknown = sorted(set(group or ()) - set(GROUPS))
@@ -176,7 +186,7 @@ def main(
             steps=steps or usual.steps,
             rounds=rounds or usual.rounds,
         )
-        _measure_and_write(name, chosen, output)
+        _measure_and_write(name, chosen, output, add=add)
 
 
 def _check(given: Sequence[str]) -> None:
@@ -188,7 +198,7 @@ def _check(given: Sequence[str]) -> None:
         raise typer.Exit(2) from None
 
 
-def _measure_and_write(name: str, group: Group, output: Path) -> None:
+def _measure_and_write(name: str, group: Group, output: Path, *, add: bool) -> None:
     where = place.choose(group.hosts, group.rate, loopback=group.loopback)
     print(f"{name}: {where.sentence}")
     if not where.emulated and not group.loopback:
@@ -199,8 +209,10 @@ def _measure_and_write(name: str, group: Group, output: Path) -> None:
     rate = "none" if group.loopback else group.rate
     workload = Workload(optimizer=group.optimizer)
     report = Report(where.sentence, group.hosts, rate, group.steps, workload, results, command)
+    if add and (output / f"{name}.json").exists():
+        report = together(Report.read(output / f"{name}.json"), report, GROUPS[name].methods)
     write(name, report, output)
-    print("\n".join([markdown(report), *verdicts(name, results)]))
+    print("\n".join([markdown(report), *verdicts(name, report.results)]))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ class Result:
         None  # the ranks' parameters, bit by bit, at the end; None without communication
     )
     error: str | None = None
+    date: str = ""  # when it was measured, where that is not the report's date
 
     @property
     def timed(self) -> list[float]:
