@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from compll.backends.cuda_text import constant, unsigned
+from compll.backends.cuda_patterns import constant, unsigned
 from compll.backends.cuda_tiles import Tiles
 from compll.ir import Expr, walk
 from compll.program import Program

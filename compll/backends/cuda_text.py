@@ -6,10 +6,16 @@ contract a * b + c (`--fmad=false`), or payloads would differ between backends.
 
 from __future__ import annotations
 
+from compll.backends.cuda_patterns import (
+    clipped,
+    comparable,
+    constant,
+    natural,
+    shifted_power,
+)
 from compll.backends.cuda_ranges import bounds
 from compll.ir import Expr
 from compll.program import Unsupported
-from compll.static import depends, evaluate
 
 FLOAT = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
@@ -85,55 +91,6 @@ def element(expr: Expr, args: list[str]) -> str:
     return texts[expr.op].format(*args)
 
 
-def comparable(expr: Expr) -> bool:
-    """Whether an extreme is one with a constant that is no zero, or none below: the devices' own
-    instruction takes any other value for larger than NaN, as we do, but -0 for less than 0."""
-    first, second = expr.args
-    if expr.op == "min" and first.op == "max" and constant(second) is None:
-        # of what is neither NaN nor -0, with a whole number
-        whole = second.op == "float" and second.args[0].type.dtype == "int"
-        return whole and comparable(first)
-    number = constant(second)
-    return number is not None and (number > 0 if expr.op == "min" else number >= 0)
-
-
-def clipped(expr: Expr) -> bool:
-    """Whether a number is within constants that an int32 holds, and so is no NaN."""
-    if expr.op != "min" or expr.args[0].op != "max":
-        return False
-    ends = (constant(expr.args[0].args[1]), constant(expr.args[1]))
-    return all(end is not None and abs(end) < 1 << 31 for end in ends)
-
-
-def shifted_power(expr: Expr) -> bool:
-    """Whether a number is a power of two, shifted right by less than its bits."""
-    if expr.op != "float" or expr.args[0].op != "shr" or expr.args[0].type.dtype != "int":
-        return False
-    power = constant(expr.args[0].args[0])
-    return power is not None and int(power).bit_count() == 1 and bounds(expr.args[0])[0] > 0
-
-
-def natural(expr: Expr) -> bool:
-    """Whether a number that is not negative is divided by a positive constant."""
-    by = constant(expr.args[1])
-    return by is not None and by > 0 and bounds(expr.args[0])[0] >= 0
-
-
-def own_power(expr: Expr) -> bool:
-    """Whether a number is divided by the power of two of its own exponent."""
-    if expr.op != "div" or expr.args[1].op != "exp2":
-        return False
-    (power,) = expr.args[1].args
-    return power.op == "exponent" and unsigned(power.args[0]) is unsigned(expr.args[0])
-
-
-def unsigned(expr: Expr) -> Expr:
-    """An expression without what changes its sign alone."""
-    while expr.op in ("abs", "neg"):
-        (expr,) = expr.args
-    return expr
-
-
 def code(bits: int, expr: Expr, text: str) -> str:
     """The packed code of a value, a u32."""
     top = (1 << bits) - 1
@@ -143,16 +100,6 @@ def code(bits: int, expr: Expr, text: str) -> str:
         return f"f_code({text}, {top}u)"
     low, high = bounds(expr)
     return f"(u32)({text})" if low >= 0 and high <= top else f"i_code({text}, {top})"
-
-
-def constant(expr: Expr) -> float | int | None:
-    """The number that an expression is for all parameters, or nothing."""
-    while expr.op in ("float", "int", "lift") and expr.args:
-        expr = expr.args[0]
-    if expr.type.shape != "static" or expr.type.dtype not in ("float", "int") or depends(expr):
-        return None
-    value = evaluate(expr, {})
-    return value if isinstance(value, int | float) and abs(value) < 1e30 else None
 
 
 def literal(expr: Expr, dtype: str) -> str:

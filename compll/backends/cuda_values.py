@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from compll.backends.cuda_grids import Grid, Scratch, Step, shape_of
+from compll.backends.cuda_patterns import (
+    constant,
+    counted,
+    draw_below_less_one,
+    negative_bit,
+    opposite,
+    own_power,
+    unsigned,
+)
 from compll.backends.cuda_ranges import bounds
 from compll.backends.cuda_text import (
     C_TYPE,
     Lines,
     code,
-    constant,
     element,
     literal,
-    own_power,
     tensor,
-    unsigned,
 )
 from compll.backends.repeats import repeated
 from compll.ir import Expr, Field, Module, walk
@@ -379,49 +383,6 @@ def bytes_at_once(f: Field) -> int:
     if f.shape == "group":
         return f.item_bits // 8
     return 4 if f.packed else f.item_bits // 2
-
-
-def draw_below_less_one(expr: Expr) -> bool:
-    """Whether a random draw is compared with an expression less 1."""
-    if expr.op != "lt" or expr.args[0].op != "uniform" or expr.args[1].op != "sub":
-        return False
-    return constant(expr.args[1].args[1]) == 1
-
-
-def counted(expr: Expr) -> list[tuple[Expr, float]]:
-    """Of a sum of comparisons `x < bound` with numbers, each x and bound; none of anything else."""
-    if expr.op == "add" and expr.type.dtype == "int":
-        parts = [counted(a) for a in expr.args]
-        return parts[0] + parts[1] if all(parts) else []
-    if expr.op != "int" or expr.args[0].op != "lt":
-        return []
-    x, bound = expr.args[0].args
-    known = constant(bound)
-    if x.type.dtype != "float" or known is None or not 1e-15 < known < 1e9:
-        return []
-    return [(x, float(np.float32(known)))]
-
-
-def opposite(expr: Expr) -> bool:
-    """Whether an expression is `where(c, a - b, a + b)`."""
-    if expr.op != "where" or (expr.type.dtype, expr.args[1].op, expr.args[2].op) != (
-        "float",
-        "sub",
-        "add",
-    ):
-        return False
-    return all(a is b for a, b in zip(expr.args[1].args, expr.args[2].args, strict=True))
-
-
-def negative_bit(expr: Expr) -> int | None:
-    """Of `where(x < 0, 2**bit, 0)` of whole numbers, the bit."""
-    if expr.op != "where" or expr.type.dtype != "int" or expr.args[0].op != "lt":
-        return None
-    number, zero = (constant(a) for a in (expr.args[0].args[1], expr.args[2]))
-    power = constant(expr.args[1])
-    if (number, zero) != (0, 0) or not isinstance(power, int) or power <= 0 or power & (power - 1):
-        return None
-    return power.bit_length() - 1
 
 
 def draws(*roots: Expr) -> list[int]:

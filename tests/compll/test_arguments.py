@@ -91,13 +91,17 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name, spoil, told", WRONG)
-def test_wrong_arrays_are_told_by_their_names(codec, name, spoil, told):
-    batch = Batch(codec)
+def refusal(batch, name, spoil, call):
+    """What a call says of a batch, one of whose arrays is spoilt."""
     setattr(batch, name, spoil(getattr(batch, name)))
     with pytest.raises(compll.UsageError) as caught:
-        batch.encode()
-    assert told in str(caught.value)
+        call(batch)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name, spoil, told", WRONG)
+def test_wrong_arrays_are_told_by_their_names(codec, name, spoil, told):
+    assert told in refusal(Batch(codec), name, spoil, Batch.encode)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +134,7 @@ def test_wrong_states_are_told(codec, spoil, told):
     ],
 )
 def test_wrong_arrays_of_a_decode_are_told(codec, name, spoil, told):
-    batch = Batch(codec)
-    setattr(batch, name, spoil(getattr(batch, name)))
-    with pytest.raises(compll.UsageError) as caught:
-        batch.decode()
-    assert told in str(caught.value)
+    assert told in refusal(Batch(codec), name, spoil, Batch.decode)
 
 
 def test_what_is_only_read_may_be_read_only(codec):
