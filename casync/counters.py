@@ -14,6 +14,7 @@ class Counters:
     world_size: int
     jobs: int = 0
     bytes_sent: int = 0  # payload bytes of point-to-point messages
+    bytes_spared: int = 0  # of bytes_sent, what repeats and so does not travel; see repeats.py
     bytes_received: int = 0
     messages_sent: int = 0
     messages_received: int = 0
@@ -26,6 +27,7 @@ class Counters:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes this rank puts on the wire: sends, and an all-reduce as 2 (N-1)/N of its size."""
+        """Bytes this rank puts on the wire: what is sent and not spared, and an
+        all-reduce as 2 (N-1)/N of its size."""
         share = 2 * (self.world_size - 1) / self.world_size
-        return self.bytes_sent + share * self.bytes_reduced
+        return self.bytes_sent - self.bytes_spared + share * self.bytes_reduced

@@ -170,13 +170,13 @@ class Executor:
         begin = min((job.started for job in self._running.values()), default=None)
         return 0.0 if begin is None else time.perf_counter() - begin
 
-    def finish(self, job: Job, index: int, begin: float, moved: int = 0) -> None:
+    def finish(self, job: Job, index: int, begin: float) -> None:
         """See lanes.Owner."""
         end = time.perf_counter()
         with self._lock:
             if self._error is not None:
                 return
-            self._count(job, index, begin, end, moved)
+            self._count(job, index, begin, end)
             for following in job.unlocks[index]:
                 job.waits[following] -= 1
                 if job.waits[following] == 0:
@@ -193,8 +193,8 @@ class Executor:
         except Exception:  # a done-callback's; it must not end a lane
             _log.exception("a callback of the bucket's future raised")
 
-    def _count(self, job: Job, index: int, begin: float, end: float, moved: int) -> None:
-        task, counters = job.tasks[index], self.counters
+    def _count(self, job: Job, index: int, begin: float, end: float) -> None:
+        task, slot, counters = job.tasks[index], job.prepared.slots[index], self.counters
         if self.trace is not None:
             self.trace.append((task.text(), begin, end))
         match task:
@@ -203,10 +203,11 @@ class Executor:
             case Decode() | Merge():
                 counters.decode_seconds += end - begin
             case Send():
-                counters.bytes_sent += moved
+                counters.bytes_sent += slot.contents[2]
+                counters.bytes_spared += slot.spared
                 counters.messages_sent += 1
             case Recv():
-                counters.bytes_received += moved
+                counters.bytes_received += slot.contents[2]
                 counters.messages_received += 1
             case Reduce():
                 counters.bytes_reduced += job.prepared.reduce_view(job, index).nbytes

@@ -110,6 +110,7 @@ class Prepared:
         self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
         self._slots: dict[int, Slot] = {}
         self._rounds: dict[int, list[Slot]] = {}  # by part: of its rounds, in order
+        self._sent = {task.payload for task in program.tasks if isinstance(task, Send)}
         self.urgent = program.urgent
         self.slots = [self._slot(task) for task in program.tasks]
         self._taken = fused(program, codecs)
@@ -138,14 +139,14 @@ class Prepared:
             raw = self._parts[task.part].codec is None
             layout = _EMPTY if raw else self._layouts[task.part]
             source = task.peer if isinstance(task, Recv) else task.rank
-            self._slots[task.payload] = Slot(layout, source)
+            self._slots[task.payload] = Slot(layout, source, task.payload in self._sent)
         return self._slots[task.payload]
 
     def _round_slot(self, task: EncodeRound) -> Slot:
         """Of a round's payload, which the encode of the round makes."""
         part = self._parts[task.part]
         codec = self._codecs[part.codec or ""]
-        slot = Slot(Layout.of_round(part, codec, task.round), task.rank)
+        slot = Slot(Layout.of_round(part, codec, task.round), task.rank, travels=False)
         self._rounds.setdefault(task.part, []).append(slot)
         return slot
 

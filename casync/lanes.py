@@ -33,8 +33,8 @@ class Owner(Protocol):
     timeout: float
     delay: Callable[[str], None] | None
 
-    def finish(self, job: Job, index: int, begin: float, moved: int = 0) -> None:
-        """A task is done; `moved` bytes went over the transport."""
+    def finish(self, job: Job, index: int, begin: float) -> None:
+        """A task is done."""
         ...
 
     def fail(self, job: Job, index: int, error: Exception) -> None:
@@ -151,17 +151,15 @@ class _Waiter:
     def _one(self, job: Job, index: int, handle: Handle, begin: float) -> None:
         task, slot = job.tasks[index], job.prepared.slots[index]
         try:
-            moved = handle.wait(self._owner.timeout)
+            received = handle.wait(self._owner.timeout)
             if self._owner.delay is not None:
                 self._owner.delay(task.text())
             if isinstance(task, Recv):
-                moved = slot.arrived(moved)
-            elif isinstance(task, Send):
-                moved = slot.contents[2]
+                slot.arrived(received)
         except Exception as error:
             self._owner.fail(job, index, error)
         else:
-            self._owner.finish(job, index, begin, moved)
+            self._owner.finish(job, index, begin)
 
 
 class Communication:

@@ -1,41 +1,95 @@
-"""A payload's buffer, as NumPy and as torch see it."""
+"""A payload's buffer, as NumPy and as torch see it, and as it travels."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from casync.codec import Bytes, Ints
+from casync.errors import PayloadError
 from casync.messages import Layout
+from casync.repeats import ABSENT, MARK, PLAIN, expand, extent, promises, squeeze
 
 __all__ = ["Slot"]
 
 
 class Slot:
-    """A payload's buffer on this rank, with the same memory as a torch tensor."""
+    """A payload's buffer on this rank, with the same memory as a torch tensor.
 
-    __slots__ = ("array", "contents", "layout", "source", "tensor")
+    See repeats.py for what travels: the buffer with a mark in front, or a squeezed copy.
+    """
 
-    def __init__(self, layout: Layout, source: int) -> None:
+    __slots__ = (
+        "_buffer", "_mark", "_squeezed", "_wire", "array", "contents", "layout", "source",
+        "tensor", "travels",
+    )  # fmt: skip
+
+    def __init__(self, layout: Layout, source: int, travels: bool) -> None:
+        """`travels`: whether this rank sends it."""
         self.layout = layout
-        self.array: Bytes = layout.buffer()
+        self._buffer: Bytes = np.zeros(MARK + layout.size, np.uint8)
+        self._mark = self._buffer[:MARK].view(np.int64)
+        self._squeezed: Bytes | None = None  # made when first needed
+        self.array = self._buffer[MARK:]
         self.tensor = torch.from_numpy(self.array)
         self.contents = layout.whole
         self.source = source  # rank it comes from
+        self.travels = travels
+        self._wire = self._buffer
+
+    @property
+    def spared(self) -> int:
+        """Bytes of the message that do not travel."""
+        return MARK + self.contents[2] - len(self._wire)
 
     def clear(self) -> torch.Tensor:
         """The memory, ready to receive into."""
+        self._mark[0] = ABSENT  # so that a message that is not there shows
         self.layout.clear(self.array)
-        return self.tensor
+        return torch.from_numpy(self._buffer)
 
     def fill(self, used: Ints) -> None:
         """Just encoded."""
         self.contents = self.layout.pack(self.array, used)
+        if self.travels:
+            self._pack()
 
-    def arrived(self, received: int) -> int:
-        """Just received; returns the message's length, raises PayloadError."""
+    def arrived(self, received: int) -> None:
+        """Just received, in `received` bytes (-1: unknown); raises PayloadError."""
+        mark = int(self._mark[0])
+        if mark == ABSENT or 0 <= received < MARK:
+            raise PayloadError("the message is empty")
+        if mark != PLAIN:
+            received = self._unpack(received)
+        elif received >= 0:
+            received -= MARK
         self.contents = self.layout.unpack(self.array, received)
-        return self.contents[2]
+        if mark == PLAIN:
+            self._wire = self._buffer[: MARK + self.contents[2]]
 
     def message(self) -> torch.Tensor:
         """The bytes that travel."""
-        return self.tensor[: self.contents[2]]
+        return torch.from_numpy(self._wire)
+
+    def _pack(self) -> None:
+        message = self.array[: self.contents[2]]
+        size = squeeze(message, self._copy()) if promises(message) else 0
+        if size:
+            self._wire = self._copy()[:size]
+        else:
+            self._mark[0] = PLAIN
+            self._wire = self._buffer[: MARK + len(message)]
+
+    def _unpack(self, received: int) -> int:
+        """Put the squeezed message that lies in the buffer into place; its length."""
+        size = extent(self._buffer, self.layout.size)
+        if received not in (-1, size):
+            raise PayloadError(f"message of {received} bytes, expected {size}")
+        self._wire = self._copy()[:size]
+        self._wire[:] = self._buffer[:size]
+        return expand(self._wire, self.array)
+
+    def _copy(self) -> Bytes:
+        if self._squeezed is None:
+            self._squeezed = np.zeros_like(self._buffer)
+        return self._squeezed

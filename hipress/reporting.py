@@ -25,7 +25,8 @@ class Measured:
 
     steps: int
     gradient_bytes: float  # as DDP would have reduced them
-    payload_bytes: float  # sent to peers by us
+    payload_bytes: float  # of the messages that we send to peers
+    spared_bytes: float  # of these, blocks that repeat and so do not travel
     wire_bytes: float  # sent by this rank in all, native all-reduces included
     fp32_wire_bytes: float  # what this rank would send with float32 all-reduce
     encode_seconds: float
@@ -49,12 +50,12 @@ class Report:
 
     @property
     def bytes_sent(self) -> int:
-        """Payload bytes that this rank sent so far; 0 where nothing is installed to count them."""
+        """Bytes that this rank sent so far; 0 where nothing is installed to count them."""
         return 0 if self.measured is None else round(self.measured.wire_bytes * self.measured.steps)
 
     @property
     def bytes_per_step(self) -> float:
-        """Payload bytes that this rank sends in a step; DDP's float32 all-reduce if untouched."""
+        """Bytes that this rank sends in a step; DDP's float32 all-reduce if untouched."""
         if self.measured is not None:
             return self.measured.wire_bytes
         return all_reduce_bytes(sum(d.numel for d in self.decisions), self.world_size)
@@ -110,6 +111,7 @@ def measure_of(
         steps=steps,
         gradient_bytes=traffic.gradient_bytes / steps,
         payload_bytes=counters.bytes_sent / steps,
+        spared_bytes=counters.bytes_spared / steps,
         wire_bytes=(counters.wire_bytes + share(world_size) * traffic.raw_bytes) / steps,
         fp32_wire_bytes=all_reduce_bytes(numel, world_size),
         encode_seconds=counters.encode_seconds / steps,
@@ -169,6 +171,7 @@ def _measured_table(m: Measured) -> Table:
     table.add_column("value", justify="right")
     times = m.fp32_wire_bytes / m.wire_bytes if m.wire_bytes else float("inf")
     table.add_row("sent by this rank", f"{m.wire_bytes / 1e6:.3f} MB")
+    table.add_row("left out, as it repeats", f"{m.spared_bytes / 1e6:.3f} MB")
     table.add_row("the same as float32 all-reduce", f"{m.fp32_wire_bytes / 1e6:.3f} MB")
     table.add_row("reduction", f"{times:.1f}x")
     table.add_row("encode", f"{_ms(m.encode_seconds)} ms")

@@ -65,7 +65,7 @@ def _hipress(model: nn.Module, method: Method) -> Synchronized:
         measured = hipress.report(ddp).measured
         if measured is None:  # hipress has left DDP's own all-reduce in place
             return _native(model)(steps)
-        return round(measured.wire_bytes * measured.steps)
+        return round((measured.wire_bytes + measured.spared_bytes) * measured.steps)
 
     return Synchronized(ddp, sent)
 

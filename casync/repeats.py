@@ -1,0 +1,125 @@
+"""Messages without what repeats: a block that only repeats the eight bytes before it stays at home.
+
+The gradient of an embedding is zero but for the rows of the batch's words, and what a codec of
+fixed length makes of zeros is the same few bytes again and again. OmniReduce (Fei et al.,
+SIGCOMM'21) sends no blocks of zeros; here it is payloads, so any eight bytes may repeat, and
+nothing is lost.
+
+A message travels behind an int64 mark. PLAIN: it follows as it is. Else the mark is its length in
+bytes, and there follow a bit per block (1: kept) in whole words, the kept blocks, and what is left
+behind the last block. A block is BLOCK bytes; the first one is always kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from casync.codec import Bytes
+from casync.errors import PayloadError
+
+__all__ = ["ABSENT", "MARK", "PLAIN", "expand", "extent", "promises", "squeeze"]
+
+MARK = 8  # bytes
+PLAIN, ABSENT = 0, -1  # the latter: in front of a buffer into which nothing came
+BLOCK = 64
+_WORD = 8
+_WORDS = BLOCK // _WORD
+_LEAST = 64  # blocks: below, a message is not worth the look
+_SAMPLED = 64  # blocks that are looked at first
+_WORTH = (
+    4  # send as it is unless one block in so many repeats: a link as fast as memory gains nothing
+)
+_ALL = np.uint64(0x0101010101010101)  # eight times True
+
+_Words = npt.NDArray[np.uint64]
+_Bools = npt.NDArray[np.bool_]
+
+
+def promises(message: Bytes) -> bool:
+    """Whether enough of a few blocks repeat. `message`: aligned, in whole words (8 bytes)."""
+    count = len(message) // BLOCK
+    if count < _LEAST:
+        return False
+    step = max(2, count // _SAMPLED)
+    blocks = _blocks(message[: count * BLOCK])
+    some = blocks[step - 1 :: step]
+    before = blocks[step - 2 :: step, -1:][: len(some)]
+    return bool(np.count_nonzero((some == before).all(axis=1)) * _WORTH >= len(some))
+
+
+def squeeze(message: Bytes, wire: Bytes) -> int:
+    """Write what travels, mark included, into `wire`; its bytes, or 0: send it as it is.
+
+    For a message that `promises`. `wire`: as long as the message and its mark.
+    """
+    words = message.view(np.uint64)
+    blocks = len(message) // BLOCK
+    kept = _kept(words[: blocks * _WORDS])
+    first, last, size = _places(len(message), int(np.count_nonzero(kept)))
+    if size > len(message) - len(message) // _WORTH:
+        return 0
+    wire[:MARK].view(np.int64)[0] = len(message)
+    bits = np.packbits(kept)
+    wire[MARK : MARK + len(bits)] = bits
+    wire[MARK + len(bits) : first] = 0
+    np.compress(kept, _blocks(words[: blocks * _WORDS]), axis=0, out=_blocks(wire[first:last]))
+    wire[last:size] = message[blocks * BLOCK :]
+    return size
+
+
+def extent(wire: Bytes, room: int) -> int:
+    """Bytes that a squeezed message takes in `wire`, for a message of at most `room` bytes.
+
+    Raises PayloadError where it is none.
+    """
+    length = int(wire[:MARK].view(np.int64)[0])
+    if not BLOCK <= length <= room or length % _WORD:
+        raise PayloadError(
+            f"a squeezed message of {length} bytes; expected whole words, {BLOCK} to {room} bytes"
+        )
+    first, *_ = _places(length, 0)
+    kept = _bits(wire, length) if first <= len(wire) else np.zeros(1, np.bool_)
+    *_, size = _places(length, int(np.count_nonzero(kept)))
+    if not kept[0] or size > len(wire):
+        raise PayloadError(f"the blocks of a squeezed message of {length} bytes do not fit it")
+    return size
+
+
+def expand(wire: Bytes, message: Bytes) -> int:
+    """Write the message of a `wire` whose `extent` was asked for; its bytes."""
+    length = int(wire[:MARK].view(np.int64)[0])
+    kept = _bits(wire, length)
+    first, last, size = _places(length, int(np.count_nonzero(kept)))
+    whole, given = _blocks(message[: len(kept) * BLOCK]), _blocks(wire[first:last])
+    whole[:] = given[np.cumsum(kept) - 1, -1:]  # as if all repeated; then the others
+    whole[kept] = given
+    message[len(kept) * BLOCK : length] = wire[last:size]
+    return length
+
+
+def _kept(words: _Words) -> _Bools:
+    """Per block, whether some word of it differs from the one before."""
+    same = np.empty(len(words), np.bool_)
+    same[0] = False
+    np.equal(words[1:], words[:-1], out=same[1:])
+    kept: _Bools = same.view(np.uint64) != _ALL
+    return kept
+
+
+def _bits(wire: Bytes, length: int) -> _Bools:
+    """Per block of a squeezed message, whether it was kept."""
+    blocks = length // BLOCK
+    return np.unpackbits(wire[MARK : MARK + -(-blocks // 8)], count=blocks).view(np.bool_)
+
+
+def _blocks(array: npt.NDArray[np.uint8] | _Words) -> _Words:
+    return array.view(np.uint64).reshape(-1, _WORDS)
+
+
+def _places(length: int, kept: int) -> tuple[int, int, int]:
+    """Of a message: where the kept blocks begin and end on the wire, and the wire's end."""
+    blocks = length // BLOCK
+    first = MARK + -(-blocks // BLOCK) * _WORD
+    last = first + kept * BLOCK
+    return first, last, last + length - blocks * BLOCK
