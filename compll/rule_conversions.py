@@ -13,6 +13,8 @@ from compll.errors import RuleError
 from compll.ir import LEVELS, Expr, Pool, Type
 from compll.static import covers
 
+LEAST, LARGEST = -(2**31), 2**31 - 1  # of an integer element
+
 
 class Conversions:
     """Makes arguments fit each other, in a grouped or ungrouped spec, in encode or decode."""
@@ -58,7 +60,16 @@ class Conversions:
                 "a value per group does not go together with selected elements",
                 "compute with all elements first: (x / scale)[kept]",
             )
-        return self.pool.make("lift", (x,), Type(x.type.dtype, shape, of))
+        return self.pool.make("lift", (self.saturated(x),), Type(x.type.dtype, shape, of))
+
+    def saturated(self, x: Expr) -> Expr:
+        """x, as an int32 has it: whole numbers that are no elements know no bounds."""
+        if x.type.dtype != "int" or x.type.shape not in ("static", "scalar"):
+            return x
+        if x.op == "const":
+            return self.pool.const(min(max(x.value, LEAST), LARGEST))
+        above = self.pool.make("max", (x, self.pool.const(LEAST)), x.type)
+        return self.pool.make("min", (above, self.pool.const(LARGEST)), x.type)
 
     def elementwise(self, op: str, args: tuple[Expr, ...], dtype: str = "") -> Expr:
         shape, of = self.shape(args)

@@ -41,6 +41,13 @@ def _div(a: float, b: float) -> float:
     return a / b
 
 
+def _float(a: float) -> float:
+    try:
+        return float(a)
+    except OverflowError:
+        return math.inf if a > 0 else -math.inf
+
+
 def _exponent(a: float) -> int:
     (bits,) = np.array([a]).astype(np.float32).view(np.uint32)
     return (int(bits) >> 23 & 255) - 127
@@ -68,7 +75,8 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "or": lambda a, b: bool(a) or bool(b), "not": operator.not_,
     "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b,
     "probit": quantiles.probit, "gamma_above": quantiles.gamma_above,
-    "isfinite": math.isfinite, "isnan": math.isnan, "float": float, "int": int, "lift": lambda a: a,
+    "isfinite": math.isfinite, "isnan": math.isnan, "float": _float, "int": int,
+    "lift": lambda a: a,
 }  # fmt: skip
 
 
