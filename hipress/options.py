@@ -77,11 +77,8 @@ class Options:
         )
 
     def _check_types(self) -> None:
-        known = isinstance(self.compressor, str)
-        if not known and not callable(getattr(self.compressor, "encode_batch", None)):
-            raise ConfigError(
-                f"compressor must be a name, a path or a codec, got {self.compressor!r}"
-            )
+        if not isinstance(self.compressor, str):
+            _check_codec(self.compressor)
         for name, kinds in (
             ("strategy", str),
             ("scope", str),
@@ -101,6 +98,23 @@ class Options:
     def automatic(self) -> bool:
         """Whether the planner chooses the codec."""
         return isinstance(self.compressor, str) and self.compressor == AUTO
+
+
+def _check_codec(codec: object) -> None:
+    """Raise ConfigError for what lacks a member of casync.codec.Codec."""
+    from casync.codec import Codec  # not above: types alone need it there
+
+    if not callable(getattr(codec, "encode_batch", None)):
+        raise ConfigError(f"compressor must be a name, a path or a codec, got {codec!r}")
+    if isinstance(codec, type):
+        raise ConfigError(f"compressor is the class {codec.__name__}; pass a codec made of it")
+    members = [name for name in vars(Codec) if not name.startswith("_")]
+    absent = [name for name in members if not hasattr(codec, name)]
+    if absent:
+        raise ConfigError(
+            f"compressor {type(codec).__name__} lacks {', '.join(absent)}: a codec has all "
+            "members of casync.codec.Codec"
+        )
 
 
 def names() -> list[str]:

@@ -23,6 +23,13 @@ class BytesPath:
         return b"topk.yaml"
 
 
+class Unfinished:
+    """Of a codec's members it has one."""
+
+    def encode_batch(self):
+        raise AssertionError
+
+
 def test_defaults_and_forms():
     made = options.make("auto", exclude="last.*", timeout=timedelta(seconds=3))
     assert made.automatic
@@ -53,6 +60,8 @@ def test_defaults_and_forms():
         ("auto", {"params": {"ratio": 0.1}}, "'ratio'"),
         (Int8(), {"params": {"bits": 2}}, "'bits'"),
         (7, {}, "compressor"),
+        (Int8, {}, "compressor is the class Int8; pass a codec made of it"),
+        (Unfinished(), {}, "compressor Unfinished lacks name, digest, .*casync.codec.Codec"),
         (BytesPath(), {}, "compressor must be a name, a path or a codec, got b'topk.yaml'"),
         (
             "auto",
