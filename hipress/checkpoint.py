@@ -16,7 +16,7 @@ import torch
 
 from hipress.errors import StateError
 from hipress.model import Param
-from hipress.state import WORKER, Floats, Residuals
+from hipress.state import AGGREGATOR, WORKER, Floats, Residuals
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -97,7 +97,30 @@ def _check_format(saved: object) -> None:
         found = sorted(map(str, saved))
         raise StateError(f"not a state of hipress.state_dict: expected {sorted(KEYS)}, got {found}")
     if saved["format"] != FORMAT:
-        raise StateError(f"state format {saved['format']}; this version reads {FORMAT}")
+        raise StateError(f"state format {saved['format']!r}; this version reads {FORMAT}")
+    _check_types(saved)
+
+
+def _check_types(saved: Mapping[str, Any]) -> None:
+    """Refuse what `export` never writes; "all or nothing" needs to know before it begins."""
+    step = saved["step"]
+    if type(step) is not int or not 0 <= step < 2**63:
+        raise StateError(f"damaged state: step {step!r} is no number of steps")
+    for key in ("codecs", "state"):
+        if not isinstance(saved[key], Mapping):
+            raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")
+    for name, sides in saved["state"].items():
+        if not _tensors_by_side(sides):
+            raise StateError(f"damaged state: {name}: expected tensors by side and name")
+
+
+def _tensors_by_side(sides: object) -> bool:
+    return isinstance(sides, Mapping) and all(
+        side in (WORKER, AGGREGATOR)
+        and isinstance(values, Mapping)
+        and all(isinstance(value, torch.Tensor) for value in values.values())
+        for side, values in sides.items()
+    )
 
 
 def _check_ranks(saved: Mapping[str, Any], rank: int, world_size: int) -> list[str]:
@@ -127,10 +150,13 @@ def _check_values(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[
     for name, (param, codec) in _stateful(residuals).items():
         if saved["codecs"].get(name) != codec.digest:
             continue
+        if name not in state:
+            wrong.append(f"{name}: its values are missing from the saved state")
+            continue
         wanted = {k: _size(v, param) for k, v in codec.init_state(param.numel).items()}
         problems = [
             f"{name}: {side} {key}: expected {wanted.get(key)}, got {shape}"
-            for side, values in state.get(name, {}).items()
+            for side, values in state[name].items()
             for key, shape in _shapes(values, wanted).items()
             if shape != wanted.get(key)
         ]

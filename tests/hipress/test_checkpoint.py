@@ -37,5 +37,12 @@ def test_states_that_do_not_fit(tmp_path):
             "missing": "last.weight: missing from the saved state",
             "unexpected": "ghost.weight: has no codec state here",
             "shape": "second.weight: worker residual: expected (301, 131), got (2,)",
+            "absent": "first.weight: its values are missing from the saved state",
+            "step": "step 1.5 is no number of steps",
+            "negative": "step -1 is no number of steps",
+            "codecs": "codecs is a NoneType, not a dict",
+            "list": "state is a list, not a dict",
+            "values": "second.weight: expected tensors by side and name",
+            "side": "second.weight: expected tensors by side and name",
         }.items():
             assert expected in errors[title][1]
