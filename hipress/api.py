@@ -98,7 +98,7 @@ def attach(
         )  # fmt: skip
         _refuse_python_reducer()
         _refuse_taken(ddp)
-    return _finish(ddp, prepare(ddp.module, options, ddp.process_group))
+    return _finish(ddp, prepare(ddp, options, ddp.process_group))
 
 
 def detach(ddp: DistributedDataParallel) -> None:
@@ -119,11 +119,11 @@ def report(ddp: DistributedDataParallel) -> Report:
     from hipress.reporting import Report, describe_plan, measure_of
 
     session = _session(as_ddp(ddp))
-    engine, size = session.engine, dist.get_world_size(session.home)
+    engine, size = session.engine, session.world_size
     numel = sum(p.numel for p in session.params)
     measured = measure_of(engine.traffic, engine.counters, size, numel) if engine else None
     return Report(
-        rank=dist.get_rank(session.home),
+        rank=session.rank,
         world_size=size,
         installed=engine is not None,
         why=describe_plan(session.plan) if engine else session.plan.why,
@@ -144,7 +144,7 @@ def state_dict(ddp: DistributedDataParallel) -> dict[str, Any]:
     from hipress.state import Residuals
 
     session = _session(as_ddp(ddp))
-    rank, size = dist.get_rank(session.home), dist.get_world_size(session.home)
+    rank, size = session.rank, session.world_size
     if session.engine is None:
         empty = Residuals(session.params, session.plan)
         return checkpoint.export(empty, session.idle_step, rank, size)
@@ -164,8 +164,7 @@ def load_state_dict(
     session = _session(as_ddp(ddp))
     engine = session.engine
     residuals = engine.works.residuals if engine else Residuals(session.params, session.plan)
-    rank, size = dist.get_rank(session.home), dist.get_world_size(session.home)
-    session.idle_step = checkpoint.load(residuals, state, rank, size, strict)
+    session.idle_step = checkpoint.load(residuals, state, session.rank, session.world_size, strict)
     if engine is not None:
         engine.step = session.idle_step
 
@@ -223,9 +222,17 @@ def _session(ddp: DistributedDataParallel) -> Session:
 def _refuse_taken(ddp: DistributedDataParallel) -> None:
     if ddp in BOOKS.sessions:
         raise ConfigError("hipress is attached to this module already; hipress.detach it first")
-    if ddp._comm_hooks and ddp not in BOOKS.hooks:
-        hook = ddp._comm_hooks[0][0].__qualname__
-        raise ConfigError(f"this module has a communication hook already ({hook}); DDP takes one")
+    for hook, state in ddp._comm_hooks:
+        if not _ours(state):
+            told = f"this module has a communication hook already ({hook.__qualname__})"
+            raise ConfigError(f"{told}; DDP takes one")
+
+
+def _ours(state: object) -> bool:
+    """Whether a hook of this state is ours: of this module, or of that from which it was copied."""
+    from hipress.hook import HookState
+
+    return isinstance(state, HookState)
 
 
 def _refuse_python_reducer() -> None:

@@ -21,12 +21,19 @@ class HookState:
     """What DDP keeps for us. Must not refer to the DDP module: C++ holds it, so the cycle would
     never be collected. A parameter is known by identity, whatever bucket it is in."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], home: dist.ProcessGroup) -> None:
-        self.index: dict[torch.Tensor, int] = {
-            parameter: i for i, parameter in enumerate(parameters)
-        }
+    def __init__(self, home: dist.ProcessGroup) -> None:
         self.home = home
+        self.index: dict[torch.Tensor, int] = {}
         self.engine: Engine | None = None  # None after detach: plain averaging
+
+    def serve(self, engine: Engine, parameters: Sequence[nn.Parameter]) -> None:
+        """Synchronize by this engine, to which parameters are known by their position."""
+        self.engine = engine
+        self.index = {parameter: i for i, parameter in enumerate(parameters)}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Nothing: a copied or pickled DDP module gets a reducer of its own, without our hook."""
+        return HookState, (None,)
 
 
 def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -46,8 +53,8 @@ def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:
         return tuple(state.index[parameter] for parameter in bucket.parameters())
     except KeyError:
         raise SyncError(
-            "a bucket holds a parameter that did not require a gradient when hipress was "
-            "attached; freeze parameters before DistributedDataParallel is made, or after"
+            "a bucket holds a parameter that was frozen or replaced before hipress was attached; "
+            "do that before DistributedDataParallel is made, or freeze after hipress.attach"
         ) from None
 
 

@@ -36,7 +36,12 @@ class Param:
 
 
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Names and parameters that DDP synchronizes, in the model's order, each once."""
+    """Names and parameters that DDP synchronizes, in the model's order, each once.
+
+    Of a DDP module those that it was made with, whatever was frozen or freed since.
+    """
+    if isinstance(module, DistributedDataParallel):
+        return _held(module)
     # The attribute is how torch lets a module take parameters out of DDP.
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     return [
@@ -47,10 +52,14 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def describe(module: nn.Module) -> tuple[Param, ...]:
-    """The model's trainable parameters; raises ConfigError for what cannot be synchronized."""
+    """The parameters that DDP synchronizes, of a model or DDP module.
+
+    Raises ConfigError for what cannot be synchronized.
+    """
     pairs = trainable(module)
     _refuse(pairs)
-    sparse = _sparse_names(module)
+    inner = module.module if isinstance(module, DistributedDataParallel) else module
+    sparse = _sparse_names(inner)
     return tuple(
         Param(name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse)
         for index, (name, p) in enumerate(pairs)
@@ -72,6 +81,16 @@ def as_ddp(model: nn.Module) -> DistributedDataParallel:
             "hipress.wrap(model) makes one"
         )
     return inner
+
+
+def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
+    """What lies in the buckets of a DDP module."""
+    if _sparse_names(ddp.module):  # of which torch makes no zeros
+        return trainable(ddp.module)
+    # A private name: torch has no public one for what a reducer holds. The zeros are let go.
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    held = {parameter for bucket in buckets for parameter in bucket.parameters()}
+    return [pair for pair in ddp.module.named_parameters() if pair[1] in held]
 
 
 def _refuse(pairs: Iterable[tuple[str, nn.Parameter]]) -> None:

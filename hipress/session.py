@@ -45,6 +45,16 @@ class Session:
     finalizer: Any = None
     idle_step: int = 0  # of a loaded state, where no engine counts
 
+    @property
+    def rank(self) -> int:
+        """Of this process within the group, also when torch.distributed has been shut down."""
+        return self.meeting.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the group."""
+        return len(self.meeting.ranks)
+
     def close(self) -> None:
         """End threads and groups; the module then averages without us."""
         if self.finalizer is not None:
@@ -72,8 +82,9 @@ def prepare(
     home: dist.ProcessGroup,
     ddp_kwargs: Mapping[str, Any] | None = None,
 ) -> Session:
-    """Agree with the other ranks and plan. No DDP module is needed yet. See [Note: agreement].
+    """Agree with the other ranks and plan. See [Note: agreement].
 
+    `module`: the model, as no DDP module is needed yet, or the DDP module.
     `ddp_kwargs`: what DDP will be made with, on which the ranks must agree, too.
     Raises ConfigError, ConfigMismatch or AgreementTimeout; on every rank, if on one.
     """
@@ -99,17 +110,16 @@ def install(ddp: DistributedDataParallel, session: Session) -> None:
     """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
     from hipress.engine import Engine
     from hipress.hook import HookState, gradient_hook
-    from hipress.model import trainable
 
     session.engine = Engine(
         session.params, session.plan, session.options, session.home, session.meeting
     )
     session.finalizer = weakref.finalize(ddp, session.engine.close)
     if ddp not in BOOKS.hooks:
-        parameters = [parameter for _, parameter in trainable(ddp.module)]
-        BOOKS.hooks[ddp] = HookState(parameters, session.home)
+        BOOKS.hooks[ddp] = HookState(session.home)
         ddp.register_comm_hook(BOOKS.hooks[ddp], gradient_hook)
-    BOOKS.hooks[ddp].engine = session.engine
+    named = dict(ddp.module.named_parameters())
+    BOOKS.hooks[ddp].serve(session.engine, [named[param.name] for param in session.params])
 
 
 def _codecs(options: Options) -> dict[str, Codec]:
@@ -130,7 +140,7 @@ def _facts(
         "compressor": AUTO if options.automatic else _described(*codecs.values()),
         "strategy": options.strategy,
         "scope": options.scope,
-        "exclude": list(options.exclude),
+        "exclude": sorted(set(options.exclude)),  # given as a set, every rank has its order
         "min_size": str(options.min_size),
         "seed": options.seed,
         "verify": options.verify,

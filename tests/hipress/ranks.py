@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import io
 import json
 import logging
 import os
@@ -176,6 +177,17 @@ def state_errors(ddp, state):
         "missing": state | {"codecs": {}, "state": {}},
         "unexpected": state | {"codecs": state["codecs"] | {"ghost.weight": "x"}},
     }
+    values = state["state"]["second.weight"]
+    for title, damage in {
+        "step": {"step": 1.5},
+        "negative": {"step": -1},
+        "codecs": {"codecs": None},
+        "list": {"state": []},
+        "values": {"state": state["state"] | {"second.weight": {"worker": {"residual": [1]}}}},
+        "side": {"state": state["state"] | {"second.weight": {"owner": values["worker"]}}},
+    }.items():
+        found[title] = error_of(hipress.load_state_dict, ddp, state | damage, strict=False)[:2]
+    broken["absent"] = state | {"state": {"second.weight": values}}
     shape = copy.deepcopy(state)
     shape["state"]["second.weight"]["worker"]["residual"] = torch.zeros(2)
     broken["shape"] = shape
@@ -380,6 +392,52 @@ def attached(rank, name):
     return digest(ddp), first[0], last[-1]
 
 
+def frozen(rank, world_size):
+    """Parameters that are frozen, or freed, between DDP and attach, and before another attach."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 3)]
+    layers[1].requires_grad_(False)
+    ddp = DistributedDataParallel(nn.Sequential(*layers), find_unused_parameters=True)
+    planned = []
+    for change, flag in (0, False), (1, True), (0, True):
+        layers[change].requires_grad_(flag)
+        hipress.attach(ddp, codec("int8"), exclude="2.*", verify=True)
+        planned.append([d.name for d in hipress.report(ddp).decisions])
+        for _ in range(2):
+            ddp(torch.randn(4, 8) + rank).sum().backward()
+        hipress.detach(ddp)
+    return planned, [layer.weight.grad for layer in layers if layer is not layers[1]]
+
+
+def copied(rank, world_size):
+    """Whether a copy, and what pickle makes of a module, train on, and may be attached to."""
+    ddp = hipress.wrap(make(), codec("int8"))
+    train(ddp, rank, range(2))
+    packed = io.BytesIO()
+    torch.save(ddp, packed)
+    packed.seek(0)
+    copies = [copy.deepcopy(ddp), torch.load(packed, weights_only=False)]
+    for one in (ddp, *copies):
+        assert ("not attached" in error_of(hipress.report, one)[1]) == (one is not ddp)
+        train(one, rank, range(2, 4))
+    for one in copies:
+        hipress.attach(one, codec("int8"))
+        train(one, rank, range(4, 6))
+    return [digest(one) for one in (ddp, *copies)], hipress.report(copies[0]).measured.steps
+
+
+def shut_down(rank, world_size):
+    """What can still be asked when torch.distributed is gone."""
+    ddp = hipress.wrap(make(), codec("int8"))
+    train(ddp, rank, range(2))
+    dist.barrier()
+    dist.destroy_process_group()
+    report, state = hipress.report(ddp), hipress.state_dict(ddp)
+    hipress.load_state_dict(ddp, state)
+    hipress.detach(ddp)
+    return (report.rank, report.world_size, report.measured.steps), state["rank"]
+
+
 def embedding(rank, name):
     """A sparse gradient goes to the native all-reduce."""
     torch.manual_seed(0)
@@ -410,6 +468,7 @@ def mismatches(rank, world_size):
     attempt("strategy", "int8", strategy="ring" if odd else "ps")
     attempt("seed", "int8", seed=int(odd))
     attempt("exclude", "int8", exclude=["last.*"] if odd else [])
+    attempt("order", "int8", exclude=["last.*", "scale"][:: -1 if odd else 1])
     shape = make()
     if odd:
         shape.second = nn.Linear(131, 302)

@@ -37,7 +37,7 @@ def test_ranks_that_disagree(world_size):
             assert seconds < HANG
             for part in both:
                 assert part in message
-        for title in ("alike", "path", "path_object", "numpy", "written"):
+        for title in ("alike", "order", "path", "path_object", "numpy", "written"):
             assert found[title][:2] == ("none", "")
         kind, message, _ = found["broken"]
         assert kind == ("ConfigError" if rank == last else "ConfigMismatch")

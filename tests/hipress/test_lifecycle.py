@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import hipress
 from compll.backends import cpu_native
@@ -89,6 +90,25 @@ def test_threads_end():
         assert "casync-compute" in alive
         assert "hipress-verify" in alive
         assert after_death == after_detach == []
+
+
+def test_parameters_frozen_or_freed_after_ddp_was_made():
+    (planned, first), (_, second) = launch(ranks.frozen, 2)
+    layers = [f"{i}.{kind}" for i in (0, 2, 3) for kind in ("weight", "bias")]
+    assert planned == [layers] * 3
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_copies_and_pickles_of_a_wrapped_module():
+    (digests, steps), (others, _) = launch(ranks.copied, 2)
+    assert digests == others
+    assert digests[1] == digests[2] != digests[0]
+    assert steps == 2
+
+
+def test_what_can_be_asked_when_torch_distributed_is_gone():
+    assert launch(ranks.shut_down, 2) == [((rank, 2, 2), rank) for rank in range(2)]
 
 
 def test_one_rank():
