@@ -242,7 +242,16 @@ class Kernels:
         )
         if writeback and not back:
             self.decode_batch(out, table, at, used, x, add=False)
+        elif back and self.module.status:
+            self.write_told(x, table, out, at, used)
         return used
+
+    def write_told(self, x: F32, table: I64, out: NDArray[np.uint8], at: I64, used: I64) -> None:
+        """Decode what is told not to be finite: encode knows that when it has written x back."""
+        rows = np.flatnonzero(used)
+        rows = rows[out[at[rows] + used[rows] - 1] != 0]  # the status bytes
+        if len(rows):
+            self.decode_batch(out, table[rows], at[rows], used[rows], x, add=False)
 
     def stateless(self) -> Any:
         """The kernels of a spec with states that encode without them."""

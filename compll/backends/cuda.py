@@ -155,13 +155,12 @@ class Kernels(Launching[Plan]):
         """Encode all pieces; used bytes, int64 [m] in device memory."""
         if state is None and self.module.updates:
             state, table = self.fresh(table)
-        if incoming is not None:
-            hop = self.hop()
-            return hop.launch_encode(
-                x, table, out, at, state, seed, step, scale, writeback, incoming
-            )
-        used = self.launch_encode(x, table, out, at, state, seed, step, scale, writeback)
-        if writeback and not self.source.plans[self.plan_of(state)].writes_back:
+        # What is not finite is known, by the status byte, when x has been written back.
+        written = self.source.plans[self.plan_of(state)].writes_back and not self.module.status
+        back = writeback and written
+        launch = self if incoming is None else self.hop()
+        used = launch.launch_encode(x, table, out, at, state, seed, step, scale, back, incoming)
+        if writeback and not back:
             self.decode_batch(out, table, at, used, x, add=False)
         return used
 

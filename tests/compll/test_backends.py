@@ -77,6 +77,26 @@ def test_batches(cpu, reference, writeback):
         assert np.array_equal(bits(y[inside]), bits(x[inside]))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_written_back_as_it_is_decoded(cpu, reference, bad):
+    """Else the owner of a partition would hold finite values where its peers hold NaN."""
+    if not cpu.reencodes:
+        pytest.skip("never encodes twice")
+    results = []
+    for codec in (cpu, reference):
+        x, table, at, size = batch(codec, np.random.default_rng(5))
+        x[table[[0, 2], 0] + 1] = bad
+        state, out = codec.init_state(len(x) + 8, 2) or None, np.zeros(size, np.uint8)
+        used = codec.encode_batch(x, table, out, at, state=state, seed=9, writeback=True)
+        results.append(x)
+        y = x.copy()
+        for start, n in table[:, :2]:
+            y[start : start + n] = 7
+        codec.decode_batch(out, table, at, used, y)
+        assert np.array_equal(bits(y), bits(x))
+    np.testing.assert_array_equal(*results)
+
+
 def test_nothing_is_written_outside_the_payload(cpu, rng):
     x, table, at, size = batch(cpu, rng)
     out = np.full(size, 0xAB, np.uint8)

@@ -141,6 +141,26 @@ def test_a_hop_is_decode_add_encode(typed, reference, rng, where, fed):
         np.testing.assert_array_equal(get(held[name]), wanted[name], err_msg=name)
 
 
+@pytest.mark.parametrize("name, fed", [("terngrad", False), ("mxnet_2bit", True)])
+def test_what_is_not_finite_is_written_back_as_it_is_decoded(name, fed, where):
+    device, reference = kernels(type_check(name, {}), where), compll.compile(name, "reference")
+    put, get = device.device.upload, device.device.download
+    table, total = pieces(SIZES)
+    at, room = places(reference, SIZES, 1)
+    x = np.ones(total, np.float32)
+    x[table[0, 0] + 5] = np.inf
+    options = {"seed": 5, "step": 1, "scale": 1.0, "writeback": True}
+    sizes = reference.encode_batch(x.copy(), table, taken := np.zeros(room, np.uint8), at)
+    incoming = Incoming(put(taken), at, sizes) if fed else None
+    ours, out = put(np.ones(total, np.float32) if fed else x), put(np.zeros(room, np.uint8))
+    used = device.encode_batch(ours, table, out, at, None, **options, incoming=incoming)
+    decoded = put(get(ours).copy())
+    device.decode_batch(out, table, at, used, decoded, add=False)
+    np.testing.assert_array_equal(get(ours), get(decoded))
+    assert np.isnan(get(ours)[: SIZES[0]]).all()
+    assert np.isfinite(get(ours)[SIZES[0] :]).all()
+
+
 @pytest.mark.parametrize("gradient", ["float16", "bfloat16"])
 def test_16_bit_gradients_are_read_and_written(case, typed, reference, rng, where, gradient):
     if gradient != ("float16", "bfloat16")[CASES.index(case) % 2]:

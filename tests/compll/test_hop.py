@@ -58,8 +58,11 @@ def test_what_is_not_finite_comes_along():
     taken = codec.encode(x)
     y, out = np.ones(1500, np.float32), np.zeros(codec.payload_bytes(1500), np.uint8)
     incoming = Incoming(taken, at, np.array([len(taken)]))
-    codec.encode_batch(y, table, out, at, state=codec.init_state(1500), incoming=incoming)
+    codec.encode_batch(
+        y, table, out, at, state=codec.init_state(1500), incoming=incoming, writeback=True
+    )
     assert np.isnan(codec.decode(out, 1500)).all()
+    assert np.isnan(y).all()
 
 
 def test_a_wrong_length_is_refused():
