@@ -61,7 +61,8 @@ class Engine:
         self.home = home  # DDP's own group: a bucket left alone travels as it always did
         self.rank, self.world_size = dist.get_rank(home), dist.get_world_size(home)
         self.works = Works(params, plan, options, self.rank, self.world_size)
-        self.step = 0  # averaged steps so far; backward passes under no_sync do not count
+        self.step = 0  # steps begun so far; backward passes under no_sync do not count
+        self._latest = -1  # the bucket of the current step that came last; -1 after its last one
         self.traffic = Traffic()
         self._executor = Executor(
             DistributedTransport(connect(meeting, "gradients")),
@@ -79,9 +80,19 @@ class Engine:
         """A copy of the executor's sums so far."""
         return self._executor.counters
 
-    def begin(self) -> None:
-        """The first bucket of a step is about to be reduced."""
-        self.traffic.pending.clear()
+    def begin(self, index: int) -> bool:
+        """Bucket `index` is about to be reduced; whether it is the first of a step.
+
+        Buckets come in order, but DDP may leave out the first and the last ones, whose parameters
+        are unused (`skip_all_reduce_unused_params`).
+        """
+        first = index <= self._latest or self._latest < 0
+        self._latest = index
+        if first:
+            self.traffic.pending.clear()
+            self.traffic.steps += 1
+            self.step += 1
+        return first
 
     def reduce(
         self, indices: tuple[int, ...], buffer: torch.Tensor, *, last: bool
@@ -92,8 +103,10 @@ class Engine:
         work = None if buffer.is_sparse else self.works.of(indices)
         future = self._native(buffer) if work is None else self._submit(work, buffer)
         if self._verifier is not None and not buffer.is_sparse:
-            future = self._verifier.check(future, [self.params[i] for i in indices], self.step)
-        self._count(future, buffer, last)
+            future = self._verifier.check(future, [self.params[i] for i in indices], self._now)
+        self._count(future, buffer)
+        if last:
+            self._latest = -1
         return future
 
     def finish(self) -> None:
@@ -107,7 +120,7 @@ class Engine:
                 future.wait()
             except Exception as error:
                 self._broken = error
-                log.error("rank %d, step %d: %s", self.rank, self.step - 1, error)
+                log.error("rank %d, step %d: %s", self.rank, self._now, error)
                 raise
         self.traffic.exposed_seconds += time.perf_counter() - start
         self.traffic.pending.clear()
@@ -118,11 +131,16 @@ class Engine:
         if self._verifier is not None:
             self._verifier.close()
 
+    @property
+    def _now(self) -> int:
+        """The number of the current step, from 0 on."""
+        return self.step - 1
+
     def _submit(self, work: Work, buffer: torch.Tensor) -> Future[torch.Tensor]:
         if buffer.dtype == torch.float32:
-            return self._executor.submit(work.program, buffer, work.states, self.step)
+            return self._executor.submit(work.program, buffer, work.states, self._now)
         scratch = buffer.float()
-        future = self._executor.submit(work.program, scratch, work.states, self.step)
+        future = self._executor.submit(work.program, scratch, work.states, self._now)
         return future.then(lambda done: buffer.copy_(done.value()))
 
     def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
@@ -131,8 +149,6 @@ class Engine:
             self.traffic.raw_bytes += buffer.nbytes
         return average(buffer, self.home)
 
-    def _count(self, future: Future[torch.Tensor], buffer: torch.Tensor, last: bool) -> None:
+    def _count(self, future: Future[torch.Tensor], buffer: torch.Tensor) -> None:
         self.traffic.pending.append(future)
         self.traffic.gradient_bytes += 0 if buffer.is_sparse else buffer.nbytes
-        self.traffic.steps += last
-        self.step += last

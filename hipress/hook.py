@@ -42,8 +42,7 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
     engine = state.engine
     if engine is None:
         return average(bucket.buffer(), state.home)
-    if bucket.index() == 0:
-        engine.begin()
+    if engine.begin(bucket.index()):
         _at_end_of_backward(engine)
     return engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
 

@@ -24,6 +24,7 @@ class Param:
     shape: tuple[int, ...]
     dtype: torch.dtype
     sparse: bool  # its gradient is a sparse tensor (nn.Embedding(sparse=True))
+    strides: tuple[int, ...] = ()  # where they are not those of a contiguous tensor
 
     @property
     def compressible(self) -> bool:
@@ -32,7 +33,8 @@ class Param:
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape)) or "scalar"
-        return f"{self.name} {shape} {str(self.dtype).removeprefix('torch.')}"
+        strides = f" strides {self.strides}" if self.strides else ""
+        return f"{self.name} {shape} {str(self.dtype).removeprefix('torch.')}{strides}"
 
 
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -61,7 +63,7 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
     inner = module.module if isinstance(module, DistributedDataParallel) else module
     sparse = _sparse_names(inner)
     return tuple(
-        Param(name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse)
+        Param(name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse, _strides(p))
         for index, (name, p) in enumerate(pairs)
     )
 
@@ -105,6 +107,11 @@ def _refuse(pairs: Iterable[tuple[str, nn.Parameter]]) -> None:
                 f"parameter {name!r} is on {parameter.device}; this version synchronizes "
                 "gradients on the CPU only"
             )
+
+
+def _strides(parameter: nn.Parameter) -> tuple[int, ...]:
+    """As DDP compares them between ranks, and may hang where they differ."""
+    return () if parameter.is_contiguous() else parameter.stride()
 
 
 def _sparse_names(module: nn.Module) -> set[str]:

@@ -409,6 +409,35 @@ def frozen(rank, world_size):
     return planned, [layer.weight.grad for layer in layers if layer is not layers[1]]
 
 
+class Skipping(nn.Module):
+    """Layers of which one is never used."""
+
+    def __init__(self, unused: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(20, 20) for _ in range(3))
+        self.unused = unused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x = x if number == self.unused else torch.tanh(layer(x))
+        return x
+
+
+def skipped_buckets(rank, world_size):
+    """Steps that the state and the report count where DDP leaves out the last, or first, bucket."""
+    counted = []
+    for unused in (0, 2):
+        torch.manual_seed(0)
+        kwargs = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+        ddp = hipress.wrap(
+            Skipping(unused), codec("int8"), ddp_kwargs=kwargs | {"bucket_cap_mb": 0.001}
+        )
+        for _ in range(3):
+            ddp(torch.randn(4, 20) + rank).sum().backward()
+        counted.append((hipress.state_dict(ddp)["step"], hipress.report(ddp).measured.steps))
+    return counted
+
+
 def copied(rank, world_size):
     """Whether a copy, and what pickle makes of a module, train on, and may be attached to."""
     ddp = hipress.wrap(make(), codec("int8"))
@@ -473,6 +502,8 @@ def mismatches(rank, world_size):
     if odd:
         shape.second = nn.Linear(131, 302)
     attempt("shape", "int8", shape)
+    layout = nn.Conv2d(3, 8, 3)
+    attempt("layout", "int8", layout.to(memory_format=torch.channels_last) if odd else layout)
     attempt("broken", "int8", exclude=["typo*"] if odd else [])
     attempt("scope", "int8", scope="tensr" if odd else "tensor")
     attempt("exclude_type", "int8", exclude=3 if odd else [])

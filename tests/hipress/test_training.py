@@ -103,6 +103,10 @@ def test_parameters_without_elements_change_nothing(name):
             assert whys == {"no elements"}
 
 
+def test_steps_are_counted_where_ddp_leaves_buckets_out():
+    assert launch(ranks.skipped_buckets, 2) == [[(3, 3)] * 2] * 2
+
+
 def test_infinity_reaches_every_rank_and_no_residual():
     results = launch(ranks.infinity, 2, "int8")
     together([digest for *_, digest in results])
