@@ -62,7 +62,7 @@ class Engine:
         self.rank, self.world_size = dist.get_rank(home), dist.get_world_size(home)
         self.works = Works(params, plan, options, self.rank, self.world_size)
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
-        self._latest = -1  # the bucket of the current step that came last; -1 after its last one
+        self._latest = -1  # the bucket of the current step that came last; -1 between steps
         self.traffic = Traffic()
         self._executor = Executor(
             DistributedTransport(connect(meeting, "gradients")),
@@ -124,6 +124,7 @@ class Engine:
                 raise
         self.traffic.exposed_seconds += time.perf_counter() - start
         self.traffic.pending.clear()
+        self._latest = -1
 
     def close(self) -> None:
         """End the threads. On detach, when the module dies, at exit; may repeat."""
