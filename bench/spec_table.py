@@ -1,7 +1,7 @@
-"""The tables of docs/compressors.md, and of losses in README.md: what was derived and measured.
+"""The tables of docs/compressors.md, and of step times and losses in README.md.
 
 python -m bench.codecs        # measures, writes bench/results/codecs.json
-python -m bench.training --group loss-sgd --group loss-adamw    # measures losses
+python -m bench.training       # measures step times and losses
 python -m bench.spec_table    # writes the tables, measures nothing
 python -m bench.spec_table --check
 """
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import compll
-from bench import losses
+from bench import losses, step_times
 from bench.codecs import RESULTS, encoding, speedup
 from bench.losses import Loss
 from bench.spec_facts import HIPRESS, Facts, facts
@@ -135,8 +135,9 @@ def shown(found: Sequence[Loss]) -> str:
 
 
 def described(text: str, results: Path = RESULTS) -> str:
-    """README.md with its table of losses made anew."""
-    return fill(text, {"LOSS": shown(losses.read(results))})
+    """README.md with its tables of step times and losses made anew."""
+    speed = markdown(step_times.HEAD, step_times.cells(results))
+    return fill(text, {"SPEED": speed, "LOSS": shown(losses.read(results))})
 
 
 def made(text: str, results: Path = RESULTS) -> str:

@@ -1,0 +1,28 @@
+"""The table of step times in README.md, from what bench.training measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hipress.demo.report import Report, rows
+
+#: groups of bench.training, by what their column is called
+COLUMNS = {
+    "hosts2": "2 hosts, 1 Gbit/s",
+    "hosts4": "4 hosts, 1 Gbit/s",
+    "slow": "2 hosts, 100 Mbit/s",
+    "loopback": "2 ranks, loopback",
+}
+HEAD = ("", *COLUMNS.values())
+
+
+def cells(results: Path) -> list[tuple[str, ...]]:
+    """A line for each method: median milliseconds a step by group, empty where not measured."""
+    found = {name: rows(Report.read(results / f"{name}.json").results) for name in COLUMNS}
+    labels = dict.fromkeys(row.result.label for group in found.values() for row in group)
+    medians = {
+        (name, row.result.label): f"{1e3 * row.median:.0f}"
+        for name, group in found.items()
+        for row in group
+    }
+    return [(label, *(medians.get((name, label), "") for name in COLUMNS)) for label in labels]
