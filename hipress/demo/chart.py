@@ -68,7 +68,7 @@ def _gain(row: Row) -> str:
 
 def _sizes(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
     """Payloads as bars, each with its number above the middle; what went over the interface as
-    marks, with theirs below it."""
+    marks, with theirs below it: less where blocks that repeat stay at home."""
     _style(axes, "MB per step and rank (|: interface)")
     for position, row in enumerate(good):
         payload, wire = (each or 0 for each in (row.result.payload_bytes, row.result.wire_bytes))
@@ -77,7 +77,7 @@ def _sizes(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
         _annotate(axes, payload / 1e6, position - half, _megabytes(payload))
         if wire:
             axes.plot(wire / 1e6, position + half, "|", color=_INK, ms=9, mew=1.6)
-            _annotate(axes, wire / 1e6, position + half, _megabytes(wire))
+            _annotate(axes, max(payload, wire) / 1e6, position + half, _megabytes(wire))
     _name_bars(axes, [""] * len(good))
     _room(axes, 1.2)
 

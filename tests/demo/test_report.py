@@ -99,5 +99,13 @@ def test_each_number_of_the_chart_stands_at_its_own_mark(canned):
     assert len(set(heights)) == 5  # no number stands on another
 
 
+def test_the_number_of_a_mark_within_a_bar_stands_beside_the_bar(canned):
+    less = dataclasses.replace(canned.results[3], wire_bytes=1e6)
+    axes = Figure().subplots()
+    chart._sizes(axes, report.rows([less]), {less.method: "red"})
+    assert [(float(text.get_text()), round(text.xy[0], 1)) for text in axes.texts][1] == (1.0, 1.6)
+    assert axes.lines[0].get_xdata() == [1.0]
+
+
 def test_smoothing_is_a_running_mean():
     assert chart.smooth([2, 4, 6, 8], width=2) == [2, 3, 5, 7]
