@@ -27,9 +27,7 @@ _WORD = 8
 _WORDS = BLOCK // _WORD
 _LEAST = 64  # blocks: below, a message is not worth the look
 _SAMPLED = 64  # blocks that are looked at first
-_WORTH = (
-    4  # send as it is unless one block in so many repeats: a link as fast as memory gains nothing
-)
+_WORTH = 4  # one block in so many must repeat: a link as fast as memory gains by no fewer
 _ALL = np.uint64(0x0101010101010101)  # eight times True
 
 _Words = npt.NDArray[np.uint64]
@@ -120,6 +118,6 @@ def _blocks(array: npt.NDArray[np.uint8] | _Words) -> _Words:
 def _places(length: int, kept: int) -> tuple[int, int, int]:
     """Of a message: where the kept blocks begin and end on the wire, and the wire's end."""
     blocks = length // BLOCK
-    first = MARK + -(-blocks // BLOCK) * _WORD
+    first = MARK + -(-blocks // (8 * _WORD)) * _WORD
     last = first + kept * BLOCK
     return first, last, last + length - blocks * BLOCK
