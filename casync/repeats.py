@@ -51,9 +51,9 @@ def squeeze(message: Bytes, wire: Bytes) -> int:
 
     For a message that `promises`. `wire`: as long as the message and its mark.
     """
-    words = message.view(np.uint64)
-    blocks = len(message) // BLOCK
-    kept = _kept(words[: blocks * _WORDS])
+    end = len(message) // BLOCK * BLOCK
+    blocks = _blocks(message[:end])
+    kept = _kept(blocks.reshape(-1))
     first, last, size = _places(len(message), int(np.count_nonzero(kept)))
     if size > len(message) - len(message) // _WORTH:
         return 0
@@ -61,8 +61,8 @@ def squeeze(message: Bytes, wire: Bytes) -> int:
     bits = np.packbits(kept)
     wire[MARK : MARK + len(bits)] = bits
     wire[MARK + len(bits) : first] = 0
-    np.compress(kept, _blocks(words[: blocks * _WORDS]), axis=0, out=_blocks(wire[first:last]))
-    wire[last:size] = message[blocks * BLOCK :]
+    np.compress(kept, blocks, axis=0, out=_blocks(wire[first:last]))
+    wire[last:size] = message[end:]
     return size
 
 
@@ -111,7 +111,7 @@ def _bits(wire: Bytes, length: int) -> _Bools:
     return np.unpackbits(wire[MARK : MARK + -(-blocks // 8)], count=blocks).view(np.bool_)
 
 
-def _blocks(array: npt.NDArray[np.uint8] | _Words) -> _Words:
+def _blocks(array: Bytes) -> _Words:
     return array.view(np.uint64).reshape(-1, _WORDS)
 
 

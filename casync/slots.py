@@ -74,11 +74,8 @@ class Slot:
     def _pack(self) -> None:
         message = self.array[: self.contents[2]]
         size = squeeze(message, self._copy()) if promises(message) else 0
-        if size:
-            self._wire = self._copy()[:size]
-        else:
-            self._mark[0] = PLAIN
-            self._wire = self._buffer[: MARK + len(message)]
+        self._mark[0] = PLAIN
+        self._wire = self._copy()[:size] if size else self._buffer[: MARK + len(message)]
 
     def _unpack(self, received: int) -> int:
         """Put the squeezed message that lies in the buffer into place; its length."""
