@@ -63,12 +63,12 @@ class Tabling(Searching):
             following = f"known{count} + (2 * p + {1 - number % 2}) * {count}"
             self.count_ranked(expr, bits, shift, bins, "" if number == 0 else known)
             with self.once_a_piece("pick", 256):
-                self.add(f"u64* const hist = bins{count} + (i64)p * {bins};")
+                self.add(f"u64* const ranked = bins{count} + (i64)p * {bins};")
                 self.add(f"u32* const next = {following};")
                 ranks, start = f"ranks{count} + p * {count}", str(number == 0).lower()
-                self.add(f"pick_ranks<{bits}>(hist, {known}, next, {ranks}, {count}, {start});")
+                self.add(f"pick_ranks<{bits}>(ranked, {known}, next, {ranks}, {count}, {start});")
                 self.add("__syncthreads();")
-                self.add(f"for (int b = threadIdx.x; b < {bins}; b += blockDim.x) hist[b] = 0;")
+                self.add(f"for (int b = threadIdx.x; b < {bins}; b += blockDim.x) ranked[b] = 0;")
                 if shift == 0:
                     self.finish_quantiles(expr)
 
@@ -85,7 +85,7 @@ class Tabling(Searching):
         with self.kernel(f"hist{len(self.steps)}", 0, self.shape.threads):
             self.of_grid(0)
             self.piece_arrays()
-            self.add(f"u64* const hist = bins{count} + (i64)p * {bins};")
+            self.add(f"u64* const ranked = bins{count} + (i64)p * {bins};")
             if shared:
                 self.add(f"__shared__ u32 counts[{used}];")
                 self.add(f"for (int b = threadIdx.x; b < {used}; b += blockDim.x) counts[b] = 0;")
@@ -95,7 +95,7 @@ class Tabling(Searching):
                 self.add(f"  wanted[j] = ({known})[j];")
             self.add("__syncthreads();")
             slot = f"slot_of(wanted, {count}, y >> {shift + bits})" if known else "0"
-            to = "&counts[place], 1u" if shared else "&hist[place], (u64)1"
+            to = "&counts[place], 1u" if shared else "&ranked[place], (u64)1"
             place = f"const int place = slot << {bits} | (int)(y >> {shift} & {(1 << bits) - 1}u);"
             count_it = f"if (slot >= 0) {{ {place} atomicAdd({to}); }}"
             body = f"const u32 y = order({{}}); const int slot = {slot}; {count_it}"
@@ -103,7 +103,7 @@ class Tabling(Searching):
             if shared:
                 self.add("__syncthreads();")
                 self.add(f"for (int b = threadIdx.x; b < {used}; b += blockDim.x)")
-                self.add("  if (counts[b]) atomicAdd(&hist[b], (u64)counts[b]);")
+                self.add("  if (counts[b]) atomicAdd(&ranked[b], (u64)counts[b]);")
 
     # means by index
 

@@ -137,6 +137,24 @@ def test_tables_at_every_place(tmp_path, rng):
     pieces_equal(TABLES, tmp_path, rng.standard_normal)
 
 
+RANKED = """name: ranked
+encode:
+  a: abs(g)
+  half: kth_largest(a, ceil(n / 2))
+  edges: quantiles(a, 16)
+  kept: top(a, ceil(n / 9))
+  index: indices(kept)
+  value: (g * lookup(edges, 3) + half)[kept]
+payload: {edges: "float32[15]", index: "golomb[kept]", value: "float32[kept]"}
+decode: scatter(index, value)
+"""
+
+
+def test_quantiles_beside_other_searches(tmp_path, rng):
+    """All of them count elements by their bits."""
+    pieces_equal(RANKED, tmp_path, rng.standard_normal)
+
+
 @pytest.mark.parametrize("q", [2, 100, 520])
 def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
     """With few lanes, so that tiles share them; with many equal elements, zeros and infinities."""
