@@ -15,6 +15,12 @@ from compll.phases import Phases, even
 from compll.program import LIBRARY, Pass, Program, Sink, Unsupported
 from compll.traffic import traffic
 
+#: what to do where a walk over all elements needs what a selection gives
+AFTER = (
+    "compute what that walk needs by a condition: count(c) and mean(x, c), not count(selection) "
+    "and mean(x[selection])"
+)
+
 
 def schedule(module: Module, *, feed: bool) -> Program:
     """The passes of encode; `feed` adds the residual to the gradient and updates the states.
@@ -26,8 +32,20 @@ def schedule(module: Module, *, feed: bool) -> Program:
         raise Unsupported(
             "matrices and rounds, which are computed an array at a time", *_blame(module)
         )
-    late = _Scheduler(module, feed).program()
-    scheduler = _Scheduler(module, feed)
+    try:
+        return _cheapest(module, feed)
+    except Unsupported as why:
+        # What belongs to selected elements may need a walk that none of the selections needs.
+        try:
+            return _cheapest(module, feed, _Scheduler(module, feed).last_walk())
+        except Unsupported:
+            raise why from None
+
+
+def _cheapest(module: Module, feed: bool, first: int = 0) -> Program:
+    """The passes that move fewest bytes, with selections in walk `first` or later."""
+    late = _Scheduler(module, feed, first).program()
+    scheduler = _Scheduler(module, feed, first)
     early = scheduler.early_states() if feed else []
     if not early:
         return late
@@ -66,8 +84,8 @@ def hops(module: Module) -> bool:
 
 
 class _Scheduler(Phases):
-    def __init__(self, module: Module, feed: bool) -> None:
-        super().__init__()
+    def __init__(self, module: Module, feed: bool, first: int = 0) -> None:
+        super().__init__(first)
         self.module, self.feed, self.pool = module, feed, module.pool
         leaf = self.pool.make("input", (), Type("float", "n"), "g")
         self.gradient = leaf
@@ -116,18 +134,25 @@ class _Scheduler(Phases):
         left = any(e.op == "state" and e.type.of != "stored" for e in walk(*roots))
         return [] if left else stores
 
-    def program(self, early: Sequence[Sink] = ()) -> Program:
+    def sinks(self) -> list[Sink]:
+        """What leaves the passes."""
         fields = [
             Sink("field", f.name, self.fed(f.expr), f)
             for f in self.module.fields
             if f.expr is not None
         ]
-        states = self.state_sinks() if self.feed else []
         back = self.back()
-        sinks = fields + states + ([back] if back else [])
-        self.find_guards(sinks)
-        count = 1 + max([self.walk_of(s) for s in sinks] + [0])
-        passes = tuple(Pass() for _ in range(count))
+        found = fields + (self.state_sinks() if self.feed else []) + ([back] if back else [])
+        self.find_guards(found)
+        return found
+
+    def last_walk(self) -> int:
+        """The number of the walk in which the last of all is known."""
+        return max([self.walk_of(s) for s in self.sinks()] + [0])
+
+    def program(self, early: Sequence[Sink] = ()) -> Program:
+        sinks = self.sinks()
+        passes = tuple(Pass() for _ in range(1 + max([self.walk_of(s) for s in sinks] + [0])))
         passes[0].sinks.extend(early)
         for sink in sinks:
             self.place(passes, sink)
@@ -136,7 +161,7 @@ class _Scheduler(Phases):
         scalars = tuple(s for s in sinks if s.expr.type.shape in ("scalar", "static", "table"))
         named = {name: self.fed(e) for name, e in self.module.bindings.items()}
         return Program(
-            self.module, passes, scalars, self.guards, self.gradient, back is not None, named
+            self.module, passes, scalars, self.guards, self.gradient, self.back() is not None, named
         )
 
     def state_sinks(self) -> list[Sink]:
@@ -192,27 +217,33 @@ class _Scheduler(Phases):
         for number, one in enumerate(passes):
             for sink in one.sinks:
                 for e in walk(sink.expr):
-                    if e.op == "in" and not self.pattern(sink, e, number):
-                        raise Unsupported(
-                            "a selection used as a condition, other than "
-                            "`where(selection, a, b)` as the whole of a state's update",
-                            sink.name,
-                            e,
-                            "store x[selection], and put it back with scatter in decode",
-                        )
+                    if e.op == "in":
+                        self.refuse_condition(sink, e, number)
             made = {s.name for s in one.selections}
             for sink in one.kept:
                 if sink.expr.type.of not in made:
                     raise Unsupported(
                         "values of selected elements that need another walk over all elements",
                         sink.name,
-                        hint="compute what they need before the selection",
+                        hint=AFTER,
                     )
 
-    def pattern(self, sink: Sink, inside: Expr, number: int) -> bool:
-        """where(selection, a, b) as a state's update, in the pass that makes the selection."""
+    def refuse_condition(self, sink: Sink, inside: Expr, number: int) -> None:
+        """Only where(selection, a, b) is compiled, in the pass that makes the selection."""
         e = sink.expr
-        if sink.kind != "state" or e.op != "where" or e.args[0] is not inside:
-            return False
-        rest = any(x.op == "in" for x in walk(e.args[1], e.args[2]))
-        return not rest and self.selection_phase(str(inside.value)) == 2 * number
+        whole = sink.kind == "state" and e.op == "where" and e.args[0] is inside
+        if not whole or any(x.op == "in" for x in walk(e.args[1], e.args[2])):
+            raise Unsupported(
+                "a selection used as a condition, other than "
+                "`where(selection, a, b)` as the whole of a state's update",
+                sink.name,
+                inside,
+                "store x[selection], and put it back with scatter in decode",
+            )
+        if self.selection_phase(str(inside.value)) != 2 * number:
+            raise Unsupported(
+                f"a state that depends on {inside.value!r}, after which another walk over all "
+                "elements is needed",
+                sink.name,
+                hint=AFTER,
+            )

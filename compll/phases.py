@@ -12,9 +12,13 @@ from compll.program import LIBRARY, TABLES, Sink
 
 
 class Phases:
-    """The phases of expressions, given the selections that they may depend on."""
+    """The phases of expressions, given the selections that they may depend on.
 
-    def __init__(self) -> None:
+    first: the walk before which nothing is selected.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
         self.selections: Mapping[str, Selection] = {}
         #: of each costly value that a branch alone needs: a condition, and what it must be
         self.guards: dict[int, tuple[Expr, bool]] = {}
@@ -50,7 +54,7 @@ class Phases:
     def selection_phase(self, name: str) -> int:
         s = self.selections[name]
         keys = [s.key] if s.threshold is None else [s.key, s.threshold]
-        return even(max(map(self.phase, keys)))
+        return max(even(max(map(self.phase, keys))), 2 * self.first)
 
     def walk_of(self, sink: Sink) -> int:
         """The walk with which a sink is written, or which it follows."""
