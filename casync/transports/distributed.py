@@ -104,12 +104,14 @@ class DistributedTransport:
         return _WorkHandle(work, data, "all-reduce with all ranks")
 
     def abort(self) -> None:
-        """Let a receive time out that nobody answers: gloo then closes all of the group's pairs."""
-        if self.world_size > 1:
-            data = torch.zeros(1, dtype=torch.uint8)
+        """Let a receive time out that nobody answers: gloo then closes all of the group's pairs.
+
+        From every peer: one from a peer that is gone fails, and closes nothing.
+        """
+        data = torch.zeros(1, dtype=torch.uint8)
+        for peer in (each for each in range(self.world_size) if each != self.rank):
             with suppress(RuntimeError):
-                work = self._group.recv([data], (self.rank + 1) % self.world_size, _ABORT_TAG)
-                work.wait(timedelta(milliseconds=1))
+                self._group.recv([data], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
         """Destroy the group if `connect` made it."""

@@ -157,3 +157,16 @@ def test_abort_ends_waits_here_and_at_the_peer(make):
     assert time.monotonic() - begin < HANG / 2
     with pytest.raises(TransportError):
         ends[1].post_send(bytes_of(1), 0, 0).wait(HANG)
+
+
+def test_abort_ends_waits_of_all_peers_when_one_is_gone(make):
+    """The rank after the one that gives up, which an abort might go by, is gone already."""
+    ends = make(3)
+    ends[2].abort()
+    with pytest.raises(TransportError):
+        ends[1].post_recv(torch.zeros(1, dtype=torch.uint8), 2, 0).wait(HANG)
+    handle = ends[0].post_recv(torch.zeros(1, dtype=torch.uint8), 1, 0)
+    ends[1].abort()
+    with pytest.raises(TransportError) as caught:
+        handle.wait(HANG)
+    assert not isinstance(caught.value, PeerTimeout)
