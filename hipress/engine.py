@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
 from casync.counters import Counters
+from casync.errors import CasyncError
 from casync.executor import Executor
 from casync.transports.distributed import DistributedTransport
 from hipress.agree import Meeting
-from hipress.errors import SyncError
+from hipress.errors import HipressError, SyncError
 from hipress.link import connect
 from hipress.model import Param
 from hipress.options import Options
@@ -37,13 +40,32 @@ class Traffic:
     exposed_seconds: float = 0.0  # the backward pass was over and waited
 
 
-def average(buffer: torch.Tensor, home: dist.ProcessGroup) -> Future[torch.Tensor]:
-    """What DDP does without a hook: scale, then the native all-reduce; in place."""
+def average(
+    buffer: torch.Tensor, home: dist.ProcessGroup, timeout: float | None = None
+) -> Future[torch.Tensor]:
+    """What DDP does without a hook: scale, then the native all-reduce; in place.
+
+    `timeout`: seconds, instead of the group's.
+    """
     buffer.div_(dist.get_world_size(home))
-    work = dist.all_reduce(buffer, group=home, async_op=True)
-    assert work is not None
-    future: Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
-    return future
+    options = dist.AllreduceOptions()  # dist.all_reduce has no argument for them
+    if timeout is not None:
+        options.timeout = timedelta(seconds=timeout)
+    return then(home.allreduce([buffer], options).get_future(), lambda done: done[0])
+
+
+def then(future: Future[Any], use: Callable[[Any], torch.Tensor]) -> Future[torch.Tensor]:
+    """As `Future.then`, but a failure stays the exception that it is."""
+    used: Future[torch.Tensor] = Future()
+
+    def pass_on(done: Future[Any]) -> None:
+        try:
+            used.set_result(use(done.value()))
+        except Exception as error:
+            used.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+
+    future.add_done_callback(pass_on)
+    return used
 
 
 class Engine:
@@ -119,9 +141,9 @@ class Engine:
             try:
                 future.wait()
             except Exception as error:
-                self._broken = error
-                log.error("rank %d, step %d: %s", self.rank, self._now, error)
-                raise
+                self._broken = named = self._named(error)
+                log.error("rank %d, step %d: %s", self.rank, self._now, named)
+                raise named from (None if named is error else error)
         self.traffic.exposed_seconds += time.perf_counter() - start
         self.traffic.pending.clear()
         self._latest = -1
@@ -142,13 +164,20 @@ class Engine:
             return self._executor.submit(work.program, buffer, work.states, self._now)
         scratch = buffer.float()
         future = self._executor.submit(work.program, scratch, work.states, self._now)
-        return future.then(lambda done: buffer.copy_(done.value()))
+        return then(future, buffer.copy_)
 
     def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""
         if not buffer.is_sparse:
             self.traffic.raw_bytes += buffer.nbytes
-        return average(buffer, self.home)
+        return average(buffer, self.home, self.options.timeout)
+
+    def _named(self, error: Exception) -> Exception:
+        """Errors of ours as they are; what torch says of a native all-reduce, with where it was."""
+        if isinstance(error, CasyncError | HipressError):
+            return error
+        where = f"rank {self.rank}, step {self._now}"
+        return SyncError(f"{where}: the all-reduce of uncompressed gradients failed: {error}")
 
     def _count(self, future: Future[torch.Tensor], buffer: torch.Tensor) -> None:
         self.traffic.pending.append(future)

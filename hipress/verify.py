@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.exits import close_at_exit
-from hipress.errors import DivergenceError
+from hipress.errors import DivergenceError, SyncError
 from hipress.link import gather
 from hipress.model import Param
 
@@ -59,7 +59,10 @@ class Verifier:
 
     def _compare(self, buffer: torch.Tensor, params: Sequence[Param], step: int) -> None:
         mine = torch.tensor(hashes(buffer, params), dtype=torch.int64)
-        everyone = gather(mine, self._group)
+        try:
+            everyone = gather(mine, self._group)
+        except RuntimeError as error:
+            raise SyncError(f"step {step}: verify could not compare ranks: {error}") from error
         for rank, other in zip(self._ranks, everyone, strict=True):
             different = (other != everyone[0]).nonzero()
             if len(different):
@@ -72,7 +75,8 @@ class Verifier:
 
 def hashes(buffer: torch.Tensor, params: Sequence[Param]) -> list[int]:
     """A 63-bit hash of each parameter's gradient, bit for bit."""
-    pieces = torch.split(buffer.detach(), [p.numel for p in params])
+    reals = 2 if params[0].dtype.is_complex else 1  # DDP's buckets hold these as pairs of reals
+    pieces = torch.split(buffer.detach(), [reals * p.numel for p in params])
     return [_hash(piece.contiguous().view(torch.uint8)) for piece in pieces]
 
 

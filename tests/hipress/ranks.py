@@ -423,6 +423,33 @@ class Skipping(nn.Module):
         return x
 
 
+class Turned(nn.Module):
+    """A layer beside complex parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, 64)
+        self.turn = nn.Parameter(torch.randn(64, dtype=torch.complex64))
+        self.more = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.first(x) * self.turn).abs() + self.more.abs().sum()
+
+
+def complex_numbers(rank, world_size):
+    """Gradients of a model with complex parameters, verified, beside those of plain DDP."""
+    gradients = []
+    for wrapped in (True, False):
+        torch.manual_seed(0)
+        model = Turned()
+        ddp = (
+            hipress.wrap(model, "none", verify=True) if wrapped else DistributedDataParallel(model)
+        )
+        ddp(data(rank, 0)[0]).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    return gradients
+
+
 def skipped_buckets(rank, world_size):
     """Steps that the state and the report count where DDP leaves out the last, or first, bucket."""
     counted = []
@@ -557,6 +584,20 @@ def killed(rank, world_size, name, ddp_kwargs):
     first = error_of(train, ddp, rank, range(2, 6))
     assert threading.active_count() < 20
     return first
+
+
+def silent(rank, world_size, dtype, options):
+    """The last rank takes no part in a step; errors of the others, and when they came."""
+    store = dist.distributed_c10d._get_default_store()
+    ddp = hipress.wrap(nn.Linear(40, 40, dtype=dtype), codec("int8"), timeout=1.0, **options)
+    if rank == world_size - 1:
+        store.wait([f"done/{other}" for other in range(rank)])
+        return None
+    logging.disable(logging.CRITICAL)
+    loss = ddp(torch.ones(4, 40, dtype=dtype)).sum()
+    found = error_of(loss.backward)
+    store.set(f"done/{rank}", "")
+    return found
 
 
 def diverging(rank, world_size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.hipress import ranks
 from tests.hipress.launch import DIED, launch
@@ -75,6 +76,34 @@ def test_a_rank_that_dies(name, world_size):
         assert "rank" in message
         assert "task" in message
         assert seconds < HANG
+
+
+# a bucket for the bias, which comes first, and one for the weight, from the first step on
+APART = {"exclude": "bias", "ddp_kwargs": {"bucket_cap_mb": 0.0001, "find_unused_parameters": True}}
+
+
+@pytest.mark.parametrize(
+    "dtype, options, kind, part",
+    [
+        (torch.float32, {}, "PeerTimeout", "task `"),
+        (torch.bfloat16, {}, "PeerTimeout", "task `"),
+        (
+            torch.float32,
+            APART,
+            "SyncError",
+            "step 0: the all-reduce of uncompressed gradients failed",
+        ),
+    ],
+)
+def test_a_rank_that_falls_silent(dtype, options, kind, part):
+    """Whatever way gradients travel, `timeout` holds, though the group's own is much longer."""
+    *waiting, _ = launch(ranks.silent, 2, dtype, options)
+    for found, message, seconds in waiting:
+        assert found == kind
+        assert message.startswith("rank 0, ")
+        assert part in message
+        assert "timed out" in message.lower()
+        assert seconds < HANG / 2
 
 
 def test_ranks_that_diverge():

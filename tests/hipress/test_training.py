@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.hipress import ranks
 from tests.hipress.launch import launch
@@ -101,6 +102,12 @@ def test_parameters_without_elements_change_nothing(name):
         for _, installed, whys in (result[title, True] for result in results):
             assert installed
             assert whys == {"no elements"}
+
+
+def test_complex_parameters_are_averaged_and_verified():
+    for ours, plain in launch(ranks.complex_numbers, 2):
+        for one, other in zip(ours, plain, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_steps_are_counted_where_ddp_leaves_buckets_out():
