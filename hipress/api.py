@@ -137,8 +137,9 @@ def report(ddp: DistributedDataParallel) -> Report:
 def state_dict(ddp: DistributedDataParallel) -> dict[str, Any]:
     """This rank's step counter and residuals, by parameter name; call it between steps.
 
-    Residuals differ between ranks: save one file per rank. It holds tensors, numbers and texts
-    only, so torch.load(weights_only=True) reads it.
+    Residuals differ between ranks: save one file per rank, or with torch.distributed.checkpoint
+    under a key per rank. It holds tensors, numbers and texts only, so
+    torch.load(weights_only=True) reads it.
     """
     from hipress import checkpoint
     from hipress.state import Residuals
@@ -154,7 +155,8 @@ def state_dict(ddp: DistributedDataParallel) -> dict[str, Any]:
 def load_state_dict(
     ddp: DistributedDataParallel, state: Mapping[str, Any], *, strict: bool = True
 ) -> None:
-    """Continue where `state_dict` was taken, bit for bit (scope "tensor", same world size).
+    """Continue where `state_dict` was taken, bit for bit (scope "tensor"; same world size and
+    strategy).
 
     Raises StateError listing what does not fit; with `strict=False` that is left out instead.
     """

@@ -21,8 +21,9 @@ from hipress.state import AGGREGATOR, WORKER, Floats, Residuals
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-FORMAT = 1
-KEYS = {"format", "step", "rank", "world_size", "codecs", "state"}
+FORMAT = 2
+KEYS = {"format", "step", "rank", "world_size", "codecs", "strategies", "state"}
+OLDER = {1: KEYS - {"strategies"}}  # formats that are read, too: keys by number
 log = logging.getLogger("hipress")
 
 Saved = dict[str, dict[str, dict[str, torch.Tensor]]]  # parameter -> side -> name -> values
@@ -37,6 +38,7 @@ def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[
         "rank": rank,
         "world_size": world_size,
         "codecs": {name: codec.digest for name, (_, codec) in stateful.items()},
+        "strategies": {name: residuals.way_of(p.index) for name, (p, _) in stateful.items()},
         "state": {name: _export_one(residuals, param) for name, (param, _) in stateful.items()},
     }
 
@@ -80,9 +82,16 @@ def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch
     return {
         side: {name: _tensor(array, param) for name, array in arrays.items()}
         for side, arrays in residuals.pieces(param.index).items()
-        # Most of an aggregator's arena belongs to other owners and is zero.
-        if side == WORKER or any(array.any() for array in arrays.values())
+        if side == WORKER or _aggregates(residuals, param, arrays)
     }
+
+
+def _aggregates(residuals: Residuals, param: Param, arrays: Mapping[str, Floats]) -> bool:
+    """Whether to save an aggregator's values: of what other ranks own, they are zero. Whatever
+    was trained, a state has the same keys, which torch.distributed.checkpoint goes by."""
+    if residuals.owned is None:
+        return any(array.any() for array in arrays.values())
+    return param.index in residuals.owned
 
 
 def _tensor(array: Floats, param: Param) -> torch.Tensor:
@@ -93,11 +102,13 @@ def _tensor(array: Floats, param: Param) -> torch.Tensor:
 def _check_format(saved: object) -> None:
     if not isinstance(saved, Mapping):
         raise StateError(f"not a state of hipress.state_dict but a {type(saved).__name__}")
-    if set(saved) != KEYS:
+    number = saved.get("format")
+    keys = OLDER.get(number, KEYS) if isinstance(number, int) else KEYS
+    if set(saved) != keys:
         found = sorted(map(str, saved))
-        raise StateError(f"not a state of hipress.state_dict: expected {sorted(KEYS)}, got {found}")
-    if saved["format"] != FORMAT:
-        raise StateError(f"state format {saved['format']!r}; this version reads {FORMAT}")
+        raise StateError(f"not a state of hipress.state_dict: expected {sorted(keys)}, got {found}")
+    if number not in (FORMAT, *OLDER):
+        raise StateError(f"state format {number!r}; this version reads 1 to {FORMAT}")
     _check_types(saved)
 
 
@@ -106,7 +117,7 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     step = saved["step"]
     if type(step) is not int or not 0 <= step < 2**63:
         raise StateError(f"damaged state: step {step!r} is no number of steps")
-    for key in ("codecs", "state"):
+    for key in {"codecs", "strategies", "state"} & set(saved):
         if not isinstance(saved[key], Mapping):
             raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")
     for name, sides in saved["state"].items():
@@ -131,16 +142,26 @@ def _check_ranks(saved: Mapping[str, Any], rank: int, world_size: int) -> list[s
 
 
 def _check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
-    here = {name: codec for name, (_, codec) in _stateful(residuals).items()}
+    here = _stateful(residuals)
     there: Mapping[str, str] = saved["codecs"]
     wrong = [f"{name}: missing from the saved state" for name in here if name not in there]
     wrong += [f"{name}: has no codec state here" for name in there if name not in here]
-    wrong += [
-        f"{name}: saved with codec {there[name]}, this is {codec.name} {codec.digest}"
-        for name, codec in here.items()
-        if name in there and there[name] != codec.digest
-    ]
+    for name, (param, codec) in here.items():
+        if name in there and (other := _other(residuals, saved, param, codec)):
+            wrong.append(other)
     return wrong
+
+
+def _other(
+    residuals: Residuals, saved: Mapping[str, Any], param: Param, codec: Codec
+) -> str | None:
+    """Of which other codec or strategy a parameter's saved values are, or None."""
+    name, here = param.name, residuals.way_of(param.index)
+    digest = saved["codecs"].get(name)
+    if digest != codec.digest:
+        return f"{name}: saved with codec {digest}, this is {codec.name} {codec.digest}"
+    before = saved.get("strategies", {}).get(name, here)  # format 1 does not tell
+    return None if before == here else f"{name}: saved with strategy {before}, this is {here}"
 
 
 def _check_values(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[Param], list[str]]:
@@ -148,7 +169,7 @@ def _check_values(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[
     good, wrong = [], []
     state: Saved = saved["state"]
     for name, (param, codec) in _stateful(residuals).items():
-        if saved["codecs"].get(name) != codec.digest:
+        if _other(residuals, saved, param, codec):
             continue
         if name not in state:
             wrong.append(f"{name}: its values are missing from the saved state")

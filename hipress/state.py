@@ -15,7 +15,7 @@ a worker's, but a rank writes only the parts that it owns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,8 @@ class Residuals:
 
     params: Sequence[Param]
     plan: Plan
+    # Parameters of which this rank aggregates elements; None with scope "bucket": buckets decide.
+    owned: Collection[int] | None = ()
     places: dict[int, Place] = field(default_factory=dict)
 
     def place_all(self) -> States:
@@ -69,6 +71,12 @@ class Residuals:
     def codec_of(self, index: int) -> str | None:
         """Key of the codec of a parameter."""
         return self.plan.decisions[index].codec
+
+    def way_of(self, index: int) -> str:
+        """How a parameter travels, which decides what its state means and which rank has it:
+        `ring` keeps at workers what `ps` keeps at aggregators, `allgather` shares of the mean."""
+        strategy = self.plan.decisions[index].strategy
+        return strategy if self.owned is not None else f"{strategy} by buckets"
 
     def place(self, key: str, indices: Sequence[int]) -> Arena:
         """A new arena that holds `indices` in this order; values they already have move in."""

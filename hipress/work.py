@@ -47,10 +47,10 @@ class Works:
         self._params, self._plan = params, plan
         self._rank, self._world_size = rank, world_size
         self._merges = options.scope == "bucket"
-        self.residuals = Residuals(params, plan)
-        self._shared = {} if self._merges else self.residuals.place_all()
         owners = assign_owners([p.numel for p in params], world_size)
         self._owners = {p.name: owners[p.index] for p in params}
+        self.residuals = Residuals(params, plan, None if self._merges else self._owned())
+        self._shared = {} if self._merges else self.residuals.place_all()
         self._made: dict[tuple[int, ...], Work | None] = {}
 
     def of(self, indices: tuple[int, ...]) -> Work | None:
@@ -61,6 +61,18 @@ class Works:
         if work is not None and self._merges:
             self._claim(work)
         return work
+
+    def _owned(self) -> frozenset[int]:
+        """Parameters of which this rank aggregates elements, whatever buckets they are in."""
+        owned = set()
+        for param in self._params:
+            alone = Tensor(param.name, param.index, 0, param.numel, 0)
+            choices = {param.name: self._choice((param.index,), param.numel)}
+            codecs, size = self._plan.codecs, self._world_size
+            parts = partition([alone], choices, size, codecs, owners=self._owners)
+            if any(part.owner == self._rank for part in parts):
+                owned.add(param.index)
+        return frozenset(owned)
 
     def _make(self, indices: tuple[int, ...]) -> Work | None:
         if all(self._plan.decisions[i].codec is None for i in indices):

@@ -149,6 +149,9 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
     fresh = make()
     fresh.load_state_dict(weights)
     again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
+    template = keys_of(hipress.state_dict(again)) == keys_of(state)
+    older = {key: value for key, value in state.items() if key != "strategies"}
+    hipress.load_state_dict(again, older | {"format": 1})
     hipress.load_state_dict(again, state)
     reloaded = hipress.state_dict(again)
     assert str(reloaded["codecs"]) == str(state["codecs"])
@@ -163,8 +166,15 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
     return {
         "whole": digest(whole), "again": digest(again), "state": same, "step": final["step"],
         "sides": sorted({side for sides in final["state"].values() for side in sides}),
-        "errors": state_errors(again, state),
+        "errors": state_errors(again, state), "template": template,
     }  # fmt: skip
+
+
+def keys_of(state):
+    """Keys at all levels."""
+    if not isinstance(state, dict):
+        return None
+    return {key: keys_of(value) for key, value in state.items()}
 
 
 def state_errors(ddp, state):
@@ -174,6 +184,7 @@ def state_errors(ddp, state):
         "format": {"nonsense": 1},
         "codec": state | {"codecs": dict.fromkeys(state["codecs"], "other")},
         "rank": state | {"rank": 7},
+        "strategy": state | {"strategies": dict.fromkeys(state["codecs"], "ring")},
         "missing": state | {"codecs": {}, "state": {}},
         "unexpected": state | {"codecs": state["codecs"] | {"ghost.weight": "x"}},
     }
@@ -183,6 +194,7 @@ def state_errors(ddp, state):
         "negative": {"step": -1},
         "codecs": {"codecs": None},
         "list": {"state": []},
+        "strategies": {"strategies": 1},
         "values": {"state": state["state"] | {"second.weight": {"worker": {"residual": [1]}}}},
         "side": {"state": state["state"] | {"second.weight": {"owner": values["worker"]}}},
     }.items():

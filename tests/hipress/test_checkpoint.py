@@ -23,6 +23,7 @@ def test_resumes_bit_for_bit(name, scope, ddp_kwargs, tmp_path):
         assert result["again"] == result["whole"]
         assert result["state"]
         assert result["step"] == 6
+        assert result["template"] == (scope == "tensor")  # for torch.distributed.checkpoint
         assert result["sides"] == (["aggregator", "worker"] if name == "int8" else ["worker"])
 
 
@@ -33,6 +34,7 @@ def test_states_that_do_not_fit(tmp_path):
         for title, expected in {
             "format": "expected",
             "codec": "saved with codec other",
+            "strategy": "second.weight: saved with strategy ring, this is ps",
             "rank": "saved by rank 7 of 2",
             "missing": "last.weight: missing from the saved state",
             "unexpected": "ghost.weight: has no codec state here",
@@ -41,6 +43,7 @@ def test_states_that_do_not_fit(tmp_path):
             "step": "step 1.5 is no number of steps",
             "negative": "step -1 is no number of steps",
             "codecs": "codecs is a NoneType, not a dict",
+            "strategies": "strategies is a int, not a dict",
             "list": "state is a list, not a dict",
             "values": "second.weight: expected tensors by side and name",
             "side": "second.weight: expected tensors by side and name",
