@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
+from subprocess import Popen
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends import cpu_native
-from compll.backends.cpu_declare import by_numba, declared
+from compll.backends.cpu_apart import begun, result, shares
+from compll.backends.cpu_declare import Declared, by_numba, declared
 from compll.backends.cpu_native import Stored
 from compll.cache import alone, folder, write
 
@@ -27,7 +29,7 @@ def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
     own = (
-        "array_loops bitstreams butterflies called codes declare elementary gaps halves native "
+        "apart array_loops bitstreams butterflies called codes declare elementary gaps halves native "
         "object ops past rows runtime squeeze tables trits"
     )
     others = ("../elementary", "matrix_numbers", "numbers", "../quantiles")
@@ -51,15 +53,15 @@ def numba_version() -> str:
 def load(name: str, text: str) -> Any:
     """The kernels that a generated text declares, as attributes."""
     path = place(name, text)
-    return either(path, cache(partial(imported, path, text)))
+    return either(path, cache(partial(saved, path, text)), cache(partial(imported, path, text)))
 
 
 @cache
 def written(name: str) -> Any:
     """Those of a module of loops beside this one, written by hand."""
-    text = (Path(__file__).parent / f"{name}.py").read_text()
+    source = Path(__file__).parent / f"{name}.py"
     module = cache(partial(importlib.import_module, f"compll.backends.{name}"))
-    return either(place(name, text), module)
+    return either(place(name, source.read_text()), lambda: source, module)
 
 
 def plain(x: NDArray[Any], dtype: type[Any] = np.float32) -> NDArray[Any]:
@@ -73,43 +75,59 @@ def place(name: str, text: str) -> Path:
     return folder("cpu") / f"{name}_{digest}.py"
 
 
-def either(path: Path, module: Callable[[], Any]) -> Any:
+def either(path: Path, source: Callable[[], Path], module: Callable[[], Any]) -> Any:
     """The kernels of a module from its object file, made if need be, or by numba."""
     compiled = by_numba(module)
     if cpu_native.possible():
         file = path.with_suffix(f".{cpu_native.tag()}.native")
-        stored = cpu_native.read(file) or kept(file, module)
+        stored = cpu_native.read(file) or kept(file, source, module)
         with suppress(RuntimeError):
             return cpu_native.link(stored, compiled)
     return SimpleNamespace(**{name: compiled(name) for name in declared(module())})
 
 
-def imported(path: Path, text: str) -> Any:
-    """The module of a text."""
+def saved(path: Path, text: str) -> Path:
+    """The file of a text, written if need be."""
     if not path.exists():
         write(path, text)
         importlib.invalidate_caches()
-    return importlib.import_module(f"compll._kernels.{path.stem}")
+    return path
 
 
-def kept(path: Path, module: Callable[[], Any]) -> Stored:
+def imported(path: Path, text: str) -> Any:
+    """The module of a text."""
+    return importlib.import_module(f"compll._kernels.{saved(path, text).stem}")
+
+
+def kept(path: Path, source: Callable[[], Path], module: Callable[[], Any]) -> Stored:
     """What another process has just compiled, or what this one compiles."""
     with alone(path):
-        return cpu_native.read(path) or keep(path, module)
+        return cpu_native.read(path) or keep(path, source, module)
 
 
-def keep(path: Path, module: Callable[[], Any]) -> Stored:
+def keep(path: Path, source: Callable[[], Path], module: Callable[[], Any]) -> Stored:
     """Compile a module for this process and later ones; an empty object where that cannot be.
 
     Numba's insides may be other than known, in any way; it then goes on to serve by itself.
     """
-    kernels = declared(module())
-    try:
-        from compll.backends.cpu_object import stored
-
-        found: Stored = stored(kernels)
-    except Exception:
-        found = Stored({}, b"")
+    with begun(source()) as other:
+        kernels = declared(module())
+        try:
+            found = compiled_with(other, kernels)
+        except Exception:
+            found = Stored({}, ())
     with suppress(OSError):
         write(path, cpu_native.packed(found))
     return found
+
+
+def compiled_with(other: Popen[bytes] | None, kernels: dict[str, Declared]) -> Stored:
+    """The kernels, compiled here or there."""
+    from compll.backends.cpu_object import stored
+
+    own, others = shares(kernels) if other else (kernels, {})
+    here: Stored = stored(own)
+    if other is None:
+        return here
+    there: Stored = result(other) or stored(others)
+    return Stored(here.kernels | there.kernels, here.images + there.images)

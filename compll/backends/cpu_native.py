@@ -1,10 +1,10 @@
-"""CPU kernels without numba's run time: one object file a module, linked and called directly.
+"""CPU kernels without numba's run time: object files of a module, linked and called directly.
 
 Importing numba takes longer than all else that a warm start does. So what is compiled with it is
 kept as plain native code beside its source (see cpu_object.py); here LLVM's linker loads that, and
 ctypes, which releases the GIL, calls it.
 
-A file is one line of JSON, then the object. It is taken only if all of the line holds here and
+A file is one line of JSON, then the objects. It is taken only if all of the line holds here and
 now; anything else is a miss, and the kernels are made by numba as if there were no such file.
 """
 
@@ -58,11 +58,12 @@ class Stored(NamedTuple):
     """A file's content.
 
     kernels: by name, for each signature the kinds of its arguments ("float32", an array
-    "float32[2]"); none where numba's code could not be used. image: the object file.
+    "float32[2]"); none where numba's code could not be used. images: object files, which do not
+    need one another.
     """
 
     kernels: dict[str, list[list[str]]]
-    image: bytes
+    images: tuple[bytes, ...]
 
 
 def letters(dtype: np.dtype[Any]) -> int:
@@ -122,23 +123,36 @@ def as_expected(array: F32) -> bool:
 
 def digest(stored: Stored) -> str:
     """By which a damaged file is known."""
-    return hashlib.sha256(json.dumps(stored.kernels).encode() + stored.image).hexdigest()
+    return hashlib.sha256(
+        b"".join((json.dumps(stored.kernels).encode(), *stored.images))
+    ).hexdigest()
 
 
 def packed(stored: Stored) -> bytes:
     """The bytes of a file."""
-    line = {"here": here(), "digest": digest(stored), "kernels": stored.kernels}
-    return json.dumps(line).encode() + b"\n" + stored.image
+    sizes = [len(image) for image in stored.images]
+    line = {"here": here(), "digest": digest(stored), "sizes": sizes, "kernels": stored.kernels}
+    return b"".join((json.dumps(line).encode(), b"\n", *stored.images))
+
+
+def unpacked(data: bytes) -> Stored | None:
+    """What the bytes of a file hold; None if that is nothing for this process."""
+    try:
+        line, _, rest = data.partition(b"\n")
+        found = json.loads(line)
+        ends = list(itertools.accumulate(found["sizes"], initial=0))
+        stored = Stored(found["kernels"], tuple(rest[a:b] for a, b in itertools.pairwise(ends)))
+        whole = (found["here"], found["digest"], len(rest)) == (here(), digest(stored), ends[-1])
+        return stored if whole else None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def read(path: Path) -> Stored | None:
     """What a file holds; None if there is none, or none for this process."""
     try:
-        line, _, image = path.read_bytes().partition(b"\n")
-        found = json.loads(line)
-        stored = Stored(found["kernels"], image)
-        return stored if (found["here"], found["digest"]) == (here(), digest(stored)) else None
-    except (OSError, ValueError, LookupError, TypeError):
+        return unpacked(path.read_bytes())
+    except OSError:
         return None
 
 
@@ -157,7 +171,9 @@ def link(stored: Stored, compiled: Callable[[str], Any]) -> Any:
     """
     if not stored.kernels:
         raise RuntimeError("no object")
-    builder = llvm.JITLibraryBuilder().add_object_img(stored.image).add_current_process()
+    builder = llvm.JITLibraryBuilder().add_current_process()
+    for image in stored.images:
+        builder.add_object_img(image)
     builder.import_symbol("compll_ndarray", id(np.ndarray))
     for name, signatures in stored.kernels.items():
         for number in range(len(signatures)):

@@ -289,7 +289,7 @@ def stored(kernels: dict[str, Declared]) -> Stored:
             texts.append(entry(symbol(name, len(found[name])), target, kinds))
             found[name].append(kinds)
     entries = {symbol(name, number) for name in found for number in range(len(found[name]))}
-    return Stored(found, emitted(library, "".join(texts), known, entries))
+    return Stored(found, (emitted(library, "".join(texts), known, entries),))
 
 
 def emitted(library: Any, text: str, known: dict[str, str], entries: set[str]) -> bytes:
