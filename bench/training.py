@@ -166,8 +166,8 @@ def write(name: str, report: Report, folder: Path) -> None:
 def main(
     group: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(GROUPS)}.")] = None,
     methods: Annotated[str, typer.Option(help="Comma-separated, instead of the group's.")] = "",
-    steps: Annotated[int | None, typer.Option(help="Instead of the group's.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Instead of the group's.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Instead of the group's.", min=2)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Instead of the group's.", min=1)] = None,
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
     add: Annotated[bool, typer.Option("--add", help="Keep the files' other methods.")] = False,
 ) -> None:
@@ -177,7 +177,7 @@ def main(
         print(f"unknown group {unknown[0]!r}; choose from: {', '.join(GROUPS)}", file=sys.stderr)
         raise typer.Exit(2)
     given = tuple(part.strip() for part in methods.split(",") if part.strip())
-    _check(given)
+    _check(given, output)
     for name in group or GROUPS:
         usual = GROUPS[name]
         chosen = dataclasses.replace(
@@ -189,11 +189,12 @@ def main(
         _measure_and_write(name, chosen, output, add=add)
 
 
-def _check(given: Sequence[str]) -> None:
-    """Refuses what no method is called, before the others take their time."""
+def _check(given: Sequence[str], output: Path) -> None:
+    """Refuses what no method is called, and no folder, before the others take their time."""
     try:
         methods_.check([methods_.parse(text) for text in given])
-    except ValueError as error:
+        output.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
 

@@ -3,6 +3,7 @@
 import shlex
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from hipress.demo import methods, place
 from hipress.demo.job import Job, Result, Workload
 
 _OPTIMIZERS = ("sgd", "adamw")
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def demo(
@@ -57,7 +59,7 @@ def demo(
         methods.check(chosen)
         _check(hosts, steps, optimizer)
         where = place.choose(hosts, rate, loopback=loopback)
-        output.mkdir(parents=True, exist_ok=True)
+        _check_output(output)
     except (ValueError, OSError) as error:
         _refuse(str(error))
     jobs = [
@@ -78,6 +80,13 @@ def _check(hosts: int, steps: int, optimizer: str) -> None:
         raise ValueError(f"{steps} steps: expected 2 to 100000")
     if optimizer not in _OPTIMIZERS:
         raise ValueError(f"unknown optimizer {optimizer!r}; choose from: {', '.join(_OPTIMIZERS)}")
+
+
+def _check_output(folder: Path) -> None:
+    """OSError for a folder that could not be written to when all is done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def _refuse(message: str) -> NoReturn:
@@ -152,17 +161,21 @@ def _show(
 
 @contextmanager
 def _orderly_end() -> Iterator[None]:
-    """A request to terminate leaves by the way an interrupt takes, so that namespaces and ranks
-    go, too."""
+    """A request to terminate, and a terminal that is closed, leave by the way an interrupt takes,
+    so that namespaces and ranks go, too."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise typer.Exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {each: signal.getsignal(each) for each in _ENDING}
+    for each, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(each, leave)
     try:
         yield
     except KeyboardInterrupt:
         print("\nhipress demo: interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -83,3 +83,11 @@ def test_an_unknown_method_is_told_before_any_runs(text, near, monkeypatch, tmp_
     assert f"did you mean {near}?" in told
     training.main(["loopback"], "none, ddp-fp32", output=tmp_path)
     assert ran[0][1].methods == ("none", "ddp-fp32")
+
+
+def test_a_folder_that_cannot_be_is_told_before_any_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(training, "_measure_and_write", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(typer.Exit):
+        training.main(["loopback"], output=tmp_path / "file" / "folder")
+    assert "Not a directory" in capsys.readouterr().err

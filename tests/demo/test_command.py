@@ -1,8 +1,10 @@
 """The command line: bad input is one clear line and exit status 2; a small demo runs to its end."""
 
 import json
+import signal
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from hipress.cli import app
@@ -34,11 +36,12 @@ def known_codecs(monkeypatch):
         (["--methods", ","], "expected different methods, separated by commas"),
         (["--hosts", "0"], "0 hosts: expected 1 to 16"),
         (["--steps", "1"], "1 steps: expected 2 to 100000"),
+        (["--output", "/proc"], "'/proc"),  # where root, too, can make no file
         (["--optimizer", "adam"], "unknown optimizer 'adam'; choose from: sgd, adamw"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, tmp_path):
-    result = CliRunner().invoke(app, ["demo", *arguments, "--output", str(tmp_path)])
+    result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path), *arguments])
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -87,3 +90,22 @@ def test_the_help_shows_all_default_methods(columns, monkeypatch):
     words = "".join(shown.translate(str.maketrans("", "", "│ \n")).split())
     assert ",".join(methods.DEFAULTS) in words, shown
     assert "…" not in shown
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_request_to_end_and_a_closed_terminal_leave_in_order(name):
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    with pytest.raises(typer.Exit) as left, command._orderly_end():
+        signal.raise_signal(number)
+    assert left.value.exit_code == 128 + number
+    assert signal.getsignal(number) == before
+
+
+def test_nohup_is_heeded(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with command._orderly_end():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
