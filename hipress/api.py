@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hipress import agree
 from hipress import options as options_
 from hipress.errors import ConfigError, unknown
+from hipress.link import patience
 from hipress.model import as_ddp
 from hipress.options import AUTO
 from hipress.session import BOOKS, Session, install, plain_options, prepare
@@ -60,7 +61,8 @@ def wrap(
     with agree.announced(home):
         options = options_.make(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
-            seed=seed, timeout=timeout, verify=verify, params=params,
+            seed=seed, timeout=patience(home) if timeout is None else timeout, verify=verify,
+            params=params,
         )  # fmt: skip
         settings = _settings(model, ddp_kwargs)
     # Before DDP: its own check of shapes cannot name the parameter, and may hang.
@@ -91,14 +93,16 @@ def attach(
     Arguments and errors as for `wrap`. Call it before the first backward pass.
     """
     ddp = as_ddp(ddp)
-    with agree.announced(ddp.process_group):
+    home = ddp.process_group
+    with agree.announced(home):
         options = options_.make(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
-            seed=seed, timeout=timeout, verify=verify, params=params,
+            seed=seed, timeout=patience(home) if timeout is None else timeout, verify=verify,
+            params=params,
         )  # fmt: skip
         _refuse_python_reducer()
         _refuse_taken(ddp)
-    return _finish(ddp, prepare(ddp, options, ddp.process_group))
+    return _finish(ddp, prepare(ddp, options, home))
 
 
 def detach(ddp: DistributedDataParallel) -> None:

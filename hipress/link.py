@@ -13,10 +13,12 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore
 
 from hipress.agree import Meeting
 from hipress.errors import HipressError
+from hipress.options import LONGEST
 
 
 def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
@@ -32,6 +34,15 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
         raise HipressError(f"no connection between ranks {meeting.ranks}: {error}") from error
     # A backend, which has all the operations of a group that we use.
     return cast(dist.ProcessGroup, group)
+
+
+def patience(group: dist.ProcessGroup) -> timedelta:
+    """How long operations of a group may last on the CPU, as its maker said."""
+    try:  # private names: torch has no public ones
+        given = group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):  # a backend without such options, or none for the CPU
+        given = default_pg_timeout
+    return min(given, timedelta(seconds=LONGEST))
 
 
 def slowest(values: list[float], group: dist.ProcessGroup) -> list[float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from hipress.errors import ConfigError
 
@@ -32,9 +33,8 @@ class Param:
         return not self.sparse and self.dtype in COMPRESSIBLE
 
     def __str__(self) -> str:
-        shape = "x".join(map(str, self.shape)) or "scalar"
         strides = f" strides {self.strides}" if self.strides else ""
-        return f"{self.name} {shape} {str(self.dtype).removeprefix('torch.')}{strides}"
+        return f"{self.name} {_shape(self.shape)} {_type(self.dtype)}{strides}"
 
 
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -68,6 +68,17 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
     )
 
 
+def untrained(model: nn.Module) -> list[str]:
+    """Frozen parameters and buffers, which DDP broadcasts as it is made: ranks where they differ
+    in shape end by an abort."""
+    ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    return [
+        f"{name} {_shape(tensor.shape)} {_type(tensor.dtype)}"
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if not tensor.requires_grad and name not in ignored and not is_lazy(tensor)
+    ]
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """What torch.compile wrapped, or the model itself."""
     original = getattr(model, "_orig_mod", None)
@@ -93,6 +104,14 @@ def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     buckets = ddp.reducer._get_zeros_like_grad_buckets()
     held = {parameter for bucket in buckets for parameter in bucket.parameters()}
     return [pair for pair in ddp.module.named_parameters() if pair[1] in held]
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _refuse(pairs: Iterable[tuple[str, nn.Parameter]]) -> None:

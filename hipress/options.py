@@ -45,6 +45,7 @@ class Options:
     # Seed of stochastic codecs; the streams of ranks, sides, tensors and steps differ anyway.
     seed: int = 0
     # Seconds that any wait for another rank may last, at attach time and in a step; finite.
+    # `wrap` and `attach` take the process group's where none are given.
     timeout: float = default_pg_timeout.total_seconds()
     # Hash every averaged gradient and compare the ranks, every step. Slow: for finding faults.
     verify: bool = False

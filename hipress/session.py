@@ -18,7 +18,7 @@ from hipress.agree import Meeting
 from hipress.codecs import parameters, resolve, strategy_for
 from hipress.errors import HipressError
 from hipress.link import connect
-from hipress.model import Param, describe
+from hipress.model import Param, describe, untrained
 from hipress.options import AUTO, Options
 
 if TYPE_CHECKING:
@@ -96,7 +96,10 @@ def prepare(
     except Exception as error:
         meeting.fail(error)
         raise
-    meeting.settle(_facts(params, options, codecs) | {"ddp_kwargs": _plain(ddp_kwargs or {})})
+    facts = _facts(params, options, codecs) | {"ddp_kwargs": _plain(ddp_kwargs or {})}
+    if ddp_kwargs is not None and ddp_kwargs.get("init_sync", True):
+        facts["frozen parameters and buffers"] = untrained(module)
+    meeting.settle(facts)
     try:
         session = _plan(params, codecs, options, home, meeting)
     except Exception as error:

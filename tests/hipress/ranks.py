@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 import time
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -543,6 +544,9 @@ def mismatches(rank, world_size):
     attempt("shape", "int8", shape)
     layout = nn.Conv2d(3, 8, 3)
     attempt("layout", "int8", layout.to(memory_format=torch.channels_last) if odd else layout)
+    buffered = nn.Sequential(nn.Linear(3, 3 + odd).requires_grad_(False), make(), nn.BatchNorm1d(3))
+    attempt("frozen", "int8", buffered)
+    attempt("buffer", "int8", nn.Sequential(make(), nn.BatchNorm1d(3 + odd, affine=False)))
     attempt("broken", "int8", exclude=["typo*"] if odd else [])
     attempt("scope", "int8", scope="tensr" if odd else "tensor")
     attempt("exclude_type", "int8", exclude=3 if odd else [])
@@ -681,10 +685,11 @@ def lifetime(rank, world_size):
 
 def subgroup(rank, world_size, name):
     """Ranks 1.. of the world form a group of their own; rank 0 takes no part."""
-    group = dist.new_group(list(range(1, world_size)))
+    group = dist.new_group(list(range(1, world_size)), timeout=timedelta(seconds=HANG - 1))
     if rank == 0:
         return None
     ddp = hipress.wrap(make(), codec(name), process_group=group)
+    assert hipress.report(ddp).options["timeout"] == HANG - 1
     train(ddp, rank, range(3))
     return digest(ddp)
 

@@ -32,6 +32,8 @@ def test_ranks_that_disagree(world_size):
             "ratio": ("rank 0: topk(ratio=0.01),", f"rank {last}: topk(ratio=0.25)"),
             "spec": ("spec 'd.yaml' differs between ranks 0 and", f"and {last} (digests "),
             "layout": ("weight 8x3x3x3 float32, rank", "float32 strides (27, 1, 9, 3)"),
+            "frozen": ("buffers, entry 0: rank 0: 0.weight 3x3 float32", "0.weight 4x3 float32"),
+            "buffer": ("1.running_mean 3 float32", "1.running_mean 4 float32"),
             "shape": ("second.weight 301x131", f"rank {last}: second.weight 302x131"),
         }.items():
             kind, message, seconds = found[title]
