@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ from hipress.demo import methods
 #: parameters that are measured beside the defaults
 VARIANTS = ("onebit_group:residual=bfloat16",)
 RESULTS = Path(__file__).parent / "results"
+GROUPS = 16384  # elements; whole groups of every codec
 
 
 def keep_memory() -> bool:
@@ -114,16 +116,21 @@ def main(
     names: Annotated[
         list[str] | None, typer.Argument(help="codecs; all when none is named")
     ] = None,
-    elements: Annotated[int, typer.Option(help="length of the gradient")] = 12_000_000,
-    repeat: Annotated[int, typer.Option(help="timed turns; the median counts")] = 9,
+    elements: Annotated[int, typer.Option(help="length of the gradient", min=GROUPS)] = 12_000_000,
+    repeat: Annotated[int, typer.Option(help="timed turns; the median counts", min=1)] = 9,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
 ) -> None:
     """Measure the codecs and write codecs.json."""
+    chosen = names or [*compll.list_specs(), *VARIANTS]
+    try:
+        methods.check([methods.parse(f"hipress:{name}") for name in chosen])
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
     torch.set_num_threads(1)
     kept = keep_memory()
-    elements -= elements % 16384  # whole groups, so that plain torch pads nothing
+    elements -= elements % GROUPS  # whole groups, so that plain torch pads nothing
     torch.manual_seed(0)
-    chosen = names or [*compll.list_specs(), *VARIANTS]
     rows = [measure_codec(name, elements, repeat) for name in chosen]
     Console(width=120).print(show(rows))
     output.mkdir(parents=True, exist_ok=True)

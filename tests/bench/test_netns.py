@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from bench import netns
 from hipress.demo import netns as implementation
@@ -39,6 +40,21 @@ def test_a_bad_rate_is_refused_with_an_example(text):
 def test_a_bad_number_of_hosts_is_refused(hosts):
     with pytest.raises(ValueError, match="hosts"):
         netns.Network(hosts)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["run", "--rate", "fast", "true"], "rate 'fast': expected 100kbit to 100gbit"),
+        (["run", "--hosts", "0", "true"], "0 hosts: expected 1 to 250"),
+        (["check", "--hosts", "1"], "1 hosts: expected 2 to 250"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(arguments, message):
+    result = CliRunner().invoke(netns.app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"bench.netns: {message}")
+    assert result.stderr.count("\n") == 1
 
 
 def test_it_says_why_hosts_cannot_be_emulated(monkeypatch):

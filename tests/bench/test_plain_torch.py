@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import typer
 
 import compll
 from bench import codecs, torch_shared
@@ -195,3 +196,10 @@ def test_speed_ups_compare_the_encode_that_training_uses():
     )
     assert codecs.speedup(row | {"torch": {}}, "decode") is None
     assert codecs.show([row]).row_count == 1
+
+
+def test_an_unknown_codec_is_told_before_any_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(codecs, "measure_codec", None)
+    with pytest.raises(typer.Exit):
+        codecs.main(["topk", "onebit_grup"])
+    assert "did you mean hipress:onebit_group?" in capsys.readouterr().err
