@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import platformdirs
 
+from compll.errors import UsageError
+
 try:
     import fcntl
 except ImportError:  # not a Unix
@@ -19,28 +23,73 @@ except ImportError:  # not a Unix
 
 #: seconds for which another process is waited for, and between looks
 LONGEST, LOOK = 120.0, 0.02
+#: bytes that a folder must have room for: the kernels of a large spec
+ROOM = 1 << 20
+
+
+@cache
+def usual(kind: str) -> Path:
+    """The folder that one backend's files are in, whether or not this process may write there.
+
+    It stays where it is when the process goes to another folder.
+    """
+    try:
+        root = os.environ.get("COMPLL_CACHE") or platformdirs.user_cache_dir("compll")
+        return Path(root).expanduser().absolute() / kind
+    except RuntimeError:  # the user has no home
+        return temporary(kind)
 
 
 @cache
 def folder(kind: str) -> Path:
-    """A writable folder for one backend's files; a temporary one where the usual one is not."""
-    root = Path(os.environ.get("COMPLL_CACHE") or platformdirs.user_cache_dir("compll"))
+    """A folder for one backend's files, which can be written; a temporary one where the usual one
+    cannot, or is full. Raises UsageError."""
+    path = usual(kind)
     try:
-        path = root / kind
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            return path
+        need_room(path)
+        return path
     except OSError:
-        return Path(tempfile.mkdtemp(prefix=f"compll-{kind}-"))
+        return temporary(kind)
+
+
+def need_room(path: Path) -> None:
+    """Raise OSError where files cannot be written."""
+    with tempfile.TemporaryFile(dir=path) as file:
+        file.write(bytes(ROOM))
+
+
+def temporary(kind: str) -> Path:
+    """A folder that ends with this process."""
+    try:
+        path = Path(tempfile.mkdtemp(prefix=f"compll-{kind}-"))
+        atexit.register(remove, path, os.getpid())
+        need_room(path)
+        return path
+    except OSError as why:
+        raise UsageError(
+            "there is no room for compiled kernels, neither in the user's cache folder nor in a "
+            f"temporary one ({why.strerror}); COMPLL_CACHE names another"
+        ) from None
+
+
+def remove(path: Path, maker: int) -> None:
+    """Remove a folder and all in it, if this is the process that made it, and no fork of it."""
+    if os.getpid() == maker:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def write(path: Path, text: str | bytes) -> None:
     """Write a file so that another process sees all of it or none."""
     data = text.encode() if isinstance(text, str) else text
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    Path(name).replace(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
@@ -59,10 +108,10 @@ def alone(path: Path) -> Iterator[None]:
     try:
         wait(handle)
         yield
+    finally:
         # Who waits has the file open; who comes later finds what was made.
         with suppress(OSError):
             lock.unlink()
-    finally:
         os.close(handle)
 
 

@@ -21,7 +21,7 @@ from compll.backends import cpu_native
 from compll.backends.cpu_apart import begun, result, shares
 from compll.backends.cpu_declare import Declared, by_numba, declared
 from compll.backends.cpu_native import Stored
-from compll.cache import alone, folder, write
+from compll.cache import alone, folder, usual, write
 
 
 @cache
@@ -80,7 +80,8 @@ def either(path: Path, source: Callable[[], Path], module: Callable[[], Any]) ->
     compiled = by_numba(module)
     if cpu_native.possible():
         file = path.with_suffix(f".{cpu_native.tag()}.native")
-        stored = cpu_native.read(file) or kept(file, source, module)
+        # others may have filled a folder that this process cannot write to
+        stored = cpu_native.read(usual("cpu") / file.name) or kept(file, source, module)
         with suppress(RuntimeError):
             return cpu_native.link(stored, compiled)
     return SimpleNamespace(**{name: compiled(name) for name in declared(module())})
@@ -88,10 +89,18 @@ def either(path: Path, source: Callable[[], Path], module: Callable[[], Any]) ->
 
 def saved(path: Path, text: str) -> Path:
     """The file of a text, written if need be."""
-    if not path.exists():
+    if not holds(path, text):
         write(path, text)
         importlib.invalidate_caches()
     return path
+
+
+def holds(path: Path, text: str) -> bool:
+    """Whether a file holds this text; it does not where a machine stopped while it was written."""
+    try:
+        return path.read_text("utf-8") == text
+    except (OSError, ValueError):
+        return False
 
 
 def imported(path: Path, text: str) -> Any:

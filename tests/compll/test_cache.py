@@ -1,0 +1,114 @@
+"""The folder of compiled kernels: missing, full, damaged, read-only, or somebody else's."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from compll import cache
+from compll.backends import cpu_load, cpu_native
+from compll.errors import UsageError
+
+TEXT = '"""A module that declares no kernels."""\n'
+
+
+@pytest.fixture(autouse=True)
+def nothing_known():
+    """Folders are looked for once a process."""
+    for known in (cache.usual, cache.folder):
+        known.cache_clear()
+    yield
+    for known in (cache.usual, cache.folder):
+        known.cache_clear()
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMPLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_folder_stays_when_the_process_goes_elsewhere(root, monkeypatch):
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("COMPLL_CACHE", "here")
+    found = cache.folder("cpu")
+    os.mkdir("elsewhere")
+    monkeypatch.chdir("elsewhere")
+    cache.write(found / "file", "text")
+    assert (root / "here" / "cpu" / "file").read_text() == "text"
+
+
+def test_a_home_is_found_and_may_be_missing(root, monkeypatch):
+    monkeypatch.setenv("HOME", str(root))
+    monkeypatch.setenv("COMPLL_CACHE", "~/mine")
+    assert cache.folder("cpu") == root / "mine" / "cpu"
+    monkeypatch.delenv("COMPLL_CACHE")
+
+    def homeless(name):
+        raise RuntimeError(f"could not determine the home directory for {name}")
+
+    monkeypatch.setattr(platformdirs, "user_cache_dir", homeless)
+    cache.usual.cache_clear()
+    cache.folder.cache_clear()
+    assert cache.folder("cpu").parent == root
+
+
+def full(path):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_one_error(root, monkeypatch):
+    monkeypatch.setattr(cache, "need_room", full)
+    with pytest.raises(UsageError, match="no room for compiled kernels.*No space.*COMPLL_CACHE"):
+        cache.folder("cpu")
+
+
+def test_what_could_not_be_written_leaves_nothing(root, monkeypatch):
+    def broken(self, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", broken)
+    with pytest.raises(OSError, match="No space"):
+        cache.write(root / "file", "text")
+    assert not list(root.iterdir())
+
+
+def test_a_temporary_folder_ends_with_its_process(root):
+    (root / "cache").write_text("no folder")
+    code = "from compll import cache; print(cache.folder('cpu'))"
+    env = os.environ | {"TMPDIR": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    made = Path(done.stdout.strip())
+    assert made.parent == root
+    assert not made.exists()
+
+
+def test_a_folder_that_others_filled_is_read(root, monkeypatch):
+    """Kernels in a read-only folder, as of a container's image, are not compiled again."""
+    shared = cache.usual("cpu")
+    shared.mkdir(parents=True)
+    path = shared / "kernels.py"
+    read = []
+    monkeypatch.setattr(cache, "need_room", lambda at: full(at) if at == shared else None)
+    monkeypatch.setattr(cpu_native, "possible", lambda: True)
+    monkeypatch.setattr(cpu_native, "read", lambda file: read.append(file) or "stored")
+    monkeypatch.setattr(cpu_native, "link", lambda stored, compiled: stored)
+    mine = cache.folder("cpu") / path.name
+    assert mine.parent != shared
+    assert cpu_load.either(mine, lambda: mine, lambda: None) == "stored"
+    assert [file.parent for file in read] == [shared]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0\xff", b"import nothing_of_the_kind\n"])
+def test_a_damaged_text_is_written_again(damage):
+    path = cpu_load.place("damaged", TEXT + repr(damage))
+    path.write_bytes(damage)
+    assert cpu_load.imported(path, TEXT).__doc__ == "A module that declares no kernels."
+    path.unlink()
