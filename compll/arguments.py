@@ -14,6 +14,7 @@ from compll.batches import LENGTH, START, STATE, TENSOR, Incoming, State
 from compll.errors import PayloadError, UsageError
 from compll.ir import Field, Module
 from compll.rounds import Before, rounds
+from compll.shapes import Shape
 from compll.static import Number
 
 
@@ -80,6 +81,18 @@ class Arguments:
         if (count := self._whole("tensors", tensors)) < 0:
             raise UsageError(f"{self.name}: {count} tensors")
         return count
+
+    def shape(self, shape: Shape) -> Shape:
+        """A tensor's shape: whole numbers of Python, none negative."""
+        try:
+            sizes = tuple(map(operator.index, shape))
+        except TypeError:
+            raise UsageError(
+                f"{self.name}: a shape is a sequence of whole numbers, not {shape!r}"
+            ) from None
+        if min(sizes, default=0) < 0:
+            raise UsageError(f"{self.name}: a shape has no negative number, as {sizes} has")
+        return sizes
 
     def _whole(self, name: str, value: int) -> int:
         try:

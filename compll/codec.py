@@ -74,10 +74,18 @@ class Codec:
         in the first elements of its piece's n; where it has more, it is not kept.
         """
         n, tensors = self._given.count(n), self._given.tensors(tensors)
+        sizes = {s.name: tensors if s.shape == "scalar" else n for s in self.module.states}
         return {
-            s.name: self.arrays.zeros(tensors if s.shape == "scalar" else n, s.dtype)
+            s.name: self._made(self.arrays.zeros, sizes[s.name], s.dtype)
             for s in self.module.states
         }
+
+    def _made(self, make: Callable[[int, str], Any], n: int, dtype: str) -> Any:
+        """An array of n elements."""
+        try:
+            return make(n, dtype)
+        except (MemoryError, ValueError):
+            raise UsageError(f"{self.name}: there is no memory for {n} elements") from None
 
     @on_stream
     def encode(self, x: F32, *, state: State | None = None, seed: int = 0, step: int = 0) -> U8:
@@ -103,11 +111,7 @@ class Codec:
         do not hold it, so another one gives other values. Such draws are alike on all ranks: no
         seed chooses them, and decode takes none.
         """
-        n = self._given.count(n)
-        try:
-            out: F32 = self.arrays.empty(n, "float32")
-        except (MemoryError, ValueError):
-            raise UsageError(f"{self.name}: there is no memory for {n} elements") from None
+        out: F32 = self._made(self.arrays.empty, self._given.count(n), "float32")
         self._decode(payload, out, add=False, step=step)
         return out
 
@@ -210,6 +214,7 @@ class Codec:
         It is another one only where the spec takes parameters from the shape (`from:`) that were
         not given.
         """
+        shape = self._given.shape(shape)
         return self if self.shaped is None else self.shaped(shape)
 
     def suits(self, n: int) -> bool:

@@ -60,7 +60,10 @@ def _builds(module: str) -> bool:
 
 def locate(name_or_path: str | os.PathLike[str]) -> Path:
     """The file of a spec, by its name or its path. Raises SpecError."""
-    text = os.fspath(name_or_path)
+    try:
+        text = os.fsdecode(name_or_path)
+    except TypeError:
+        raise UsageError(f"a spec is given by its name or path, not as {name_or_path!r}") from None
     if os.sep in text or text.endswith((".yaml", ".yml")):
         return Path(text)
     path = specs_dir() / f"{text}.yaml"

@@ -169,3 +169,19 @@ def test_payloads_of_rounds(target):
         codec.encode_round(0, x, table, room.view(np.float32), at, workers=2)
     with pytest.raises(compll.UsageError, match="payload of a round is a contiguous uint8 vector"):
         codec.encode_round(1, x, table, room, at, [(room.tolist(), at)], workers=2)
+
+
+@pytest.mark.parametrize("n", [2**44, 2**63, 10**30])
+def test_states_for_which_there_is_no_memory(n):
+    with pytest.raises(compll.UsageError, match=f"onebit: there is no memory for {n} elements"):
+        compll.compile("onebit", "reference").init_state(n)
+
+
+@pytest.mark.parametrize("spec", [None, 3, ["onebit"]])
+def test_what_names_no_spec_is_told(spec):
+    with pytest.raises(compll.UsageError, match="a spec is given by its name or path"):
+        compll.compile(spec)
+
+
+def test_a_name_may_be_bytes_as_paths_may():
+    assert compll.compile(b"onebit", "reference").name == "onebit"

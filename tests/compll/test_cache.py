@@ -64,7 +64,7 @@ def full(path):
 
 def test_a_full_disk_is_one_error(root, monkeypatch):
     monkeypatch.setattr(cache, "need_room", full)
-    with pytest.raises(UsageError, match="no room for compiled kernels.*No space.*COMPLL_CACHE"):
+    with pytest.raises(UsageError, match=r"no room for compiled kernels.*No space.*COMPLL_CACHE"):
         cache.folder("cpu")
 
 

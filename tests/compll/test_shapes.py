@@ -84,3 +84,16 @@ def test_a_wrong_from_is_told(spec, old, new, line, column, message):
     (only,) = found.value.diagnostics
     assert message in only.message
     assert (only.span.line, only.span.col) == (line, column)
+
+
+def test_shapes_may_be_arrays_of_numpy(spec):
+    codec = compll.compile(spec, "reference")
+    for shape in (np.array([3, 5]), [np.int64(3), np.int32(5)]):
+        assert codec.for_shape(shape) is codec.for_shape((3, 5))
+
+
+@pytest.mark.parametrize("shape", [None, 15, (3, 5.0), "35", (3, None), (3, -5)])
+@pytest.mark.parametrize("name", ["powersgd", "onebit"])
+def test_what_is_no_shape_is_told(name, shape):
+    with pytest.raises(compll.UsageError, match=f"{name}: a shape"):
+        compll.compile(name, "reference").for_shape(shape)
