@@ -10,6 +10,8 @@ from compll.spec import Binding, Spec
 from compll.syntax import SYMBOLS, Name
 
 Advice = tuple[str, str]
+#: arguments of compll.compile beside a spec's parameters
+TAKEN = ("name_or_path", "target")
 
 
 def below(bindings: Iterable[Binding]) -> dict[str, Span]:
@@ -75,6 +77,10 @@ def unique(spec: Spec, problems: Problems) -> None:
         elif name in seen:
             problems.add(span, f"{name!r} is defined twice", f"first at line {seen[name].line}")
         seen.setdefault(name, span)
+    for p in spec.params:
+        if p.name in TAKEN:
+            message = f"{p.name!r} cannot be given: `compll.compile` has an argument of this name"
+            problems.add(p.span, message, "choose another name")
     chosen = {spec.feedback.value, spec.feedback.other}
     if chosen & {"error", "own"} and "residual" in {s.name for s in spec.state}:
         problems.add(

@@ -55,12 +55,29 @@ class Codec:
         self.optimizers = module.optimizers
         #: makes the codec for a shape, where that settles parameters
         self.shaped: Callable[[Shape], Codec] | None = None
+        #: what compiles it again, in another process: a function and its arguments
+        self.origin: tuple[Callable[..., Codec], tuple[Any, ...]] | None = None
         #: of what payloads mean: however states are kept, ranks understand each other
         self.digest = hashlib.sha256(f"{text}\n{sorted(params.items())}".encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
         params = "".join(f", {k}={v!r}" for k, v in self.params.items())
         return f"Codec({self.name!r}{params}, target={self.target!r})"
+
+    def __reduce__(self) -> tuple[Callable[..., Codec], tuple[Any, ...]]:
+        """A pickle holds no kernels: who loads it compiles the spec, or takes it from the cache."""
+        if self.origin is None:
+            raise TypeError(f"{self!r} was not made by compll.compile, which a pickle needs")
+        make, args = self.origin
+        return make, (*args, self.digest)
+
+    def __deepcopy__(self, memo: object) -> Codec:
+        """Itself: a codec does not change, its states are the caller's."""
+        return self
+
+    def __copy__(self) -> Codec:
+        """Itself, as a deep copy is."""
+        return self
 
     def payload_bytes(self, n: int) -> int:
         """The most bytes that the payload of n elements takes; known before any data."""

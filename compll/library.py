@@ -151,9 +151,19 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
             written, (module, values) = _checked(path, params)
             kernels = importlib.import_module(f"compll.backends.{target}").build(module, values)
             _compiled[key] = codec = Codec(module, values, target, text, kernels)
+            own = path.parent == specs_dir()
+            codec.origin = again, (path.stem if own else str(path.absolute()), target, params)
             if open_ := shapes.open_params(written.params, params):
                 codec.shaped = _shaped(path, target, params, open_)
         return _compiled[key]
+
+
+def again(name_or_path: str, target: str, params: Mapping[str, object], digest: str) -> Codec:
+    """The codec that was pickled as this one. Raises UsageError where the spec has changed."""
+    codec = compile(name_or_path, target, **params)
+    if codec.digest != digest:
+        raise UsageError(f"the spec {name_or_path} is another than when its codec was pickled")
+    return codec
 
 
 def _shaped(

@@ -133,3 +133,9 @@ def test_a_wrong_section_is_one_error(spec, section, wrong, tmp_path):
     if section == "state":
         assert found.message == "'r' is no state"
         assert '`state: {r: "float32[n]"}`' in found.hint
+
+
+@pytest.mark.parametrize("name", ["target", "name_or_path"])
+def test_a_parameter_that_cannot_be_given(name, tmp_path):
+    (found,) = problems(re.sub(r"\bbits\b", name, GOOD), tmp_path)
+    assert found.message.startswith(f"{name!r} cannot be given")
