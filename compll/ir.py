@@ -20,8 +20,8 @@ from compll.formulas import formula
 #: storages of positions, of varying length
 POSITIONS = ("gaps", "golomb", "elias")
 PACKED = ("uint", "trit", "runs")
-#: storages of integers that are not packed, and the one by whose functions backends access them
-WHOLE = {"int32": "uint32", "uint32": "uint32", "uint16": "uint16"}
+#: storages of integers that are not packed
+WHOLE = ("int32", "uint32", "uint16")
 #: how a state of 16 bits is kept: NumPy has no bfloat16, so its bits as whole numbers
 HALVES = {"float16": "float16", "bfloat16": "uint16"}
 LEVELS = {
@@ -164,11 +164,6 @@ class Field:
     def dtype(self) -> str:
         """NumPy's type of the array that a state is kept in."""
         return HALVES.get(self.storage, "float32")
-
-    @property
-    def access(self) -> str:
-        """The storage by whose functions a backend loads and stores a value that is not packed."""
-        return WHOLE.get(self.storage, self.storage)
 
     @property
     def packed(self) -> bool:

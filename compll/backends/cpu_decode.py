@@ -113,7 +113,7 @@ class Decoder(Pouring):
 
     def scalar_load(self, f: Field) -> str:
         if f.storage in WHOLE:
-            return f"load_{f.access}(data, at_{f.name})"
+            return f"load_{f.storage}(data, at_{f.name})"
         return f"f64(load_{f.storage}(data, at_{f.name}))"
 
     def unpack_kept(self) -> None:
@@ -309,7 +309,7 @@ class Decoder(Pouring):
             return f"i_of_u(q_{f.name}[{i}])"
         index = f"o + {i}" if f.shape == "n" else i
         if f.storage in WHOLE:
-            return f"i32(load_{f.access}(data, at_{f.name} + {f.item_bits // 8} * ({index})))"
+            return f"i32(load_{f.storage}(data, at_{f.name} + {f.item_bits // 8} * ({index})))"
         return f"load_{f.storage}(data, at_{f.name} + {f.item_bits // 8} * ({index}))"
 
     def check(self) -> str:

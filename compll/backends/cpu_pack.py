@@ -126,7 +126,7 @@ class Packing(Reducing):
 
     def store(self, f: Field, at: str, value: str, expr: Expr, array: str = "out") -> str:
         if f.storage in WHOLE:
-            return f"store_{f.access}({array}, {at}, i64({value}))"
+            return f"store_{f.storage}({array}, {at}, i64({value}))"
         if expr.type.dtype != "float":
             value = f"f_of_{'i' if expr.type.dtype == 'int' else 'b'}({value})"
         return f"store_{f.storage}({array}, {at}, {value})"
@@ -144,7 +144,7 @@ class Packing(Reducing):
             self.add(f"store_table(out, at_{f.name}, {value})")
             return
         text = f"i64({value})" if f.storage in WHOLE else f"f32({value})"
-        self.add(f"store_{f.access}(out, at_{f.name}, {text})")
+        self.add(f"store_{f.storage}(out, at_{f.name}, {text})")
 
 
 def uses_code(expr: Expr, field: str) -> bool:

@@ -70,11 +70,11 @@ class Decoder(Values):
                 self.declare(e, "double", "s", f"(double)({self.arithmetic(e)})")
                 continue
             f = self.fields[str(e.value)]
-            self.declare(e, "double", "s", f"(double)load_{f.access}(data + at_{f.name})")
+            self.declare(e, "double", "s", f"(double)load_{f.storage}(data + at_{f.name})")
 
     def field_value(self, expr: Expr) -> str:
         f = self.fields[str(expr.value)]
-        return f"load_{f.access}<{self.ready}>(data + at_{f.name} + t * {f.item_bits // 8})"
+        return f"load_{f.storage}<{self.ready}>(data + at_{f.name} + t * {f.item_bits // 8})"
 
     def table(self, expr: Expr) -> str:
         return f"data + at_{expr.value}, {expr.type.of}"

@@ -151,7 +151,7 @@ class Encoder(Sinks):
         assert sink.field is not None
         f = sink.field
         cast = "i64" if f.storage in WHOLE else "float"
-        self.add(f"store_{f.access}(out + at_{f.name}, ({cast})({value}));")
+        self.add(f"store_{f.storage}(out + at_{f.name}, ({cast})({value}));")
 
     def end(self) -> None:
         """The status byte; the flag is cleared for the next call."""

@@ -153,7 +153,7 @@ class KeptFields(Hits):
             if f.storage in BITS and sink.expr.type.dtype != "float":
                 value = f"(float)({value})"
             cast = "(i64)" if f.storage in WHOLE else ""
-            self.add(f"store_{f.access}({to}, {cast}({value}));")
+            self.add(f"store_{f.storage}({to}, {cast}({value}));")
 
     def kept_codes(self, f: Field, expr: Expr) -> None:
         """A byte of codes a thread: the first of its codes decides which thread that is."""

@@ -8,7 +8,7 @@ from compll.backends.cuda_reads import Bytes
 from compll.backends.cuda_spectra import Spectra
 from compll.backends.cuda_steps import DTYPES
 from compll.backends.cuda_text import code
-from compll.ir import Expr, Field, Type, walk
+from compll.ir import WHOLE, Expr, Field, Type, walk
 from compll.layout import TILE
 
 PACK = 8  # tiles of codes that a block packs
@@ -65,8 +65,8 @@ class Outputs(Spectra):
         if f.storage == "uint":
             return f"{begin}[{item}] = (u8){self.code(f, value)}"
         to = f"{begin} + {f.item_bits // 8} * ({item})"
-        kind = "i64" if f.access.startswith("uint") else "float"
-        return f"store_{f.access}({to}, ({kind})({value}))"
+        kind = "i64" if f.storage in WHOLE else "float"
+        return f"store_{f.storage}({to}, ({kind})({value}))"
 
     def code(self, f: Field, value: str) -> str:
         assert f.expr is not None

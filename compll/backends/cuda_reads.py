@@ -8,7 +8,7 @@ from compll.backends.cuda_domains import Domain, Memory
 from compll.backends.cuda_elements import ALONE, Elements, Place
 from compll.backends.cuda_halves import Kept
 from compll.backends.cuda_text import C_TYPE
-from compll.ir import Expr, Field
+from compll.ir import WHOLE, Expr, Field
 from compll.program import Unsupported
 
 
@@ -90,13 +90,13 @@ class Reads(Elements):
             count = "n" if f.shape == "n" else self.count(Domain("kept", f.of))
             return f"(i32)code_in<{f.bits}>({begin}, {count}, {item})"
         self.check_storage(f)
-        cast = "(i32)" if f.access.startswith("uint") else ""
-        return f"{cast}load_{f.access}({begin} + {f.item_bits // 8} * ({item}))"
+        cast = "(i32)" if f.storage in WHOLE else ""
+        return f"{cast}load_{f.storage}({begin} + {f.item_bits // 8} * ({item}))"
 
     def check_storage(self, f: Field) -> None:
         """Raise Unsupported for fields that these kernels cannot access."""
         codes = f.storage == "uint" and (f.shape == "n" or f.shape == "kept" or f.bits == 8)
-        known = f.access in ("float32", "float16", "bfloat16", "uint32", "uint16")
+        known = f.storage in ("float32", "float16", "bfloat16", *WHOLE)
         if f.shape not in ("n", "kept", "matrix", "scalar") or not (codes or known):
             raise Unsupported(f"{f.storage} in {ALONE}", f.name)
 

@@ -245,5 +245,5 @@ class Scattering(Lengthening):
             size = f"({left} < {self.tile} ? (int){left} : {self.tile})"
             return f"(i32)code_at<{f.bits}>(data + at_{f.name} + {tile}, {size}, (int)(j % {self.tile}))"
         if f.storage in WHOLE:
-            return f"(i32)load_{f.access}(data + at_{f.name} + {f.item_bits // 8} * j)"
+            return f"(i32)load_{f.storage}(data + at_{f.name} + {f.item_bits // 8} * j)"
         return f"load_{f.storage}(data + at_{f.name} + {f.item_bits // 8} * j)"

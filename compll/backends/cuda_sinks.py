@@ -34,7 +34,7 @@ class Sinks(Quotients):
                 value = f"(float)({value})"
             cast = "(i64)" if f.storage in WHOLE else ""
             at = f"out + at_{f.name} + t * {f.item_bits // 8}"
-            self.add(f"if (m && u == 0) store_{f.access}<READY>({at}, {cast}({value}));")
+            self.add(f"if (m && u == 0) store_{f.storage}<READY>({at}, {cast}({value}));")
             return
         self.prepare_groups(sink.expr)
         if f.packed:

@@ -136,4 +136,4 @@ class Spreading(Scattering):
             how = "trit_at" if f.trits else f"code_at<{f.bits}>"
             return f"(i32){how}(data + at_{f.name} + t * {f.packed_bytes(self.tile)}, m, l)"
         cast = "(i32)" if expr.type.dtype == "int" else ""
-        return f"{cast}load_{f.access}(data + at_{f.name} + {f.item_bits // 8} * i)"
+        return f"{cast}load_{f.storage}(data + at_{f.name} + {f.item_bits // 8} * i)"

@@ -21,7 +21,7 @@ WRITE: dict[str, Callable[[Any, int], U8]] = {
     "golomb": bitstreams.encode_golomb,
     "elias": bitstreams.encode_elias,
 }
-_UNSIGNED = {"uint32": "<u4", "uint16": "<u2"}
+_WHOLE = {"int32": "<i4", "uint32": "<u4", "uint16": "<u2"}
 READ = {
     "gaps": numbers.decode_gaps,
     "golomb": bitstreams.decode_golomb,
@@ -56,7 +56,7 @@ def stored(field: Field, value: Any, tile: int, n: int) -> U8:
     elif field.storage == "bfloat16":
         data = numbers.bfloat16_bits(values.astype(np.float32)).astype("<u2")
     else:
-        data = values.astype(np.float64).astype(np.int64).astype(_UNSIGNED[field.access])
+        data = values.astype(np.float64).astype(np.int64).astype(_WHOLE[field.storage])
     return np.ascontiguousarray(data).view(np.uint8)
 
 
@@ -123,7 +123,7 @@ def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     elif field.storage == "bfloat16":
         values = numbers.from_bfloat16(raw.view("<u2"))
     else:
-        values = raw.view(_UNSIGNED[field.access]).astype(np.int64)
+        values = raw.view(_WHOLE[field.storage]).astype(np.int64)
     if field.shape == "matrix":
         return values.reshape(rows, cols)
     return values[0] if field.shape == "scalar" else values
