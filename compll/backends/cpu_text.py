@@ -46,8 +46,10 @@ TENSOR = {
     "isfinite": "np.isfinite({})", "isnan": "np.isnan({})", "float": "f64({})", "int": "np.int64({})",
     "float16": "f64(float16(f32({})))", "bfloat16": "f64(bfloat16(f32({})))",
     "bfloat16_up": "f64(bfloat16_up(f32({})))", "float32": "f64(f32({}))", "trunc": "np.int64({})",
-    "bitand": "({} & {})", "bitor": "({} | {})", "bitxor": "({} ^ {})", "shl": "({} << {})",
-    "shr": "({} >> {})", "lift": "{}", "exponent": "i64(exponent(f32({})))",
+    "bitand": "(i64({}) & i64({}))", "bitor": "(i64({}) | i64({}))", "bitxor": "(i64({}) ^ i64({}))",
+    "shl": "(i64({0}) << i64({1}) if 0 <= {1} < 64 else i64(0))",
+    "shr": "(i64({0}) >> (i64({1}) if 0 <= {1} < 64 else i64(63)))",
+    "lift": "{}", "exponent": "i64(exponent(f32({})))",
     "exp2": "f64(power_of_two(i32(min(max({}, -127), 128))))",
     "gamma_above": "gamma_above(f64({}), f64({}))",
 }  # fmt: skip
