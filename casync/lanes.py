@@ -222,10 +222,13 @@ class Communication:
         try:
             if self._owner.delay is not None:
                 self._owner.delay(f"post {task.text()}")
-            handle = self._posted(job, index, task)
+            self._await(job, index, self._posted(job, index, task), begin)
         except Exception as error:
             self._owner.fail(job, index, error)
-            return
+
+    def _await(self, job: Job, index: int, handle: Handle, begin: float) -> None:
+        """Give it to its waiter: a thread, which an interpreter that is ending does not start."""
+        task = job.tasks[index]
         if not isinstance(task, Send):
             self._waiter(_lane(task)).put(((job, index, handle, begin),))
             return

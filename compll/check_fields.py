@@ -6,11 +6,15 @@ from collections.abc import Mapping
 
 from compll import check_arrays, matrices
 from compll.check_exprs import Expressions
+from compll.check_spread import values
 from compll.errors import Problems, RuleError, Span, closest, nearest
 from compll.ir import HALVES, PACKED, POSITIONS, WHOLE, Expr, Field, Type
 from compll.rules import Rules
 from compll.spec import Declared
 from compll.syntax import Name, names
+
+#: what fields of whole numbers hold
+RANGES = {"int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1), "uint16": (0, 2**16 - 1)}
 
 
 class Declarations(Expressions):
@@ -128,11 +132,23 @@ class Declarations(Expressions):
         if storage in ("trit", "runs") and not self.trits_fit(item, storage, shape):
             return None
         expr = self.rules.lift(expr, shape, of)
-        if storage == "uint16":
-            expr = self.rules.whole_number(expr, 0, (1 << 16) - 1)
+        if storage in WHOLE and expr.op != "indices":
+            expr = self.whole(expr, storage)
         if storage in ("trit", "runs"):
             expr = self.rules.trit(expr)
         return Field(item.name, storage, bits, shape, of, expr)
+
+    def whole(self, expr: Expr, storage: str) -> Expr:
+        """What a type of whole numbers holds of an expression, so that feedback knows it."""
+        low, high = RANGES[storage]
+        if storage == "uint16" or expr.type.shape == "scalar":
+            return self.rules.whole_number(expr, low, high)
+        expr = self.rules.whole_element(expr)  # an int32, which is why uint32 has half its range
+        return (
+            expr
+            if values(expr)[0] >= low
+            else self.rules.arithmetic("max", (expr, self.pool.const(low)))
+        )
 
     def trits_fit(self, item: Declared, storage: str, shape: str) -> bool:
         """Trits are of all elements, and runs come after everything else."""

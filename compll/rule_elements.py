@@ -77,6 +77,12 @@ class ElementRules(Conversions):
             return inside
         return self.pool.make("trunc", (inside,), Type("int", inside.type.shape, inside.type.of))
 
+    def whole_element(self, x: Expr) -> Expr:
+        """x as int32: truncated to the nearest that float32 can tell; NaN becomes 0."""
+        if x.type.dtype != "float":
+            return x
+        return self.pool.make("trunc", (x,), Type("int", x.type.shape, x.type.of))
+
     def trit(self, x: Expr) -> Expr:
         """x, over elements, as 0, 1 or 2: truncated; NaN becomes 0."""
         return self.pool.make("trit", (self.number(x, "float"),), Type("int", "n"))

@@ -49,3 +49,37 @@ def test_bits_of_one_number(expression, tmp_path):
     for top in (0.01, 5.0):
         x = np.array([0, top], np.float32)
         np.testing.assert_array_equal(cpu.encode(x), reference.encode(x))
+
+
+HELD = """name: held
+encode:
+  k: EXPRESSION
+  z: g
+payload: {k: "TYPE", z: "float32[n]"}
+decode: k + 0 * z
+feedback: error
+"""
+ELEMENTS = ("where(g < 0, -5, 7)", "g * 1e10", "exponent(g) - 3", "g > 0", "where(g < 0, 0 / 0, g)")
+NUMBERS = ("floor(sum(g) - 100)", "sum(abs(g)) * 1e9", "count(g > 0) - 5", "-1e30 * max(g)")
+
+
+@pytest.mark.parametrize("storage", ["int32", "uint32", "uint16"])
+@pytest.mark.parametrize("expression", [*ELEMENTS, *NUMBERS])
+def test_feedback_knows_what_is_held(expression, storage, tmp_path):
+    """Beyond a type's range numbers wrapped around in the payload, but not in the residual."""
+    text = HELD.replace("EXPRESSION", expression)
+    text = text.replace("TYPE", f"{storage}[n]" if expression in ELEMENTS else storage)
+    path = tmp_path / "held.yaml"
+    path.write_text(text)
+    x = np.array([-1, 2, -3, 4, 0.5, 0], np.float32)
+    low, high = {"int32": (-(2**31), 2**31), "uint32": (0, 2**32), "uint16": (0, 2**16 - 1)}[
+        storage
+    ]
+    for target in ("reference", "cpu"):
+        codec = compll.compile(path, target)
+        state = codec.init_state(len(x))
+        y = codec.decode(codec.encode(x, state=state), len(x))
+        np.testing.assert_array_equal(state["residual"], x - y)
+        assert (y >= low).all()
+        assert (y <= high).all()
+    pieces_equal(text, tmp_path, np.random.default_rng(1).standard_normal, lengths=(6, 1, 40))
