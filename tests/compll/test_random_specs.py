@@ -1,0 +1,69 @@
+"""Specs at random: kernels give the payloads, values and states of the reference.
+
+COMPLL_SPECS=200 tries so many, of which a minute takes about ten.
+"""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+import compll
+from compll.errors import SpecError
+from tests.compll import random_specs
+from tests.compll.cuda_host.pieces import pieces_equal
+
+SEEDS = range(int(os.environ.get("COMPLL_SPECS", "4")))
+
+
+def valid(seed, folder):
+    """The text of a spec that the reference compiles: most are."""
+    source = random.Random(seed)
+    while True:
+        text = random_specs.spec(source)
+        path = folder / "spec.yaml"
+        path.write_text(text)
+        try:
+            compll.compile(path, "reference")
+        except SpecError:
+            continue
+        return text, path
+
+
+def gradient(rng, n):
+    """With zeros of both signs, denormals and ties."""
+    x = rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3)
+    kind = rng.random(n)
+    for value, most in ((0.0, 0.15), (-0.0, 0.2), (1e-41, 0.22), (np.round(x), 0.25)):
+        x = np.where((kind < most) & (kind >= most - 0.05), value, x)
+    return x.astype(np.float32)
+
+
+def told(payload, decoded):
+    """The payload, unless it is of what is not finite: a NaN may have either sign."""
+    return payload.tobytes() if np.isfinite(decoded).all() else None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_on_the_cpu(seed, tmp_path, rng):
+    text, path = valid(seed, tmp_path)
+    codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
+    for n in (0, 1, 7, 33, 1025, 4099):
+        states = [codec.init_state(n) for codec in codecs]
+        for step in range(3):
+            x, found = gradient(rng, n), []
+            for codec, state in zip(codecs, states, strict=True):
+                payload = codec.encode(x, state=state or None, seed=3, step=step)
+                found.append((payload, codec.decode(payload, n)))
+            (ours, y), (theirs, z) = found
+            np.testing.assert_array_equal(y, z, err_msg=text)
+            assert told(ours, y) == told(theirs, z), (n, step, text)
+            for name in states[0]:
+                np.testing.assert_array_equal(states[0][name], states[1][name], err_msg=text)
+
+
+@pytest.mark.parametrize("seed", [1000 + seed for seed in SEEDS])
+def test_on_the_device(seed, tmp_path, rng):
+    text, _ = valid(seed, tmp_path)
+    pieces_equal(text, tmp_path, lambda n: gradient(rng, n))
