@@ -20,7 +20,7 @@ from compll.backends.cpu_declare import Declared, declared
 from compll.backends.cpu_native import Stored, packed, unpacked
 
 #: characters of source below which Python's start takes as long as what it spares
-LEAST = 8000
+LEAST = 5000
 #: seconds for which the other process is waited for, once this one is done
 PATIENCE = 60.0
 PROGRAM = "import sys; from compll.backends.cpu_apart import main; main(*sys.argv[1:])"
