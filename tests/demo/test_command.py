@@ -92,20 +92,30 @@ def test_the_help_shows_all_default_methods(columns, monkeypatch):
     assert "…" not in shown
 
 
+@pytest.fixture
+def handled():
+    """Handle a signal somehow, until the test ends; the tests themselves may run under nohup."""
+    before = {}
+
+    def handle(number, how):
+        before[number] = signal.signal(number, how)
+
+    yield handle
+    for number, how in before.items():
+        signal.signal(number, how)
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_request_to_end_and_a_closed_terminal_leave_in_order(name):
+def test_a_request_to_end_and_a_closed_terminal_leave_in_order(name, handled):
     number = getattr(signal, name)
-    before = signal.getsignal(number)
+    handled(number, signal.SIG_DFL)
     with pytest.raises(typer.Exit) as left, command._orderly_end():
         signal.raise_signal(number)
     assert left.value.exit_code == 128 + number
-    assert signal.getsignal(number) == before
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
-def test_nohup_is_heeded(monkeypatch):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with command._orderly_end():
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_nohup_is_heeded(handled):
+    handled(signal.SIGHUP, signal.SIG_IGN)
+    with command._orderly_end():
+        signal.raise_signal(signal.SIGHUP)
