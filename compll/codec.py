@@ -79,6 +79,22 @@ class Codec:
         """Itself, as a deep copy is."""
         return self
 
+    def prepare(self) -> None:
+        """Compile what is else compiled by the first call that needs it: to encode at an
+        aggregator, with `incoming` payloads or, where signs vote, without states."""
+        x = self.arrays.zeros(1, "float32")
+        if self.fuses:
+            payload = self.encode(x, state=self.init_state(1) or None)
+            table, at, used = (
+                np.array([[0, 1, 0, 0, 0]]),
+                np.zeros(1, np.int64),
+                np.array([len(payload)]),
+            )
+            state, out = self.init_state(1) or None, self.arrays.zeros(len(payload), "uint8")
+            self.encode_batch(x, table, out, at, state=state, incoming=Incoming(payload, at, used))
+        if self.vote and self.stateful:
+            self.encode(x)
+
     def payload_bytes(self, n: int) -> int:
         """The most bytes that the payload of n elements takes; known before any data."""
         return self._given.payload_bytes(n)

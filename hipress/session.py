@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from casync import strategies
 from hipress import agree, planner
 from hipress.agree import Meeting
 from hipress.codecs import parameters, resolve, strategy_for
@@ -102,6 +103,7 @@ def prepare(
     meeting.settle(facts)
     try:
         session = _plan(params, codecs, options, home, meeting)
+        _compile(session.plan)
     except Exception as error:
         meeting.fail(error)
         raise
@@ -217,6 +219,15 @@ def _plan(
         plan = planner.fixed_plan(params, codec, options, ranks)
         return Session(params, options, plan, home, meeting)
     return _auto(params, codecs, options, home, meeting)
+
+
+def _compile(plan: Plan) -> None:
+    """What aggregators need is compiled now, not in the first step, where other ranks wait."""
+    for key, strategy in {(d.codec, d.strategy) for d in plan.decisions}:
+        if key is not None and strategies.load(strategy).SPREADS:
+            compile_ = getattr(plan.codecs[key], "prepare", None)  # codecs of others have none
+            if compile_ is not None:
+                compile_()
 
 
 def _auto(

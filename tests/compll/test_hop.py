@@ -73,3 +73,11 @@ def test_a_wrong_length_is_refused():
         codec.encode_batch(
             np.zeros(100, np.float32), table, out, at, incoming=Incoming(out, at, np.array([3]))
         )
+
+
+@pytest.mark.parametrize("name", ["signsgd", "int4_group"])
+def test_what_aggregators_need_can_be_compiled_ahead(name):
+    codec = compll.compile(name)
+    codec.prepare()
+    assert (codec.backend.hop_kernels is not None) == codec.fuses
+    assert codec.fuses == (name == "signsgd")

@@ -9,7 +9,7 @@ import torch
 
 import compll
 from casync.cost import CodecCost, Costs, Line, fit, predict
-from hipress import options
+from hipress import options, session
 from hipress.automatic import auto_plan
 from hipress.errors import ConfigError
 from hipress.model import describe
@@ -184,3 +184,11 @@ def test_a_model_without_eligible_tensors_is_told_why():
     assert made.why.startswith("no tensor is eligible for 'sparse_fake': ")
     assert "type complex64 (1)" in made.why
     assert "fewer than 1024 elements (1)" in made.why
+
+
+@pytest.mark.parametrize(("strategy", "ahead"), [("ps", 1), ("ring", 1), ("allgather", 0)])
+def test_what_aggregators_need_is_compiled_ahead(params, monkeypatch, strategy, ahead):
+    codec, prepared = compll.compile("int8_group", "reference"), []
+    monkeypatch.setattr(codec, "prepare", lambda: prepared.append(1), raising=False)
+    session._compile(fixed_plan(params, codec, options.Options(strategy=strategy), 2))
+    assert len(prepared) == ahead
