@@ -92,7 +92,7 @@ class Codec:
             )
             state, out = self.init_state(1) or None, self.arrays.zeros(len(payload), "uint8")
             self.encode_batch(x, table, out, at, state=state, incoming=Incoming(payload, at, used))
-        if self.vote and self.stateful:
+        elif self.vote and self.stateful:
             self.encode(x)
 
     def payload_bytes(self, n: int) -> int:

@@ -14,7 +14,7 @@ from compll.backends import cpu, cpu_apart, cpu_load, cpu_native, cpu_object
 from compll.backends.cpu_declare import Declared
 
 pytestmark = pytest.mark.skipif(not cpu_native.possible(), reason="numba's kernels serve here")
-#: what the second process may do instead, and whether it is then waited for
+#: what the second process may do instead
 OTHERWISE = {
     "fails": "sys.exit(3)",
     "is killed": "import os; os.kill(os.getpid(), 9)",
