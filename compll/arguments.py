@@ -143,7 +143,8 @@ class Arguments:
     def lengths(self, payload: U8, table: I64, at: I64, used: Any) -> None:
         """Where the pieces' payloads begin, and the bytes of each."""
         if not isinstance(used, np.ndarray):
-            return  # in device memory, where decode kernels look at them
+            self._lengths_there(payload, table, at, used)
+            return
         if len(used) != len(at) or (
             len(at) and (int(used.min()) < 0 or furthest(at, used) > len(payload))
         ):
@@ -154,6 +155,21 @@ class Arguments:
                     f"{self.name}: a payload of {row[LENGTH]} elements has "
                     f"{self.payload_bytes(int(row[LENGTH]))} bytes, this one {size}"
                 )
+
+    def _lengths_there(self, payload: U8, table: I64, at: I64, used: Any) -> None:
+        """For bytes used that stand in device memory: kernels look at those, but not at where the
+        array of payloads ends, so that it has room for the most there may be."""
+        if str(used.dtype) != "int64" or len(used) != len(at):
+            raise UsageError(
+                f"{self.name}: used in device memory is an int64 vector of {len(at)} elements, "
+                f"not {used.dtype} of {len(used)}"
+            )
+        sizes = map(self.payload_bytes, table[:, LENGTH].tolist())
+        if (need := max(map(operator.add, at.tolist(), sizes), default=0)) > len(payload):
+            raise PayloadError(
+                f"{self.name}: the payloads may take {need} bytes, and there are {len(payload)}; "
+                "give used in host memory where the array ends earlier"
+            )
 
     def state(self, state: State | None, table: I64) -> None:
         """The states, from init_state(n), of all pieces of a batch."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nea
 from compll.spec import Param, Spec
 
 _lock = threading.Lock()
-_compiled: dict[tuple[str, str, str], Codec] = {}
+_compiled: dict[tuple[str, str, str, object], Codec] = {}
 #: what methods are called elsewhere
 ALIASES = {
     "3lc": "threelc", "tbq": "mxnet_2bit", "2bit": "mxnet_2bit", "int4": "int4_group",
@@ -131,7 +132,8 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
 
     Parameters are numbers, truth values and texts, of Python or NumPy. Raises SpecError when the
     spec or a parameter is wrong, UsageError for an unknown backend.
-    Codecs are cached in the process, kernels also on disk.
+    Codecs are cached in the process, kernels also on disk. One for "cuda" is of the device that is
+    current when it is made.
     """
     if target not in backends():
         raise UsageError(f"no backend {target!r}: {nearest(str(target), backends())}")
@@ -145,17 +147,28 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
         target,
         # hex: Python refuses to spell integers of thousands of digits, which are told later
         repr(sorted((k, hex(v) if type(v) is int else repr(v)) for k, v in params.items())),
+        _bound(target),
     )
     with _lock:
         if key not in _compiled:
             written, (module, values) = _checked(path, params)
-            kernels = importlib.import_module(f"compll.backends.{target}").build(module, values)
+            kernels = _backend(target).build(module, values)
             _compiled[key] = codec = Codec(module, values, target, text, kernels)
             own = path.parent == specs_dir()
             codec.origin = again, (path.stem if own else str(path.absolute()), target, params)
             if open_ := shapes.open_params(written.params, params):
                 codec.shaped = _shaped(path, target, params, open_)
         return _compiled[key]
+
+
+def _backend(target: str) -> ModuleType:
+    return importlib.import_module(f"compll.backends.{target}")
+
+
+def _bound(target: str) -> object:
+    """What a backend's codecs are tied to besides the spec, such as a device."""
+    bound: Callable[[], object] | None = getattr(_backend(target), "bound", None)
+    return None if bound is None else bound()
 
 
 def again(name_or_path: str, target: str, params: Mapping[str, object], digest: str) -> Codec:

@@ -1,18 +1,22 @@
 """The CUDA backend: generated kernels on arrays in device memory.
 
 Kernels run on torch's current stream, or on CuPy's where one has been set. Nothing inside an encode
-or decode of a batch waits for the device, and after the first call with a table nothing is
-allocated, so that a call can be captured in a CUDA graph.
+or decode of a batch waits for the device, and after the first call with a table and a step's
+numbers nothing is allocated or copied from the host, so that a call can be captured in a CUDA
+graph. Where `used` in host memory varies from call to call it is copied in each: a captured decode
+takes it in device memory.
 
 Calls of one codec share scratch memory, and the array of bytes used that an encode returns is the
 codec's until the next call with its table: order them, by one stream or by events. What is kept for
-256 tables is dropped when another comes; graphs captured before must be captured anew.
+the older half of 1024 tables is dropped when another comes, and all when memory runs out or a call
+is interrupted; graphs captured before must be captured anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +24,7 @@ import numpy as np
 
 from compll.arrays import I64
 from compll.backends.cuda_arrays import ArrayKernels
-from compll.backends.cuda_device import CupyDevice, DeviceArrays
+from compll.backends.cuda_device import CupyDevice, DeviceArrays, cupy
 from compll.backends.cuda_grids import Grid, Step
 from compll.backends.cuda_launch import Device, Launching, starts
 from compll.backends.cuda_plans import Source
@@ -29,6 +33,7 @@ from compll.backends.cuda_source import Plan, hop_source, source
 from compll.backends.cuda_streams import CHUNK, GROUP
 from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 from compll.batches import Incoming
+from compll.errors import UsageError
 from compll.ir import Expr, Module
 from compll.layout import field_bytes, gap_bytes, is_fixed, limits, packed_bytes, payload_bytes
 from compll.passes import hops
@@ -74,10 +79,16 @@ class Kernels(Launching[Plan]):
     def batch(self, name: str, table: I64, at: I64) -> Batch:
         """The device side of a table, made once."""
         key = (name, table.tobytes(), at.tobytes())
-        if key not in self.batches:
-            self.make_room(self.batches)
-            self.batches[key] = self.make_batch(self.source.plans[name], table, at)
-        return self.batches[key]
+        make = partial(self.make_batch, self.source.plans[name], table, at)
+        return self.kept(self.batches, key, make)
+
+    def forget(self) -> None:
+        """What is kept for tables, also by the kernels that decode, add and encode."""
+        super().forget()
+        self.batches.clear()
+        self.states.clear()
+        if self.hop_kernels is not None:
+            self.hop_kernels.forget()
 
     def make_batch(self, plan: Plan, table: I64, at: I64) -> Batch:
         lengths = table[:, 1].tolist()
@@ -211,15 +222,15 @@ class Kernels(Launching[Plan]):
         key, table = table.tobytes(), table.copy()
         table[:, 4] = np.cumsum(table[:, 1]) - table[:, 1]
         size = {True: int(table[:, 1].sum()), False: int(table[:, 2].max(initial=0)) + 1}
-        if key not in self.states:
-            self.make_room(self.states)
-            zeros = self.device.zeros
-            self.states[key] = {
-                s.name: zeros(size[s.shape == "n"], s.dtype) for s in self.module.states
-            }
-        for held in self.states[key].values():
+
+        def zeros() -> dict[str, Any]:
+            make = self.device.zeros
+            return {s.name: make(size[s.shape == "n"], s.dtype) for s in self.module.states}
+
+        states = self.kept(self.states, key, zeros)
+        for held in states.values():
             held[:] = 0
-        return self.states[key], table
+        return states, table
 
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool
@@ -238,11 +249,12 @@ class Kernels(Launching[Plan]):
 
     def run(self, plan: Plan, batch: Batch, args: tuple[Any, ...], gradient: str) -> None:
         """Launch the steps of a plan; neighbours that repeat do so together."""
-        for expr, group in groupby(plan.steps, key=lambda s: s.repeat):
-            steps = list(group)
-            for _ in range(1 if expr is None else batch.repeats[expr]):
-                for step in steps:
-                    self.launch(step, batch, args, gradient)
+        with self.whole():
+            for expr, group in groupby(plan.steps, key=lambda s: s.repeat):
+                steps = list(group)
+                for _ in range(1 if expr is None else batch.repeats[expr]):
+                    for step in steps:
+                        self.launch(step, batch, args, gradient)
 
     def launch(self, step: Step, batch: Batch, args: tuple[Any, ...], gradient: str) -> None:
         blocks = batch.pieces if step.grid < 0 else batch.blocks[step.grid]
@@ -264,3 +276,11 @@ def kernels(
 def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
     """The backend's entry point. Raises SpecError, or UsageError without CuPy or a device."""
     return kernels(module, params, CupyDevice, source(module))
+
+
+def bound() -> int | None:
+    """What a codec is tied to besides its spec: the current device, where there is one."""
+    try:
+        return int(cupy().cuda.runtime.getDevice())
+    except UsageError:
+        return None  # which building a codec tells

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from compll.arrays import I64
 from compll.backends.cuda_device import DeviceArrays
 from compll.backends.cuda_domains import ArrayPlan, Domain
-from compll.backends.cuda_launch import Device, Launching, starts
+from compll.backends.cuda_launch import KEPT, Device, Launching, starts
 from compll.backends.cuda_plans import Source
 from compll.batches import Incoming
 from compll.errors import UsageError
@@ -57,11 +58,18 @@ class ArrayKernels(Launching[ArrayPlan]):
     def batch(self, name: str, table: I64) -> Batch:
         """The device side of a table, made once."""
         key = (name, table.tobytes())
-        if key not in self.batches:
-            if self.make_room(self.batches):
-                self.scratch.clear()
-            self.batches[key] = self.make_batch(self.source.plans[name], table)
-        return self.batches[key]
+        make = partial(self.make_batch, self.source.plans[name], table)
+        found = self.kept(self.batches, key, make)
+        if len(self.scratch) > KEPT:
+            used = {table for _, table in self.batches}
+            self.scratch = {table: s for table, s in self.scratch.items() if table in used}
+        return found
+
+    def forget(self) -> None:
+        """What is kept for tables."""
+        super().forget()
+        self.batches.clear()
+        self.scratch.clear()
 
     def make_batch(self, plan: ArrayPlan, table: I64) -> Batch:
         lengths = table[:, 1].tolist()
@@ -122,10 +130,11 @@ class ArrayKernels(Launching[ArrayPlan]):
             *b.args, self.statics(name, b.lengths, step), np.uint64(seed & (2**64 - 1)),
             np.uint64(step & (2**64 - 1)), self.tick, *given, *b.scratch,
         )  # fmt: skip
-        for one in plan.steps:
-            blocks = len(b.lengths) if one.grid < 0 else b.blocks[one.grid]
-            if blocks:
-                self.device.launch(gradient, one.kernel, blocks, one.threads, args)
+        with self.whole():
+            for one in plan.steps:
+                blocks = len(b.lengths) if one.grid < 0 else b.blocks[one.grid]
+                if blocks:
+                    self.device.launch(gradient, one.kernel, blocks, one.threads, args)
 
     def states(self, name: str, state: Mapping[str, Any] | None, table: I64) -> tuple[Any, ...]:
         """The states that a plan is given."""

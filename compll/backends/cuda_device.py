@@ -48,18 +48,32 @@ class CupyDevice:
         self.modules: dict[str, Any] = {}
 
     def upload(self, values: NDArray[Any]) -> Any:
-        """A copy in device memory. Raises UsageError where another device is the current one."""
+        """A copy in device memory. Raises UsageError where another device is the current one, or a
+        CUDA graph is captured."""
         self.check_device()
+        self.check_capture()
         return self.cupy.asarray(values)
 
     def zeros(self, count: int, dtype: str) -> Any:
         """Zeros in device memory. Raises UsageError, as upload."""
         self.check_device()
+        self.check_capture()
         return self.cupy.zeros(count, dtype)
 
     def settle(self) -> None:
-        """Wait until nothing runs on the device."""
+        """Wait until nothing runs on the device. Raises UsageError where a graph is captured."""
+        self.check_capture()
         self.cupy.cuda.Device().synchronize()
+
+    def check_capture(self) -> None:
+        """Raise UsageError where the current stream is captured in a CUDA graph, which copies from
+        the host, allocations and waits would spoil."""
+        if self.cupy.cuda.get_current_stream().is_capturing():
+            raise UsageError(
+                "a CUDA graph is being captured, and this call needs memory or numbers that the "
+                "device does not have yet: make the same call once before the capture, with the "
+                "same table and step; bytes used that are given stand in device memory"
+            )
 
     def check_device(self) -> None:
         """Raise UsageError where another device has become the current one."""
@@ -103,7 +117,7 @@ class CupyDevice:
                 path = kept(self.source.full(gradient), capability)
                 self.modules[gradient] = self.cupy.RawModule(path=str(path))
             return self.modules[gradient].get_function(kernel)
-        except RuntimeError as why:
+        except (RuntimeError, ImportError) as why:  # the latter without NVRTC's library
             raise UsageError(f"device of compute capability {capability}: {why}") from why
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,9 @@ from compll.errors import PayloadError, UsageError
 from compll.ir import Module
 from compll.static import Number, evaluate
 
-KEPT_BATCHES = 256
+#: tables, and numbers, whose device side is kept; more than those of the layers of a large model
+KEPT = 1024
+T = TypeVar("T")
 #: by the bits that decode kernels set
 REASONS = {
     1: "a payload's length does not fit its header",
@@ -27,13 +30,13 @@ class Device(Protocol):
     """What runs kernels: CuPy, or the test-only shim on the CPU."""
 
     def upload(self, values: NDArray[Any]) -> Any:
-        """A copy in device memory."""
+        """A copy in device memory. Raises UsageError where a CUDA graph is captured."""
 
     def zeros(self, count: int, dtype: str) -> Any:
-        """Zeros in device memory."""
+        """Zeros in device memory. Raises UsageError, as upload; MemoryError."""
 
     def settle(self) -> None:
-        """Wait until nothing runs on the device."""
+        """Wait until nothing runs on the device. Raises UsageError, as upload."""
 
     def download(self, array: Any) -> NDArray[Any]:
         """A copy in host memory; waits."""
@@ -82,7 +85,7 @@ class Launching(Generic[P]):
                 for n in lengths
                 for e in plan.statics
             ]
-            if len(self.evaluated) >= KEPT_BATCHES:
+            if len(self.evaluated) >= KEPT:
                 self.evaluated.clear()
             known = self.evaluated[name, lengths] = (step, np.array(rows, np.float64))
         return self.place(known[1], np.float64)
@@ -91,18 +94,40 @@ class Launching(Generic[P]):
         """Numbers in device memory; uploaded once."""
         numbers = np.ascontiguousarray(numbers, dtype)
         key = (numbers.dtype.str, numbers.tobytes())
-        if key not in self.placed:
-            self.make_room(self.placed)
-            self.placed[key] = self.device.upload(numbers)
-        return self.placed[key]
+        return self.kept(self.placed, key, lambda: self.device.upload(numbers))
 
-    def make_room(self, cache: dict[Any, Any]) -> bool:
-        """Empty a cache that has become full, when nothing on the device uses it; whether it had."""
-        full = len(cache) >= KEPT_BATCHES
-        if full:
-            self.device.settle()
-            cache.clear()
-        return full
+    def kept(self, cache: dict[Any, T], key: object, make: Callable[[], T]) -> T:
+        """What a cache has for a key, made if need be.
+
+        The older half of a full cache is dropped, and all that is kept where memory runs out: when
+        nothing on the device uses them.
+        """
+        if key not in cache:
+            if len(cache) >= KEPT:
+                self.device.settle()
+                for old in list(cache)[: KEPT // 2]:
+                    del cache[old]
+            try:
+                made = make()
+            except MemoryError:
+                self.device.settle()
+                self.forget()
+                made = make()
+            cache[key] = made
+        return cache[key]
+
+    def forget(self) -> None:
+        """Drop what is kept for tables; subclasses have more."""
+        self.placed.clear()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Around a plan's launches: scratch is as the next call needs it after all of them only."""
+        try:
+            yield
+        except BaseException:
+            self.forget()
+            raise
 
     def refuse_shared(self, table: I64) -> None:
         """Pieces run at the same time, so no two of them may update the state of one tensor."""
