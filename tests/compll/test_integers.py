@@ -6,23 +6,25 @@ import pytest
 import compll
 from tests.compll.cuda_host.pieces import pieces_equal
 
+#: the same number, or numbers, as every type
+STORAGES = {"a": "int32", "b": "uint32", "c": "uint16"}
 SPEC = """name: integers
 GROUP
 encode:
   e: exponent(max(abs(g)))
   k: where(g < 0, 3, 7)
-payload: {e: int32, k: "TYPE[n]"}
-decode: exp2(e) * (k - 5) + (e if e < 0 else 0)
+  a: k
+  b: k + 1
+  c: k + 2
+payload: {e: int32, a: "int32[n]", b: "uint32[n]", c: "uint16[n]"}
+decode: exp2(e) * (a - 5) * (b - 6) * (c - 7) + where(e < 0, e, 0)
 """
 
 
 @pytest.mark.parametrize("group", ["", "group: 32"])
-@pytest.mark.parametrize("storage", ["int32", "uint32", "uint16"])
-def test_numbers_below_zero_arrive(storage, group, tmp_path, rng):
+def test_numbers_below_zero_arrive(group, tmp_path, rng):
     """One number of the tensor, or of a group, was read as if it had no sign."""
-    text = SPEC.replace("GROUP", group).replace("TYPE", storage)
-    if group:
-        text = text.replace(" + (e if e < 0 else 0)", " + where(e < 0, e, 0)")
+    text = SPEC.replace("GROUP", group)
     path = tmp_path / "integers.yaml"
     path.write_text(text)
     x = np.float32(1e-3) * rng.standard_normal(1000).astype(np.float32)
@@ -31,20 +33,23 @@ def test_numbers_below_zero_arrive(storage, group, tmp_path, rng):
         y = codec.decode(codec.encode(x), len(x))
         groups = np.split(x, range(32, len(x), 32)) if group else [x]
         e = np.concatenate([0 * a + np.floor(np.log2(np.abs(a).max())) for a in groups])
-        np.testing.assert_array_equal(y, np.exp2(e) * np.where(x < 0, -2, 2) + np.minimum(e, 0))
+        np.testing.assert_array_equal(y, np.exp2(e) * np.where(x < 0, -8, 8) + np.minimum(e, 0))
     pieces_equal(text, tmp_path, lambda n: 1e-3 * rng.standard_normal(n))
 
 
-@pytest.mark.parametrize(
-    "expression",
-    ["e >> 1", "e & 255", "-e ^ 3", "(e | 6) << 2", "e << e", "e >> e", "e << 99", "e >> (n + 63)"],
-)
-def test_bits_of_one_number(expression, tmp_path):
+BITS = ("e >> 1", "e & 255", "-e ^ 3", "(e | 6) << 2", "e << e", "e >> e", "e << 99",
+        "e >> (n + 63)")  # fmt: skip
+
+
+def test_bits_of_one_number(tmp_path):
     """Constants reach kernels as floats, which have no bits."""
     path = tmp_path / "bits.yaml"
-    text = "name: bits\nencode:\n  e: exponent(max(abs(g)))\n  y: EXPRESSION\n"
-    text += 'payload: {y: float32, g: "uint1[n]"}\ndecode: y + 0 * g\n'
-    path.write_text(text.replace("EXPRESSION", expression))
+    names = [f"y{number}" for number in range(len(BITS))]
+    lines = [f"  {name}: {bits}" for name, bits in zip(names, BITS, strict=True)]
+    fields = ", ".join(f"{name}: float32" for name in names)
+    text = "\n".join(["name: bits", "encode:", "  e: exponent(max(abs(g)))", *lines])
+    text += f'\npayload: {{{fields}, g: "uint1[n]"}}\ndecode: {" + ".join(names)} + 0 * g\n'
+    path.write_text(text)
     cpu, reference = (compll.compile(path, target) for target in ("cpu", "reference"))
     for top in (0.01, 5.0):
         x = np.array([0, top], np.float32)
@@ -53,33 +58,50 @@ def test_bits_of_one_number(expression, tmp_path):
 
 HELD = """name: held
 encode:
-  k: EXPRESSION
+  v: EXPRESSION
+  a: v
+  b: v
+  c: v
   z: g
-payload: {k: "TYPE", z: "float32[n]"}
-decode: k + 0 * z
+payload: {a: "int32SHAPE", b: "uint32SHAPE", c: "uint16SHAPE", z: "float32[n]"}
+decode: DECODED + 0 * z
 feedback: error
 """
 ELEMENTS = ("where(g < 0, -5, 7)", "g * 1e10", "exponent(g) - 3", "g > 0", "where(g < 0, 0 / 0, g)")
 NUMBERS = ("floor(sum(g) - 100)", "sum(abs(g)) * 1e9", "count(g > 0) - 5", "-1e30 * max(g)")
+RANGES = {"int32": (-(2**31), 2**31), "uint32": (0, 2**32), "uint16": (0, 2**16 - 1)}
 
 
-@pytest.mark.parametrize("storage", ["int32", "uint32", "uint16"])
-@pytest.mark.parametrize("expression", [*ELEMENTS, *NUMBERS])
-def test_feedback_knows_what_is_held(expression, storage, tmp_path):
-    """Beyond a type's range numbers wrapped around in the payload, but not in the residual."""
-    text = HELD.replace("EXPRESSION", expression)
-    text = text.replace("TYPE", f"{storage}[n]" if expression in ELEMENTS else storage)
-    path = tmp_path / "held.yaml"
+def held(expression, decoded, path):
+    """The spec, written to a path, that holds an expression as every type."""
+    text = HELD.replace("EXPRESSION", expression).replace("DECODED", decoded)
+    text = text.replace("SHAPE", "[n]" if expression in ELEMENTS else "")
     path.write_text(text)
+    return text
+
+
+@pytest.mark.parametrize("expression", [*ELEMENTS, *NUMBERS])
+def test_feedback_knows_what_is_held(expression, tmp_path):
+    """Beyond a type's range numbers wrapped around in the payload, but not in the residual."""
+    path = tmp_path / "held.yaml"
     x = np.array([-1, 2, -3, 4, 0.5, 0], np.float32)
-    low, high = {"int32": (-(2**31), 2**31), "uint32": (0, 2**32), "uint16": (0, 2**16 - 1)}[
-        storage
-    ]
+    values = []
+    for field, storage in STORAGES.items():  # by themselves, where nothing is to be compiled
+        held(expression, field, path)
+        values.append(checked(compll.compile(path, "reference"), x))
+        low, high = RANGES[storage]
+        assert (values[-1] >= low).all()
+        assert (values[-1] <= high).all()
+    text = held(expression, "(a + 0 * z) + 3 * (b + 0 * z) - 5 * (c + 0 * z)", path)
+    a, b, c = values  # and all at once, as floats
     for target in ("reference", "cpu"):
-        codec = compll.compile(path, target)
-        state = codec.init_state(len(x))
-        y = codec.decode(codec.encode(x, state=state), len(x))
-        np.testing.assert_array_equal(state["residual"], x - y)
-        assert (y >= low).all()
-        assert (y <= high).all()
+        np.testing.assert_array_equal(checked(compll.compile(path, target), x), a + 3 * b - 5 * c)
     pieces_equal(text, tmp_path, np.random.default_rng(1).standard_normal, lengths=(6, 1, 40))
+
+
+def checked(codec, x):
+    """What is decoded, of which the residual knows."""
+    state = codec.init_state(len(x))
+    y = codec.decode(codec.encode(x, state=state), len(x))
+    np.testing.assert_array_equal(state["residual"], x - y)
+    return y
