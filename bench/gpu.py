@@ -1,16 +1,22 @@
 """GB/s of gradient that every codec encodes and decodes on a GPU, against its measured copy
-bandwidth and, for dgc, against an encoder built on torch.topk; all in turn in one run.
+bandwidth and, for dgc and topk, against an encoder built on torch.topk; all in turn in one run.
 
     python -m bench.gpu [NAMES...] [--sizes 1,16,256,1024] [--repeat 21]
+    python -m bench.gpu --add dgc topk      # rows of others, or other sizes, stay in gpu.json
 
-Needs CuPy, a CUDA build of torch, and a device.
+Needs CuPy, a CUDA build of torch, and a device. gpu.json is written after every row.
+
+`ms` is the device's time: it spins while the host queues the work. `host_ms` is how long the call
+itself takes, which is what bounds small tensors. A job that waits for the device, as torch's dgc
+does, cannot be queued ahead: its `ms` holds the host's time, too (`queued` is false).
 """
 
 from __future__ import annotations
 
+import gc
 import json
-import statistics
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -20,18 +26,17 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 import compll
+from bench.gpu_times import Job, Times, timed
 from bench.plain_torch import METHODS
+from compll import cache, library
 from compll.array_traffic import traffic_of
-from compll.errors import CompllError
 from hipress.demo import methods
 
 RESULTS = Path(__file__).parent / "results"
 TORCH_BASELINES = ("dgc", "topk")  # what of plain_torch is built on torch.topk
-Job = Callable[[], object]
 
 
 def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
@@ -80,58 +85,116 @@ def round_jobs(codec: compll.Codec, x: Any, state: Any) -> dict[str, tuple[Job, 
     return found
 
 
-def milliseconds(work: dict[str, Job], repeat: int) -> dict[str, float]:
-    """Median milliseconds of each job on the device; the jobs take turns."""
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for turn in range(repeat + 2):
-        for name, job in work.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            job()
-            end.record()
-            end.synchronize()
-            if turn > 1:
-                times[name].append(start.elapsed_time(end))
-    return {name: statistics.median(t) for name, t in times.items()}
+def release() -> None:
+    """Free what codecs keep: the process's cache holds them, and their scratch of every size."""
+    import cupy
+
+    library._compiled.clear()
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch.cuda.empty_cache()
 
 
 def measure(name: str, megabytes: int, repeat: int) -> dict[str, Any]:
-    """One row: milliseconds, GB/s of gradient, and the share of what copy bandwidth allows."""
+    """One row, see row_of."""
+    release()
     n = megabytes * (1 << 18)
     source, target = torch.ones(n, device="cuda"), torch.zeros(n, device="cuda")
     known = jobs(name, n)
-    took = milliseconds(
-        {"copy": lambda: target.copy_(source), **{k: job for k, (job, _) in known.items()}}, repeat
-    )
-    copy = 8 * n / took["copy"] / 1e6
-    row: dict[str, Any] = {"codec": name, "megabytes": megabytes, "copy_GBps": copy}
-    for key, (_, moved) in known.items():
-        floor = moved * n / copy / 1e6
+    work: dict[str, Job] = {"copy": lambda: target.copy_(source)}
+    took = timed(work | {key: job for key, (job, _) in known.items()}, repeat)
+    moved = {key: each for key, (_, each) in known.items()}
+    which = {
+        "codec": name, "megabytes": megabytes,
+        "date": date.today().isoformat(), "device": torch.cuda.get_device_name(),
+    }  # fmt: skip
+    return which | row_of(n, took, moved, torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+def row_of(
+    n: int, took: Mapping[str, Times], moved: Mapping[str, float], cache_bytes: int
+) -> dict[str, Any]:
+    """Times, GB/s of gradient, and the share of what copy bandwidth allows.
+
+    There is no such share where the copy's arrays fit the device's cache, or half of them do: a
+    codec reads and writes other amounts, of which more or less is found there.
+    """
+    cached = 8 * n <= 2 * cache_bytes
+    copy = 8 * n / took["copy"].ms / 1e6
+    row: dict[str, Any] = {"cached": cached, "copy_GBps": copy}
+    for key, each in moved.items():
+        one, floor = took[key], each * n / copy / 1e6
         row[key] = {
-            "ms": took[key], "GBps": 4 * n / took[key] / 1e6, "bytes_per_element": moved,
-            "share_of_copy_time": floor / took[key],
+            "ms": one.ms, "host_ms": one.host_ms, "queued": one.queued,
+            "GBps": 4 * n / one.ms / 1e6, "bytes_per_element": each,
+            "share_of_copy_time": None if cached else floor / one.ms,
         }  # fmt: skip
     return row
 
 
-def show(rows: list[dict[str, Any]]) -> Table:
+@dataclass
+class Report:
+    """Rows, and why others are left out; both by codec and size."""
+
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def take(self, name: str, megabytes: int, repeat: int) -> str:
+        """Measure a row, or tell why not, instead of what was known of it; a line that says so."""
+        label = label_of(name, megabytes)
+        self.rows.pop(label, None)
+        self.left_out.pop(label, None)
+        try:
+            self.rows[label] = row = measure(name, megabytes, repeat)
+            return f"{label}: {', '.join(f'{key} {ms}' for key, ms in in_ms(row).items())}"
+        except Exception as why:  # whatever it is, other rows are worth their time
+            self.left_out[label] = f"{type(why).__name__}: {why}"
+            return f"{label}: {self.left_out[label]}"
+
+    def write(self, path: Path, facts: dict[str, Any]) -> None:
+        """As JSON; who is stopped while it is written keeps the file that was there."""
+        rows = sorted(self.rows.values(), key=lambda row: (row["codec"], row["megabytes"]))
+        content = {"about": facts, "rows": rows, "left_out": self.left_out}
+        cache.write(path, json.dumps(content, indent=1) + "\n")
+
+
+def label_of(name: str, megabytes: int) -> str:
+    return f"{name} {megabytes} MB"
+
+
+def read(path: Path) -> Report:
+    """What a file tells."""
+    found = json.loads(path.read_text())
+    rows = {label_of(row["codec"], row["megabytes"]): row for row in found["rows"]}
+    return Report(rows, found["left_out"])
+
+
+def in_ms(row: Mapping[str, Any]) -> dict[str, str]:
+    """The device's time of every job of a row, marked where it holds the host's."""
+    jobs = {key: each for key, each in row.items() if isinstance(each, dict)}
+    return {key: f"{each['ms']:.3f}{'' if each['queued'] else '*'}" for key, each in jobs.items()}
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows as a table."""
     table = Table(title="CUDA kernels, float32 gradient", title_justify="left")
-    for head in ("codec", "MB", "copy GB/s", "encode ms", "GB/s", "of copy time", "decode-add ms",
-                 "GB/s", "of copy time", "x torch.topk"):  # fmt: skip
+    table.caption = "* includes waiting for the host.  L2: the arrays fit the device's cache"
+    for head in ("codec", "MB", "copy GB/s", "encode ms", "host ms", "GB/s", "of copy time",
+                 "decode-add ms", "host ms", "GB/s", "of copy time", "x torch.topk"):  # fmt: skip
         table.add_column(head, justify="left" if head == "codec" else "right")
     for row in rows:
         cells = [row["codec"], str(row["megabytes"]), f"{row['copy_GBps']:.0f}"]
         for key in ("encode", "decode_add"):
-            one = row[key]
-            cells += [f"{one['ms']:.3f}", f"{one['GBps']:.0f}", f"{one['share_of_copy_time']:.0%}"]
+            one, share = row[key], row[key]["share_of_copy_time"]
+            cells += [in_ms(row)[key], f"{one['host_ms']:.3f}", f"{one['GBps']:.0f}"]
+            cells += ["L2" if share is None else f"{share:.0%}"]
         faster = row["torch"]["ms"] / row["encode"]["ms"] if "torch" in row else None
         table.add_row(*cells, f"{faster:.1f}" if faster else "-")
     return table
 
 
 def about(repeat: int) -> dict[str, Any]:
-    """Date, device and versions."""
+    """Date, device and versions of the last run."""
     import cupy
 
     return {
@@ -141,6 +204,17 @@ def about(repeat: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def check(names: Sequence[str], output: Path) -> None:
+    """Refuse what no codec is called, and no folder, before the others take their time."""
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("torch finds no CUDA device")
+    try:
+        methods.check([methods.parse(f"hipress:{name}") for name in names])
+        output.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as why:
+        raise typer.BadParameter(str(why)) from None
+
+
 def main(
     names: Annotated[
         list[str] | None, typer.Argument(help="codecs; all that compile when none is named")
@@ -148,23 +222,19 @@ def main(
     sizes: Annotated[str, typer.Option(help="megabytes of gradient")] = "1,16,256,1024",
     repeat: Annotated[int, typer.Option(help="timed turns; the median counts")] = 21,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
+    add: Annotated[bool, typer.Option("--add", help="keep the file's other rows")] = False,
 ) -> None:
     """Measure the codecs and write gpu.json."""
-    rows, left_out = [], {}
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("torch finds no CUDA device")
-    for name in track(names or compll.list_specs(), "measuring"):
-        try:
-            rows += [measure(name, int(size), repeat) for size in sizes.split(",")]
-        except (CompllError, RuntimeError, MemoryError) as why:  # such as no memory left
-            left_out[name] = f"{type(why).__name__}: {why}"
-    console = Console(width=120)
-    console.print(show(rows))
-    for name, reason in left_out.items():
-        console.print(f"{name}: {reason}")
-    output.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"about": about(repeat), "rows": rows, "left_out": left_out}, indent=1)
-    (output / "gpu.json").write_text(text + "\n")
+    check(names or (), output)
+    path, facts = output / "gpu.json", about(repeat)
+    report = read(path) if add and path.exists() else Report()
+    begun = []
+    for name in names or compll.list_specs():
+        for size in map(int, sizes.split(",")):
+            begun.append(label_of(name, size))
+            print(report.take(name, size, repeat), flush=True)
+            report.write(path, facts)
+    Console(width=140).print(show([report.rows[each] for each in begun if each in report.rows]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""How long jobs take a GPU, and the host that queues them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+#: of a millisecond, on a device at its highest clock: a lower one spins for longer
+CYCLES_PER_MS = 2_000_000
+LONGEST_SPIN_MS = 50.0
+#: calls before those that count, and calls of which the host's time is the median
+WARM, HOST_CALLS = 2, 5
+Job = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of a job, in milliseconds. ms: from when the device begins to when the work is done.
+    host_ms: until the call returns. queued: whether that was before the device began."""
+
+    ms: float
+    host_ms: float
+    queued: bool
+
+
+def timed(work: Mapping[str, Job], repeat: int) -> dict[str, Times]:
+    """Medians of each job; the jobs take turns."""
+    host = {name: host_ms(job) for name, job in work.items()}
+    turns: dict[str, list[tuple[float, bool]]] = {name: [] for name in work}
+    for _ in range(WARM + repeat):
+        for name, job in work.items():
+            turns[name].append(device_ms(job, spin_for(host[name])))
+    return {name: times(host[name], found[WARM:]) for name, found in turns.items()}
+
+
+def times(host: float, turns: Sequence[tuple[float, bool]]) -> Times:
+    """The medians of turns."""
+    queued = 2 * sum(early for _, early in turns) > len(turns)
+    return Times(statistics.median(ms for ms, _ in turns), host, queued)
+
+
+def host_ms(job: Job) -> float:
+    """Median milliseconds until a call returns; the first calls compile and upload."""
+    found = []
+    for _ in range(WARM + HOST_CALLS):
+        torch.cuda.synchronize()
+        begin = perf_counter()
+        job()
+        found.append(1e3 * (perf_counter() - begin))
+    return statistics.median(found[WARM:])
+
+
+def spin_for(host: float) -> int:
+    """Cycles for which the device spins while the host queues a job: twice what that takes."""
+    return int(min(2 * host + 0.1, LONGEST_SPIN_MS) * CYCLES_PER_MS)
+
+
+def device_ms(job: Job, cycles: int) -> tuple[float, bool]:
+    """Milliseconds of a job on the device, and whether it was queued before the device began."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    start.record()  # after the spin, which does not count
+    job()
+    end.record()
+    queued = not start.query()  # type: ignore[no-untyped-call]
+    end.synchronize()
+    return start.elapsed_time(end), queued
