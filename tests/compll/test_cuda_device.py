@@ -1,0 +1,216 @@
+"""What only a device can show: its own instructions against the functions that other processors
+have for them, on every float; and calls under torch's capture of a CUDA graph."""
+
+import ctypes
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import compll
+from compll.backends import cuda_device, cuda_nvrtc
+from compll.backends.cuda_plans import header
+from tests.compll import cuda_host
+from tests.compll.test_cuda import on_gpu
+from tests.compll.test_cuda_arithmetic import floats
+
+needs_gpu = pytest.mark.skipif(not on_gpu(), reason="no CUDA device")
+
+#: What differs for a float x of these bits; A:: is the device, B:: any other processor.
+#: Extremes are of constants that generated source uses (cuda_patterns.comparable).
+CHECKS = {
+    "codes": "A::f_code(x, 255u) != B::f_code(x, 255u) || A::f_code(x, 7u) != B::f_code(x, 7u)",
+    "whole_numbers": "__float2uint_rz(x) != B::__float2uint_rz(x)",
+    "saturated": "other(__saturatef(x), B::__saturatef(x))",
+    "bytes": "A::four_bytes(bytes) != bits || B::four_bytes(bytes) != bits",
+    "to_float16": "A::float16_bits(x) != B::float16_bits(x)",
+    "from_float16": "other(A::float16_value((u16)bits), B::float16_value((u16)bits))",
+    "least": " || ".join(
+        f"other(A::f_min_number(x, {c}), B::f_min_number(x, {c}))"
+        for c in ("1e-45f", "1.0f", "255.0f", "3e38f")
+    ),
+    "most": " || ".join(
+        f"other(A::f_max_number(x, {c}), B::f_max_number(x, {c}))"
+        for c in ("0.0f", "1e-45f", "1.0f", "3e38f")
+    ),
+    "within": "other(A::f_min_number(A::f_max_number(x, 0.0f), 0.0f), 0.0f)",
+    "below": " || ".join(
+        f"A::below(x, {c} * 1.2379400392853803e27f) != (x < {c} ? 1.0f : 0.0f)"
+        for c in ("1e-15f", "0.1f", "1.0f", "9e8f")
+    ),
+    "negative": " || ".join(
+        f"A::bit_if_negative<{bit}>(x) != (x < 0.0f ? 1 << {bit} : 0)" for bit in (0, 7, 30)
+    ),
+    "draws": " || ".join(
+        f"A::uniform_below_less_one({e}, {key}ull, x) != (A::uniform({e}, {key}ull) < x - 1.0f)"
+        for e, key in ((0, 0), (7, 0x123456789ABCDEF), (0xFFFFFFFF, 0xFEDCBA9876543210))
+    ),
+    # within the units in the last place from which test_hardest_quotients begins
+    "inverses": "easy(x) && apart(A::about_inverse(x), 1.0f / x) > 3",
+    # of two floats that the bits stand for
+    "quotients": "wrong_quotient(A::splitmix(bits))",
+}
+SHIMMED = ("__float2uint_rz", "__saturatef", "__byte_perm")
+COMMON = """
+using A::u16; using A::u32; using A::u64;
+D float value(u32 bits) { return __int_as_float((int)bits); }
+D bool other(float a, float b) {  // of NaN, the bits are a processor's own
+  return __float_as_int(a) != __float_as_int(b) && !(a != a && b != b);
+}
+D int apart(float a, float b) {
+  const int ulps = __float_as_int(a) - __float_as_int(b);
+  return ulps < 0 ? -ulps : ulps;
+}
+D bool easy(float by) {
+  A::Hard hard;
+  hard.by({by, 1.0f});
+  return !hard.divisors;
+}
+D bool wrong_quotient(u64 pair) {
+  const float a = value((u32)pair), by = value((u32)(pair >> 32));
+  const A::Divisor d = A::divisor(by);
+  A::Hard hard;
+  hard.by(d);
+  hard.number(a);
+  return !hard.found() && other(A::quotient<true>(a, d), a / by);
+}
+"""
+CHECK = """
+D bool differs_{name}(u32 bits) {{
+  const float x = value(bits);
+  const u32 bytes[4] = {{bits & 255u, bits >> 8 & 255u, bits >> 16 & 255u, bits >> 24}};
+  return {differs};
+}}
+extern "C" __global__ void {name}(u64* wrong, u32* first) {{
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < 1ull << 32; i += step)
+    if (differs_{name}((u32)i)) {{
+      atomicAdd(wrong, (u64)1);
+      atomicMin(first, (u32)i);
+    }}
+}}
+"""
+ON_THE_HOST = """
+extern "C" void count(u64* wrong, const u32* bits, long long n) {{
+  for (long long i = 0; i < n; ++i) *wrong += differs_{name}(bits[i]);
+}}
+"""
+
+
+def shimmed(name):
+    """The definition of an intrinsic in cuda_host/shim.h."""
+    text = (Path(cuda_host.__file__).parent / "shim.h").read_text()
+    found = re.search(rf"^inline \w+ {name}\((?:[^\n]*\}}\n|.*?^\}}\n)", text, re.M | re.S)
+    assert found is not None, name
+    return found[0]
+
+
+@cache
+def source():
+    """All checks, with the functions of kernels twice: as a device has them, and as others do."""
+    text = header("prelude") + header("math")
+    shims = "typedef unsigned long long uint64_t;\n" + "".join(map(shimmed, SHIMMED))
+    portable = text.replace("__CUDA_ARCH__", "NO_DEVICE")
+    assert portable != text
+    both = f"namespace A {{\n{text}}}\nnamespace B {{\n{shims}{portable}}}\n"
+    checks = [CHECK.format(name=name, differs=differs) for name, differs in CHECKS.items()]
+    return f"#define GRADIENT 0\n{both}{COMMON}{''.join(checks)}"
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_is_compared_is_equal_without_a_device(name, rng):
+    """So that a difference on a device is the device's."""
+    path = cuda_host.build(source() + ON_THE_HOST.format(name=name))
+    bits, wrong = floats(rng).view(np.uint32), np.zeros(1, np.uint64)
+    count = ctypes.CDLL(str(path)).count
+    count.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong]
+    count(wrong.ctypes.data, bits.ctypes.data, len(bits))
+    assert wrong[0] == 0
+
+
+def test_what_is_compared_compiles_for_a_device():
+    _, used = cuda_nvrtc.compiled(source(), "sm_90")
+    assert set(used) == set(CHECKS)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_gpu_computes_what_other_processors_do(name):
+    """Of all 2**32 floats; `first` is the least of those that differ, as bits."""
+    cupy = cuda_device.cupy()
+    path = cuda_nvrtc.kept(source(), cupy.cuda.Device().compute_capability)
+    kernel = cupy.RawModule(path=str(path)).get_function(name)
+    wrong, first = cupy.zeros(1, "uint64"), cupy.full(1, 2**32 - 1, "uint32")
+    kernel((2048,), (256,), (wrong, first))
+    assert int(wrong[0]) == 0, f"{int(wrong[0])} floats, first 0x{int(first[0]):08x}"
+
+
+class Call:
+    """An encode and a decode of one tensor, all in torch's memory."""
+
+    def __init__(self, spec, n=100_000):
+        self.codec = compll.compile(spec, "cuda")
+        self.x, self.y = torch.randn(n, device="cuda"), torch.zeros(n, device="cuda")
+        size = self.codec.payload_bytes(n)
+        self.out = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        self.table, self.at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+
+    def __call__(self):
+        used = self.codec.encode_batch(self.x, self.table, self.out, self.at, step=3)
+        self.codec.decode_batch(self.out, self.table, self.at, used, self.y, step=3)
+
+    def results(self):
+        """What it wrote, which is cleared."""
+        found = self.out.clone(), self.y.clone()
+        self.out.zero_()
+        self.y.zero_()
+        return found
+
+
+def allocations(call):
+    """How often a call asks CuPy and torch for device memory."""
+
+    class Count(cuda_device.cupy().cuda.MemoryHook):
+        name = "count"
+        asked = 0
+
+        def malloc_preprocess(self, device_id, size, mem_size):
+            self.asked += 1
+
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with Count() as hook:
+        call()
+    return hook.asked + torch.cuda.memory_stats()["allocation.all.allocated"] - before
+
+
+needs_torch = pytest.mark.skipif(
+    not (on_gpu() and torch.cuda.is_available()), reason="no CUDA device, or torch has none"
+)
+SPECS = ["onebit", "int4_group", "dgc", "stc", "randomk", "powersgd", "thc"]
+
+
+@needs_torch
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_gpu_allocates_nothing_after_the_first_call(spec):
+    call = Call(spec)
+    call()
+    assert allocations(call) == 0
+
+
+@needs_torch
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_gpu_captures_calls_under_torch(spec):
+    """By torch's default: nothing in the process may allocate or wait meanwhile."""
+    call = Call(spec)
+    call()
+    expected = call.results()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for _ in range(2):
+        graph.replay()
+        for found, wanted in zip(call.results(), expected, strict=True):
+            assert torch.equal(found, wanted)
