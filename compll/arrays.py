@@ -44,6 +44,9 @@ class Arrays(Protocol):
     def stream(self) -> AbstractContextManager[Any]:
         """Within it, what is launched comes after what the caller has launched."""
 
+    def overlap(self, one: Any, other: Any) -> bool:
+        """Whether two vectors have memory in common."""
+
     def empty(self, count: int, dtype: str) -> Any:
         """An array with any content."""
 
@@ -148,6 +151,10 @@ class HostArrays:
     def stream(self) -> AbstractContextManager[None]:
         """Nothing: calls return when they are done."""
         return nullcontext()
+
+    def overlap(self, one: NDArray[Any], other: NDArray[Any]) -> bool:
+        """Whether two vectors have memory in common."""
+        return np.may_share_memory(one, other)
 
     def payload(self, raw: Any, name: str) -> NDArray[np.uint8]:
         """bytes or a uint8 vector. Raises PayloadError, UsageError for a masked one."""

@@ -186,8 +186,9 @@ class Codec:
         each payload begins in `out` (payload_bytes(LENGTH) bytes of room). x is multiplied by
         `scale` as it is read. writeback: x's piece becomes decode(encode(x)), in the same pass.
         incoming: payloads that are decoded and added to x before all that, in the same pass where
-        the codec allows it; without writeback x's pieces then hold nothing of use. On a device what
-        is returned is the codec's own, until the next call with this table.
+        the codec allows it, and which are not in `out`; without writeback x's pieces then hold
+        nothing of use. On a device what is returned is the codec's own, until the next call with
+        this table.
         """
         writes = writeback or incoming is not None
         x, state = self.arrays.vector(x, self.name, write=writes), self._states(state)
@@ -198,6 +199,11 @@ class Codec:
         self._given.room(table, at, len(out))
         if incoming is not None:
             incoming = self._given.incoming(self._incoming(incoming), table)
+            if self.arrays.overlap(incoming.payload, out):
+                raise UsageError(
+                    f"{self.name}: out is written while the incoming payloads are read, and the "
+                    "two have memory in common"
+                )
             if not self.backend.fuses:
                 self.decode_batch(*incoming[:1], table, *incoming[1:], x, add=True, step=step)
                 incoming = None

@@ -228,6 +228,10 @@ class DeviceArrays:
             return nullcontext()
         return external(streams, theirs)
 
+    def overlap(self, one: Any, other: Any) -> bool:
+        """Whether two vectors have memory in common."""
+        return bool(cupy().may_share_memory(one, other))
+
     def empty(self, count: int, dtype: str) -> Any:
         """Uninitialized."""
         return cupy().empty(count, dtype)

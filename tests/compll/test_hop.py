@@ -81,3 +81,16 @@ def test_what_aggregators_need_can_be_compiled_ahead(name):
     codec.prepare()
     assert (codec.backend.hop_kernels is not None) == codec.fuses
     assert codec.fuses == (name == "signsgd")
+
+
+@pytest.mark.parametrize("name", ["onebit", "dgc"])
+def test_payloads_are_not_read_from_where_others_are_written(name):
+    codec, n = compll.compile(name, "reference"), 64
+    x, table, at = np.ones(n, np.float32), np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
+    out = np.zeros(2 * codec.payload_bytes(n), np.uint8)
+    used = codec.encode_batch(x, table, out, at)
+    with pytest.raises(compll.UsageError, match="memory in common"):
+        codec.encode_batch(x, table, out, at, incoming=Incoming(out[:-1], at, used))
+    begin = np.array([codec.payload_bytes(n)])
+    incoming = Incoming(out[: begin[0]], at, used)
+    codec.encode_batch(x, table, out[begin[0] :], at, incoming=incoming)
