@@ -46,7 +46,13 @@ def allowed() -> bool:
     """Whether there is a second core, and Python can be started; COMPLL_JOBS=1 forbids it."""
     if os.environ.get("COMPLL_JOBS") == "1" or getattr(sys, "frozen", False):
         return False
-    return bool(sys.executable) and len(os.sched_getaffinity(0)) > 1
+    return bool(sys.executable) and cores() > 1
+
+
+def cores() -> int:
+    """Cores that this process may use, or all where the system does not tell (macOS, Windows)."""
+    known = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1) if known is None else len(known(0))
 
 
 @contextmanager

@@ -144,3 +144,11 @@ def test_one_process_compiles(reason, two, source, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     with cpu_apart.begun(file) as process:
         assert process is None
+
+
+@pytest.mark.parametrize("cores, pays", [(2, True), (1, False), (None, False)])
+def test_systems_that_tell_no_affinity(cores, pays, monkeypatch):
+    monkeypatch.delenv("COMPLL_JOBS")
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert cpu_apart.allowed() == pays
