@@ -41,9 +41,17 @@ __all__ = [
     "unavailable",
 ]
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+# A paragraph a line: typer keeps line ends.
+_HELP = """Emulated hosts for any program, and a check that their links are as fast as they say.
+
+python -m bench.netns check --hosts 2 --rate 1gbit
+
+python -m bench.netns run --hosts 4 --rate 100mbit -- python train.py
+
+`run` starts the program once per host, with the variables that torch.distributed reads."""
+app = typer.Typer(help=_HELP, no_args_is_help=True, add_completion=False)
 Hosts = Annotated[int, typer.Option(help="Emulated hosts.")]
-Rate = Annotated[str, typer.Option(help="Speed of every link, as tc writes it.")]
+Rate = Annotated[str, typer.Option(help="Speed of every link, 100kbit to 100gbit.")]
 
 _ALL_REDUCE = """
 import sys, time, torch, torch.distributed as dist

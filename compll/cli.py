@@ -47,9 +47,12 @@ for command in (cli_author.new, cli_author.schema, cli_author.bench):
 def list_() -> None:
     """The compressors that come with the package.
 
-    Bits are those of the payload per element, at most; optimizers, those under which the method
-    keeps the loss, where that was measured.
-    """
+    Bits are the payload's per element, at most.
+
+    Optimizers are those under which the method was measured to keep the loss.
+
+    dgc was measured with ratio=0.01, graddrop with ratio=0.05, powersgd with rank=4.
+    """  # a paragraph a line: typer keeps line ends
     table = Table(box=None, pad_edge=False)
     for title in ("name", "bits", "optimizers"):
         table.add_column(title, no_wrap=True)
@@ -79,7 +82,7 @@ def explain_(
     traffic: Annotated[bool, typer.Option("--traffic", help="short for --stage traffic")] = False,
     target: Target = "cpu",
 ) -> None:
-    """Show each stage of the compiler, and the memory traffic."""
+    """Show stages of the compiler (by default all but `source`), and the memory traffic."""
     stages = (stage or []) + ["traffic"] * traffic
     stages = stages or [s for s in explain.STAGES if s != "source"]
     unknown = [s for s in stages if s not in explain.STAGES]

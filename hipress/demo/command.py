@@ -33,7 +33,7 @@ def demo(
     hosts: Annotated[
         int, typer.Option(help="Processes; as root on Linux each on a host of its own.")
     ] = 2,
-    rate: Annotated[str, typer.Option(help="Speed of every link, as tc writes it.")] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Speed of every link, 100kbit to 100gbit.")] = "1gbit",
     steps: Annotated[int, typer.Option(help="Training steps of each method.")] = 60,
     method_list: Annotated[
         str,
