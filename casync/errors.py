@@ -6,10 +6,12 @@
     ├── PlanError            a plan that cannot be built: unknown strategy, unsuited codec, overlaps
     │   └── GraphSyntaxError a text form that does not parse, with its line
     ├── DeadlockError        a graph whose tasks cannot all run; names the stuck ones
-    ├── TransportError       a peer is gone or the transport broke; names rank, peer and task
+    ├── TransportError       a peer is gone or the transport broke; names rank, task and peer
+    │   │                    (no peer where all ranks reduce together)
     │   ├── PeerTimeout      a peer did not answer in time
     │   └── TransportAborted this rank itself broke its connections; another error says why
-    ├── PayloadError         a codec failed or a message is malformed; names rank, peer and task
+    ├── PayloadError         a codec failed or a message is malformed; names rank, task and,
+    │                        for a message, its sender
     └── ExecutorClosed       submitted after close(), or closed while running
 """
 

@@ -22,9 +22,11 @@ from compll.static import Number, evaluate
 class Codec:
     """A compressor for one parameter set on one backend.
 
-    Arrays are NumPy float32 (gradients, states) and uint8 (payloads), C-contiguous, one
-    dimension. Calls release the GIL and may run in any thread; two calls must not share state. On a
-    device calls of a codec share memory, too: they are ordered by a stream, or by events.
+    Arrays are NumPy float32 (gradients), uint8 (payloads), and float32, float16 or uint16 with the
+    bits of bfloat16 (states), C-contiguous, one dimension; on a device they are its arrays, and
+    gradients may be float16 and bfloat16, too. Calls release the GIL and may run in any thread; two
+    calls must not share state. On a device calls of a codec share memory, too: they are ordered by
+    a stream, or by events.
     """
 
     def __init__(
@@ -125,7 +127,9 @@ class Codec:
         """The payload of x, float32 [n], as uint8.
 
         With a state (from init_state(n)), error feedback is applied and the state updated in the
-        same passes. Equal (x, state, seed, step) give equal bytes on every backend.
+        same passes. Equal (x, state, seed, step) give equal bytes on every backend, but for the
+        last bits of singular vectors. With NaN, infinity or overflow, what decode gives is equal,
+        but for the bits of a NaN.
         """
         flat = self.arrays.vector(x, self.name)
         n = len(flat)

@@ -50,12 +50,14 @@ def wrap(
 
     `compressor` is "auto", a spec's name or path (a str or an os.PathLike), or a compiled codec;
     `params` are the codec's.
-    The other options are explained at `hipress.options.Options`. `ddp_kwargs` go to
-    DistributedDataParallel as they are. Every rank must call this, with the same arguments.
+    The other options are explained by `help(hipress.options.Options)`. `ddp_kwargs` go to
+    DistributedDataParallel, with gradient_as_bucket_view=True unless they say otherwise. Every rank
+    must call this, with the same arguments (`timeout` may differ).
     torch.distributed must be initialized; with one rank nothing is installed.
 
-    Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ, and
-    AgreementTimeout for ranks that do not arrive.
+    Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ,
+    AgreementTimeout for ranks that do not arrive, and HipressError, of which these are kinds, where
+    the job's store does not answer, or ranks cannot be connected or their link not be measured.
     """
     home = _home(process_group)
     with agree.announced(home):

@@ -5,10 +5,12 @@
     │   └── ConfigMismatch            the ranks were configured differently; names both sides
     ├── AgreementTimeout (TimeoutError)   ranks that never arrived; names them
     ├── StateError (ValueError)       a state dictionary that does not fit this model
-    ├── SyncError (RuntimeError)      synchronizing gradients failed; its cause is the real error
+    ├── SyncError (RuntimeError)      synchronizing gradients failed, now or in an earlier step
     └── DivergenceError (RuntimeError)    verify=True found ranks with different gradients
 
-Errors of casync and compll pass through as `__cause__`, so nothing is lost.
+The step in which casync fails raises its error as it is, a casync.errors.CasyncError. The module
+cannot take another step then: that is a SyncError with the first error as `__cause__`, or a
+RuntimeError of DDP's own. Errors of compll become ConfigError, with them as `__cause__`.
 """
 
 from __future__ import annotations

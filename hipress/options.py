@@ -29,27 +29,38 @@ and then time out at once or never."""
 
 @dataclass(frozen=True)
 class Options:
-    """Everything `wrap` and `attach` accept about synchronization. All ranks must agree on all."""
+    """Everything `wrap` and `attach` accept about synchronization.
 
-    # A spec's name or path, a compiled codec, or "auto": the planner picks per tensor, maybe none.
+    All ranks must agree on all but `timeout`.
+
+    compressor: a spec's name or path, a compiled codec, or "auto": the planner picks a codec per
+        tensor, or none.
+    strategy: how payloads travel: a module of casync.strategies, or "auto": what suits the codec.
+    scope: what is compressed as one: a parameter ("tensor"), or neighbours in a DDP bucket
+        ("bucket").
+    exclude: fnmatch patterns of names of parameters that always travel uncompressed; one that
+        matches no parameter is refused.
+    min_size: tensors with fewer elements travel uncompressed. None: 0 for codecs that work in
+        groups or whose payloads add, and for buckets; 1024 for others, to which a bias is all
+        noise.
+    seed: of stochastic codecs. Draws differ between ranks, sides, tensors and steps anyway; those
+        that all ranks share take no seed.
+    timeout: seconds that hipress waits for another rank, when attached and in a step; finite. None
+        (`wrap` and `attach`): the process group's. Collectives of DDP itself (bucket rebuild,
+        buffers, all of them where nothing is installed) keep the process group's.
+    verify: hash every averaged gradient and compare the ranks, every step. Slow: for finding
+        faults.
+    params: parameters of the codec, as its spec names them.
+    """
+
     compressor: str | Codec = AUTO
-    # How payloads travel: a module of casync.strategies, or "auto": what suits the codec.
     strategy: str = AUTO
-    # What is compressed as one: a parameter ("tensor") or a run of a DDP bucket ("bucket").
     scope: str = "tensor"
-    # fnmatch patterns of parameter names that always travel uncompressed.
     exclude: tuple[str, ...] = ()
-    # Tensors with fewer elements travel uncompressed. None: no limit for codecs that work in
-    # groups or whose payloads add, 1024 for the others, to which a bias is all noise.
     min_size: int | None = None
-    # Seed of stochastic codecs; the streams of ranks, sides, tensors and steps differ anyway.
     seed: int = 0
-    # Seconds that any wait for another rank may last, at attach time and in a step; finite.
-    # `wrap` and `attach` take the process group's where none are given.
     timeout: float = default_pg_timeout.total_seconds()
-    # Hash every averaged gradient and compare the ranks, every step. Slow: for finding faults.
     verify: bool = False
-    # Parameters of the codec, as its spec names them.
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
