@@ -182,7 +182,7 @@ class _Checker(Updates):
             self.problems.add(
                 self.spec.group.span,
                 f"a group has {value} elements",
-                f"a power of two from {GROUPS[0]} to {GROUPS[-1]}",
+                f"a power of two from {GROUPS[0]} to {GROUPS[-1]}, or 0 (the whole tensor)",
             )
         return next((g for g in GROUPS if g == value), GROUPS[0])
 

@@ -24,7 +24,7 @@ _ROWS = (
     SectionRow("about", "text", "what it does, in one line, for people"),
     SectionRow("source", "text", "where it comes from (paper, code), for people"),
     SectionRow("params", "params", "`name: default`, or `name: {type, default, min, max, choices, from, about}`; types int, float, bool, str"),
-    SectionRow("group", "expression", "a power of two from 8 to 16384: reductions run over that many neighbouring elements"),
+    SectionRow("group", "expression", "a power of two from 8 to 16384, or 0 (the whole tensor): reductions run over that many neighbouring elements"),
     SectionRow("state", "declarations", "`name: float32[n]`, `bfloat16[n]` or `float16[n]` (per element), `float32` (per tensor) or `float32[rows, columns]`, kept between calls, zero at first"),
     SectionRow("encode", "bindings", "`name: expression`, in order; later ones may use earlier ones"),
     SectionRow("payload", "declarations", "`name: type`: which names travel, and how; required", required=True),
