@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from weakref import WeakKeyDictionary
 
@@ -54,16 +54,20 @@ class Executor:
         timeout: float = 300.0,
         trace: list[TraceEvent] | None = None,
         delay: Callable[[str], None] | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         """`timeout`: seconds a peer may take. `trace`: collects a tuple per task.
 
+        `ranks`: what errors call the transport's ranks besides their numbers, as global ones.
         `delay`: called with the text of each task in its lane before it takes effect; for tests
         that expose missing waits. The transport stays the caller's to close.
         """
         self.timeout = timeout
         self.delay = delay
         self.trace = trace
-        self._transport = transport
+        self._names = _names(transport.world_size, ranks)
+        self._transport: Transport | None = transport
+        self._here = (transport.rank, transport.world_size)
         self._codecs = dict(codecs)
         self._seed = seed
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
@@ -122,20 +126,25 @@ class Executor:
             self._check(program)
             self._prepare(program)
 
+    def abandon(self, error: Exception) -> None:
+        """End as after an error of a task: for one that came before any task could run."""
+        self._end(error)
+
     def close(self) -> None:
         """Stop the threads. Jobs under way fail with ExecutorClosed."""
-        self._end(ExecutorClosed(f"rank {self._transport.rank}: the executor was closed"))
+        name = self._names[self._here[0]]
+        self._end(ExecutorClosed(f"rank {name}: the executor was closed"))
         self._compute.close(_PATIENCE)
         self._communication.close(_PATIENCE)
+        self._transport = None  # see _let_go in lanes.py
 
     def _check(self, program: Program) -> None:
         if self._error is not None:
             raise self._error
-        here = (self._transport.rank, self._transport.world_size)
-        if (program.rank, program.world_size) != here:
+        if (program.rank, program.world_size) != self._here:
             raise PlanError(
                 f"a program for rank {program.rank} of {program.world_size} "
-                f"on rank {here[0]} of {here[1]}"
+                f"on rank {self._here[0]} of {self._here[1]}"
             )
 
     def _prepare(self, program: Program) -> Prepared:
@@ -217,7 +226,8 @@ class Executor:
         """See lanes.Owner."""
         if isinstance(error, TransportAborted):
             self._ended.wait(_ECHO)
-        named = _named(error, job.tasks[index], job.prepared.slots[index].source)
+        source = job.prepared.slots[index].source
+        named = _named(error, job.tasks[index], source, self._names)
         named.__cause__ = error
         self._end(named)
 
@@ -231,23 +241,31 @@ class Executor:
             self._running.clear()
             self._queued.clear()
         self._compute.drop()
-        for job in jobs:
-            job.future.set_exception(error)  # type: ignore[arg-type] # torch types it as a value
         if not isinstance(error, ExecutorClosed):
             _log.error("%s", error, exc_info=error)
-        if jobs or not isinstance(error, ExecutorClosed):
-            self._transport.abort()
+        if self._transport is not None and (jobs or not isinstance(error, ExecutorClosed)):
+            self._transport.abort()  # before callers go on, whose buckets it may still write
+        for job in jobs:
+            job.future.set_exception(error)  # type: ignore[arg-type] # torch types it as a value
 
 
-def _named(error: Exception, task: Task, source: int) -> CasyncError:
+def _names(world_size: int, ranks: Sequence[int] | None) -> list[str]:
+    """What errors call ranks."""
+    numbers = range(world_size)
+    if ranks is None or list(ranks) == list(numbers):
+        return [str(rank) for rank in numbers]
+    return [f"{rank} (global {ranks[rank]})" for rank in numbers]
+
+
+def _named(error: Exception, task: Task, source: int, names: Sequence[str]) -> CasyncError:
     """The error as one of ours that names rank, peer and task."""
     kind = type(error) if isinstance(error, TransportError) else PayloadError
     match task:
         case Send() | Recv():
-            peer = f", peer {task.peer}"
+            peer = f", peer {names[task.peer]}"
         case Decode() | Merge() if source != task.rank:
-            peer = f", peer {source}"
+            peer = f", peer {names[source]}"
         case _:
             peer = ""
     what = str(error) if isinstance(error, CasyncError) else f"{type(error).__name__}: {error}"
-    return kind(f"rank {task.rank}{peer}, task `{task.text()}`: {what}")
+    return kind(f"rank {names[task.rank]}{peer}, task `{task.text()}`: {what}")

@@ -57,6 +57,14 @@ def _spawn(run: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
+def _let_go(lane: object, thread: threading.Thread) -> None:
+    """Forget what a lane that has ended no longer needs. In a cycle connections would live on until
+    Python's collector finds them, maybe in a forked child, where their threads are missing."""
+    if not thread.is_alive():
+        vars(lane).pop("_owner", None)
+        vars(lane).pop("_transport", None)
+
+
 class Compute:
     """The compute lane."""
 
@@ -86,6 +94,7 @@ class Compute:
             self._changed.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
+        _let_go(self, self._thread)
 
     def _run(self) -> None:
         while (item := self._next()) is not None:
@@ -111,10 +120,9 @@ class Compute:
             begin = time.perf_counter()
             if step is not None:
                 step(job)
+            self._owner.finish(job, index, begin)
         except Exception as error:
             self._owner.fail(job, index, error)
-        else:
-            self._owner.finish(job, index, begin)
 
 
 _Posted: TypeAlias = tuple[Job, int, Handle, float]  # the last: when
@@ -137,6 +145,7 @@ class _Waiter:
     def join(self, patience: float) -> None:
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
+        _let_go(self, self._thread)
 
     def _run(self) -> None:
         while (posted := self._queue.get()) is not None:
@@ -156,10 +165,9 @@ class _Waiter:
                 self._owner.delay(task.text())
             if isinstance(task, Recv):
                 slot.arrived(received)
+            self._owner.finish(job, index, begin)
         except Exception as error:
             self._owner.fail(job, index, error)
-        else:
-            self._owner.finish(job, index, begin)
 
 
 class Communication:
@@ -191,6 +199,7 @@ class Communication:
         end = time.monotonic() + patience
         for waiter in list(self._waiters.values()):
             waiter.join(max(0.0, end - time.monotonic()))
+        _let_go(self, self._thread)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

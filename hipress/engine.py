@@ -78,11 +78,16 @@ class Engine:
         options: Options,
         home: dist.ProcessGroup,
         meeting: Meeting,
+        *,
+        skips: bool = False,
     ) -> None:
+        """skips: whether DDP leaves out buckets of unused parameters."""
         self.params, self.plan, self.options = params, plan, options
         self.home = home  # DDP's own group: a bucket left alone travels as it always did
-        self.rank, self.world_size = dist.get_rank(home), dist.get_world_size(home)
-        self.works = Works(params, plan, options, self.rank, self.world_size)
+        rank, size = dist.get_rank(home), dist.get_world_size(home)
+        self.name = meeting.ranks[rank]  # this rank's global number
+        self.works = Works(params, plan, options, rank, size)
+        self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self._latest = -1  # the bucket of the current step that came last; -1 between steps
         self.traffic = Traffic()
@@ -91,19 +96,36 @@ class Engine:
             plan.codecs,
             seed=options.seed,
             timeout=options.timeout,
-        )
-        self._verifier = (
-            Verifier(connect(meeting, "verify"), meeting.ranks) if options.verify else None
+            ranks=meeting.ranks,
         )
         self._broken: BaseException | None = None
+        self._verifier = self._verifying(meeting) if options.verify else None
+
+    def _verifying(self, meeting: Meeting) -> Verifier:
+        try:
+            return Verifier(connect(meeting, "verify"), meeting.ranks)
+        except BaseException:
+            self._executor.close()
+            raise
 
     @property
     def counters(self) -> Counters:
         """A copy of the executor's sums so far."""
         return self._executor.counters
 
-    def begin(self, index: int) -> bool:
-        """Bucket `index` is about to be reduced; whether it is the first of a step.
+    @property
+    def unfinished(self) -> str | None:
+        """Which step failed or is under way; None between steps."""
+        if self._broken is not None:
+            return f"step {self._now} failed: {self._broken}"
+        if self._executor.failed:
+            return f"step {self._now} failed"
+        if self._latest >= 0 or not all(future.done() for future in self.traffic.pending):
+            return f"step {self._now} has begun and has not ended"
+        return None
+
+    def begin(self, index: int) -> None:
+        """Bucket `index` is about to be reduced, maybe as the first of a step.
 
         Buckets come in order, but DDP may leave out the first and the last ones, whose parameters
         are unused (`skip_all_reduce_unused_params`).
@@ -114,16 +136,25 @@ class Engine:
             self.traffic.pending.clear()
             self.traffic.steps += 1
             self.step += 1
-        return first
 
     def reduce(
         self, indices: tuple[int, ...], buffer: torch.Tensor, *, last: bool
     ) -> Future[torch.Tensor]:
-        """Average a bucket that holds these parameters, in this order, without gaps."""
+        """Average a bucket that holds these parameters, in this order, without gaps.
+
+        What goes wrong is the future's: the other buckets are still reduced, so that no rank waits
+        in an all-reduce of DDP's group for one that has failed.
+        """
         if self._broken is not None:
             raise SyncError(f"an earlier step failed: {self._broken}") from self._broken
-        work = None if buffer.is_sparse else self.works.of(indices)
-        future = self._native(buffer) if work is None else self._submit(work, buffer)
+        try:
+            work = None if buffer.is_sparse else self.works.of(indices)
+            future = self._native(buffer) if work is None else self._submit(work, buffer)
+        except Exception as error:
+            named = self._named(error, "the bucket could not be handed over")
+            self.abandon(named)
+            future = Future()
+            future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
         if self._verifier is not None and not buffer.is_sparse:
             future = self._verifier.check(future, [self.params[i] for i in indices], self._now)
         self._count(future, buffer)
@@ -132,21 +163,28 @@ class Engine:
         return future
 
     def finish(self) -> None:
-        """Wait for the step's buckets. Raises what went wrong, as it was raised.
+        """Wait for the step's buckets, if all have come. Raises what went wrong, as it was raised.
 
         DDP would wait as well, at the same moment, but shows a failure as an obscure cast error.
         """
+        if self._latest >= 0 and not self._skips:
+            return  # one of several backward passes of a step
         start = time.perf_counter()
         for future in self.traffic.pending:
             try:
                 future.wait()
             except Exception as error:
                 self._broken = named = self._named(error)
-                log.error("rank %d, step %d: %s", self.rank, self._now, named)
-                raise named from (None if named is error else error)
+                log.error("rank %d, step %d: %s", self.name, self._now, named)
+                self.abandon(named)
+                raise named from named.__cause__
         self.traffic.exposed_seconds += time.perf_counter() - start
         self.traffic.pending.clear()
         self._latest = -1
+
+    def abandon(self, error: Exception) -> None:
+        """This rank cannot go on: the others learn it now, not by their time-out."""
+        self._executor.abandon(error)
 
     def close(self) -> None:
         """End the threads. On detach, when the module dies, at exit; may repeat."""
@@ -172,12 +210,18 @@ class Engine:
             self.traffic.raw_bytes += buffer.nbytes
         return average(buffer, self.home, self.options.timeout)
 
-    def _named(self, error: Exception) -> Exception:
-        """Errors of ours as they are; what torch says of a native all-reduce, with where it was."""
+    def _named(
+        self,
+        error: Exception,
+        what: str = "the all-reduce of uncompressed gradients failed",
+    ) -> Exception:
+        """Errors of ours as they are; others, as torch's of a native all-reduce, with where."""
         if isinstance(error, CasyncError | HipressError):
             return error
-        where = f"rank {self.rank}, step {self._now}"
-        return SyncError(f"{where}: the all-reduce of uncompressed gradients failed: {error}")
+        where = f"rank {self.name}, step {self._now}"
+        named = SyncError(f"{where}: {what}: {type(error).__name__}: {error}")
+        named.__cause__ = error
+        return named
 
     def _count(self, future: Future[torch.Tensor], buffer: torch.Tensor) -> None:
         self.traffic.pending.append(future)

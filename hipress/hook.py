@@ -5,7 +5,6 @@ No `from __future__ import annotations` here: DDP compares the hook's annotation
 
 import inspect
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -21,10 +20,13 @@ class HookState:
     """What DDP keeps for us. Must not refer to the DDP module: C++ holds it, so the cycle would
     never be collected. A parameter is known by identity, whatever bucket it is in."""
 
-    def __init__(self, home: dist.ProcessGroup) -> None:
+    def __init__(self, home: dist.ProcessGroup, *, delayed: bool = False) -> None:
         self.home = home
         self.index: dict[torch.Tensor, int] = {}
         self.engine: Engine | None = None  # None after detach: plain averaging
+        self.watched = -1  # autograd's number of the backward pass that will call `finish`
+        # With static_graph the first step's buckets come, all at once, when all else is done.
+        self.delayed = delayed
 
     def serve(self, engine: Engine, parameters: Sequence[nn.Parameter]) -> None:
         """Synchronize by this engine, to which parameters are known by their position."""
@@ -42,9 +44,17 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
     engine = state.engine
     if engine is None:
         return average(bucket.buffer(), state.home)
-    if engine.begin(bucket.index()):
-        _at_end_of_backward(engine)
-    return engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
+    try:
+        engine.begin(bucket.index())
+        _at_end_of_backward(state, engine)
+        future = engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
+    except Exception as error:
+        engine.abandon(error)
+        raise
+    if bucket.is_last() and (state.delayed or state.watched < 0):
+        engine.finish()  # nothing will call it before DDP itself waits
+        state.delayed = False
+    return future
 
 
 def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:
@@ -69,13 +79,17 @@ PYTHON_REDUCER = (
 )
 
 
-def _at_end_of_backward(engine: Engine) -> None:
+def _at_end_of_backward(state: HookState, engine: Engine) -> None:
     """Have autograd call `engine.finish` when it has run all nodes, before DDP's own callback.
 
-    In DDP's `join` a rank without data calls hooks outside of any backward pass, and waits itself.
+    Once for each backward pass with buckets of the step: there may be several, one within another
+    (checkpoint with use_reentrant=True) or one after another. In DDP's `join` a rank without data
+    calls hooks outside of any.
     """
-    with suppress(RuntimeError):
+    task = torch._C._current_graph_task_id()
+    if task >= 0 and task != state.watched:
         Variable._execution_engine.queue_callback(engine.finish)
+    state.watched = task
 
 
 # DDP takes only a real function with this parameter; fail here rather than there.

@@ -117,11 +117,16 @@ def install(ddp: DistributedDataParallel, session: Session) -> None:
     from hipress.hook import HookState, gradient_hook
 
     session.engine = Engine(
-        session.params, session.plan, session.options, session.home, session.meeting
+        session.params,
+        session.plan,
+        session.options,
+        session.home,
+        session.meeting,
+        skips=getattr(ddp, "skip_all_reduce_unused_params", False),  # since torch 2.9
     )
     session.finalizer = weakref.finalize(ddp, session.engine.close)
     if ddp not in BOOKS.hooks:
-        BOOKS.hooks[ddp] = HookState(session.home)
+        BOOKS.hooks[ddp] = HookState(session.home, delayed=ddp.static_graph)
         ddp.register_comm_hook(BOOKS.hooks[ddp], gradient_hook)
     named = dict(ddp.module.named_parameters())
     BOOKS.hooks[ddp].serve(session.engine, [named[param.name] for param in session.params])

@@ -27,7 +27,8 @@ class Verifier:
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
-        self._group, self._ranks = group, ranks
+        self._group: dist.ProcessGroup | None = group
+        self._ranks = ranks
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hipress-verify", daemon=True)
         self._thread.start()
@@ -45,6 +46,8 @@ class Verifier:
         """End the thread."""
         self._requests.put(None)
         self._thread.join(timeout=5)
+        if not self._thread.is_alive():
+            self._group = None  # ends with the last reference
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
@@ -58,6 +61,7 @@ class Verifier:
                 checked.set_result(buffer)
 
     def _compare(self, buffer: torch.Tensor, params: Sequence[Param], step: int) -> None:
+        assert self._group is not None
         mine = torch.tensor(hashes(buffer, params), dtype=torch.int64)
         try:
             everyone = gather(mine, self._group)
