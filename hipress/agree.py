@@ -7,17 +7,28 @@ So at attach time each rank writes its configuration, as JSON, into the job's ke
 is the point: a collective that one rank never joins cannot say who is missing; the store can.
 A rank whose own set-up failed writes that failure instead, so the others stop at once rather
 than at the time-out.
+
+[Note: a store that does not answer]
+A call to a TCPStore waits for the reply of its host for ever, whatever the store's own time-out:
+a host that is stopped, or cut off, holds up everybody. So each call is made in a thread of its
+own, and whoever asked waits for it until the deadline only. The thread cannot be ended; while it
+waits, the store is not used again, since its next reply belongs to that call. It is a daemon, which
+holds up no exit, and torch releases the GIL around the call.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import logging
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store, _get_default_store
@@ -25,6 +36,10 @@ from torch.distributed.distributed_c10d import Store, _get_default_store
 from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError
 
 FAILED = "failed"
+LEAST = 2.0  # seconds that a call to the store has, however little is left of a time-out
+TELLING = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
+T = TypeVar("T")
+log = logging.getLogger("hipress")
 
 
 @dataclass(frozen=True)
@@ -45,32 +60,33 @@ class Meeting:
         AgreementTimeout naming the ranks that never arrived.
         """
         turn = next(self._turn)
-        self._post(turn, facts)
-        posted = self._collect(turn)
-        _compare(posted, self.ranks)
+        deadline = time.monotonic() + self.timeout
+        self._post(turn, facts, deadline)
+        _compare(self._collect(turn, deadline), self.ranks)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank cannot go on; they raise as they arrive."""
-        self._post(next(self._turn), {FAILED: f"{type(error).__name__}: {error}"})
+        """Tell the others that this rank cannot go on; they raise as they arrive.
+
+        Where they cannot be told, that is logged: `error` is what matters.
+        """
+        deadline = time.monotonic() + min(self.timeout, TELLING)
+        with _unless_silent():
+            self._post(next(self._turn), {FAILED: f"{type(error).__name__}: {error}"}, deadline)
 
     def _key(self, turn: int, rank: int) -> str:
         return f"hipress/{self.name}/{turn}/{rank}"
 
-    def _post(self, turn: int, facts: Mapping[str, Any]) -> None:
-        try:
-            text = json.dumps(facts, sort_keys=True, default=str)
-            self.store.set(self._key(turn, self.rank), text)
-        except RuntimeError as error:
-            raise HipressError(f"the job's store does not answer: {error}") from error
+    def _post(self, turn: int, facts: Mapping[str, Any], deadline: float) -> None:
+        text = json.dumps(facts, sort_keys=True, default=str)
+        self._ask(lambda store: store.set(self._key(turn, self.rank), text), deadline)
 
-    def _collect(self, turn: int) -> list[dict[str, Any]]:
+    def _collect(self, turn: int, deadline: float) -> list[dict[str, Any]]:
         """Everybody's facts; polls, because a store's own wait does not say who is missing."""
-        deadline = time.monotonic() + self.timeout
         missing = list(range(len(self.ranks)))
         found: dict[int, dict[str, Any]] = {}
         for pause in _pauses():
-            for rank in [r for r in missing if self._there(turn, r)]:
-                found[rank] = json.loads(self.store.get(self._key(turn, rank)))
+            for rank, text in self._arrived(turn, missing, deadline).items():
+                found[rank] = json.loads(text)
                 missing.remove(rank)
                 _raise_if_failed(found[rank], self.ranks[rank], self.ranks[self.rank])
             if not missing:
@@ -80,11 +96,16 @@ class Meeting:
             time.sleep(pause)
         return [found[rank] for rank in range(len(self.ranks))]
 
-    def _there(self, turn: int, rank: int) -> bool:
-        try:
-            return bool(self.store.check([self._key(turn, rank)]))
-        except RuntimeError as error:
-            raise HipressError(f"the job's store does not answer: {error}") from error
+    def _arrived(self, turn: int, missing: Sequence[int], deadline: float) -> dict[int, bytes]:
+        """What those of the missing posted who have arrived by now."""
+        keys = {rank: self._key(turn, rank) for rank in missing}
+        return self._ask(
+            lambda store: {r: store.get(key) for r, key in keys.items() if store.check([key])},
+            deadline,
+        )
+
+    def _ask(self, call: Callable[[Store], T], deadline: float) -> T:
+        return answer(self.store, call, deadline, self.ranks[self.rank])
 
     def _absent(self, missing: Sequence[int]) -> str:
         names = ", ".join(str(self.ranks[rank]) for rank in missing)
@@ -102,7 +123,8 @@ def meeting(group: dist.ProcessGroup, timeout: float) -> Meeting:
     place = ",".join(map(str, ranks))
     # A private name, because torch has no public accessor of the job's store.
     store = _get_default_store()
-    turn = store.add(f"hipress/{place}/meetings/{rank}", 1)
+    key = f"hipress/{place}/meetings/{rank}"
+    turn = answer(store, lambda it: it.add(key, 1), time.monotonic() + timeout, ranks[rank])
     return Meeting(store, rank, ranks, timeout, f"{place}/{turn}")
 
 
@@ -112,8 +134,66 @@ def announced(group: dist.ProcessGroup) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        meeting(group, 1.0).fail(error)
+        with _unless_silent():
+            meeting(group, TELLING).fail(error)
         raise
+
+
+# Calls that had no answer in time, and may be waiting still.
+_UNANSWERED: weakref.WeakKeyDictionary[Store, threading.Thread] = weakref.WeakKeyDictionary()
+
+
+def answer(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
+    """What `call(store)` returns. See [Note: a store that does not answer].
+
+    Raises AgreementTimeout where that takes longer than until `deadline` (of time.monotonic()),
+    at once where an earlier call is waiting still, and HipressError for the store's own errors.
+    """
+    before = _UNANSWERED.get(store)
+    if before is not None and before.is_alive():
+        told = f"rank {rank} still waits for an earlier answer of the job's store"
+        raise AgreementTimeout(told + _whereabouts(store))
+    start = time.monotonic()
+    outcome: Future[T] = Future()
+    thread = threading.Thread(target=_call, args=(store, call, outcome), daemon=True)
+    thread.start()
+    try:
+        thread.join(max(deadline - start, LEAST))
+    finally:  # after a KeyboardInterrupt, too
+        if thread.is_alive():
+            _UNANSWERED[store] = thread
+    if not outcome.done():
+        told = f"rank {rank} waited {time.monotonic() - start:.3g} s for the job's store"
+        raise AgreementTimeout(told + _whereabouts(store))
+    try:
+        return outcome.result()
+    except RuntimeError as error:
+        raise HipressError(f"the job's store does not answer: {error}") from error
+
+
+def _call(store: Store, call: Callable[[Store], T], outcome: Future[T]) -> None:
+    try:
+        outcome.set_result(call(store))
+    except Exception as error:
+        outcome.set_exception(error)
+
+
+def _whereabouts(store: Store) -> str:
+    """The end of a message: where a store is that does not answer."""
+    base = getattr(store, "_underlying_non_prefix_store", store)  # torch has no public name
+    host = getattr(base, "host", None)
+    port = getattr(base, "port", None)
+    where = f" at {host}:{port}" if host is not None else ""
+    return f"{where}, which does not answer: the process that keeps it may be stopped or cut off."
+
+
+@contextmanager
+def _unless_silent() -> Iterator[None]:
+    """An error is told to the others if the store answers, and never replaced."""
+    try:
+        yield
+    except HipressError as error:
+        log.warning("the other ranks could not be told of a failure: %s", error)
 
 
 def _pauses() -> Iterator[float]:

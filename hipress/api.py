@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress import agree
 from hipress import options as options_
-from hipress.errors import ConfigError, unknown
+from hipress.errors import ConfigError, StateError, unknown
 from hipress.link import patience
 from hipress.model import as_ddp
 from hipress.options import AUTO
@@ -56,8 +56,9 @@ def wrap(
     torch.distributed must be initialized; with one rank nothing is installed.
 
     Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ,
-    AgreementTimeout for ranks that do not arrive, and HipressError, of which these are kinds, where
-    the job's store does not answer, or ranks cannot be connected or their link not be measured.
+    AgreementTimeout for ranks that do not arrive or a job's store that does not answer in time, and
+    HipressError, of which these are kinds, where that store fails, or ranks cannot be connected or
+    their link not be measured.
     """
     home = _home(process_group)
     with agree.announced(home):
@@ -146,11 +147,15 @@ def state_dict(ddp: DistributedDataParallel) -> dict[str, Any]:
     Residuals differ between ranks: save one file per rank, or with torch.distributed.checkpoint
     under a key per rank. It holds tensors, numbers and texts only, so
     torch.load(weights_only=True) reads it.
+
+    Raises StateError while a step is under way or after one failed: ranks may have come
+    differently far in it.
     """
     from hipress import checkpoint
     from hipress.state import Residuals
 
     session = _session(as_ddp(ddp))
+    _refuse_unfinished(session)
     rank, size = session.rank, session.world_size
     if session.engine is None:
         empty = Residuals(session.params, session.plan)
@@ -164,12 +169,14 @@ def load_state_dict(
     """Continue where `state_dict` was taken, bit for bit (scope "tensor"; same world size and
     strategy).
 
-    Raises StateError listing what does not fit; with `strict=False` that is left out instead.
+    Raises StateError listing what does not fit, which with `strict=False` starts from zero instead;
+    and while a step is under way or after one failed.
     """
     from hipress import checkpoint
     from hipress.state import Residuals
 
     session = _session(as_ddp(ddp))
+    _refuse_unfinished(session)
     engine = session.engine
     residuals = engine.works.residuals if engine else Residuals(session.params, session.plan)
     session.idle_step = checkpoint.load(residuals, state, session.rank, session.world_size, strict)
@@ -225,6 +232,17 @@ def _session(ddp: DistributedDataParallel) -> Session:
     if session is None:
         raise ConfigError("hipress is not attached to this module; use hipress.wrap or attach")
     return session
+
+
+def _refuse_unfinished(session: Session) -> None:
+    """Within a step ranks have come differently far, so their states would not fit together."""
+    reason = session.engine.unfinished if session.engine is not None else None
+    if reason is not None:
+        raise StateError(
+            f"rank {session.rank}: {reason}: this is the state of no step. After a failure: make "
+            "the process group anew (destroy_process_group, init_process_group), wrap the model "
+            "again, and load the model and the state that were saved last"
+        )
 
 
 def _refuse_taken(ddp: DistributedDataParallel) -> None:

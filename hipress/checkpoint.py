@@ -200,17 +200,27 @@ def _shapes(
 
 
 def _put_back(residuals: Residuals, saved: Saved, params: list[Param]) -> None:
+    """The saved values of `params`; those of all others become zero, as at the start."""
     for param in params:
         if param.index not in residuals.places:
             # Scope "bucket": the first bucket with this parameter takes it from here.
             residuals.place(str(residuals.codec_of(param.index)), [param.index])
-        for side, arrays in residuals.pieces(param.index).items():
-            for name, array in arrays.items():
-                values = saved.get(param.name, {}).get(side, {}).get(name)
-                if values is None:
-                    array[:] = 0
-                else:
-                    _fill(array, values)
+    good = {param.index for param in params}
+    for index in residuals.places:
+        values = saved[residuals.params[index].name] if index in good else {}
+        _fill_all(residuals.pieces(index), values)
+
+
+def _fill_all(
+    pieces: Mapping[str, Mapping[str, Floats]], saved: Mapping[str, Mapping[str, torch.Tensor]]
+) -> None:
+    for side, arrays in pieces.items():
+        for name, array in arrays.items():
+            values = saved.get(side, {}).get(name)
+            if values is None:
+                array[:] = 0
+            else:
+                _fill(array, values)
 
 
 def _as_torch(array: Floats) -> torch.Tensor:

@@ -3,8 +3,8 @@
     HipressError
     ├── ConfigError (ValueError)      an option, name or model that cannot be used; says what can
     │   └── ConfigMismatch            the ranks were configured differently; names both sides
-    ├── AgreementTimeout (TimeoutError)   ranks that never arrived; names them
-    ├── StateError (ValueError)       a state dictionary that does not fit this model
+    ├── AgreementTimeout (TimeoutError)   ranks that never arrived, or the job's silent store
+    ├── StateError (ValueError)       a state that does not fit this model, or of no whole step
     ├── SyncError (RuntimeError)      synchronizing gradients failed, now or in an earlier step
     └── DivergenceError (RuntimeError)    verify=True found ranks with different gradients
 
@@ -32,11 +32,11 @@ class ConfigMismatch(ConfigError):
 
 
 class AgreementTimeout(HipressError, TimeoutError):
-    """Some ranks did not arrive within the time-out."""
+    """Some ranks did not arrive, or the job's store did not answer, within the time-out."""
 
 
 class StateError(HipressError, ValueError):
-    """A state dictionary that does not fit."""
+    """A state dictionary that does not fit, or that a step which did not end does not allow."""
 
 
 class SyncError(HipressError, RuntimeError):

@@ -28,6 +28,7 @@ from tests.patience import HANG
 
 FAKES = {"int8": Int8, "half": Halves, "sparse": Sparse}
 SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
+UNREBUILT = {"find_unused_parameters": True}
 
 
 class Net(nn.Module):
@@ -614,6 +615,44 @@ def silent(rank, world_size, dtype, options):
     found = error_of(loss.backward)
     store.set(f"done/{rank}", "")
     return found
+
+
+def torn(rank, world_size):
+    """Rank 1's backward pass raises when its first buckets are on their way; what its state is."""
+    ddp = hipress.wrap(make(), codec("int8"), timeout=1.0, ddp_kwargs=SMALL_BUCKETS)
+    train(ddp, rank, range(2))
+    saved = hipress.state_dict(ddp)
+    if rank == 1:
+        ddp.module.norm.register_full_backward_hook(lambda *_: 1 / 0)
+    logging.disable(logging.CRITICAL)
+    return [
+        error_of(train, ddp, rank, range(2, 3))[:2],
+        error_of(hipress.state_dict, ddp)[:2],
+        error_of(hipress.load_state_dict, ddp, saved)[:2],
+    ]
+
+
+def forgotten(rank, world_size, scope):
+    """How many values are left after a state of which nothing, or one parameter, fits is loaded."""
+    ddp = hipress.wrap(make(), codec("int8"), scope=scope, ddp_kwargs=UNREBUILT)
+    train(ddp, rank, range(2))
+    saved = hipress.state_dict(ddp)
+    train(ddp, rank, range(2))
+    logging.disable(logging.CRITICAL)
+    found = []
+    values = {"second.weight": saved["state"]["second.weight"]}
+    for unfit in ({"state": values}, {"world_size": 7}):
+        hipress.load_state_dict(ddp, saved | unfit, strict=False)
+        found.append([name for name, any_ in left(ddp).items() if any_])
+    return sorted(name for name, sides in saved["state"].items() if sides), found
+
+
+def left(ddp):
+    """By parameter: whether any of its saved values is not zero."""
+    return {
+        name: any(bool(value.any()) for values in sides.values() for value in values.values())
+        for name, sides in hipress.state_dict(ddp)["state"].items()
+    }
 
 
 def diverging(rank, world_size):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+import hipress
+from hipress import api
+from hipress.errors import StateError
 from tests.hipress import ranks
 from tests.hipress.launch import launch
-
-UNREBUILT = {"find_unused_parameters": True}
 
 
 @pytest.mark.parametrize(
@@ -15,7 +18,7 @@ UNREBUILT = {"find_unused_parameters": True}
     [
         ("int8", "tensor", ranks.SMALL_BUCKETS),
         ("sparse", "tensor", ranks.SMALL_BUCKETS),
-        ("int8", "bucket", UNREBUILT),
+        ("int8", "bucket", ranks.UNREBUILT),
     ],
 )
 def test_resumes_bit_for_bit(name, scope, ddp_kwargs, tmp_path):
@@ -49,3 +52,28 @@ def test_states_that_do_not_fit(tmp_path):
             "side": "second.weight: expected tensors by side and name",
         }.items():
             assert expected in errors[title][1]
+
+
+@pytest.mark.parametrize("scope", ["tensor", "bucket"])
+def test_what_does_not_fit_starts_from_zero(scope):
+    for names, (one, none) in launch(ranks.forgotten, 2, scope):
+        assert len(names) > 1
+        assert one == ["second.weight"]
+        assert none == []
+
+
+@pytest.mark.parametrize("call", [hipress.state_dict, lambda ddp: hipress.load_state_dict(ddp, {})])
+def test_no_state_within_a_step(call, monkeypatch):
+    engine = SimpleNamespace(unfinished="step 3 has begun and has not ended")
+    monkeypatch.setattr(api, "as_ddp", lambda module: module)
+    monkeypatch.setattr(api, "_session", lambda _: SimpleNamespace(rank=1, engine=engine))
+    with pytest.raises(StateError, match=r"rank 1: step 3 has begun .* wrap the model again"):
+        call(None)
+
+
+def test_no_state_after_a_torn_step():
+    for rank, (first, *states) in enumerate(launch(ranks.torn, 2)):
+        assert first[0] == "ZeroDivisionError" if rank == 1 else first[0] != "none"
+        for kind, message in states:
+            assert kind == "StateError"
+            assert message.startswith(f"rank {rank}: step 2 ")

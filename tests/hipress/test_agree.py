@@ -1,0 +1,150 @@
+"""The job's store: one that answers, one whose host is stopped, one that fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from hipress import agree
+from hipress.agree import Meeting
+from hipress.errors import AgreementTimeout, ConfigError, HipressError
+from tests.hipress.launch import CONTEXT
+from tests.patience import HANG
+
+SILENT = "the job's store at 127.0.0.1:{port}, which does not answer"
+EXIT = """
+import sys, torch.distributed as dist
+from hipress import agree
+agree.LEAST = 0.1
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), wait_for_workers=False)
+print("connected", flush=True)
+sys.stdin.readline()
+try:
+    agree.Meeting(store, 0, (0, 1), 0.1, "exit").settle({})
+except agree.AgreementTimeout as error:
+    print(error, flush=True)
+"""
+
+
+class Broken(dist.Store):
+    """A store whose connection is lost."""
+
+    def add(self, key, value):
+        raise dist.DistNetworkError("Broken pipe")
+
+
+def _keep(pipe):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    time.sleep(3600)
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch):
+    """This process is rank 1 of 3; whoever is late is late soon."""
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1, 2])
+    monkeypatch.setattr(dist, "get_rank", lambda _: 1)
+    monkeypatch.setattr(agree, "LEAST", 0.1)
+    monkeypatch.setattr(agree, "TELLING", 0.2)
+
+
+@pytest.fixture
+def host():
+    """A process that keeps a store, and its port."""
+    here, there = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_keep, args=(there,), daemon=True)
+    process.start()
+    try:
+        yield process.pid, here.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.fixture
+def client(host, monkeypatch):
+    """The job's store, as torch has it: with a prefix."""
+    store = dist.PrefixStore(
+        "default_pg", dist.TCPStore("127.0.0.1", host[1], wait_for_workers=False)
+    )
+    monkeypatch.setattr(agree, "_get_default_store", lambda: store)
+    return store
+
+
+def state(task):
+    return (task / "stat").read_text().rpartition(") ")[2][0]
+
+
+@contextmanager
+def stopped(pid):
+    """All of its threads: the one that answers, too."""
+    os.kill(pid, signal.SIGSTOP)
+    while any(state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
+        os.sched_yield()
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_stopped_host_before_the_meeting(host, client):
+    pid, port = host
+    with stopped(pid):
+        with pytest.raises(AgreementTimeout, match=r"rank 1 waited 0\.\d+ s for") as error:
+            agree.meeting(None, 0.1)
+        assert SILENT.format(port=port) in str(error.value)
+        with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
+            agree.meeting(None, HANG)  # at once
+    agree._UNANSWERED[client].join(HANG)
+    assert agree.meeting(None, HANG).name == "0,1,2/2"  # the late answer was the first
+
+
+def test_a_stopped_host_during_the_meeting(host, client):
+    meeting = agree.meeting(None, 0.1)
+    with stopped(host[0]), pytest.raises(AgreementTimeout, match="which does not answer"):
+        meeting.settle({})
+
+
+def test_a_failure_is_told_as_it_is_where_the_store_is_silent(host, client, caplog):
+    meeting = agree.meeting(None, HANG)
+    with stopped(host[0]):
+        with pytest.raises(ConfigError, match="mine"), agree.announced(None):
+            raise ConfigError("mine")
+        meeting.fail(ConfigError("mine"))
+    assert caplog.text.count("could not be told") == 2
+
+
+def test_exit_while_a_call_waits(host):
+    pid, port = host
+    process = subprocess.Popen(
+        [sys.executable, "-c", EXIT, str(port)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "connected\n"
+        with stopped(pid):
+            output, _ = process.communicate("go\n", timeout=HANG)
+        assert process.returncode == 0, output
+        assert SILENT.format(port=port) in output
+    finally:
+        process.kill()
+
+
+def test_errors_of_the_store(monkeypatch):
+    monkeypatch.setattr(agree, "_get_default_store", Broken)
+    with pytest.raises(HipressError, match="store does not answer: Broken pipe"):
+        agree.meeting(None, HANG)
+
+
+def test_the_last_look_may_take_a_moment():
+    """Who is missing is told, though no time is left for the call that finds it out."""
+    with pytest.raises(AgreementTimeout, match=r"for rank 0, 2 of 3\. Every rank must call"):
+        Meeting(dist.HashStore(), 1, (0, 1, 2), 1e-9, "late").settle({})
