@@ -1,0 +1,150 @@
+"""What the ranks of test_steps do."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hipress
+from hipress.session import BOOKS
+from tests.hipress.fakes import Int8
+from tests.hipress.ranks import SMALL_BUCKETS, make
+
+
+class Checkpointed(nn.Module):
+    """Layers whose inner values are computed again, in a backward pass within the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+
+class Heads(nn.Module):
+    """Two results that no parameter but the first layer's has part in both of."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 80), nn.Linear(64, 90)
+
+    def forward(self, x):
+        return self.one(x).square().mean(), self.two(x).square().mean()
+
+
+def digest(module):
+    values = [p.grad.numpy().tobytes() for p in module.parameters()]
+    return hashlib.sha256(b"".join(values)).hexdigest()
+
+
+def passes(rank, _, what, codec):
+    """Steps that are counted, and hashes of their gradients."""
+    torch.manual_seed(0)
+    model = Checkpointed() if what == "reentrant" else Heads()
+    ddp = hipress.wrap(model, codec, min_size=0, ddp_kwargs=SMALL_BUCKETS)
+    found = []
+    for step in range(4):
+        ddp.zero_grad()
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        if what == "reentrant":
+            ddp(x.requires_grad_()).square().mean().backward()
+        else:
+            one, two = ddp(x)
+            if what == "apart" or rank == 1:
+                two.backward()
+                one.backward()
+            else:
+                (one + two).backward()
+        found.append(digest(ddp))
+    return hipress.state_dict(ddp)["step"], hipress.report(ddp).measured.steps, found
+
+
+def let_go(rank, _):
+    """What is left of an engine right after detach, with Python's collector at rest."""
+    gc.disable()
+    ddp = hipress.wrap(make(), Int8(), verify=True)
+    ddp(torch.randn(4, 7)).sum().backward()
+    engine = BOOKS.sessions[ddp].engine
+    held = [engine._executor._transport, engine._executor._transport._group]
+    held.append(engine._verifier._group)
+    left = [weakref.ref(one) for one in held]
+    del engine, held
+    hipress.detach(ddp)
+    return [ref() is None for ref in left]
+
+
+def told(call):
+    """The error that a call raises, its text, and the seconds until then."""
+    begin = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    return "none", "", time.monotonic() - begin
+
+
+def died_in_the_first_step(rank, _, static):
+    ddp = hipress.wrap(make(), Int8(), ddp_kwargs={"static_graph": static, **SMALL_BUCKETS})
+    loss = ddp(torch.randn(4, 7)).sum()
+    if rank == 1:
+        os._exit(1)
+    return told(loss.backward)
+
+
+def no_room(rank, _):
+    """A rank that cannot make its buffers, and goes on living."""
+    ddp = hipress.wrap(make(), Int8())
+    if rank == 1:
+
+        def works(indices):
+            raise MemoryError("no room")
+
+        BOOKS.sessions[ddp].engine.works.of = works
+    found = told(lambda: ddp(torch.randn(4, 7)).sum().backward())
+    dist.barrier()  # nobody leaves before all were told
+    return found, told(lambda: hipress.state_dict(ddp))
+
+
+def wrapped_anew(rank, _):
+    """After a step in which rank 1 cannot encode, with buckets of DDP's own between."""
+    model = make()
+    options = {"exclude": ["first.*", "last.*"], "ddp_kwargs": SMALL_BUCKETS}
+    ddp = hipress.wrap(model, Int8(), **options)
+    encode = Int8.encode_batch
+    if rank == 1:
+
+        def broken(*args, **options):
+            raise ValueError("broken")
+
+        Int8.encode_batch = broken
+    loss = ddp(torch.randn(4, 7)).sum()
+    found = told(loss.backward)
+    del ddp, loss
+    Int8.encode_batch = encode
+    again = hipress.wrap(model, Int8(), **options)
+    again.zero_grad()
+    again(torch.randn(4, 7)).sum().backward()
+    return found, digest(again)
+
+
+def of_a_group(rank, _):
+    """Errors name ranks of the job, whatever their places in a group are."""
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return None
+    ddp = hipress.wrap(make(), Int8(), process_group=group)
+    loss = ddp(torch.randn(4, 7)).sum()
+    if rank == 2:
+        os._exit(1)
+    return told(loss.backward)

@@ -1,0 +1,60 @@
+"""Where steps begin and end, and what is left of those that fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hipress import step_ranks
+from tests.hipress.launch import DIED, launch
+from tests.patience import HANG
+
+
+@pytest.mark.parametrize("what", ["reentrant", "apart", "one rank"])
+def test_a_step_may_have_several_backward_passes(what):
+    """Each was counted as a step: what ranks draw alike, they then drew for different steps."""
+    first, second = launch(step_ranks.passes, 2, what, "randomk")
+    assert first == second
+    assert first[:2] == (4, 4)
+
+
+def test_detach_leaves_no_connections():
+    """In a cycle they lived on, and forked children hung or crashed where they were collected."""
+    assert launch(step_ranks.let_go, 2) == 2 * [[True, True, True]]
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_the_first_step_tells_what_went_wrong(static):
+    (kind, message, seconds), dead = launch(
+        step_ranks.died_in_the_first_step, 2, static, may_die=[1]
+    )
+    assert dead == DIED
+    assert kind == "TransportError"
+    assert message.startswith("rank 0, peer 1, task `")
+    assert seconds < HANG / 2
+
+
+def test_a_rank_that_cannot_begin_tells_the_others():
+    (theirs, _), (own, state) = launch(step_ranks.no_room, 2)
+    assert own[:2] == (
+        "SyncError",
+        "rank 1, step 0: the bucket could not be handed over: MemoryError: no room",
+    )
+    assert theirs[0] == "TransportError"
+    assert max(own[2], theirs[2]) < HANG / 2
+    assert state[0] == "StateError"
+    assert "step 0 failed" in state[1]
+
+
+def test_a_model_is_wrapped_anew_after_a_failed_step():
+    """Nobody is left waiting in an all-reduce of DDP's own group."""
+    (theirs, one), (own, other) = launch(step_ranks.wrapped_anew, 2)
+    assert own[0] == "PayloadError"
+    assert theirs[0] == "TransportError"
+    assert one == other
+
+
+def test_errors_name_the_ranks_of_the_job():
+    _, (kind, message, _), dead = launch(step_ranks.of_a_group, 3, may_die=[2])
+    assert dead == DIED
+    assert kind == "TransportError"
+    assert message.startswith("rank 0 (global 1), peer 1 (global 2), task `")
