@@ -122,7 +122,7 @@ def install(ddp: DistributedDataParallel, session: Session) -> None:
         session.options,
         session.home,
         session.meeting,
-        skips=getattr(ddp, "skip_all_reduce_unused_params", False),  # since torch 2.9
+        skips=getattr(ddp, "skip_all_reduce_unused_params", False),  # not in every torch
     )
     session.finalizer = weakref.finalize(ddp, session.engine.close)
     if ddp not in BOOKS.hooks:
