@@ -24,7 +24,8 @@ from compll import list_specs
 from hipress.demo import methods as methods_
 from hipress.demo import place, runner
 from hipress.demo.job import Job, Result, Workload
-from hipress.demo.methods import BASELINES, DEFAULTS
+from hipress.demo.methods import ALONE, BASELINES, DEFAULTS
+from hipress.demo.netns import parse_rate
 from hipress.demo.report import Report, Row, markdown, rows
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,9 +40,10 @@ _PARAMETERS = {
     "topk": (":ratio=0.05", ":ratio=0.01"),
 }
 _LOSS = (
-    *(name for name in BASELINES if name != "none"),
+    *(name for name in BASELINES if name not in ALONE),
     *(f"hipress:{spec}{text}" for spec in list_specs() for text in _PARAMETERS.get(spec, ("",))),
 )
+_STEPS = (*ALONE, *(name for name in DEFAULTS if name not in ALONE), "hipress:auto")
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,10 @@ class Target:
 
 
 GROUPS = {
-    "hosts2": Group((*DEFAULTS, "hipress:auto")),
-    "hosts4": Group((*DEFAULTS, "hipress:auto"), hosts=4),
+    "hosts2": Group(_STEPS),
+    "hosts4": Group(_STEPS, hosts=4),
     "slow": Group(
-        ("none", "ddp-fp16", "powersgd", "hipress:dgc:ratio=0.01:bits=16", "hipress:auto"),
+        (*ALONE, "ddp-fp16", "powersgd", "hipress:dgc:ratio=0.01:bits=16", "hipress:auto"),
         rate="100mbit",
     ),
     "loopback": Group(("ddp-fp32", "hipress:auto"), loopback=True, steps=40, rounds=5),
@@ -168,6 +170,7 @@ def main(
     methods: Annotated[str, typer.Option(help="Comma-separated, instead of the group's.")] = "",
     steps: Annotated[int | None, typer.Option(help="Instead of the group's.", min=2)] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the group's.", min=1)] = None,
+    rate: Annotated[str, typer.Option(help="Of links, instead of the group's.")] = "",
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
     add: Annotated[bool, typer.Option("--add", help="Keep the files' other methods.")] = False,
 ) -> None:
@@ -177,7 +180,7 @@ def main(
         print(f"unknown group {unknown[0]!r}; choose from: {', '.join(GROUPS)}", file=sys.stderr)
         raise typer.Exit(2)
     given = tuple(part.strip() for part in methods.split(",") if part.strip())
-    _check(given, output)
+    _check(given, rate, output)
     for name in group or GROUPS:
         usual = GROUPS[name]
         chosen = dataclasses.replace(
@@ -185,14 +188,17 @@ def main(
             methods=given or usual.methods,
             steps=steps or usual.steps,
             rounds=rounds or usual.rounds,
+            rate=rate or usual.rate,
         )
         _measure_and_write(name, chosen, output, add=add)
 
 
-def _check(given: Sequence[str], output: Path) -> None:
-    """Refuses what no method is called, and no folder, before the others take their time."""
+def _check(given: Sequence[str], rate: str, output: Path) -> None:
+    """Refuses what is no method, no speed and no folder, before the others take their time."""
     try:
         methods_.check([methods_.parse(text) for text in given])
+        if rate:
+            parse_rate(rate)
         output.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)

@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hipress.demo.job import Result
+from hipress.demo.methods import ALONE
 from hipress.demo.report import Report, Row, rows
 
 _FLOOR = "#b9c0c8"
@@ -53,7 +54,7 @@ def _step_times(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None
         axes.errorbar(
             1e3 * row.median, position, xerr=[[span[0]], [span[1]]], color=_INK, lw=1, capsize=2
         )
-        gain = "" if method in ("none", "ddp-fp16") else _gain(row)
+        gain = "" if method in (*ALONE, "ddp-fp16") else _gain(row)
         _annotate(axes, 1e3 * max(row.high, row.median), position, f"{1e3 * row.median:.0f}{gain}")
     _name_bars(axes, [row.result.label for row in good])
     floor = [row.median for row in good if row.result.method == "none"]
@@ -86,7 +87,7 @@ def _losses(axes: Axes, results: Sequence[Result], colors: dict[str, str]) -> No
     _style(axes, "Loss against training time, s (mean of 10 steps)")
     axes.grid(axis="y", color="#e8ebef", lw=0.8)
     for result in results:
-        if result.method == "none":
+        if result.method in ALONE:
             continue  # nothing is synchronized, so its loss is of several drifting models
         ours = result.method.startswith("hipress")
         axes.plot(

@@ -12,12 +12,18 @@ from typing import Any
 
 BASELINES = {
     "none": "no communication",
+    "ddp-noop": "DDP, nothing sent",
     "ddp-fp32": "DDP fp32",
     "ddp-fp16": "DDP fp16 hook",
     "powersgd": "DDP PowerSGD rank 4",
 }
+#: baselines whose ranks train on their own, so that losses and equality mean nothing
+ALONE = ("none", "ddp-noop")
 AUTO = "auto"
-DEFAULTS = (*BASELINES, "hipress:onebit_group", "hipress:int4_group")
+DEFAULTS = (
+    *("none", "ddp-fp32", "ddp-fp16", "powersgd"),
+    *("hipress:onebit_group", "hipress:int4_group"),
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rich.console import Group
 from rich.table import Table
 
 from hipress.demo.job import Result, Workload
+from hipress.demo.methods import ALONE
 
 SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
 PRICE = ("payload MB", "wire MB", "loss", "to fp32", "ranks")
@@ -117,7 +118,7 @@ def _row(result: Result, good: dict[str, Result]) -> Row:
     median = statistics.median(result.timed)
     fp32 = good.get("ddp-fp32")
     loss = final_loss(result)
-    compared = fp32 is not None and result.method != "none"
+    compared = fp32 is not None and result.method not in ALONE
     return Row(
         result,
         median,
@@ -144,7 +145,7 @@ def _ratio(baseline: Result | None, median: float) -> float | None:
 def _cells(row: Row) -> tuple[str, ...]:
     result = row.result
     same = {None: "-", True: "equal", False: "DIFFER"}[result.identical]
-    alone = result.method == "none"  # two models that drift apart: their loss means nothing
+    alone = result.method in ALONE  # models that drift apart: their loss means nothing
     return (
         f"{1e3 * row.median:.0f}",
         f"{1e3 * row.low:.0f}-{1e3 * row.high:.0f}",

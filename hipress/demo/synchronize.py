@@ -7,7 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    debugging_hooks,
+    default_hooks,
+    powerSGD_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress.demo.methods import Method
@@ -32,6 +37,22 @@ def synchronize(model: nn.Module, method: Method) -> Synchronized:
 
 def _none(model: nn.Module) -> Synchronized:
     return Synchronized(model, lambda steps: 0)
+
+
+def _noop(model: nn.Module) -> Synchronized:
+    """The floor of every method: DDP's own work, and ranks that wait for the slowest."""
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    counter = _CountedAllReduce()
+
+    def hook(state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if not bucket.is_last():
+            return debugging_hooks.noop_hook(None, bucket)
+        met = dist.all_reduce(torch.zeros(1), async_op=True)
+        whole: torch.futures.Future[torch.Tensor] = met.get_future().then(lambda _: bucket.buffer())
+        return whole
+
+    ddp.register_comm_hook(None, hook)
+    return Synchronized(ddp, lambda steps: counter.sent)
 
 
 def _fp32(model: nn.Module) -> Synchronized:
@@ -77,6 +98,7 @@ def _native(model: nn.Module) -> Callable[[int], int]:
 
 _BASELINES: dict[str, Callable[[nn.Module], Synchronized]] = {
     "none": _none,
+    "ddp-noop": _noop,
     "ddp-fp32": _fp32,
     "ddp-fp16": _fp16,
     "powersgd": _powersgd,

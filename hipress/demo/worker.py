@@ -92,7 +92,7 @@ def _train(order: Order) -> dict[str, Any]:
         "seconds": trainer.seconds,
         "losses": trainer.losses,
         **after.since(before, job.steps - job.warmup, order.sharers),
-        "identical": None if job.method == "none" else _identical(synchronized.module),
+        "identical": None if job.method in methods.ALONE else _identical(synchronized.module),
     }
 
 

@@ -91,3 +91,14 @@ def test_a_folder_that_cannot_be_is_told_before_any_runs(monkeypatch, tmp_path, 
     with pytest.raises(typer.Exit):
         training.main(["loopback"], output=tmp_path / "file" / "folder")
     assert "Not a directory" in capsys.readouterr().err
+
+
+def test_links_of_another_rate(monkeypatch, tmp_path, capsys):
+    ran = []
+    monkeypatch.setattr(training, "_measure_and_write", lambda *given, add: ran.append(given))
+    training.main(["hosts2", "slow"], rate="560mbit", output=tmp_path)
+    assert [given[1].rate for given in ran] == ["560mbit", "560mbit"]
+    with pytest.raises(typer.Exit):
+        training.main(["hosts2"], rate="fast", output=tmp_path)
+    assert "fast" in capsys.readouterr().err
+    assert len(ran) == 2

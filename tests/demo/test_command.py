@@ -23,7 +23,7 @@ def known_codecs(monkeypatch):
     "arguments, message",
     [
         (["--rate", "fast"], "rate 'fast': expected 100kbit to 100gbit, such as 1gbit or 100mbit"),
-        (["--methods", "ddp"], "unknown method 'ddp'; choose from: none, ddp-fp32, ddp-fp16,"),
+        (["--methods", "ddp"], "unknown method 'ddp'; choose from: none, ddp-noop, ddp-fp32,"),
         (["--methods", "hipress:twobit"], "hipress:auto, hipress:onebit_group, hipress:int4_group"),
         (["--methods", "hipress:onebit_grup"], "did you mean hipress:onebit_group?"),
         (["--methods", "none,dgcc"], "did you mean hipress:dgc?"),

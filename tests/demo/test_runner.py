@@ -54,6 +54,14 @@ def test_without_communication_nothing_is_sent():
     assert (result.error, result.payload_bytes, result.identical) == (None, 0, None)
 
 
+def test_ddp_that_sends_nothing_but_a_number_trains_as_each_rank_would_alone():
+    alone, met = (
+        runner.run(Loopback(), Job(name, steps=3, workload=TINY)) for name in methods.ALONE
+    )
+    assert (met.error, met.payload_bytes, met.identical) == (None, 4, None)
+    assert met.losses == alone.losses
+
+
 def test_fp32_twice_gives_the_same_losses():
     job = Job("ddp-fp32", steps=3, workload=replace(TINY, optimizer="adamw"))
     first, second = (runner.run(Loopback(), job) for _ in range(2))
@@ -91,6 +99,14 @@ def test_a_rank_ends_when_its_parent_is_gone():
     )
     child.communicate(timeout=HANG)
     assert child.returncode in (1, 3)
+
+
+def test_ranks_keep_their_memory():
+    """glibc would return it in every step and fault it in again in the next."""
+    said = "raise SystemExit(os.environ['MALLOC_TRIM_THRESHOLD_'] + os.environ['MALLOC_MMAP_MAX_'])"
+    place = Watched({1: [sys.executable, "-c", f"import os; {said}"]})
+    result = runner.run(place, Job("ddp-fp32", steps=2, workload=TINY))
+    assert result.error == f"rank 1 ended with status 1: {1 << 40}0"
 
 
 def test_every_default_method_is_known():
