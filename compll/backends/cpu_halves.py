@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from compll.backends.cpu_ops import F32, HALF, I16, I32, _c, _primitive, f32
+from compll.backends.cpu_ops import F32, HALF, I16, I32, _c, _primitive, f32, where_finite
 
 __all__ = [
     "held_bfloat16", "held_float16", "held_value", "kept_bfloat16", "kept_float16",
@@ -76,8 +76,7 @@ def _kept_value(typing: Any, value: Any, held: Any) -> Any:
         value, held = values
         if signature.args[1] != f32:
             return _kept("bfloat16", b, value, held)
-        size = b.and_(b.bitcast(value, I32), _c(0x7FFFFFFF))
-        return b.select(b.icmp_signed("<", size, _c(0x7F800000)), value, held)
+        return where_finite(b, value, held)
 
     return held(f32, held), generate
 

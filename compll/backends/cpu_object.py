@@ -244,7 +244,13 @@ def flags() -> Any:
     options = {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True} | OPTIONS
     cpu_target.options.parse_as_flags(found, options)
     found.no_compile = True
+    found.no_rewrites = True  # of constants, branches and array expressions: kernels have none
     return found
+
+
+def laid_out(part: Any) -> None:
+    """What numba does to a module before it links it, but for the optimizing."""
+    part.data_layout = cpu_target.target_context.codegen()._data_layout
 
 
 def lowered(one: Declared, signature: str, library: Any) -> Any:
@@ -277,6 +283,7 @@ def stored(kernels: dict[str, Declared]) -> Stored:
     for context in (cpu_target.typing_context, cpu_target.target_context):
         context.refresh()  # what numba knows of NumPy, as its own compiler does first
     library = cpu_target.target_context.codegen().create_library("compll")
+    library._optimize_functions = laid_out  # all of it is optimized once, at the end
     found: dict[str, list[list[str]]] = {}
     texts, known = [SUPPORT], dict(RUNTIME)
     for name, one in kernels.items():

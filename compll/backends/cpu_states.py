@@ -46,7 +46,7 @@ class Stated(Pouring):
         """What a state's element becomes that was `before` and is given a value."""
         if state in self.halves:
             return f"kept_{self.halves[state]}({value}, {before})"
-        return f"f_where(finite({value}), {value}, {before})"
+        return f"kept({value}, {before})"
 
     def overwrite(self, sinks: list[Sink]) -> None:
         """The tile's new states, and the gradient when it is written back, in one loop: each
