@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -201,6 +202,14 @@ def known():
     kernels = {name: found[name] for name in ("encode_feed", "check")}
     assert list(cpu_object.stored(kernels).kernels) == ["encode_feed", "check"]
     return kernels
+
+
+def test_what_merges_a_tile_is_no_part_of_its_only_caller():
+    """As it was where another process compiled one of the two kernels that call it."""
+    text = cpu.HopSource(compll.compile("onebit_group", "reference").module).text
+    kernels = declared(cpu_load.imported(cpu_load.place("hop", text), text))
+    (image,) = cpu_object.stored({"encode_feed": kernels["encode_feed"]}).images
+    assert re.search(rb"\0_ZN(?!08NumbaEnv)[^\0]*10merge_tile", image)  # a symbol
 
 
 @of_one_cache
