@@ -39,6 +39,7 @@ from numba import njit
 from compll.backends.cpu_codes import *
 from compll.backends.cpu_declare import kernel
 from compll.backends.cpu_elementary import *
+from compll.backends.cpu_memory import *
 from compll.backends.cpu_ops import *
 from compll.backends.cpu_ops import i64, i_of_b, i_of_u
 from compll.backends.cpu_gaps import *

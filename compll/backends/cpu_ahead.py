@@ -8,7 +8,7 @@ fast.
 
 Tiles of one array are brought to the first level of the cache. That holds 32 KB on some processors
 (AMD's), where two or more arrays' tiles, and what is computed of them, push each other out: those
-are brought to the second level, and EARLIER (cpu_ops.py). On an EPYC of family 25 the encodes with
+are brought to the second level, and EARLIER (cpu_memory.py). On an EPYC of family 25 the encodes with
 feedback were 1.2 to 1.7 times as fast without any prefetch as with all to the first level, and
 those without state .7 to .8 times; so they have both. Where the first level is larger (48 KB on the
 Xeon that the figure above is of), everything goes there.

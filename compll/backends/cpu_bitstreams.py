@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from compll.backends import cpu_memory as memory
 from compll.backends import cpu_ops as ops
 
 u64 = np.uint64
@@ -105,7 +106,7 @@ def store_elias(positions, count, out, at, n):  # type: ignore[no-untyped-def]
         word |= u64(code) << u64(fill)
         fill += bits
         if fill >= 32:
-            ops.store_uint32(out, at, np.int64(word & u64(0xFFFFFFFF)))
+            memory.store_uint32(out, at, np.int64(word & u64(0xFFFFFFFF)))
             at, word, fill = at + 4, word >> u64(32), fill - 32
     while fill > 0:
         out[at] = np.uint8(word & u64(255))
@@ -118,7 +119,7 @@ def word_at(data, bit):  # type: ignore[no-untyped-def]
     """Bits from bit number `bit` on, 57 at least; zeros where data ends."""
     first = bit >> 3
     if first + 8 <= len(data):
-        return ops.load_word(data, first) >> u64(bit & 7)
+        return memory.load_word(data, first) >> u64(bit & 7)
     word = u64(0)
     for i in range(first, len(data)):
         word |= u64(data[i]) << u64(8 * (i - first))
@@ -164,7 +165,7 @@ def scan_golomb(data, at, length, count, n, positions, keep):  # type: ignore[no
         first = bit >> 3
         ones = WORD
         if first + 8 <= len(data):
-            word = ops.load_word(data, first) >> u64(bit & 7)
+            word = memory.load_word(data, first) >> u64(bit & 7)
             ones = ops.zeros_below(~word)
         if ones + 1 + b <= WORD:  # all of it is in the word
             rest = np.int64((word >> u64(ones + 1)) & below)
@@ -198,7 +199,7 @@ def scan_elias(data, at, length, count, n, positions, keep):  # type: ignore[no-
     while j < count:
         first = bit >> 3
         if first + 8 <= len(data):
-            word = ops.load_word(data, first) >> u64(bit & 7)
+            word = memory.load_word(data, first) >> u64(bit & 7)
         else:
             word = word_at(data, bit)
         alike = min(ops.zeros_below(~word), WORD, count - j)

@@ -7,7 +7,7 @@ from numba import njit
 
 from compll.backends.cpu_array_loops import loop
 from compll.backends.cpu_halves import held_value, kept_value
-from compll.backends.cpu_ops import prefetch256
+from compll.backends.cpu_memory import prefetch256
 from compll.backends.cpu_rows import row_product
 from compll.backends.cpu_runtime import fold, zero
 from compll.backends.numbers import LANES

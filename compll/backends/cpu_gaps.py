@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from compll.backends.cpu_ops import load_uint16, store_uint16
+from compll.backends.cpu_memory import load_uint16, store_uint16
 from compll.backends.cpu_squeeze import high16, high64
 
 __all__ = ["check_gaps", "load_gaps", "store_gaps"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from compll.backends.cpu_declare import APART
 from compll.backends.cpu_decode import Decoder
 from compll.backends.cpu_emit import Encoder
 from compll.ir import Expr, Module
@@ -43,7 +44,7 @@ class Merging(Decoder):
     def kernel(self) -> str:
         """The text of `merge_tile`."""
         decode = self.module.decode
-        with self.block("def merge_tile(data, base, used, n, p, t, st, ys, y):"):
+        with self.block(f"def {APART}(data, base, used, n, p, t, st, ys, y):"):
             self.statics_here()
             self.add(f"tiles = (n + {self.tile - 1}) // {self.tile}")
             self.add(f"o = t * {self.tile}")
@@ -85,7 +86,7 @@ class Hopping(Encoder):
 
     def inputs(self) -> None:
         """The tile's gradients by way of a buffer, its states as ever."""
-        self.add("merge_tile(data, at_in[p], used_in[p], n, p, t, st_in, xs, g_tail)")
+        self.add(f"{APART}(data, at_in[p], used_in[p], n, p, t, st_in, xs, g_tail)")
         self.add("g_ = g_tail")
         with self.block(f"if m == {self.tile}:"):
             self.slices(self.elementwise)

@@ -29,7 +29,7 @@ def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
     own = (
-        "array_loops bitstreams butterflies called codes declare elementary gaps halves native "
+        "array_loops bitstreams butterflies called codes declare elementary gaps halves memory native "
         "object ops past rows runtime squeeze tables trits"
     )
     others = ("../elementary", "matrix_numbers", "numbers", "../quantiles")

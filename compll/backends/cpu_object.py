@@ -26,7 +26,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrtdynmod
 
-from compll.backends.cpu_declare import OPTIONS, Declared
+from compll.backends.cpu_declare import APART, OPTIONS, Declared
 from compll.backends.cpu_native import (
     DATA,
     DESCR,
@@ -121,10 +121,6 @@ no:
 }}
 """
 NEXT = "\n  "
-#: what stays a function of its own. As a part of the one kernel that calls it, LLVM no longer knew
-#: that the kernel's indices are not negative: onebit_group decoded, added and encoded at a third of
-#: its speed (where two kernels call it, it was not made a part of either)
-APART = "merge_tile"
 
 
 class Unfit(Exception):

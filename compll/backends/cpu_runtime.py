@@ -7,6 +7,7 @@ import numpy as np
 from numba import njit
 
 from compll import quantiles
+from compll.backends import cpu_memory as memory
 from compll.backends import cpu_ops as ops
 from compll.backends.cpu_elementary import exp, log, log2, power
 from compll.backends.cpu_past import zero_past
@@ -52,7 +53,7 @@ def zero_to(x, start, stop):  # type: ignore[no-untyped-def]
     """x[start : stop] = 0, in steps of 1024 (see [Note: prefetch]); where it ended."""
     stop = min(len(x), (stop + 1023) & ~1023)
     for o in range(start, stop, 256):
-        ops.prefetch256(x, o + 512)
+        memory.prefetch256(x, o + 512)
         part = x[o : min(stop, o + 256)]
         for i in range(len(part)):
             part[i] = 0

@@ -20,7 +20,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from compll.backends.cpu_called import called
-from compll.backends.cpu_ops import BYTES, F32, I8, I32, _address, _primitive, b1, i64, u8
+from compll.backends.cpu_memory import BYTES, _address
+from compll.backends.cpu_ops import F32, I8, I32, _primitive, b1, i64, u8
 from compll.backends.cpu_text import STEP
 
 #: selected elements of a step that are taken one after the other

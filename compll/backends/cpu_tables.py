@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from compll.backends import cpu_memory as memory
 from compll.backends import cpu_ops as ops
 from compll.backends.numbers import MEAN_LANES, MEAN_TILE
 
@@ -173,7 +174,7 @@ def table_at(table, i):  # type: ignore[no-untyped-def]
 def store_table(out, at, table):  # type: ignore[no-untyped-def]
     """A table's float32 values into a payload."""
     for j in range(len(table)):
-        ops.store_float32(out, at + 4 * j, table[j])
+        memory.store_float32(out, at + 4 * j, table[j])
 
 
 @njit(nogil=True, cache=True)
@@ -181,5 +182,5 @@ def load_table(data, at, size):  # type: ignore[no-untyped-def]
     """Inverse of store_table."""
     table = np.empty(size, np.float32)
     for j in range(size):
-        table[j] = ops.load_float32(data, at + 4 * j)
+        table[j] = memory.load_float32(data, at + 4 * j)
     return table
