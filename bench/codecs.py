@@ -97,8 +97,8 @@ def speedup(row: dict[str, Any], job: str) -> float | None:
 def show(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows as a table."""
     table = Table(title="GB/s of float32 gradient, one core", title_justify="left", box=None)
-    for head in ("codec", "encode", "+ feedback", "decode", "decode-add", "torch encode", "x",
-                 "torch decode", "x", "of copy bound"):  # fmt: skip
+    for head in ("codec", "encode", "+ feedback", "decode", "decode-add", "merge",
+                 "torch encode", "x", "torch decode", "x", "of copy bound"):  # fmt: skip
         left = head == "codec"
         table.add_column(head, justify="left" if left else "right", no_wrap=left)
     for row in rows:

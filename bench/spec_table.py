@@ -69,7 +69,7 @@ def lines_of_code(known: Sequence[Facts]) -> str:
 def speeds(data: Data) -> str:
     """The table of what was measured."""
     head = ("spec", "encode", "with feedback", "plain torch", "times", "decode", "plain torch",
-            "times", "decode-add", "of copy bound")  # fmt: skip
+            "times", "decode-add", "merge", "of copy bound")  # fmt: skip
     about = data["about"]
     rows = [list(cells(row)) for row in data["rows"]]
     text = [markdown(head, rows), "", *summary(data["rows"])]
@@ -91,7 +91,7 @@ def cells(row: Data) -> Iterator[str]:
     yield from versus(row, "encode")
     yield rate("decode")
     yield from versus(row, "decode")
-    yield from (rate("decode_add"), f"{encoding(row)['share']:.0%}")
+    yield from (rate("decode_add"), rate("merge"), f"{encoding(row)['share']:.0%}")
 
 
 def versus(row: Data, job: str) -> tuple[str, str]:

@@ -15,12 +15,13 @@ from compll.measure import OPERATIONS, Rate, Row
 
 TITLES = {
     "encode": "encode", "encode_feedback": "feedback", "decode": "decode", "decode_add": "add",
+    "merge": "merge",
 }  # fmt: skip
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A row per codec and size. feedback: encode with its states; add: decode and add.
-
+    """A row per codec and size. feedback: encode with its states; add: decode and add;
+    merge: decode, add and encode in one kernel, as an aggregator does (where there is such a one).
     ±: the largest spread of the row's medians. copy: GB/s read plus written.
     """
     found = Table(
@@ -96,7 +97,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     rows = [row for row in rows if row.elements == most]
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.subplots()
-    marks = dict(zip(OPERATIONS, "o^sD", strict=True))
+    marks = dict(zip(OPERATIONS, "o^sDv", strict=True))
     for name, mark in marks.items():
         points = [(4 / r.rates[name].moved, r.rates[name].rate, r.codec)
                   for r in rows if name in r.rates]  # fmt: skip

@@ -43,7 +43,7 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="file to write")] = None,
     plot: Annotated[Path | None, typer.Option(help="file of a roofline: .png, .svg, .pdf")] = None,
 ) -> None:
-    """Measure encode, decode and decode-add against the copy bandwidth of this machine."""
+    """Measure encode, decode, decode-add and merge against the copy bandwidth of this machine."""
     from compll import bench_report, measure
 
     counts = [elements(size) for size in sizes.split(",")]

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from compll.array_traffic import traffic_of
+from compll.batches import Incoming
 from compll.codec import Codec
 from compll.ir import POSITIONS
 from compll.timing import Job, Timing, timings
 
-OPERATIONS = ("encode", "encode_feedback", "decode", "decode_add")
+OPERATIONS = ("encode", "encode_feedback", "decode", "decode_add", "merge")
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,20 @@ def prepare(codec: Codec, n: int) -> Bench:
     if codec.stateful:
         state = codec.init_state(n)
         found["encode_feedback"] = lambda: codec.encode_batch(x, table, spare, at, state=state)
+    if codec.fuses:
+        found["merge"] = _merge(codec, table, Incoming(out, at, used))
     jobs = {name: found[name] for name in OPERATIONS if name in found}
     return Bench(codec, n, int(used[0]), jobs, _waiter(codec))
+
+
+def _merge(codec: Codec, table: Any, incoming: Incoming) -> Job:
+    """What an aggregator does, in one kernel: decode, add, encode, and take what is sent itself."""
+    n = int(table[0, 1])
+    x, out = codec.arrays.zeros(n, "float32"), codec.arrays.zeros(codec.payload_bytes(n), "uint8")
+    state = codec.init_state(n) if codec.stateful else None
+    return lambda: codec.encode_batch(
+        x, table, out, _at(), state=state, writeback=True, incoming=incoming
+    )
 
 
 def copy_job(codec: Codec, n: int) -> Job:
@@ -126,6 +139,8 @@ def bytes_moved(bench: Bench, operation: str) -> float:
     if operation.startswith("encode"):
         return traffic_of(module, feed=operation == "encode_feedback").moved
     payload = bench.payload / bench.elements
+    if operation == "merge":
+        return payload + traffic_of(module, feed=bench.codec.stateful).moved + 4.0
     if operation == "decode":
         return payload + 4.0
     if module.decode.op == "scatter":

@@ -33,7 +33,7 @@ class Ranks:
         results = [self.processes[rank].communicate(timeout=HANG) for rank in ranks]
         codes = [self.processes[rank].returncode for rank in ranks]
         assert codes == [0] * len(codes), "\n".join(err for _, err in results)
-        return [out for out, _ in results]
+        return [out for out, _ in results]  # where some releases of torch tell of gloo, too
 
     def kill(self):
         for process in self.processes:
@@ -63,7 +63,7 @@ def test_all_strategies_agree(start, size):
 def test_a_killed_peer_is_noticed(start):
     out = start("killed", 3).end([0, 1])
     assert all(
-        re.match(r"TransportError: rank [01], peer [012], task `(recv|send)", o) for o in out
+        re.search(r"(?m)^TransportError: rank [01], peer [012], task `(recv|send)", o) for o in out
     )
     assert any("peer 2" in o for o in out)
 
@@ -77,7 +77,7 @@ def test_a_silent_peer_times_out(start):
 def test_a_corrupt_payload_ends_all(start):
     out = start("corrupt", 3).end([0, 1])
     assert any(
-        re.match(r"PayloadError: rank [01], peer 2, task `(merge|decode).*out of range", o)
+        re.search(r"(?m)^PayloadError: rank [01], peer 2, task `(merge|decode).*out of range", o)
         for o in out
     )
     assert all("task `" in o for o in out)

@@ -79,6 +79,23 @@ def test_adding_a_sparse_payload_touches_only_what_it_holds():
     assert measure.bytes_moved(bench, "decode_add") == pytest.approx(0.25 * (8 + 8))
 
 
+def test_a_merge_reads_what_comes_in_beside_what_its_encode_touches(monkeypatch):
+    """onebit_group's tile is decoded, added and encoded in one kernel: gradient (4 B), payload in
+    and out (.129 B each), residual read and written (8 B), and the gradient written back (4 B)."""
+    bench = measure.prepare(compll.compile("onebit_group"), 4096)
+    assert measure.bytes_moved(bench, "merge") == pytest.approx(16 + 2 * 132 / 1024)
+    seen = []
+    monkeypatch.setattr(bench.codec.backend, "encode_batch", lambda *_, **how: seen.append(how))
+    bench.jobs["merge"]()
+    (how,) = seen
+    assert how["writeback"]
+    assert how["incoming"].used[0] == bench.payload
+
+
+def test_what_does_not_fuse_has_no_merge_to_time():
+    assert "merge" not in measure.prepare(compll.compile("onebit", "reference"), 4096).jobs
+
+
 @pytest.mark.parametrize("name", compll.list_specs())
 def test_every_spec_can_be_measured(name):
     bench = measure.prepare(compll.compile(name, "reference"), 2048)
@@ -103,7 +120,7 @@ def test_the_command_writes_a_table_json_and_a_plot(tmp_path):
     assert [(r["codec"], r["elements"]) for r in found["rows"]] == [
         ("onebit", 1000), ("dgc", 1000), ("onebit", 4096), ("dgc", 4096),
     ]  # fmt: skip
-    assert set(found["rows"][0]["rates"]) == set(measure.OPERATIONS)
+    assert set(found["rows"][0]["rates"]) == set(measure.OPERATIONS) - {"merge"}
     assert "encode" not in found["rows"][1]["rates"], "dgc has no encode without its state"
     assert all(rate["rate"] > 0 for row in found["rows"] for rate in row["rates"].values())
     assert "numba" in found["about"]
