@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ from hipress.work import Work, Works
 
 log = logging.getLogger("hipress")
 
+#: seconds after a native all-reduce's own time-out; in torch 2.8 it is the group's
+LATER = 1.0
+
 
 @dataclass
 class Traffic:
@@ -36,7 +40,8 @@ class Traffic:
     steps: int = 0  # in this process; Engine.step survives a checkpoint
     raw_bytes: int = 0  # of buckets that went to DDP's own all-reduce
     gradient_bytes: int = 0  # of all buckets, as DDP would have sent them
-    pending: list[Future[torch.Tensor]] = field(default_factory=list)  # of the current step
+    # of the current step; and how long to wait at most for what does not see to that itself
+    pending: list[tuple[Future[torch.Tensor], float | None]] = field(default_factory=list)
     exposed_seconds: float = 0.0  # the backward pass was over and waited
 
 
@@ -66,6 +71,15 @@ def then(future: Future[Any], use: Callable[[Any], torch.Tensor]) -> Future[torc
 
     future.add_done_callback(pass_on)
     return used
+
+
+def wait(future: Future[torch.Tensor], seconds: float | None) -> None:
+    """As `Future.wait`, but for so many seconds at most; TimeoutError."""
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    if not done.wait(seconds):
+        raise TimeoutError(f"timed out after {seconds:g} s")
+    future.wait()
 
 
 class Engine:
@@ -120,7 +134,7 @@ class Engine:
             return f"step {self._now} failed: {self._broken}"
         if self._executor.failed:
             return f"step {self._now} failed"
-        if self._latest >= 0 or not all(future.done() for future in self.traffic.pending):
+        if self._latest >= 0 or not all(future.done() for future, _ in self.traffic.pending):
             return f"step {self._now} has begun and has not ended"
         return None
 
@@ -147,6 +161,7 @@ class Engine:
         """
         if self._broken is not None:
             raise SyncError(f"an earlier step failed: {self._broken}") from self._broken
+        work = None
         try:
             work = None if buffer.is_sparse else self.works.of(indices)
             future = self._native(buffer) if work is None else self._submit(work, buffer)
@@ -157,7 +172,7 @@ class Engine:
             future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
         if self._verifier is not None and not buffer.is_sparse:
             future = self._verifier.check(future, [self.params[i] for i in indices], self._now)
-        self._count(future, buffer)
+        self._count(future, buffer, self.options.timeout + LATER if work is None else None)
         if last:
             self._latest = -1
         return future
@@ -170,9 +185,9 @@ class Engine:
         if self._latest >= 0 and not self._skips:
             return  # one of several backward passes of a step
         start = time.perf_counter()
-        for future in self.traffic.pending:
+        for future, seconds in self.traffic.pending:
             try:
-                future.wait()
+                wait(future, seconds)
             except Exception as error:
                 self._broken = named = self._named(error)
                 log.error("rank %d, step %d: %s", self.name, self._now, named)
@@ -223,6 +238,8 @@ class Engine:
         named.__cause__ = error
         return named
 
-    def _count(self, future: Future[torch.Tensor], buffer: torch.Tensor) -> None:
-        self.traffic.pending.append(future)
+    def _count(
+        self, future: Future[torch.Tensor], buffer: torch.Tensor, seconds: float | None
+    ) -> None:
+        self.traffic.pending.append((future, seconds))
         self.traffic.gradient_bytes += 0 if buffer.is_sparse else buffer.nbytes

@@ -105,7 +105,10 @@ def test_parameters_without_elements_change_nothing(name):
 
 
 def test_complex_parameters_are_averaged_and_verified():
-    for ours, plain in launch(ranks.complex_numbers, 2):
+    results = launch(ranks.complex_numbers, 2)
+    if results == [None, None]:
+        pytest.skip("gloo has no complex numbers here")
+    for ours, plain in results:
         for one, other in zip(ours, plain, strict=True):
             torch.testing.assert_close(one, other)
 
