@@ -55,12 +55,15 @@ class Executor:
         trace: list[TraceEvent] | None = None,
         delay: Callable[[str], None] | None = None,
         ranks: Sequence[int] | None = None,
+        watch: bool = False,
     ) -> None:
         """`timeout`: seconds a peer may take. `trace`: collects a tuple per task.
 
         `ranks`: what errors call the transport's ranks besides their numbers, as global ones.
         `delay`: called with the text of each task in its lane before it takes effect; for tests
         that expose missing waits. The transport stays the caller's to close.
+        `watch`: notice within seconds that a peer is gone, also amid a message. It takes a thread
+        per peer, and close() breaks the transport's connections.
         """
         self.timeout = timeout
         self.delay = delay
@@ -74,12 +77,13 @@ class Executor:
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._ended = threading.Event()
+        self._watches = watch
         self._prepared: WeakKeyDictionary[Program, Prepared] = WeakKeyDictionary()
         self._queued: deque[Job] = deque()
         self._running: dict[int, Job] = {}
         self._sequence = 0
         self._compute = Compute(self)
-        self._communication = Communication(self, transport)
+        self._communication = Communication(self, transport, watch)
         close_at_exit(self)
 
     def __enter__(self) -> Executor:
@@ -231,6 +235,10 @@ class Executor:
         named.__cause__ = error
         self._end(named)
 
+    def ends(self, seconds: float) -> bool:
+        """See watch.Owner."""
+        return self._ended.wait(seconds)
+
     def _end(self, error: Exception) -> None:
         with self._lock:
             if self._error is not None:
@@ -243,7 +251,8 @@ class Executor:
         self._compute.drop()
         if not isinstance(error, ExecutorClosed):
             _log.error("%s", error, exc_info=error)
-        if self._transport is not None and (jobs or not isinstance(error, ExecutorClosed)):
+        broken = bool(jobs) or not isinstance(error, ExecutorClosed)
+        if self._transport is not None and (broken or self._watches):
             self._transport.abort()  # before callers go on, whose buckets it may still write
         for job in jobs:
             job.future.set_exception(error)  # type: ignore[arg-type] # torch types it as a value

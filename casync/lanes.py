@@ -20,6 +20,7 @@ from typing import Protocol, TypeAlias
 from casync.jobs import Job
 from casync.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.transports import Handle, Transport
+from casync.watch import Posted, Watch
 
 __all__ = ["Communication", "Compute", "Owner"]
 
@@ -48,6 +49,10 @@ class Owner(Protocol):
     @property
     def failed(self) -> bool:
         """Whether a task broke."""
+        ...
+
+    def ends(self, seconds: float) -> bool:
+        """Whether the executor ends within so many seconds, or has ended."""
         ...
 
 
@@ -125,18 +130,16 @@ class Compute:
             self._owner.fail(job, index, error)
 
 
-_Posted: TypeAlias = tuple[Job, int, Handle, float]  # the last: when
-
-
 class _Waiter:
-    """Waits for posted operations, in order."""
+    """Waits for posted operations, in order. `current`: which one, now."""
 
     def __init__(self, owner: Owner, name: str) -> None:
+        self.current: Posted | None = None
         self._owner = owner
-        self._queue: SimpleQueue[Sequence[_Posted] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Sequence[Posted] | None] = SimpleQueue()
         self._thread = _spawn(self._run, name)
 
-    def put(self, posted: Sequence[_Posted]) -> None:
+    def put(self, posted: Sequence[Posted]) -> None:
         self._queue.put(posted)
 
     def stop(self) -> None:
@@ -152,10 +155,12 @@ class _Waiter:
             self._all(posted)
             del posted  # an idle waiter must not keep the last job's bucket alive
 
-    def _all(self, posted: Sequence[_Posted]) -> None:
+    def _all(self, posted: Sequence[Posted]) -> None:
         for item in posted:
             if not self._owner.failed:
+                self.current = item
                 self._one(*item)
+        self.current = None
 
     def _one(self, job: Job, index: int, handle: Handle, begin: float) -> None:
         task, slot = job.tasks[index], job.prepared.slots[index]
@@ -173,13 +178,16 @@ class _Waiter:
 class Communication:
     """The communication lane and its waiters."""
 
-    def __init__(self, owner: Owner, transport: Transport) -> None:
+    def __init__(self, owner: Owner, transport: Transport, watch: bool) -> None:
         self._owner = owner
         self._transport = transport
         self._queue: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
         self._order: dict[_Lane, deque[tuple[Job, int]]] = defaultdict(deque)
         self._waiters: dict[_Lane, _Waiter] = {}
         self._thread = _spawn(self._run, "communication")
+        everybody = range(transport.world_size) if watch else ()
+        peers = [each for each in everybody if each != transport.rank]
+        self._watches = [Watch(owner, transport, peer, self._waiting) for peer in peers]
 
     def start(self, job: Job) -> None:
         """Post a job's receives and take its sends into the order; jobs in the same order."""
@@ -199,6 +207,9 @@ class Communication:
         end = time.monotonic() + patience
         for waiter in list(self._waiters.values()):
             waiter.join(max(0.0, end - time.monotonic()))
+        for watch in self._watches:
+            watch.join(max(0.0, end - time.monotonic()))
+        self._watches.clear()
         _let_go(self, self._thread)
 
     def _run(self) -> None:
@@ -253,6 +264,16 @@ class Communication:
             return self._transport.post_send(slot.message(), task.peer, task.channel)
         op = task.op if isinstance(task, ReduceRound) else "sum"
         return self._transport.post_reduce(job.prepared.reduce_view(job, index), op)
+
+    def _waiting(self, peer: int) -> list[Posted]:
+        """The messages from and to a peer for which waiters wait at this moment."""
+        current = (waiter.current for waiter in list(self._waiters.values()))
+        found = []
+        for item in (each for each in current if each is not None):
+            task = item[0].tasks[item[1]]
+            if isinstance(task, Send | Recv) and task.peer == peer:
+                found.append(item)
+        return found
 
     def _waiter(self, lane: _Lane) -> _Waiter:
         if lane not in self._waiters:

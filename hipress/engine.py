@@ -111,6 +111,7 @@ class Engine:
             seed=options.seed,
             timeout=options.timeout,
             ranks=meeting.ranks,
+            watch=True,
         )
         self._broken: BaseException | None = None
         self._verifier = self._verifying(meeting) if options.verify else None

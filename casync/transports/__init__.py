@@ -57,6 +57,10 @@ class Transport(Protocol):
         """
         ...
 
+    def watch(self, peer: int) -> Handle:
+        """A wait that ends with TransportError when the connection to a peer does."""
+        ...
+
     def abort(self) -> None:
         """Break all connections: waits end with TransportError, here and at the peers."""
         ...

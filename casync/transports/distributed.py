@@ -22,6 +22,7 @@ __all__ = ["DistributedTransport"]
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _TAG = 0x4850  # our tags are apart from those a user might choose in the same group
 _ABORT_TAG = _TAG - 1
+_WATCH_TAG = _TAG - 2
 _OWN_CLOSURE = "Application timeout caused pair closure"  # gloo's words to all other waits here
 
 
@@ -102,6 +103,14 @@ class DistributedTransport:
         except RuntimeError as error:
             raise _mapped(error, "all-reduce", 0.0) from error
         return _WorkHandle(work, data, "all-reduce with all ranks")
+
+    def watch(self, peer: int) -> Handle:
+        """See Transport."""
+        data, what = torch.zeros(1, dtype=torch.uint8), f"connection to rank {peer}"
+        try:
+            return _WorkHandle(self._group.recv([data], peer, _WATCH_TAG), data, what)
+        except RuntimeError as error:
+            raise _mapped(error, what, 0.0) from error
 
     def abort(self) -> None:
         """Let a receive time out that nobody answers: gloo then closes all of the group's pairs.

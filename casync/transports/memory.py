@@ -134,6 +134,11 @@ class MemoryTransport:
         peers = set(range(self.world_size))
         return _Waiting(self._hub, self._rank, peers, attempt, "all-reduce with all ranks")
 
+    def watch(self, peer: int) -> Handle:
+        """See Transport."""
+        what = f"connection to rank {peer}"
+        return _Waiting(self._hub, self._rank, {peer}, lambda: None, what)
+
     def abort(self) -> None:
         """Leave the hub: this rank's waits and those for this rank fail."""
         with self._hub.changed:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from casync import watch
 from casync.dryrun import dry_run
 from casync.errors import (
     CasyncError,
@@ -455,6 +456,53 @@ def test_a_peer_that_leaves_is_named():
         ends[2].close()
         with pytest.raises(TransportError, match="rank 0, peer 2"):
             future.wait()
+
+
+class Stuck:
+    """A receive whose bytes were moving when the connection ended: it hears nothing of that."""
+
+    def __init__(self):
+        self.free = threading.Event()
+
+    def wait(self, timeout):
+        assert self.free.wait(HANG)
+        raise PeerTimeout("too late")
+
+
+def test_a_peer_that_dies_amid_a_message_is_noticed(monkeypatch):
+    monkeypatch.setattr(watch, "LOOK", 0.01)
+    graph, hub, stuck = graph_of([50000], "allgather", "exact", 3, partitions=1), Hub(3), Stuck()
+    ends = hub.endpoints()
+    receive = ends[0].post_recv
+    monkeypatch.setattr(ends[0], "post_recv", lambda *a: stuck if a[1] == 2 else receive(*a))
+    with Executor(ends[0], CODECS, timeout=HANG, watch=True) as executor:
+        future = executor.submit(graph.slice(0), torch.ones(50000), {}, 0)
+        while not hub.mail[0, 2, 0]:
+            pass
+        ends[2].abort()
+        with pytest.raises(TransportError, match=r"rank 0, peer 2, task `recv .* closed by rank 2"):
+            future.wait()
+        stuck.free.set()
+
+
+def test_a_peer_may_leave_when_it_has_done_its_part(monkeypatch):
+    """Rank 0 has its message, and waits for another rank's."""
+    monkeypatch.setattr(watch, "LOOK", 0.01)
+    graph = graph_of([50000], "allgather", "exact", 3, partitions=1)
+    looks = threading.Semaphore(0)
+    before = threading.active_count()
+    with world(3, timeout=HANG, watch=True) as executors:
+        ends = executors[0].ends
+        monkeypatch.setattr(executors[0], "ends", lambda s: (looks.release(), ends(s))[1])
+        for rank in (0, 2):
+            executors[rank].submit(graph.slice(rank), torch.ones(50000), {}, 0)
+        while not all(executors[rank].counters.messages_received for rank in (0, 2)):
+            pass
+        executors[2].close()
+        for _ in range(4):
+            assert looks.acquire(timeout=HANG)
+        assert not executors[0].failed
+    assert threading.active_count() == before
 
 
 def test_all_jobs_fail_with_the_first_error():

@@ -170,3 +170,29 @@ def test_abort_ends_waits_of_all_peers_when_one_is_gone(make):
     with pytest.raises(TransportError) as caught:
         handle.wait(HANG)
     assert not isinstance(caught.value, PeerTimeout)
+
+
+def test_a_watch_ends_with_the_connection(make):
+    ends = make(3)
+    watches = [ends[0].watch(2), ends[1].watch(2), ends[2].watch(0)]
+    ends[2].abort()
+    for handle in watches:
+        with pytest.raises(TransportError) as caught:
+            handle.wait(HANG)
+        assert not isinstance(caught.value, PeerTimeout)
+
+
+def test_a_watch_ends_where_bytes_were_moving(tmp_path):
+    """Gloo leaves the receive to its time-out."""
+    ends = distributed(2, tmp_path / "store")
+    watch = ends[0].watch(1)
+    data, sent = torch.zeros(1 << 27, dtype=torch.uint8), torch.ones(1 << 27, dtype=torch.uint8)
+    begin, received = time.monotonic(), ends[0].post_recv(data, 1, 0)
+    send = ends[1].post_send(sent, 0, 0)
+    while not data[0] and time.monotonic() - begin < HANG:
+        pass
+    ends[1].abort()
+    with pytest.raises(TransportError) as caught:
+        watch.wait(HANG)
+    assert not isinstance(caught.value, PeerTimeout)
+    del received, send

@@ -1,0 +1,84 @@
+"""Who notices that a peer is gone.
+
+[Note: a peer that is gone] When a connection ends, gloo tells the operations that have not begun,
+but not the one whose bytes are moving: that one waits for its time-out, half an hour by default.
+On a slow link most of a step is such messages. So a watch per peer waits for a message that nobody
+sends. When its wait ends, a message from or to that peer for which a waiter waits, now and still
+LOOK seconds later, will never come. That there are unfinished ones means nothing: a peer may have
+ended well, and all that it owed is here or on its way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from casync.jobs import Job
+from casync.transports import Handle, Transport
+
+__all__ = ["Posted", "Watch"]
+
+LOOK = 2.0  # seconds in which a waiter gets to what has arrived, however busy the machine
+_EVER = 1e9  # seconds
+
+Posted: TypeAlias = tuple[Job, int, Handle, float]  # job, position of the task; the last: when
+
+
+class Owner(Protocol):
+    """What a watch asks of the executor."""
+
+    def fail(self, job: Job, index: int, error: Exception) -> None:
+        """A task broke."""
+        ...
+
+    def ends(self, seconds: float) -> bool:
+        """Whether the executor ends within so many seconds, or has ended."""
+        ...
+
+
+class Watch:
+    """A thread per peer. See [Note: a peer that is gone]."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        transport: Transport,
+        peer: int,
+        waiting: Callable[[int], list[Posted]],
+    ) -> None:
+        """`waiting`: gives the messages from and to a peer for which waiters wait just now."""
+        self._thread = threading.Thread(
+            target=_run,
+            args=(owner, transport, peer, waiting),
+            name=f"casync-watch-{peer}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def join(self, patience: float) -> None:
+        """Wait for the thread, which ends after the executor and its connections."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(patience)
+
+
+def _run(
+    owner: Owner, transport: Transport, peer: int, waiting: Callable[[int], list[Posted]]
+) -> None:
+    try:
+        transport.watch(peer).wait(_EVER)
+    except Exception as error:
+        _look(owner, waiting, peer, error)
+
+
+def _look(
+    owner: Owner, waiting: Callable[[int], list[Posted]], peer: int, error: Exception
+) -> None:
+    """Fail what waits for the peer and still does at the next look."""
+    before: list[Posted] = []
+    while not owner.ends(LOOK):
+        now = waiting(peer)
+        for job, index, *_ in (one for one in now if any(one is other for other in before)):
+            owner.fail(job, index, error)
+            return
+        before = now
