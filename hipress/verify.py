@@ -23,12 +23,14 @@ class Verifier:
     """A thread that checks buckets in the order in which they were submitted, on its own group.
 
     A thread, because waiting inside a future's callback hangs; one order, because all ranks
-    must exchange the hashes of the same bucket at the same time.
+    must exchange the hashes of the same bucket at the same time. So what fails is the end: this
+    rank skips a turn, and hashes of later buckets would meet other ranks' of that one.
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         self._group: dist.ProcessGroup | None = group
         self._ranks = ranks
+        self._name = ranks[group.rank()]
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hipress-verify", daemon=True)
         self._thread.start()
@@ -56,17 +58,20 @@ class Verifier:
                 buffer = future.wait()
                 self._compare(buffer, params, step)
             except Exception as error:
+                self._group = None  # ends with the last reference: nobody waits for this rank
                 checked.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
             else:
                 checked.set_result(buffer)
 
     def _compare(self, buffer: torch.Tensor, params: Sequence[Param], step: int) -> None:
-        assert self._group is not None
+        where = f"rank {self._name}, step {step}"
+        if self._group is None:
+            raise SyncError(f"{where}: verify ended when an earlier bucket failed")
         mine = torch.tensor(hashes(buffer, params), dtype=torch.int64)
         try:
             everyone = gather(mine, self._group)
         except RuntimeError as error:
-            raise SyncError(f"step {step}: verify could not compare ranks: {error}") from error
+            raise SyncError(f"{where}: verify could not compare ranks: {error}") from error
         for rank, other in zip(self._ranks, everyone, strict=True):
             different = (other != everyone[0]).nonzero()
             if len(different):
