@@ -31,7 +31,8 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
     try:
         group = dist.ProcessGroupGloo(store, meeting.rank, len(meeting.ranks), delay)
     except RuntimeError as error:
-        raise HipressError(f"no connection between ranks {meeting.ranks}: {error}") from error
+        told = f"rank {meeting.ranks[meeting.rank]}: no connection between ranks {meeting.ranks}"
+        raise HipressError(f"{told} for {purpose}: {error}") from error
     # A backend, which has all the operations of a group that we use.
     return cast(dist.ProcessGroup, group)
 

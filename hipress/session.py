@@ -248,6 +248,7 @@ def _auto(
     try:
         probe = measure(connect(meeting, "probe"), codecs)
     except RuntimeError as error:
-        raise HipressError(f"the link could not be measured: {error}") from error
+        told = f"rank {meeting.ranks[meeting.rank]}: the link between ranks {meeting.ranks}"
+        raise HipressError(f"{told} could not be measured: {error}") from error
     plan = auto_plan(params, codecs, probe.costs, options, dist.get_world_size(home))
     return Session(params, options, plan, home, meeting, probe)
