@@ -15,7 +15,7 @@ from compll.places import places
 from compll.printer import Printer
 from compll.program import LIBRARY, Pass, Program
 from compll.spec import Spec
-from compll.syntax import Call, Name, Number, Syntax
+from compll.syntax import Call, Name, Number, Syntax, Word
 from compll.traffic import Traffic, Walk, merge_traffic
 
 STAGES = ("syntax", "types", "feedback", "layout", "passes", "traffic", "source")
@@ -58,7 +58,7 @@ def _source(codec: Codec, target: str) -> Iterator[str]:
 
 
 def _tree(tree: Syntax) -> str:
-    if isinstance(tree, Number):
+    if isinstance(tree, Number | Word):
         return repr(tree.value)
     if isinstance(tree, Name):
         return tree.name

@@ -68,6 +68,16 @@ def test_traffic_tells_why_another_walk_is_needed():
     assert run("explain", "onebit", "--stage", "traffic").output.splitlines() == lines
 
 
+def test_explain_of_a_spec_that_compares_texts(tmp_path):
+    path = tmp_path / "worded.yaml"
+    path.write_text(
+        "name: worded\nparams: {mode: {type: str, default: a, choices: [a, b]}}\n"
+        "encode: {v: \"g if mode == 'a' else -g\"}\npayload: {v: 'float32[n]'}\ndecode: v\n"
+    )
+    result = run("explain", path, "--stage", "syntax")
+    assert result.output.splitlines()[0] == "encode  v = choose(eq(mode, 'a'), g, neg(g))"
+
+
 def test_traffic_of_merges_and_of_specs_without_feedback(tmp_path):
     text = run("explain", "onebit_group", "--traffic").output
     assert "moved 12.26, least possible 12.26 (as two kernels 20.26)" in text
