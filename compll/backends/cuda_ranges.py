@@ -21,8 +21,10 @@ def _either(a: Range, b: Range) -> Range:
 
 
 def _shr(a: Range, b: Range) -> Range:
+    if b[0] < 0 or b[1] > 31:
+        return ALL
     ends = [end >> by for end in a for by in b]
-    return (min(ends), max(ends)) if b[0] >= 0 and b[1] < 32 else ALL
+    return min(ends), max(ends)
 
 
 MEANING: dict[str, Callable[..., Range]] = {

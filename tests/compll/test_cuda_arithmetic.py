@@ -116,8 +116,9 @@ encode:
   c: max(e, 5) - min(e, 2)
   d: 64 >> (e & 3)
   h: -e * 2
-payload: {a: "uint8[n]", b: "uint8[n]", c: "uint8[n]", d: "uint8[n]", h: "uint8[n]"}
-decode: a + b + c + d + h
+  k: (64 >> e) & 127
+payload: {a: "uint8[n]", b: "uint8[n]", c: "uint8[n]", d: "uint8[n]", h: "uint8[n]", k: "uint8[n]"}
+decode: a + b + c + d + h + k
 """
 
 
@@ -126,7 +127,8 @@ def test_ranges_of_whole_numbers(tmp_path, rng):
     path.write_text(RANGES)
     module, _ = type_check(path, {})
     found = {f.name: bounds(f.expr) for f in module.fields}
-    assert found == {"a": (0, 255), "b": (-1, 63), "c": (3, 255), "d": (8, 64), "h": ALL}
+    wanted = {"a": (0, 255), "b": (-1, 63), "c": (3, 255), "d": (8, 64), "h": ALL, "k": (0, 127)}
+    assert found == wanted
     pieces_equal(RANGES, tmp_path, lambda n: floats(rng)[:n])
 
 
