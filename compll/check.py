@@ -89,7 +89,10 @@ class _Checker(Updates):
         spec = self.spec
         roots = [e for f in fields for e in (f.expr,) if e is not None]
         drawn = any(s.kind == "drawn" for s in self.selections.values())
-        arrays = drawn or bool(spec.rounds) or matrices.uses(decode, *roots, *updates.values())
+        keys = [s.key for s in self.selections.values()]
+        arrays = (
+            drawn or bool(spec.rounds) or matrices.uses(decode, *roots, *keys, *updates.values())
+        )
         decoded = None if arrays else feedback.decoded(self.pool, decode, fields)
         feed = self.feedback != "none"
         if feed and decoded is None and not arrays:

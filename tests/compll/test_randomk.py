@@ -253,3 +253,18 @@ def test_table_rows_of_no_elements():
     x, at = np.zeros(0, np.float32), np.zeros(1, np.int64)
     out = np.zeros(0, np.uint8)
     assert codec.encode_round(0, x, table(0), out, at, workers=2).tolist() == [0]
+
+
+@pytest.mark.parametrize("key", ["shared(0, 1) < 0.3", "abs(hadamard(g, 64)) > 1"])
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_what_needs_whole_arrays_may_only_select(key, target, tmp_path):
+    """Selections alone did not count: such specs were compiled in passes, which know no draws."""
+    path = tmp_path / "masked.yaml"
+    path.write_text(
+        f"name: masked\nencode:\n  kept: filter({key})\n  index: indices(kept)\n  v: g[kept]\n"
+        "payload: {index: 'gaps[kept]', v: 'float32[kept]'}\ndecode: scatter(index, v)\n"
+    )
+    codec, x = compll.compile(path, target), np.arange(1, 1001, dtype=np.float32)
+    y = codec.decode(codec.encode(x, step=3), len(x), step=3)
+    assert 100 < np.count_nonzero(y) < 900
+    np.testing.assert_array_equal(y, np.where(y == 0, 0, x))
