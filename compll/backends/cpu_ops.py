@@ -82,8 +82,20 @@ b_or = _primitive(b1, (b1, b1), lambda c, b, v: b.or_(*v))
 b_not = _primitive(b1, (b1,), lambda c, b, v: b.xor(v[0], ir.Constant(ir.IntType(1), 1)))
 i_add, i_sub, i_mul = _binary("add"), _binary("sub"), _binary("mul")
 i_and, i_or, i_xor = _binary("and_"), _binary("or_"), _binary("xor")
-i_shl = _primitive(i32, (i32, i32), lambda c, b, v: b.shl(v[0], b.and_(v[1], _c(31))))
-i_shr = _primitive(i32, (i32, i32), lambda c, b, v: b.ashr(v[0], b.and_(v[1], _c(31))))
+
+
+def _shl(c: Any, b: Any, v: Any) -> Any:
+    """Nothing is left where more bits are asked for than there are, or a number below 0."""
+    few = b.icmp_unsigned("<", v[1], _c(32))
+    return b.select(few, b.shl(v[0], b.and_(v[1], _c(31))), _c(0))
+
+
+def _shr(c: Any, b: Any, v: Any) -> Any:
+    """Only the sign is left there."""
+    return b.ashr(v[0], b.select(b.icmp_unsigned("<", v[1], _c(32)), v[1], _c(31)))
+
+
+i_shl, i_shr = _primitive(i32, (i32, i32), _shl), _primitive(i32, (i32, i32), _shr)
 i_neg = _primitive(i32, (i32,), lambda c, b, v: b.neg(v[0]))
 i_max = _primitive(i32, (i32, i32), lambda c, b, v: b.select(b.icmp_signed(">", *v), *v))
 i_min = _primitive(i32, (i32, i32), lambda c, b, v: b.select(b.icmp_signed("<", *v), *v))

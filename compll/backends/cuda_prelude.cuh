@@ -53,8 +53,8 @@ D i32 i_min(i32 a, i32 b) { return a < b ? a : b; }
 D i32 i_max(i32 a, i32 b) { return a > b ? a : b; }
 D u32 u_max(u32 a, u32 b) { return a > b ? a : b; }
 D u32 u_min(u32 a, u32 b) { return a < b ? a : b; }
-D i32 i_shl(i32 a, i32 b) { return (i32)((u32)a << (b & 31)); }
-D i32 i_shr(i32 a, i32 b) { return a >> (b & 31); }
+D i32 i_shl(i32 a, i32 b) { return (u32)b < 32u ? (i32)((u32)a << b) : 0; }
+D i32 i_shr(i32 a, i32 b) { return a >> ((u32)b < 32u ? b : 31); }
 D i32 i_floordiv(i32 a, i32 b) {
   if (b == 0) return 0;
   if (b == -1) return i_neg(a);

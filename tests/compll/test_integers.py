@@ -16,14 +16,18 @@ encode:
   a: k
   b: k + 1
   c: k + 2
-payload: {e: int32, a: "int32[n]", b: "uint32[n]", c: "uint16[n]"}
-decode: exp2(e) * (a - 5) * (b - 6) * (c - 7) + where(e < 0, e, 0)
+  d: (5 << k - 6) + (-77 >> 30 * k - 90)
+payload: {e: int32, a: "int32[n]", b: "uint32[n]", c: "uint16[n]", d: "int32[n]"}
+decode: exp2(e) * (a - 5) * (b - 6) * (c - 7) + where(e < 0, e, 0) + d
 """
 
 
 @pytest.mark.parametrize("group", ["", "group: 32"])
 def test_numbers_below_zero_arrive(group, tmp_path, rng):
-    """One number of the tensor, or of a group, was read as if it had no sign."""
+    """One number of the tensor, or of a group, was read as if it had no sign.
+
+    And of the bits to shift by, the lowest five were taken, whatever the others were.
+    """
     text = SPEC.replace("GROUP", group)
     path = tmp_path / "integers.yaml"
     path.write_text(text)
@@ -33,7 +37,8 @@ def test_numbers_below_zero_arrive(group, tmp_path, rng):
         y = codec.decode(codec.encode(x), len(x))
         groups = np.split(x, range(32, len(x), 32)) if group else [x]
         e = np.concatenate([0 * a + np.floor(np.log2(np.abs(a).max())) for a in groups])
-        np.testing.assert_array_equal(y, np.exp2(e) * np.where(x < 0, -8, 8) + np.minimum(e, 0))
+        wanted = np.exp2(e) * np.where(x < 0, -8, 8) + np.minimum(e, 0) + np.where(x < 0, -77, 9)
+        np.testing.assert_array_equal(y, wanted)
     pieces_equal(text, tmp_path, lambda n: 1e-3 * rng.standard_normal(n))
 
 
