@@ -40,8 +40,8 @@ TENSOR = {
     "pow": "called_power(f64({}), f64({}))", "abs": "abs({})", "floor": "np.floor({})", "ceil": "np.ceil({})",
     "round": "np.rint({})", "sqrt": "np.sqrt({})", "exp": "called_exp(f64({}))", "log": "called_log(f64({}))",
     "log2": "called_log2(f64({}))", "min": "({0} if {0} < {1} else {1})", "max": "({0} if {0} > {1} else {1})",
-    "sign": "(-1 if {} < 0 else 1)", "where": "({1} if {0} else {2})", "floordiv": "({} // {})",
-    "mod": "({} % {})", "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
+    "sign": "(-1 if {} < 0 else 1)", "where": "({1} if {0} else {2})", "floordiv": "(i64({}) // i64({}))",
+    "mod": "(i64({}) % i64({}))", "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
     "eq": "({} == {})", "ne": "({} != {})", "and": "b_and({}, {})", "or": "b_or({}, {})", "not": "b_not({})",
     "isfinite": "np.isfinite({})", "isnan": "np.isnan({})", "float": "f64({})", "int": "np.int64({})",
     "float16": "f64(float16(f32({})))", "bfloat16": "f64(bfloat16(f32({})))",
@@ -53,12 +53,20 @@ TENSOR = {
     "exp2": "f64(power_of_two(i32(min(max({}, -127), 128))))",
     "gamma_above": "gamma_above(f64({}), f64({}))",
 }  # fmt: skip
-#: without branches, which cost numba most
+#: without branches, which cost numba most; Python's own // and % round otherwise
 TENSOR_FLOAT = TENSOR | {
     "min": "d_min({}, {})", "max": "d_max({}, {})", "where": "d_where({}, {}, {})",
     "choose": "d_where({}, {}, {})", "sign": "d_where({} < 0, -1.0, 1.0)",
+    "floordiv": "np.floor({} / {})", "mod": "({0} - {1} * np.floor({0} / {1}))",
 }  # fmt: skip
 BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
+
+
+def tensor(expr: Expr, args: list[str]) -> str:
+    """A tensor-level operator applied to argument texts."""
+    if expr.op == "float" and expr.args[0].type.dtype == "int":
+        return f"(f64({args[0]}) + 0.0)"  # it may be a float64, which has two zeros
+    return (TENSOR_FLOAT if expr.type.dtype == "float" else TENSOR)[expr.op].format(*args)
 
 
 def element(expr: Expr, args: list[str]) -> str:

@@ -3,7 +3,7 @@ already have."""
 
 from __future__ import annotations
 
-from compll.backends.cpu_text import TENSOR, TENSOR_FLOAT, Lines, code, element
+from compll.backends.cpu_text import Lines, code, element, tensor
 from compll.backends.repeats import repeated
 from compll.ir import Expr, Field, Module, walk
 from compll.layout import tile_of
@@ -87,8 +87,7 @@ class Values(Lines):
         elif expr.op.startswith("reduce_"):
             self.kept_reduction(expr, name)
         else:
-            how = (TENSOR_FLOAT if expr.type.dtype == "float" else TENSOR)[expr.op]
-            self.add(f"{name} = {how.format(*map(self.scalar, expr.args))}")
+            self.add(f"{name} = {tensor(expr, list(map(self.scalar, expr.args)))}")
 
     def kept_count(self, selection: str) -> str:
         return f"k_{selection}"

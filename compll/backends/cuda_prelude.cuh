@@ -44,6 +44,15 @@ D float f_where(bool c, float a, float b) { return c ? a : b; }
 D double d_min(double a, double b) { return a < b ? a : b; }
 D double d_max(double a, double b) { return a > b ? a : b; }
 D double d_mod(double a, double b) { return a - b * floor(a / b); }
+// of whole numbers: 0 is what a division by 0 gives
+D double w_floordiv(double a, double b) { return b == 0.0 ? 0.0 : floor(a / b); }
+D double w_mod(double a, double b) { return b == 0.0 ? 0.0 : d_mod(a, b); }
+D double w_shl(double a, double b) {
+  return 0.0 <= b && b < 64.0 ? (double)(i64)((u64)(i64)a << (i32)b) : 0.0;
+}
+D double w_shr(double a, double b) {
+  return (double)((i64)a >> (0.0 <= b && b < 64.0 ? (i32)b : 63));
+}
 D i32 i_add(i32 a, i32 b) { return (i32)((u32)a + (u32)b); }
 D i32 i_sub(i32 a, i32 b) { return (i32)((u32)a - (u32)b); }
 D i32 i_mul(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }

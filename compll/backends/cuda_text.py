@@ -55,10 +55,11 @@ TENSOR = {
     "bfloat16_up": "((double)bfloat16_up((float){}))", "float32": "((double)(float){})",
     "trunc": "((double)(i64){})", "bitand": "((double)((i64){} & (i64){}))",
     "bitor": "((double)((i64){} | (i64){}))", "bitxor": "((double)((i64){} ^ (i64){}))",
-    "shl": "((double)((i64){} << (i64){}))", "shr": "((double)((i64){} >> (i64){}))", "lift": "{}",
+    "shl": "w_shl({}, {})", "shr": "w_shr({}, {})", "lift": "{}",
     "exponent": "((double)exponent((float){}))", "exp2": "((double)power_of_two(as_i32({})))",
     "gamma_above": "gamma_above({}, {})",
 }  # fmt: skip
+TENSOR_INT = TENSOR | {"floordiv": "w_floordiv({}, {})", "mod": "w_mod({}, {})"}
 UNSIGNED = {"floordiv": "/", "mod": "%"}
 BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
 C_TYPE = {"float": "float", "int": "i32", "bool": "bool"}
@@ -68,7 +69,9 @@ def tensor(expr: Expr, args: list[str]) -> str:
     """A tensor-level operator applied to argument texts. Raises Unsupported."""
     if expr.op not in TENSOR:
         raise Unsupported(expr.op)
-    return TENSOR[expr.op].format(*args)
+    if expr.op == "float" and expr.args[0].type.dtype == "int":
+        return f"((double){args[0]} + 0.0)"  # a double has two zeros, a whole number one
+    return (TENSOR_INT if expr.type.dtype == "int" else TENSOR)[expr.op].format(*args)
 
 
 def element(expr: Expr, args: list[str]) -> str:

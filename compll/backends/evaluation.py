@@ -69,6 +69,8 @@ class Evaluation:
             return np.float64(value) if type.shape == "scalar" else np.asarray(value, np.float32)
         if type.dtype == "int" and type.shape != "scalar":
             return np.asarray(value, np.int32)
+        if type.dtype == "int" and np.asarray(value).dtype.kind in "bi":
+            return np.int64(value)  # no element: int32's bounds are not its own
         return value
 
     def compute(self, expr: Expr) -> Any:

@@ -43,11 +43,16 @@ def test_numbers_below_zero_arrive(group, tmp_path, rng):
 
 
 BITS = ("e >> 1", "e & 255", "-e ^ 3", "(e | 6) << 2", "e << e", "e >> e", "e << 99",
-        "e >> (n + 63)")  # fmt: skip
+        "e >> (n + 63)", "3 << 20 * e", "e * 1000000000", "(e > 0) * 3000000000", "e // (e - e)",
+        "e % (e - e)", "(7 - e) // 3", "(7 - e) % -3", "-(e - e)",
+        "mean(g) // 0.1", "mean(g) % 0.1")  # fmt: skip
 
 
 def test_bits_of_one_number(tmp_path):
-    """Constants reach kernels as floats, which have no bits."""
+    """Constants reach kernels as floats, which have no bits, but a zero below zero.
+
+    A whole number that is no element has no bounds: the reference had those of int32.
+    """
     path = tmp_path / "bits.yaml"
     names = [f"y{number}" for number in range(len(BITS))]
     lines = [f"  {name}: {bits}" for name, bits in zip(names, BITS, strict=True)]
@@ -56,9 +61,14 @@ def test_bits_of_one_number(tmp_path):
     text += f'\npayload: {{{fields}, g: "uint1[n]"}}\ndecode: {" + ".join(names)} + 0 * g\n'
     path.write_text(text)
     cpu, reference = (compll.compile(path, target) for target in ("cpu", "reference"))
-    for top in (0.01, 5.0):
+    for top in (0.01, 2.0, 5.0):
         x = np.array([0, top], np.float32)
         np.testing.assert_array_equal(cpu.encode(x), reference.encode(x))
+        pieces_equal(text, tmp_path, lambda n, x=x: np.resize(x, n), lengths=(2, 1, 700))
+    values = reference.encode(np.array([0, 2], np.float32))[: 4 * len(BITS)].view(np.float32)
+    found = dict(zip(BITS, values, strict=True))
+    assert found["e * 1000000000"] == 1e9
+    assert found["mean(g) // 0.1"] == 10, "floor(1 / 0.1)"
 
 
 HELD = """name: held
