@@ -136,6 +136,8 @@ class Declarations(Expressions):
             expr = self.whole(expr, storage)
         if storage in ("trit", "runs"):
             expr = self.rules.trit(expr)
+        if storage in check_arrays.ADDITIVE:
+            expr = self.rules.number(expr, "float")
         return Field(item.name, storage, bits, shape, of, expr)
 
     def whole(self, expr: Expr, storage: str) -> Expr:

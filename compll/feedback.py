@@ -56,10 +56,6 @@ def _stored(pool: Pool, node: Expr, field: Field) -> Expr:
             if field.expr.type.dtype == "int"
             else pool.make("trunc", (field.expr,), node.type)
         )
-    if field.expr.type.dtype != "float":
-        return pool.make(
-            "float", (field.expr,), Type("float", field.expr.type.shape, field.expr.type.of)
-        )
     if field.storage == "float32" and field.shape != "scalar":
         return field.expr
     return pool.make(field.storage, (field.expr,), node.type)

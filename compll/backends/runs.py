@@ -65,8 +65,8 @@ class Run(Evaluation):
 
     def op_trunc(self, expr: Expr) -> Any:
         value = np.asarray(self.value(expr.args[0]))
-        if expr.type.shape == "scalar":  # a float64, whose whole numbers have no bounds
-            return np.trunc(value)
+        if expr.type.shape == "scalar":  # clamped already: see Rules.whole_number
+            return np.int64(value)
         return np.where(
             np.isfinite(value), np.clip(np.trunc(value), -(2.0**31), 2.0**31 - 128), 0
         ).astype(np.int32)

@@ -114,6 +114,34 @@ def test_feedback_knows_what_is_held(expression, tmp_path):
     pieces_equal(text, tmp_path, np.random.default_rng(1).standard_normal, lengths=(6, 1, 40))
 
 
+ROUNDED = """name: rounded
+encode:
+  a: exponent(OF) * 1003
+  b: g
+payload: {a: "TYPE", b: "float32[n]"}
+decode: DECODED + 0 * b
+feedback: error
+"""
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "bfloat16[n]"])
+def test_feedback_knows_how_floats_round_integers(kind, tmp_path):
+    """The residual was of the integer itself."""
+    path = tmp_path / "rounded.yaml"
+    of = "g" if "[n]" in kind else "max(g)"
+    text = ROUNDED.replace("OF", of).replace("TYPE", kind).replace("DECODED", "a")
+    path.write_text(text.replace("1003", "1003003") if kind == "float32" else text)
+    checked(compll.compile(path, "reference"), np.array([3, 1e-9, 2e9], np.float32))
+
+
+def test_feedback_shifts_what_is_held(tmp_path):
+    """What int32 holds of a float was a float, too, which has no bits."""
+    path = tmp_path / "rounded.yaml"
+    text = ROUNDED.replace("exponent(OF) * 1003", "sum(g)").replace("TYPE", "int32")
+    path.write_text(text.replace("DECODED", "(a << 1)"))
+    assert checked(compll.compile(path, "reference"), np.full(3, 1.5, np.float32))[0] == 8
+
+
 def checked(codec, x):
     """What is decoded, of which the residual knows."""
     state = codec.init_state(len(x))
