@@ -177,13 +177,17 @@ class Values(Lines):
         """
         if self.turn or not self.within(*LOOPS):
             return self.turn.get(id(expr)) or self.written(expr, i)
-        for e in repeated(expr, lambda e: id(e) in self.buffers or e.op == "lift"):
+        for e in repeated(expr, self.given):
             name = self.name("t")
             self.add(f"{name} = {self.written(e, i)}")
             self.turn[id(e)] = name
         text = self.turn.get(id(expr)) or self.written(expr, i)
         self.turn.clear()
         return text
+
+    def given(self, e: Expr) -> bool:
+        """Whether a value has a name, or another way to it than its arguments."""
+        return id(e) in self.buffers or e.op == "lift" or e.type.shape == "table"
 
     def written(self, expr: Expr, i: str) -> str:
         """An element expression written out."""

@@ -194,7 +194,7 @@ class Values(Lines):
 
     def given(self, e: Expr) -> bool:
         """Whether a value has a name, or another way to it than its arguments."""
-        return e.op == "lift"
+        return e.op == "lift" or e.type.shape == "table"
 
     def written(self, expr: Expr) -> str:
         """An expression written out."""

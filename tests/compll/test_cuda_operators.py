@@ -1,5 +1,7 @@
 """Operators of the CUDA backend beyond what specs/ use, on the CPU, against the reference."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -135,6 +137,25 @@ decode: lookup(means, 7 * i) + lookup(edges, i)
 
 def test_tables_at_every_place(tmp_path, rng):
     pieces_equal(TABLES, tmp_path, rng.standard_normal)
+
+
+REPEATED = """name: repeated
+encode:
+  c: mean_by(bucket(g, quantiles(g, 4)), g, 4)
+  i: bucket(g, quantiles(g, 4))
+  near: where(abs(g - lookup(c, i + 1)) < abs(g - lookup(c, i)), min(i + 1, 3), i)
+  q: where(abs(g - lookup(c, i - 1)) < abs(g - lookup(c, near)), max(i - 1, 0), near)
+  means: mean_by(q, g, 4)
+payload: {means: "float32[4]", q: "uint2[n]"}
+decode: lookup(means, q)
+"""
+
+
+@pytest.mark.parametrize("feedback", ["", "feedback: error\n"])
+def test_tables_in_large_expressions_keep_their_names(feedback, tmp_path):
+    """One that was read more than once became a float, which does not compile."""
+    device, _ = compiled(REPEATED + feedback, tmp_path)
+    assert not re.search(r"const float \w+ = table", device.source.full())
 
 
 RANKED = """name: ranked
