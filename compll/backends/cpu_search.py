@@ -94,9 +94,7 @@ class Searching(Compacting):
     def counting(self, expr: Expr, name: str) -> Iterator[None]:
         """What walks over the whole tensor outside the tiles need."""
         known, self.where = dict(self.names), "piece"
-        self.add("e = first")
-        for number in draws(expr.args[0]):
-            self.draw(number, "first")
+        self.draw_piece(expr.args[0])
         self.prepare(expr.args[0])
         self.add(f"count_{name} = 0")
         yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from compll.backends.cpu_search import Searching
-from compll.backends.cpu_values import draws
 from compll.ir import POSITIONS, Expr, Field, Selection
 from compll.layout import header
 from compll.program import TABLES, Pass, Program, Sink
@@ -78,9 +77,7 @@ class Selecting(Searching):
         return name
 
     def fill(self, name: str, expr: Expr, turns: str, index: str) -> None:
-        self.add("e = first")
-        for number in draws(expr):
-            self.draw(number, "first")
+        self.draw_piece(expr)
         self.prepare(expr)
         whole = expr.op == "bucket" and turns == "n"
         room = f"tiles * {self.tile}" if whole else turns
@@ -222,8 +219,15 @@ class Selecting(Searching):
             return False
         return super().made_here(e)
 
+    def drawn(self, expr: Expr, i: str) -> str:
+        """The draw of an element wherever it stands, by keys of its own."""
+        place = f"first, {i}, {self.tile}"
+        return f"drawn(u64(seed), u64(step), u64(tensor), u64({expr.value}), {place})"
+
     def written(self, expr: Expr, i: str) -> str:
         """Over a selection, element values are computed again from what was captured."""
+        if self.where == "piece" and expr.op == "uniform":
+            return f"({super().written(expr, i)} if alike else {self.drawn(expr, i)})"
         if self.where in ("tile", "piece"):
             return super().written(expr, i)
         whole = list(self.whole(self.selection(self.where)))
@@ -235,8 +239,7 @@ class Selecting(Searching):
         if expr.op == "indices":
             return f"i_{self.where}[{i}]"
         if expr.op == "uniform":
-            place = f"first, i_{self.where}[{i}], {self.tile}"
-            return f"drawn(u64(seed), u64(step), u64(tensor), u64({expr.value}), {place})"
+            return self.drawn(expr, f"i_{self.where}[{i}]")
         if expr.op == "input":
             return f"(cg_{self.where}[{i}] * scale)"
         if expr.op == "state":

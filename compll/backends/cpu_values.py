@@ -170,6 +170,15 @@ class Values(Lines):
         self.add(f"r{number}b = u32(r{number} & u64(0xFFFFFFFF))")
         self.add(f"r{number}c = counter(u32({element}), r{number}a)")
 
+    def draw_piece(self, x: Expr) -> None:
+        """Emit the keys of x's draws for a walk over a piece as a whole, all of whose elements
+        `alike` tells to have the same keys: the numbers of few pieces pass a multiple of 2**32."""
+        self.add("e = first")
+        for number in draws(x):
+            self.draw(number, "first")
+        if draws(x):
+            self.add("alike = first >> 32 == (first + n) >> 32")
+
     def text(self, expr: Expr, i: str) -> str:
         """The value of an element expression at index i.
 

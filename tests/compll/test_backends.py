@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import compll
 from compll.backends import numbers
 
 SIZES = (0, 1, 7, 31, 33, 64, 65, 1000, 1023, 1024, 1025, 4099, 20011)
@@ -139,3 +140,19 @@ def test_uniform_draws_are_uniform_and_independent():
     assert abs(chi - 1023) < 5 * np.sqrt(2 * 1023)
     for other in (numbers.uniform(2, 2, 3, 0, 0, 1 << 18), numbers.uniform(1, 3, 3, 0, 0, 1 << 18)):
         assert abs(np.corrcoef(u, other)[0, 1]) < 5 / 512
+
+
+def test_draws_in_searches_beyond_32_bits(tmp_path):
+    """A search walks over a piece as a whole, and had the keys of its first element for all."""
+    path = tmp_path / "searched.yaml"
+    path.write_text(
+        "name: searched\nencode:\n  t: kth_largest(g + random(0, 1), ceil(n / 9))\n"
+        "payload: {t: float32}\ndecode: t\n"
+    )
+    x, table = np.zeros(2000, np.float32), np.array([[0, 2000, 3, 2**32 - 1024, 0]])
+    payloads = []
+    for target in ("cpu", "reference"):
+        out, codec = np.zeros(9, np.uint8), compll.compile(path, target)
+        codec.encode_batch(x, table, out, np.zeros(1, np.int64))
+        payloads.append(out)
+    np.testing.assert_array_equal(*payloads)
