@@ -249,7 +249,8 @@ class Encoder(Packing):
 
     def drawing(self, one: Pass) -> list[Expr]:
         """What a walk may draw for: a grouped spec computes selected values, too, within it."""
-        return self.loops(one) + ([s.expr for s in one.kept] if self.module.group else [])
+        back = [self.walked(s) for s in one.sinks if s.kind == "back"]
+        return self.loops(one) + back + ([s.expr for s in one.kept] if self.module.group else [])
 
     def make_buffers(self, loops: list[Expr], one: Pass) -> None:
         """Compute shared values that depend on no reduction of this tile."""

@@ -156,3 +156,17 @@ def test_draws_in_searches_beyond_32_bits(tmp_path):
         codec.encode_batch(x, table, out, np.zeros(1, np.int64))
         payloads.append(out)
     np.testing.assert_array_equal(*payloads)
+
+
+def test_what_is_written_back_is_drawn_tile_by_tile(tmp_path):
+    """What a later walk writes back had, in every tile, the draws of the last one."""
+    path = tmp_path / "back.yaml"
+    path.write_text(
+        "name: back\nencode: {q: 'g + random(0, 1)', top: max(g)}\n"
+        "payload: {q: 'int32[n]', top: bfloat16}\ndecode: q / top\n"
+    )
+    codec, out = compll.compile(path, "cpu"), np.zeros(4 * 3000 + 3, np.uint8)
+    x = np.linspace(0, 9, 3000, dtype=np.float32)
+    table, at = np.array([[0, 3000, 0, 0, 0]]), np.zeros(1, np.int64)
+    used = codec.encode_batch(x, table, out, at, writeback=True)
+    np.testing.assert_array_equal(x, codec.decode(out[: used[0]], 3000))
