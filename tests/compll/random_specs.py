@@ -7,6 +7,9 @@ import random
 UNARY = ("abs({})", "-{}", "sign({})", "floor({})", "ceil({})", "round({})", "sqrt(abs({}))")
 ROUNDED = ("float16({})", "bfloat16({})", "bfloat16_up({})", "exp2(exponent({}))")
 BINARY = ("({} + {})", "({} - {})", "({} * {})", "({} / {})", "min({}, {})", "max({}, {})")
+INTEGER = ("({} + {})", "({} * {})", "({} // {})", "({} % {})", "({} & {})", "({} | {})",
+           "({} ^ {})", "({} << {})", "({} >> {})", "max({}, {})")  # fmt: skip
+WHOLE = ("0", "1", "3", "7", "-5", "31", "33", "255", "65537")
 LOGIC = ("({} and {})", "({} or {})", "not ({})")
 NUMBERS = ("0.5", "2", "-1", "0.25", "3", "1.5", "1e-3", "7", "100")
 FOLDS = ("mean(abs({}))", "max(abs({}))", "max({})", "min({})", "sum({})", "std({})", "norm2({})")
@@ -42,7 +45,7 @@ class Maker:
         """A float per element."""
         if depth == 0:
             return self.leaf()
-        kind = self.source.randrange(10)
+        kind = self.source.randrange(11)
         if kind < 3:
             return self.one(*UNARY).format(self.element(depth - 1))
         if kind < 7:
@@ -52,7 +55,15 @@ class Maker:
             return f"where({condition}, {self.element(depth - 1)}, {self.element(depth - 1)})"
         if kind == 8:
             return self.one(*ROUNDED).format(self.element(depth - 1))
+        if kind == 9:
+            return self.integer(depth)
         return f"clip({self.element(depth - 1)}, -2, {self.scalar_leaf()})"
+
+    def integer(self, depth):
+        """An integer per element; bounds of 32 bits, shifts by any number, divisions by 0."""
+        if depth == 0:
+            return self.one(*WHOLE, f"exponent({self.leaf()})", f"exponent({self.leaf()})")
+        return self.one(*INTEGER).format(self.integer(depth - 1), self.integer(depth - 1))
 
     def of_g(self, depth):
         """A float per element in which the gradient is."""
