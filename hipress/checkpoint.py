@@ -53,7 +53,7 @@ def load(
     """
     _check_format(saved)
     moved = _check_ranks(saved, rank, world_size)
-    good, bad = _check_values(residuals, saved)
+    good, bad = _check_values(residuals, saved, aggregated=not moved and saved["format"] == FORMAT)
     wrong = moved + _check_names(residuals, saved) + bad
     if wrong and strict:
         raise StateError(
@@ -164,8 +164,13 @@ def _other(
     return None if before == here else f"{name}: saved with strategy {before}, this is {here}"
 
 
-def _check_values(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[Param], list[str]]:
-    """Parameters whose values fit, and what is wrong with values of the others."""
+def _check_values(
+    residuals: Residuals, saved: Mapping[str, Any], *, aggregated: bool
+) -> tuple[list[Param], list[str]]:
+    """Parameters whose values fit, and what is wrong with values of the others.
+
+    aggregated: whether all that this rank aggregates must be there (format 1 left out zeros).
+    """
     good, wrong = [], []
     state: Saved = saved["state"]
     for name, (param, codec) in _stateful(residuals).items():
@@ -176,6 +181,11 @@ def _check_values(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[
             continue
         wanted = {k: _size(v, param) for k, v in codec.init_state(param.numel).items()}
         problems = [
+            f"{name}: {side} values are missing from the saved state"
+            for side in _needed(residuals, state[name], param, aggregated)
+            if side not in state[name]
+        ]
+        problems += [
             f"{name}: {side} {key}: expected {wanted.get(key)}, got {shape}"
             for side, values in state[name].items()
             for key, shape in _shapes(values, wanted).items()
@@ -185,6 +195,16 @@ def _check_values(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[
         if not problems:
             good.append(param)
     return good, wrong
+
+
+def _needed(
+    residuals: Residuals, saved: Mapping[str, Any], param: Param, aggregated: bool
+) -> list[str]:
+    """Sides that `export` always writes; with scope "bucket" none before the first step."""
+    if residuals.owned is None:
+        return [WORKER] if saved else []
+    owned = aggregated and param.index in residuals.owned
+    return [side for side in residuals.pieces(param.index) if side == WORKER or owned]
 
 
 def _size(array: Floats, param: Param) -> tuple[int, ...]:

@@ -202,6 +202,9 @@ def state_errors(ddp, state):
     }.items():
         found[title] = error_of(hipress.load_state_dict, ddp, state | damage, strict=False)[:2]
     broken["absent"] = state | {"state": {"second.weight": values}}
+    for side in ("worker", "aggregator"):
+        half = {"second.weight": {key: value for key, value in values.items() if key != side}}
+        broken[f"no {side}"] = state | {"state": state["state"] | half}
     shape = copy.deepcopy(state)
     shape["state"]["second.weight"]["worker"]["residual"] = torch.zeros(2)
     broken["shape"] = shape

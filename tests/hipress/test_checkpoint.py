@@ -43,6 +43,8 @@ def test_states_that_do_not_fit(tmp_path):
             "unexpected": "ghost.weight: has no codec state here",
             "shape": "second.weight: worker residual: expected (301, 131), got (2,)",
             "absent": "first.weight: its values are missing from the saved state",
+            "no worker": "second.weight: worker values are missing from the saved state",
+            "no aggregator": "second.weight: aggregator values are missing from the saved state",
             "step": "step 1.5 is no number of steps",
             "negative": "step -1 is no number of steps",
             "codecs": "codecs is a NoneType, not a dict",
