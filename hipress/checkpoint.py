@@ -11,12 +11,11 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from hipress.errors import StateError
 from hipress.model import Param
-from hipress.state import AGGREGATOR, WORKER, Floats, Residuals
+from hipress.state import AGGREGATOR, WORKER, Floats, Residuals, as_torch
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -95,7 +94,7 @@ def _aggregates(residuals: Residuals, param: Param, arrays: Mapping[str, Floats]
 
 
 def _tensor(array: Floats, param: Param) -> torch.Tensor:
-    copy = _as_torch(array.copy())
+    copy = as_torch(array.copy())
     return copy.reshape(param.shape) if array.size == param.numel else copy
 
 
@@ -243,16 +242,9 @@ def _fill_all(
                 _fill(array, values)
 
 
-def _as_torch(array: Floats) -> torch.Tensor:
-    """A view as a tensor; uint16 holds the bits of bfloat16, which NumPy lacks."""
-    if array.dtype == np.uint16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
 def _fill(array: Floats, values: torch.Tensor) -> None:
     """Saved values in the type that the state has now: rounded, or exactly, and finite."""
-    kept = _as_torch(array)
+    kept = as_torch(array)
     flat = values.reshape(-1).cpu().float()
     if kept.dtype != torch.float32:
         most = torch.finfo(kept.dtype).max

@@ -94,14 +94,15 @@ class Engine:
         meeting: Meeting,
         *,
         skips: bool = False,
+        unused: bool = False,
     ) -> None:
-        """skips: whether DDP leaves out buckets of unused parameters."""
+        """unused: whether DDP finds unused parameters; skips: and leaves out their buckets."""
         self.params, self.plan, self.options = params, plan, options
         self.home = home  # DDP's own group: a bucket left alone travels as it always did
         rank, size = dist.get_rank(home), dist.get_world_size(home)
         self.name = meeting.ranks[rank]  # this rank's global number
         self.works = Works(params, plan, options, rank, size)
-        self._skips = skips
+        self._skips, self._unused = skips, unused
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self._latest = -1  # the bucket of the current step that came last; -1 between steps
         self.traffic = Traffic()
@@ -214,11 +215,18 @@ class Engine:
         return self.step - 1
 
     def _submit(self, work: Work, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        if buffer.dtype == torch.float32:
-            return self._executor.submit(work.program, buffer, work.states, self._now)
-        scratch = buffer.float()
-        future = self._executor.submit(work.program, scratch, work.states, self._now)
-        return then(future, buffer.copy_)
+        data = buffer.float()  # itself, if it is that
+        add = self.works.set_aside(work, data) if self._unused else None
+        future = self._executor.submit(work.program, data, work.states, self._now)
+        if add is None and data is buffer:
+            return future
+
+        def end(average: torch.Tensor) -> torch.Tensor:
+            if add is not None:
+                add()
+            return average if data is buffer else buffer.copy_(average)
+
+        return then(future, end)
 
     def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""

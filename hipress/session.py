@@ -123,6 +123,7 @@ def install(ddp: DistributedDataParallel, session: Session) -> None:
         session.home,
         session.meeting,
         skips=getattr(ddp, "skip_all_reduce_unused_params", False),  # not in every torch
+        unused=ddp.find_unused_parameters,
     )
     session.finalizer = weakref.finalize(ddp, session.engine.close)
     if ddp not in BOOKS.hooks:

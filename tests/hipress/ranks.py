@@ -440,6 +440,31 @@ class Skipping(nn.Module):
         return x
 
 
+def now_and_then(rank, world_size, name, options):
+    """How far from the sum of a layer's mean gradients is what DDP gave and what residuals hold.
+
+    The layer is used by all ranks, by none, and by one.
+    """
+    torch.manual_seed(0)
+    model = Skipping(0)
+    weight = model.layers[1].weight
+    ddp = hipress.wrap(model, name, ddp_kwargs=UNREBUILT, **options)
+    wanted, got = torch.zeros(20, 20), torch.zeros(20, 20)
+    for step in range(9):
+        model.unused = (0, 1, 1 + rank)[step % 3]
+        x = torch.randn(4, 20, generator=torch.Generator().manual_seed(step)) + rank
+        model.zero_grad()
+        loss = ddp(x).sum()
+        (mine,) = torch.autograd.grad(loss, weight, retain_graph=True, allow_unused=True)
+        loss.backward()
+        wanted += 0 if mine is None else mine / world_size
+        got += 0 if weight.grad is None else weight.grad
+    for side, arrays in hipress.state_dict(ddp)["state"]["layers.1.weight"].items():
+        wanted -= arrays["residual"].float() / (world_size if side == "worker" else 1)
+    dist.all_reduce(wanted)
+    return (got - wanted).norm().item() / got.norm().item()
+
+
 class Turned(nn.Module):
     """A layer beside complex parameters."""
 

@@ -117,6 +117,19 @@ def test_steps_are_counted_where_ddp_leaves_buckets_out():
     assert launch(ranks.skipped_buckets, 2) == [[(3, 3)] * 2] * 2
 
 
+@pytest.mark.parametrize(
+    "name, options, most",
+    [
+        ("onebit_group", {}, 1e-5),
+        ("onebit_group", {"residual": "bfloat16"}, 0.02),
+        ("topk", {"min_size": 0, "ratio": 0.05}, 1e-5),
+    ],
+)
+def test_residuals_outlast_steps_in_which_a_parameter_is_unused(name, options, most):
+    for error in launch(ranks.now_and_then, 2, name, options):
+        assert error < most
+
+
 def test_infinity_reaches_every_rank_and_no_residual():
     results = launch(ranks.infinity, 2, "int8")
     together([digest for *_, digest in results])
