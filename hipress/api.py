@@ -91,7 +91,8 @@ def attach(
     verify: bool = False,
     **params: Any,
 ) -> DistributedDataParallel:
-    """Compress the gradients of an existing DistributedDataParallel; returns it.
+    """Compress the gradients of an existing DistributedDataParallel; returns it, also where it
+    comes as what torch.compile made of it.
 
     Arguments and errors as for `wrap`. Call it before the first backward pass.
     """

@@ -44,13 +44,16 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """
     if isinstance(module, DistributedDataParallel):
         return _held(module)
-    # The attribute is how torch lets a module take parameters out of DDP.
+    # The attribute is how torch lets a module take parameters out of DDP, which looks them up by
+    # these names: with a dot before those of the outermost module.
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    return [
-        (name, parameter)
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    ]
+    found: dict[nn.Parameter, str] = {}
+    for place, part in module.named_modules():
+        for last, parameter in part.named_parameters(recurse=False):
+            name = f"{place}.{last}"
+            if parameter.requires_grad and name not in ignored:
+                found.setdefault(parameter, name.removeprefix("."))
+    return [(name, parameter) for parameter, name in found.items()]
 
 
 def describe(module: nn.Module) -> tuple[Param, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import compll
 from casync.cost import CodecCost, Costs, Line, fit, predict
@@ -192,3 +193,29 @@ def test_what_aggregators_need_is_compiled_ahead(params, monkeypatch, strategy, 
     monkeypatch.setattr(codec, "prepare", lambda: prepared.append(1), raising=False)
     session._compile(fixed_plan(params, codec, options.Options(strategy=strategy), 2))
     assert len(prepared) == ahead
+
+
+class Shared(torch.nn.Module):
+    """A parameter of its own, and one under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.first = torch.nn.Linear(3, 3)
+        self.second = torch.nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+
+@pytest.mark.parametrize(
+    "ignored, names",
+    [
+        (["first.bias", "first.weight"], ["scale", "second.weight", "second.bias"]),
+        (["scale"], ["scale", "first.weight", "first.bias", "second.bias"]),
+        ([".scale", "second.weight"], ["first.weight", "first.bias", "second.bias"]),
+    ],
+)
+def test_what_is_ignored_is_what_ddp_ignores(ignored, names):
+    """It looks names up with a dot before those of the outermost module, and every alias."""
+    model = Shared()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    assert [param.name for param in describe(model)] == names
