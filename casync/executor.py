@@ -117,10 +117,11 @@ class Executor:
             job = Job(self._sequence, program, prepared, bucket, states, step)
             self._sequence += 1
             self.counters.jobs += 1
-            if job.left:
+            empty = not job.left  # asked now: a job that was started may end at any time
+            if not empty:
                 self._queued.append(job)
                 self._start_queued()
-        if not job.left:
+        if empty:
             job.future.set_result(bucket)
         return job.future
 

@@ -600,3 +600,28 @@ def test_a_process_may_end_while_a_lane_is_at_work():
         [sys.executable, "-c", AT_WORK], capture_output=True, text=True, timeout=HANG, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Slow:
+    """A lock whose holder lets others go first: all that runs ends before it goes on."""
+
+    def __init__(self, executor):
+        self.executor, self.lock = executor, executor._lock
+
+    def __enter__(self):
+        self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
+        while threading.current_thread() is threading.main_thread() and self.executor._running:
+            pass
+
+
+def test_a_job_may_end_before_its_submit_does():
+    graph = graph_of([7], "allgather", "exact", 2)
+    with world(2, timeout=HANG) as executors:
+        executors[0]._lock = Slow(executors[0])
+        other = executors[1].submit(graph.slice(1), torch.ones(7), {}, 0)
+        bucket = torch.ones(7)
+        assert executors[0].submit(graph.slice(0), bucket, {}, 0).wait() is bucket
+        other.wait()
