@@ -56,6 +56,7 @@ class Executor:
         delay: Callable[[str], None] | None = None,
         ranks: Sequence[int] | None = None,
         watch: bool = False,
+        holds: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """`timeout`: seconds a peer may take. `trace`: collects a tuple per task.
 
@@ -64,6 +65,7 @@ class Executor:
         that expose missing waits. The transport stays the caller's to close.
         `watch`: notice within seconds that a peer is gone, also amid a message. It takes a thread
         per peer, and close() breaks the transport's connections.
+        `holds`: states, by codec, that wait while what is encoded is zero; see [Note: held].
         """
         self.timeout = timeout
         self.delay = delay
@@ -73,6 +75,7 @@ class Executor:
         self._here = (transport.rank, transport.world_size)
         self._codecs = dict(codecs)
         self._seed = seed
+        self._holds = dict(holds or {})
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
         self._lock = threading.Lock()
         self._error: Exception | None = None
@@ -154,7 +157,7 @@ class Executor:
 
     def _prepare(self, program: Program) -> Prepared:
         if program not in self._prepared:
-            self._prepared[program] = Prepared(program, self._codecs, self._seed)
+            self._prepared[program] = Prepared(program, self._codecs, self._seed, self._holds)
         return self._prepared[program]
 
     def _start_queued(self) -> None:

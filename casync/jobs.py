@@ -8,7 +8,7 @@ the executor starts the next one when the last is complete.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from casync.codec import Codec, Floats, State
 from casync.errors import PlanError
 from casync.fusion import fused
 from casync.graph import Program
+from casync.held import Held, hold, idle, let_go
 from casync.messages import Layout
 from casync.plan import Part
 from casync.rounds import as_rounds, rounds_of
@@ -41,6 +42,7 @@ __all__ = ["Job", "Prepared", "States", "mix_seed"]
 
 States: TypeAlias = Mapping[tuple[str, str], State]
 Step: TypeAlias = Callable[["Job"], None]
+_NO_HOLDS: Mapping[str, Sequence[str]] = {}
 
 
 def mix_seed(seed: int, rank: int, side: Side) -> int:
@@ -57,7 +59,7 @@ class Job:
     """One run of a program on a bucket."""
 
     __slots__ = (
-        "array", "bucket", "future", "left", "prepared", "ready",
+        "array", "bucket", "future", "held", "left", "prepared", "ready",
         "sent", "sequence", "started", "states", "step", "tasks", "unlocks", "waits",
     )  # fmt: skip
 
@@ -79,6 +81,7 @@ class Job:
         self.bucket = bucket
         self.array: Floats = _flat(bucket, prepared.elements)
         self.states = states
+        self.held: dict[int, Held] = {}  # by part: during its rounds
         self.step = step
         self.ready: set[int] = set()  # sends and reduces that may be posted
         self.sent: list[tuple[int, Handle, float]] = []  # posted sends, and when
@@ -99,8 +102,16 @@ def _flat(bucket: torch.Tensor, elements: int) -> Floats:
 class Prepared:
     """All that does not change between runs. See [Note: buffers belong to the program]."""
 
-    def __init__(self, program: Program, codecs: Mapping[str, Codec], seed: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        codecs: Mapping[str, Codec],
+        seed: int,
+        holds: Mapping[str, Sequence[str]] = _NO_HOLDS,
+    ) -> None:
+        """`holds`: names of states by codec, see [Note: held]."""
         self.busy = False
+        self._holds = holds
         self._rank, self._world_size = program.rank, program.world_size
         self._codecs = codecs
         self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
@@ -171,18 +182,28 @@ class Prepared:
         scale = 1.0 / self._world_size if task.average else 1.0
         if part.codec is None:
             return _scaled(part, scale)
-        encode = self._codecs[part.codec].encode_batch
+        codec, names = self._codecs[part.codec], self._holds.get(part.codec, ())
+        encode, decode = codec.encode_batch, codec.decode_batch
         key, seed, writeback = (part.codec, task.side), self._seeds[task.side], task.writeback
         out, at = slot.array, slot.layout.at
 
         def step(job: Job) -> None:
             more = {} if taken is None else {"incoming": (taken.array, *taken.contents[:2])}
+            state, held = job.states.get(key), None
+            if names and state and (pieces := idle(job.array, table)):
+                if taken is not None:  # what it is merged with may not be zero
+                    place, used, _ = taken.contents
+                    decode(taken.array, table, place, used, job.array, add=True, step=job.step)
+                    more, pieces = {}, idle(job.array, table)
+                held = hold(state, names, pieces)
             slot.fill(
                 encode(
-                    job.array, table, out, at, state=job.states.get(key),
+                    job.array, table, out, at, state=state,
                     seed=seed, step=job.step, scale=scale, writeback=writeback, **more,
                 )
             )  # fmt: skip
+            if held:
+                let_go(held)
 
         return step
 
@@ -193,12 +214,16 @@ class Prepared:
         )  # fmt: skip
         sums = [(s.array, s.layout.at) for s in self._rounds[task.part][: task.round]]
         number, out, at = task.round, slot.array, slot.layout.at
+        names = self._holds.get(key, ())
 
         def step(job: Job) -> None:
+            state = job.states.get((key, "worker"))
+            if names and state and number == 0:
+                job.held[task.part] = hold(state, names, idle(job.array, table))
             slot.fill(
                 encode(
                     number, job.array, table, out, at, sums, workers=workers,
-                    state=job.states.get((key, "worker")), seed=seed, step=job.step,
+                    state=state, seed=seed, step=job.step,
                 )
             )  # fmt: skip
 
@@ -214,6 +239,7 @@ class Prepared:
         def step(job: Job) -> None:
             state = job.states.get((key, "worker"))
             decode(job.array, table, sums, workers=workers, state=state, seed=seed, step=job.step)
+            let_go(job.held.pop(task.part, []))
 
         return step
 

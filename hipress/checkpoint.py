@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from casync.held import as_torch
 from hipress.errors import StateError
 from hipress.model import Param
-from hipress.state import AGGREGATOR, WORKER, Floats, Residuals, as_torch
+from hipress.state import AGGREGATOR, WORKER, Floats, Residuals
 
 if TYPE_CHECKING:
     from casync.codec import Codec

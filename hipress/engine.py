@@ -24,6 +24,7 @@ from hipress.link import connect
 from hipress.model import Param
 from hipress.options import Options
 from hipress.planner import Plan
+from hipress.state import residuals
 from hipress.verify import Verifier
 from hipress.work import Work, Works
 
@@ -102,7 +103,7 @@ class Engine:
         rank, size = dist.get_rank(home), dist.get_world_size(home)
         self.name = meeting.ranks[rank]  # this rank's global number
         self.works = Works(params, plan, options, rank, size)
-        self._skips, self._unused = skips, unused
+        self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self._latest = -1  # the bucket of the current step that came last; -1 between steps
         self.traffic = Traffic()
@@ -113,6 +114,7 @@ class Engine:
             timeout=options.timeout,
             ranks=meeting.ranks,
             watch=True,
+            holds={key: residuals(codec) for key, codec in plan.codecs.items()} if unused else {},
         )
         self._broken: BaseException | None = None
         self._verifier = self._verifying(meeting) if options.verify else None
@@ -215,18 +217,11 @@ class Engine:
         return self.step - 1
 
     def _submit(self, work: Work, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        data = buffer.float()  # itself, if it is that
-        add = self.works.set_aside(work, data) if self._unused else None
-        future = self._executor.submit(work.program, data, work.states, self._now)
-        if add is None and data is buffer:
-            return future
-
-        def end(average: torch.Tensor) -> torch.Tensor:
-            if add is not None:
-                add()
-            return average if data is buffer else buffer.copy_(average)
-
-        return then(future, end)
+        if buffer.dtype == torch.float32:
+            return self._executor.submit(work.program, buffer, work.states, self._now)
+        scratch = buffer.float()
+        future = self._executor.submit(work.program, scratch, work.states, self._now)
+        return then(future, buffer.copy_)
 
     def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""

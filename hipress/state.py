@@ -14,21 +14,18 @@ a worker's, but a rank writes only the parts that it owns.
 
 [Note: unused parameters]
 With find_unused_parameters DDP drops the average of a parameter that no rank used in a step, and
-with it what was sent of its residuals. A rank cannot know what others used, but need not: where
-its own gradient is zero, it sends nothing of its residuals, as a worker and as an aggregator, and
-keeps them for a later step. If no rank used the parameter, all keep them; else they come late.
-With scope "bucket" this holds for runs of a bucket that are unused as a whole.
+with it what was sent of its residuals. So they wait while what would be encoded is zero: see
+[Note: held] in casync/held.py. With scope "bucket" this holds for runs of a bucket that are unused
+as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
-import torch
 
 from hipress.model import Param
 from hipress.planner import Plan
@@ -124,24 +121,6 @@ class Residuals:
             for side, arrays in place.arena.sides.items()
         }
 
-    def set_aside(self, indices: Iterable[int]) -> Callable[[], None]:
-        """Have no residuals of these parameters until the call that is returned adds them again.
-
-        See [Note: unused parameters].
-        """
-        kept = []
-        for arrays in (a for i in indices if i in self.places for a in self.pieces(i).values()):
-            residual = arrays.get(RESIDUAL)
-            if residual is not None and residual.any():
-                kept.append((residual, residual.copy()))
-                residual[:] = 0
-
-        def add() -> None:
-            for residual, before in kept:
-                as_torch(residual).add_(as_torch(before))
-
-        return add
-
     def _move(self, index: int, old: Place, new: Place) -> None:
         before = self.pieces(index)
         self.places[index] = new
@@ -161,13 +140,11 @@ class Residuals:
         return (WORKER, AGGREGATOR) if again else (WORKER,)
 
 
+def residuals(codec: Codec) -> tuple[str, ...]:
+    """Names of the states that wait while a parameter is unused."""
+    return tuple({RESIDUAL} & flat_names(codec))
+
+
 def flat_names(codec: Codec) -> set[str]:
     """Names of the states with a value per element; the others have one per tensor."""
     return {name for name, array in codec.init_state(7, tensors=3).items() if array.size == 7}
-
-
-def as_torch(array: Floats) -> torch.Tensor:
-    """A view as a tensor; uint16 holds the bits of bfloat16, which NumPy lacks."""
-    if array.dtype == np.uint16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)

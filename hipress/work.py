@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
 
 from casync.dryrun import dry_run
 from casync.graph import Program, build
@@ -63,19 +61,6 @@ class Works:
         if work is not None and self._merges:
             self._claim(work)
         return work
-
-    def set_aside(self, work: Work, data: torch.Tensor) -> Callable[[], None]:
-        """Hold residuals of units back of which this rank's gradient is zero as a whole.
-
-        See `Residuals.set_aside`. Neighbours in a unit share scales or selections: beside one that
-        is used, what stands for zeros is not zero.
-        """
-        unused: list[int] = []
-        for unit in (unit for unit in work.units if unit.choice.codec is not None):
-            piece = data[unit.start : unit.start + unit.length]
-            if not piece[:64].any() and not piece.any():  # most have a value among the first
-                unused += unit.indices
-        return self.residuals.set_aside(unused)
 
     def _owned(self) -> frozenset[int]:
         """Parameters of which this rank aggregates elements, whatever buckets they are in."""

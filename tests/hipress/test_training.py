@@ -123,6 +123,7 @@ def test_steps_are_counted_where_ddp_leaves_buckets_out():
         ("onebit_group", {}, 1e-5),
         ("onebit_group", {"residual": "bfloat16"}, 0.02),
         ("topk", {"min_size": 0, "ratio": 0.05}, 1e-5),
+        ("powersgd", {"min_size": 0, "rank": 1}, 1e-5),
     ],
 )
 def test_residuals_outlast_steps_in_which_a_parameter_is_unused(name, options, most):

@@ -1,0 +1,65 @@
+"""Residuals of what nobody used wait; nobody's wait for ever."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from casync.graph import build
+from casync.plan import Choice, partition
+from tests.casync.fakes import CODECS, Sign, gradients, states_of, tensors_of, world
+from tests.casync.test_fusion import Fusing
+
+SIZES = (40, 700, 100003)
+UNUSED = slice(40, 740)
+HOLDS = {"sign": ["residual"]}
+
+
+def residuals(states):
+    return [torch.from_numpy(arrays["residual"]) for each in states for arrays in each.values()]
+
+
+def synchronized(codec, strategy, steps, holds):
+    """Averages of each step, and residuals of all ranks after it."""
+    codecs = CODECS | {"sign": codec}
+    choices = {t.name: Choice("sign", strategy, 2) for t in tensors_of(SIZES)}
+    graph = build(partition(tensors_of(SIZES), choices, 3, codecs), 3, codecs)
+    states = [states_of(sum(SIZES)) for _ in range(3)]
+    found = []
+    with world(3, codecs=codecs, holds=holds) as executors:
+        for step, buckets in enumerate(steps):
+            buckets = [bucket.clone() for bucket in buckets]
+            futures = [
+                executor.submit(graph.slice(rank), buckets[rank], states[rank], step)
+                for rank, executor in enumerate(executors)
+            ]
+            for future in futures:
+                future.wait()
+            found.append((buckets[0], [each.clone() for each in residuals(states)]))
+    return found
+
+
+@pytest.mark.parametrize("codec", [Sign, Fusing])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
+def test_what_nobody_used_neither_sends_nor_loses_residuals(strategy, codec):
+    steps = [gradients(sum(SIZES), 3, seed) for seed in range(3)]
+    for bucket in steps[1]:
+        bucket[UNUSED] = 0
+    (_, before), (average, after), _ = synchronized(codec(), strategy, steps, HOLDS)
+    assert not average[UNUSED].any()
+    assert any(one[UNUSED].any() for one in before)
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one[UNUSED], other[UNUSED])
+
+
+@pytest.mark.parametrize("idle", range(3))
+@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
+def test_what_another_rank_used_takes_all_residuals_that_it_passes(strategy, idle):
+    """A rank that never used a tensor, but aggregates it, kept its residuals for ever."""
+    steps = [gradients(sum(SIZES), 3, seed) for seed in range(3)]
+    for buckets in steps:
+        buckets[idle][:] = 0
+    plain, held = (synchronized(Fusing(), strategy, steps, holds) for holds in ({}, HOLDS))
+    for (one, before), (other, after) in zip(plain, held, strict=True):
+        assert torch.equal(one, other)
+        assert all(map(torch.equal, before, after))
