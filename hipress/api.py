@@ -51,8 +51,9 @@ def wrap(
     `compressor` is "auto", a spec's name or path (a str or an os.PathLike), or a compiled codec;
     `params` are the codec's.
     The other options are explained by `help(hipress.options.Options)`. `ddp_kwargs` go to
-    DistributedDataParallel, with gradient_as_bucket_view=True unless they say otherwise. Every rank
-    must call this, with the same arguments (`timeout` may differ).
+    DistributedDataParallel, with gradient_as_bucket_view=True unless they say otherwise; gradients
+    are averaged over the ranks of a device_mesh among them. Every rank must call this, with the
+    same arguments (`timeout` may differ).
     torch.distributed must be initialized; with one rank nothing is installed.
 
     Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ,
@@ -60,7 +61,7 @@ def wrap(
     HipressError, of which these are kinds, where that store fails, or ranks cannot be connected or
     their link not be measured.
     """
-    home = _home(process_group)
+    home = _home(_asked(process_group, ddp_kwargs))
     with agree.announced(home):
         options = options_.make(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
@@ -183,6 +184,24 @@ def load_state_dict(
     session.idle_step = checkpoint.load(residuals, state, session.rank, session.world_size, strict)
     if engine is not None:
         engine.step = session.idle_step
+
+
+def _asked(
+    process_group: dist.ProcessGroup | None, ddp_kwargs: Mapping[str, Any] | None
+) -> dist.ProcessGroup | None:
+    """The group that DDP will take: as `process_group`, or from a device_mesh in ddp_kwargs."""
+    mesh = ddp_kwargs.get("device_mesh") if isinstance(ddp_kwargs, Mapping) else None
+    if mesh is None:
+        return process_group
+    if process_group is not None:
+        raise ConfigError("process_group and a device_mesh in ddp_kwargs: pass one of them")
+    if mesh.ndim != 1:
+        raise ConfigError(
+            f"device_mesh has {mesh.ndim} dimensions; pass the one over which gradients are "
+            'averaged, such as mesh["dp"]'
+        )
+    group: dist.ProcessGroup = mesh.get_group()
+    return group
 
 
 def _home(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:

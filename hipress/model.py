@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -61,7 +62,7 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
 
     Raises ConfigError for what cannot be synchronized.
     """
-    pairs = trainable(module)
+    pairs = [(name, _local(parameter)) for name, parameter in trainable(module)]
     _refuse(pairs)
     inner = module.module if isinstance(module, DistributedDataParallel) else module
     sparse = _sparse_names(inner)
@@ -109,6 +110,12 @@ def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     return [pair for pair in ddp.module.named_parameters() if pair[1] in held]
 
 
+def _local(parameter: nn.Parameter) -> torch.Tensor:
+    """What this rank has of a parameter: of a DTensor a shard, which is what DDP averages."""
+    shard = getattr(parameter, "to_local", None)
+    return parameter if shard is None else cast(torch.Tensor, shard())
+
+
 def _shape(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
@@ -117,7 +124,7 @@ def _type(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refuse(pairs: Iterable[tuple[str, nn.Parameter]]) -> None:
+def _refuse(pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
     pairs = list(pairs)
     if not pairs:
         raise ConfigError("the model has no parameter that requires a gradient")
@@ -131,7 +138,7 @@ def _refuse(pairs: Iterable[tuple[str, nn.Parameter]]) -> None:
             )
 
 
-def _strides(parameter: nn.Parameter) -> tuple[int, ...]:
+def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
     """As DDP compares them between ranks, and may hang where they differ."""
     return () if parameter.is_contiguous() else parameter.stride()
 

@@ -382,6 +382,21 @@ def empties(rank, world_size, compressor, cases):
     return found
 
 
+def meshed(rank, world_size):
+    """A gradient where each rank trains a model of its own, and what errors say."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1, world_size), mesh_dim_names=("dp", "tp"))
+    kwargs = {"device_mesh": mesh["dp"]}
+    ddp = hipress.wrap(nn.Linear(1, 1, bias=False), "none", ddp_kwargs=kwargs)
+    ddp(torch.full((1, 1), 1.0 + rank)).sum().backward()
+    errors = [
+        error_of(hipress.wrap, make(), ddp_kwargs={"device_mesh": mesh})[1],
+        error_of(hipress.wrap, make(), ddp_kwargs=kwargs, process_group=dist.group.WORLD)[1],
+    ]
+    return ddp.module.weight.grad.item(), errors
+
+
 def joined(rank, name):
     """Uneven numbers of steps, in DDP's join: the idle rank contributes zeros."""
     ddp = hipress.wrap(make(), codec(name))

@@ -219,3 +219,9 @@ def test_what_is_ignored_is_what_ddp_ignores(ignored, names):
     model = Shared()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     assert [param.name for param in describe(model)] == names
+
+
+def test_of_a_distributed_parameter_the_shard_counts():
+    model = torch.nn.Linear(8, 8, bias=False)
+    model.weight.to_local = lambda: torch.zeros(4, 8)  # as a DTensor's
+    assert [str(param) for param in describe(model)] == ["weight 4x8 float32"]

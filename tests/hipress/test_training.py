@@ -141,6 +141,14 @@ def test_infinity_reaches_every_rank_and_no_residual():
         assert losses[-1] < 10
 
 
+def test_a_device_mesh_tells_who_averages():
+    """All ranks of the job did, those that train other models among them."""
+    for rank, (gradient, (dimensions, both)) in enumerate(launch(ranks.meshed, 2)):
+        assert gradient == 1 + rank
+        assert "device_mesh has 2 dimensions" in dimensions
+        assert "pass one of them" in both
+
+
 def test_process_group_of_some_ranks():
     outsider, *members = launch(ranks.subgroup, 3, "int8")
     assert outsider is None
