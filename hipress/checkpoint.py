@@ -21,9 +21,10 @@ from hipress.state import AGGREGATOR, WORKER, Floats, Residuals
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-FORMAT = 2
+FORMAT = 3
 KEYS = {"format", "step", "rank", "world_size", "codecs", "strategies", "state"}
-OLDER = {1: KEYS - {"strategies"}}  # formats that are read, too: keys by number
+# Formats that are read, too: keys by number. Before 3 values came as they lay in memory.
+OLDER = {1: KEYS - {"strategies"}, 2: KEYS}
 log = logging.getLogger("hipress")
 
 Saved = dict[str, dict[str, dict[str, torch.Tensor]]]  # parameter -> side -> name -> values
@@ -53,7 +54,7 @@ def load(
     """
     _check_format(saved)
     moved = _check_ranks(saved, rank, world_size)
-    good, bad = _check_values(residuals, saved, aggregated=not moved and saved["format"] == FORMAT)
+    good, bad = _check_values(residuals, saved, aggregated=not moved and saved["format"] > 1)
     wrong = moved + _check_names(residuals, saved) + bad
     if wrong and strict:
         raise StateError(
@@ -62,7 +63,7 @@ def load(
         )
     for message in wrong:
         log.warning("load_state_dict: %s; starts from zero", message)
-    _put_back(residuals, saved["state"], [] if moved else good)
+    _put_back(residuals, saved["state"], [] if moved else good, laid_out=saved["format"] < 3)
     return int(saved["step"])
 
 
@@ -96,7 +97,9 @@ def _aggregates(residuals: Residuals, param: Param, arrays: Mapping[str, Floats]
 
 def _tensor(array: Floats, param: Param) -> torch.Tensor:
     copy = as_torch(array.copy())
-    return copy.reshape(param.shape) if array.size == param.numel else copy
+    if array.size != param.numel:
+        return copy
+    return copy.as_strided(param.shape, param.layout).contiguous()
 
 
 def _check_format(saved: object) -> None:
@@ -219,20 +222,26 @@ def _shapes(
     return found
 
 
-def _put_back(residuals: Residuals, saved: Saved, params: list[Param]) -> None:
-    """The saved values of `params`; those of all others become zero, as at the start."""
+def _put_back(residuals: Residuals, saved: Saved, params: list[Param], *, laid_out: bool) -> None:
+    """The saved values of `params`; those of all others become zero, as at the start.
+
+    laid_out: whether the saved values are in the order in which the parameter's lie in memory.
+    """
     for param in params:
         if param.index not in residuals.places:
             # Scope "bucket": the first bucket with this parameter takes it from here.
             residuals.place(str(residuals.codec_of(param.index)), [param.index])
     good = {param.index for param in params}
     for index in residuals.places:
-        values = saved[residuals.params[index].name] if index in good else {}
-        _fill_all(residuals.pieces(index), values)
+        param = residuals.params[index]
+        values = saved[param.name] if index in good else {}
+        _fill_all(residuals.pieces(index), values, None if laid_out else param)
 
 
 def _fill_all(
-    pieces: Mapping[str, Mapping[str, Floats]], saved: Mapping[str, Mapping[str, torch.Tensor]]
+    pieces: Mapping[str, Mapping[str, Floats]],
+    saved: Mapping[str, Mapping[str, torch.Tensor]],
+    param: Param | None,
 ) -> None:
     for side, arrays in pieces.items():
         for name, array in arrays.items():
@@ -240,7 +249,15 @@ def _fill_all(
             if values is None:
                 array[:] = 0
             else:
-                _fill(array, values)
+                _fill(array, values if param is None else _laid_out(values, param))
+
+
+def _laid_out(values: torch.Tensor, param: Param) -> torch.Tensor:
+    """Values of a parameter in the order in which its own lie in memory, and in a bucket."""
+    if tuple(values.shape) != param.shape:
+        return values
+    laid = torch.empty_strided(param.shape, param.layout, dtype=values.dtype)
+    return laid.copy_(values).as_strided((param.numel,), (1,))
 
 
 def _fill(array: Floats, values: torch.Tensor) -> None:

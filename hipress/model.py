@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import cast
 
 import torch
@@ -27,6 +28,14 @@ class Param:
     dtype: torch.dtype
     sparse: bool  # its gradient is a sparse tensor (nn.Embedding(sparse=True))
     strides: tuple[int, ...] = ()  # where they are not those of a contiguous tensor
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Strides of its gradient in a bucket: the parameter's own where these leave no gaps."""
+        contiguous = tuple(prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+        pairs = sorted((s, n) for s, n in zip(self.strides, self.shape, strict=False) if n > 1)
+        dense = all(s == prod(n for _, n in pairs[:i]) for i, (s, _) in enumerate(pairs))
+        return self.strides if self.strides and dense else contiguous
 
     @property
     def compressible(self) -> bool:

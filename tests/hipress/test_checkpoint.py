@@ -5,11 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import hipress
-from hipress import api
+from hipress import api, checkpoint
 from hipress.errors import StateError
+from hipress.model import describe
+from hipress.options import Options
+from hipress.planner import fixed_plan
+from hipress.state import Residuals
 from tests.hipress import ranks
+from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
 
 
@@ -79,3 +85,26 @@ def test_no_state_after_a_torn_step():
         for kind, message in states:
             assert kind == "StateError"
             assert message.startswith(f"rank {rank}: step 2 ")
+
+
+def test_values_are_those_of_the_same_elements_in_any_layout():
+    """They were in the order in which a parameter's values lie in memory."""
+    value = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    kept = []
+    for layout in (torch.channels_last, torch.contiguous_format):
+        model = torch.nn.Conv2d(3, 2, (4, 5), bias=False)
+        model.weight = torch.nn.Parameter(value.contiguous(memory_format=layout))
+        params = describe(model)
+        kept.append(Residuals(params, fixed_plan(params, Int8(), Options(min_size=0), 2)))
+        kept[-1].place_all()
+    last, first = [each.pieces(0)["worker"]["residual"] for each in kept]
+    last[:] = value.permute(0, 2, 3, 1).flatten()
+    state = checkpoint.export(kept[0], 1, 0, 2)
+    assert torch.equal(state["state"]["weight"]["worker"]["residual"], value)
+    checkpoint.load(kept[1], state, 0, 2, strict=True)
+    assert torch.equal(torch.from_numpy(first), value.flatten())
+    last[:] = 0
+    checkpoint.load(kept[0], state, 0, 2, strict=True)
+    assert torch.equal(torch.from_numpy(last), value.permute(0, 2, 3, 1).flatten())
+    checkpoint.load(kept[0], state | {"format": 2}, 0, 2, strict=True)
+    assert torch.equal(torch.from_numpy(last), value.flatten())
