@@ -24,7 +24,7 @@ from hipress.link import connect
 from hipress.model import Param
 from hipress.options import Options
 from hipress.planner import Plan
-from hipress.state import residuals
+from hipress.state import waiting
 from hipress.verify import Verifier
 from hipress.work import Work, Works
 
@@ -114,7 +114,7 @@ class Engine:
             timeout=options.timeout,
             ranks=meeting.ranks,
             watch=True,
-            holds={key: residuals(codec) for key, codec in plan.codecs.items()} if unused else {},
+            holds={key: waiting(codec) for key, codec in plan.codecs.items()} if unused else {},
         )
         self._broken: BaseException | None = None
         self._verifier = self._verifying(meeting) if options.verify else None

@@ -16,7 +16,8 @@ a worker's, but a rank writes only the parts that it owns.
 With find_unused_parameters DDP drops the average of a parameter that no rank used in a step, and
 with it what was sent of its residuals. So they wait while what would be encoded is zero: see
 [Note: held] in casync/held.py. With scope "bucket" this holds for runs of a bucket that are unused
-as a whole.
+as a whole. The momentum of dgc waits with its sum, as that of an optimizer does without a gradient.
+Not so where zeros would be encoded as something else: signum votes on, by its momentum.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
+from casync.rounds import rounds_of
 from hipress.model import Param
 from hipress.planner import Plan
 
@@ -140,9 +143,23 @@ class Residuals:
         return (WORKER, AGGREGATOR) if again else (WORKER,)
 
 
-def residuals(codec: Codec) -> tuple[str, ...]:
-    """Names of the states that wait while a parameter is unused."""
-    return tuple({RESIDUAL} & flat_names(codec))
+def waiting(codec: Codec) -> tuple[str, ...]:
+    """Names of the states that wait while a parameter is unused. See [Note: unused parameters]."""
+    names = flat_names(codec)
+    if names <= {RESIDUAL} or rounds_of(codec) or not _silent(codec):  # of rounds ranks share some
+        names &= {RESIDUAL}
+    return tuple(sorted(names))
+
+
+def _silent(codec: Codec) -> bool:
+    """Whether of zeros, without a state, nothing but zeros is sent and kept."""
+    count = max(64, codec.align)
+    x, table = np.zeros(count, np.float32), np.array([[0, count, 0, 0, 0]], np.int64)
+    out, at = np.zeros(codec.payload_bytes(count), np.uint8), np.zeros(1, np.int64)
+    state = codec.init_state(count)
+    used = codec.encode_batch(x, table, out, at, state=state)
+    codec.decode_batch(out, table, at, used, x)
+    return not x.any() and not any(state[name].any() for name in flat_names(codec))
 
 
 def flat_names(codec: Codec) -> set[str]:

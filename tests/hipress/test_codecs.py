@@ -6,6 +6,7 @@ import pytest
 
 import compll
 from hipress.codecs import SAFE
+from hipress.state import waiting
 from tests.hipress import ranks
 from tests.hipress.launch import launch
 
@@ -89,3 +90,17 @@ def test_signs_vote_and_ranks_agree():
     results = launch(ranks.real, 3, VOTES)
     for name in VOTES:
         assert len({result[name][2] for result in results}) == 1, name
+
+
+@pytest.mark.parametrize(
+    "name, params, names",
+    [
+        ("dgc", CODECS["dgc"], ("u", "v")),
+        ("onebit_group", {}, ("residual",)),
+        ("signum", {}, ()),  # of zeros it votes for ones
+        ("powersgd", {}, ("residual",)),  # the factor is all ranks'
+        ("int4_group", {}, ()),
+    ],
+)
+def test_which_states_wait_for_a_step_that_uses_their_parameter(name, params, names):
+    assert waiting(compll.compile(name, **params)) == names
