@@ -39,7 +39,7 @@ class Work:
 
 
 class Works:
-    """Makes the Work of each set of parameters once; DDP has two sets of buckets."""
+    """Makes the Work of each bucket's parameters once. DDP makes its buckets anew after step 0."""
 
     def __init__(
         self, params: Sequence[Param], plan: Plan, options: Options, rank: int, world_size: int
@@ -56,11 +56,18 @@ class Works:
     def of(self, indices: tuple[int, ...]) -> Work | None:
         """The Work for a bucket of these parameters; None when none of them is compressed."""
         if indices not in self._made:
+            self._forget(indices)
             self._made[indices] = self._make(indices)
         work = self._made[indices]
         if work is not None and self._merges:
             self._claim(work)
         return work
+
+    def _forget(self, indices: Sequence[int]) -> None:
+        """Drop what these parameters were in before DDP made its buckets anew: with each goes a
+        program, and the executor's buffers of it."""
+        moved = set(indices)
+        self._made = {old: w for old, w in self._made.items() if moved.isdisjoint(old)}
 
     def _owned(self) -> frozenset[int]:
         """Parameters of which this rank aggregates elements, whatever buckets they are in."""
