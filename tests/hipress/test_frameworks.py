@@ -1,0 +1,22 @@
+"""docs/frameworks.md is true: its scripts train, save, and go on, under each framework."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.walkthrough import follow
+
+TEXT = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text("utf-8")
+SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("framework", SECTIONS)
+def test_its_script_trains_and_goes_on(framework, tmp_path, monkeypatch):
+    if importlib.util.find_spec(framework.lower()) is None:
+        pytest.skip(f"{framework} is not installed")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert len(follow(SECTIONS[framework], tmp_path, errors=False)) == 2
+    for rank in range(2):
+        assert list(tmp_path.rglob(f"hipress*-{rank}.pt"))
