@@ -111,7 +111,7 @@ class Meeting:
         names = ", ".join(str(self.ranks[rank]) for rank in missing)
         return (
             f"rank {self.ranks[self.rank]} waited {self.timeout:g} s for rank {names} of "
-            f"{len(self.ranks)}. Every rank must call hipress.wrap or hipress.attach, "
+            f"{len(self.ranks)}. Every rank must call hipress.wrap, attach and load_state_dict, "
             "the same number of times and in the same order."
         )
 
@@ -206,9 +206,7 @@ def _pauses() -> Iterator[float]:
 
 def _raise_if_failed(facts: Mapping[str, Any], rank: int, here: int) -> None:
     if FAILED in facts:
-        raise ConfigMismatch(
-            f"rank {rank} could not be set up, so rank {here} stops, too: {facts[FAILED]}"
-        )
+        raise ConfigMismatch(f"rank {rank} failed, so rank {here} stops, too: {facts[FAILED]}")
 
 
 def _compare(posted: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:

@@ -169,10 +169,12 @@ def load_state_dict(
     ddp: DistributedDataParallel, state: Mapping[str, Any], *, strict: bool = True
 ) -> None:
     """Continue where `state_dict` was taken, bit for bit (scope "tensor"; same world size and
-    strategy).
+    strategy). Every rank must call this, between the same two steps, with states of one step.
 
     Raises StateError listing what does not fit, which with `strict=False` starts from zero instead;
-    and while a step is under way or after one failed.
+    and while a step is under way or after one failed. Raises ConfigMismatch where ranks' states are
+    of different steps, or another rank's state was refused; then none is loaded on any rank.
+    AgreementTimeout for ranks that do not arrive.
     """
     from hipress import checkpoint
     from hipress.state import Residuals
@@ -181,7 +183,15 @@ def load_state_dict(
     _refuse_unfinished(session)
     engine = session.engine
     residuals = engine.works.residuals if engine else Residuals(session.params, session.plan)
-    session.idle_step = checkpoint.load(residuals, state, session.rank, session.world_size, strict)
+    try:
+        fitting = checkpoint.examine(residuals, state, session.rank, session.world_size, strict)
+    except Exception as error:
+        session.meeting.fail(error)
+        raise
+    if session.world_size > 1:  # by the step ranks draw alike, and begin a factor alike
+        session.meeting.settle({"the step of the state to load": state["step"]})
+    checkpoint.put_back(residuals, state, fitting)
+    session.idle_step = state["step"]
     if engine is not None:
         engine.step = session.idle_step
 

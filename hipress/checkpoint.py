@@ -44,12 +44,12 @@ def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[
     }
 
 
-def load(
+def examine(
     residuals: Residuals, saved: Mapping[str, Any], rank: int, world_size: int, strict: bool
-) -> int:
-    """Put a saved state back, all or nothing; return its step.
+) -> list[Param]:
+    """Parameters whose saved values fit.
 
-    Raises StateError listing everything that does not fit. With `strict` false what does not
+    Raises StateError listing everything that does not. With `strict` false what does not
     fit is left out with a warning: those residuals start from zero.
     """
     _check_format(saved)
@@ -63,8 +63,7 @@ def load(
         )
     for message in wrong:
         log.warning("load_state_dict: %s; starts from zero", message)
-    _put_back(residuals, saved["state"], [] if moved else good, laid_out=saved["format"] < 3)
-    return int(saved["step"])
+    return [] if moved else good
 
 
 def _stateful(residuals: Residuals) -> dict[str, tuple[Param, Codec]]:
@@ -222,11 +221,9 @@ def _shapes(
     return found
 
 
-def _put_back(residuals: Residuals, saved: Saved, params: list[Param], *, laid_out: bool) -> None:
-    """The saved values of `params`; those of all others become zero, as at the start.
-
-    laid_out: whether the saved values are in the order in which the parameter's lie in memory.
-    """
+def put_back(residuals: Residuals, saved: Mapping[str, Any], params: list[Param]) -> None:
+    """The saved values of `params`, which fit; those of all others become zero, as at the start."""
+    laid_out = saved["format"] < 3  # in the order in which the parameter's lie in memory
     for param in params:
         if param.index not in residuals.places:
             # Scope "bucket": the first bucket with this parameter takes it from here.
@@ -234,7 +231,7 @@ def _put_back(residuals: Residuals, saved: Saved, params: list[Param], *, laid_o
     good = {param.index for param in params}
     for index in residuals.places:
         param = residuals.params[index]
-        values = saved[param.name] if index in good else {}
+        values = saved["state"][param.name] if index in good else {}
         _fill_all(residuals.pieces(index), values, None if laid_out else param)
 
 

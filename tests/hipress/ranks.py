@@ -172,6 +172,22 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
     }  # fmt: skip
 
 
+def load_apart(rank, world_size):
+    """Errors of states of two steps, and of one that fits rank 0 alone; and training after them."""
+    ddp = hipress.wrap(make(), "randomk", ratio=0.1)
+    states = []
+    for step in range(3):
+        train(ddp, rank, range(step, step + 1))
+        states.append(hipress.state_dict(ddp))
+    before = str(states[-1])
+    apart = error_of(hipress.load_state_dict, ddp, states[2 - rank])[:2]
+    refused = error_of(hipress.load_state_dict, ddp, states[0] | {"rank": 0})[:2]
+    kept = str(hipress.state_dict(ddp)) == before
+    hipress.load_state_dict(ddp, states[0])
+    train(ddp, rank, range(1, 4))
+    return apart, refused, kept, digest(ddp)
+
+
 def keys_of(state):
     """Keys at all levels."""
     if not isinstance(state, dict):

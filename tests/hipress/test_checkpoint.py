@@ -62,6 +62,20 @@ def test_states_that_do_not_fit(tmp_path):
             assert expected in errors[title][1]
 
 
+def test_ranks_load_states_of_one_step():
+    """Else what ranks draw alike would differ from then on, without an error."""
+    results = launch(ranks.load_apart, 2)
+    for apart, refused, kept, _ in results:
+        kind, message = apart
+        assert kind == "ConfigMismatch"
+        assert "the step of the state to load: rank 0: 3, rank 1: 2" in message
+        assert refused[0] in ("ConfigMismatch", "StateError")
+        assert kept
+    assert "rank 1 failed, so rank 0 stops, too: StateError: " in results[0][1][1]
+    assert results[1][1][0] == "StateError"
+    assert results[0][3] == results[1][3]
+
+
 @pytest.mark.parametrize("scope", ["tensor", "bucket"])
 def test_what_does_not_fit_starts_from_zero(scope):
     for names, (one, none) in launch(ranks.forgotten, 2, scope):
@@ -101,10 +115,14 @@ def test_values_are_those_of_the_same_elements_in_any_layout():
     last[:] = value.permute(0, 2, 3, 1).flatten()
     state = checkpoint.export(kept[0], 1, 0, 2)
     assert torch.equal(state["state"]["weight"]["worker"]["residual"], value)
-    checkpoint.load(kept[1], state, 0, 2, strict=True)
+    put_back(kept[1], state)
     assert torch.equal(torch.from_numpy(first), value.flatten())
     last[:] = 0
-    checkpoint.load(kept[0], state, 0, 2, strict=True)
+    put_back(kept[0], state)
     assert torch.equal(torch.from_numpy(last), value.permute(0, 2, 3, 1).flatten())
-    checkpoint.load(kept[0], state | {"format": 2}, 0, 2, strict=True)
+    put_back(kept[0], state | {"format": 2})
     assert torch.equal(torch.from_numpy(last), value.flatten())
+
+
+def put_back(residuals, state):
+    checkpoint.put_back(residuals, state, checkpoint.examine(residuals, state, 0, 2, strict=True))

@@ -61,7 +61,7 @@ def test_ranks_that_disagree(world_size):
             assert seconds < HANG
             assert told in message
             if rank != last:
-                assert f"rank {last} could not be set up, so rank {rank} stops, too" in message
+                assert f"rank {last} failed, so rank {rank} stops, too" in message
         if rank != last:
             kind, message, seconds = found["absent"]
             assert kind == "AgreementTimeout"
