@@ -106,7 +106,7 @@ class Searching(Compacting):
         x = expr.args[0]
         self.add(f"number, known_{name} = 0, {TREE}")
         for q in range(TREE):
-            self.add(f"least{q}, c{q} = f32(try_{name}[{q}]), 0")
+            self.add(f"least{q}, above{q} = f32(try_{name}[{q}]), 0")
         with self.block(f"for o in range(0, n, {COUNTED}):"):
             self.add(f"ahead = o + {COUNTED}")
             self.ask(COUNTED, tuple(map(self.array_of, leaves(x))))
@@ -118,9 +118,9 @@ class Searching(Compacting):
             else:
                 self.count_slices(x)
             for q in range(TREE):
-                self.add(f"c{q} += z{q}")
+                self.add(f"above{q} += z{q}")
         for q in range(TREE):
-            self.add(f"found_{name}[{q}] = c{q}")
+            self.add(f"found_{name}[{q}] = above{q}")
 
     def count_slices(self, x: Expr) -> None:
         """Count in slices of the arrays, which vectorizes where a walk of the whole does not."""

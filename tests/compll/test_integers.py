@@ -148,3 +148,21 @@ def checked(codec, x):
     y = codec.decode(codec.encode(x, state=state), len(x))
     np.testing.assert_array_equal(state["residual"], x - y)
     return y
+
+
+def test_integers_beside_a_search(tmp_path, rng):
+    """What is stored of a tile's integers, and counts of the search, had one name."""
+    path = tmp_path / "searched.yaml"
+    path.write_text("""
+name: searched
+encode:
+  power: exponent(g)
+  size: bisect(abs(g), 0, max(abs(g)), 3, n / 5, 5)
+  low: power & 15
+  high: (power + 128) >> 4
+payload: {size: float32, low: "uint4[n]", high: "uint4[n]"}
+decode: size * exp2(high * 16 + low - 128)
+""")
+    x = rng.standard_normal(3000).astype(np.float32)
+    ours, theirs = (compll.compile(path, target).encode(x) for target in ("cpu", "reference"))
+    np.testing.assert_array_equal(ours, theirs)
