@@ -237,6 +237,8 @@ class Expressions:
         value = self.rules.apply(op, args, name)
         if op == "spread":
             check_spread.fits(self.pool, value, self.fields, self.selections)
+        elif op == "scatter":
+            check_spread.places(value, self.fields)
         return value
 
     def folded(self, value: Expr) -> Expr:

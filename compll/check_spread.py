@@ -1,6 +1,6 @@
-"""Whether decode's `spread(c, values)` finds as many elements as there are values.
+"""Whether decode's `spread(c, values)` and `scatter(indices, values)` find the values' elements.
 
-It does when c, with the values that encode stores in place of the payload's fields, is the very
+Spread does when c, with the values that encode stores in place of the payload's fields, is the very
 condition of the values' `filter`, and the fields hold those values unchanged. So only a damaged
 payload can have another number of values, which decode then tells.
 """
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from compll.errors import RuleError
-from compll.ir import WHOLE, Expr, Field, Pool, Selection, rebuild, walk
+from compll.ir import POSITIONS, WHOLE, Expr, Field, Pool, Selection, rebuild, walk
 
 Range = tuple[float, float]
+#: storages that hold every position, whatever n
+PLACES = ("int32", "uint32", *POSITIONS)
 ANY_INT: Range = (-(2.0**31), 2.0**31 - 1)
 
 
@@ -41,6 +43,19 @@ def fits(
         f"spread puts back all elements where a condition holds, and {name!r} is limited",
         "use filter(c) without a limit, or scatter",
     )
+
+
+def places(scatter: Expr, fields: Mapping[str, Field]) -> None:
+    """Raise RuleError unless the positions are those of a selection: none twice, all of them."""
+    index = scatter.args[0]
+    if index.op != "field":
+        return
+    field = fields[str(index.value)]
+    if field.expr is None or field.expr.op != "indices" or field.storage not in PLACES:
+        raise RuleError(
+            f"{field.name!r} does not hold the positions of a selection as they are",
+            f"`{field.name}: indices(selection)`, in the payload as {', '.join(PLACES)}",
+        )
 
 
 def _exact(field: Field) -> bool:

@@ -231,6 +231,30 @@ feedback: error
     assert "cannot have error feedback" in found.message
 
 
+@pytest.mark.parametrize(
+    "expr, kind",
+    [
+        ("indices(kept)", "uint16"),
+        ("indices(kept)", "uint8"),
+        ("indices(kept) % 7", "int32"),
+        ("exponent(g)[kept]", "uint32"),
+    ],
+)
+def test_positions_stand_in_a_payload_as_they_are(tmp_path, expr, kind):
+    text = f"""name: narrow
+encode:
+  kept: filter(g > 0, n)
+  i: {expr}
+  v: g[kept]
+payload: {{i: "{kind}[kept]", v: "float32[kept]"}}
+decode: scatter(i, v)
+"""
+    (found,) = problems(text, tmp_path)
+    assert (found.span.line, found.span.col) == (7, 9)
+    assert "'i' does not hold the positions" in found.message
+    assert "uint32, gaps" in found.hint
+
+
 def test_parameters(tmp_path):
     found = problems(GOOD, tmp_path, bits=3)
     assert "one of 1, 2, 4, 8" in found[0].message
