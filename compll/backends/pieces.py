@@ -49,6 +49,8 @@ def _encode(
     early: tuple[str, ...],
 ) -> U8:
     module, g = run.module, x * scale
+    if states is None and module.updates:
+        states = _fresh(run)
     run.inputs = {name: halves.read(held) for name, held in (states or {}).items()}
     feed = module.feedback and states is not None
     if feed:
@@ -56,15 +58,14 @@ def _encode(
     run.inputs["g"] = g
     for state in module.states:
         if state.name != "residual":
-            default = np.zeros(run.n if state.shape == "n" else 1, np.float32)
-            value = run.inputs.get(state.name, default)
+            value = run.inputs[state.name]
             run.inputs[state.name] = value if state.shape == "n" else np.float64(value[0])
     exprs = dict(module.updates)
     if feed:
         source = module.pool.make("input", (), Type("float", "n"), "g")
         assert module.decoded is not None
         exprs["residual"] = feedback.residual_update(module.pool, source, module.decoded)
-    kept = _early(run, exprs, early) if states is not None or module.updates else {}
+    kept = _early(run, exprs, early) if states is not None else {}
     payload = written(run, lambda: g)
     updates = {name: run.value(e) for name, e in exprs.items()}
     for name, held in (states or {}).items():
@@ -73,6 +74,12 @@ def _encode(
     if writeback:
         x[:] = decode(module, run.env, payload, len(x))
     return payload
+
+
+def _fresh(run: Run) -> dict[str, NDArray[Any]]:
+    """States as they begin: those of a call without any."""
+    sizes = {s.name: run.n if s.shape == "n" else 1 for s in run.module.states}
+    return {s.name: np.zeros(sizes[s.name], s.dtype) for s in run.module.states}
 
 
 def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[str, F32]:

@@ -170,3 +170,23 @@ def test_what_is_written_back_is_drawn_tile_by_tile(tmp_path):
     table, at = np.array([[0, 3000, 0, 0, 0]]), np.zeros(1, np.int64)
     used = codec.encode_batch(x, table, out, at, writeback=True)
     np.testing.assert_array_equal(x, codec.decode(out[: used[0]], 3000))
+
+
+def test_without_a_state_there_is_a_fresh_one(tmp_path):
+    """Also a residual: -0.0 + 0.0 is 0.0."""
+    path = tmp_path / "counted.yaml"
+    path.write_text(
+        "name: counted\n"
+        "state: {s: 'float32[n]'}\n"
+        "encode:\n  v: where(s > 1, 0, g)\n"
+        "payload: {v: 'float32[n]'}\n"
+        "decode: v\n"
+        "update: {s: s + 1}\n"
+        "feedback: error\n"
+    )
+    x = np.array([-0.0, 0.0, -1.5], np.float32)
+    codecs = [compll.compile(path, target) for target in ("reference", "cpu")]
+    payloads = {
+        c.encode(x, state=state)[:12].tobytes() for c in codecs for state in (None, c.init_state(3))
+    }
+    assert payloads == {np.array([0.0, 0.0, -1.5], np.float32).tobytes()}
