@@ -27,7 +27,8 @@ _compiled: dict[tuple[str, str, str, object], Codec] = {}
 ALIASES = {
     "3lc": "threelc", "tbq": "mxnet_2bit", "2bit": "mxnet_2bit", "int4": "int4_group",
     "int8": "int8_group", "1bit": "onebit_sgd", "1bitsgd": "onebit_sgd", "sidco": "sidco_e",
-    "randk": "randomk", "sketchml": "sketch",
+    "randk": "randomk", "sketchml": "sketch", "fp32": "none", "float32": "none",
+    "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
 }  # fmt: skip
 
 
@@ -69,16 +70,17 @@ def locate(name_or_path: str | os.PathLike[str]) -> Path:
         return Path(text)
     path = specs_dir() / f"{text}.yaml"
     if not os.path.isfile(path):
-        here = Path(f"{text}.yaml")
-        hint = f"the file is {here}" if os.path.isfile(here) else _hint(text)
+        hint = meant(text) or nearest(text, list_specs())
         raise SpecError([Diagnostic(text, Span(), f"there is no spec {text!r}", hint)])
     return path
 
 
-def _hint(name: str) -> str:
-    """The spec that is meant by `name`, or the nearest ones."""
+def meant(name: str) -> str:
+    """A hint for what no spec is called: the file of that name, or the spec that others call so."""
+    if os.path.isfile(f"{name}.yaml"):
+        return f"did you mean the file, '{name}.yaml'?"
     alias = ALIASES.get(re.sub(r"[-_ ]", "", name.lower()))
-    return f"did you mean {alias!r}?" if alias else nearest(name, list_specs())
+    return f"did you mean {alias!r}?" if alias else ""
 
 
 def load(name_or_path: str | os.PathLike[str], problems: Problems | None = None) -> Spec:

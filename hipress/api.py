@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from casync.codec import Codec
     from hipress.reporting import Report
 
+log = logging.getLogger("hipress")
 NOT_INITIALIZED = (
     "torch.distributed is not initialized. Start the script with `torchrun` and call "
     'torch.distributed.init_process_group("gloo") first; for a single process: '
@@ -220,7 +222,9 @@ def _home(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         raise ConfigError(NOT_INITIALIZED)
     group = process_group if process_group is not None else dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup):  # torch gives outsiders a number
-        raise ConfigError("this rank is no member of the given process_group")
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ConfigError("this rank is no member of the given process_group")
+        raise ConfigError(f"process_group is what dist.new_group returns, not {group!r}")
     return group
 
 
@@ -253,6 +257,8 @@ def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataPa
     _refuse_taken(ddp)
     if session.plan.compresses:
         install(ddp, session)
+    elif session.world_size > 1 and session.rank == 0 and not session.options.automatic:
+        log.warning("hipress compresses nothing: %s", session.plan.why)
     BOOKS.sessions[ddp] = session
     return ddp
 

@@ -32,13 +32,19 @@ BATCH = 4 << 20  # bytes: smaller tensors share a message and its latency
 
 
 def candidates(options: Options) -> dict[str, Codec]:
-    """The safe codecs that the asked strategy can carry, compiled."""
-    found = {}
+    """The safe codecs that the asked strategy can carry, compiled. ConfigError where none is."""
+    found, refusal = {}, None
     for name in SAFE:
         codec = compile_codec(name, {})
-        # Float32 payloads are what the native all-reduce sends without a codec, too.
-        if codec.additive != "float32" and _carries(codec, options):
+        if codec.additive == "float32":
+            continue  # what the native all-reduce sends without a codec, too
+        try:
+            strategy_for(codec, options.strategy)
             found[name] = codec
+        except ConfigError as error:
+            refusal = error
+    if not found:
+        raise ConfigError(f'"auto" has no codec for this strategy: {refusal}')
     return found
 
 
@@ -74,14 +80,6 @@ def _contended(costs: Costs) -> Costs:
             for name, c in costs.codecs.items()
         },
     )
-
-
-def _carries(codec: Codec, options: Options) -> bool:
-    try:
-        strategy_for(codec, options.strategy)
-    except ConfigError:
-        return False
-    return True
 
 
 def _decide(

@@ -29,10 +29,11 @@ def resolve(options: Options) -> Codec:
 def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> Codec:
     """Compile a spec by name or by path, for a backend of compll."""
     import compll
+    from compll import library
 
     _refuse_arguments(params)
     if not _is_path(name) and name not in compll.list_specs():
-        raise unknown("compressor", name, (AUTO, *compll.list_specs()))
+        raise unknown("compressor", name, (AUTO, *compll.list_specs()), library.meant(name))
     try:
         _refuse_unknown(name, params)
         # compll does not know casync's Protocol; its codecs have these members.
@@ -77,6 +78,8 @@ def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
 
     known = [each.name for each in derived.accepted(library.load(name))]
     for given in params:
+        if given not in known and (told := options_.of_ddp(given)):
+            raise ConfigError(told)
         if given not in known and (close := closest(given, [*known, *options_.names()])):
             raise ConfigError(
                 f"compressor {name!r} has no parameter {given!r}; did you mean {close!r}?"

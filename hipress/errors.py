@@ -47,12 +47,13 @@ class DivergenceError(HipressError, RuntimeError):
     """Ranks hold different gradients after a synchronization."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
-    """A ConfigError for a name that does not exist: the nearest one, and all of them."""
+def unknown(kind: str, name: str, known: Iterable[str], meant: str = "") -> ConfigError:
+    """A ConfigError for a name that does not exist: what was meant, or the nearest one; and all."""
     names = sorted(known)
     close = closest(name, names, 0.5)
-    hint = f" did you mean {close!r}?" if close else ""
-    return ConfigError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or '(none)'}.")
+    hint = meant or (f"did you mean {close!r}?" if close else "")
+    told = f"unknown {kind} {name!r}. {hint}".rstrip()
+    return ConfigError(f"{told} Known: {', '.join(names) or '(none)'}.")
 
 
 def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from torch.distributed.constants import default_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
 
 from hipress.errors import ConfigError, closest, unknown
 
@@ -80,6 +82,9 @@ class Options:
             self._refuse_params()
 
     def _refuse_params(self) -> NoReturn:
+        for name in self.params:
+            if of_ddp(name):
+                raise ConfigError(of_ddp(name))
         misspelt = next((name for name in self.params if closest(name, names())), None)
         if misspelt is not None:
             raise unknown("option", misspelt, names())
@@ -91,18 +96,18 @@ class Options:
     def _check_types(self) -> None:
         if not isinstance(self.compressor, str):
             _check_codec(self.compressor)
-        for name, kinds in (
-            ("strategy", str),
-            ("scope", str),
-            ("min_size", int | None),
-            ("seed", int),
-            ("timeout", int | float),
-            ("verify", bool),
+        for name, kinds, wanted in (
+            ("strategy", str, "a name"),
+            ("scope", str, "a name"),
+            ("min_size", int | None, "a whole number, or None"),
+            ("seed", int, "a whole number"),
+            ("timeout", int | float, "seconds, or a timedelta"),
+            ("verify", bool, "True or False"),
         ):
             value = getattr(self, name)
             truth = isinstance(value, bool) and kinds is not bool  # a bool is an int to Python
             if truth or not isinstance(value, kinds):
-                raise ConfigError(f"{name}={value!r}: a {type(value).__name__} will not do here")
+                raise ConfigError(f"{name} is {wanted}, not {value!r}")
         if not all(isinstance(pattern, str) for pattern in self.exclude):
             raise ConfigError(f"exclude must hold patterns of parameter names, got {self.exclude}")
 
@@ -133,6 +138,17 @@ def names() -> list[str]:
     """What `wrap` accepts besides a compressor and its parameters."""
     own = [each.name for each in fields(Options) if each.name not in ("compressor", "params")]
     return [*own, "process_group", "ddp_kwargs"]
+
+
+def of_ddp(name: str) -> str:
+    """What to do with an argument of DistributedDataParallel given as an option; else ""."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    if name not in known or name in ("module", "process_group"):
+        return ""
+    return (
+        f"{name!r} is an argument of DistributedDataParallel; hipress.wrap takes these as "
+        f"ddp_kwargs={{{name!r}: ...}}"
+    )
 
 
 def make(

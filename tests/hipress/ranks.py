@@ -313,6 +313,16 @@ def reported(rank, world_size):
     return found
 
 
+def ineligible(rank, world_size):
+    """What is logged where a compressor that was asked for suits no parameter."""
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("hipress").addHandler(handler)
+    hipress.wrap(make().double(), "topk")
+    return told
+
+
 def unknown(rank, world_size):
     """Names and parameters that do not exist."""
     return [

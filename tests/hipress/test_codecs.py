@@ -68,6 +68,14 @@ def test_auto_installs_what_it_chose():
         assert report["decisions"] == results[0][0]["decisions"]
 
 
+def test_a_compressor_that_suits_nothing_is_told():
+    first, second = launch(ranks.ineligible, 2)
+    assert len(first) == 1
+    assert first[0].startswith("hipress compresses nothing: ")
+    assert "type float64" in first[0]
+    assert second == []
+
+
 def test_reports_tell_of_compiled_codecs_what_they_tell_of_names():
     for (named, _), (compiled, text) in launch(ranks.reported, 2):
         assert named["compressor"] == compiled["compressor"] == "topk(ratio=0.1)"

@@ -10,6 +10,7 @@ import pytest
 
 from compll.library import specs_dir
 from hipress import options
+from hipress.automatic import candidates
 from hipress.codecs import resolve, strategy_for
 from hipress.errors import ConfigError
 from hipress.session import label
@@ -48,14 +49,14 @@ def test_defaults_and_forms():
         ("auto", {"timeout": timedelta.max}, r"at most 1e\+09, got"),
         ("auto", {"min_size": -1}, "min_size"),
         ("auto", {"seed": -1}, "seed"),
-        ("auto", {"seed": "x"}, "seed='x'"),
-        ("auto", {"seed": True}, "seed=True: a bool will not do here"),
+        ("auto", {"seed": "x"}, "seed is a whole number, not 'x'"),
+        ("auto", {"seed": True}, "seed is a whole number, not True"),
         ("auto", {"seed": np.int64(-1)}, "seed must be in"),
-        ("auto", {"seed": 2.0}, "seed=2.0: a float"),
-        ("auto", {"min_size": True}, "min_size=True"),
-        ("auto", {"min_size": np.float32(3)}, "min_size="),
-        ("auto", {"timeout": True}, "timeout=True"),
-        ("auto", {"verify": 1}, "verify=1"),
+        ("auto", {"seed": 2.0}, "seed is a whole number, not 2.0"),
+        ("auto", {"min_size": True}, "min_size is a whole number, or None, not True"),
+        ("auto", {"min_size": np.float32(3)}, "min_size is .*float32"),
+        ("auto", {"timeout": True}, "timeout is seconds, or a timedelta, not True"),
+        ("auto", {"verify": 1}, "verify is True or False, not 1"),
         ("auto", {"exclude": [3]}, "exclude"),
         ("auto", {"params": {"ratio": 0.1}}, "'ratio'"),
         (Int8(), {"params": {"bits": 2}}, "'bits'"),
@@ -69,6 +70,7 @@ def test_defaults_and_forms():
             "unknown option 'straetgy'. did you mean 'strategy'",
         ),
         (Int8(), {"params": {"proces_group": 1}}, "did you mean 'process_group'"),
+        ("auto", {"params": {"static_graph": True}}, "ddp_kwargs={'static_graph': ...}"),
     ],
 )
 def test_refuses(name, wrong, message):
@@ -97,6 +99,26 @@ def test_names_that_are_near_nothing_list_the_parameters():
         resolve(options.make("topk", params={"xyz": 1}))
     with pytest.raises(ConfigError, match="need a compressor given by name"):
         options.make("auto", params={"xyz": 1})
+
+
+def test_arguments_of_ddp_have_their_place():
+    with pytest.raises(ConfigError, match=r"ddp_kwargs={'find_unused_parameters': "):
+        resolve(options.make("topk", params={"find_unused_parameters": True}))
+
+
+def test_names_that_others_use_and_files_without_their_ending(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("name: mine")
+    for name, meant in (("fp32", "none"), ("tbq", "mxnet_2bit"), ("mine", "mine.yaml")):
+        with pytest.raises(ConfigError, match=f"did you mean .*'{meant}'"):
+            resolve(options.make(name))
+
+
+@pytest.mark.parametrize("strategy, told", [("rng", "did you mean 'ring'"), ("vote", "not vote")])
+def test_auto_needs_a_codec_for_the_strategy(strategy, told):
+    """It would measure the link, find nothing to compare, and never compress."""
+    with pytest.raises(ConfigError, match=told):
+        candidates(options.make("auto", strategy=strategy))
 
 
 def test_scalars_of_numpy_are_parameters():
