@@ -29,6 +29,8 @@ TAKES_WHOLE = (
     "quantiles", "mean_by", "hadamard", "matrix", "random_matrix", "exp2",
     "bitand", "bitor", "bitxor", "shl", "shr",
 )  # fmt: skip
+#: operators with a number of elements last, and how many arguments they then have
+COUNTS = {"top": 2, "filter": 2, "drawn": 1, "sample": 2, "kth_largest": 2}
 EXACT = ("float", "add", "sub", "mul", "neg", "abs", "min", "max", "pow")
 #: of one `iterate`, each a copy of its expression
 MOST_ROUNDS = 32
@@ -234,12 +236,22 @@ class Expressions:
             args = (*args[:-1], self.folded(args[-1]))
         if op in ("matrix", "random_matrix", "drawn", "chosen"):
             args = tuple(map(self.settled, args))
+        if len(args) == COUNTS.get(op):
+            self.no_share(op, args[-1])
         value = self.rules.apply(op, args, name)
         if op == "spread":
             check_spread.fits(self.pool, value, self.fields, self.selections)
         elif op == "scatter":
             check_spread.places(value, self.fields)
         return value
+
+    def no_share(self, op: str, count: Expr) -> None:
+        """Refuse a number of elements between 0 and 1: who writes it means a share of them all."""
+        if count.type.shape == "static" and not depends(count) & {"n", "step"}:
+            number = evaluate(count, self.params)
+            if not isinstance(number, str) and 0 < number < 1:
+                hint = "a share of all is like max(1, floor(n * ratio))"
+                raise RuleError(f"{op} takes a number of elements, not {number:g}", hint)
 
     def folded(self, value: Expr) -> Expr:
         """A value that follows from the parameters alone, as a literal."""

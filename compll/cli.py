@@ -30,6 +30,7 @@ from compll.cli_common import (
 from compll.codec import Codec
 from compll.errors import CompllError, Diagnostic, SpecError, UsageError, nearest
 from compll.places import places
+from compll.refusal import compilable
 
 LINE = 200  # characters
 
@@ -68,7 +69,7 @@ def list_() -> None:
 def check(specs: Specs, param: Params = None) -> None:
     """Check specs; every problem of every file is reported at once."""
     params = parameters(param)
-    each(specs, lambda name: library.type_check(name, params))
+    each(specs, lambda name: compilable(library.type_check(name, params).module))
     typer.echo(f"{len(specs)} checked, no problems")
 
 

@@ -47,6 +47,12 @@ def dimension(x: Expr) -> Expr:
     """x as a dimension. Raises RuleError."""
     if x.type.shape != "static" or x.type.dtype != "int" or depends(x) - {"n"}:
         raise RuleError(WHOLE_SIZES, "round with ceil() or floor()")
+    if x.op == "const" and float(x.value) < 1:
+        raise RuleError(
+            f"a matrix has at least one row and column, not {x.value}",
+            "a shape that is not known leaves the default: "
+            "`width: columns if columns > 0 else ceil(sqrt(n))`",
+        )
     return x
 
 

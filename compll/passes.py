@@ -238,7 +238,7 @@ class _Scheduler(Phases):
                 "`where(selection, a, b)` as the whole of a state's update",
                 sink.name,
                 inside,
-                "store x[selection], and put it back with scatter in decode",
+                "write where(selection, a, b) around all of it",
             )
         if self.selection_phase(str(inside.value)) != 2 * number:
             raise Unsupported(

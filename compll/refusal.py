@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from compll.errors import Diagnostic, Span, SpecError
 from compll.ir import Expr, Module, walk
+from compll.passes import schedule
 from compll.program import Unsupported
+
+
+def compilable(module: Module) -> None:
+    """Raises SpecError for what the reference alone computes."""
+    try:
+        if not module.arrays:
+            schedule(module, feed=bool(module.states))
+    except Unsupported as why:
+        raise refused(module, "cpu", why) from why
 
 
 def refused(module: Module, target: str, why: Unsupported) -> SpecError:

@@ -30,6 +30,52 @@ def test_helpers_of_backends_are_no_backends():
     assert "no backend 'shared': known here: cpu, cuda, reference" in result.output
 
 
+@pytest.mark.parametrize("made", ["matrix(g, columns)", "random_matrix(columns, 2)"])
+def test_matrices_without_columns(made, tmp_path):
+    """What a shape settles has its default where the shape is not known, in `check`, too."""
+    path = tmp_path / "wide.yaml"
+    path.write_text(
+        "name: wide\nparams: {columns: {default: 0, from: columns}}\n"
+        f"encode: {{m: '{made}', s: sum(m)}}\npayload: {{s: float32}}\ndecode: s\n"
+    )
+    result = run("check", path)
+    assert result.exit_code == 1
+    assert "3:14: a matrix has at least one row and column, not 0" in result.output
+    assert "columns if columns > 0" in result.output
+
+
+@pytest.mark.parametrize("kept", ["top(abs(g), ratio)", "filter(g > 0, 0.5)", "drawn(ratio)"])
+def test_a_share_is_no_number_of_elements(kept, tmp_path):
+    """top(x, 0.01) kept nothing, silently."""
+    path = tmp_path / "share.yaml"
+    text = (
+        f"name: share\nparams: {{ratio: 0.01}}\nencode:\n  kept: {kept}\n  index: indices(kept)\n"
+        "  value: g[kept]\npayload:\n  index: uint32[kept]\n  value: float32[kept]\n"
+        "decode: scatter(index, value)\n"
+    )
+    path.write_text(text)
+    result = run("check", path)
+    assert result.exit_code == 1
+    assert "4:9: " in result.output
+    assert "takes a number of elements, not 0." in result.output
+    assert "max(1, floor(n * ratio))" in result.output
+    path.write_text(text.replace(", ratio)", ", n * ratio)").replace("(ratio)", "(n * ratio)"))
+    assert ("number of elements" in run("check", path).output) == ("0.5" in kept)
+
+
+def test_check_tells_what_only_the_reference_computes(tmp_path):
+    path = tmp_path / "mask.yaml"
+    path.write_text(
+        "name: mask\nstate:\n  m: float32[n]\nencode:\n  v: m + g\n  kept: top(abs(v), 3)\n"
+        "  index: indices(kept)\n  value: v[kept]\npayload:\n  index: uint32[kept]\n"
+        "  value: float32[kept]\ndecode: scatter(index, value)\n"
+        "update:\n  m: where(kept, 0, v) * 0.9\n"
+    )
+    result = run("check", path)
+    assert result.exit_code == 1
+    assert "14:3: the cpu backend does not compile a selection used as a condition" in result.output
+
+
 def test_only_regular_files_are_read(tmp_path):
     loop, pipe = tmp_path / "loop.yaml", tmp_path / "pipe.yaml"
     loop.symlink_to(loop)
