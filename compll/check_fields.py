@@ -211,11 +211,7 @@ class Declarations(Expressions):
             return self.table_dimension(item, expr)
         if item.dim is not None and name not in ("n", "groups") and name not in self.selections:
             if not self.excused(name or ""):
-                self.problems.add(
-                    item.dim.span,
-                    f"{item.name!r} has an unknown length {name or ''!r}",
-                    nearest(name or "?", ["n", "groups", *self.selections]),
-                )
+                self.problems.add(item.dim.span, *self.unknown_length(item.name, name))
             return "", ""
         shape, of = declared.get(name, ("kept", name or ""))
         level = expr.type.shape
@@ -233,6 +229,14 @@ class Declarations(Expressions):
             )
             return "", ""
         return shape, of
+
+    def unknown_length(self, field: str, name: str | None) -> tuple[str, str]:
+        """Message and hint for a length that is no name, or that of nothing with a length."""
+        lengths = ["n", "groups", *self.selections]
+        if name is not None:
+            return f"{field!r} has an unknown length {name!r}", nearest(name, lengths)
+        hint = f"{', '.join(lengths)}; a matrix has rows and columns, like float32[n, 1]"
+        return f"the length of {field!r} is no name", hint
 
     def table_dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
         """A table is declared with its size."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 
 from compll.errors import Problems, Span, nearest
-from compll.operators import CALLABLE, OPERATORS, RESERVED, SYNONYMS
+from compll.operators import CALLABLE, CONSTANTS, MEANT, OPERATORS, RESERVED, SYNONYMS
 from compll.spec import Binding, Spec
-from compll.syntax import SYMBOLS, Name
+from compll.syntax import SYMBOLS, Name, called, names
 
 Advice = tuple[str, str]
 #: arguments of compll.compile beside a spec's parameters
@@ -45,14 +45,23 @@ def beyond_decode(name: str, spec: Spec, selections: Container[str], static: Con
     if name == "step":
         return "put what depends on the step into the payload"
     if name == "g" or name in {s.name for s in spec.state}:
-        return "decode sees payload fields and parameters only"
+        return "decode sees payload fields and parameters only: receivers keep no states"
     if name in selections:
         return f"store indices({name}) in the payload, and use that field"
     if name not in {b.name for b in spec.encode}:
         return ""
     if name in static:
         return "it depends on the step, which decode does not know"
+    if spec.group is None and _drawn_alone(name, spec):
+        return "draw it by shared(a, b), which decode knows, too, or add it to `payload:`"
     return "add it to `payload:`"
+
+
+def _drawn_alone(name: str, spec: Spec) -> bool:
+    """Whether a binding is made of random draws and parameters only."""
+    tree = next(b.value for b in spec.encode if b.name == name)
+    known = {"n", *CONSTANTS, *(p.name for p in spec.params)}
+    return "random" in called(tree) and names(tree) <= known
 
 
 def unknown_operator(op: str, env: Container[str]) -> Advice:
@@ -60,6 +69,8 @@ def unknown_operator(op: str, env: Container[str]) -> Advice:
     symbol = SYMBOLS.get(op, op)
     if op in env:
         return f"{op!r} is a value, and only operators are called", ""
+    if op in MEANT:
+        return f"unknown operator {symbol!r}", MEANT[op]
     if op in SYNONYMS:
         return f"unknown operator {symbol!r}", f"did you mean {SYNONYMS[op]!r}?"
     return f"unknown operator {symbol!r}", nearest(op, CALLABLE)

@@ -46,6 +46,7 @@ class Updates(Declarations):
             "scalar",
             state.shape,
         ):
-            self.problems.add(syntax.span, f"state {state.name!r} cannot hold {value.type}")
+            hint = f"declare it as {state.storage}[n]" if value.type.shape == "n" else ""
+            self.problems.add(syntax.span, f"state {state.name!r} cannot hold {value.type}", hint)
             return None
         return self.rules.lift(self.rules.number(value, "float"), state.shape)

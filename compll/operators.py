@@ -164,5 +164,13 @@ SYNONYMS = {
     "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2",
     "half": "float16", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter", "masked_scatter": "spread", "expand": "spread",
 }  # fmt: skip
+#: what to write instead of what other languages call
+MEANT = {
+    "numel": "n is the number of elements", "size": "n is the number of elements",
+    "zeros": "a number stands for any number of elements", "ones": "a number stands for any number of elements",
+    "int": "floor(x), and a payload type of whole numbers", "float": "numbers are float32 where it matters",
+    "float32": "numbers are float32 where it matters", "relu": "max(x, 0)", "isinf": "not isfinite(x)",
+    "any": "count(c) > 0", "all": "count(not c) == 0", "tanh": "made of exp(x)", "sigmoid": "1 / (1 + exp(-x))",
+}  # fmt: skip
 #: operators that a call can name; the others have a symbol or keyword
 CALLABLE = tuple(n for n, row in OPERATORS.items() if not row.infix and n != "choose")

@@ -9,6 +9,8 @@ from compll.ir import Expr, Type
 from compll.operators import OPERATORS
 from compll.rule_conversions import Conversions
 
+WHOLE = "of floats, take x // 2**b and x % 2**b"
+
 
 class ElementRules(Conversions):
     """Rules of operators that look at one element at a time."""
@@ -36,7 +38,7 @@ class ElementRules(Conversions):
     def integer(self, op: str, args: tuple[Expr, ...]) -> Expr:
         for a in args:
             if a.type.dtype not in ("int", "bool"):
-                hint = "a power is written **" if op == "bitxor" else ""
+                hint = "a power is written **" if op == "bitxor" else WHOLE
                 raise RuleError(f"{OPERATORS[op].infix or op} takes integers, not {a.type}", hint)
         return self.elementwise(op, tuple(self.number(a, "int") for a in args))
 

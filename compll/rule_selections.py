@@ -84,7 +84,9 @@ class SelectionRules(ElementRules):
 
     def scatter(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if self.encoding:
-            raise RuleError("scatter belongs in decode")
+            raise RuleError(
+                "scatter belongs in decode", "where(selection, a, b) changes a state's elements"
+            )
         index, value = args[0], self.number(args[1], "float")
         if (
             index.op not in ("field", "indices")

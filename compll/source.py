@@ -135,9 +135,9 @@ def parse(text: str, problems: Problems) -> Section | None:
 
 def _hint(text: str, error: yaml.MarkedYAMLError) -> str:
     """What to do about a text that is no YAML."""
-    if "tab" in str(error.problem):
-        return "indent with spaces"
     index = error.problem_mark.index if error.problem_mark else len(text)
+    if "tab" in str(error.problem) or text[index : index + 1] == "\t":
+        return "indent with spaces"
     if "',' or" in str(error.problem) and text[index : index + 1] == "[":
         # within braces YAML takes the bracket of `float32[n]` for a list's
         before = re.split(r"[{,\n]|:\s", text[:index])[-1]

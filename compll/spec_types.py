@@ -56,6 +56,8 @@ def _known(base: str, value: Text, problems: Problems) -> bool:
     hint = nearest(TYPE_SYNONYMS.get(base, base), (*STORAGE, *UINTS))
     if re.fullmatch(r"uint\d+", base):
         hint = f"packed types are {', '.join(UINTS)}"
+    if re.fullmatch(r"int[248]", base):
+        hint = f"negative numbers are stored shifted: u{base} of q + {2 ** int(base[3:]) // 2}"
     problems.add(value.span, f"unknown type {base!r}", hint)
     return False
 

@@ -226,7 +226,11 @@ class _Reader:
             hint = f"write {name}(...)" if name else "like mean(g)"
             raise self.fail(node, "only operators can be called, by their name", hint)
         if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
-            raise self.fail(node, "arguments are given by position", "without names or stars")
+            over = {k.arg for k in node.keywords} & {"axis", "dim", "keepdim", "keepdims"}
+            hint = (
+                "a reduction is over all elements, or a group" if over else "without names or stars"
+            )
+            raise self.fail(node, "arguments are given by position", hint)
         args = tuple(self.node(a, depth + 1) for a in node.args)
         return Call(node.func.id, args, self.span(node))
 
@@ -243,3 +247,10 @@ def names(tree: Syntax) -> set[str]:
     if isinstance(tree, Call):
         return set().union(*(names(a) for a in tree.args)) if tree.args else set()
     return set()
+
+
+def called(tree: Syntax) -> set[str]:
+    """All operators that the tree uses."""
+    if not isinstance(tree, Call):
+        return set()
+    return {tree.op}.union(*(called(a) for a in tree.args))

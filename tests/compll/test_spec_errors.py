@@ -92,6 +92,13 @@ def test_the_example_is_right(tmp_path):
         ("where(g < 0, 1, 0)", "[1 for x in g]", 6, 6, "not a list", "quote"),
         ("mean(abs(g))", "g @ g", 5, 10, "@ takes matrices", "matrix(x, columns)"),
         ("mean(abs(g))", "~g", 5, 10, "~ is not part of the language", ""),
+        ("mean(abs(g))", "mean(g, axis=0)", 5, 10, "given by position", "over all elements"),
+        ("mean(abs(g))", "sum(g) & 1", 5, 10, "& takes integers", "x % 2**b"),
+        ("mean(abs(g))", "sum(g) / numel(g)", 5, 19, "unknown operator", "n is the number"),
+        ("mean(abs(g))", "relu(max(g))", 5, 10, "unknown operator", "max(x, 0)"),
+        ("uint[bits][n]", "int4[n]", 9, 7, "unknown type 'int4'", "uint4 of q + 8"),
+        ("scale: float32", "scale: float32[ceil(n / 4)]", 8, 18, "is no name", "float32[n, 1]"),
+        ("  scale: mean", "\tscale: mean", 5, 1, "malformed YAML", "indent with spaces"),
         ("mean(abs(g))", "sum(g) ^ 2", 5, 10, "^ takes integers", "**"),
         ("scale: float32", "scale: float64", 8, 10, "unknown type 'float64'", "'float32'"),
         ("uint[bits][n]", "uint5[n]", 9, 7, "unknown type 'uint5'", "uint4"),
@@ -151,6 +158,20 @@ def test_one_mistake(old, new, line, col, message, hint, tmp_path):
     assert len(found) == 1 or message in SEVERAL, [str(d) for d in found]
     assert (match[0].span.line, match[0].span.col) == (line, col), str(match[0])
     assert hint in match[0].hint
+
+
+def test_decode_and_what_it_cannot_know(tmp_path):
+    """States of a sender, and draws of its own: what to do instead."""
+    text = GOOD.replace("feedback: error", "state:\n  m: float32[n]\nupdate: {m: g}")
+    (found,) = problems(text.replace("-scale,", "m - scale,"), tmp_path)
+    assert "receivers keep no states" in found.hint
+    drawn = GOOD.replace("  q:", "  d: random(0, bits)\n  q:", 1).replace("g < 0", "g + d < 0")
+    (found,) = problems(drawn.replace("-scale,", "d - scale,"), tmp_path)
+    assert "shared(a, b)" in found.hint
+    (found,) = problems(drawn.replace("random(", "g + random(").replace("-sc", "d-sc"), tmp_path)
+    assert found.hint == "add it to `payload:`"
+    (found,) = problems(text.replace("float32[n]", "float32"), tmp_path)
+    assert found.hint == "declare it as float32[n]"
 
 
 @pytest.mark.parametrize(
