@@ -124,6 +124,15 @@ def taken_table(x: Any, name: str) -> I64:
     return _open(x)
 
 
+def _made_of(x: Any) -> str:
+    """How to make a contiguous float32 array of x."""
+    if isinstance(x, np.ndarray):
+        if x.dtype == FLOATS:
+            return "; np.ascontiguousarray(x) makes one"
+        return "; x.astype(np.float32) makes one" if x.dtype.kind in "fiu" else ""
+    return "; x.detach().numpy() of a CPU tensor is one" if hasattr(x, "detach") else ""
+
+
 class HostArrays:
     """NumPy arrays."""
 
@@ -132,9 +141,8 @@ class HostArrays:
     def vector(self, x: Any, name: str, *, write: bool = False) -> NDArray[np.float32]:
         """x as float32 [n]. Raises UsageError."""
         if wrong := fault(x, FLOATS, getattr(x, "ndim", 1)):
-            strided = isinstance(x, np.ndarray) and x.dtype == FLOATS and "mask" not in wrong
-            hint = "; np.ascontiguousarray(x) makes one" if strided else ""
-            raise UsageError(f"{name}: a contiguous float32 array is needed, not {wrong}{hint}")
+            told = f"{name}: a contiguous float32 array is needed, not {wrong}"
+            raise UsageError(told + ("" if "mask" in wrong else _made_of(x)))
         if write and not x.flags.writeable:
             raise UsageError(f"{name}: the result goes into this array, which is read-only")
         return _open(x.reshape(-1))

@@ -247,6 +247,11 @@ def _check_ddp_kwargs(ddp_kwargs: Mapping[str, Any]) -> None:
     for taken, ours in (("process_group", "process_group"), ("module", "model")):
         if taken in ddp_kwargs:
             raise ConfigError(f"{ours} is an argument of hipress.wrap; ddp_kwargs has no {taken}")
+    if ddp_kwargs.get("mixed_precision") is not None:
+        raise ConfigError(
+            "mixed_precision in ddp_kwargs takes DDP's communication hook for itself; "
+            "use torch.autocast instead"
+        )
     known = set(inspect.signature(DistributedDataParallel).parameters)
     for name in ddp_kwargs:
         if name not in known:

@@ -148,6 +148,28 @@ def test_what_is_only_read_may_be_read_only(codec):
     assert not batch.x.any()
 
 
+class Tensor:
+    """As much of torch's as is asked for."""
+
+    def detach(self):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "x, meant",
+    [
+        (np.zeros(9), "x.astype(np.float32) makes one"),
+        (np.zeros(18, np.float32)[::2], "np.ascontiguousarray(x) makes one"),
+        (Tensor(), "x.detach().numpy() of a CPU tensor is one"),
+        ([0.0], "not list"),
+    ],
+)
+def test_how_to_make_what_is_needed(codec, x, meant):
+    with pytest.raises(compll.UsageError) as error:
+        codec.encode(x)
+    assert str(error.value).endswith(meant)
+
+
 def test_a_mask_is_never_lost(codec):
     payload = codec.encode(np.zeros(N, np.float32))
     with pytest.raises(compll.UsageError, match="masked array"):

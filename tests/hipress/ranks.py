@@ -629,6 +629,7 @@ def mismatches(rank, world_size):
     attempt("exclude_type", "int8", exclude=3 if odd else [])
     attempt("model", "int8", "x" if odd else None)
     attempt("ddp_kwargs", "int8", ddp_kwargs={"bucket_cap": 1} if odd else None)
+    attempt("mixed", "int8", ddp_kwargs={"mixed_precision": object()} if odd else None)
     attempt("ddp_kwargs_type", "int8", ddp_kwargs=3 if odd else None)
     attempt("ddp_value", "int8", ddp_kwargs={"bucket_cap_mb": 1 + odd})
     attempt("residual_by_name", "topk", **({"residual": "bfloat16"} if odd else {}))

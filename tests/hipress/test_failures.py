@@ -53,6 +53,7 @@ def test_ranks_that_disagree(world_size):
             "exclude_type": "exclude=3: pass a pattern of parameter names",
             "model": "the model must be a torch.nn.Module, got 'x'",
             "ddp_kwargs": "did you mean 'bucket_cap_mb'",
+            "mixed": "use torch.autocast instead",
             "ddp_kwargs_type": "ddp_kwargs=3: pass a dict",
             "target": "'target' is no parameter of a spec",
         }.items():
