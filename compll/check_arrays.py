@@ -24,6 +24,13 @@ def field(
     problems: Problems,
 ) -> Field | None:
     """The payload field of a matrix; None, with the reason in `problems`, where it does not fit."""
+    if expr.type.shape == "matrix" and storage not in ADDITIVE:
+        problems.add(
+            item.span,
+            f"{item.name!r}: a matrix is {', '.join(ADDITIVE)}",
+            "codes travel by element: flat(m), and [n]",
+        )
+        return None
     if expr.type.shape != "matrix" or dims != expr.type.dims:
         declared = "no matrix" if dims is None else str(Type("float", "matrix", dims=dims))
         problems.add(
@@ -33,9 +40,6 @@ def field(
             if expr.type.shape == "matrix"
             else "matrix(x, columns) makes a matrix",
         )
-        return None
-    if storage not in ADDITIVE:
-        problems.add(item.span, f"{item.name!r}: a matrix is {', '.join(ADDITIVE)}")
         return None
     return Field(item.name, storage, bits, "matrix", "", expr, dims)
 

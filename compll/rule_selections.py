@@ -46,7 +46,8 @@ class SelectionRules(ElementRules):
         limit = self.static(op, args[1] if len(args) == 2 else n)
         if "step" in depends(limit):
             raise RuleError(
-                f"{op}: the bound must hold at every step", "compute it from n and parameters"
+                f"{op}: the bound must hold at every step",
+                "what varies is the threshold: filter(x >= kth_largest(x, k), bound)",
             )
         key = self.number(args[0], "float") if op == "top" else self.condition(args[0])
         if key.type.shape != "n":

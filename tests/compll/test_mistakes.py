@@ -63,6 +63,36 @@ def test_a_share_is_no_number_of_elements(kept, tmp_path):
     assert ("number of elements" in run("check", path).output) == ("0.5" in kept)
 
 
+@pytest.mark.parametrize("declared", ["uint1[n]", "uint1[ceil(n / 8), 8]"])
+def test_codes_travel_by_element(declared, tmp_path):
+    """The shapes were asked for, and with these the type refused."""
+    path = tmp_path / "rows.yaml"
+    path.write_text(
+        "name: rows\nencode:\n  m: matrix(g, 8)\n  q: m < 0\n"
+        f"payload:\n  q: {declared}\ndecode: where(q, -1, 1)\n"
+    )
+    output = run("check", path).output
+    assert "6:6: 'q': a matrix is float32, float16, bfloat16" in output
+    assert "flat(m)" in output
+
+
+def test_a_number_of_elements_that_varies_with_the_step(tmp_path):
+    path = tmp_path / "warm.yaml"
+    text = (
+        "name: warm\nencode:\n  kept: KEPT\n  index: indices(kept)\n  value: g[kept]\npayload:\n"
+        "  index: gaps[kept]\n  value: float32[kept]\ndecode: scatter(index, value)\n"
+    )
+    path.write_text(text.replace("KEPT", "top(abs(g), 9 + step)"))
+    assert "filter(x >= kth_largest(x, k), bound)" in run("check", path).output
+    kept = "filter(abs(g) >= kth_largest(abs(g), min(9 + step, 99)), 99)"
+    path.write_text(text.replace("KEPT", kept))
+    codec = compll.compile(path, "reference")
+    x = np.arange(1000, dtype=np.float32)
+    for step, count in ((0, 9), (5, 14), (500, 99)):
+        payload = codec.encode(x, step=step)
+        assert np.count_nonzero(codec.decode(payload, 1000)) == count
+
+
 def test_check_tells_what_only_the_reference_computes(tmp_path):
     path = tmp_path / "mask.yaml"
     path.write_text(
