@@ -6,7 +6,8 @@ So at attach time each rank writes its configuration, as JSON, into the job's ke
 (the one of `init_process_group`), and reads everybody else's. No process group is needed, which
 is the point: a collective that one rank never joins cannot say who is missing; the store can.
 A rank whose own set-up failed writes that failure instead, so the others stop at once rather
-than at the time-out.
+than at the time-out. One that has waited in vain writes that, too, where all look last: who comes
+later must not go on without it, and load a state, say, that it has not loaded.
 
 [Note: a store that does not answer]
 A call to a TCPStore waits for the reply of its host for ever, whatever the store's own time-out:
@@ -36,6 +37,7 @@ from torch.distributed.distributed_c10d import Store, _get_default_store
 from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError
 
 FAILED = "failed"
+GONE = "gone"  # where a rank that no longer waits says so
 LEAST = 2.0  # seconds that a call to the store has, however little is left of a time-out
 TELLING = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
 T = TypeVar("T")
@@ -61,7 +63,7 @@ class Meeting:
         """
         turn = next(self._turn)
         deadline = time.monotonic() + self.timeout
-        self._post(turn, facts, deadline)
+        self._post(turn, self.rank, facts, deadline)
         _compare(self._collect(turn, deadline), self.ranks)
 
     def fail(self, error: BaseException) -> None:
@@ -69,40 +71,55 @@ class Meeting:
 
         Where they cannot be told, that is logged: `error` is what matters.
         """
+        told = {FAILED: f"{type(error).__name__}: {error}"}
+        self._tell(next(self._turn), self.rank, told)
+
+    def _tell(self, turn: int, place: int | str, facts: Mapping[str, Any]) -> None:
         deadline = time.monotonic() + min(self.timeout, TELLING)
         with _unless_silent():
-            self._post(next(self._turn), {FAILED: f"{type(error).__name__}: {error}"}, deadline)
+            self._post(turn, place, facts, deadline)
 
-    def _key(self, turn: int, rank: int) -> str:
-        return f"hipress/{self.name}/{turn}/{rank}"
+    def _key(self, turn: int, place: int | str) -> str:
+        return f"hipress/{self.name}/{turn}/{place}"
 
-    def _post(self, turn: int, facts: Mapping[str, Any], deadline: float) -> None:
+    def _post(self, turn: int, place: int | str, facts: Mapping[str, Any], deadline: float) -> None:
         text = json.dumps(facts, sort_keys=True, default=str)
-        self._ask(lambda store: store.set(self._key(turn, self.rank), text), deadline)
+        self._ask(lambda store: store.set(self._key(turn, place), text), deadline)
 
     def _collect(self, turn: int, deadline: float) -> list[dict[str, Any]]:
         """Everybody's facts; polls, because a store's own wait does not say who is missing."""
         missing = list(range(len(self.ranks)))
         found: dict[int, dict[str, Any]] = {}
         for pause in _pauses():
-            for rank, text in self._arrived(turn, missing, deadline).items():
+            arrived, gone = self._arrived(turn, missing, deadline)
+            for rank, text in arrived.items():
                 found[rank] = json.loads(text)
                 missing.remove(rank)
                 _raise_if_failed(found[rank], self.ranks[rank], self.ranks[self.rank])
+            if gone is not None:
+                told = json.loads(gone)["why"]
+                raise AgreementTimeout(f"rank {self.ranks[self.rank]} stops, because {told}")
             if not missing:
                 break
             if time.monotonic() > deadline:
-                raise AgreementTimeout(self._absent(missing))
+                told = self._absent(missing)
+                self._tell(turn, GONE, {"why": told})
+                raise AgreementTimeout(told)
             time.sleep(pause)
         return [found[rank] for rank in range(len(self.ranks))]
 
-    def _arrived(self, turn: int, missing: Sequence[int], deadline: float) -> dict[int, bytes]:
-        """What those of the missing posted who have arrived by now."""
+    def _arrived(
+        self, turn: int, missing: Sequence[int], deadline: float
+    ) -> tuple[dict[int, bytes], bytes | None]:
+        """What those of the missing posted who have arrived by now, and who waits no longer."""
         keys = {rank: self._key(turn, rank) for rank in missing}
-        return self._ask(
-            lambda store: {r: store.get(key) for r, key in keys.items() if store.check([key])},
-            deadline,
-        )
+        last = self._key(turn, GONE)
+
+        def look(store: Store) -> tuple[dict[int, bytes], bytes | None]:
+            found = {r: store.get(key) for r, key in keys.items() if store.check([key])}
+            return found, store.get(last) if store.check([last]) else None
+
+        return self._ask(look, deadline)
 
     def _ask(self, call: Callable[[Store], T], deadline: float) -> T:
         return answer(self.store, call, deadline, self.ranks[self.rank])

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress import agree
 from hipress import options as options_
-from hipress.errors import ConfigError, StateError, unknown
+from hipress.errors import ConfigError, ConfigMismatch, HipressError, StateError, unknown
 from hipress.link import patience
 from hipress.model import as_ddp
 from hipress.options import AUTO
@@ -176,7 +176,8 @@ def load_state_dict(
     Raises StateError listing what does not fit, which with `strict=False` starts from zero instead;
     and while a step is under way or after one failed. Raises ConfigMismatch where ranks' states are
     of different steps, or another rank's state was refused; then none is loaded on any rank.
-    AgreementTimeout for ranks that do not arrive.
+    AgreementTimeout for ranks that do not arrive; as another rank may then have loaded its state,
+    the module cannot take another step.
     """
     from hipress import checkpoint
     from hipress.state import Residuals
@@ -191,7 +192,14 @@ def load_state_dict(
         session.meeting.fail(error)
         raise
     if session.world_size > 1:  # by the step ranks draw alike, and begin a factor alike
-        session.meeting.settle({"the step of the state to load": state["step"]})
+        try:
+            session.meeting.settle({"the step of the state to load": state["step"]})
+        except ConfigMismatch:  # on every rank
+            raise
+        except HipressError as error:  # another rank may have loaded it
+            if engine is not None:
+                engine.end(error, "load_state_dict")
+            raise
     checkpoint.put_back(residuals, state, fitting)
     session.idle_step = state["step"]
     if engine is not None:
@@ -280,8 +288,8 @@ def _refuse_unfinished(session: Session) -> None:
     reason = session.engine.unfinished if session.engine is not None else None
     if reason is not None:
         raise StateError(
-            f"rank {session.rank}: {reason}: this is the state of no step. After a failure: make "
-            "the process group anew (destroy_process_group, init_process_group), wrap the model "
+            f"rank {session.rank}: {reason.rstrip('.')}: this is the state of no step. "
+            "After a failure: make the process group anew (destroy_process_group, init_process_group), wrap the model "
             "again, and load the model and the state that were saved last"
         )
 

@@ -117,6 +117,7 @@ class Engine:
             holds={key: waiting(codec) for key, codec in plan.codecs.items()} if unused else {},
         )
         self._broken: BaseException | None = None
+        self._what = ""  # what broke
         self._verifier = self._verifying(meeting) if options.verify else None
 
     def _verifying(self, meeting: Meeting) -> Verifier:
@@ -135,7 +136,7 @@ class Engine:
     def unfinished(self) -> str | None:
         """Which step failed or is under way; None between steps."""
         if self._broken is not None:
-            return f"step {self._now} failed: {self._broken}"
+            return f"{self._what} failed: {self._broken}"
         if self._executor.failed:
             return f"step {self._now} failed"
         if self._latest >= 0 or not all(future.done() for future, _ in self.traffic.pending):
@@ -164,7 +165,7 @@ class Engine:
         in an all-reduce of DDP's group for one that has failed.
         """
         if self._broken is not None:
-            raise SyncError(f"an earlier step failed: {self._broken}") from self._broken
+            raise SyncError(f"{self._what} failed: {self._broken}") from self._broken
         work = None
         try:
             work = None if buffer.is_sparse else self.works.of(indices)
@@ -193,9 +194,9 @@ class Engine:
             try:
                 wait(future, seconds)
             except Exception as error:
-                self._broken = named = self._named(error)
+                named = self._named(error)
                 log.error("rank %d, step %d: %s", self.name, self._now, named)
-                self.abandon(named)
+                self.end(named, f"step {self._now}")
                 raise named from named.__cause__
         self.traffic.exposed_seconds += time.perf_counter() - start
         self.traffic.pending.clear()
@@ -204,6 +205,11 @@ class Engine:
     def abandon(self, error: Exception) -> None:
         """This rank cannot go on: the others learn it now, not by their time-out."""
         self._executor.abandon(error)
+
+    def end(self, error: Exception, what: str) -> None:
+        """No step may follow, since `what` failed, maybe on this rank only."""
+        self._broken, self._what = error, what
+        self.abandon(error)
 
     def close(self) -> None:
         """End the threads. On detach, when the module dies, at exit; may repeat."""

@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compll
 import hipress
 from compll.library import specs_dir
+from hipress.session import BOOKS
 from tests.hipress.fakes import Halves, Int8, Sparse
 from tests.patience import HANG
 
@@ -186,6 +188,23 @@ def load_apart(rank, world_size):
     hipress.load_state_dict(ddp, states[0])
     train(ddp, rank, range(1, 4))
     return apart, refused, kept, digest(ddp)
+
+
+def load_late(rank, world_size):
+    """Rank 1 loads a state when rank 0 has waited for that in vain; and what is possible then."""
+    ddp = hipress.wrap(make(), "randomk", ratio=0.1, timeout=HANG)
+    saved = hipress.state_dict(ddp)
+    train(ddp, rank, range(2))
+    session = BOOKS.sessions[ddp]
+    store, session.meeting = session.meeting.store, replace(session.meeting, timeout=0.1)
+    logging.disable(logging.CRITICAL)
+    if rank == 1:
+        store.wait(["waited"])
+    load = error_of(hipress.load_state_dict, ddp, saved)[:2]
+    store.set("waited", "")
+    kept = session.engine.step == 2
+    step = error_of(train, ddp, rank, range(2, 3))[:2]
+    return load, kept, step, error_of(hipress.state_dict, ddp)[:2]
 
 
 def keys_of(state):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,3 +149,25 @@ def test_the_last_look_may_take_a_moment():
     """Who is missing is told, though no time is left for the call that finds it out."""
     with pytest.raises(AgreementTimeout, match=r"for rank 0, 2 of 3\. Every rank must call"):
         Meeting(dist.HashStore(), 1, (0, 1, 2), 1e-9, "late").settle({})
+
+
+def test_who_comes_later_learns_that_a_rank_waits_no_longer():
+    """Else it went on without that rank, and waited in DDP's constructor, or loaded a state."""
+    store = dist.HashStore()
+    early, late, last = [
+        Meeting(store, r, (0, 1, 2), t, "gone") for r, t in ((0, 0.1), (1, HANG), (2, HANG))
+    ]
+    waiting = threading.Thread(target=lambda: found.append(errors_of(late)))
+    found = []
+    waiting.start()
+    told = "rank 0 waited 0.1 s for rank 2 of 3. Every rank must"
+    assert told in errors_of(early)
+    waiting.join(HANG)
+    assert found[0].startswith(f"rank 1 stops, because {told}")
+    assert errors_of(last).startswith(f"rank 2 stops, because {told}")
+
+
+def errors_of(meeting):
+    with pytest.raises(AgreementTimeout) as error:
+        meeting.settle({})
+    return str(error.value)

@@ -76,6 +76,18 @@ def test_ranks_load_states_of_one_step():
     assert results[0][3] == results[1][3]
 
 
+def test_a_rank_that_loads_too_late():
+    """It loaded its state, though the others had given up and kept theirs."""
+    for rank, (load, kept, step, state) in enumerate(launch(ranks.load_late, 2)):
+        assert load[0] == "AgreementTimeout"
+        assert ("rank 1 stops, because " if rank else "") + "rank 0 waited 0.1 s for" in load[1]
+        assert kept
+        assert step[0] == "SyncError"
+        assert "load_state_dict failed: " in step[1]
+        assert state[0] == "StateError"
+        assert state[1].startswith(f"rank {rank}: load_state_dict failed: ")
+
+
 @pytest.mark.parametrize("scope", ["tensor", "bucket"])
 def test_what_does_not_fit_starts_from_zero(scope):
     for names, (one, none) in launch(ranks.forgotten, 2, scope):
