@@ -140,7 +140,8 @@ def _check_ranks(saved: Mapping[str, Any], rank: int, world_size: int) -> list[s
     mine, its = (rank, world_size), (saved["rank"], saved["world_size"])
     if mine == its or not saved["codecs"]:
         return []
-    return [f"saved by rank {its[0]} of {its[1]}, this is rank {mine[0]} of {mine[1]}"]
+    told = f"saved by rank {its[0]} of {its[1]}, this is rank {mine[0]} of {mine[1]}"
+    return [told + ("; every rank saves and loads its own" if mine[1] == its[1] else "")]
 
 
 def _check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
@@ -161,7 +162,10 @@ def _other(
     name, here = param.name, residuals.way_of(param.index)
     digest = saved["codecs"].get(name)
     if digest != codec.digest:
-        return f"{name}: saved with codec {digest}, this is {codec.name} {codec.digest}"
+        return (
+            f"{name}: saved with another codec, or other parameters ({digest}), than "
+            f"{codec.name} here ({codec.digest})"
+        )
     before = saved.get("strategies", {}).get(name, here)  # format 1 does not tell
     return None if before == here else f"{name}: saved with strategy {before}, this is {here}"
 

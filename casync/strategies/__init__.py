@@ -80,7 +80,8 @@ def refuse_single_encoder(codec: Codec | None, strategy: str) -> str | None:
         return refuse_vote(codec, strategy)
     if not codec.reencodes:
         return (
-            f"codec {codec.name!r} cannot encode twice, which strategy {strategy!r} needs; "
+            f"codec {codec.name!r} cannot encode twice (as with states of its own), which strategy "
+            f"{strategy!r} needs; "
             f"use {instead(codec)}"
         )
     return None

@@ -42,7 +42,7 @@ def test_states_that_do_not_fit(tmp_path):
         assert {kind for kind, _ in errors.values()} == {"StateError"}
         for title, expected in {
             "format": "expected",
-            "codec": "saved with codec other",
+            "codec": "saved with another codec",
             "strategy": "second.weight: saved with strategy ring, this is ps",
             "rank": "saved by rank 7 of 2",
             "missing": "last.weight: missing from the saved state",
