@@ -206,8 +206,9 @@ class _Checker(Updates):
         if value.op == "selection":
             return self.selections[str(value.value)].kind == "drawn"
         leaves = [e for e in walk(value) if not e.args]
-        drawn = any(e.op == "shared" for e in leaves)
-        known = all(e.op in ("shared", "const", "param") and e.value != "step" for e in leaves)
+        drawn = any(e.op in ("shared", "random_matrix") for e in leaves)
+        alike = ("shared", "random_matrix", "const", "param")
+        known = all(e.op in alike and e.value != "step" for e in leaves)
         return self.constant_of_params(value) or (drawn and known)
 
     def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:

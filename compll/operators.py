@@ -120,7 +120,7 @@ _ROWS = (
              "orthonormal(m, spare): columns of length one, at right angles, that span those of m; for a column that "
              "depends on those before it comes the same one of `spare` (where there is one), else zeros"),
     Operator("random_matrix", 2, 2, "matrices",
-             "random_matrix(rows, columns): uniform in [-1, 1), drawn by (step, tensor), the same on all ranks"),
+             "random_matrix(rows, columns): uniform in [-1, 1), drawn by (step, tensor), the same on all ranks, in decode, and in all calls of this size"),
     Operator("left_vectors", 1, 1, "matrices", "left singular vectors of a matrix, a column each, by falling singular value"),
     Operator("singular_values", 1, 1, "matrices", "singular values of a matrix, falling, as a row: min(rows, columns) of them"),
     Operator("right_vectors", 1, 1, "matrices", "right singular vectors of a matrix, a column each, by falling singular value"),

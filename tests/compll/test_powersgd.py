@@ -278,3 +278,22 @@ def test_matrices_without_rounds(tmp_path, rng):
     assert np.array_equal(*payloads)
     assert np.array_equal(payloads[0], World(1, 777).codec.encode(x))
     assert codecs[0].rounds == ()
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_decode_knows_a_random_matrix_by_its_name(target, tmp_path, rng):
+    """As it knows what `shared` drew: a sketch needs no basis in its payload."""
+    text = (
+        "name: sketched\nencode:\n  r: random_matrix(64, 4)\n  p: matrix(g, 64) @ r\n"
+        "payload:\n  p: float32[ceil(n / 64), 4]\ndecode: flat(p @ transpose(r))\n"
+    )
+    x = rng.standard_normal(6400).astype(np.float32)
+    found = []
+    for number, decode in enumerate(("r", "random_matrix(64, 4)")):
+        path = tmp_path / f"sketched{number}.yaml"
+        path.write_text(text.replace("transpose(r)", f"transpose({decode})"))
+        codec = compll.compile(path, target)
+        assert codec.needs_step
+        found.append(codec.decode(codec.encode(x, step=3), x.size, step=3))
+    assert np.array_equal(*found)
+    assert 0.9 < found[0] @ x / (x @ x) < 1.8  # four thirds, in the mean
