@@ -72,13 +72,19 @@ def speeds(data: Data) -> str:
             "times", "decode-add", "merge", "of copy bound")  # fmt: skip
     about = data["about"]
     rows = [list(cells(row)) for row in data["rows"]]
-    text = [markdown(head, rows), "", *summary(data["rows"])]
+    text = [markdown(*filled(head, rows)), "", *summary(data["rows"])]
     text.append(
         f"{about['elements']:,} elements, median of {about['repeat']} turns, one core of "
         f"{about['cpu']}, {about['date']}; torch {about['torch']}, numba {about['numba']}, "
         f"NumPy {about['numpy']}."
     )
     return "\n".join(text)
+
+
+def filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """A table without the columns that tell nothing."""
+    kept = [c for c in range(len(head)) if any(row[c] != "-" for row in rows)]
+    return [head[c] for c in kept], [[row[c] for c in kept] for row in rows]
 
 
 def cells(row: Data) -> Iterator[str]:

@@ -139,7 +139,11 @@ def test_speeds_are_summed_up():
     ]  # fmt: skip
     about = dict.fromkeys(("cpu", "date", "torch", "numba", "numpy"), "?")
     text = spec_table.speeds({"about": about | {"elements": 10, "repeat": 1}, "rows": rows})
-    assert "| `a` | 4.0 | - | 8.00 | 0.5x | 4.0 | 1.00 | 4.0x | 4.0 | - | 50% |" in text
+    assert "| `a` | 4.0 | 8.00 | 0.5x | 4.0 | 1.00 | 4.0x | 4.0 | 50% |" in text
+    assert "merge" not in text  # a column that nobody has
+    rows[1]["rates"] = rows[1]["rates"] | {"merge": rate}
+    text = spec_table.speeds({"about": about | {"elements": 10, "repeat": 1}, "rows": rows})
+    assert "| `b` | 4.0 | 1.00 | 4.0x | 4.0 | 1.00 | 4.0x | 4.0 | - | 50% |" in text
     assert "Encode is 2.2x as fast" in text
     assert "median of 2 methods; slower: `a` (0.50x)." in text
     assert "slower: none" in text
