@@ -206,6 +206,8 @@ class Expressions:
     def choose(self, args: tuple[Expr, ...]) -> Expr:
         """`args[1] if args[0] else args[2]`, decided here where the parameters alone do."""
         c = args[0]
+        if c.type.dtype == "str":
+            self.rules.number(c, "int")  # refused: any text holds, to Python
         if c.type.shape == "static" and not depends(c) & {"n", "step"}:
             return args[1 if evaluate(c, self.params) else 2]
         return self.rules.apply("choose", args, "")

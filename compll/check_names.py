@@ -35,6 +35,8 @@ def unknown(
         return message, "definitions are read in order: put it first"
     if name in {b.name for b in spec.update}:
         return f"{name!r} is no state", "declare it: `state: {" + name + ': "float32[n]"}`'
+    if any(name in p.choices for p in spec.params):
+        return f"unknown name {name!r}", f"a text is quoted: '{name}'"
     if name in OPERATORS:
         return f"{name!r} is an operator", f"call it with {OPERATORS[name].arity}"
     return f"unknown name {name!r}", nearest(name, env)

@@ -30,7 +30,8 @@ class Conversions:
         if x.type.dtype == dtype or (dtype == "int" and x.type.dtype == "float"):
             return x
         if x.type.dtype in ("str", "selection"):
-            raise RuleError(f"a number is needed, not {x.type}")
+            hint = "compare it with a text: mode == 'fast'" if x.type.dtype == "str" else ""
+            raise RuleError(f"a number is needed, not {x.type}", hint)
         return self.pool.make(dtype, (x,), replace(x.type, dtype=dtype))
 
     def same(self, args: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -44,6 +45,7 @@ class Conversions:
             return self.pool.make("in", (), Type("bool", "n"), x.value)
         if x.type.dtype == "bool":
             return x
+        self.number(x, "int")  # refuses what is no number
         zero = self.number(self.pool.const(0), "float" if x.type.dtype == "float" else "int")
         return self.elementwise("ne", (x, zero), "bool")
 

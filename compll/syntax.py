@@ -237,6 +237,8 @@ class _Reader:
 
 def described(node: ast.AST) -> str:
     """A construction of Python in words."""
+    if isinstance(node, ast.Constant) and not isinstance(node.value, str | bytes):
+        return repr(node.value)
     return FOREIGN.get(type(node), type(node).__name__)
 
 

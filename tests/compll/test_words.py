@@ -56,6 +56,10 @@ def test_only_the_branch_that_holds_is_compiled(spec):
         ("sum('near') + g", 10, "a text is not part of the language"),
         ("g * mode", 6, "a number is needed, not str"),
         ("g if mood == 'near' else 0", 11, "unknown name 'mood'"),
+        ("g if mode == near else 0", 19, "unknown name 'near'"),
+        ("g if mode else 0", 6, "a number is needed, not str"),
+        ("where(not mode, g, 0)", 12, "a number is needed, not str"),
+        ("g if mode == None else 0", 19, "None is not part of the language"),
     ],
 )
 def test_a_wrong_use_is_told(spec, new, column, message):
