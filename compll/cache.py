@@ -53,6 +53,12 @@ def folder(kind: str) -> Path:
         return temporary(kind)
 
 
+@cache
+def spare(kind: str) -> Path:
+    """A temporary folder for what `folder` no longer takes."""
+    return temporary(kind)
+
+
 def need_room(path: Path) -> None:
     """Raise OSError where files cannot be written."""
     with tempfile.TemporaryFile(dir=path) as file:
@@ -80,15 +86,21 @@ def remove(path: Path, maker: int) -> None:
 
 
 def write(path: Path, text: str | bytes) -> None:
-    """Write a file so that another process sees all of it or none."""
+    """Write a file so that another process sees all of it or none.
+
+    Who may read it the umask says, not tempfile's caution: an image is filled by root, say, and
+    used by others. A folder that was removed is made again.
+    """
     data = text.encode() if isinstance(text, str) else text
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{os.urandom(8).hex()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with part.open("xb") as file:
             file.write(data)
-        Path(name).replace(path)
+        part.replace(path)
     except OSError:
-        Path(name).unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise
 
 

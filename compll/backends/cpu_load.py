@@ -21,7 +21,7 @@ from compll.backends import cpu_native
 from compll.backends.cpu_apart import begun, result, shares
 from compll.backends.cpu_declare import Declared, by_numba, declared
 from compll.backends.cpu_native import Stored
-from compll.cache import alone, folder, usual, write
+from compll.cache import alone, folder, spare, usual, write
 
 
 @cache
@@ -88,9 +88,15 @@ def either(path: Path, source: Callable[[], Path], module: Callable[[], Any]) ->
 
 
 def saved(path: Path, text: str) -> Path:
-    """The file of a text, written if need be."""
+    """The file of a text, written if need be: elsewhere, where another user's lies in its place, or
+    the disk has become full."""
     if not holds(path, text):
-        write(path, text)
+        try:
+            write(path, text)
+        except OSError:
+            path = spare("cpu") / path.name
+            write(path, text)
+            importlib.import_module("compll._kernels").__path__[:0] = [str(path.parent)]
         importlib.invalidate_caches()
     return path
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from compll import cache
+from compll import _kernels, cache
 from compll.backends import cpu_load, cpu_native
 from compll.errors import UsageError
 
@@ -19,10 +20,10 @@ TEXT = '"""A module that declares no kernels."""\n'
 @pytest.fixture(autouse=True)
 def nothing_known():
     """Folders are looked for once a process."""
-    for known in (cache.usual, cache.folder):
+    for known in (cache.usual, cache.folder, cache.spare):
         known.cache_clear()
     yield
-    for known in (cache.usual, cache.folder):
+    for known in (cache.usual, cache.folder, cache.spare):
         known.cache_clear()
 
 
@@ -76,6 +77,38 @@ def test_what_could_not_be_written_leaves_nothing(root, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         cache.write(root / "file", "text")
     assert not list(root.iterdir())
+
+
+def test_others_may_read_what_was_written(root):
+    """They compiled everything again in each process, where an image's folder was root's."""
+    before = os.umask(0o022)
+    try:
+        cache.write(root / "file", "text")
+    finally:
+        os.umask(before)
+    assert (root / "file").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_folder_that_was_removed_is_made_again(root):
+    shutil.rmtree(cache.folder("cpu"))
+    path = cpu_load.place("removed", TEXT)
+    assert cpu_load.saved(path, TEXT).read_text() == TEXT
+
+
+@pytest.mark.parametrize("there", [b"", b"another user's"])
+def test_a_text_goes_elsewhere_where_its_folder_takes_no_more(root, there, monkeypatch):
+    """A disk that became full, or a file that this user may neither read nor replace."""
+    monkeypatch.setattr(_kernels, "__path__", list(_kernels.__path__))
+    text = TEXT + repr(there)
+    path = cpu_load.place("elsewhere", text)
+    path.write_bytes(there)
+    write = cache.write
+    monkeypatch.setattr(
+        cpu_load, "write", lambda at, what: full(at) if at == path else write(at, what)
+    )
+    found = cpu_load.imported(path, text)
+    assert found.__doc__ == "A module that declares no kernels."
+    assert Path(found.__file__).parent == cache.spare("cpu") != path.parent
 
 
 def test_a_temporary_folder_ends_with_its_process(root):
