@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -77,6 +78,7 @@ class Executor:
         self._seed = seed
         self._holds = dict(holds or {})
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
+        self._process = os.getpid()  # see [Note: fork] in exits.py
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._ended = threading.Event()
@@ -114,6 +116,11 @@ class Executor:
         program do not overlap; those of different programs do. Never wait for this future in
         another one's callback. Raises what ended the executor, if anything did.
         """
+        if self._forked:
+            raise ExecutorClosed(
+                f"rank {self._names[self._here[0]]}: process {os.getpid()} is a fork of "
+                f"{self._process}, whose threads and connections it does not have"
+            )
         with self._lock:
             self._check(program)
             prepared = self._prepare(program)
@@ -139,12 +146,18 @@ class Executor:
         self._end(error)
 
     def close(self) -> None:
-        """Stop the threads. Jobs under way fail with ExecutorClosed."""
+        """Stop the threads. Jobs under way fail with ExecutorClosed. Nothing in a forked child."""
+        if self._forked:
+            return
         name = self._names[self._here[0]]
         self._end(ExecutorClosed(f"rank {name}: the executor was closed"))
         self._compute.close(_PATIENCE)
         self._communication.close(_PATIENCE)
         self._transport = None  # see _let_go in lanes.py
+
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
 
     def _check(self, program: Program) -> None:
         if self._error is not None:
@@ -244,6 +257,8 @@ class Executor:
         return self._ended.wait(seconds)
 
     def _end(self, error: Exception) -> None:
+        if self._forked:
+            return
         with self._lock:
             if self._error is not None:
                 return

@@ -4,11 +4,16 @@
 which the main thread no longer waits) cannot come back: it is made to unwind through frames that
 must not be unwound, and the process aborts with all its work done. Threads that are no daemons
 would keep a process alive whose main thread has failed.
+
+[Note: fork] A forked child has none of these threads, and connections that are its parent's: to
+close them, or to let go of them, waits for threads that are not there, or breaks what the parent
+still uses. So a child (a DataLoader's worker, say) keeps all that it inherits, whatever dies there.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 from contextlib import suppress
 from typing import Protocol
 from weakref import WeakSet
@@ -25,6 +30,7 @@ class Closing(Protocol):
 
 
 _open: WeakSet[Closing] = WeakSet()
+_inherited: list[Closing] = []
 
 
 def close_at_exit(one: Closing) -> None:
@@ -37,3 +43,12 @@ def _close_all() -> None:
     for one in list(_open):
         with suppress(Exception):
             one.close()
+
+
+def _keep_all() -> None:
+    """See [Note: fork]."""
+    _inherited.extend(_open)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_keep_all)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import queue
 import threading
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ class Verifier:
         self._group: dist.ProcessGroup | None = group
         self._ranks = ranks
         self._name = ranks[group.rank()]
+        self._process = os.getpid()
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hipress-verify", daemon=True)
         self._thread.start()
@@ -39,13 +41,18 @@ class Verifier:
     def check(
         self, future: Future[torch.Tensor], params: Sequence[Param], step: int
     ) -> Future[torch.Tensor]:
-        """A future that completes like `future`, or with a DivergenceError."""
+        """A future that completes like `future`, or with a DivergenceError; in a forked child,
+        where there is no thread, `future`, which has failed."""
+        if os.getpid() != self._process:
+            return future
         checked: Future[torch.Tensor] = Future()
         self._requests.put((future, checked, params, step))
         return checked
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. Nothing in a forked child: see [Note: fork] in casync/exits.py."""
+        if os.getpid() != self._process:
+            return
         self._requests.put(None)
         self._thread.join(timeout=5)
         if not self._thread.is_alive():

@@ -818,6 +818,39 @@ def lifetime(rank, world_size):
     return alive, after_death, ours()
 
 
+def forked(rank, world_size):
+    """What a forked child meets that collects one wrapped module and uses another."""
+    import gc
+    import signal
+
+    gc.disable()
+    dead, ddp = (hipress.wrap(make(), codec("int8"), verify=True) for _ in range(2))
+    for each in (dead, ddp):
+        train(each, rank, range(2))
+    cycle = [dead]
+    cycle.append(cycle)
+    del dead, each, cycle
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        logging.disable(logging.CRITICAL)
+        signal.alarm(60)  # a child that hangs ends
+        gc.collect()
+        found = error_of(train, ddp, rank, range(1))[:2]
+        del ddp
+        gc.collect()
+        os.write(there, json.dumps(found).encode())
+        os._exit(0)
+    os.close(there)
+    with open(here) as pipe:
+        told = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    gc.enable()
+    gc.collect()
+    train(ddp, rank, range(2, 4))
+    return status, json.loads(told or "null"), digest(ddp)
+
+
 def subgroup(rank, world_size, name):
     """Ranks 1.. of the world form a group of their own; rank 0 takes no part."""
     group = dist.new_group(list(range(1, world_size)), timeout=timedelta(seconds=HANG - 1))

@@ -92,6 +92,17 @@ def test_threads_end():
         assert after_death == after_detach == []
 
 
+def test_forked_children_touch_nothing():
+    """DataLoader workers that collected a dead module aborted; a child that trained hung."""
+    results = launch(ranks.forked, 2)
+    for rank, (status, (kind, message), _) in enumerate(results):
+        assert status == 0
+        assert kind == "ExecutorClosed"
+        assert message.startswith(f"rank {rank}: process ")
+        assert "is a fork of" in message
+    assert results[0][2] == results[1][2]
+
+
 def test_parameters_frozen_or_freed_after_ddp_was_made():
     (planned, first), (_, second) = launch(ranks.frozen, 2)
     layers = [f"{i}.{kind}" for i in (0, 2, 3) for kind in ("weight", "bias")]
