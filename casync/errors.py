@@ -17,6 +17,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
 __all__ = [
     "CasyncError",
     "DeadlockError",
@@ -27,7 +30,11 @@ __all__ = [
     "PlanError",
     "TransportAborted",
     "TransportError",
+    "forget_frames",
+    "fresh",
 ]
+
+E = TypeVar("E", bound=Exception)
 
 
 class CasyncError(Exception):
@@ -68,3 +75,20 @@ class PayloadError(CasyncError):
 
 class ExecutorClosed(CasyncError):
     """The executor was closed."""
+
+
+def fresh(error: E) -> E:
+    """An error that is kept, as it may be raised: apart, since what is raised collects frames, and
+    these hold all that their callers know, such as models."""
+    again = copy.copy(error)
+    again.__cause__ = error.__cause__
+    return again
+
+
+def forget_frames(error: BaseException) -> None:
+    """Of an error that is kept, and of its causes. Frames hold operations, and so connections: in
+    a cycle through a future, into which Python's collector cannot look."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__

@@ -22,6 +22,8 @@ from casync.errors import (
     PlanError,
     TransportAborted,
     TransportError,
+    forget_frames,
+    fresh,
 )
 from casync.exits import close_at_exit
 from casync.graph import Program
@@ -161,7 +163,7 @@ class Executor:
 
     def _check(self, program: Program) -> None:
         if self._error is not None:
-            raise self._error
+            raise fresh(self._error)
         if (program.rank, program.world_size) != self._here:
             raise PlanError(
                 f"a program for rank {program.rank} of {program.world_size} "
@@ -251,6 +253,8 @@ class Executor:
         named = _named(error, job.tasks[index], source, self._names)
         named.__cause__ = error
         self._end(named)
+        if isinstance(error, TransportError):
+            forget_frames(error)
 
     def ends(self, seconds: float) -> bool:
         """See watch.Owner."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from casync.errors import fresh
 from hipress import agree
 from hipress import options as options_
 from hipress.errors import ConfigError, ConfigMismatch, HipressError, StateError, unknown
@@ -198,7 +199,7 @@ def load_state_dict(
             raise
         except HipressError as error:  # another rank may have loaded it
             if engine is not None:
-                engine.end(error, "load_state_dict")
+                engine.end(fresh(error), "load_state_dict")
             raise
     checkpoint.put_back(residuals, state, fitting)
     session.idle_step = state["step"]

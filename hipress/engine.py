@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.counters import Counters
-from casync.errors import CasyncError
+from casync.errors import CasyncError, fresh
 from casync.executor import Executor
 from casync.transports.distributed import DistributedTransport
 from hipress.agree import Meeting
@@ -173,6 +173,7 @@ class Engine:
         except Exception as error:
             named = self._named(error, "the bucket could not be handed over")
             self.abandon(named)
+            error.__traceback__ = None  # it is kept, and would keep the callers' models
             future = Future()
             future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
         if self._verifier is not None and not buffer.is_sparse:
@@ -197,7 +198,8 @@ class Engine:
                 named = self._named(error)
                 log.error("rank %d, step %d: %s", self.name, self._now, named)
                 self.end(named, f"step {self._now}")
-                raise named from named.__cause__
+                error.__traceback__ = None
+                raise fresh(named) from named.__cause__
         self.traffic.exposed_seconds += time.perf_counter() - start
         self.traffic.pending.clear()
         self._latest = -1

@@ -713,6 +713,30 @@ def silent(rank, world_size, dtype, options):
     return found
 
 
+def let_go(rank, world_size):
+    """The last rank takes no part in a step; what is left of the others' module after that."""
+    import gc
+    import weakref
+
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    store = dist.distributed_c10d._get_default_store()
+    train(DistributedDataParallel(make()), rank, range(1))  # starts autograd's and DDP's threads
+    before = threads()
+    ddp = hipress.wrap(make(), codec("int8"), timeout=1.0)
+    alive = weakref.ref(ddp)
+    if rank == world_size - 1:
+        store.wait([f"done/{other}" for other in range(rank)])
+        return None
+    logging.disable(logging.CRITICAL)
+    failed = error_of(train, ddp, rank, range(1))[0], error_of(train, ddp, rank, range(1))[0]
+    store.set(f"done/{rank}", "")
+    del ddp
+    gc.collect()
+    return failed, alive() is None, threads() - before
+
+
 def torn(rank, world_size):
     """Rank 1's backward pass raises when its first buckets are on their way; what its state is."""
     ddp = hipress.wrap(make(), codec("int8"), timeout=1.0, ddp_kwargs=SMALL_BUCKETS)

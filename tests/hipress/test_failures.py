@@ -109,6 +109,16 @@ def test_a_rank_that_falls_silent(dtype, options, kind, part):
         assert seconds < HANG / 2
 
 
+def test_a_failed_step_keeps_no_module():
+    """Its error was kept with the frames of the training loop: module, threads and connections
+    stayed, once for each time that a process wrapped its model again."""
+    (failed, gone, threads), _ = launch(ranks.let_go, 2)
+    assert failed[0] == "PeerTimeout"
+    assert failed[1] != "none"
+    assert gone
+    assert threads == 0
+
+
 def test_ranks_that_diverge():
     for kind, message in launch(ranks.diverging, 2):
         assert kind == "DivergenceError"
