@@ -6,14 +6,12 @@ numba and so without importing this module.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
 from compll.backends.cpu_butterflies import LANES as LANES_OF_RUNS
 from compll.backends.cpu_butterflies import pairs, quads, sixteens
-from compll.backends.cpu_declare import kernel
+from compll.backends.cpu_declare import loop
 from compll.backends.cpu_halves import held_value, kept_value
 from compll.backends.cpu_rows import row_product
 from compll.backends.matrix_numbers import TINY
@@ -22,16 +20,6 @@ from compll.backends.numbers import LANES
 f32, f64 = np.float32, np.float64
 #: elements of a transform that the first-level cache holds
 PART = 4096
-
-
-def loop(arguments: str) -> Any:
-    """Declare for these arguments.
-
-    {} is the type of a residual, float32 or uint16 (bfloat16); {f} that of the factors of a product.
-    """
-    kinds = ("float32", "uint16") if "{}" in arguments else ("",)
-    sums = ("float32", "float64") if "{f}" in arguments else ("",)
-    return kernel(*(f"void({arguments.format(kind, f=f)})" for kind in kinds for f in sums))
 
 
 @loop("float32[:, ::1], float32[:, ::1], float32[::1]")

@@ -1,6 +1,6 @@
 """How kernels are declared: with their signatures, compiled when they are asked for.
 
-cpu_object.py compiles all of a module at once; where that cannot be, numba one by one.
+cpu_object.py compiles a module's at once; where that cannot be, numba one by one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 #: LLVM no longer knew that the kernel's indices are not negative: onebit_group decoded, added and
 #: encoded at a third of its speed (where two kernels call it, it becomes a part of neither)
 APART = "merge_tile"
+#: in which a residual is kept; uint16 holds bfloat16's bits
+RESIDUALS = ("float32", "uint16")
 
 
 class Declared(NamedTuple):
@@ -22,6 +24,14 @@ class Declared(NamedTuple):
 
     function: Callable[..., Any]
     signatures: tuple[str, ...]
+
+    def keeping(self, residual: str) -> Declared:
+        """For a residual of this type alone, one of RESIDUALS, where it has any."""
+        halves = tuple(one for one in self.signatures if "uint16[" in one)
+        others = tuple(one for one in self.signatures if one not in halves)
+        return Declared(
+            self.function, (halves if residual == "uint16" else others) or self.signatures
+        )
 
     def numbas(self) -> Any:
         """Compiled by numba, or from its cache."""
@@ -33,6 +43,16 @@ class Declared(NamedTuple):
 def kernel(*signatures: str) -> Callable[[Callable[..., Any]], Declared]:
     """Declare a function as a kernel with these signatures."""
     return lambda function: Declared(function, signatures)
+
+
+def loop(arguments: str) -> Callable[[Callable[..., Any]], Declared]:
+    """Declare a loop written by hand for these arguments.
+
+    {} is the type of a residual, float32 or uint16 (bfloat16); {f} that of the factors of a product.
+    """
+    kinds = RESIDUALS if "{}" in arguments else ("",)
+    sums = ("float32", "float64") if "{f}" in arguments else ("",)
+    return kernel(*(f"void({arguments.format(kind, f=f)})" for kind in kinds for f in sums))
 
 
 def declared(module: Any) -> dict[str, Declared]:

@@ -49,7 +49,7 @@ def product(g: Fed, b: F32) -> F32:
     right[:, : b.shape[1]] = b
     whole = len(g.x) // g.cols
     given = (g.x, g.scale, g.residual, g.cols, right)
-    loops = written(LOOPS)
+    loops = written(LOOPS, g.residual.dtype)
     for c in range(0, width - width % 4, 4):
         loops.four(*given, c, out)
     if width % 4:
@@ -62,7 +62,7 @@ def transposed(g: Fed, b: F32) -> F32:
     """The transpose of the matrix of g times b."""
     total = np.zeros((b.shape[1], g.cols))
     given = (g.x, g.scale, g.residual, g.cols)
-    written(LOOPS).across(*given, plain(b, np.float64), total)
+    written(LOOPS, g.residual.dtype).across(*given, plain(b, np.float64), total)
     return np.ascontiguousarray(total.T, np.float32)
 
 
@@ -76,13 +76,13 @@ def settled(given: tuple[F32, np.float32, NDArray[Any]], factors: Factors, *, wr
 
     write: x becomes the product.
     """
-    written(LOOPS).settle(*given, *factors, write)
+    written(LOOPS, given[2].dtype).settle(*given, *factors, write)
 
 
 def sums(x: F32, scale: np.float32, residual: NDArray[Any], tile: int) -> F32:
     """Of each tile of g the sum, as in [Note: order of sums]."""
     out = np.empty(-(-len(x) // tile), np.float32)
-    written(LOOPS).sums(x, scale, residual, tile, out)
+    written(LOOPS, residual.dtype).sums(x, scale, residual, tile, out)
     return out
 
 
@@ -91,7 +91,7 @@ def gathered(
 ) -> NDArray[np.float32]:
     """The elements of g at these positions."""
     out = np.empty(len(at), np.float32)
-    written(LOOPS).gather(x, scale, residual, plain(at, np.int64), out)
+    written(LOOPS, residual.dtype).gather(x, scale, residual, plain(at, np.int64), out)
     return out
 
 
@@ -102,4 +102,4 @@ def placed(x: F32, at: NDArray[np.int64], values: F32, *, add: bool) -> None:
 
 def left(given: tuple[F32, np.float32, NDArray[Any]], at: NDArray[np.int64], values: F32) -> None:
     """Keep in the residual what values at their positions leave of x * scale + residual."""
-    written(LOOPS).leave(*given, plain(at, np.int64), plain(values, np.float32))
+    written(LOOPS, given[2].dtype).leave(*given, plain(at, np.int64), plain(values, np.float32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from compll.backends.cpu_array_loops import loop
+from compll.backends.cpu_declare import loop
 from compll.backends.cpu_halves import held_value, kept_value
 from compll.backends.cpu_memory import prefetch256
 from compll.backends.cpu_rows import row_product

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import platform
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from subprocess import Popen
@@ -29,7 +29,7 @@ def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
     own = (
-        "array_loops bitstreams butterflies called codes declare elementary gaps halves memory native "
+        "bitstreams butterflies called codes declare elementary gaps halves memory native "
         "object ops past rows runtime squeeze tables trits"
     )
     others = ("../elementary", "matrix_numbers", "numbers", "../quantiles")
@@ -56,12 +56,33 @@ def load(name: str, text: str) -> Any:
     return either(path, cache(partial(saved, path, text)), cache(partial(imported, path, text)))
 
 
+class Written:
+    """The kernels of a module of loops beside this one, written by hand, for residuals of one type.
+
+    Each is compiled when it is first asked for: a method uses a few of them.
+    """
+
+    def __init__(self, name: str, residual: str) -> None:
+        self._name, self._residual = name, residual
+
+    def __getattr__(self, kernel: str) -> Any:
+        source = Path(__file__).parent / f"{self._name}.py"
+
+        @cache
+        def module() -> Any:
+            every = importlib.import_module(f"compll.backends.{self._name}")
+            return SimpleNamespace(**{kernel: getattr(every, kernel).keeping(self._residual)})
+
+        path = place(f"{self._name}_{kernel}_{self._residual}", source.read_text())
+        found = getattr(either(path, None, module), kernel)
+        setattr(self, kernel, found)
+        return found
+
+
 @cache
-def written(name: str) -> Any:
-    """Those of a module of loops beside this one, written by hand."""
-    source = Path(__file__).parent / f"{name}.py"
-    module = cache(partial(importlib.import_module, f"compll.backends.{name}"))
-    return either(place(name, source.read_text()), lambda: source, module)
+def written(name: str, residual: Any = np.float32) -> Written:
+    """Those of this module for residuals of this dtype, float32 or uint16 (bfloat16)."""
+    return Written(name, np.dtype(residual).name)
 
 
 def plain(x: NDArray[Any], dtype: type[Any] = np.float32) -> NDArray[Any]:
@@ -75,8 +96,11 @@ def place(name: str, text: str) -> Path:
     return folder("cpu") / f"{name}_{digest}.py"
 
 
-def either(path: Path, source: Callable[[], Path], module: Callable[[], Any]) -> Any:
-    """The kernels of a module from its object file, made if need be, or by numba."""
+def either(path: Path, source: Callable[[], Path] | None, module: Callable[[], Any]) -> Any:
+    """The kernels of a module from its object file, made if need be, or by numba.
+
+    source: what another process compiles half of; None where that would not pay.
+    """
     compiled = by_numba(module)
     if cpu_native.possible():
         file = path.with_suffix(f".{cpu_native.tag()}.native")
@@ -114,18 +138,18 @@ def imported(path: Path, text: str) -> Any:
     return importlib.import_module(f"compll._kernels.{saved(path, text).stem}")
 
 
-def kept(path: Path, source: Callable[[], Path], module: Callable[[], Any]) -> Stored:
+def kept(path: Path, source: Callable[[], Path] | None, module: Callable[[], Any]) -> Stored:
     """What another process has just compiled, or what this one compiles."""
     with alone(path):
         return cpu_native.read(path) or keep(path, source, module)
 
 
-def keep(path: Path, source: Callable[[], Path], module: Callable[[], Any]) -> Stored:
+def keep(path: Path, source: Callable[[], Path] | None, module: Callable[[], Any]) -> Stored:
     """Compile a module for this process and later ones; an empty object where that cannot be.
 
     Numba's insides may be other than known, in any way; it then goes on to serve by itself.
     """
-    with begun(source()) as other:
+    with begun(source()) if source else nullcontext() as other:
         kernels = declared(module())
         try:
             found = compiled_with(other, kernels)

@@ -40,13 +40,13 @@ def orthonormal(a: F32, spare: F32) -> F32:
 def fed(x: F32, scale: np.float32, residual: NDArray[Any]) -> F32:
     """See matrix_numbers.fed."""
     out = np.empty(len(x), np.float32)  # by NumPy, which asks for huge pages; numba does not
-    written(LOOPS).add_scaled(plain(x), scale, residual, out)
+    written(LOOPS, residual.dtype).add_scaled(plain(x), scale, residual, out)
     return out
 
 
 def left(held: NDArray[Any], g: F32, out: F32) -> None:
     """See matrix_numbers.left."""
-    written(LOOPS).left(held, plain(g), plain(out))
+    written(LOOPS, held.dtype).left(held, plain(g), plain(out))
 
 
 def hadamard(x: F32, block: int) -> F32:
