@@ -40,6 +40,7 @@ FAILED = "failed"
 GONE = "gone"  # where a rank that no longer waits says so
 LEAST = 2.0  # seconds that a call to the store has, however little is left of a time-out
 TELLING = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
+SKEW = 1.0  # seconds within which ranks that wait in vain, as long as each other, say so
 T = TypeVar("T")
 log = logging.getLogger("hipress")
 
@@ -74,15 +75,33 @@ class Meeting:
         told = {FAILED: f"{type(error).__name__}: {error}"}
         self._tell(next(self._turn), self.rank, told)
 
+    def silent(self, what: str) -> list[int]:
+        """Ranks that do not say, when this one does, that they wait for `what` no longer, either.
+
+        Raises AgreementTimeout where the store does not answer.
+        """
+        deadline = time.monotonic() + SKEW
+        missing = [rank for rank in range(len(self.ranks)) if rank != self.rank]
+        self._post(what, self.rank, {}, deadline)
+        for pause in _pauses():
+            arrived, _ = self._arrived(what, missing, deadline)
+            missing = [rank for rank in missing if rank not in arrived]
+            if not missing or time.monotonic() > deadline:
+                break
+            time.sleep(pause)
+        return [self.ranks[rank] for rank in missing]
+
     def _tell(self, turn: int, place: int | str, facts: Mapping[str, Any]) -> None:
         deadline = time.monotonic() + min(self.timeout, TELLING)
         with _unless_silent():
             self._post(turn, place, facts, deadline)
 
-    def _key(self, turn: int, place: int | str) -> str:
+    def _key(self, turn: int | str, place: int | str) -> str:
         return f"hipress/{self.name}/{turn}/{place}"
 
-    def _post(self, turn: int, place: int | str, facts: Mapping[str, Any], deadline: float) -> None:
+    def _post(
+        self, turn: int | str, place: int | str, facts: Mapping[str, Any], deadline: float
+    ) -> None:
         text = json.dumps(facts, sort_keys=True, default=str)
         self._ask(lambda store: store.set(self._key(turn, place), text), deadline)
 
@@ -109,7 +128,7 @@ class Meeting:
         return [found[rank] for rank in range(len(self.ranks))]
 
     def _arrived(
-        self, turn: int, missing: Sequence[int], deadline: float
+        self, turn: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, bytes], bytes | None]:
         """What those of the missing posted who have arrived by now, and who waits no longer."""
         keys = {rank: self._key(turn, rank) for rank in missing}
@@ -171,9 +190,7 @@ def answer(store: Store, call: Callable[[Store], T], deadline: float, rank: int)
         told = f"rank {rank} still waits for an earlier answer of the job's store"
         raise AgreementTimeout(told + _whereabouts(store))
     start = time.monotonic()
-    outcome: Future[T] = Future()
-    thread = threading.Thread(target=_call, args=(store, call, outcome), daemon=True)
-    thread.start()
+    thread, outcome = begin(lambda: call(store))
     try:
         thread.join(max(deadline - start, LEAST))
     finally:  # after a KeyboardInterrupt, too
@@ -188,9 +205,17 @@ def answer(store: Store, call: Callable[[Store], T], deadline: float, rank: int)
         raise HipressError(f"the job's store does not answer: {error}") from error
 
 
-def _call(store: Store, call: Callable[[Store], T], outcome: Future[T]) -> None:
+def begin(call: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
+    """A call that may never return, in a thread of its own."""
+    outcome: Future[T] = Future()
+    thread = threading.Thread(target=_call, args=(call, outcome), daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def _call(call: Callable[[], T], outcome: Future[T]) -> None:
     try:
-        outcome.set_result(call(store))
+        outcome.set_result(call())
     except Exception as error:
         outcome.set_exception(error)
 

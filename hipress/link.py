@@ -4,6 +4,12 @@ Gradients of DDP, the user's collectives and our messages must not come between 
 each kind of our traffic has its own connections. They are made from the job's store directly:
 `torch.distributed.new_group` must be called by every rank of the world, even by those outside
 the group, or else derives the group's name from a count that may differ between ranks.
+
+[Note: connecting] Gloo's time-out holds for each of its attempts, of which it makes five for every
+pair of ranks: with half an hour, a rank that is stopped would hold up the others for 2.5 hours. So
+gloo connects in a thread of its own, and whoever asked waits for it no longer than the time-out.
+Gloo does not say for whom it waited, either. Ranks that waited in vain say so in the store: the one
+that does not is the one to look at.
 """
 
 from __future__ import annotations
@@ -16,25 +22,37 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore
 
-from hipress.agree import Meeting
-from hipress.errors import HipressError
+from hipress.agree import Meeting, begin
+from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import LONGEST
 
 
 def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
     """A gloo group of the meeting's ranks; it ends when the last reference to it does.
 
-    All ranks of the meeting must call this, within its time-out.
+    All ranks of the meeting must call this, within its time-out. See [Note: connecting].
+    Raises AgreementTimeout after that, and HipressError where gloo fails.
     """
     store = PrefixStore(f"hipress/{meeting.name}/{purpose}", meeting.store)
-    delay = timedelta(seconds=meeting.timeout)
+    rank, size, delay = meeting.rank, len(meeting.ranks), timedelta(seconds=meeting.timeout)
+    thread, outcome = begin(lambda: dist.ProcessGroupGloo(store, rank, size, delay))
+    thread.join(meeting.timeout)
+    told = f"rank {meeting.ranks[rank]}: no connection between ranks {meeting.ranks} for {purpose}"
+    if not outcome.done():
+        told = f"{told} within {meeting.timeout:g} s"
+        raise AgreementTimeout(told + _absent(meeting, purpose))
     try:
-        group = dist.ProcessGroupGloo(store, meeting.rank, len(meeting.ranks), delay)
+        # A backend, which has all the operations of a group that we use.
+        return cast(dist.ProcessGroup, outcome.result())
     except RuntimeError as error:
-        told = f"rank {meeting.ranks[meeting.rank]}: no connection between ranks {meeting.ranks}"
-        raise HipressError(f"{told} for {purpose}: {error}") from error
-    # A backend, which has all the operations of a group that we use.
-    return cast(dist.ProcessGroup, group)
+        raise HipressError(f"{told}{_absent(meeting, purpose)}: {error}") from error
+
+
+def _absent(meeting: Meeting, purpose: str) -> str:
+    """Part of a message: which ranks may be why there is no connection."""
+    silent = meeting.silent(f"no connection for {purpose}")
+    names = ", ".join(map(str, silent))
+    return f" (no word from rank {names}, which may be stopped or cut off)" if silent else ""
 
 
 def patience(group: dist.ProcessGroup) -> timedelta:

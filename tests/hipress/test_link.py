@@ -1,19 +1,60 @@
 """Connections of our own."""
 
+import threading
+
 import pytest
 import torch.distributed as dist
 
+from hipress import agree
 from hipress.agree import Meeting
-from hipress.errors import HipressError
+from hipress.errors import AgreementTimeout, HipressError
 from hipress.link import connect
 from hipress.options import Options
 from hipress.session import _auto
+from tests.patience import HANG
 
 
-def test_a_connection_that_cannot_be_made_names_the_rank():
-    meeting = Meeting(dist.HashStore(), 1, (3, 5), 0.05, "here")
-    with pytest.raises(HipressError, match=r"^rank 5: no connection between ranks \(3, 5\) for it"):
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(agree, "SKEW", 0.05)
+
+
+def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("Connection refused")
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", fail)
+    meeting = Meeting(dist.HashStore(), 1, (3, 5), HANG, "here")
+    told = (
+        r"^rank 5: no connection between ranks \(3, 5\) for it \(no word from rank 3, which .*\): "
+    )
+    with pytest.raises(HipressError, match=told + "Connection refused"):
         connect(meeting, "it")
+
+
+def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
+    """Gloo tries five times for as long, and longer where the job's store is silent."""
+    released = threading.Event()
+    monkeypatch.setattr(dist, "ProcessGroupGloo", lambda *_: released.wait(HANG))
+    store, found = dist.HashStore(), []
+    meetings = [Meeting(store, rank, (3, 5, 8), 0.05, "here") for rank in range(2)]
+
+    def wait_in_vain(meeting):
+        with pytest.raises(AgreementTimeout) as error:
+            connect(meeting, "it")
+        found.append(str(error.value))
+
+    monkeypatch.setattr(agree, "SKEW", 1.0)  # both name the one that is silent
+    threads = [threading.Thread(target=wait_in_vain, args=(each,)) for each in meetings]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG)
+    released.set()
+    assert len(found) == 2
+    for told in found:
+        assert "no connection between ranks (3, 5, 8) for it within 0.05 s" in told
+        assert "no word from rank 8, which" in told
 
 
 def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
