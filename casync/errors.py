@@ -34,7 +34,7 @@ __all__ = [
     "fresh",
 ]
 
-E = TypeVar("E", bound=Exception)
+E = TypeVar("E", bound=BaseException)
 
 
 class CasyncError(Exception):

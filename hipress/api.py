@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from casync.errors import fresh
 from hipress import agree
 from hipress import options as options_
-from hipress.errors import ConfigError, ConfigMismatch, HipressError, StateError, unknown
+from hipress.errors import ConfigError, ConfigMismatch, StateError, unknown
 from hipress.link import patience
 from hipress.model import as_ddp
 from hipress.options import AUTO
@@ -192,19 +192,19 @@ def load_state_dict(
     except Exception as error:
         session.meeting.fail(error)
         raise
-    if session.world_size > 1:  # by the step ranks draw alike, and begin a factor alike
-        try:
+    try:
+        if session.world_size > 1:  # by the step ranks draw alike, and begin a factor alike
             session.meeting.settle({"the step of the state to load": state["step"]})
-        except ConfigMismatch:  # on every rank
-            raise
-        except HipressError as error:  # another rank may have loaded it
-            if engine is not None:
-                engine.end(fresh(error), "load_state_dict")
-            raise
-    checkpoint.put_back(residuals, state, fitting)
-    session.idle_step = state["step"]
-    if engine is not None:
-        engine.step = session.idle_step
+        checkpoint.put_back(residuals, state, fitting)
+        session.idle_step = state["step"]
+        if engine is not None:
+            engine.step = session.idle_step
+    except ConfigMismatch:  # on every rank
+        raise
+    except BaseException as error:  # a KeyboardInterrupt, too: another rank may have loaded it
+        if engine is not None:
+            engine.end(fresh(error), "load_state_dict")
+        raise
 
 
 def _asked(

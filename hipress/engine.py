@@ -41,7 +41,8 @@ class Traffic:
     steps: int = 0  # in this process; Engine.step survives a checkpoint
     raw_bytes: int = 0  # of buckets that went to DDP's own all-reduce
     gradient_bytes: int = 0  # of all buckets, as DDP would have sent them
-    # of the current step; and how long to wait at most for what does not see to that itself
+    # of the current step; and how long to wait at most for what does not see to that itself.
+    # Empty when the backward pass has had all of them: what it lost belongs to no step's state
     pending: list[tuple[Future[torch.Tensor], float | None]] = field(default_factory=list)
     exposed_seconds: float = 0.0  # the backward pass was over and waited
 
@@ -139,7 +140,7 @@ class Engine:
             return f"{self._what} failed: {self._broken}"
         if self._executor.failed:
             return f"step {self._now} failed"
-        if self._latest >= 0 or not all(future.done() for future, _ in self.traffic.pending):
+        if self._latest >= 0 or self.traffic.pending:
             return f"step {self._now} has begun and has not ended"
         return None
 
@@ -200,6 +201,9 @@ class Engine:
                 self.end(named, f"step {self._now}")
                 error.__traceback__ = None
                 raise fresh(named) from named.__cause__
+            except BaseException as error:  # a KeyboardInterrupt: DDP has lost this step
+                self.end(error, f"step {self._now}")
+                raise
         self.traffic.exposed_seconds += time.perf_counter() - start
         self.traffic.pending.clear()
         self._latest = -1
@@ -208,8 +212,10 @@ class Engine:
         """This rank cannot go on: the others learn it now, not by their time-out."""
         self._executor.abandon(error)
 
-    def end(self, error: Exception, what: str) -> None:
+    def end(self, error: BaseException, what: str) -> None:
         """No step may follow, since `what` failed, maybe on this rank only."""
+        if not isinstance(error, Exception):
+            error = SyncError(f"rank {self.name}: interrupted by a {type(error).__name__}")
         self._broken, self._what = error, what
         self.abandon(error)
 

@@ -48,7 +48,7 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
         engine.begin(bucket.index())
         _at_end_of_backward(state, engine)
         future = engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
-    except Exception as error:
+    except BaseException as error:  # a KeyboardInterrupt, too
         engine.abandon(SyncError(f"{type(error).__name__}: {error}"))
         raise
     if bucket.is_last() and (state.delayed or state.watched < 0):

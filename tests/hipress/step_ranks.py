@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import signal
 import time
 import weakref
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.futures import Future
 from torch.utils.checkpoint import checkpoint
 
 import hipress
@@ -100,6 +102,46 @@ def died_in_the_first_step(rank, _, static):
     if rank == 1:
         os._exit(1)
     return told(loss.backward)
+
+
+def interrupted(rank, _):
+    """Ctrl-C on rank 0, which waits for rank 1 in the step; and when all has come, its state."""
+    store = dist.distributed_c10d._get_default_store()
+    ddp = hipress.wrap(make(), Int8())
+    engine = BOOKS.sessions[ddp].engine
+    loss = ddp(torch.randn(4, 7)).sum()
+    if rank == 1:
+        store.wait(["interrupted"])
+        return told(loss.backward)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    wait = Future.add_done_callback
+
+    def soon(future, call):  # rings when `finish` is about to wait
+        wait(future, call)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+    Future.add_done_callback = soon
+    try:
+        loss.backward()
+    except KeyboardInterrupt:
+        found = engine.unfinished
+    store.set("interrupted", "")
+    for future, _ in engine.traffic.pending:
+        told(future.wait)
+    return found, told(lambda: hipress.state_dict(ddp))
+
+
+def raised_after_the_last_bucket(rank, _):
+    """In the backward pass of what feeds the model: DDP never hands the averages over."""
+    ddp = hipress.wrap(make(), Int8())
+    pending = BOOKS.sessions[ddp].engine.traffic.pending
+    x = torch.randn(4, 7, requires_grad=True)
+    before = x * 1
+    before.register_hook(lambda _: 1 / 0)
+    found = told(ddp(before).sum().backward)
+    for future, _ in pending:
+        future.wait()
+    return found, told(lambda: hipress.state_dict(ddp))
 
 
 def no_room(rank, _):

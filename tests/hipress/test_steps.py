@@ -33,6 +33,21 @@ def test_the_first_step_tells_what_went_wrong(static):
     assert seconds < HANG / 2
 
 
+def test_an_interrupted_step_leaves_no_state():
+    """It was given with residuals of the step, whose average DDP has lost."""
+    (unfinished, state), other = launch(step_ranks.interrupted, 2)
+    assert unfinished == "step 0 failed: rank 0: interrupted by a KeyboardInterrupt"
+    assert state[0] == "StateError"
+    assert unfinished in state[1]
+    assert other[0] == "TransportError"
+
+
+def test_a_step_that_raises_after_its_last_bucket_leaves_no_state():
+    for (kind, _, _), state in launch(step_ranks.raised_after_the_last_bucket, 2):
+        assert kind == "ZeroDivisionError"
+        assert state[0] == "StateError"
+
+
 def test_a_rank_that_cannot_begin_tells_the_others():
     (theirs, _), (own, state) = launch(step_ranks.no_room, 2)
     assert own[:2] == (
