@@ -18,7 +18,7 @@ from hipress import agree
 from hipress import options as options_
 from hipress.errors import ConfigError, ConfigMismatch, StateError, unknown
 from hipress.link import patience
-from hipress.model import as_ddp
+from hipress.model import as_ddp, unwrap
 from hipress.options import AUTO
 from hipress.session import BOOKS, Session, install, plain_options, prepare
 
@@ -240,10 +240,10 @@ def _home(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def _settings(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """What DistributedDataParallel is made with."""
     _refuse_python_reducer()
-    if isinstance(model, DistributedDataParallel):
-        raise ConfigError("the model is a DistributedDataParallel already; use hipress.attach")
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
+    if isinstance(unwrap(model), DistributedDataParallel):
+        raise ConfigError("the model is a DistributedDataParallel already; use hipress.attach")
     if not isinstance(ddp_kwargs, Mapping | None):
         raise ConfigError(
             f"ddp_kwargs={ddp_kwargs!r}: pass a dict of DistributedDataParallel's arguments"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import cast
@@ -71,9 +71,11 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
 
     Raises ConfigError for what cannot be synchronized.
     """
-    pairs = [(name, _local(parameter)) for name, parameter in trainable(module)]
+    named = trainable(module)
+    pairs = [(name, _local(parameter)) for name, parameter in named]
     _refuse(pairs)
     inner = module.module if isinstance(module, DistributedDataParallel) else module
+    _refuse_nested(inner, {parameter for _, parameter in named})
     sparse = _sparse_names(inner)
     return tuple(
         Param(name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse, _strides(p))
@@ -145,6 +147,19 @@ def _refuse(pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
                 f"parameter {name!r} is on {parameter.device}; this version synchronizes "
                 "gradients on the CPU only"
             )
+
+
+def _refuse_nested(model: nn.Module, synchronized: Container[nn.Parameter]) -> None:
+    """Two reducers for one parameter: under plain DDP ranks drift apart without an error, or the
+    first backward pass fails. Frozen ones, and those that DDP ignores, are in nobody's way."""
+    for place, part in model.named_modules():
+        if isinstance(part, DistributedDataParallel):
+            both = [name for name, parameter in trainable(part) if parameter in synchronized]
+            if both:
+                raise ConfigError(
+                    f"{place!r} in the model is a DistributedDataParallel itself, which averages "
+                    f"its {both[0]!r} already; put its .module there"
+                )
 
 
 def _strides(parameter: torch.Tensor) -> tuple[int, ...]:

@@ -820,7 +820,23 @@ def taken():
         error_of(hipress.attach, ddp, codec("int8"))[:2],
         error_of(hipress.attach, make(), codec("int8"))[:2],
         error_of(hipress.wrap, ddp, codec("int8"))[:2],
+        error_of(hipress.wrap, torch.compile(ddp, backend="eager"), codec("int8"))[:2],
+        *nested(),
     ]
+
+
+def nested():
+    """What is said of a DDP module in a model: trained by both, by the inner one, by the outer."""
+    found = []
+    for frozen, ignored in (False, False), (True, False), (False, True):
+        inner = DistributedDataParallel(make())
+        inner.requires_grad_(not frozen)
+        model = nn.Sequential(inner, nn.Linear(3, 3))
+        if ignored:
+            names = [name for name, _ in model.named_parameters() if name.startswith("0.")]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+        found.append(error_of(hipress.wrap, model, codec("int8"))[:2])
+    return found
 
 
 def lifetime(rank, world_size):

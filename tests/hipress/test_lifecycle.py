@@ -123,13 +123,17 @@ def test_what_can_be_asked_when_torch_distributed_is_gone():
 
 
 def test_one_rank():
-    ((losses, reducer, (hooked, bare, wrapped)),) = launch(ranks.alone, 1)
+    ((losses, reducer, (hooked, bare, wrapped, compiled, *nested)),) = launch(ranks.alone, 1)
     assert losses[-1] < losses[0]
     assert reducer[0] == hooked[0] == bare[0] == wrapped[0] == "ConfigError"
     assert "python_reducer" in reducer[1]
     assert "allreduce_hook" in hooked[1]
     assert "expected a DistributedDataParallel" in bare[1]
     assert "hipress.attach" in wrapped[1]
+    assert compiled == wrapped
+    assert nested[0][0] == "ConfigError"
+    assert "'0' in the model is a DistributedDataParallel itself, which averages" in nested[0][1]
+    assert [kind for kind, _ in nested[1:]] == ["none", "none"]
 
 
 def test_without_process_group():
