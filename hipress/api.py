@@ -117,9 +117,18 @@ def detach(ddp: DistributedDataParallel) -> None:
     """Stop compressing: end threads and connections. The module then averages uncompressed.
 
     `attach` may be called again. Every rank must call this between the same two steps.
+
+    Raises StateError in a backward pass (from a hook, say) of which gradients are on their way.
     """
+    from hipress.hook import in_backward
+
     ddp = as_ddp(ddp)
     session = _session(ddp)
+    if session.engine is not None and session.engine.under_way and in_backward():
+        raise StateError(
+            f"rank {session.rank}: hipress.detach in a backward pass of which gradients are on "
+            "their way; call it between steps"
+        )
     if ddp in BOOKS.hooks:
         BOOKS.hooks[ddp].engine = None
     session.close()

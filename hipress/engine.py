@@ -140,9 +140,14 @@ class Engine:
             return f"{self._what} failed: {self._broken}"
         if self._executor.failed:
             return f"step {self._now} failed"
-        if self._latest >= 0 or self.traffic.pending:
+        if self.under_way:
             return f"step {self._now} has begun and has not ended"
         return None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has begun whose averages DDP has not got."""
+        return self._latest >= 0 or bool(self.traffic.pending)
 
     def begin(self, index: int) -> None:
         """Bucket `index` is about to be reduced, maybe as the first of a step.

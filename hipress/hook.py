@@ -67,6 +67,11 @@ def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:
         ) from None
 
 
+def in_backward() -> bool:
+    """Whether autograd is running, in this thread."""
+    return torch._C._current_graph_task_id() >= 0
+
+
 def _refuse_python_reducer(bucket: object) -> None:
     if not isinstance(bucket, GradBucket):
         raise SyncError(PYTHON_REDUCER)

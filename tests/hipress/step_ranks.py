@@ -144,6 +144,16 @@ def raised_after_the_last_bucket(rank, _):
     return found, told(lambda: hipress.state_dict(ddp))
 
 
+def detached_in_a_hook(rank, _):
+    ddp = hipress.wrap(make(), Int8(), ddp_kwargs=SMALL_BUCKETS)
+    for _ in range(2):  # there are several buckets from the second step on
+        ddp(torch.randn(4, 7)).sum().backward()
+    ddp.module.norm.register_full_backward_hook(lambda *_: hipress.detach(ddp))
+    found = told(ddp(torch.randn(4, 7)).sum().backward)
+    hipress.detach(ddp)
+    return found
+
+
 def no_room(rank, _):
     """A rank that cannot make its buffers, and goes on living."""
     ddp = hipress.wrap(make(), Int8())

@@ -48,6 +48,12 @@ def test_a_step_that_raises_after_its_last_bucket_leaves_no_state():
         assert state[0] == "StateError"
 
 
+def test_detach_in_a_step_is_refused():
+    for rank, (kind, message, _) in enumerate(launch(step_ranks.detached_in_a_hook, 2)):
+        assert kind == "StateError"
+        assert message.startswith(f"rank {rank}: hipress.detach in a backward pass")
+
+
 def test_a_rank_that_cannot_begin_tells_the_others():
     (theirs, _), (own, state) = launch(step_ranks.no_room, 2)
     assert own[:2] == (
