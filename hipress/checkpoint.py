@@ -197,6 +197,12 @@ def _check_values(
             for key, shape in _shapes(values, wanted).items()
             if shape != wanted.get(key)
         ]
+        problems += [
+            f"{name}: {side} {key}: {problem}"
+            for side, values in state[name].items()
+            for key, value in values.items()
+            if (problem := _unusable(value))
+        ]
         wrong += problems
         if not problems:
             good.append(param)
@@ -237,6 +243,17 @@ def put_back(residuals: Residuals, saved: Mapping[str, Any], params: list[Param]
         param = residuals.params[index]
         values = saved["state"][param.name] if index in good else {}
         _fill_all(residuals.pieces(index), values, None if laid_out else param)
+
+
+def _unusable(values: torch.Tensor) -> str | None:
+    """Why these are no values of a state, which are floats, and finite whatever gradients were."""
+    plain = values.layout == torch.strided and values.device.type != "meta"
+    if not (plain and values.is_floating_point()):
+        kind = f"{values.dtype} {values.layout} on {values.device}".replace("torch.", "")
+        return f"expected floats in memory, got {kind}"
+    if not values.float().isfinite().all():  # it would reach every rank in the next step
+        return "damaged: a value is NaN or infinite"
+    return None
 
 
 def _fill_all(

@@ -136,5 +136,28 @@ def test_values_are_those_of_the_same_elements_in_any_layout():
     assert torch.equal(torch.from_numpy(last), value.flatten())
 
 
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (lambda v: v / 0, "damaged: a value is NaN or infinite"),
+        (lambda v: v.double() + 1e300, "damaged: a value is NaN or infinite"),
+        (lambda v: v.int(), "expected floats in memory, got int32 strided on cpu"),
+        (lambda v: v.to("meta"), "expected floats in memory, got float32 strided on meta"),
+        (lambda v: v.to_sparse(), "expected floats in memory, got float32 sparse_coo on cpu"),
+    ],
+)
+def test_values_that_are_none_of_a_state(change, told):
+    """NaN was loaded and spoilt the next step; without values loading failed on this rank only."""
+    params = describe(torch.nn.Linear(3, 2, bias=False))
+    residuals = Residuals(params, fixed_plan(params, Int8(), Options(min_size=0), 2))
+    residuals.place_all()
+    state = checkpoint.export(residuals, 1, 0, 2)
+    side = state["state"]["weight"]["worker"]
+    side["residual"] = change(side["residual"])
+    with pytest.raises(StateError, match=f"weight: worker residual: {told}"):
+        put_back(residuals, state)
+    assert checkpoint.examine(residuals, state, 0, 2, strict=False) == []
+
+
 def put_back(residuals, state):
     checkpoint.put_back(residuals, state, checkpoint.examine(residuals, state, 0, 2, strict=True))
