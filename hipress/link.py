@@ -40,17 +40,17 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
     told = f"rank {meeting.ranks[rank]}: no connection between ranks {meeting.ranks} for {purpose}"
     if not outcome.done():
         told = f"{told} within {meeting.timeout:g} s"
-        raise AgreementTimeout(told + _absent(meeting, purpose))
+        raise AgreementTimeout(told + absent(meeting, purpose))
     try:
         # A backend, which has all the operations of a group that we use.
         return cast(dist.ProcessGroup, outcome.result())
     except RuntimeError as error:
-        raise HipressError(f"{told}{_absent(meeting, purpose)}: {error}") from error
+        raise HipressError(f"{told}{absent(meeting, purpose)}: {error}") from error
 
 
-def _absent(meeting: Meeting, purpose: str) -> str:
-    """Part of a message: which ranks may be why there is no connection."""
-    silent = meeting.silent(f"no connection for {purpose}")
+def absent(meeting: Meeting, purpose: str) -> str:
+    """Part of a message: which ranks may be why this one, and others with it, waited in vain."""
+    silent = meeting.silent(f"{purpose} failed")
     names = ", ".join(map(str, silent))
     return f" (no word from rank {names}, which may be stopped or cut off)" if silent else ""
 

@@ -18,7 +18,7 @@ from hipress import agree, planner
 from hipress.agree import Meeting
 from hipress.codecs import parameters, resolve, strategy_for
 from hipress.errors import HipressError
-from hipress.link import connect
+from hipress.link import absent, connect
 from hipress.model import Param, describe, untrained
 from hipress.options import AUTO, Options
 
@@ -250,6 +250,7 @@ def _auto(
         probe = measure(connect(meeting, "probe"), codecs)
     except RuntimeError as error:
         told = f"rank {meeting.ranks[meeting.rank]}: the link between ranks {meeting.ranks}"
-        raise HipressError(f"{told} could not be measured: {error}") from error
+        told += f" could not be measured{absent(meeting, 'measurement')}"
+        raise HipressError(f"{told}: {error}") from error
     plan = auto_plan(params, codecs, probe.costs, options, dist.get_world_size(home))
     return Session(params, options, plan, home, meeting, probe)
