@@ -105,6 +105,28 @@ def test_no_state_within_a_step(call, monkeypatch):
         call(None)
 
 
+def test_a_load_that_is_interrupted_has_failed(monkeypatch):
+    """Another rank may have loaded its state: no step may follow here with the one from before."""
+    ended = []
+
+    def settle(_):
+        raise KeyboardInterrupt
+
+    engine = SimpleNamespace(
+        unfinished=None,
+        works=SimpleNamespace(residuals=None),
+        end=lambda error, what: ended.append((type(error), what)),
+    )
+    meeting = SimpleNamespace(settle=settle)
+    session = SimpleNamespace(rank=1, world_size=2, engine=engine, meeting=meeting)
+    monkeypatch.setattr(api, "as_ddp", lambda module: module)
+    monkeypatch.setattr(api, "_session", lambda _: session)
+    monkeypatch.setattr(checkpoint, "examine", lambda *_: [])
+    with pytest.raises(KeyboardInterrupt):
+        hipress.load_state_dict(None, {"step": 3})
+    assert ended == [(KeyboardInterrupt, "load_state_dict")]
+
+
 def test_no_state_after_a_torn_step():
     for rank, (first, *states) in enumerate(launch(ranks.torn, 2)):
         assert first[0] == "ZeroDivisionError" if rank == 1 else first[0] != "none"
