@@ -40,7 +40,7 @@ FAILED = "failed"
 GONE = "gone"  # where a rank that no longer waits says so
 LEAST = 2.0  # seconds that a call to the store has, however little is left of a time-out
 TELLING = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
-SKEW = 1.0  # seconds within which ranks that wait in vain, as long as each other, say so
+SKEW = 2.0  # seconds within which ranks that wait in vain, as long as each other, say so
 T = TypeVar("T")
 log = logging.getLogger("hipress")
 
@@ -75,23 +75,27 @@ class Meeting:
         told = {FAILED: f"{type(error).__name__}: {error}"}
         self._tell(next(self._turn), self.rank, told)
 
+    def tell(self, what: str) -> None:
+        """Say that this rank waits for `what` no longer, for those that ask who is silent."""
+        self._tell(_over(what), self.rank, {})
+
     def silent(self, what: str) -> list[int]:
-        """Ranks that do not say, when this one does, that they wait for `what` no longer, either.
+        """Ranks that do not say, when this one does, that they wait for `what` no longer.
 
         Raises AgreementTimeout where the store does not answer.
         """
         deadline = time.monotonic() + SKEW
         missing = [rank for rank in range(len(self.ranks)) if rank != self.rank]
-        self._post(what, self.rank, {}, deadline)
+        self._post(_over(what), self.rank, {}, deadline)
         for pause in _pauses():
-            arrived, _ = self._arrived(what, missing, deadline)
+            arrived, _ = self._arrived(_over(what), missing, deadline)
             missing = [rank for rank in missing if rank not in arrived]
             if not missing or time.monotonic() > deadline:
                 break
             time.sleep(pause)
         return [self.ranks[rank] for rank in missing]
 
-    def _tell(self, turn: int, place: int | str, facts: Mapping[str, Any]) -> None:
+    def _tell(self, turn: int | str, place: int | str, facts: Mapping[str, Any]) -> None:
         deadline = time.monotonic() + min(self.timeout, TELLING)
         with _unless_silent():
             self._post(turn, place, facts, deadline)
@@ -236,6 +240,11 @@ def _unless_silent() -> Iterator[None]:
         yield
     except HipressError as error:
         log.warning("the other ranks could not be told of a failure: %s", error)
+
+
+def _over(what: str) -> str:
+    """Whose keys are apart from those of gloo, which has its own below `what`."""
+    return f"{what} is over"
 
 
 def _pauses() -> Iterator[float]:

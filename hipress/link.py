@@ -8,8 +8,8 @@ the group, or else derives the group's name from a count that may differ between
 [Note: connecting] Gloo's time-out holds for each of its attempts, of which it makes five for every
 pair of ranks: with half an hour, a rank that is stopped would hold up the others for 2.5 hours. So
 gloo connects in a thread of its own, and whoever asked waits for it no longer than the time-out.
-Gloo does not say for whom it waited, either. Ranks that waited in vain say so in the store: the one
-that does not is the one to look at.
+Gloo does not say for whom it waited, either. Ranks that are connected, or waited in vain, say so in
+the store: the one that does not is the one to look at.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
         told = f"{told} within {meeting.timeout:g} s"
         raise AgreementTimeout(told + absent(meeting, purpose))
     try:
-        # A backend, which has all the operations of a group that we use.
-        return cast(dist.ProcessGroup, outcome.result())
+        group = outcome.result()
     except RuntimeError as error:
         raise HipressError(f"{told}{absent(meeting, purpose)}: {error}") from error
+    meeting.tell(purpose)
+    # A backend, which has all the operations of a group that we use.
+    return cast(dist.ProcessGroup, group)
 
 
 def absent(meeting: Meeting, purpose: str) -> str:
     """Part of a message: which ranks may be why this one, and others with it, waited in vain."""
-    silent = meeting.silent(f"{purpose} failed")
+    silent = meeting.silent(purpose)
     names = ", ".join(map(str, silent))
     return f" (no word from rank {names}, which may be stopped or cut off)" if silent else ""
 

@@ -1,6 +1,7 @@
 """Connections of our own."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
@@ -33,11 +34,13 @@ def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
 
 
 def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
-    """Gloo tries five times for as long, and longer where the job's store is silent."""
+    """Gloo tries five times for as long, and longer where the job's store is silent. One rank is
+    connected: gloo waits for each pair apart."""
     released = threading.Event()
-    monkeypatch.setattr(dist, "ProcessGroupGloo", lambda *_: released.wait(HANG))
+    monkeypatch.setattr(dist, "ProcessGroupGloo", lambda _, rank, *__: rank == 3 or released.wait())
     store, found = dist.HashStore(), []
-    meetings = [Meeting(store, rank, (3, 5, 8), 0.05, "here") for rank in range(2)]
+    *meetings, connected = [Meeting(store, rank, (3, 5, 8, 9), 0.05, "here") for rank in (0, 1, 3)]
+    connected = replace(connected, timeout=HANG)
 
     def wait_in_vain(meeting):
         with pytest.raises(AgreementTimeout) as error:
@@ -46,6 +49,7 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
 
     monkeypatch.setattr(agree, "SKEW", 1.0)  # both name the one that is silent
     threads = [threading.Thread(target=wait_in_vain, args=(each,)) for each in meetings]
+    connect(connected, "it")
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -53,7 +57,7 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
     released.set()
     assert len(found) == 2
     for told in found:
-        assert "no connection between ranks (3, 5, 8) for it within 0.05 s" in told
+        assert "no connection between ranks (3, 5, 8, 9) for it within 0.05 s" in told
         assert "no word from rank 8, which" in told
 
 
