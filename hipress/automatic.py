@@ -4,8 +4,8 @@
 A prediction is no promise, and on a CPU the codec takes cycles that the backward pass could use,
 which waiting for a slow link does not. So codec times are counted CONTENTION times, which keeps
 compression off a loopback or a link as fast as memory, and it has to win clearly: by MARGIN of
-the tensor's time, and by LEAST seconds over the whole model. Otherwise nothing is installed and
-DDP's own all-reduce remains, untouched.
+the tensor's time and of that of all tensors that may be compressed, and by LEAST seconds. Otherwise
+nothing is installed and DDP's own all-reduce remains, untouched.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def auto_plan(
     costs = _contended(costs)
     decisions = tuple(_decide(p, codecs, costs, options, ranks) for p in params)
     gain = sum((d.raw_seconds or 0.0) - (d.seconds or 0.0) for d in decisions if d.codec)
-    if gain < LEAST:
-        why = f"predicted gain {gain * 1e3:.2f} ms a step, less than {LEAST * 1e3:g} ms"
+    least = max(LEAST, MARGIN * sum(d.raw_seconds or 0.0 for d in decisions))
+    if gain < least:
+        why = f"predicted gain {gain * 1e3:.2f} ms a step, less than {least * 1e3:.3g} ms"
         return Plan(tuple(_give_up(d) for d in decisions), {}, why)
     used = {d.codec for d in decisions}
     why = f"predicted gain {gain * 1e3:.1f} ms a step"

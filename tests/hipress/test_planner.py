@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 from casync.cost import CodecCost, Costs, Line, fit, predict
-from hipress import options, session
+from hipress import options, probe, session
 from hipress.automatic import auto_plan
 from hipress.errors import ConfigError
 from hipress.model import describe
@@ -71,6 +71,31 @@ def test_a_gain_too_small_in_all(params):
     assert not made.compresses
     assert "less than 1 ms" in made.why
     assert made.decisions[0].seconds == made.decisions[0].raw_seconds
+
+
+def test_a_gain_for_some_tensors_that_is_small_for_all(params):
+    """It takes a quarter of what all of them cost, those that are excluded left out."""
+    few, many = params[0], [dataclasses.replace(params[0], numel=2 * params[0].numel)] * 5
+    rates = costs(link=1e8, codec=1e12)
+
+    class Choosy(Int8):
+        def suits(self, numel):
+            return numel == few.numel
+
+    made = auto_plan([few, *many], {"int8_fake": Choosy()}, rates, options.make("auto"), 4)
+    assert not made.compresses
+    assert "less than" in made.why
+    assert "the whole gain is too small" in made.decisions[0].why
+    alone = options.make("auto", exclude="many")
+    many = [dataclasses.replace(each, name="many") for each in many]
+    assert auto_plan([few, *many], {"int8_fake": Choosy()}, rates, alone, 4).compresses
+
+
+def test_float32_is_reduced_as_fast_as_16_bit_numbers():
+    slow, fast = [(4096.0, 2.0), (1e6, 9.0)], [(4096.0, 1.0), (1e6, 5.0), (4e6, 17.0)]
+    found = probe._fit_reduces({"bfloat16": fast, "float32": slow})
+    assert found["float32"] == found["bfloat16"] == fit(fast)
+    assert probe._fit_reduces({"bfloat16": slow, "float32": fast})["bfloat16"] == fit(slow)
 
 
 def test_exclusion_and_types(params):
