@@ -20,12 +20,14 @@ from compll.cli_common import (
     Params,
     SomeSpecs,
     Specs,
+    Strict,
     Target,
     compiled,
     each,
     known_target,
     parameters,
     usage,
+    warn,
 )
 from compll.codec import Codec
 from compll.errors import CompllError, Diagnostic, SpecError, UsageError, nearest
@@ -66,11 +68,15 @@ def list_() -> None:
 
 
 @app.command()
-def check(specs: Specs, param: Params = None) -> None:
+def check(specs: Specs, param: Params = None, strict: Strict = False) -> None:
     """Check specs; every problem of every file is reported at once."""
     params = parameters(param)
     each(specs, lambda name: compilable(library.type_check(name, params).module))
-    typer.echo(f"{len(specs)} checked, no problems")
+    warnings = warn(specs, params)
+    told = f"{warnings} warning{'s' * (warnings > 1)}" if warnings else "no problems"
+    typer.echo(f"{len(specs)} checked, {told}")
+    if strict and warnings:
+        raise typer.Exit(1)
 
 
 @app.command("explain")
@@ -108,6 +114,7 @@ def build(
         list[str] | None,
         typer.Option(help="with cuda: a GPU to compile for, like sm_90; may repeat"),
     ] = None,
+    strict: Strict = False,
 ) -> None:
     """Compile specs; write the generated source and a report of each.
 
@@ -130,6 +137,8 @@ def build(
     if refused and (specs or not made):
         raise typer.Exit(1)
     apart(made)
+    if warn((one.spec for one in made), params) and strict:
+        raise typer.Exit(1)
     for one in made:
         write(one, output)
     Console().print(summary([one.codec for one in made]))

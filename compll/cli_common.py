@@ -19,6 +19,7 @@ SomeSpecs = Annotated[
 Params = Annotated[
     list[str] | None, typer.Option("--param", "-p", help="a parameter, as name=value")
 ]
+Strict = Annotated[bool, typer.Option("--strict", help="exit with 1 where there are warnings")]
 Target = Annotated[str, typer.Option(help="the backend: cpu, cuda or reference")]
 
 
@@ -63,6 +64,14 @@ def each(names: Iterable[str], make: Callable[[str], Made]) -> list[Made]:
         typer.echo(str(SpecError(wrong)), err=True)
         raise typer.Exit(1)
     return made
+
+
+def warn(names: Iterable[str], params: dict[str, object]) -> int:
+    """Tell what looks wrong with specs that compile; how many warnings that is."""
+    found = [w for name in dict.fromkeys(names) for w in library.warnings(name, params)]
+    for warning in found:
+        typer.echo(str(warning), err=True)
+    return len(found)
 
 
 def compiled(name: str, target: str, params: dict[str, object]) -> Codec:

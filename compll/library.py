@@ -16,7 +16,7 @@ from types import ModuleType
 
 import numpy as np
 
-from compll import check, shapes, source, spec_reader
+from compll import check, lint, shapes, source, spec_reader
 from compll.codec import Codec
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
 from compll.spec import Param, Spec
@@ -111,6 +111,14 @@ def _shown(path: Path) -> str:
 def type_check(name_or_path: str | os.PathLike[str], params: Mapping[str, object]) -> check.Checked:
     """The typed module of a spec, and all its parameters. Raises SpecError with all problems."""
     return _checked(name_or_path, params)[1]
+
+
+def warnings(
+    name_or_path: str | os.PathLike[str], params: Mapping[str, object]
+) -> list[Diagnostic]:
+    """What looks wrong with a spec that compiles. Raises SpecError where it does not."""
+    spec, checked = _checked(name_or_path, params)
+    return lint.warnings(spec, checked.module)
 
 
 def _checked(

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
+from compll import library
 from compll.backends import cpu
 from compll.library import locate
 from compll.schema import schema
@@ -78,6 +79,8 @@ def outcome(text, folder):
     except compll.SpecError as error:
         check_diagnostics(error.diagnostics, text)
         return None
+    if warned := library.warnings(path, {}):
+        check_diagnostics(warned, text)
     x = np.linspace(-1, 1, 100, dtype=np.float32)
     with np.errstate(all="ignore"):
         payload = codec.encode(x, state=codec.init_state(100) or None, step=1)

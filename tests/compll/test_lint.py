@@ -1,0 +1,137 @@
+"""Warnings: what compiles, but is probably not what was meant."""
+
+import pytest
+from typer.testing import CliRunner
+
+import compll
+from compll import library, scaffold
+from compll.cli import app
+
+PLAIN = {
+    "params": "{tau: 0.5}",
+    "encode": "{q: abs(g) > tau}",
+    "payload": '{q: "uint1[n]"}',
+    "decode": "q",
+}
+
+
+def spec(tmp_path, **sections):
+    """A spec's file, of PLAIN with other sections."""
+    path = tmp_path / "own.yaml"
+    path.write_text("\n".join(f"{k}: {v}" for k, v in ({"name": "own"} | PLAIN | sections).items()))
+    return path
+
+
+def warnings(path):
+    return [str(w).partition(":")[2] for w in library.warnings(path, {})]
+
+
+@pytest.mark.parametrize("name", compll.list_specs())
+def test_specs_of_the_package_have_none(name):
+    assert library.warnings(name, {}) == []
+
+
+@pytest.mark.parametrize("kind", scaffold.kinds())
+def test_new_specs_have_none(kind, tmp_path):
+    assert warnings(scaffold.start("own", kind, tmp_path)) == []
+
+
+WARNED = {
+    "encode": ({"encode": "{q: abs(g) > tau, a: g + 1}"}, "3:27", "nothing uses 'a'"),
+    "decode": ({"decode": "{a: q + 1, out: q}"}, "5:10", "nothing uses 'a'"),
+    "param": ({"params": "{tau: 0.5, a: 1}"}, "2:23", "nothing uses parameter 'a'"),
+    "hidden": ({"decode": "{tau: 2, q: q * tau}", "encode": "{q: g > 1}"}, "2:15", "'tau'"),
+    "field": (
+        {"payload": '{q: "uint1[n]", tau: float32}'},
+        "4:31",
+        "decode does not use payload field 'tau'",
+    ),
+    "state": (
+        {"state": '{s: "float32[n]"}', "update": "{s: s + g}"},
+        "6:13",
+        "state 's' changes nothing that is sent",
+    ),
+}
+
+
+@pytest.mark.parametrize("sections, place, words", WARNED.values(), ids=WARNED)
+def test_unused(sections, place, words, tmp_path):
+    (told,) = warnings(spec(tmp_path, **sections))
+    assert told.startswith(f"{place}: warning: ")
+    assert words in told
+    assert "hint: " in told
+
+
+def test_what_only_unused_names_use_is_unused(tmp_path):
+    told = warnings(spec(tmp_path, encode="{q: abs(g) > tau, a: g + 1, b: a * tau}"))
+    assert [line.split("'")[1] for line in told] == ["a", "b"]
+
+
+USED = {
+    "a branch that is not taken": {"encode": "{a: g + 1, q: abs(g) > tau if tau > 0 else a > 0}"},
+    "a length": {"params": "{k: 3}", "encode": "{q: 'matrix(g, k)'}", "decode": "flat(q)"}
+    | {"payload": '{q: "float32[ceil(n / k), k]"}'},
+    "when": {"params": "{tau: 0.5, most: 9}", "when": "n > most"},
+    "a condition": {"params": "{tau: 0.5, e: true}", "feedback": "error if e else none"},
+    "an update": {
+        "encode": "{m: s + g, q: m > tau, a: abs(m)}",
+        "state": '{s: "float32[n]"}',
+        "update": "{s: m - a}",
+    },
+    "a state by way of another": {
+        "encode": "{q: s + g > tau}",
+        "state": '{s: "float32[n]", t: "float32[n]"}',
+        "update": "{s: t, t: g}",
+    },
+    "a field of a round": {
+        "encode": "{top: max(abs(g)), q: g / combined(top) + tau}",
+        "payload": '{top: float32, q: "float32[n]"}',
+        "rounds": "{top: max, q: mean}",
+    },
+}
+
+
+@pytest.mark.parametrize("sections", USED.values(), ids=USED)
+def test_used(sections, tmp_path):
+    assert warnings(spec(tmp_path, **sections)) == []
+
+
+@pytest.mark.parametrize("value", ["sign(g)", "-g", "round(g / max(abs(g)) * 127)", "2 * g",
+                                   "where(g > 0, 1, -1)"])  # fmt: skip
+@pytest.mark.parametrize("base", ["uint8", "uint1", "trit", "uint16", "uint32"])
+def test_negative_values_in_unsigned_fields(value, base, tmp_path):
+    sections = {"params": "{}", "encode": f"{{q: '{value}'}}", "payload": f'{{q: "{base}[n]"}}'}
+    (told,) = warnings(spec(tmp_path, **sections))
+    assert told.startswith(f"4:15: warning: 'q' can be negative, which {base} holds as 0\n")
+
+
+NEVER = [
+    *("g * g", "abs(g)", "sign(g) + 1", "max(g, 0)", "g * sign(g)", "g / sign(g)", "-min(g, 0)"),
+    *("where(g > 0, g, 0)", "g - min(g)", "where(g > 0, 2, -0)"),
+]
+
+
+@pytest.mark.parametrize("value", NEVER)
+def test_what_is_not_plainly_negative(value, tmp_path):
+    sections = {"params": "{}", "encode": f"{{q: '{value}'}}", "payload": '{q: "uint8[n]"}'}
+    assert warnings(spec(tmp_path, **sections)) == []
+
+
+def test_the_gradient_itself_in_an_unsigned_field(tmp_path):
+    sections = {"params": "{}", "encode": "{}", "payload": '{g: "uint8[n]"}', "decode": "g"}
+    (told,) = warnings(spec(tmp_path, **sections))
+    assert "'g' can be negative" in told
+
+
+@pytest.mark.parametrize("command", ["check", "build"])
+def test_commands_tell_warnings(command, tmp_path):
+    path = spec(tmp_path, params="{tau: 0.5, a: 1}")
+    out = [] if command == "check" else ["-o", str(tmp_path / "out"), "--target", "reference"]
+    result = CliRunner().invoke(app, [command, str(path), *out])
+    assert result.exit_code == 0
+    assert "own.yaml:2:23: warning: nothing uses parameter 'a'\n    hint: " in result.stderr
+    assert "warning:" not in result.stdout
+    strict = CliRunner().invoke(app, [command, str(path), "--strict", *out])
+    assert (strict.exit_code, strict.stderr) == (1, result.stderr)
+    fine = CliRunner().invoke(app, [command, str(spec(tmp_path)), "--strict", *out])
+    assert (fine.exit_code, fine.stderr.strip()) == (0, "")
