@@ -113,6 +113,7 @@ class Sizes:
         """Whether it needs all of a large value before it gives any of its own."""
         whole = e.op in (
             "matmul",
+            "sum_by",
             "left_vectors",
             "singular_values",
             "right_vectors",

@@ -124,7 +124,7 @@ def _rank(pool: Pool, x: Expr) -> Expr:
 def chosen(pool: Pool, p: Expr, k: Expr, draw: int) -> Expr:
     """Positions in the row p, by the draw of this number."""
     _need("chosen", p)
-    if p.type.dims[0] is not pool.const(1):
+    if not row(p):
         raise RuleError(f"chosen takes a row of chances, not {p.type}")
     if p.type.dtype != "float":
         raise RuleError(f"chosen takes chances, not {p.type}")
@@ -139,6 +139,11 @@ def _take(pool: Pool, x: Expr, at: Expr) -> Expr:
             "a chance for every column",
         )
     return pool.make("take_columns", (x, at), made(x.type.dims[0], at.type.dims[1]))
+
+
+def row(x: Expr) -> bool:
+    """Whether x is a matrix of one row."""
+    return x.type.shape == "matrix" and x.type.dims[0].op == "const" and x.type.dims[0].value == 1
 
 
 def meet(args: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -48,6 +48,7 @@ _ROWS = (
     Operator("floor", 1, 1, "rounding", "largest integer not above"),
     Operator("ceil", 1, 1, "rounding", "smallest integer not below"),
     Operator("round", 1, 1, "rounding", "nearest integer, ties to even"),
+    Operator("int", 1, 1, "truncated", "as an integer: truncated, at most what an int32 holds; 0 for infinity and NaN"),
     Operator("sqrt", 1, 1, "real", "square root"),
     Operator("exp", 1, 1, "real", "e to the power a"),
     Operator("log", 1, 1, "real", "natural logarithm"),
@@ -108,8 +109,10 @@ _ROWS = (
              "bucket(x, edges): how many of a table's ascending edges are not above x"),
     Operator("mean_by", 3, 3, "mean_by",
              "mean_by(i, x, q): table of q means, of the x whose i is 0, 1, ...; 0 where there is none"),
+    Operator("sum_by", 3, 3, "sum_by",
+             "sum_by(i, x, size): row of `size` sums, of the x whose i is 0, 1, ...; those below 0 go into the first, those beyond the end into the last"),
     Operator("lookup", 2, 2, "lookup",
-             "lookup(table, i): value i of a table; the first below 0, the last beyond the end"),
+             "lookup(table, i): value i of a table or a row; the first below 0, the last beyond the end"),
     # matrices
     Operator("matrix", 2, 2, "matrices",
              "matrix(x, columns): the elements of x row by row, zeros at the end, in ceil(n / columns) rows"),
@@ -157,7 +160,7 @@ SYNONYMS = {
     "topk": "top", "argsort": "top", "sort": "kth_largest", "quantile": "quantiles",
     "svd": "singular_values", "diag": "singular_values", "choice": "chosen", "multinomial": "chosen",
     "reshape": "matrix", "view": "matrix", "flatten": "flat", "dot": "matmul", "qr": "orthonormal",
-    "searchsorted": "bucket", "digitize": "bucket", "take": "lookup",
+    "searchsorted": "bucket", "bincount": "sum_by", "scatter_add": "sum_by", "index_add": "sum_by", "digitize": "bucket", "take": "lookup",
     "percentile": "kth_largest", "median": "kth_largest", "kthvalue": "kth_largest",
     "nonzero": "filter", "mask": "filter", "select": "where", "trunc": "floor", "len": "count",
     "ppf": "probit", "ndtri": "probit", "repeat": "iterate", "loop": "iterate",
@@ -168,7 +171,7 @@ SYNONYMS = {
 MEANT = {
     "numel": "n is the number of elements", "size": "n is the number of elements",
     "zeros": "a number stands for any number of elements", "ones": "a number stands for any number of elements",
-    "int": "floor(x), and a payload type of whole numbers", "float": "numbers are float32 where it matters",
+    "float": "numbers are float32 where it matters",
     "float32": "numbers are float32 where it matters", "relu": "max(x, 0)", "isinf": "not isfinite(x)",
     "any": "count(c) > 0", "all": "count(not c) == 0", "tanh": "made of exp(x)", "sigmoid": "1 / (1 + exp(-x))",
 }  # fmt: skip

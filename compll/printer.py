@@ -39,6 +39,8 @@ class Printer:
             return f"{args[0]}[{expr.value}]"
         if expr.op == "hadamard":
             return f"hadamard({args[0]}, {expr.value})"
+        if expr.op == "sum_by":
+            args.append(formula(expr.type.dims[1]))
         special = {"neg": "-", "code": f"stored.{expr.value}"}
         return f"{special.get(expr.op, expr.op.removeprefix('reduce_'))}({', '.join(args)})"
 

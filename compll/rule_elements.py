@@ -7,7 +7,7 @@ from dataclasses import replace
 from compll.errors import RuleError
 from compll.ir import Expr, Type
 from compll.operators import OPERATORS
-from compll.rule_conversions import Conversions
+from compll.rule_conversions import LARGEST, LEAST, Conversions
 
 WHOLE = "of floats, take x // 2**b and x % 2**b"
 
@@ -83,7 +83,17 @@ class ElementRules(Conversions):
         """x as int32: truncated to the nearest that float32 can tell; NaN becomes 0."""
         if x.type.dtype != "float":
             return x
-        return self.pool.make("trunc", (x,), Type("int", x.type.shape, x.type.of))
+        return self.pool.make("trunc", (x,), replace(x.type, dtype="int"))
+
+    def truncated(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        """x as an integer: what int32 holds of it; 0 where it is not finite."""
+        (x,) = args
+        if x.type.dtype != "float":
+            return self.number(x, "int")
+        if x.type.shape != "scalar":
+            return self.whole_element(x)
+        inside = self.whole_number(x, LEAST, LARGEST)
+        return self.choose("choose", (self.test("isfinite", args), inside, self.pool.const(0)))
 
     def trit(self, x: Expr) -> Expr:
         """x, over elements, as 0, 1 or 2: truncated; NaN becomes 0."""

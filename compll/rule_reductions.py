@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compll import matrices
 from compll.errors import RuleError
 from compll.ir import Expr, Type
 from compll.operators import REDUCTIONS
@@ -110,26 +111,37 @@ class ReductionRules(ElementRules):
 
     def mean_by(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if args[0].type.dtype != "int":
-            raise RuleError(f"mean_by takes integers first, not {args[0].type}", "made by bucket()")
+            hint = "int(x) makes them, or bucket()"
+            raise RuleError(f"mean_by takes integers first, not {args[0].type}", hint)
         return self.table(op, (args[0], self.number(args[1], "float")), args[2], 0)
 
-    def need_table(self, op: str, x: Expr) -> None:
-        if x.type.shape != "table":
-            raise RuleError(f"{op} takes a table, not {x.type}", "quantiles and mean_by make one")
+    def sum_by(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        index, x = args[0], self.number(args[1], "float")
+        if self.grouped:
+            raise RuleError("a grouped spec has no rows", "remove `group:`")
+        if index.type.dtype != "int":
+            raise RuleError(f"sum_by takes integers first, not {index.type}", "int(x) makes them")
+        given = tuple(self.lift(self.elements(op, a), "n") for a in (index, x))
+        size = matrices.dimension(args[2])
+        return self.pool.make(op, given, matrices.made(self.pool.const(1), size))
 
     def bucket(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        self.need_table(op, args[1])
+        if args[1].type.shape != "table":
+            raise RuleError(f"bucket takes a table, not {args[1].type}", "quantiles makes one")
         x = self.lift(self.elements(op, self.number(args[0], "float")), "n")
         return self.pool.make(op, (x, args[1]), Type("int", "n"))
 
     def lookup(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        self.need_table(op, args[0])
+        table = args[0]
+        if table.type.shape != "table" and not matrices.row(table):
+            hint = "quantiles and mean_by make a table, sum_by a row"
+            raise RuleError(f"lookup takes a table or a row, not {table.type}", hint)
         if args[1].type.dtype != "int":
-            raise RuleError(f"lookup takes an integer, not {args[1].type}")
+            raise RuleError(f"lookup takes an integer, not {args[1].type}", "int(x) makes one")
         index = self.lift(self.elements(op, args[1]), "n")
-        return self.pool.make(op, (args[0], index), Type("float", "n"))
+        return self.pool.make(op, (self.number(table, "float"), index), Type("float", "n"))
 
     def elements(self, op: str, x: Expr) -> Expr:
         if x.type.shape not in ("n", "scalar", "static"):
-            raise RuleError(f"{op} reads a table for every element, not for {x.type}")
+            raise RuleError(f"{op} looks at every element, not at {x.type}")
         return x

@@ -29,7 +29,7 @@ _STRICT_IN_ANY = ("add", "sub", "mul", "matmul")
 def carries(fields: Iterable[Field], selections: Mapping[str, Selection], decode: Expr) -> bool:
     """Whether a field of the payload, and so decode, is never finite when the gradient is not."""
     floats = [f for f in fields if f.storage.startswith(("float", "bfloat")) and f.expr is not None]
-    floats = [f for f in floats if _shows(decode, f.name)]
+    floats = [f for f in floats if _shows(decode, f)]
     return any(
         _kept_shows(f.expr, selections[f.of]) if f.shape == "kept" else _reaches(f.expr)
         for f in floats
@@ -37,15 +37,19 @@ def carries(fields: Iterable[Field], selections: Mapping[str, Selection], decode
     )
 
 
-def _shows(expr: Expr, field: str) -> bool:
+def _shows(expr: Expr, field: Field) -> bool:
     """Whether a value is never finite when this field is not."""
     if expr.op == "field":
-        return bool(expr.value == field)
+        return bool(expr.value == field.name)
     if expr.op == "where":
         return all(_shows(a, field) for a in expr.args[1:])
     if expr.op == "scatter":
         # One value for all selected elements is not seen where none is selected.
-        return _kept(expr.args[1], field) and _shows(expr.args[1], field)
+        return _kept(expr.args[1], field.name) and _shows(expr.args[1], field)
+    if expr.op == "lookup":
+        # An element reads one number of a row: all must show it.
+        own = field.expr is not None and _everywhere(field.expr)
+        return own and _shows(expr.args[0], field)
     if expr.op in _STRICT_IN_ALL:
         return _shows(expr.args[0], field)
     if expr.op in _STRICT_IN_ANY:
@@ -67,6 +71,8 @@ def _everywhere(expr: Expr) -> bool:
     """Whether all of them are not finite then, of which there is at least one."""
     if expr.op == "lift":
         return _reaches(expr.args[0])
+    if expr.op == "sum_by":
+        return _strict(expr.args[1])
     if expr.op in _STRICT_IN_ALL or expr.op == "div":
         return _everywhere(expr.args[0])
     return expr.op in _STRICT_IN_ANY and any(map(_everywhere, expr.args))
@@ -95,8 +101,8 @@ def _reaches(expr: Expr) -> bool:
         return _reaches(expr.args[0])
     if expr.op in _STRICT_IN_ANY:
         return any(map(_reaches, expr.args))
-    if expr.op == "matrix":
-        return _strict(expr.args[0])
+    if expr.op in ("matrix", "sum_by"):
+        return _strict(expr.args[-1])
     return expr.op == "div" and _reaches(expr.args[0])
 
 

@@ -66,6 +66,14 @@ class ArrayRun(Run):
         left, right = map(self.value, expr.args)
         return self.algebra.product(left, right, short(expr))
 
+    def op_sum_by(self, expr: Expr) -> F32:
+        index, x = map(self.value, expr.args)
+        return self.algebra.sum_by(index, x, self.size(expr)[1])[None]
+
+    def op_lookup(self, expr: Expr) -> F32:
+        table, index = map(self.value, expr.args)
+        return self.algebra.lookup(table.reshape(-1), index)
+
     def op_transpose(self, expr: Expr) -> Any:
         return self.value(expr.args[0]).T
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.arrays import F32
+from compll.arrays import F32, I32
 from compll.backends.cpu_load import plain, written
 from compll.backends.matrix_numbers import Algebra, runs
+from compll.backends.numbers import sum_units
 
-LOOPS = "cpu_array_loops"
+LOOPS, SUMS = "cpu_array_loops", "cpu_sums"
 #: columns of a result up to which rows are taken eight at a time
 NARROW = 16
 
@@ -59,4 +61,20 @@ def hadamard(x: F32, block: int) -> F32:
     return out
 
 
-NUMBA = Algebra(product, orthonormal, hadamard, fed, left)
+def sum_by(index: I32, x: F32, size: int) -> F32:
+    """See numbers.sum_by."""
+    up, down = sum_units(x)
+    out = np.full(size, np.nan, np.float32)
+    if not math.isnan(up):
+        written(SUMS).sums(plain(index, np.int32), plain(x), up, down, out)
+    return out
+
+
+def lookup(table: F32, index: I32) -> F32:
+    """See matrix_numbers.lookup."""
+    out = np.empty(len(index), np.float32)
+    written(SUMS).values(plain(table), plain(index, np.int32), out)
+    return out
+
+
+NUMBA = Algebra(product, orthonormal, hadamard, sum_by, lookup, fed, left)

@@ -5,6 +5,23 @@ D i64 quotient(i64 a, i64 b) { return (a | b) >> 32 ? a / b : (i64)((u32)a / (u3
 SLOW u64 far_stream(u64 seed, u64 step, u64 tensor, u64 draw, u64 high) {
   return stream(seed, step, tensor, draw, high);
 }
+// an index clipped to a row of `count`
+D i64 inside(i32 i, i64 count) { return i < 0 ? 0 : i < count ? i : count - 1; }
+
+// ---- sums by index: see [Note: sums by index] in numbers.py ----
+
+// the power of two that elements are multiplied by; NO_SUM where one is not finite
+#define NO_SUM 4096
+D int sum_shift(float largest, i64 n) {
+  const int biased = (int)(abs_bits(largest) >> 23);
+  return biased == 255 ? NO_SUM : 62 - (64 - __clzll(n)) - (biased > 1 ? biased - 126 : -125);
+}
+D double two_to(int k) { return __longlong_as_double((i64)(1023 + k) << 52); }
+D i64 sum_item(float x, int shift) { return shift == NO_SUM ? 0 : (i64)rint((double)x * two_to(shift)); }
+D float sum_value(i64 sum, int shift) {
+  return shift == NO_SUM ? NAN_F : (float)((double)sum * two_to(-shift));
+}
+
 // lanes u, u + 32, u + 64 and u + 96 of a warp's threads, folded in halves; thread 0 has the sum
 D float lane_sum(float a, float b, float c, float d) {
   float sum = (a + c) + (b + d);

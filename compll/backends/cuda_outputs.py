@@ -228,4 +228,4 @@ class Outputs(Spectra):
 
 def moves(e: Expr) -> bool:
     """Whether an element depends on inputs or states at other places."""
-    return any(a.op == "flat" for a in walk(e))
+    return any(a.op in ("flat", "lookup") for a in walk(e))

@@ -163,6 +163,13 @@ class Reads(Elements):
         inside = self.declare("i64", f"{t} < 0 ? 0 : {t}")
         return f"{t} < 0 ? 0.0f : {self.value(x, Place('matrix', place.a, inside))}"
 
+    def at_lookup(self, e: Expr, place: Place) -> str:
+        row, index = e.args
+        if row.type.shape != "matrix":
+            raise Unsupported(f"tables in {ALONE}", "", e)
+        inside = f"inside({self.value(index, place)}, {self.dim(row.type.dims[1])})"
+        return self.value(row, Place("matrix", "0", self.declare("i64", inside)))
+
     def at_matmul(self, e: Expr, place: Place) -> str:
         """A short product, in the order of [Note: order of matrix products]."""
         a, b = e.args

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from compll.backends.cuda_domains import ELEMENTS, PIECE, Domain, Memory, domain_of
-from compll.backends.cuda_elements import ALONE
+from compll.backends.cuda_elements import ALONE, Place
 from compll.backends.cuda_totals import Totals
-from compll.ir import Expr, walk
+from compll.ir import Expr, Type, walk
 from compll.program import Unsupported
 
 #: dtypes of arrays in scratch memory
@@ -67,6 +67,30 @@ class Steps(Totals):
         """Zeros for all elements."""
         with self.over("zeros", ELEMENTS) as i:
             self.body.add(f"{self.held(made)}[{i}] = 0;")
+
+    def make_sum_by(self, e: Expr) -> None:
+        """See [Note: sums by index]: in any order, as whole numbers add up to the same."""
+        pool, domain = self.module.pool, domain_of(e.type)
+        size_of = pool.make("abs", e.args[1:], e.args[1].type)
+        largest = pool.make("reduce_max", (size_of,), Type("float", "scalar"))
+        self.need(largest)
+        made, sums = self.new_array(e), self.memory(self.name("sums"), "int64", domain)
+        with self.over("zeros", domain) as j:
+            self.body.add(f"{self.held(sums)}[{j}] = 0;")
+        with self.over("sums", ELEMENTS) as i:
+            at, value = (self.value(a, Place("n", i)) for a in e.args)
+            to = f"{self.held(sums)} + inside({at}, {self.count(domain)})"
+            whole = f"sum_item({value}, {self.sum_shift(largest)})"
+            self.body.add(f"atomicAdd((u64*)({to}), (u64){whole});")
+        with self.over("rounded", domain) as j:
+            whole = f"{self.held(sums)}[{j}]"
+            self.body.add(
+                f"{self.held(made)}[{j}] = sum_value({whole}, {self.sum_shift(largest)});"
+            )
+
+    def sum_shift(self, largest: Expr) -> str:
+        top = self.hoisted_number(largest)
+        return self.hoist(f"{top}_shift", f"const int {top}_shift = sum_shift((float){top}, n);")
 
     def make_scatter(self, e: Expr) -> None:
         self.check_scatter(e)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.arrays import F32, F64
+from compll.arrays import F32, F64, I32
 from compll.backends import halves, numbers
 
 TINY = 1e-6
@@ -42,6 +42,10 @@ class Algebra(NamedTuple):
     orthonormal: Callable[[F32, F32], F32]
     #: see [Note: hadamard]
     hadamard: Callable[[F32, int], F32]
+    #: see [Note: sums by index]
+    sum_by: Callable[[I32, F32, int], F32]
+    #: the values of a table at indices, clipped to it
+    lookup: Callable[[F32, I32], F32]
     #: x * scale + residual, which is float32, or the bits of bfloat16
     fed: Callable[[F32, np.float32, NDArray[Any]], F32]
     #: held = g - out, except where that is not finite
@@ -141,4 +145,9 @@ def left(held: NDArray[Any], g: F32, out: F32) -> None:
     halves.keep(held, g - out)
 
 
-NUMPY = Algebra(product, orthonormal, hadamard, fed, left)
+def lookup(table: F32, index: I32) -> F32:
+    """The values of a table at indices, clipped to it."""
+    return table.take(index, mode="clip")
+
+
+NUMPY = Algebra(product, orthonormal, hadamard, numbers.sum_by, lookup, fed, left)

@@ -156,7 +156,7 @@ class Run(Evaluation):
 
     def op_lookup(self, expr: Expr) -> Any:
         table, index = (self.value(a) for a in expr.args)
-        return table[np.clip(index, 0, len(table) - 1)]
+        return table.take(index, mode="clip")
 
     # selections
 

@@ -11,6 +11,8 @@ from compll.operators import OPERATORS
 from compll.sections import SECTIONS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
+#: of one step, where error feedback keeps more than half: sqrt(1 / (1 + ratio)) of a sketch
+LOST = {"countsketch": 0.92}
 EXAMPLES = re.findall(r"```yaml\n(name: .*?)```", TEXT, re.DOTALL)
 
 
@@ -33,7 +35,8 @@ def test_examples_compile_and_agree(example, tmp_path):
     states = [codec.init_state(5000) for codec in codecs]
     first, second = (c.encode(x, state=s) for c, s in zip(codecs, states, strict=True))
     assert np.array_equal(first, second)
-    assert np.linalg.norm(x - codecs[0].decode(first, 5000)) < 0.5 * np.linalg.norm(x)
+    lost = np.linalg.norm(x - codecs[0].decode(first, 5000)) / np.linalg.norm(x)
+    assert lost < LOST.get(codecs[0].name, 0.5)
 
 
 #: what `check` refuses, and how the page tells of it

@@ -286,6 +286,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
 }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
+inline int __clzll(long long v) { return v ? __builtin_clzll((unsigned long long)v) : 64; }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __float_as_int(float x) { return shim::unpack<int>(shim::pack(x)); }
 inline float __int_as_float(int x) { return shim::unpack<float>(shim::pack(x)); }
