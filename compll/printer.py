@@ -41,7 +41,7 @@ class Printer:
             return f"hadamard({args[0]}, {expr.value})"
         if expr.op == "sum_by":
             args.append(formula(expr.type.dims[1]))
-        special = {"neg": "-", "code": f"stored.{expr.value}"}
+        special = {"neg": "-", "trunc": "int", "code": f"stored.{expr.value}"}
         return f"{special.get(expr.op, expr.op.removeprefix('reduce_'))}({', '.join(args)})"
 
     def values(self, expr: Expr) -> set[str]:

@@ -62,7 +62,7 @@ class Maker:
     def integer(self, depth):
         """An integer per element; bounds of 32 bits, shifts by any number, divisions by 0."""
         if depth == 0:
-            return self.one(*WHOLE, f"exponent({self.leaf()})", f"exponent({self.leaf()})")
+            return self.one(*WHOLE, f"exponent({self.leaf()})", f"int({self.leaf()})")
         return self.one(*INTEGER).format(self.integer(depth - 1), self.integer(depth - 1))
 
     def of_g(self, depth):

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as arrays
 import compll
 from compll.backends import cpu_matrices, numbers
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.compll.world import World
 
 SKETCH = """
 name: rows
@@ -117,6 +118,22 @@ def test_sums_of_ranks_add(tmp_path, rng):
     rows = [codec.encode(x, step=5).view(np.float32) for x in xs]
     mean = codec.encode(xs.mean(0), step=5).view(np.float32)
     np.testing.assert_allclose(np.mean(rows, 0), mean, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_what_ranks_get_follows_what_they_give(target, tmp_path, rng):
+    """With feedback; a share of each estimate is what keeps the residuals from growing."""
+    n, steps = 600, 300
+    text = SKETCH.replace(" + moved, width", ", width").replace("1.0", "0.09")
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    world = World(path, 3, n, target)
+    given = rng.standard_normal((3, n)).astype(np.float32)
+    got = np.sum([world.step(list(given), step) for step in range(steps)], axis=0)
+    error = np.linalg.norm(got / steps - given.mean(0)) / np.linalg.norm(given.mean(0))
+    assert error < 0.2
+    for state, x in zip(world.states, given, strict=True):
+        assert np.linalg.norm(state["residual"]) < 30 * np.linalg.norm(x)
 
 
 @pytest.mark.parametrize("group", ["", "group: 32"])
