@@ -49,4 +49,11 @@ class Updates(Declarations):
             hint = f"declare it as {state.storage}[n]" if value.type.shape == "n" else ""
             self.problems.add(syntax.span, f"state {state.name!r} cannot hold {value.type}", hint)
             return None
-        return self.rules.lift(self.rules.number(value, "float"), state.shape)
+        return self.rules.lift(self.floats(value), state.shape)
+
+    def floats(self, value: Expr) -> Expr:
+        """A state's value as floats; what it is for selected elements stays the outermost."""
+        if value.op == "where" and value.args[0].op == "in":
+            c, *either = value.args
+            value = self.rules.where("where", (c, *(self.rules.number(a, "float") for a in either)))
+        return self.rules.number(value, "float")

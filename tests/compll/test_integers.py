@@ -42,6 +42,29 @@ def test_numbers_below_zero_arrive(group, tmp_path, rng):
     pieces_equal(text, tmp_path, lambda n: 1e-3 * rng.standard_normal(n))
 
 
+def test_integers_of_selected_elements_into_a_state(tmp_path, rng):
+    """The conversion stood around `where(kept, a, b)`, which the CPU backend then refused."""
+    path = tmp_path / "state.yaml"
+    path.write_text("""
+name: chosen
+state: {s: "float32[n]"}
+encode:
+  kept: filter(g > s, n)
+  index: indices(kept)
+  value: g[kept]
+payload: {index: "gaps[kept]", value: "float32[kept]"}
+decode: scatter(index, value)
+update: {s: "where(kept, 1, exponent(g))"}
+""")
+    x = rng.standard_normal(500).astype(np.float32)
+    for target in ("reference", "cpu"):
+        codec = compll.compile(path, target)
+        state = codec.init_state(500)
+        codec.encode(x, state=state)
+        wanted = np.where(x > 0, 1, np.floor(np.log2(np.abs(x))))
+        np.testing.assert_array_equal(state["s"], wanted)
+
+
 BITS = ("e >> 1", "e & 255", "-e ^ 3", "(e | 6) << 2", "e << e", "e >> e", "e << 99",
         "e >> (n + 63)", "3 << 20 * e", "e * 1000000000", "(e > 0) * 3000000000", "e // (e - e)",
         "e % (e - e)", "(7 - e) // 3", "(7 - e) % -3", "-(e - e)",
