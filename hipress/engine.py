@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ log = logging.getLogger("hipress")
 
 #: seconds after a native all-reduce's own time-out; in torch 2.8 it is the group's
 LATER = 1.0
+#: seconds after which a wait looks about
+TURN = 1.0
 
 
 @dataclass
@@ -76,11 +79,16 @@ def then(future: Future[Any], use: Callable[[Any], torch.Tensor]) -> Future[torc
 
 
 def wait(future: Future[torch.Tensor], seconds: float | None) -> None:
-    """As `Future.wait`, but for so many seconds at most; TimeoutError."""
+    """As `Future.wait`, but for so many seconds at most; TimeoutError.
+
+    In turns: a Ctrl-C that comes as a lock is about to be waited for shows only when that ends.
+    """
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
-    if not done.wait(seconds):
-        raise TimeoutError(f"timed out after {seconds:g} s")
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    while not done.wait(max(0.0, min(TURN, end - time.monotonic()))):
+        if time.monotonic() >= end:
+            raise TimeoutError(f"timed out after {seconds:g} s")
     future.wait()
 
 
