@@ -140,9 +140,10 @@ class Decoder(Pouring):
                 with self.block("for j in range(count):"):
                     self.add("most = max(most, place[j])")
                 self.add("zeroed = zero_to(ys, zeroed, most + 1)")
-            with self.block("for j in range(start, start + count):"):
+            with self.block("for i in range(count):"):  # from 0: LLVM unrolls no other
                 how = "+=" if self.adding else "="
-                self.add(f"ys[place[j - start]] {how} {self.text(value, 'j')}")
+                self.add("j = start + i")
+                self.add(f"ys[place[i]] {how} {self.text(value, 'j')}")
         if not self.adding:
             self.add("zero_to(ys, zeroed, n)")
         self.forget_all()
