@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FLOAT_BYTES", "Bytes", "Codec", "Floats", "Ints", "State"]
+from casync.tasks import Operation
+
+__all__ = ["FLOAT_BYTES", "Bytes", "Codec", "CodecDefaults", "Floats", "Ints", "Round", "State"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -17,6 +20,24 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 State: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 FLOAT_BYTES = 4  # gradients are float32
+
+
+class Round(Protocol):
+    """One all-reduce of a codec that aggregates in the middle."""
+
+    @property
+    def dtype(self) -> str:
+        """float32, float16, bfloat16 or uint8: what the payload consists of, and nothing else."""
+        ...
+
+    @property
+    def op(self) -> Operation:
+        """What the all-reduce does."""
+        ...
+
+    def payload_bytes(self, n: int) -> int:
+        """Exact bytes of the round's payload of n elements."""
+        ...
 
 
 class Codec(Protocol):
@@ -35,6 +56,11 @@ class Codec(Protocol):
     @property
     def digest(self) -> str:
         """Hash of specification and parameters, compared between ranks."""
+        ...
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Values of its parameters by name, for messages and reports."""
         ...
 
     @property
@@ -70,6 +96,23 @@ class Codec(Protocol):
     @property
     def stateful(self) -> bool:
         """Whether it keeps a residual or other state."""
+        ...
+
+    @property
+    def rounds(self) -> Sequence[Round]:
+        """Its all-reduces, in order, if it is a casync.rounds.RoundsCodec; else ()."""
+        ...
+
+    def for_shape(self, shape: Sequence[int]) -> Codec:
+        """The codec for a parameter of this shape: itself where the shape does not matter."""
+        ...
+
+    def suits(self, n: int) -> bool:
+        """Whether it is worth using for n elements."""
+        ...
+
+    def prepare(self) -> None:
+        """Compile now what aggregators need, rather than at its first use."""
         ...
 
     def payload_bytes(self, n: int) -> int:
@@ -118,3 +161,21 @@ class Codec(Protocol):
         step: that of the encode, for codecs that draw again what encode drew.
         """
         ...
+
+
+class CodecDefaults:
+    """What most codecs answer to the members of Codec that describe special cases; to inherit."""
+
+    params: Mapping[str, Any] = MappingProxyType({})
+    rounds: Sequence[Round] = ()
+
+    def for_shape(self, shape: Sequence[int]) -> Self:
+        """See Codec."""
+        return self
+
+    def suits(self, n: int) -> bool:
+        """See Codec."""
+        return True
+
+    def prepare(self) -> None:
+        """See Codec."""

@@ -30,8 +30,8 @@ __all__ = [
     "PlanError",
     "TransportAborted",
     "TransportError",
+    "copy_to_raise",
     "forget_frames",
-    "fresh",
 ]
 
 E = TypeVar("E", bound=BaseException)
@@ -77,7 +77,7 @@ class ExecutorClosed(CasyncError):
     """The executor was closed."""
 
 
-def fresh(error: E) -> E:
+def copy_to_raise(error: E) -> E:
     """An error that is kept, as it may be raised: apart, since what is raised collects frames, and
     these hold all that their callers know, such as models."""
     again = copy.copy(error)

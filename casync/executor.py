@@ -22,8 +22,8 @@ from casync.errors import (
     PlanError,
     TransportAborted,
     TransportError,
+    copy_to_raise,
     forget_frames,
-    fresh,
 )
 from casync.exits import close_at_exit
 from casync.graph import Program
@@ -59,7 +59,7 @@ class Executor:
         delay: Callable[[str], None] | None = None,
         ranks: Sequence[int] | None = None,
         watch: bool = False,
-        holds: Mapping[str, Sequence[str]] | None = None,
+        deferred: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """`timeout`: seconds a peer may take. `trace`: collects a tuple per task.
 
@@ -68,7 +68,8 @@ class Executor:
         that expose missing waits. The transport stays the caller's to close.
         `watch`: notice within seconds that a peer is gone, also amid a message. It takes a thread
         per peer, and close() breaks the transport's connections.
-        `holds`: states, by codec, that wait while what is encoded is zero; see [Note: held].
+        `deferred`: states, by codec, that wait while what is encoded is zero; see
+        [Note: deferred feedback].
         """
         self.timeout = timeout
         self.delay = delay
@@ -78,7 +79,7 @@ class Executor:
         self._here = (transport.rank, transport.world_size)
         self._codecs = dict(codecs)
         self._seed = seed
-        self._holds = dict(holds or {})
+        self._deferred = dict(deferred or {})
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
         self._process = os.getpid()  # see [Note: fork] in exits.py
         self._lock = threading.Lock()
@@ -143,7 +144,7 @@ class Executor:
             self._check(program)
             self._prepare(program)
 
-    def abandon(self, error: Exception) -> None:
+    def abort(self, error: Exception) -> None:
         """End as after an error of a task: for one that came before any task could run."""
         self._end(error)
 
@@ -163,7 +164,7 @@ class Executor:
 
     def _check(self, program: Program) -> None:
         if self._error is not None:
-            raise fresh(self._error)
+            raise copy_to_raise(self._error)
         if (program.rank, program.world_size) != self._here:
             raise PlanError(
                 f"a program for rank {program.rank} of {program.world_size} "
@@ -172,7 +173,7 @@ class Executor:
 
     def _prepare(self, program: Program) -> Prepared:
         if program not in self._prepared:
-            self._prepared[program] = Prepared(program, self._codecs, self._seed, self._holds)
+            self._prepared[program] = Prepared(program, self._codecs, self._seed, self._deferred)
         return self._prepared[program]
 
     def _start_queued(self) -> None:

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from casync.codec import Codec, Floats, State
+from casync.deferral import Deferred, defer, restore, zero_pieces
 from casync.errors import PlanError
 from casync.fusion import fused
 from casync.graph import Program
-from casync.held import Held, hold, idle, let_go
 from casync.messages import Layout
 from casync.plan import Part
-from casync.rounds import as_rounds, rounds_of
+from casync.rounds import as_rounds
 from casync.slots import Slot
 from casync.tasks import (
     SIDES,
@@ -42,7 +42,7 @@ __all__ = ["Job", "Prepared", "States", "mix_seed"]
 
 States: TypeAlias = Mapping[tuple[str, str], State]
 Step: TypeAlias = Callable[["Job"], None]
-_NO_HOLDS: Mapping[str, Sequence[str]] = {}
+_NO_NAMES: Mapping[str, Sequence[str]] = {}
 
 
 def mix_seed(seed: int, rank: int, side: Side) -> int:
@@ -59,8 +59,21 @@ class Job:
     """One run of a program on a bucket."""
 
     __slots__ = (
-        "array", "bucket", "future", "held", "left", "prepared", "ready",
-        "sent", "sequence", "started", "states", "step", "tasks", "unlocks", "waits",
+        "array",
+        "bucket",
+        "deferred",
+        "future",
+        "left",
+        "prepared",
+        "ready",
+        "sent",
+        "sequence",
+        "started",
+        "states",
+        "step",
+        "tasks",
+        "unlocks",
+        "waits",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +94,7 @@ class Job:
         self.bucket = bucket
         self.array: Floats = _flat(bucket, prepared.elements)
         self.states = states
-        self.held: dict[int, Held] = {}  # by part: during its rounds
+        self.deferred: dict[int, Deferred] = {}  # by part: during its rounds
         self.step = step
         self.ready: set[int] = set()  # sends and reduces that may be posted
         self.sent: list[tuple[int, Handle, float]] = []  # posted sends, and when
@@ -107,11 +120,11 @@ class Prepared:
         program: Program,
         codecs: Mapping[str, Codec],
         seed: int,
-        holds: Mapping[str, Sequence[str]] = _NO_HOLDS,
+        deferred: Mapping[str, Sequence[str]] = _NO_NAMES,
     ) -> None:
-        """`holds`: names of states by codec, see [Note: held]."""
+        """`deferred`: names of states by codec, see [Note: deferred feedback]."""
         self.busy = False
-        self._holds = holds
+        self._deferred = deferred
         self._rank, self._world_size = program.rank, program.world_size
         self._codecs = codecs
         self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
@@ -136,9 +149,7 @@ class Prepared:
             start, length = part.rows[0][:2]
             return job.bucket.detach()[start : start + length]
         codec, task = self._codecs[part.codec], job.tasks[index]
-        name = (
-            rounds_of(codec)[task.round].dtype if isinstance(task, ReduceRound) else codec.additive
-        )
+        name = codec.rounds[task.round].dtype if isinstance(task, ReduceRound) else codec.additive
         dtype = _DTYPES[name or ""]
         return self.slots[index].tensor.view(dtype)
 
@@ -182,28 +193,28 @@ class Prepared:
         scale = 1.0 / self._world_size if task.average else 1.0
         if part.codec is None:
             return _scaled(part, scale)
-        codec, names = self._codecs[part.codec], self._holds.get(part.codec, ())
+        codec, names = self._codecs[part.codec], self._deferred.get(part.codec, ())
         encode, decode = codec.encode_batch, codec.decode_batch
         key, seed, writeback = (part.codec, task.side), self._seeds[task.side], task.writeback
         out, at = slot.array, slot.layout.at
 
         def step(job: Job) -> None:
             more = {} if taken is None else {"incoming": (taken.array, *taken.contents[:2])}
-            state, held = job.states.get(key), None
-            if names and state and (pieces := idle(job.array, table)):
+            state, deferred = job.states.get(key), None
+            if names and state and (pieces := zero_pieces(job.array, table)):
                 if taken is not None:  # what it is merged with may not be zero
                     place, used, _ = taken.contents
                     decode(taken.array, table, place, used, job.array, add=True, step=job.step)
-                    more, pieces = {}, idle(job.array, table)
-                held = hold(state, names, pieces)
+                    more, pieces = {}, zero_pieces(job.array, table)
+                deferred = defer(state, names, pieces)
             slot.fill(
                 encode(
                     job.array, table, out, at, state=state,
                     seed=seed, step=job.step, scale=scale, writeback=writeback, **more,
                 )
             )  # fmt: skip
-            if held:
-                let_go(held)
+            if deferred:
+                restore(deferred)
 
         return step
 
@@ -214,12 +225,12 @@ class Prepared:
         )  # fmt: skip
         sums = [(s.array, s.layout.at) for s in self._rounds[task.part][: task.round]]
         number, out, at = task.round, slot.array, slot.layout.at
-        names = self._holds.get(key, ())
+        names = self._deferred.get(key, ())
 
         def step(job: Job) -> None:
             state = job.states.get((key, "worker"))
             if names and state and number == 0:
-                job.held[task.part] = hold(state, names, idle(job.array, table))
+                job.deferred[task.part] = defer(state, names, zero_pieces(job.array, table))
             slot.fill(
                 encode(
                     number, job.array, table, out, at, sums, workers=workers,
@@ -239,7 +250,7 @@ class Prepared:
         def step(job: Job) -> None:
             state = job.states.get((key, "worker"))
             decode(job.array, table, sums, workers=workers, state=state, seed=seed, step=job.step)
-            let_go(job.held.pop(task.part, []))
+            restore(job.deferred.pop(task.part, []))
 
         return step
 

@@ -16,7 +16,6 @@ import numpy as np
 from casync.codec import FLOAT_BYTES, Bytes, Codec, Ints
 from casync.errors import PayloadError
 from casync.plan import Part
-from casync.rounds import rounds_of
 
 __all__ = ["ALIGN", "Contents", "Layout"]
 
@@ -58,7 +57,7 @@ class Layout:
             at = np.zeros(1, np.int64)
             return cls(True, 0, at, at, part.elements * FLOAT_BYTES)
         codec = codecs[part.codec]
-        if rounds_of(codec):
+        if codec.rounds:
             each = [cls.of_round(part, codec, number) for number in range(len(part.rounds))]
             at = np.zeros(len(part.rows), np.int64)
             return cls(True, 0, at, at, sum(one.size for one in each))
@@ -71,7 +70,7 @@ class Layout:
     @classmethod
     def of_round(cls, part: Part, codec: Codec, number: int) -> Layout:
         """The layout of one round's payloads."""
-        one = rounds_of(codec)[number]
+        one = codec.rounds[number]
         bound = np.array([one.payload_bytes(row[1]) for row in part.rows], np.int64)
         at = _positions(bound, 0)
         return cls(True, 0, bound, at[:-1], int(at[-1]))

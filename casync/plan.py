@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from casync.codec import FLOAT_BYTES, Codec
 from casync.errors import PlanError
-from casync.rounds import refuse_workers, rounds_of
+from casync.rounds import refuse_workers
 from casync.strategies import load
 from casync.tasks import Operation
 
@@ -120,7 +120,7 @@ def partition(
 def _part(number: int, pieces: Sequence[_Piece], codecs: Mapping[str, Codec]) -> Part:
     choice, owner = pieces[0].choice, pieces[0].owner
     codec = None if choice.codec is None else codecs[choice.codec]
-    rounds = tuple(one.op for one in rounds_of(codec))
+    rounds = () if codec is None else tuple(one.op for one in codec.rounds)
     return Part(number, choice.codec, choice.strategy, owner, _rows(pieces), rounds)
 
 

@@ -1,7 +1,6 @@
 """Codecs that aggregate in the middle: several all-reduces, each of which the next one builds on.
 
-A codec with `rounds` need not be known to any other part of casync: whoever has none, or no such
-member, sends its payloads whole.
+A codec without rounds sends its payloads whole.
 """
 
 from __future__ import annotations
@@ -10,52 +9,26 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from casync.codec import Bytes, Codec, Floats, Ints, State
-from casync.tasks import Operation
 
 if TYPE_CHECKING:
     from casync.builder import Builder
     from casync.plan import Part
 
 __all__ = [
-    "Round",
     "RoundsCodec",
     "Sums",
     "as_rounds",
     "build",
     "refuse_rounds",
     "refuse_workers",
-    "rounds_of",
 ]
 
 #: by round: the summed payloads, and where each piece begins
 Sums: TypeAlias = Sequence[tuple[Bytes, Ints]]
 
 
-class Round(Protocol):
-    """One all-reduce."""
-
-    @property
-    def dtype(self) -> str:
-        """float32, float16, bfloat16 or uint8: what the payload consists of, and nothing else."""
-        ...
-
-    @property
-    def op(self) -> Operation:
-        """What the all-reduce does."""
-        ...
-
-    def payload_bytes(self, n: int) -> int:
-        """Exact bytes of the round's payload of n elements."""
-        ...
-
-
 class RoundsCodec(Codec, Protocol):
     """What casync asks of a codec with rounds, besides the Codec's members."""
-
-    @property
-    def rounds(self) -> Sequence[Round]:
-        """In order; at least one."""
-        ...
 
     def refuses_workers(self, workers: int) -> str | None:
         """Why so many workers cannot add up their payloads, or None."""
@@ -99,19 +72,14 @@ class RoundsCodec(Codec, Protocol):
         ...
 
 
-def rounds_of(codec: Codec | None) -> Sequence[Round]:
-    """A codec's rounds; () for one that knows nothing of them."""
-    return cast("Sequence[Round]", getattr(codec, "rounds", ()))
-
-
 def as_rounds(codec: Codec) -> RoundsCodec:
-    """A codec of which rounds_of() is not empty."""
+    """A codec whose `rounds` are not empty."""
     return cast(RoundsCodec, codec)
 
 
 def refuse_rounds(codec: Codec | None, strategy: str) -> str | None:
     """The refusal of strategies other than allreduce."""
-    if codec is None or not rounds_of(codec):
+    if codec is None or not codec.rounds:
         return None
     return (
         f"codec {codec.name!r} aggregates in rounds, which strategy {strategy!r} cannot; "
@@ -121,7 +89,7 @@ def refuse_rounds(codec: Codec | None, strategy: str) -> str | None:
 
 def refuse_workers(codec: Codec | None, workers: int) -> str | None:
     """The refusal of a world size."""
-    if codec is None or not rounds_of(codec):
+    if codec is None or not codec.rounds:
         return None
     reason = as_rounds(codec).refuses_workers(workers)
     return None if reason is None else f"codec {codec.name!r}: {reason}"

@@ -13,14 +13,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from casync.errors import fresh
-from hipress import agree
+from casync.errors import copy_to_raise
+from hipress import compat
 from hipress import options as options_
 from hipress.errors import ConfigError, ConfigMismatch, StateError, unknown
-from hipress.link import patience
-from hipress.model import as_ddp, unwrap
+from hipress.model import as_ddp
 from hipress.options import AUTO
-from hipress.session import BOOKS, Session, install, plain_options, prepare
+from hipress.ranks import meeting as meetings
+from hipress.ranks.link import group_timeout
+from hipress.session import REGISTRY, Session, install, plain_options, prepare
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -64,21 +65,21 @@ def wrap(
     HipressError, of which these are kinds, where that store fails, or ranks cannot be connected or
     their link not be measured.
     """
-    home = _home(_asked(process_group, ddp_kwargs))
-    with agree.announced(home):
+    group = _ddp_group(_requested_group(process_group, ddp_kwargs))
+    with meetings.failures_told(group):
         options = options_.make(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
-            seed=seed, timeout=patience(home) if timeout is None else timeout, verify=verify,
+            seed=seed, timeout=group_timeout(group) if timeout is None else timeout, verify=verify,
             params=params,
         )  # fmt: skip
-        settings = _settings(model, ddp_kwargs)
+        settings = _ddp_arguments(model, ddp_kwargs)
     # Before DDP: its own check of shapes cannot name the parameter, and may hang.
-    session = prepare(model, options, home, settings)
+    session = prepare(model, options, group, settings)
     try:
         ddp = DistributedDataParallel(model, process_group=process_group, **settings)
     except (TypeError, ValueError) as error:  # on every rank: they agree on all of it
-        told = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
-        raise ConfigError(told) from error
+        message = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
+        raise ConfigError(message) from error
     return _finish(ddp, session)
 
 
@@ -101,16 +102,16 @@ def attach(
     Arguments and errors as for `wrap`. Call it before the first backward pass.
     """
     ddp = as_ddp(ddp)
-    home = ddp.process_group
-    with agree.announced(home):
+    group = ddp.process_group
+    with meetings.failures_told(group):
         options = options_.make(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
-            seed=seed, timeout=patience(home) if timeout is None else timeout, verify=verify,
+            seed=seed, timeout=group_timeout(group) if timeout is None else timeout, verify=verify,
             params=params,
         )  # fmt: skip
         _refuse_python_reducer()
         _refuse_taken(ddp)
-    return _finish(ddp, prepare(ddp, options, home))
+    return _finish(ddp, prepare(ddp, options, group))
 
 
 def detach(ddp: DistributedDataParallel) -> None:
@@ -120,7 +121,7 @@ def detach(ddp: DistributedDataParallel) -> None:
 
     Raises StateError in a backward pass (from a hook, say) of which gradients are on their way.
     """
-    from hipress.hook import in_backward
+    from hipress.adapters.ddp import in_backward
 
     ddp = as_ddp(ddp)
     session = _session(ddp)
@@ -129,10 +130,10 @@ def detach(ddp: DistributedDataParallel) -> None:
             f"rank {session.rank}: hipress.detach in a backward pass of which gradients are on "
             "their way; call it between steps"
         )
-    if ddp in BOOKS.hooks:
-        BOOKS.hooks[ddp].engine = None
+    if ddp in REGISTRY.hooks:
+        REGISTRY.hooks[ddp].engine = None
     session.close()
-    del BOOKS.sessions[ddp]
+    del REGISTRY.sessions[ddp]
 
 
 def report(ddp: DistributedDataParallel) -> Report:
@@ -165,16 +166,16 @@ def state_dict(ddp: DistributedDataParallel) -> dict[str, Any]:
     Raises StateError while a step is under way or after one failed: ranks may have come
     differently far in it.
     """
-    from hipress import checkpoint
-    from hipress.state import Residuals
+    from hipress.sync import checkpoint
+    from hipress.sync.state import Residuals
 
     session = _session(as_ddp(ddp))
     _refuse_unfinished(session)
     rank, size = session.rank, session.world_size
     if session.engine is None:
         empty = Residuals(session.params, session.plan)
-        return checkpoint.export(empty, session.idle_step, rank, size)
-    return checkpoint.export(session.engine.works.residuals, session.engine.step, rank, size)
+        return checkpoint.export(empty, session.loaded_step, rank, size)
+    return checkpoint.export(session.engine.buckets.residuals, session.engine.step, rank, size)
 
 
 def load_state_dict(
@@ -189,34 +190,34 @@ def load_state_dict(
     AgreementTimeout for ranks that do not arrive; as another rank may then have loaded its state,
     the module cannot take another step.
     """
-    from hipress import checkpoint
-    from hipress.state import Residuals
+    from hipress.sync import checkpoint
+    from hipress.sync.state import Residuals
 
     session = _session(as_ddp(ddp))
     _refuse_unfinished(session)
     engine = session.engine
-    residuals = engine.works.residuals if engine else Residuals(session.params, session.plan)
+    residuals = engine.buckets.residuals if engine else Residuals(session.params, session.plan)
     try:
-        fitting = checkpoint.examine(residuals, state, session.rank, session.world_size, strict)
+        fitting = checkpoint.validate(residuals, state, session.rank, session.world_size, strict)
     except Exception as error:
         session.meeting.fail(error)
         raise
     try:
         if session.world_size > 1:  # by the step ranks draw alike, and begin a factor alike
             session.meeting.settle({"the step of the state to load": state["step"]})
-        checkpoint.put_back(residuals, state, fitting)
-        session.idle_step = state["step"]
+        checkpoint.restore(residuals, state, fitting)
+        session.loaded_step = state["step"]
         if engine is not None:
-            engine.step = session.idle_step
+            engine.step = session.loaded_step
     except ConfigMismatch:  # on every rank
         raise
     except BaseException as error:  # a KeyboardInterrupt, too: another rank may have loaded it
         if engine is not None:
-            engine.end(fresh(error), "load_state_dict")
+            engine.fail(copy_to_raise(error), "load_state_dict")
         raise
 
 
-def _asked(
+def _requested_group(
     process_group: dist.ProcessGroup | None, ddp_kwargs: Mapping[str, Any] | None
 ) -> dist.ProcessGroup | None:
     """The group that DDP will take: as `process_group`, or from a device_mesh in ddp_kwargs."""
@@ -234,7 +235,7 @@ def _asked(
     return group
 
 
-def _home(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _ddp_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """DDP's process group; ConfigError when there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(NOT_INITIALIZED)
@@ -246,12 +247,12 @@ def _home(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def _settings(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """What DistributedDataParallel is made with."""
     _refuse_python_reducer()
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
-    if isinstance(unwrap(model), DistributedDataParallel):
+    if isinstance(compat.uncompiled(model), DistributedDataParallel):
         raise ConfigError("the model is a DistributedDataParallel already; use hipress.attach")
     if not isinstance(ddp_kwargs, Mapping | None):
         raise ConfigError(
@@ -282,12 +283,12 @@ def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataPa
         install(ddp, session)
     elif session.world_size > 1 and session.rank == 0 and not session.options.automatic:
         log.warning("hipress compresses nothing: %s", session.plan.why)
-    BOOKS.sessions[ddp] = session
+    REGISTRY.sessions[ddp] = session
     return ddp
 
 
 def _session(ddp: DistributedDataParallel) -> Session:
-    session = BOOKS.sessions.get(ddp)
+    session = REGISTRY.sessions.get(ddp)
     if session is None:
         raise ConfigError("hipress is not attached to this module; use hipress.wrap or attach")
     return session
@@ -306,26 +307,23 @@ def _refuse_unfinished(session: Session) -> None:
 
 
 def _refuse_taken(ddp: DistributedDataParallel) -> None:
-    if ddp in BOOKS.sessions:
+    if ddp in REGISTRY.sessions:
         raise ConfigError("hipress is attached to this module already; hipress.detach it first")
-    for hook, state in ddp._comm_hooks:
+    for hook, state in compat.comm_hooks(ddp):
         if not _ours(state):
-            told = f"this module has a communication hook already ({hook.__qualname__})"
-            raise ConfigError(f"{told}; DDP takes one")
+            message = f"this module has a communication hook already ({hook.__qualname__})"
+            raise ConfigError(f"{message}; DDP takes one")
 
 
 def _ours(state: object) -> bool:
     """Whether a hook of this state is ours: of this module, or of that from which it was copied."""
-    from hipress.hook import HookState
+    from hipress.adapters.ddp import HookState
 
     return isinstance(state, HookState)
 
 
 def _refuse_python_reducer() -> None:
-    # Imported by torch.nn.parallel anyway, so this costs nothing.
-    from torch._dynamo.utils import get_optimize_ddp_mode
-
-    if get_optimize_ddp_mode() == "python_reducer":
-        from hipress.hook import PYTHON_REDUCER
+    if compat.uses_python_reducer():
+        from hipress.adapters.ddp import PYTHON_REDUCER
 
         raise ConfigError(PYTHON_REDUCER)

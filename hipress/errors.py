@@ -52,8 +52,8 @@ def unknown(kind: str, name: str, known: Iterable[str], meant: str = "") -> Conf
     names = sorted(known)
     close = closest(name, names, 0.5)
     hint = meant or (f"did you mean {close!r}?" if close else "")
-    told = f"unknown {kind} {name!r}. {hint}".rstrip()
-    return ConfigError(f"{told} Known: {', '.join(names) or '(none)'}.")
+    message = f"unknown {kind} {name!r}. {hint}".rstrip()
+    return ConfigError(f"{message} Known: {', '.join(names) or '(none)'}.")
 
 
 def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:

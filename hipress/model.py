@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from hipress import compat
 from hipress.errors import ConfigError
 
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -54,9 +55,8 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """
     if isinstance(module, DistributedDataParallel):
         return _held(module)
-    # The attribute is how torch lets a module take parameters out of DDP, which looks them up by
-    # these names: with a dot before those of the outermost module.
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    # DDP looks them up by these names: with a dot before those of the outermost module.
+    ignored = compat.names_ignored_by_ddp(module)
     found: dict[nn.Parameter, str] = {}
     for place, part in module.named_modules():
         for last, parameter in part.named_parameters(recurse=False):
@@ -83,10 +83,10 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
     )
 
 
-def untrained(model: nn.Module) -> list[str]:
+def frozen_tensors(model: nn.Module) -> list[str]:
     """Frozen parameters and buffers, which DDP broadcasts as it is made: ranks where they differ
     in shape end by an abort."""
-    ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    ignored = compat.names_ignored_by_ddp(model)
     return [
         f"{name} {_shape(tensor.shape)} {_type(tensor.dtype)}"
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
@@ -94,15 +94,9 @@ def untrained(model: nn.Module) -> list[str]:
     ]
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """What torch.compile wrapped, or the model itself."""
-    original = getattr(model, "_orig_mod", None)
-    return original if isinstance(original, nn.Module) else model
-
-
 def as_ddp(model: nn.Module) -> DistributedDataParallel:
     """The DDP module that `model` is, or that torch.compile made it from."""
-    inner = unwrap(model)
+    inner = compat.uncompiled(model)
     if not isinstance(inner, DistributedDataParallel):
         raise ConfigError(
             f"expected a DistributedDataParallel module, got {type(inner).__name__}; "
@@ -115,9 +109,7 @@ def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     """What lies in the buckets of a DDP module."""
     if _sparse_names(ddp.module):  # of which torch makes no zeros
         return trainable(ddp.module)
-    # A private name: torch has no public one for what a reducer holds. The zeros are let go.
-    buckets = ddp.reducer._get_zeros_like_grad_buckets()
-    held = {parameter for bucket in buckets for parameter in bucket.parameters()}
+    held = compat.parameters_in_buckets(ddp)
     return [pair for pair in ddp.module.named_parameters() if pair[1] in held]
 
 

@@ -130,7 +130,7 @@ def _check_codec(codec: object) -> None:
     if absent:
         raise ConfigError(
             f"compressor {type(codec).__name__} lacks {', '.join(absent)}: a codec has all "
-            "members of casync.codec.Codec"
+            "members of casync.codec.Codec (casync.codec.CodecDefaults has some to inherit)"
         )
 
 

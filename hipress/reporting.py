@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hipress.planner import Decision, Plan
+from hipress.plan.rules import Decision, Plan
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
     from casync.counters import Counters
-    from hipress.engine import Traffic
-    from hipress.probe import Probe
+    from hipress.plan.probe import Probe
+    from hipress.sync.engine import Traffic
 
 SHOWN = 40  # parameters in the table
 

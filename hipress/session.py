@@ -14,22 +14,24 @@ import torch.distributed as dist
 from torch import nn
 
 from casync import strategies
-from hipress import agree, planner
-from hipress.agree import Meeting
-from hipress.codecs import parameters, resolve, strategy_for
+from hipress import compat
 from hipress.errors import HipressError
-from hipress.link import absent, connect
-from hipress.model import Param, describe, untrained
+from hipress.model import Param, describe, frozen_tensors
 from hipress.options import AUTO, Options
+from hipress.plan import rules
+from hipress.plan.codecs import resolve, strategy_for
+from hipress.ranks import meeting as meetings
+from hipress.ranks.link import connect, silent_hint
+from hipress.ranks.meeting import Meeting
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from casync.codec import Codec
-    from hipress.engine import Engine
-    from hipress.hook import HookState
-    from hipress.planner import Plan
-    from hipress.probe import Probe
+    from hipress.adapters.ddp import HookState
+    from hipress.plan.probe import Probe
+    from hipress.plan.rules import Plan
+    from hipress.sync.engine import Engine
 
 
 @dataclass(eq=False)
@@ -39,12 +41,12 @@ class Session:
     params: tuple[Param, ...]
     options: Options
     plan: Plan
-    home: dist.ProcessGroup  # DDP's group
+    group: dist.ProcessGroup  # DDP's group
     meeting: Meeting
     probe: Probe | None = None
     engine: Engine | None = None
     finalizer: Any = None
-    idle_step: int = 0  # of a loaded state, where no engine counts
+    loaded_step: int = 0  # of a loaded state, where no engine counts
 
     @property
     def rank(self) -> int:
@@ -63,7 +65,7 @@ class Session:
 
 
 @dataclass
-class _Books:
+class _Registry:
     """All sessions of the process. Weak keys: a module that dies takes its session with it."""
 
     sessions: weakref.WeakKeyDictionary[DistributedDataParallel, Session] = field(
@@ -74,13 +76,13 @@ class _Books:
     )
 
 
-BOOKS = _Books()
+REGISTRY = _Registry()
 
 
 def prepare(
     module: nn.Module,
     options: Options,
-    home: dist.ProcessGroup,
+    group: dist.ProcessGroup,
     ddp_kwargs: Mapping[str, Any] | None = None,
 ) -> Session:
     """Agree with the other ranks and plan. See [Note: agreement].
@@ -89,20 +91,20 @@ def prepare(
     `ddp_kwargs`: what DDP will be made with, on which the ranks must agree, too.
     Raises ConfigError, ConfigMismatch or AgreementTimeout; on every rank, if on one.
     """
-    meeting = agree.meeting(home, options.timeout)
+    meeting = meetings.meeting(group, options.timeout)
     try:
         params = describe(module)
-        planner.check_patterns(params, options)
+        rules.check_patterns(params, options)
         codecs = _codecs(options)
     except Exception as error:
         meeting.fail(error)
         raise
     facts = _facts(params, options, codecs) | {"ddp_kwargs": _plain(ddp_kwargs or {})}
     if ddp_kwargs is not None and ddp_kwargs.get("init_sync", True):
-        facts["frozen parameters and buffers"] = untrained(module)
+        facts["frozen parameters and buffers"] = frozen_tensors(module)
     meeting.settle(facts)
     try:
-        session = _plan(params, codecs, options, home, meeting)
+        session = _plan(params, codecs, options, group, meeting)
         _compile(session.plan)
     except Exception as error:
         meeting.fail(error)
@@ -113,29 +115,29 @@ def prepare(
 
 def install(ddp: DistributedDataParallel, session: Session) -> None:
     """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
-    from hipress.engine import Engine
-    from hipress.hook import HookState, gradient_hook
+    from hipress.adapters.ddp import HookState, gradient_hook
+    from hipress.sync.engine import Engine
 
     session.engine = Engine(
         session.params,
         session.plan,
         session.options,
-        session.home,
+        session.group,
         session.meeting,
-        skips=getattr(ddp, "skip_all_reduce_unused_params", False),  # not in every torch
+        skips=compat.skips_unused_buckets(ddp),
         unused=ddp.find_unused_parameters,
     )
     session.finalizer = weakref.finalize(ddp, session.engine.close)
-    if ddp not in BOOKS.hooks:
-        BOOKS.hooks[ddp] = HookState(session.home, delayed=ddp.static_graph)
-        ddp.register_comm_hook(BOOKS.hooks[ddp], gradient_hook)
+    if ddp not in REGISTRY.hooks:
+        REGISTRY.hooks[ddp] = HookState(session.group, first_step_delayed=ddp.static_graph)
+        ddp.register_comm_hook(REGISTRY.hooks[ddp], gradient_hook)
     named = dict(ddp.module.named_parameters())
-    BOOKS.hooks[ddp].serve(session.engine, [named[param.name] for param in session.params])
+    REGISTRY.hooks[ddp].bind(session.engine, [named[param.name] for param in session.params])
 
 
 def _codecs(options: Options) -> dict[str, Codec]:
     if options.automatic:
-        from hipress.automatic import candidates
+        from hipress.plan.auto import candidates
 
         return candidates(options)
     codec = resolve(options)
@@ -162,10 +164,9 @@ def _facts(
 
 
 def _called(codec: Codec, options: Options) -> str:
-    """Such as `spec 'mine.yaml'`: what differs when digests do."""
+    """Such as `compressor 'mine.yaml'`: what differs when digests do."""
     named = isinstance(options.compressor, str) and not options.automatic
-    kind = "spec" if hasattr(codec, "params") else "codec"
-    return f"{kind} {(options.compressor if named else codec.name)!r}"
+    return f"compressor {(options.compressor if named else codec.name)!r}"
 
 
 def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
@@ -193,7 +194,7 @@ def plain_options(options: Options) -> dict[str, Any]:
 
 def _described(codec: Codec) -> str:
     """With all parameters: `topk` is the same as `topk(ratio=0.01)` where that is the default."""
-    return _call(codec.name, parameters(codec))
+    return _call(codec.name, codec.params)
 
 
 def _call(name: str, params: Mapping[str, Any]) -> str:
@@ -212,45 +213,43 @@ def _plan(
     params: tuple[Param, ...],
     codecs: Mapping[str, Codec],
     options: Options,
-    home: dist.ProcessGroup,
+    group: dist.ProcessGroup,
     meeting: Meeting,
 ) -> Session:
-    ranks = dist.get_world_size(home)
+    ranks = dist.get_world_size(group)
     if ranks == 1:
         why = "one rank: there is nothing to synchronize"
-        plan = planner.Plan(tuple(planner.raw(p, why) for p in params), {}, why)
-        return Session(params, options, plan, home, meeting)
+        plan = rules.Plan(tuple(rules.raw(p, why) for p in params), {}, why)
+        return Session(params, options, plan, group, meeting)
     if not options.automatic:
         (codec,) = codecs.values()
-        plan = planner.fixed_plan(params, codec, options, ranks)
-        return Session(params, options, plan, home, meeting)
-    return _auto(params, codecs, options, home, meeting)
+        plan = rules.fixed_plan(params, codec, options, ranks)
+        return Session(params, options, plan, group, meeting)
+    return _auto(params, codecs, options, group, meeting)
 
 
 def _compile(plan: Plan) -> None:
     """What aggregators need is compiled now, not in the first step, where other ranks wait."""
     for key, strategy in {(d.codec, d.strategy) for d in plan.decisions}:
         if key is not None and strategies.load(strategy).SPREADS:
-            compile_ = getattr(plan.codecs[key], "prepare", None)  # codecs of others have none
-            if compile_ is not None:
-                compile_()
+            plan.codecs[key].prepare()
 
 
 def _auto(
     params: tuple[Param, ...],
     codecs: Mapping[str, Codec],
     options: Options,
-    home: dist.ProcessGroup,
+    group: dist.ProcessGroup,
     meeting: Meeting,
 ) -> Session:
-    from hipress.automatic import auto_plan
-    from hipress.probe import measure
+    from hipress.plan.auto import auto_plan
+    from hipress.plan.probe import measure
 
     try:
         probe = measure(connect(meeting, "probe"), codecs)
     except RuntimeError as error:
-        told = f"rank {meeting.ranks[meeting.rank]}: the link between ranks {meeting.ranks}"
-        told += f" could not be measured{absent(meeting, 'measurement')}"
-        raise HipressError(f"{told}: {error}") from error
-    plan = auto_plan(params, codecs, probe.costs, options, dist.get_world_size(home))
-    return Session(params, options, plan, home, meeting, probe)
+        message = f"rank {meeting.ranks[meeting.rank]}: the link between ranks {meeting.ranks}"
+        message += f" could not be measured{silent_hint(meeting, 'measurement')}"
+        raise HipressError(f"{message}: {error}") from error
+    plan = auto_plan(params, codecs, probe.costs, options, dist.get_world_size(group))
+    return Session(params, options, plan, group, meeting, probe)

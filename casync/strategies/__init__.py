@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
 
 from casync.errors import PlanError
-from casync.rounds import refuse_rounds, rounds_of
+from casync.rounds import refuse_rounds
 
 if TYPE_CHECKING:
     from casync.builder import Builder
@@ -55,7 +55,7 @@ def load(name: str) -> Strategy:
 
 def instead(codec: Codec | None) -> str:
     """Strategies that carry the codec, as refusals suggest them."""
-    if codec is None or rounds_of(codec):
+    if codec is None or codec.rounds:
         return "strategy 'allreduce'"
     if codec.vote:
         return "strategy 'vote'"
@@ -74,7 +74,7 @@ def refuse_single_encoder(codec: Codec | None, strategy: str) -> str | None:
     """The refusal of strategies that encode again on the way."""
     if codec is None:
         return f"strategy {strategy!r} needs a codec; without one use {instead(None)}"
-    if rounds_of(codec):
+    if codec.rounds:
         return refuse_rounds(codec, strategy)
     if codec.vote:
         return refuse_vote(codec, strategy)

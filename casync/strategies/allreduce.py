@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from casync import rounds
-from casync.rounds import rounds_of
 from casync.strategies import instead, refuse_vote
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ SPREADS = False
 
 def refuses(codec: Codec | None) -> str | None:
     """Carries raw float32, additive codecs and those with rounds."""
-    if codec is None or rounds_of(codec):
+    if codec is None or codec.rounds:
         return None
     if codec.vote:
         return refuse_vote(codec, "allreduce")

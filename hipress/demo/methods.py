@@ -70,13 +70,14 @@ def check(methods: Iterable[Method]) -> None:
             try:
                 _compile(method.codec, method.options)
             except ValueError as error:
-                told = re.sub(r"\s*\n\s*hint: ", "; ", str(error))
-                raise ValueError(f"method {method.text!r}: {told}") from error
+                message = re.sub(r"\s*\n\s*hint: ", "; ", str(error))
+                raise ValueError(f"method {method.text!r}: {message}") from error
 
 
 def _compile(codec: str, given: dict[str, Any]) -> None:
     """For the reference backend, which is ready at once."""
-    from hipress import codecs, options  # not above: they import torch
+    from hipress import options  # not above: both import torch
+    from hipress.plan import codecs
 
     known = {each.name for each in fields(options.Options)} - {"compressor", "params"}
     chosen = {key: value for key, value in given.items() if key in known}

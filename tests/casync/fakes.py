@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from casync.codec import CodecDefaults
 from casync.executor import Executor
 from casync.graph import Graph, build
 from casync.plan import Choice, Tensor, partition
@@ -19,7 +20,7 @@ from tests.patience import HANG
 SIZES = (0, 1, 7, 31, 33, 1000, 100003)
 
 
-class Fake:
+class Fake(CodecDefaults):
     """A codec out of `pack(x) -> bytes` and `unpack(bytes, n) -> x`; feedback when stateful."""
 
     name = "fake"

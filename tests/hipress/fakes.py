@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from casync.codec import CodecDefaults
+
 
 def kernel_input(x, row, scale, state):
     start, length, _, _, at = row
@@ -14,7 +16,7 @@ def kernel_input(x, row, scale, state):
 
 
 @dataclass(frozen=True)
-class Int8:
+class Int8(CodecDefaults):
     """One scale per piece of GROUP elements, 8 bits each, with error feedback."""
 
     name: str = "int8_fake"
@@ -82,7 +84,7 @@ class Int8:
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(CodecDefaults):
     """float16: additive."""
 
     name: str = "half_fake"
@@ -117,7 +119,7 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(CodecDefaults):
     """The elements above the mean magnitude, with their indices, and a residual."""
 
     name: str = "sparse_fake"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import hipress
-from tests.hipress.ranks import digest, make, train
+from tests.hipress.common import digest, make, train
 
 OPTIONS = {"strategy": "ps", "verify": True}
 

@@ -12,8 +12,8 @@ import torch.nn.parallel
 import torch.optim
 
 import compll
-import hipress.engine
-import hipress.hook
+import hipress.adapters.ddp
+import hipress.sync.engine
 
 __all__ = ["compll", "hipress", "networkx", "numba", "torch"]
 

@@ -16,9 +16,9 @@ from torch.futures import Future
 from torch.utils.checkpoint import checkpoint
 
 import hipress
-from hipress.session import BOOKS
+from hipress.session import REGISTRY
+from tests.hipress.common import SMALL_BUCKETS, make
 from tests.hipress.fakes import Int8
-from tests.hipress.ranks import SMALL_BUCKETS, make
 
 
 class Checkpointed(nn.Module):
@@ -72,12 +72,12 @@ def passes(rank, _, what, codec):
     return hipress.state_dict(ddp)["step"], hipress.report(ddp).measured.steps, found
 
 
-def let_go(rank, _):
+def restore(rank, _):
     """What is left of an engine right after detach, with Python's collector at rest."""
     gc.disable()
     ddp = hipress.wrap(make(), Int8(), verify=True)
     ddp(torch.randn(4, 7)).sum().backward()
-    engine = BOOKS.sessions[ddp].engine
+    engine = REGISTRY.sessions[ddp].engine
     held = [engine._executor._transport, engine._executor._transport._group]
     held.append(engine._verifier._group)
     left = [weakref.ref(one) for one in held]
@@ -108,7 +108,7 @@ def interrupted(rank, _):
     """Ctrl-C on rank 0, which waits for rank 1 in the step; and when all has come, its state."""
     store = dist.distributed_c10d._get_default_store()
     ddp = hipress.wrap(make(), Int8())
-    engine = BOOKS.sessions[ddp].engine
+    engine = REGISTRY.sessions[ddp].engine
     loss = ddp(torch.randn(4, 7)).sum()
     if rank == 1:
         store.wait(["interrupted"])
@@ -134,7 +134,7 @@ def interrupted(rank, _):
 def raised_after_the_last_bucket(rank, _):
     """In the backward pass of what feeds the model: DDP never hands the averages over."""
     ddp = hipress.wrap(make(), Int8())
-    pending = BOOKS.sessions[ddp].engine.traffic.pending
+    pending = REGISTRY.sessions[ddp].engine.traffic.pending
     x = torch.randn(4, 7, requires_grad=True)
     before = x * 1
     before.register_hook(lambda _: 1 / 0)
@@ -159,10 +159,10 @@ def no_room(rank, _):
     ddp = hipress.wrap(make(), Int8())
     if rank == 1:
 
-        def works(indices):
+        def fails(indices):
             raise MemoryError("no room")
 
-        BOOKS.sessions[ddp].engine.works.of = works
+        REGISTRY.sessions[ddp].engine.buckets.plan_for = fails
     found = told(lambda: ddp(torch.randn(4, 7)).sum().backward())
     dist.barrier()  # nobody leaves before all were told
     return found, told(lambda: hipress.state_dict(ddp))

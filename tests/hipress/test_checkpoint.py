@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import hipress
-from hipress import api, checkpoint
+from hipress import api
 from hipress.errors import StateError
 from hipress.model import describe
 from hipress.options import Options
-from hipress.planner import fixed_plan
-from hipress.state import Residuals
-from tests.hipress import ranks
+from hipress.plan.rules import fixed_plan
+from hipress.sync import checkpoint
+from hipress.sync.state import Residuals
+from tests.hipress import checkpoint_ranks, common
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
 
@@ -22,13 +23,13 @@ from tests.hipress.launch import launch
 @pytest.mark.parametrize(
     "name, scope, ddp_kwargs",
     [
-        ("int8", "tensor", ranks.SMALL_BUCKETS),
-        ("sparse", "tensor", ranks.SMALL_BUCKETS),
-        ("int8", "bucket", ranks.UNREBUILT),
+        ("int8", "tensor", common.SMALL_BUCKETS),
+        ("sparse", "tensor", common.SMALL_BUCKETS),
+        ("int8", "bucket", common.UNREBUILT),
     ],
 )
 def test_resumes_bit_for_bit(name, scope, ddp_kwargs, tmp_path):
-    for result in launch(ranks.resume, 2, name, scope, str(tmp_path), ddp_kwargs):
+    for result in launch(checkpoint_ranks.resume, 2, name, scope, str(tmp_path), ddp_kwargs):
         assert result["again"] == result["whole"]
         assert result["state"]
         assert result["step"] == 6
@@ -37,7 +38,7 @@ def test_resumes_bit_for_bit(name, scope, ddp_kwargs, tmp_path):
 
 
 def test_states_that_do_not_fit(tmp_path):
-    for result in launch(ranks.resume, 2, "int8", "tensor", str(tmp_path), {}):
+    for result in launch(checkpoint_ranks.resume, 2, "int8", "tensor", str(tmp_path), {}):
         errors = result["errors"]
         assert {kind for kind, _ in errors.values()} == {"StateError"}
         for title, expected in {
@@ -64,7 +65,7 @@ def test_states_that_do_not_fit(tmp_path):
 
 def test_ranks_load_states_of_one_step():
     """Else what ranks draw alike would differ from then on, without an error."""
-    results = launch(ranks.load_apart, 2)
+    results = launch(checkpoint_ranks.load_apart, 2)
     for apart, refused, kept, _ in results:
         kind, message = apart
         assert kind == "ConfigMismatch"
@@ -78,7 +79,7 @@ def test_ranks_load_states_of_one_step():
 
 def test_a_rank_that_loads_too_late():
     """It loaded its state, though the others had given up and kept theirs."""
-    for rank, (load, kept, step, state) in enumerate(launch(ranks.load_late, 2)):
+    for rank, (load, kept, step, state) in enumerate(launch(checkpoint_ranks.load_late, 2)):
         assert load[0] == "AgreementTimeout"
         assert ("rank 1 stops, because " if rank else "") + "rank 0 waited 0.1 s for" in load[1]
         assert kept
@@ -90,7 +91,7 @@ def test_a_rank_that_loads_too_late():
 
 @pytest.mark.parametrize("scope", ["tensor", "bucket"])
 def test_what_does_not_fit_starts_from_zero(scope):
-    for names, (one, none) in launch(ranks.forgotten, 2, scope):
+    for names, (one, none) in launch(checkpoint_ranks.forgotten, 2, scope):
         assert len(names) > 1
         assert one == ["second.weight"]
         assert none == []
@@ -114,21 +115,21 @@ def test_a_load_that_is_interrupted_has_failed(monkeypatch):
 
     engine = SimpleNamespace(
         unfinished=None,
-        works=SimpleNamespace(residuals=None),
-        end=lambda error, what: ended.append((type(error), what)),
+        buckets=SimpleNamespace(residuals=None),
+        fail=lambda error, what: ended.append((type(error), what)),
     )
     meeting = SimpleNamespace(settle=settle)
     session = SimpleNamespace(rank=1, world_size=2, engine=engine, meeting=meeting)
     monkeypatch.setattr(api, "as_ddp", lambda module: module)
     monkeypatch.setattr(api, "_session", lambda _: session)
-    monkeypatch.setattr(checkpoint, "examine", lambda *_: [])
+    monkeypatch.setattr(checkpoint, "validate", lambda *_: [])
     with pytest.raises(KeyboardInterrupt):
         hipress.load_state_dict(None, {"step": 3})
     assert ended == [(KeyboardInterrupt, "load_state_dict")]
 
 
 def test_no_state_after_a_torn_step():
-    for rank, (first, *states) in enumerate(launch(ranks.torn, 2)):
+    for rank, (first, *states) in enumerate(launch(checkpoint_ranks.torn, 2)):
         assert first[0] == "ZeroDivisionError" if rank == 1 else first[0] != "none"
         for kind, message in states:
             assert kind == "StateError"
@@ -149,12 +150,12 @@ def test_values_are_those_of_the_same_elements_in_any_layout():
     last[:] = value.permute(0, 2, 3, 1).flatten()
     state = checkpoint.export(kept[0], 1, 0, 2)
     assert torch.equal(state["state"]["weight"]["worker"]["residual"], value)
-    put_back(kept[1], state)
+    restore(kept[1], state)
     assert torch.equal(torch.from_numpy(first), value.flatten())
     last[:] = 0
-    put_back(kept[0], state)
+    restore(kept[0], state)
     assert torch.equal(torch.from_numpy(last), value.permute(0, 2, 3, 1).flatten())
-    put_back(kept[0], state | {"format": 2})
+    restore(kept[0], state | {"format": 2})
     assert torch.equal(torch.from_numpy(last), value.flatten())
 
 
@@ -177,9 +178,9 @@ def test_values_that_are_none_of_a_state(change, told):
     side = state["state"]["weight"]["worker"]
     side["residual"] = change(side["residual"])
     with pytest.raises(StateError, match=f"weight: worker residual: {told}"):
-        put_back(residuals, state)
-    assert checkpoint.examine(residuals, state, 0, 2, strict=False) == []
+        restore(residuals, state)
+    assert checkpoint.validate(residuals, state, 0, 2, strict=False) == []
 
 
-def put_back(residuals, state):
-    checkpoint.put_back(residuals, state, checkpoint.examine(residuals, state, 0, 2, strict=True))
+def restore(residuals, state):
+    checkpoint.restore(residuals, state, checkpoint.validate(residuals, state, 0, 2, strict=True))

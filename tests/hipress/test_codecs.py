@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import compll
-from hipress.codecs import SAFE
-from hipress.state import waiting
-from tests.hipress import ranks
+from hipress.plan.codecs import SAFE
+from hipress.sync.state import deferrable_states
+from tests.hipress import codec_ranks
 from tests.hipress.launch import launch
 
 EXACT = {"none": 1e-5, "fp16": 1e-3, "bf16": 1e-2}
@@ -19,7 +19,7 @@ CODECS |= {"topk": {"ratio": 0.1}, "dgc": {"ratio": 0.1, "momentum": 0.0}}
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_codec_trains(world_size):
-    results = launch(ranks.real, world_size, CODECS)
+    results = launch(codec_ranks.real, world_size, CODECS)
     for name in CODECS:
         difference, losses, digest = results[0][name]
         assert all(result[name][2] == digest for result in results), name
@@ -35,7 +35,7 @@ REST = sorted(set(compll.list_specs()) - set(CODECS) - set(VOTES))
 def test_every_other_spec_keeps_the_ranks_together(names):
     for name in names:
         compll.compile(name)  # once, not in every rank
-    results = launch(ranks.real, 2, {name: {} for name in names})
+    results = launch(codec_ranks.real, 2, {name: {} for name in names})
     for name in names:
         _, losses, digest = results[0][name]
         assert all(result[name][2] == digest for result in results), name
@@ -44,7 +44,7 @@ def test_every_other_spec_keeps_the_ranks_together(names):
 
 def test_auto_measures_and_decides():
     """Nothing to gain, so nothing is installed: no noise of a busy machine is worth 10 s a step."""
-    results = launch(ranks.automatic, 2, 10.0)
+    results = launch(codec_ranks.automatic, 2, 10.0)
     for report, text, losses, digest, hooks in results:
         assert not report["installed"]
         assert hooks == 0
@@ -55,7 +55,7 @@ def test_auto_measures_and_decides():
 
 
 def test_auto_installs_what_it_chose():
-    results = launch(ranks.automatic, 2, -1e9)
+    results = launch(codec_ranks.automatic, 2, -1e9)
     for report, text, losses, digest, hooks in results:
         assert hooks == 1
         assert {d["codec"] for d in report["decisions"]} <= {None, *SAFE}
@@ -69,7 +69,7 @@ def test_auto_installs_what_it_chose():
 
 
 def test_a_compressor_that_suits_nothing_is_told():
-    first, second = launch(ranks.ineligible, 2)
+    first, second = launch(codec_ranks.ineligible, 2)
     assert len(first) == 1
     assert first[0].startswith("hipress compresses nothing: ")
     assert "type float64" in first[0]
@@ -77,7 +77,7 @@ def test_a_compressor_that_suits_nothing_is_told():
 
 
 def test_reports_tell_of_compiled_codecs_what_they_tell_of_names():
-    for (named, _), (compiled, text) in launch(ranks.reported, 2):
+    for (named, _), (compiled, text) in launch(codec_ranks.reported, 2):
         assert named["compressor"] == compiled["compressor"] == "topk(ratio=0.1)"
         assert named["params"] == {"ratio": 0.1}
         assert compiled == named | {"params": {}}
@@ -86,7 +86,7 @@ def test_reports_tell_of_compiled_codecs_what_they_tell_of_names():
 
 
 def test_names_that_do_not_exist():
-    (errors,) = launch(ranks.unknown, 1)
+    (errors,) = launch(codec_ranks.unknown, 1)
     assert {kind for kind, _ in errors} == {"ConfigError"}
     for (_, message), expected in zip(
         errors, ("'onebit_group'", "ratio", "ratio", "nowhere.yaml", "'ring'"), strict=True
@@ -95,7 +95,7 @@ def test_names_that_do_not_exist():
 
 
 def test_signs_vote_and_ranks_agree():
-    results = launch(ranks.real, 3, VOTES)
+    results = launch(codec_ranks.real, 3, VOTES)
     for name in VOTES:
         assert len({result[name][2] for result in results}) == 1, name
 
@@ -111,4 +111,4 @@ def test_signs_vote_and_ranks_agree():
     ],
 )
 def test_which_states_wait_for_a_step_that_uses_their_parameter(name, params, names):
-    assert waiting(compll.compile(name, **params)) == names
+    assert deferrable_states(compll.compile(name, **params)) == names

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.hipress import ranks
+from tests.hipress import failure_ranks
 from tests.hipress.launch import DIED, launch
 from tests.patience import HANG
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_that_disagree(world_size):
-    results = launch(ranks.mismatches, world_size)
+    results = launch(failure_ranks.mismatches, world_size)
     last = world_size - 1
     for rank, found in enumerate(results):
         for title, both in {
@@ -30,7 +30,7 @@ def test_ranks_that_disagree(world_size):
                 f"rank {last}: topk(ratio=0.01, residual='bfloat16')",
             ),
             "ratio": ("rank 0: topk(ratio=0.01),", f"rank {last}: topk(ratio=0.25)"),
-            "spec": ("spec 'd.yaml' differs between ranks 0 and", f"and {last} (digests "),
+            "spec": ("compressor 'd.yaml' differs between ranks 0 and", f"and {last} (digests "),
             "layout": ("weight 8x3x3x3 float32, rank", "float32 strides (27, 1, 9, 3)"),
             "frozen": ("buffers, entry 0: rank 0: 0.weight 3x3 float32", "0.weight 4x3 float32"),
             "buffer": ("1.running_mean 3 float32", "1.running_mean 4 float32"),
@@ -72,7 +72,7 @@ def test_ranks_that_disagree(world_size):
 
 @pytest.mark.parametrize("name, world_size", [("int8", 2), ("int8", 3), ("half", 2)])
 def test_a_rank_that_dies(name, world_size):
-    *alive, dead = launch(ranks.killed, world_size, name, {}, may_die=[world_size - 1])
+    *alive, dead = launch(failure_ranks.killed, world_size, name, {}, may_die=[world_size - 1])
     assert dead == DIED
     for kind, message, seconds in alive:
         assert kind in ("TransportError", "PeerTimeout")
@@ -100,7 +100,7 @@ APART = {"exclude": "bias", "ddp_kwargs": {"bucket_cap_mb": 0.0001, "find_unused
 )
 def test_a_rank_that_falls_silent(dtype, options, kind, part):
     """Whatever way gradients travel, `timeout` holds, though the group's own is much longer."""
-    *waiting, _ = launch(ranks.silent, 2, dtype, options)
+    *waiting, _ = launch(failure_ranks.silent, 2, dtype, options)
     for found, message, seconds in waiting:
         assert found == kind
         assert message.startswith("rank 0, ")
@@ -112,7 +112,7 @@ def test_a_rank_that_falls_silent(dtype, options, kind, part):
 def test_a_failed_step_keeps_no_module():
     """Its error was kept with the frames of the training loop: module, threads and connections
     stayed, once for each time that a process wrapped its model again."""
-    (failed, gone, threads), _ = launch(ranks.let_go, 2)
+    (failed, gone, threads), _ = launch(failure_ranks.restore, 2)
     assert failed[0] == "PeerTimeout"
     assert failed[1] != "none"
     assert gone
@@ -120,6 +120,6 @@ def test_a_failed_step_keeps_no_module():
 
 
 def test_ranks_that_diverge():
-    for kind, message in launch(ranks.diverging, 2):
+    for kind, message in launch(failure_ranks.diverging, 2):
         assert kind == "DivergenceError"
         assert "ranks 0 and 1 hold different averages" in message

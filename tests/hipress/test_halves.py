@@ -6,8 +6,8 @@ import pytest
 
 import hipress
 from tests.hipress import half_ranks
+from tests.hipress.common import error_of
 from tests.hipress.launch import launch
-from tests.hipress.ranks import error_of
 
 
 @pytest.mark.parametrize("name", ["onebit_group"])
@@ -22,7 +22,7 @@ def test_ranks_stay_equal_and_checkpoints_load_into_either_type(name, tmp_path):
 
 
 def test_a_misspelt_residual_is_told():
-    from hipress import codecs
+    from hipress.plan import codecs
 
     kind, message, _ = error_of(codecs.compile_codec, "onebit_group", {"residul": "bfloat16"})
     assert (kind, message) == (

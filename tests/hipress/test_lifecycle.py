@@ -10,7 +10,7 @@ import torch
 
 import hipress
 from compll.backends import cpu_native
-from tests.hipress import ranks
+from tests.hipress import common, lifecycle_ranks
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
 from tests.patience import HANG
@@ -19,12 +19,12 @@ HEAVY = ("numba", "networkx", "matplotlib", "typer", "rich", "yaml")
 
 EXIT = """
 import sys, torch, torch.distributed as dist, hipress
-from tests.hipress import ranks
+from tests.hipress import common, lifecycle_ranks
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-codec = ranks.codec("int8") if sys.argv[4] == "int8" else sys.argv[4]
-ddp = hipress.wrap(ranks.make(), codec, verify=True)
-ranks.train(ddp, rank, range(2))
+codec = common.codec("int8") if sys.argv[4] == "int8" else sys.argv[4]
+ddp = hipress.wrap(common.make(), codec, verify=True)
+common.train(ddp, rank, range(2))
 if sys.argv[3] == "destroy":
     dist.destroy_process_group()
 print("trained", [name for name in ("numba", "scipy") if name in sys.modules], flush=True)
@@ -86,7 +86,7 @@ def test_training_with_cached_kernels_needs_no_numba(tmp_path):
 
 
 def test_threads_end():
-    for alive, after_death, after_detach in launch(ranks.lifetime, 2):
+    for alive, after_death, after_detach in launch(lifecycle_ranks.lifetime, 2):
         assert "casync-compute" in alive
         assert "hipress-verify" in alive
         assert after_death == after_detach == []
@@ -94,7 +94,7 @@ def test_threads_end():
 
 def test_forked_children_touch_nothing():
     """DataLoader workers that collected a dead module aborted; a child that trained hung."""
-    results = launch(ranks.forked, 2)
+    results = launch(lifecycle_ranks.forked, 2)
     for rank, (status, (kind, message), _) in enumerate(results):
         assert status == 0
         assert kind == "ExecutorClosed"
@@ -104,7 +104,7 @@ def test_forked_children_touch_nothing():
 
 
 def test_parameters_frozen_or_freed_after_ddp_was_made():
-    (planned, first), (_, second) = launch(ranks.frozen, 2)
+    (planned, first), (_, second) = launch(lifecycle_ranks.frozen, 2)
     layers = [f"{i}.{kind}" for i in (0, 2, 3) for kind in ("weight", "bias")]
     assert planned == [layers] * 3
     for one, other in zip(first, second, strict=True):
@@ -112,18 +112,20 @@ def test_parameters_frozen_or_freed_after_ddp_was_made():
 
 
 def test_copies_and_pickles_of_a_wrapped_module():
-    (digests, steps), (others, _) = launch(ranks.copied, 2)
+    (digests, steps), (others, _) = launch(lifecycle_ranks.copied, 2)
     assert digests == others
     assert digests[1] == digests[2] != digests[0]
     assert steps == 2
 
 
 def test_what_can_be_asked_when_torch_distributed_is_gone():
-    assert launch(ranks.shut_down, 2) == [((rank, 2, 2), rank) for rank in range(2)]
+    assert launch(lifecycle_ranks.shut_down, 2) == [((rank, 2, 2), rank) for rank in range(2)]
 
 
 def test_one_rank():
-    ((losses, reducer, (hooked, bare, wrapped, compiled, *nested)),) = launch(ranks.alone, 1)
+    ((losses, reducer, (hooked, bare, wrapped, compiled, *nested)),) = launch(
+        lifecycle_ranks.alone, 1
+    )
     assert losses[-1] < losses[0]
     assert reducer[0] == hooked[0] == bare[0] == wrapped[0] == "ConfigError"
     assert "python_reducer" in reducer[1]
@@ -138,4 +140,4 @@ def test_one_rank():
 
 def test_without_process_group():
     with pytest.raises(hipress.ConfigError, match="init_process_group"):
-        hipress.wrap(ranks.make(), Int8())
+        hipress.wrap(common.make(), Int8())

@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from hipress import agree
-from hipress.agree import Meeting
 from hipress.errors import AgreementTimeout, HipressError
-from hipress.link import connect
 from hipress.options import Options
+from hipress.ranks import meeting as meetings
+from hipress.ranks.link import connect
+from hipress.ranks.meeting import Meeting
 from hipress.session import _auto
 from tests.patience import HANG
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(agree, "SKEW", 0.05)
+    monkeypatch.setattr(meetings, "SKEW_SECONDS", 0.05)
 
 
 def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
@@ -39,7 +39,7 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
     released = threading.Event()
     monkeypatch.setattr(dist, "ProcessGroupGloo", lambda _, rank, *__: rank == 3 or released.wait())
     store, found = dist.HashStore(), []
-    *meetings, connected = [Meeting(store, rank, (3, 5, 8, 9), 0.05, "here") for rank in (0, 1, 3)]
+    *waiting, connected = [Meeting(store, rank, (3, 5, 8, 9), 0.05, "here") for rank in (0, 1, 3)]
     connected = replace(connected, timeout=HANG)
 
     def wait_in_vain(meeting):
@@ -47,8 +47,8 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
             connect(meeting, "it")
         found.append(str(error.value))
 
-    monkeypatch.setattr(agree, "SKEW", 1.0)  # both name the one that is silent
-    threads = [threading.Thread(target=wait_in_vain, args=(each,)) for each in meetings]
+    monkeypatch.setattr(meetings, "SKEW_SECONDS", 1.0)  # both name the one that is silent
+    threads = [threading.Thread(target=wait_in_vain, args=(each,)) for each in waiting]
     connect(connected, "it")
     for thread in threads:
         thread.start()
@@ -66,7 +66,7 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
         raise RuntimeError("closed by peer")
 
     monkeypatch.setattr("hipress.session.connect", lambda meeting, purpose: None)
-    monkeypatch.setattr("hipress.probe.measure", measure)
+    monkeypatch.setattr("hipress.plan.probe.measure", measure)
     meeting = Meeting(dist.HashStore(), 1, (3, 5), 0.05, "here")
     told = r"^rank 5: the link between ranks \(3, 5\) could not .* \(no word from rank 3.*: closed"
     with pytest.raises(HipressError, match=told):

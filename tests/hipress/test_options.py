@@ -10,9 +10,9 @@ import pytest
 
 from compll.library import specs_dir
 from hipress import options
-from hipress.automatic import candidates
-from hipress.codecs import resolve, strategy_for
 from hipress.errors import ConfigError
+from hipress.plan.auto import candidates
+from hipress.plan.codecs import resolve, strategy_for
 from hipress.session import label
 from tests.hipress.fakes import Halves, Int8, Sparse
 

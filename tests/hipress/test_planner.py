@@ -10,14 +10,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 from casync.cost import CodecCost, Costs, Line, fit, predict
-from hipress import options, probe, session
-from hipress.automatic import auto_plan
+from hipress import options, session
 from hipress.errors import ConfigError
 from hipress.model import describe
-from hipress.planner import check_patterns, fixed_plan, partitions
+from hipress.plan import probe
+from hipress.plan.auto import auto_plan
+from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.reporting import Report
+from tests.hipress.common import Net
 from tests.hipress.fakes import Halves, Int8, Sparse
-from tests.hipress.ranks import Net
 
 FREE = Line(0.0, 0.0)
 CODECS = {"half_fake": Halves(), "int8_fake": Int8()}

@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _orthogona
 
 import compll
 from compll.backends.matrix_numbers import random_matrix
-from tests.hipress import ranks
+from tests.hipress import common, rounds_ranks
 from tests.hipress.launch import launch
 
 
@@ -21,7 +21,7 @@ def together(results):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_training_follows_plain_ddp(world_size):
-    results = launch(ranks.low_rank, world_size)
+    results = launch(rounds_ranks.low_rank, world_size)
     for title in results[0]:
         found = [result[title] for result in results]
         together([each["digest"] for each in found])
@@ -40,11 +40,11 @@ def test_training_follows_plain_ddp(world_size):
 
 
 def test_a_resumed_run_continues_bit_for_bit(tmp_path):
-    assert all(launch(ranks.resumed, 2, "powersgd", str(tmp_path)))
+    assert all(launch(rounds_ranks.resumed, 2, "powersgd", str(tmp_path)))
 
 
 def test_infinity_reaches_all_ranks():
-    results = launch(ranks.infinity, 2, "powersgd")
+    results = launch(common.infinity, 2, "powersgd")
     together([digest for *_, digest in results])
     for infected, clean, skipped, losses, _ in results:
         assert all(infected)

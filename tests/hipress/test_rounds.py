@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hipress import ranks
+from tests.hipress import common, rounds_ranks
 from tests.hipress.launch import launch
 
 CASES = {
     "randomk": {
         "a tenth": ({"ratio": 0.1}, {}),
-        "rebuilt buckets, everything": ({"ratio": 0.2, "min_size": 0}, ranks.SMALL_BUCKETS),
-        "bucket scope": ({"ratio": 0.1, "scope": "bucket"}, ranks.SMALL_BUCKETS),
+        "rebuilt buckets, everything": ({"ratio": 0.2, "min_size": 0}, common.SMALL_BUCKETS),
+        "bucket scope": ({"ratio": 0.1, "scope": "bucket"}, common.SMALL_BUCKETS),
         "without feedback": ({"ratio": 0.5, "residual": False}, {}),
     },
     "thc": {
         "four bits": ({"bits": 4}, {}),
-        "two bits, rebuilt buckets, everything": ({"bits": 2, "min_size": 0}, ranks.SMALL_BUCKETS),
-        "bucket scope": ({"scope": "bucket"}, ranks.SMALL_BUCKETS),
+        "two bits, rebuilt buckets, everything": ({"bits": 2, "min_size": 0}, common.SMALL_BUCKETS),
+        "bucket scope": ({"scope": "bucket"}, common.SMALL_BUCKETS),
         "without feedback": ({"clipped": 0.0, "residual": False, "block": 64}, {}),
     },
 }
@@ -26,7 +26,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_training_follows_plain_ddp(name, world_size):
-    results = launch(ranks.in_rounds, world_size, name, CASES[name])
+    results = launch(rounds_ranks.in_rounds, world_size, name, CASES[name])
     for title in CASES[name]:
         found = [result[title] for result in results]
         assert len({each["digest"] for each in found}) == 1, title
@@ -41,12 +41,15 @@ def test_training_follows_plain_ddp(name, world_size):
 
 SPECTRAL = {
     "owners": ({"rank": 8, "strategy": "ps"}, {}),
-    "all-gather, narrow": ({"rank": 4, "columns": 8, "strategy": "allgather"}, ranks.SMALL_BUCKETS),
+    "all-gather, narrow": (
+        {"rank": 4, "columns": 8, "strategy": "allgather"},
+        common.SMALL_BUCKETS,
+    ),
 }
 
 
 def test_singular_vectors_need_no_rounds():
-    results = launch(ranks.in_rounds, 2, "atomo", SPECTRAL)
+    results = launch(rounds_ranks.in_rounds, 2, "atomo", SPECTRAL)
     for title, (options, _) in SPECTRAL.items():
         found = [result[title] for result in results]
         assert len({each["digest"] for each in found}) == 1, title
@@ -59,12 +62,12 @@ def test_singular_vectors_need_no_rounds():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_continues_bit_for_bit(name, tmp_path):
-    assert all(launch(ranks.resumed, 2, name, str(tmp_path)))
+    assert all(launch(rounds_ranks.resumed, 2, name, str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_infinity_reaches_all_ranks(name):
-    results = launch(ranks.infinity, 2, name)
+    results = launch(common.infinity, 2, name)
     assert len({digest for *_, digest in results}) == 1
     for infected, clean, skipped, losses, _ in results:
         assert all(infected)

@@ -19,7 +19,7 @@ def test_a_step_may_have_several_backward_passes(what):
 
 def test_detach_leaves_no_connections():
     """In a cycle they lived on, and forked children hung or crashed where they were collected."""
-    assert launch(step_ranks.let_go, 2) == 2 * [[True, True, True]]
+    assert launch(step_ranks.restore, 2) == 2 * [[True, True, True]]
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.hipress import ranks
+from tests.hipress import common, training_ranks
 from tests.hipress.launch import launch
 
 CASES = {
     "one bucket": ({}, {}, {}),
-    "rebuilt buckets": ({}, ranks.SMALL_BUCKETS, {}),
+    "rebuilt buckets": ({}, common.SMALL_BUCKETS, {}),
     "accumulation": ({}, {}, {"accumulate": 3}),
     "unused parameters": ({}, {"find_unused_parameters": True}, {}),
     "excluded": ({"exclude": ["*.bias", "norm.*"]}, {}, {}),
-    "bucket scope": ({"scope": "bucket"}, ranks.SMALL_BUCKETS, {}),
+    "bucket scope": ({"scope": "bucket"}, common.SMALL_BUCKETS, {}),
 }
 FAR = {"half": 1e-3, "int8": 0.1, "sparse": 0.6}  # from plain DDP after ten steps with momentum
 
@@ -28,7 +28,7 @@ def together(results):
 @pytest.mark.parametrize("name", sorted(FAR))
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_follows_plain_ddp(name, world_size):
-    results = launch(ranks.parity, world_size, name, CASES)
+    results = launch(training_ranks.parity, world_size, name, CASES)
     for title in CASES:
         found = [result[title] for result in results]
         together([each["digest"] for each in found])
@@ -41,9 +41,9 @@ def test_follows_plain_ddp(name, world_size):
 
 def test_strategies_of_four_ranks():
     cases = {
-        name: ({"strategy": name}, ranks.SMALL_BUCKETS, {}) for name in ("ps", "ring", "allgather")
+        name: ({"strategy": name}, common.SMALL_BUCKETS, {}) for name in ("ps", "ring", "allgather")
     }
-    results = launch(ranks.parity, 4, "int8", cases)
+    results = launch(training_ranks.parity, 4, "int8", cases)
     for title in cases:
         found = [result[title] for result in results]
         together([each["digest"] for each in found])
@@ -53,7 +53,7 @@ def test_strategies_of_four_ranks():
 
 def test_accumulated_steps_send_once():
     (found, _) = launch(
-        ranks.parity, 2, "int8", {k: CASES[k] for k in ("one bucket", "accumulation")}
+        training_ranks.parity, 2, "int8", {k: CASES[k] for k in ("one bucket", "accumulation")}
     )
     sent = {title: each["report"]["measured"]["wire_bytes"] for title, each in found.items()}
     assert sent["accumulation"] == sent["one bucket"]
@@ -63,19 +63,21 @@ def test_accumulated_steps_send_once():
 @pytest.mark.parametrize("name", ["int8", "half"])
 def test_buckets_do_not_matter(name):
     """State follows the parameter: one bucket or many, before and after DDP rebuilds them."""
-    digests, _ = together([(tuple(d), 0) for d, _ in launch(ranks.buckets, 2, name, "tensor")])
+    digests, _ = together(
+        [(tuple(d), 0) for d, _ in launch(training_ranks.buckets, 2, name, "tensor")]
+    )
     assert digests[0] == digests[1]
 
 
 def test_bucket_scope_keeps_state_over_the_rebuild():
-    results = launch(ranks.buckets, 3, "int8", "bucket")
+    results = launch(training_ranks.buckets, 3, "int8", "bucket")
     together([digests for digests, _ in results])
     for _, losses in results:
         assert losses[-1] < losses[0]
 
 
 def test_modes_of_ddp():
-    results = launch(ranks.variants, 2, "int8")
+    results = launch(training_ranks.variants, 2, "int8")
     for title in results[0]:
         together([result[title][0] for result in results])
         for result in results:
@@ -84,18 +86,18 @@ def test_modes_of_ddp():
 
 EMPTIES = {
     "one bucket": ({}, {}),
-    "verified": ({"verify": True}, ranks.SMALL_BUCKETS),
+    "verified": ({"verify": True}, common.SMALL_BUCKETS),
     "ring": ({"strategy": "ring"}, {}),
-    "allgather": ({"strategy": "allgather"}, ranks.SMALL_BUCKETS),
+    "allgather": ({"strategy": "allgather"}, common.SMALL_BUCKETS),
     "static graph": ({}, {"static_graph": True}),
-    "bucket scope": ({"scope": "bucket"}, ranks.SMALL_BUCKETS),
+    "bucket scope": ({"scope": "bucket"}, common.SMALL_BUCKETS),
     "no view": ({"min_size": 0}, {"gradient_as_bucket_view": False}),
 }
 
 
 @pytest.mark.parametrize("name", ["int8", "onebit_group"])
 def test_parameters_without_elements_change_nothing(name):
-    results = launch(ranks.empties, 2, name, EMPTIES)
+    results = launch(training_ranks.empties, 2, name, EMPTIES)
     for title in EMPTIES:
         digests = [result[title, empty][0] for result in results for empty in (False, True)]
         assert len(set(digests)) == 1, title
@@ -105,7 +107,7 @@ def test_parameters_without_elements_change_nothing(name):
 
 
 def test_complex_parameters_are_averaged_and_verified():
-    results = launch(ranks.complex_numbers, 2)
+    results = launch(training_ranks.complex_numbers, 2)
     if results == [None, None]:
         pytest.skip("gloo has no complex numbers here")
     for ours, plain in results:
@@ -114,7 +116,7 @@ def test_complex_parameters_are_averaged_and_verified():
 
 
 def test_steps_are_counted_where_ddp_leaves_buckets_out():
-    assert launch(ranks.skipped_buckets, 2) == [[(3, 3)] * 2] * 2
+    assert launch(training_ranks.skipped_buckets, 2) == [[(3, 3)] * 2] * 2
 
 
 @pytest.mark.parametrize(
@@ -127,12 +129,12 @@ def test_steps_are_counted_where_ddp_leaves_buckets_out():
     ],
 )
 def test_residuals_outlast_steps_in_which_a_parameter_is_unused(name, options, most):
-    for error in launch(ranks.now_and_then, 2, name, options):
+    for error in launch(training_ranks.now_and_then, 2, name, options):
         assert error < most
 
 
 def test_infinity_reaches_every_rank_and_no_residual():
-    results = launch(ranks.infinity, 2, "int8")
+    results = launch(common.infinity, 2, "int8")
     together([digest for *_, digest in results])
     for infected, clean, skipped, losses, _ in results:
         assert all(infected)
@@ -143,13 +145,13 @@ def test_infinity_reaches_every_rank_and_no_residual():
 
 def test_a_device_mesh_tells_who_averages():
     """All ranks of the job did, those that train other models among them."""
-    for rank, (gradient, (dimensions, both)) in enumerate(launch(ranks.meshed, 2)):
+    for rank, (gradient, (dimensions, both)) in enumerate(launch(training_ranks.meshed, 2)):
         assert gradient == 1 + rank
         assert "device_mesh has 2 dimensions" in dimensions
         assert "pass one of them" in both
 
 
 def test_process_group_of_some_ranks():
-    outsider, *members = launch(ranks.subgroup, 3, "int8")
+    outsider, *members = launch(training_ranks.subgroup, 3, "int8")
     assert outsider is None
     together(members)

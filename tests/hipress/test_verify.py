@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.futures import Future
 
-from hipress import verify
 from hipress.errors import SyncError
 from hipress.model import Param
+from hipress.sync import verify
 
 
 class Group:

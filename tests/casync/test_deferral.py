@@ -26,7 +26,7 @@ def synchronized(codec, strategy, steps, holds):
     graph = build(partition(tensors_of(SIZES), choices, 3, codecs), 3, codecs)
     states = [states_of(sum(SIZES)) for _ in range(3)]
     found = []
-    with world(3, codecs=codecs, holds=holds) as executors:
+    with world(3, codecs=codecs, deferred=holds) as executors:
         for step, buckets in enumerate(steps):
             buckets = [bucket.clone() for bucket in buckets]
             futures = [
@@ -52,14 +52,14 @@ def test_what_nobody_used_neither_sends_nor_loses_residuals(strategy, codec):
         assert torch.equal(one[UNUSED], other[UNUSED])
 
 
-@pytest.mark.parametrize("idle", range(3))
+@pytest.mark.parametrize("unused", range(3))
 @pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
-def test_what_another_rank_used_takes_all_residuals_that_it_passes(strategy, idle):
+def test_what_another_rank_used_takes_all_residuals_that_it_passes(strategy, unused):
     """A rank that never used a tensor, but aggregates it, kept its residuals for ever."""
     steps = [gradients(sum(SIZES), 3, seed) for seed in range(3)]
     for buckets in steps:
-        buckets[idle][:] = 0
-    plain, held = (synchronized(Fusing(), strategy, steps, holds) for holds in ({}, HOLDS))
-    for (one, before), (other, after) in zip(plain, held, strict=True):
+        buckets[unused][:] = 0
+    plain, deferred = (synchronized(Fusing(), strategy, steps, holds) for holds in ({}, HOLDS))
+    for (one, before), (other, after) in zip(plain, deferred, strict=True):
         assert torch.equal(one, other)
         assert all(map(torch.equal, before, after))

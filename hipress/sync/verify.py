@@ -14,8 +14,8 @@ from torch.futures import Future
 
 from casync.exits import close_at_exit
 from hipress.errors import DivergenceError, SyncError
-from hipress.link import gather
 from hipress.model import Param
+from hipress.ranks.link import gather
 
 Request = tuple["Future[torch.Tensor]", "Future[torch.Tensor]", Sequence[Param], int]
 

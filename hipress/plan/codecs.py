@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from casync.rounds import rounds_of
 from hipress import options as options_
 from hipress.errors import ConfigError, closest, unknown
 from hipress.options import AUTO, Options
@@ -44,19 +43,12 @@ def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> 
 
 def for_shape(codec: Codec, shape: Sequence[int]) -> tuple[str, Codec]:
     """The codec for a parameter of this shape, and its key in a plan: `powersgd(columns=650)`."""
-    make: Callable[[Sequence[int]], Codec] | None = getattr(codec, "for_shape", None)
-    own = codec if make is None else make(shape)
+    own = codec.for_shape(shape)
     if own.digest == codec.digest:
         return codec.name, codec
-    before, now = parameters(codec), parameters(own)
+    before, now = codec.params, own.params
     settled = ", ".join(f"{k}={v}" for k, v in now.items() if v != before[k])
     return f"{codec.name}({settled})", own
-
-
-def parameters(codec: Codec) -> Mapping[str, Any]:
-    """Those of a compiled codec, with how it keeps its residual where that is not the default."""
-    found: Mapping[str, Any] = getattr(codec, "params", {})  # casync asks for none
-    return found
 
 
 def _refuse_arguments(params: Mapping[str, Any]) -> None:
@@ -78,8 +70,8 @@ def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
 
     known = [each.name for each in derived.accepted(library.load(name))]
     for given in params:
-        if given not in known and (told := options_.of_ddp(given)):
-            raise ConfigError(told)
+        if given not in known and (message := options_.of_ddp(given)):
+            raise ConfigError(message)
         if given not in known and (close := closest(given, [*known, *options_.names()])):
             raise ConfigError(
                 f"compressor {name!r} has no parameter {given!r}; did you mean {close!r}?"
@@ -105,7 +97,7 @@ def strategy_for(codec: Codec | None, asked: str = AUTO) -> str:
 
 
 def _suited(codec: Codec | None) -> str:
-    if codec is None or rounds_of(codec) or (codec.additive is not None and codec.fixed):
+    if codec is None or codec.rounds or (codec.additive is not None and codec.fixed):
         return "allreduce"
     if codec.vote:
         return "vote"

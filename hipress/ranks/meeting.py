@@ -32,15 +32,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store, _get_default_store
 
+from hipress import compat
+from hipress.compat import Store
 from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError
 
 FAILED = "failed"
-GONE = "gone"  # where a rank that no longer waits says so
-LEAST = 2.0  # seconds that a call to the store has, however little is left of a time-out
-TELLING = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
-SKEW = 2.0  # seconds within which ranks that wait in vain, as long as each other, say so
+GAVE_UP = "gone"  # where a rank that no longer waits says so
+MIN_CALL_SECONDS = 2.0  # seconds that a call to the store has, however little is left of a time-out
+TELL_SECONDS = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
+SKEW_SECONDS = 2.0  # seconds within which ranks that wait in vain, as long as each other, say so
 T = TypeVar("T")
 log = logging.getLogger("hipress")
 
@@ -54,7 +55,7 @@ class Meeting:
     ranks: tuple[int, ...]  # global numbers, by rank within the group
     timeout: float  # seconds
     name: str
-    _turn: Iterator[int] = field(default_factory=itertools.count)
+    _round: Iterator[int] = field(default_factory=itertools.count)
 
     def settle(self, facts: Mapping[str, Any]) -> None:
         """Return when every rank posted equal facts.
@@ -62,90 +63,90 @@ class Meeting:
         Raises ConfigMismatch naming the first differing fact and both sides, or
         AgreementTimeout naming the ranks that never arrived.
         """
-        turn = next(self._turn)
+        round_ = next(self._round)
         deadline = time.monotonic() + self.timeout
-        self._post(turn, self.rank, facts, deadline)
-        _compare(self._collect(turn, deadline), self.ranks)
+        self._post(round_, self.rank, facts, deadline)
+        _compare(self._collect(round_, deadline), self.ranks)
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this rank cannot go on; they raise as they arrive.
 
         Where they cannot be told, that is logged: `error` is what matters.
         """
-        told = {FAILED: f"{type(error).__name__}: {error}"}
-        self._tell(next(self._turn), self.rank, told)
+        facts = {FAILED: f"{type(error).__name__}: {error}"}
+        self._tell(next(self._round), self.rank, facts)
 
     def tell(self, what: str) -> None:
         """Say that this rank waits for `what` no longer, for those that ask who is silent."""
-        self._tell(_over(what), self.rank, {})
+        self._tell(_over_key(what), self.rank, {})
 
     def silent(self, what: str) -> list[int]:
         """Ranks that do not say, when this one does, that they wait for `what` no longer.
 
         Raises AgreementTimeout where the store does not answer.
         """
-        deadline = time.monotonic() + SKEW
+        deadline = time.monotonic() + SKEW_SECONDS
         missing = [rank for rank in range(len(self.ranks)) if rank != self.rank]
-        self._post(_over(what), self.rank, {}, deadline)
-        for pause in _pauses():
-            arrived, _ = self._arrived(_over(what), missing, deadline)
+        self._post(_over_key(what), self.rank, {}, deadline)
+        for pause in _backoff():
+            arrived, _ = self._arrived(_over_key(what), missing, deadline)
             missing = [rank for rank in missing if rank not in arrived]
             if not missing or time.monotonic() > deadline:
                 break
             time.sleep(pause)
         return [self.ranks[rank] for rank in missing]
 
-    def _tell(self, turn: int | str, place: int | str, facts: Mapping[str, Any]) -> None:
-        deadline = time.monotonic() + min(self.timeout, TELLING)
+    def _tell(self, round_: int | str, place: int | str, facts: Mapping[str, Any]) -> None:
+        deadline = time.monotonic() + min(self.timeout, TELL_SECONDS)
         with _unless_silent():
-            self._post(turn, place, facts, deadline)
+            self._post(round_, place, facts, deadline)
 
-    def _key(self, turn: int | str, place: int | str) -> str:
-        return f"hipress/{self.name}/{turn}/{place}"
+    def _key(self, round_: int | str, place: int | str) -> str:
+        return f"hipress/{self.name}/{round_}/{place}"
 
     def _post(
-        self, turn: int | str, place: int | str, facts: Mapping[str, Any], deadline: float
+        self, round_: int | str, place: int | str, facts: Mapping[str, Any], deadline: float
     ) -> None:
         text = json.dumps(facts, sort_keys=True, default=str)
-        self._ask(lambda store: store.set(self._key(turn, place), text), deadline)
+        self._call(lambda store: store.set(self._key(round_, place), text), deadline)
 
-    def _collect(self, turn: int, deadline: float) -> list[dict[str, Any]]:
+    def _collect(self, round_: int, deadline: float) -> list[dict[str, Any]]:
         """Everybody's facts; polls, because a store's own wait does not say who is missing."""
         missing = list(range(len(self.ranks)))
         found: dict[int, dict[str, Any]] = {}
-        for pause in _pauses():
-            arrived, gone = self._arrived(turn, missing, deadline)
+        for pause in _backoff():
+            arrived, gone = self._arrived(round_, missing, deadline)
             for rank, text in arrived.items():
                 found[rank] = json.loads(text)
                 missing.remove(rank)
                 _raise_if_failed(found[rank], self.ranks[rank], self.ranks[self.rank])
             if gone is not None:
-                told = json.loads(gone)["why"]
-                raise AgreementTimeout(f"rank {self.ranks[self.rank]} stops, because {told}")
+                message = json.loads(gone)["why"]
+                raise AgreementTimeout(f"rank {self.ranks[self.rank]} stops, because {message}")
             if not missing:
                 break
             if time.monotonic() > deadline:
-                told = self._absent(missing)
-                self._tell(turn, GONE, {"why": told})
-                raise AgreementTimeout(told)
+                message = self._absent(missing)
+                self._tell(round_, GAVE_UP, {"why": message})
+                raise AgreementTimeout(message)
             time.sleep(pause)
         return [found[rank] for rank in range(len(self.ranks))]
 
     def _arrived(
-        self, turn: int | str, missing: Sequence[int], deadline: float
+        self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, bytes], bytes | None]:
         """What those of the missing posted who have arrived by now, and who waits no longer."""
-        keys = {rank: self._key(turn, rank) for rank in missing}
-        last = self._key(turn, GONE)
+        keys = {rank: self._key(round_, rank) for rank in missing}
+        last = self._key(round_, GAVE_UP)
 
         def look(store: Store) -> tuple[dict[int, bytes], bytes | None]:
             found = {r: store.get(key) for r, key in keys.items() if store.check([key])}
             return found, store.get(last) if store.check([last]) else None
 
-        return self._ask(look, deadline)
+        return self._call(look, deadline)
 
-    def _ask(self, call: Callable[[Store], T], deadline: float) -> T:
-        return answer(self.store, call, deadline, self.ranks[self.rank])
+    def _call(self, call: Callable[[Store], T], deadline: float) -> T:
+        return call_store(self.store, call, deadline, self.ranks[self.rank])
 
     def _absent(self, missing: Sequence[int]) -> str:
         names = ", ".join(str(self.ranks[rank]) for rank in missing)
@@ -161,21 +162,20 @@ def meeting(group: dist.ProcessGroup, timeout: float) -> Meeting:
     ranks = tuple(dist.get_process_group_ranks(group))
     rank = dist.get_rank(group)
     place = ",".join(map(str, ranks))
-    # A private name, because torch has no public accessor of the job's store.
-    store = _get_default_store()
+    store = compat.job_store()
     key = f"hipress/{place}/meetings/{rank}"
-    turn = answer(store, lambda it: it.add(key, 1), time.monotonic() + timeout, ranks[rank])
-    return Meeting(store, rank, ranks, timeout, f"{place}/{turn}")
+    round_ = call_store(store, lambda it: it.add(key, 1), time.monotonic() + timeout, ranks[rank])
+    return Meeting(store, rank, ranks, timeout, f"{place}/{round_}")
 
 
 @contextmanager
-def announced(group: dist.ProcessGroup) -> Iterator[None]:
+def failures_told(group: dist.ProcessGroup) -> Iterator[None]:
     """What fails inside, before this rank's meeting, the others learn at theirs."""
     try:
         yield
     except Exception as error:
         with _unless_silent():
-            meeting(group, TELLING).fail(error)
+            meeting(group, TELL_SECONDS).fail(error)
         raise
 
 
@@ -183,7 +183,7 @@ def announced(group: dist.ProcessGroup) -> Iterator[None]:
 _UNANSWERED: weakref.WeakKeyDictionary[Store, threading.Thread] = weakref.WeakKeyDictionary()
 
 
-def answer(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
+def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
     """What `call(store)` returns. See [Note: a store that does not answer].
 
     Raises AgreementTimeout where that takes longer than until `deadline` (of time.monotonic()),
@@ -191,25 +191,25 @@ def answer(store: Store, call: Callable[[Store], T], deadline: float, rank: int)
     """
     before = _UNANSWERED.get(store)
     if before is not None and before.is_alive():
-        told = f"rank {rank} still waits for an earlier answer of the job's store"
-        raise AgreementTimeout(told + _whereabouts(store))
+        message = f"rank {rank} still waits for an earlier answer of the job's store"
+        raise AgreementTimeout(message + _store_address(store))
     start = time.monotonic()
-    thread, outcome = begin(lambda: call(store))
+    thread, outcome = run_in_thread(lambda: call(store))
     try:
-        thread.join(max(deadline - start, LEAST))
+        thread.join(max(deadline - start, MIN_CALL_SECONDS))
     finally:  # after a KeyboardInterrupt, too
         if thread.is_alive():
             _UNANSWERED[store] = thread
     if not outcome.done():
-        told = f"rank {rank} waited {time.monotonic() - start:.3g} s for the job's store"
-        raise AgreementTimeout(told + _whereabouts(store))
+        message = f"rank {rank} waited {time.monotonic() - start:.3g} s for the job's store"
+        raise AgreementTimeout(message + _store_address(store))
     try:
         return outcome.result()
     except RuntimeError as error:
         raise HipressError(f"the job's store does not answer: {error}") from error
 
 
-def begin(call: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
+def run_in_thread(call: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
     """A call that may never return, in a thread of its own."""
     outcome: Future[T] = Future()
     thread = threading.Thread(target=_call, args=(call, outcome), daemon=True)
@@ -224,12 +224,10 @@ def _call(call: Callable[[], T], outcome: Future[T]) -> None:
         outcome.set_exception(error)
 
 
-def _whereabouts(store: Store) -> str:
+def _store_address(store: Store) -> str:
     """The end of a message: where a store is that does not answer."""
-    base = getattr(store, "_underlying_non_prefix_store", store)  # torch has no public name
-    host = getattr(base, "host", None)
-    port = getattr(base, "port", None)
-    where = f" at {host}:{port}" if host is not None else ""
+    address = compat.store_address(store)
+    where = "" if address is None else f" at {address}"
     return f"{where}, which does not answer: the process that keeps it may be stopped or cut off."
 
 
@@ -242,12 +240,12 @@ def _unless_silent() -> Iterator[None]:
         log.warning("the other ranks could not be told of a failure: %s", error)
 
 
-def _over(what: str) -> str:
+def _over_key(what: str) -> str:
     """Whose keys are apart from those of gloo, which has its own below `what`."""
     return f"{what} is over"
 
 
-def _pauses() -> Iterator[float]:
+def _backoff() -> Iterator[float]:
     """Short at first, since ranks mostly arrive together, then easy on the store."""
     pause = 0.001
     while True:

@@ -14,10 +14,10 @@ a worker's, but a rank writes only the parts that it owns.
 
 [Note: unused parameters]
 With find_unused_parameters DDP drops the average of a parameter that no rank used in a step, and
-with it what was sent of its residuals. So they wait while what would be encoded is zero: see
-[Note: held] in casync/held.py. With scope "bucket" this holds for runs of a bucket that are unused
-as a whole. The momentum of dgc waits with its sum, as that of an optimizer does without a gradient.
-Not so where zeros would be encoded as something else: signum votes on, by its momentum.
+with it what was sent of its residuals. So they wait while what would be encoded is zero: see [Note:
+deferred feedback] in casync/deferral.py. With scope "bucket" this holds for runs of a bucket that
+are unused as a whole. The momentum of dgc waits with its sum, as that of an optimizer does without
+a gradient. Not so where zeros would be encoded as something else: signum votes on, by its momentum.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from casync.rounds import rounds_of
 from hipress.model import Param
-from hipress.planner import Plan
+from hipress.plan.rules import Plan
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -82,7 +81,7 @@ class Residuals:
         """Key of the codec of a parameter."""
         return self.plan.decisions[index].codec
 
-    def way_of(self, index: int) -> str:
+    def state_scheme(self, index: int) -> str:
         """How a parameter travels, which decides what its state means and which rank has it:
         `ring` keeps at workers what `ps` keeps at aggregators, `allgather` shares of the mean."""
         strategy = self.plan.decisions[index].strategy
@@ -143,10 +142,10 @@ class Residuals:
         return (WORKER, AGGREGATOR) if again else (WORKER,)
 
 
-def waiting(codec: Codec) -> tuple[str, ...]:
+def deferrable_states(codec: Codec) -> tuple[str, ...]:
     """Names of the states that wait while a parameter is unused. See [Note: unused parameters]."""
     names = flat_names(codec)
-    if names <= {RESIDUAL} or rounds_of(codec) or not _silent(codec):  # of rounds ranks share some
+    if names <= {RESIDUAL} or codec.rounds or not _silent(codec):  # of rounds ranks share some
         names &= {RESIDUAL}
     return tuple(sorted(names))
 

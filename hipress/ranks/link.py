@@ -15,16 +15,14 @@ the store: the one that does not is the one to look at.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
-from torch.distributed.distributed_c10d import PrefixStore
 
-from hipress.agree import Meeting, begin
+from hipress import compat
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import LONGEST
+from hipress.ranks.meeting import Meeting, run_in_thread
 
 
 def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
@@ -33,40 +31,37 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
     All ranks of the meeting must call this, within its time-out. See [Note: connecting].
     Raises AgreementTimeout after that, and HipressError where gloo fails.
     """
-    store = PrefixStore(f"hipress/{meeting.name}/{purpose}", meeting.store)
+    store = compat.PrefixStore(f"hipress/{meeting.name}/{purpose}", meeting.store)
     rank, size, delay = meeting.rank, len(meeting.ranks), timedelta(seconds=meeting.timeout)
-    thread, outcome = begin(lambda: dist.ProcessGroupGloo(store, rank, size, delay))
+    thread, outcome = run_in_thread(lambda: compat.gloo_group(store, rank, size, delay))
     thread.join(meeting.timeout)
-    told = f"rank {meeting.ranks[rank]}: no connection between ranks {meeting.ranks} for {purpose}"
+    message = (
+        f"rank {meeting.ranks[rank]}: no connection between ranks {meeting.ranks} for {purpose}"
+    )
     if not outcome.done():
-        told = f"{told} within {meeting.timeout:g} s"
-        raise AgreementTimeout(told + absent(meeting, purpose))
+        message = f"{message} within {meeting.timeout:g} s"
+        raise AgreementTimeout(message + silent_hint(meeting, purpose))
     try:
         group = outcome.result()
     except RuntimeError as error:
-        raise HipressError(f"{told}{absent(meeting, purpose)}: {error}") from error
+        raise HipressError(f"{message}{silent_hint(meeting, purpose)}: {error}") from error
     meeting.tell(purpose)
-    # A backend, which has all the operations of a group that we use.
-    return cast(dist.ProcessGroup, group)
+    return group
 
 
-def absent(meeting: Meeting, purpose: str) -> str:
+def silent_hint(meeting: Meeting, purpose: str) -> str:
     """Part of a message: which ranks may be why this one, and others with it, waited in vain."""
     silent = meeting.silent(purpose)
     names = ", ".join(map(str, silent))
     return f" (no word from rank {names}, which may be stopped or cut off)" if silent else ""
 
 
-def patience(group: dist.ProcessGroup) -> timedelta:
+def group_timeout(group: dist.ProcessGroup) -> timedelta:
     """How long operations of a group may last on the CPU, as its maker said."""
-    try:  # private names: torch has no public ones
-        given = group._get_backend(torch.device("cpu")).options._timeout
-    except (AttributeError, RuntimeError):  # a backend without such options, or none for the CPU
-        given = default_pg_timeout
-    return min(given, timedelta(seconds=LONGEST))
+    return min(compat.group_timeout(group), timedelta(seconds=LONGEST))
 
 
-def slowest(values: list[float], group: dist.ProcessGroup) -> list[float]:
+def all_reduce_max(values: list[float], group: dist.ProcessGroup) -> list[float]:
     """The largest of each value over the ranks: the same on every rank."""
     data = torch.tensor(values, dtype=torch.float64)
     options = dist.AllreduceOptions()

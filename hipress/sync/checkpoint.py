@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from casync.held import as_torch
+from casync.deferral import as_torch
 from hipress.errors import StateError
 from hipress.model import Param
-from hipress.state import AGGREGATOR, WORKER, Floats, Residuals
+from hipress.sync.state import AGGREGATOR, WORKER, Floats, Residuals
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -39,12 +39,12 @@ def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[
         "rank": rank,
         "world_size": world_size,
         "codecs": {name: codec.digest for name, (_, codec) in stateful.items()},
-        "strategies": {name: residuals.way_of(p.index) for name, (p, _) in stateful.items()},
+        "strategies": {name: residuals.state_scheme(p.index) for name, (p, _) in stateful.items()},
         "state": {name: _export_one(residuals, param) for name, (param, _) in stateful.items()},
     }
 
 
-def examine(
+def validate(
     residuals: Residuals, saved: Mapping[str, Any], rank: int, world_size: int, strict: bool
 ) -> list[Param]:
     """Parameters whose saved values fit.
@@ -140,8 +140,8 @@ def _check_ranks(saved: Mapping[str, Any], rank: int, world_size: int) -> list[s
     mine, its = (rank, world_size), (saved["rank"], saved["world_size"])
     if mine == its or not saved["codecs"]:
         return []
-    told = f"saved by rank {its[0]} of {its[1]}, this is rank {mine[0]} of {mine[1]}"
-    return [told + ("; every rank saves and loads its own" if mine[1] == its[1] else "")]
+    message = f"saved by rank {its[0]} of {its[1]}, this is rank {mine[0]} of {mine[1]}"
+    return [message + ("; every rank saves and loads its own" if mine[1] == its[1] else "")]
 
 
 def _check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
@@ -159,7 +159,7 @@ def _other(
     residuals: Residuals, saved: Mapping[str, Any], param: Param, codec: Codec
 ) -> str | None:
     """Of which other codec or strategy a parameter's saved values are, or None."""
-    name, here = param.name, residuals.way_of(param.index)
+    name, here = param.name, residuals.state_scheme(param.index)
     digest = saved["codecs"].get(name)
     if digest != codec.digest:
         return (
@@ -231,7 +231,7 @@ def _shapes(
     return found
 
 
-def put_back(residuals: Residuals, saved: Mapping[str, Any], params: list[Param]) -> None:
+def restore(residuals: Residuals, saved: Mapping[str, Any], params: list[Param]) -> None:
     """The saved values of `params`, which fit; those of all others become zero, as at the start."""
     laid_out = saved["format"] < 3  # in the order in which the parameter's lie in memory
     for param in params:

@@ -12,8 +12,8 @@ from casync.graph import Program, build
 from casync.plan import Choice, Tensor, assign_owners, partition
 from hipress.model import Param
 from hipress.options import Options
-from hipress.planner import RAW, Plan, partitions
-from hipress.state import Arena, Residuals, States
+from hipress.plan.rules import RAW, Plan, partitions
+from hipress.sync.state import Arena, Residuals, States
 
 log = logging.getLogger("hipress")
 
@@ -29,7 +29,7 @@ class Unit:
 
 
 @dataclass(eq=False)
-class Work:
+class BucketPlan:
     """How one bucket is synchronized."""
 
     program: Program
@@ -38,8 +38,8 @@ class Work:
     arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
 
 
-class Works:
-    """Makes the Work of each bucket's parameters once. DDP makes its buckets anew after step 0."""
+class BucketPlans:
+    """Makes each bucket's BucketPlan once. DDP makes its buckets anew after step 0."""
 
     def __init__(
         self, params: Sequence[Param], plan: Plan, options: Options, rank: int, world_size: int
@@ -51,17 +51,17 @@ class Works:
         self._owners = {p.name: owners[p.index] for p in params}
         self.residuals = Residuals(params, plan, None if self._merges else self._owned())
         self._shared = {} if self._merges else self.residuals.place_all()
-        self._made: dict[tuple[int, ...], Work | None] = {}
+        self._made: dict[tuple[int, ...], BucketPlan | None] = {}
 
-    def of(self, indices: tuple[int, ...]) -> Work | None:
-        """The Work for a bucket of these parameters; None when none of them is compressed."""
+    def plan_for(self, indices: tuple[int, ...]) -> BucketPlan | None:
+        """The BucketPlan for a bucket of these parameters; None when none of them is compressed."""
         if indices not in self._made:
             self._forget(indices)
             self._made[indices] = self._make(indices)
-        work = self._made[indices]
-        if work is not None and self._merges:
-            self._claim(work)
-        return work
+        plan = self._made[indices]
+        if plan is not None and self._merges:
+            self._take_state(plan)
+        return plan
 
     def _forget(self, indices: Sequence[int]) -> None:
         """Drop what these parameters were in before DDP made its buckets anew: with each goes a
@@ -81,11 +81,11 @@ class Works:
                 owned.add(param.index)
         return frozenset(owned)
 
-    def _make(self, indices: tuple[int, ...]) -> Work | None:
+    def _make(self, indices: tuple[int, ...]) -> BucketPlan | None:
         if all(self._plan.decisions[i].codec is None for i in indices):
             return None
         units = self._units(indices)
-        return Work(self._compile(units), self._shared, units)
+        return BucketPlan(self._compile(units), self._shared, units)
 
     def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
         """Units in bucket order; with scope "bucket" neighbours of one codec are joined.
@@ -122,7 +122,7 @@ class Works:
         tensors, choices, owners = [], {}, {}
         for unit in units:
             name, first = self._params[unit.indices[0]].name, unit.indices[0]
-            # With scope "bucket" a bucket's own arenas hold its units in order, see `_claim`.
+            # With scope "bucket" a bucket's own arenas hold its units in order, see `_take_state`.
             at = self._offset(units, unit) if self._merges else 0
             state = places[first].offset if not self._merges and first in places else at
             tensors.append(Tensor(name, first, unit.start, unit.length, state))
@@ -139,17 +139,17 @@ class Works:
         key = unit.choice.codec
         return sum(u.length for u in units if u.choice.codec == key and u.start < unit.start)
 
-    def _claim(self, work: Work) -> None:
+    def _take_state(self, plan: BucketPlan) -> None:
         """Make this bucket's arenas hold its parameters' state; see [Note: state]."""
         members: dict[str, list[int]] = {}
-        for unit in work.units:
+        for unit in plan.units:
             key = unit.choice.codec
             if key is not None and self._plan.codecs[key].stateful:
                 members.setdefault(key, []).extend(unit.indices)
         places = self.residuals.places
-        held = {a.codec: a for a in work.arenas}
+        current = {a.codec: a for a in plan.arenas}
         wanted = [(key, index) for key, indices in members.items() for index in indices]
-        if all(i in places and places[i].arena is held.get(key) for key, i in wanted):
+        if all(i in places and places[i].arena is current.get(key) for key, i in wanted):
             return
-        work.arenas = tuple(self.residuals.place(key, all_) for key, all_ in members.items())
-        work.states = Residuals.view(work.arenas)
+        plan.arenas = tuple(self.residuals.place(key, all_) for key, all_ in members.items())
+        plan.states = Residuals.view(plan.arenas)

@@ -1,11 +1,11 @@
 """What error feedback keeps of pieces that nobody used.
 
-[Note: held] A caller may drop averages of tensors that no rank used in a step (DDP does, with
-find_unused_parameters), and what was sent of residuals would go with them. So the residuals of a
-piece wait, where asked for, while the input of its encode is zero: a worker's while its gradient
-is, those of an aggregator and of a ring's hop while the sum of what has arrived is. If no rank used
-the tensor, all keep them. If one did, those that it passes apply theirs, and the others' come late:
-none waits for ever, since an encode of zeros adds nothing to what waits.
+[Note: deferred feedback] A caller may drop averages of tensors that no rank used in a step (DDP
+does, with find_unused_parameters), and what was sent of residuals would go with them. So the
+residuals of a piece wait, where asked for, while the input of its encode is zero: a worker's while
+its gradient is, those of an aggregator and of a ring's hop while the sum of what has arrived is. If
+no rank used the tensor, all keep them. If one did, those that it passes apply theirs, and the
+others' come late: none waits for ever, since an encode of zeros adds nothing to what waits.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 
 from casync.codec import Floats, Ints, State
 
-__all__ = ["Held", "as_torch", "hold", "idle", "let_go"]
+__all__ = ["Deferred", "as_torch", "defer", "restore", "zero_pieces"]
 
-Held = list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+Deferred = list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 _FIRST = 64  # elements: most pieces that are used have a value among them
 
 
-def idle(x: Floats, table: Ints) -> list[tuple[int, int]]:
+def zero_pieces(x: Floats, table: Ints) -> list[tuple[int, int]]:
     """Where in the state arrays the pieces of x are that are zero as a whole: start, length."""
     found = []
     for start, length, _, _, state in table.tolist():
@@ -35,21 +35,21 @@ def idle(x: Floats, table: Ints) -> list[tuple[int, int]]:
     return found
 
 
-def hold(state: State, names: Sequence[str], pieces: Sequence[tuple[int, int]]) -> Held:
-    """Have zeros in these flat arrays at these pieces; what was there, for `let_go`."""
-    held: Held = []
+def defer(state: State, names: Sequence[str], pieces: Sequence[tuple[int, int]]) -> Deferred:
+    """Have zeros in these flat arrays at these pieces; what was there, for `restore`."""
+    deferred: Deferred = []
     for name in names:
         for start, length in pieces:
             piece = state[name][start : start + length]
             if piece.any():
-                held.append((piece, piece.copy()))
+                deferred.append((piece, piece.copy()))
                 piece[:] = 0
-    return held
+    return deferred
 
 
-def let_go(held: Held) -> None:
-    """Add what was held."""
-    for piece, before in held:
+def restore(deferred: Deferred) -> None:
+    """Add what was deferred."""
+    for piece, before in deferred:
         as_torch(piece).add_(as_torch(before))
 
 

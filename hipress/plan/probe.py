@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from casync.cost import CodecCost, Costs, Line, fit
-from hipress.link import slowest
+from hipress.ranks.link import all_reduce_max
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -57,7 +57,7 @@ def measure(group: dist.ProcessGroup, codecs: Mapping[str, Codec]) -> Probe:
         ),
         codecs={name: _codec_cost(codec, group) for name, codec in codecs.items()},
     )
-    return Probe(costs, slowest([time.perf_counter() - start], group)[0])
+    return Probe(costs, all_reduce_max([time.perf_counter() - start], group)[0])
 
 
 def _fit_reduces(curves: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Line]:
@@ -122,7 +122,7 @@ def _codec_cost(codec: Codec, group: dist.ProcessGroup) -> CodecCost:
     points = []
     for elements in ELEMENTS:
         group.barrier().wait()
-        points.append(slowest(_time_codec(codec, elements, REPEATS), group))
+        points.append(all_reduce_max(_time_codec(codec, elements, REPEATS), group))
     sizes = [4.0 * elements for elements in ELEMENTS]
     encode = fit([(size, times[0]) for size, times in zip(sizes, points, strict=True)])
     decode = fit([(size, times[1]) for size, times in zip(sizes, points, strict=True)])
@@ -154,4 +154,4 @@ def _best(run: Callable[[], None], repeats: int, group: dist.ProcessGroup) -> fl
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return slowest([min(times)], group)[0]
+    return all_reduce_max([min(times)], group)[0]

@@ -16,25 +16,25 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.counters import Counters
-from casync.errors import CasyncError, fresh
+from casync.errors import CasyncError, copy_to_raise
 from casync.executor import Executor
 from casync.transports.distributed import DistributedTransport
-from hipress.agree import Meeting
 from hipress.errors import HipressError, SyncError
-from hipress.link import connect
 from hipress.model import Param
 from hipress.options import Options
-from hipress.planner import Plan
-from hipress.state import waiting
-from hipress.verify import Verifier
-from hipress.work import Work, Works
+from hipress.plan.rules import Plan
+from hipress.ranks.link import connect
+from hipress.ranks.meeting import Meeting
+from hipress.sync.buckets import BucketPlan, BucketPlans
+from hipress.sync.state import deferrable_states
+from hipress.sync.verify import Verifier
 
 log = logging.getLogger("hipress")
 
 #: seconds after a native all-reduce's own time-out; in torch 2.8 it is the group's
-LATER = 1.0
+NATIVE_TIMEOUT_SLACK = 1.0
 #: seconds after which a wait looks about
-TURN = 1.0
+POLL_SECONDS = 1.0
 
 
 @dataclass
@@ -51,20 +51,20 @@ class Traffic:
 
 
 def average(
-    buffer: torch.Tensor, home: dist.ProcessGroup, timeout: float | None = None
+    buffer: torch.Tensor, group: dist.ProcessGroup, timeout: float | None = None
 ) -> Future[torch.Tensor]:
     """What DDP does without a hook: scale, then the native all-reduce; in place.
 
     `timeout`: seconds, instead of the group's.
     """
-    buffer.div_(dist.get_world_size(home))
+    buffer.div_(dist.get_world_size(group))
     options = dist.AllreduceOptions()  # dist.all_reduce has no argument for them
     if timeout is not None:
         options.timeout = timedelta(seconds=timeout)
-    return then(home.allreduce([buffer], options).get_future(), lambda done: done[0])
+    return map_future(group.allreduce([buffer], options).get_future(), lambda done: done[0])
 
 
-def then(future: Future[Any], use: Callable[[Any], torch.Tensor]) -> Future[torch.Tensor]:
+def map_future(future: Future[Any], use: Callable[[Any], torch.Tensor]) -> Future[torch.Tensor]:
     """As `Future.then`, but a failure stays the exception that it is."""
     used: Future[torch.Tensor] = Future()
 
@@ -78,7 +78,7 @@ def then(future: Future[Any], use: Callable[[Any], torch.Tensor]) -> Future[torc
     return used
 
 
-def wait(future: Future[torch.Tensor], seconds: float | None) -> None:
+def wait_within(future: Future[torch.Tensor], seconds: float | None) -> None:
     """As `Future.wait`, but for so many seconds at most; TimeoutError.
 
     In turns: a Ctrl-C that comes as a lock is about to be waited for shows only when that ends.
@@ -86,7 +86,7 @@ def wait(future: Future[torch.Tensor], seconds: float | None) -> None:
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
     end = math.inf if seconds is None else time.monotonic() + seconds
-    while not done.wait(max(0.0, min(TURN, end - time.monotonic()))):
+    while not done.wait(max(0.0, min(POLL_SECONDS, end - time.monotonic()))):
         if time.monotonic() >= end:
             raise TimeoutError(f"timed out after {seconds:g} s")
     future.wait()
@@ -100,7 +100,7 @@ class Engine:
         params: Sequence[Param],
         plan: Plan,
         options: Options,
-        home: dist.ProcessGroup,
+        group: dist.ProcessGroup,
         meeting: Meeting,
         *,
         skips: bool = False,
@@ -108,10 +108,10 @@ class Engine:
     ) -> None:
         """unused: whether DDP finds unused parameters; skips: and leaves out their buckets."""
         self.params, self.plan, self.options = params, plan, options
-        self.home = home  # DDP's own group: a bucket left alone travels as it always did
-        rank, size = dist.get_rank(home), dist.get_world_size(home)
+        self.group = group  # DDP's own group: a bucket left alone travels as it always did
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
         self.name = meeting.ranks[rank]  # this rank's global number
-        self.works = Works(params, plan, options, rank, size)
+        self.buckets = BucketPlans(params, plan, options, rank, size)
         self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self._latest = -1  # the bucket of the current step that came last; -1 between steps
@@ -123,10 +123,12 @@ class Engine:
             timeout=options.timeout,
             ranks=meeting.ranks,
             watch=True,
-            holds={key: waiting(codec) for key, codec in plan.codecs.items()} if unused else {},
+            deferred={key: deferrable_states(codec) for key, codec in plan.codecs.items()}
+            if unused
+            else {},
         )
         self._broken: BaseException | None = None
-        self._what = ""  # what broke
+        self._broken_by = ""  # what broke
         self._verifier = self._verifying(meeting) if options.verify else None
 
     def _verifying(self, meeting: Meeting) -> Verifier:
@@ -145,11 +147,11 @@ class Engine:
     def unfinished(self) -> str | None:
         """Which step failed or is under way; None between steps."""
         if self._broken is not None:
-            return f"{self._what} failed: {self._broken}"
+            return f"{self._broken_by} failed: {self._broken}"
         if self._executor.failed:
-            return f"step {self._now} failed"
+            return f"step {self._step_number} failed"
         if self.under_way:
-            return f"step {self._now} has begun and has not ended"
+            return f"step {self._step_number} has begun and has not ended"
         return None
 
     @property
@@ -179,20 +181,24 @@ class Engine:
         in an all-reduce of DDP's group for one that has failed.
         """
         if self._broken is not None:
-            raise SyncError(f"{self._what} failed: {self._broken}") from self._broken
-        work = None
+            raise SyncError(f"{self._broken_by} failed: {self._broken}") from self._broken
+        plan = None
         try:
-            work = None if buffer.is_sparse else self.works.of(indices)
-            future = self._native(buffer) if work is None else self._submit(work, buffer)
+            plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
+            future = self._native(buffer) if plan is None else self._submit(plan, buffer)
         except Exception as error:
-            named = self._named(error, "the bucket could not be handed over")
-            self.abandon(named)
+            named = self._with_context(error, "the bucket could not be handed over")
+            self.abort(named)
             error.__traceback__ = None  # it is kept, and would keep the callers' models
             future = Future()
             future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
         if self._verifier is not None and not buffer.is_sparse:
-            future = self._verifier.check(future, [self.params[i] for i in indices], self._now)
-        self._count(future, buffer, self.options.timeout + LATER if work is None else None)
+            future = self._verifier.check(
+                future, [self.params[i] for i in indices], self._step_number
+            )
+        self._count(
+            future, buffer, self.options.timeout + NATIVE_TIMEOUT_SLACK if plan is None else None
+        )
         if last:
             self._latest = -1
         return future
@@ -207,30 +213,30 @@ class Engine:
         start = time.perf_counter()
         for future, seconds in self.traffic.pending:
             try:
-                wait(future, seconds)
+                wait_within(future, seconds)
             except Exception as error:
-                named = self._named(error)
-                log.error("rank %d, step %d: %s", self.name, self._now, named)
-                self.end(named, f"step {self._now}")
+                named = self._with_context(error)
+                log.error("rank %d, step %d: %s", self.name, self._step_number, named)
+                self.fail(named, f"step {self._step_number}")
                 error.__traceback__ = None
-                raise fresh(named) from named.__cause__
+                raise copy_to_raise(named) from named.__cause__
             except BaseException as error:  # a KeyboardInterrupt: DDP has lost this step
-                self.end(error, f"step {self._now}")
+                self.fail(error, f"step {self._step_number}")
                 raise
         self.traffic.exposed_seconds += time.perf_counter() - start
         self.traffic.pending.clear()
         self._latest = -1
 
-    def abandon(self, error: Exception) -> None:
+    def abort(self, error: Exception) -> None:
         """This rank cannot go on: the others learn it now, not by their time-out."""
-        self._executor.abandon(error)
+        self._executor.abort(error)
 
-    def end(self, error: BaseException, what: str) -> None:
+    def fail(self, error: BaseException, what: str) -> None:
         """No step may follow, since `what` failed, maybe on this rank only."""
         if not isinstance(error, Exception):
             error = SyncError(f"rank {self.name}: interrupted by a {type(error).__name__}")
-        self._broken, self._what = error, what
-        self.abandon(error)
+        self._broken, self._broken_by = error, what
+        self.abort(error)
 
     def close(self) -> None:
         """End the threads. On detach, when the module dies, at exit; may repeat."""
@@ -239,24 +245,24 @@ class Engine:
             self._verifier.close()
 
     @property
-    def _now(self) -> int:
+    def _step_number(self) -> int:
         """The number of the current step, from 0 on."""
         return self.step - 1
 
-    def _submit(self, work: Work, buffer: torch.Tensor) -> Future[torch.Tensor]:
+    def _submit(self, plan: BucketPlan, buffer: torch.Tensor) -> Future[torch.Tensor]:
         if buffer.dtype == torch.float32:
-            return self._executor.submit(work.program, buffer, work.states, self._now)
+            return self._executor.submit(plan.program, buffer, plan.states, self._step_number)
         scratch = buffer.float()
-        future = self._executor.submit(work.program, scratch, work.states, self._now)
-        return then(future, buffer.copy_)
+        future = self._executor.submit(plan.program, scratch, plan.states, self._step_number)
+        return map_future(future, buffer.copy_)
 
     def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""
         if not buffer.is_sparse:
             self.traffic.raw_bytes += buffer.nbytes
-        return average(buffer, self.home, self.options.timeout)
+        return average(buffer, self.group, self.options.timeout)
 
-    def _named(
+    def _with_context(
         self,
         error: Exception,
         what: str = "the all-reduce of uncompressed gradients failed",
@@ -264,7 +270,7 @@ class Engine:
         """Errors of ours as they are; others, as torch's of a native all-reduce, with where."""
         if isinstance(error, CasyncError | HipressError):
             return error
-        where = f"rank {self.name}, step {self._now}"
+        where = f"rank {self.name}, step {self._step_number}"
         named = SyncError(f"{where}: {what}: {type(error).__name__}: {error}")
         named.__cause__ = error
         return named

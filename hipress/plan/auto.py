@@ -4,8 +4,8 @@
 A prediction is no promise, and on a CPU the codec takes cycles that the backward pass could use,
 which waiting for a slow link does not. So codec times are counted CONTENTION times, which keeps
 compression off a loopback or a link as fast as memory, and it has to win clearly: by MARGIN of
-the tensor's time and of that of all tensors that may be compressed, and by LEAST seconds. Otherwise
-nothing is installed and DDP's own all-reduce remains, untouched.
+the tensor's time and of that of all tensors that may be compressed, and by MIN_GAIN_SECONDS.
+Otherwise nothing is installed and DDP's own all-reduce remains, untouched.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 from casync import strategies
 from casync.cost import CodecCost, Costs, Line, predict
-from hipress.codecs import SAFE, compile_codec, strategy_for
 from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
-from hipress.planner import Decision, Plan, excluded, partitions, raw, too_small
+from hipress.plan.codecs import SAFE, compile_codec, strategy_for
+from hipress.plan.rules import Decision, Plan, excluded, partitions, raw, too_small
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
 MARGIN = 0.25  # of a tensor's time: probes on a busy machine are off by as much
 CONTENTION = 2.0  # the backward pass and the other ranks of this host want the same cores
-LEAST = 1e-3  # seconds a step
+MIN_GAIN_SECONDS = 1e-3  # seconds a step
 BATCH = 4 << 20  # bytes: smaller tensors share a message and its latency
 
 
@@ -59,7 +59,7 @@ def auto_plan(
     costs = _contended(costs)
     decisions = tuple(_decide(p, codecs, costs, options, ranks) for p in params)
     gain = sum((d.raw_seconds or 0.0) - (d.seconds or 0.0) for d in decisions if d.codec)
-    least = max(LEAST, MARGIN * sum(d.raw_seconds or 0.0 for d in decisions))
+    least = max(MIN_GAIN_SECONDS, MARGIN * sum(d.raw_seconds or 0.0 for d in decisions))
     if gain < least:
         why = f"predicted gain {gain * 1e3:.2f} ms a step, less than {least * 1e3:.3g} ms"
         return Plan(tuple(_give_up(d) for d in decisions), {}, why)

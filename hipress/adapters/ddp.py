@@ -9,26 +9,26 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
-from torch.autograd import Variable
 
-from hipress.engine import Engine, average
+from hipress import compat
+from hipress.compat import GradBucket
 from hipress.errors import SyncError
+from hipress.sync.engine import Engine, average
 
 
 class HookState:
     """What DDP keeps for us. Must not refer to the DDP module: C++ holds it, so the cycle would
     never be collected. A parameter is known by identity, whatever bucket it is in."""
 
-    def __init__(self, home: dist.ProcessGroup, *, delayed: bool = False) -> None:
-        self.home = home
+    def __init__(self, group: dist.ProcessGroup, *, first_step_delayed: bool = False) -> None:
+        self.group = group
         self.index: dict[torch.Tensor, int] = {}
         self.engine: Engine | None = None  # None after detach: plain averaging
-        self.watched = -1  # autograd's number of the backward pass that will call `finish`
+        self.backward_id = -1  # autograd's number of the backward pass that will call `finish`
         # With static_graph the first step's buckets come, all at once, when all else is done.
-        self.delayed = delayed
+        self.first_step_delayed = first_step_delayed
 
-    def serve(self, engine: Engine, parameters: Sequence[nn.Parameter]) -> None:
+    def bind(self, engine: Engine, parameters: Sequence[nn.Parameter]) -> None:
         """Synchronize by this engine, to which parameters are known by their position."""
         self.engine = engine
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
@@ -43,17 +43,17 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
     _refuse_python_reducer(bucket)
     engine = state.engine
     if engine is None:
-        return average(bucket.buffer(), state.home)
+        return average(bucket.buffer(), state.group)
     try:
         engine.begin(bucket.index())
         _at_end_of_backward(state, engine)
         future = engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
     except BaseException as error:  # a KeyboardInterrupt, too
-        engine.abandon(SyncError(f"{type(error).__name__}: {error}"))
+        engine.abort(SyncError(f"{type(error).__name__}: {error}"))
         raise
-    if bucket.is_last() and (state.delayed or state.watched < 0):
+    if bucket.is_last() and (state.first_step_delayed or state.backward_id < 0):
         engine.finish()  # nothing will call it before DDP itself waits
-        state.delayed = False
+        state.first_step_delayed = False
     return future
 
 
@@ -69,7 +69,7 @@ def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:
 
 def in_backward() -> bool:
     """Whether autograd is running, in this thread."""
-    return torch._C._current_graph_task_id() >= 0
+    return compat.backward_id() >= 0
 
 
 def _refuse_python_reducer(bucket: object) -> None:
@@ -91,10 +91,10 @@ def _at_end_of_backward(state: HookState, engine: Engine) -> None:
     (checkpoint with use_reentrant=True) or one after another. In DDP's `join` a rank without data
     calls hooks outside of any.
     """
-    task = torch._C._current_graph_task_id()
-    if task >= 0 and task != state.watched:
-        Variable._execution_engine.queue_callback(engine.finish)
-    state.watched = task
+    task = compat.backward_id()
+    if task >= 0 and task != state.backward_id:
+        compat.call_after_backward(engine.finish)
+    state.backward_id = task
 
 
 # DDP takes only a real function with this parameter; fail here rather than there.

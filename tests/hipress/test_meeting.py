@@ -14,23 +14,24 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from hipress import agree
-from hipress.agree import Meeting
+from hipress import compat
 from hipress.errors import AgreementTimeout, ConfigError, HipressError
+from hipress.ranks import meeting as meetings
+from hipress.ranks.meeting import Meeting
 from tests.hipress.launch import CONTEXT
 from tests.patience import HANG
 
 SILENT = "the job's store at 127.0.0.1:{port}, which does not answer"
 EXIT = """
 import sys, torch.distributed as dist
-from hipress import agree
-agree.LEAST = 0.1
+from hipress.ranks import meeting as meetings
+meetings.MIN_CALL_SECONDS = 0.1
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), wait_for_workers=False)
 print("connected", flush=True)
 sys.stdin.readline()
 try:
-    agree.Meeting(store, 0, (0, 1), 0.1, "exit").settle({})
-except agree.AgreementTimeout as error:
+    meetings.Meeting(store, 0, (0, 1), 0.1, "exit").settle({})
+except meetings.AgreementTimeout as error:
     print(error, flush=True)
 """
 
@@ -53,8 +54,8 @@ def place(monkeypatch):
     """This process is rank 1 of 3; whoever is late is late soon."""
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1, 2])
     monkeypatch.setattr(dist, "get_rank", lambda _: 1)
-    monkeypatch.setattr(agree, "LEAST", 0.1)
-    monkeypatch.setattr(agree, "TELLING", 0.2)
+    monkeypatch.setattr(meetings, "MIN_CALL_SECONDS", 0.1)
+    monkeypatch.setattr(meetings, "TELL_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def client(host, monkeypatch):
     store = dist.PrefixStore(
         "default_pg", dist.TCPStore("127.0.0.1", host[1], wait_for_workers=False)
     )
-    monkeypatch.setattr(agree, "_get_default_store", lambda: store)
+    monkeypatch.setattr(compat, "job_store", lambda: store)
     return store
 
 
@@ -100,24 +101,24 @@ def test_a_stopped_host_before_the_meeting(host, client):
     pid, port = host
     with stopped(pid):
         with pytest.raises(AgreementTimeout, match=r"rank 1 waited 0\.\d+ s for") as error:
-            agree.meeting(None, 0.1)
+            meetings.meeting(None, 0.1)
         assert SILENT.format(port=port) in str(error.value)
         with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
-            agree.meeting(None, HANG)  # at once
-    agree._UNANSWERED[client].join(HANG)
-    assert agree.meeting(None, HANG).name == "0,1,2/2"  # the late answer was the first
+            meetings.meeting(None, HANG)  # at once
+    meetings._UNANSWERED[client].join(HANG)
+    assert meetings.meeting(None, HANG).name == "0,1,2/2"  # the late answer was the first
 
 
 def test_a_stopped_host_during_the_meeting(host, client):
-    meeting = agree.meeting(None, 0.1)
+    meeting = meetings.meeting(None, 0.1)
     with stopped(host[0]), pytest.raises(AgreementTimeout, match="which does not answer"):
         meeting.settle({})
 
 
 def test_a_failure_is_told_as_it_is_where_the_store_is_silent(host, client, caplog):
-    meeting = agree.meeting(None, HANG)
+    meeting = meetings.meeting(None, HANG)
     with stopped(host[0]):
-        with pytest.raises(ConfigError, match="mine"), agree.announced(None):
+        with pytest.raises(ConfigError, match="mine"), meetings.failures_told(None):
             raise ConfigError("mine")
         meeting.fail(ConfigError("mine"))
     assert caplog.text.count("could not be told") == 2
@@ -140,9 +141,9 @@ def test_exit_while_a_call_waits(host):
 
 
 def test_errors_of_the_store(monkeypatch):
-    monkeypatch.setattr(agree, "_get_default_store", Broken)
+    monkeypatch.setattr(compat, "job_store", Broken)
     with pytest.raises(HipressError, match="store does not answer: Broken pipe"):
-        agree.meeting(None, HANG)
+        meetings.meeting(None, HANG)
 
 
 def test_the_last_look_may_take_a_moment():

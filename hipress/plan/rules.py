@@ -1,23 +1,23 @@
 """What happens to each parameter: left alone, or which codec, strategy and partitions.
 
 A fixed compressor is applied to everything it suits. "auto" compares predicted times, from
-what `hipress.probe` measured, and leaves a tensor alone unless compression clearly wins.
+what `hipress.plan.probe` measured, and leaves a tensor alone unless compression clearly wins.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from casync.rounds import refuse_workers
-from hipress.codecs import for_shape, strategy_for
 from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import SMALL, Options
+from hipress.plan.codecs import for_shape, strategy_for
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -114,8 +114,7 @@ def too_small(param: Param, codec: Codec, options: Options) -> str | None:
     """Why this codec would not help a tensor of this size, or None."""
     if param.numel < minimum(codec, options):
         return f"fewer than {minimum(codec, options)} elements"
-    suits: Callable[[int], bool] | None = getattr(codec, "suits", None)
-    if suits is not None and not suits(param.numel):
+    if not codec.suits(param.numel):
         return f"{codec.name} would not pay for {param.numel} elements"
     # A few bytes more are welcome: they spare a second message for the one tiny tensor. Where the
     # length depends on the data, its bound is far above what is sent, and stops tiny tensors only.

@@ -1,0 +1,1 @@
+"""Where gradients come from: DDP's communication hook."""

@@ -1,0 +1,112 @@
+"""All of torch that is private and that we use: where torch changes, this file does.
+
+Each function says what it takes and what it falls back on where a version of torch lacks it. Public
+names that torch keeps in odd places are imported where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
+from torch.autograd import Variable
+from torch.distributed import distributed_c10d
+from torch.distributed.constants import default_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = [
+    "GradBucket",  # public in torch.distributed, but not for type checkers; so are the stores
+    "PrefixStore",
+    "Store",
+    "backward_id",
+    "call_after_backward",
+    "comm_hooks",
+    "gloo_group",
+    "group_timeout",
+    "job_store",
+    "names_ignored_by_ddp",
+    "parameters_in_buckets",
+    "skips_unused_buckets",
+    "store_address",
+    "uncompiled",
+    "uses_python_reducer",
+]
+
+
+def job_store() -> Store:
+    """The key-value store of `init_process_group`."""
+    return distributed_c10d._get_default_store()
+
+
+def store_address(store: Store) -> str | None:
+    """`host:port` of a TCP store, below any prefix; None for stores that have none."""
+    base = getattr(store, "_underlying_non_prefix_store", store)
+    host, port = getattr(base, "host", None), getattr(base, "port", None)
+    return None if host is None else f"{host}:{port}"
+
+
+def group_timeout(group: dist.ProcessGroup) -> timedelta:
+    """How long operations of a group may last on the CPU: its own time-out, or torch's default."""
+    try:
+        given: timedelta = group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):  # a backend without such options, or none for the CPU
+        return default_pg_timeout
+    return given
+
+
+def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """A gloo backend apart from all groups that torch.distributed knows.
+
+    A backend, not a group, but it has all the operations of one that we use.
+    """
+    return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, rank, size, timeout))
+
+
+def names_ignored_by_ddp(module: nn.Module) -> set[str]:
+    """Parameters and buffers that a module has told DDP to leave alone."""
+    return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def parameters_in_buckets(ddp: DistributedDataParallel) -> set[torch.Tensor]:
+    """What lies in the buckets of a DDP module without sparse gradients."""
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()  # the zeros are let go
+    return {parameter for bucket in buckets for parameter in bucket.parameters()}
+
+
+def comm_hooks(ddp: DistributedDataParallel) -> list[tuple[Callable[..., Any], object]]:
+    """Communication hooks that were registered, with their states."""
+    return list(ddp._comm_hooks)
+
+
+def skips_unused_buckets(ddp: DistributedDataParallel) -> bool:
+    """Whether DDP leaves out buckets of unused parameters (not in every torch)."""
+    return bool(getattr(ddp, "skip_all_reduce_unused_params", False))
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """What torch.compile wrapped, or the model itself."""
+    original = getattr(model, "_orig_mod", None)
+    return original if isinstance(original, nn.Module) else model
+
+
+def uses_python_reducer() -> bool:
+    """Whether dynamo hands gradients to hooks one by one and ignores what they return."""
+    # Imported by torch.nn.parallel anyway, so this costs nothing.
+    from torch._dynamo.utils import get_optimize_ddp_mode
+
+    return bool(get_optimize_ddp_mode() == "python_reducer")
+
+
+def backward_id() -> int:
+    """Number of the backward pass that runs in this thread; -1 for none."""
+    return torch._C._current_graph_task_id()
+
+
+def call_after_backward(callback: Callable[[], None]) -> None:
+    """Have autograd call it when the running backward pass has run all nodes."""
+    Variable._execution_engine.queue_callback(callback)

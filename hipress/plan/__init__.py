@@ -1,0 +1,1 @@
+"""What is compressed, and how."""

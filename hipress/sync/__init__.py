@@ -1,0 +1,1 @@
+"""What runs in every step: buckets, state, checks."""

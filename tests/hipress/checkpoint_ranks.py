@@ -1,0 +1,164 @@
+"""What the ranks of test_checkpoint.py do."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import replace
+
+import torch
+
+import hipress
+from hipress.session import REGISTRY
+from tests.hipress.common import (
+    SMALL_BUCKETS,
+    UNREBUILT,
+    codec,
+    digest,
+    error_of,
+    left,
+    make,
+    train,
+)
+from tests.patience import HANG
+
+
+def resume(rank, world_size, name, scope, path, ddp_kwargs):
+    """Six steps at once, and three, a checkpoint, three."""
+    whole = hipress.wrap(make(), codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
+    train(whole, rank, range(6), momentum=0)
+    half = hipress.wrap(make(), codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
+    train(half, rank, range(3), momentum=0)
+    file = f"{path}/{rank}.pt"
+    torch.save([half.module.state_dict(), hipress.state_dict(half)], file)
+    weights, state = torch.load(file, weights_only=True)
+    assert state["step"] == 3
+    fresh = make()
+    fresh.load_state_dict(weights)
+    again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
+    template = keys_of(hipress.state_dict(again)) == keys_of(state)
+    older = {key: value for key, value in state.items() if key != "strategies"}
+    hipress.load_state_dict(again, older | {"format": 1})
+    hipress.load_state_dict(again, state)
+    reloaded = hipress.state_dict(again)
+    assert str(reloaded["codecs"]) == str(state["codecs"])
+    train(again, rank, range(3, 6), momentum=0)
+    final, expected = hipress.state_dict(again), hipress.state_dict(whole)
+    same = all(
+        torch.equal(values, expected["state"][p][side][key])
+        for p, sides in final["state"].items()
+        for side, arrays in sides.items()
+        for key, values in arrays.items()
+    )
+    return {
+        "whole": digest(whole), "again": digest(again), "state": same, "step": final["step"],
+        "sides": sorted({side for sides in final["state"].values() for side in sides}),
+        "errors": state_errors(again, state), "template": template,
+    }  # fmt: skip
+
+
+def load_apart(rank, world_size):
+    """Errors of states of two steps, and of one that fits rank 0 alone; and training after them."""
+    ddp = hipress.wrap(make(), "randomk", ratio=0.1)
+    states = []
+    for step in range(3):
+        train(ddp, rank, range(step, step + 1))
+        states.append(hipress.state_dict(ddp))
+    before = str(states[-1])
+    apart = error_of(hipress.load_state_dict, ddp, states[2 - rank])[:2]
+    refused = error_of(hipress.load_state_dict, ddp, states[0] | {"rank": 0})[:2]
+    kept = str(hipress.state_dict(ddp)) == before
+    hipress.load_state_dict(ddp, states[0])
+    train(ddp, rank, range(1, 4))
+    return apart, refused, kept, digest(ddp)
+
+
+def load_late(rank, world_size):
+    """Rank 1 loads a state when rank 0 has waited for that in vain; and what is possible then."""
+    ddp = hipress.wrap(make(), "randomk", ratio=0.1, timeout=HANG)
+    saved = hipress.state_dict(ddp)
+    train(ddp, rank, range(2))
+    session = REGISTRY.sessions[ddp]
+    store, session.meeting = session.meeting.store, replace(session.meeting, timeout=0.1)
+    logging.disable(logging.CRITICAL)
+    if rank == 1:
+        store.wait(["waited"])
+    load = error_of(hipress.load_state_dict, ddp, saved)[:2]
+    store.set("waited", "")
+    kept = session.engine.step == 2
+    step = error_of(train, ddp, rank, range(2, 3))[:2]
+    return load, kept, step, error_of(hipress.state_dict, ddp)[:2]
+
+
+def keys_of(state):
+    """Keys at all levels."""
+    if not isinstance(state, dict):
+        return None
+    return {key: keys_of(value) for key, value in state.items()}
+
+
+def state_errors(ddp, state):
+    """Messages for states that do not fit, and that strict=False takes them."""
+    found = {}
+    broken = {
+        "format": {"nonsense": 1},
+        "codec": state | {"codecs": dict.fromkeys(state["codecs"], "other")},
+        "rank": state | {"rank": 7},
+        "strategy": state | {"strategies": dict.fromkeys(state["codecs"], "ring")},
+        "missing": state | {"codecs": {}, "state": {}},
+        "unexpected": state | {"codecs": state["codecs"] | {"ghost.weight": "x"}},
+    }
+    values = state["state"]["second.weight"]
+    for title, damage in {
+        "step": {"step": 1.5},
+        "negative": {"step": -1},
+        "codecs": {"codecs": None},
+        "list": {"state": []},
+        "strategies": {"strategies": 1},
+        "values": {"state": state["state"] | {"second.weight": {"worker": {"residual": [1]}}}},
+        "side": {"state": state["state"] | {"second.weight": {"owner": values["worker"]}}},
+    }.items():
+        found[title] = error_of(hipress.load_state_dict, ddp, state | damage, strict=False)[:2]
+    broken["absent"] = state | {"state": {"second.weight": values}}
+    for side in ("worker", "aggregator"):
+        half = {"second.weight": {key: value for key, value in values.items() if key != side}}
+        broken[f"no {side}"] = state | {"state": state["state"] | half}
+    shape = copy.deepcopy(state)
+    shape["state"]["second.weight"]["worker"]["residual"] = torch.zeros(2)
+    broken["shape"] = shape
+    for title, bad in broken.items():
+        found[title] = error_of(hipress.load_state_dict, ddp, bad)[:2]
+        if title != "format":
+            logging.getLogger("hipress").setLevel(logging.ERROR)
+            hipress.load_state_dict(ddp, bad, strict=False)
+    return found
+
+
+def torn(rank, world_size):
+    """Rank 1's backward pass raises when its first buckets are on their way; what its state is."""
+    ddp = hipress.wrap(make(), codec("int8"), timeout=1.0, ddp_kwargs=SMALL_BUCKETS)
+    train(ddp, rank, range(2))
+    saved = hipress.state_dict(ddp)
+    if rank == 1:
+        ddp.module.norm.register_full_backward_hook(lambda *_: 1 / 0)
+    logging.disable(logging.CRITICAL)
+    return [
+        error_of(train, ddp, rank, range(2, 3))[:2],
+        error_of(hipress.state_dict, ddp)[:2],
+        error_of(hipress.load_state_dict, ddp, saved)[:2],
+    ]
+
+
+def forgotten(rank, world_size, scope):
+    """How many values are left after a state of which nothing, or one parameter, fits is loaded."""
+    ddp = hipress.wrap(make(), codec("int8"), scope=scope, ddp_kwargs=UNREBUILT)
+    train(ddp, rank, range(2))
+    saved = hipress.state_dict(ddp)
+    train(ddp, rank, range(2))
+    logging.disable(logging.CRITICAL)
+    found = []
+    values = {"second.weight": saved["state"]["second.weight"]}
+    for unfit in ({"state": values}, {"world_size": 7}):
+        hipress.load_state_dict(ddp, saved | unfit, strict=False)
+        found.append([name for name, any_ in left(ddp).items() if any_])
+    return sorted(name for name, sides in saved["state"].items() if sides), found

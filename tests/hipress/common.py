@@ -1,0 +1,153 @@
+"""The model, its training and its comparison: what ranks of all tests share."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import torch
+from torch import nn
+
+import hipress
+from tests.hipress.fakes import Halves, Int8, Sparse
+
+FAKES = {"int8": Int8, "half": Halves, "sparse": Sparse}
+SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
+UNREBUILT = {"find_unused_parameters": True}
+
+
+class Net(nn.Module):
+    """Odd sizes, from one element up; the second layer is big enough to be cut."""
+
+    def __init__(self, unused: bool = False) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.first = nn.Linear(7, 131)
+        self.norm = nn.LayerNorm(131)
+        self.second = nn.Linear(131, 301)
+        self.last = nn.Linear(301, 3)
+        self.unused = nn.Linear(11, 5) if unused else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(torch.tanh(self.first(x * self.scale)))
+        return self.last(torch.tanh(self.second(hidden)))
+
+
+def make(unused: bool = False) -> Net:
+    torch.manual_seed(0)
+    return Net(unused)
+
+
+def data(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(16, 7, generator=generator)
+    return x, x[:, :3] * 2
+
+
+def train(ddp, rank: int, steps: range, accumulate: int = 1, momentum: float = 0.9):
+    """Losses; the optimizer starts anew, so a resumed run must use momentum 0."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02, momentum=momentum)
+    losses = []
+    for step in steps:
+        for micro in range(accumulate):
+            x, y = data(rank, accumulate * step + micro)
+            if micro < accumulate - 1:
+                with ddp.no_sync():
+                    (nn.functional.mse_loss(ddp(x), y) / accumulate).backward()
+            else:
+                loss = nn.functional.mse_loss(ddp(x), y)
+                (loss / accumulate).backward()
+        losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def digest(module: nn.Module) -> str:
+    """Of all parameters, bit by bit."""
+    hashed = hashlib.sha256()
+    for parameter in module.parameters():
+        hashed.update(parameter.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def codec(name: str):
+    """A fake codec, or the name of a real one."""
+    return FAKES[name]() if name in FAKES else name
+
+
+def difference(left: nn.Module, right: nn.Module) -> float:
+    pairs = zip(left.parameters(), right.parameters(), strict=True)
+    return max((a - b).detach().abs().max().item() for a, b in pairs)
+
+
+def error_of(function, *args, **kwargs):
+    """Type, message and seconds of what a call raises."""
+    start = time.monotonic()
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "none", "", time.monotonic() - start
+
+
+def infinity(rank, world_size, name):
+    """Rank 1 has an inf; what gradients every rank then holds, and the state after it."""
+    ddp = hipress.wrap(make(), codec(name))
+    train(ddp, rank, range(2))
+    ddp.zero_grad()
+    x, y = data(rank, 0)
+    loss = nn.functional.mse_loss(ddp(x), y)
+    if rank == 1:
+        loss = loss * float("inf")
+    loss.backward()
+    infected = [not p.grad.isfinite().all().item() for p in ddp.parameters()]
+    state = hipress.state_dict(ddp)["state"]
+    clean = all(
+        values.isfinite().all().item()
+        for sides in state.values()
+        for arrays in sides.values()
+        for values in arrays.values()
+    )
+    ddp.zero_grad()
+    skipped = scaled(ddp, rank)
+    losses = train(ddp, rank, range(3, 5))
+    return infected, clean, skipped, losses, digest(ddp)
+
+
+def scaled(ddp, rank):
+    """Whether GradScaler skips a step for which one rank's loss overflowed, and not the next."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+    skipped = []
+    for step, factor in enumerate((float("inf") if rank == 1 else 1.0, 1.0)):
+        x, y = data(rank, step)
+        before = digest(ddp)
+        scaler.scale(nn.functional.mse_loss(ddp(x), y) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        skipped.append(digest(ddp) == before)
+    return skipped
+
+
+class Scaled(nn.Module):
+    """A parameter of one element, and with `empty` some of none beside it; all are used."""
+
+    def __init__(self, empty: bool) -> None:
+        super().__init__()
+        none = [torch.zeros(0), torch.zeros(3, 0), torch.zeros(0, dtype=torch.float64)]
+        self.before = nn.ParameterList(none if empty else [])
+        self.scale = nn.Parameter(torch.ones(()))
+        self.after = nn.ParameterList(none if empty else [])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + sum(p.sum() for p in (*self.before, *self.after))
+
+
+def left(ddp):
+    """By parameter: whether any of its saved values is not zero."""
+    return {
+        name: any(bool(value.any()) for values in sides.values() for value in values.values())
+        for name, sides in hipress.state_dict(ddp)["state"].items()
+    }

@@ -1,0 +1,145 @@
+"""What the ranks of test_failures.py do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import threading
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import compll
+import hipress
+from compll.library import specs_dir
+from tests.hipress.common import codec, error_of, make, train
+from tests.hipress.fakes import Int8
+from tests.patience import HANG
+
+
+def mismatches(rank, world_size):
+    """What each rank raises when one of them is configured differently."""
+    found = {}
+    odd = rank == world_size - 1
+
+    def attempt(title, name, model=None, **options):
+        found[title] = error_of(hipress.wrap, model or make(), codec(name), timeout=HANG, **options)
+
+    attempt("codec", "half" if odd else "int8")
+    attempt("strategy", "int8", strategy="ring" if odd else "ps")
+    attempt("seed", "int8", seed=int(odd))
+    attempt("exclude", "int8", exclude=["last.*"] if odd else [])
+    attempt("order", "int8", exclude=["last.*", "scale"][:: -1 if odd else 1])
+    shape = make()
+    if odd:
+        shape.second = nn.Linear(131, 302)
+    attempt("shape", "int8", shape)
+    layout = nn.Conv2d(3, 8, 3)
+    attempt("layout", "int8", layout.to(memory_format=torch.channels_last) if odd else layout)
+    buffered = nn.Sequential(nn.Linear(3, 3 + odd).requires_grad_(False), make(), nn.BatchNorm1d(3))
+    attempt("frozen", "int8", buffered)
+    attempt("buffer", "int8", nn.Sequential(make(), nn.BatchNorm1d(3 + odd, affine=False)))
+    attempt("broken", "int8", exclude=["typo*"] if odd else [])
+    attempt("scope", "int8", scope="tensr" if odd else "tensor")
+    attempt("exclude_type", "int8", exclude=3 if odd else [])
+    attempt("model", "int8", "x" if odd else None)
+    attempt("ddp_kwargs", "int8", ddp_kwargs={"bucket_cap": 1} if odd else None)
+    attempt("mixed", "int8", ddp_kwargs={"mixed_precision": object()} if odd else None)
+    attempt("ddp_kwargs_type", "int8", ddp_kwargs=3 if odd else None)
+    attempt("ddp_value", "int8", ddp_kwargs={"bucket_cap_mb": 1 + odd})
+    attempt("residual_by_name", "topk", **({"residual": "bfloat16"} if odd else {}))
+    for title, params in {"residual": {"residual": "bfloat16"}, "ratio": {"ratio": 0.25}}.items():
+        compiled = compll.compile("topk", "reference", **(params if odd else {}))
+        found[title] = error_of(hipress.wrap, make(), compiled, timeout=HANG)
+    alike = "topk" if odd else compll.compile("topk", ratio=0.01)
+    found["alike"] = error_of(hipress.wrap, make(), alike, timeout=HANG)
+    as_text = str(specs_dir() / "topk.yaml")
+    by_path = "topk" if odd else as_text
+    found["path"] = error_of(hipress.wrap, make(), by_path, timeout=HANG)
+    found["path_object"] = error_of(
+        hipress.wrap, make(), specs_dir() / "topk.yaml" if odd else as_text, timeout=HANG
+    )
+    found["numpy"] = error_of(
+        hipress.wrap, make(), codec("int8"), timeout=HANG,
+        **({"seed": np.int64(3), "min_size": np.int32(5)} if odd else {"seed": 3, "min_size": 5}),
+    )  # fmt: skip
+    found["written"] = error_of(
+        hipress.wrap, make(), "topk", timeout=HANG, **({} if odd else {"ratio": 0.01})
+    )
+    attempt("target", "topk" if odd else "int8", **({"target": "cuda"} if odd else {}))
+    with tempfile.TemporaryDirectory() as folder:
+        found["spec"] = _other_text(folder, odd)
+    if not odd:  # the odd one never arrives
+        found["absent"] = error_of(hipress.wrap, make(), codec("int8"), timeout=1.0)
+    return found
+
+
+def _other_text(folder, odd):
+    """A spec whose file has the same name everywhere and another text on one rank."""
+    text = (specs_dir() / "topk.yaml").read_text()
+    with contextlib.chdir(folder):
+        with open("d.yaml", "w") as file:
+            file.write(text.replace("about:", "about: Other.", 1) if odd else text)
+        return error_of(hipress.wrap, make(), "d.yaml", timeout=HANG)
+
+
+def killed(rank, world_size, name, ddp_kwargs):
+    """The last rank ends without a word in the middle of training."""
+    ddp = hipress.wrap(make(), codec(name), timeout=HANG, ddp_kwargs=ddp_kwargs)
+    train(ddp, rank, range(2))
+    if rank == world_size - 1:
+        os._exit(1)
+    logging.disable(logging.CRITICAL)
+    first = error_of(train, ddp, rank, range(2, 6))
+    assert threading.active_count() < 20
+    return first
+
+
+def silent(rank, world_size, dtype, options):
+    """The last rank takes no part in a step; errors of the others, and when they came."""
+    store = dist.distributed_c10d._get_default_store()
+    ddp = hipress.wrap(nn.Linear(40, 40, dtype=dtype), codec("int8"), timeout=1.0, **options)
+    if rank == world_size - 1:
+        store.wait([f"done/{other}" for other in range(rank)])
+        return None
+    logging.disable(logging.CRITICAL)
+    loss = ddp(torch.ones(4, 40, dtype=dtype)).sum()
+    found = error_of(loss.backward)
+    store.set(f"done/{rank}", "")
+    return found
+
+
+def restore(rank, world_size):
+    """The last rank takes no part in a step; what is left of the others' module after that."""
+    import gc
+    import weakref
+
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    store = dist.distributed_c10d._get_default_store()
+    train(DistributedDataParallel(make()), rank, range(1))  # starts autograd's and DDP's threads
+    before = threads()
+    ddp = hipress.wrap(make(), codec("int8"), timeout=1.0)
+    alive = weakref.ref(ddp)
+    if rank == world_size - 1:
+        store.wait([f"done/{other}" for other in range(rank)])
+        return None
+    logging.disable(logging.CRITICAL)
+    failed = error_of(train, ddp, rank, range(1))[0], error_of(train, ddp, rank, range(1))[0]
+    store.set(f"done/{rank}", "")
+    del ddp
+    gc.collect()
+    return failed, alive() is None, threads() - before
+
+
+def diverging(rank, world_size):
+    """One rank decodes differently; verify=True tells."""
+    ddp = hipress.wrap(make(), Int8(skew=1.0 * (rank == 1)), verify=True)
+    logging.disable(logging.CRITICAL)
+    return error_of(train, ddp, rank, range(2))[:2]

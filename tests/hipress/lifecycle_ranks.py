@@ -1,0 +1,173 @@
+"""What the ranks of test_lifecycle.py do."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+import os
+import threading
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hipress
+from tests.hipress.common import codec, digest, error_of, make, train
+
+
+def frozen(rank, world_size):
+    """Parameters that are frozen, or freed, between DDP and attach, and before another attach."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 3)]
+    layers[1].requires_grad_(False)
+    ddp = DistributedDataParallel(nn.Sequential(*layers), find_unused_parameters=True)
+    planned = []
+    for change, flag in (0, False), (1, True), (0, True):
+        layers[change].requires_grad_(flag)
+        hipress.attach(ddp, codec("int8"), exclude="2.*", verify=True)
+        planned.append([d.name for d in hipress.report(ddp).decisions])
+        for _ in range(2):
+            ddp(torch.randn(4, 8) + rank).sum().backward()
+        hipress.detach(ddp)
+    return planned, [layer.weight.grad for layer in layers if layer is not layers[1]]
+
+
+def copied(rank, world_size):
+    """Whether a copy, and what pickle makes of a module, train on, and may be attached to."""
+    ddp = hipress.wrap(make(), codec("int8"))
+    train(ddp, rank, range(2))
+    packed = io.BytesIO()
+    torch.save(ddp, packed)
+    packed.seek(0)
+    copies = [copy.deepcopy(ddp), torch.load(packed, weights_only=False)]
+    for one in (ddp, *copies):
+        assert ("not attached" in error_of(hipress.report, one)[1]) == (one is not ddp)
+        train(one, rank, range(2, 4))
+    for one in copies:
+        hipress.attach(one, codec("int8"))
+        train(one, rank, range(4, 6))
+    return [digest(one) for one in (ddp, *copies)], hipress.report(copies[0]).measured.steps
+
+
+def shut_down(rank, world_size):
+    """What can still be asked when torch.distributed is gone."""
+    ddp = hipress.wrap(make(), codec("int8"))
+    train(ddp, rank, range(2))
+    dist.barrier()
+    dist.destroy_process_group()
+    report, state = hipress.report(ddp), hipress.state_dict(ddp)
+    hipress.load_state_dict(ddp, state)
+    hipress.detach(ddp)
+    return (report.rank, report.world_size, report.measured.steps), state["rank"]
+
+
+def alone(rank, world_size):
+    """One rank: nothing is installed, everything can be called."""
+    ddp = hipress.wrap(make(), codec("int8"))
+    losses = train(ddp, rank, range(6))
+    report = hipress.report(ddp)
+    assert not report.installed
+    assert "one rank" in str(report)
+    state = hipress.state_dict(ddp)
+    hipress.load_state_dict(ddp, state)
+    ddp._comm_hooks.clear()
+    plain = DistributedDataParallel(make())
+    train(plain, rank, range(6))
+    assert digest(ddp) == digest(plain)
+    hipress.detach(ddp)
+    return losses, python_reducer(), taken()
+
+
+def python_reducer():
+    """The refusal of the python reducer."""
+    import torch._dynamo
+
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    try:
+        return error_of(hipress.wrap, make(), codec("int8"))[:2]
+    finally:
+        torch._dynamo.config.optimize_ddp = True
+
+
+def taken():
+    """The refusal of a module that has a hook, and of things that are no DDP module."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ddp = DistributedDataParallel(make())
+    ddp.register_comm_hook(None, allreduce_hook)
+    return [
+        error_of(hipress.attach, ddp, codec("int8"))[:2],
+        error_of(hipress.attach, make(), codec("int8"))[:2],
+        error_of(hipress.wrap, ddp, codec("int8"))[:2],
+        error_of(hipress.wrap, torch.compile(ddp, backend="eager"), codec("int8"))[:2],
+        *nested(),
+    ]
+
+
+def nested():
+    """What is said of a DDP module in a model: trained by both, by the inner one, by the outer."""
+    found = []
+    for frozen, ignored in (False, False), (True, False), (False, True):
+        inner = DistributedDataParallel(make())
+        inner.requires_grad_(not frozen)
+        model = nn.Sequential(inner, nn.Linear(3, 3))
+        if ignored:
+            names = [name for name, _ in model.named_parameters() if name.startswith("0.")]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+        found.append(error_of(hipress.wrap, model, codec("int8"))[:2])
+    return found
+
+
+def lifetime(rank, world_size):
+    """Threads end when the DDP module dies, and when it is detached."""
+    import gc
+
+    def ours():
+        return [t.name for t in threading.enumerate() if t.name.startswith(("casync", "hipress"))]
+
+    ddp = hipress.wrap(make(), codec("int8"), verify=True)
+    train(ddp, rank, range(2))
+    alive = ours()
+    del ddp
+    gc.collect()
+    after_death = ours()
+    ddp = hipress.wrap(make(), codec("int8"))
+    train(ddp, rank, range(2))
+    hipress.detach(ddp)
+    return alive, after_death, ours()
+
+
+def forked(rank, world_size):
+    """What a forked child meets that collects one wrapped module and uses another."""
+    import gc
+    import signal
+
+    gc.disable()
+    dead, ddp = (hipress.wrap(make(), codec("int8"), verify=True) for _ in range(2))
+    for each in (dead, ddp):
+        train(each, rank, range(2))
+    cycle = [dead]
+    cycle.append(cycle)
+    del dead, each, cycle
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        logging.disable(logging.CRITICAL)
+        signal.alarm(60)  # a child that hangs ends
+        gc.collect()
+        found = error_of(train, ddp, rank, range(1))[:2]
+        del ddp
+        gc.collect()
+        os.write(there, json.dumps(found).encode())
+        os._exit(0)
+    os.close(there)
+    with open(here) as pipe:
+        told = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    gc.enable()
+    gc.collect()
+    train(ddp, rank, range(2, 4))
+    return status, json.loads(told or "null"), digest(ddp)

@@ -1,0 +1,38 @@
+"""From buckets to programs; no process is needed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from hipress.model import describe
+from hipress.options import Options
+from hipress.plan.rules import fixed_plan
+from hipress.sync.buckets import BucketPlans
+from tests.hipress.fakes import Int8
+
+
+@pytest.fixture(params=["tensor", "bucket"])
+def plans(request):
+    codec, wanted = Int8(), Options("auto", scope=request.param, min_size=0)
+    params = describe(torch.nn.Sequential(*(torch.nn.Linear(20, 30) for _ in range(2))))
+    return BucketPlans(params, fixed_plan(params, codec, wanted, 2), wanted, 0, 2)
+
+
+def test_a_bucket_is_compiled_once(plans):
+    first, second = plans.plan_for((3, 2)), plans.plan_for((1, 0))
+    assert plans.plan_for((3, 2)) is first
+    assert plans.plan_for((1, 0)) is second
+
+
+def test_programs_of_former_buckets_are_dropped(plans):
+    programs = [weakref.ref(plans.plan_for(bucket).program) for bucket in [(3,), (2, 1), (0,)]]
+    plans.plan_for((3, 2))  # as DDP makes its buckets anew
+    gc.collect()
+    assert [program() is None for program in programs] == [True, True, False]
+    plans.plan_for((1, 0))
+    gc.collect()
+    assert programs[2]() is None
