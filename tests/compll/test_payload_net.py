@@ -1,0 +1,87 @@
+"""Every spec's payloads, decoded values and states, bit for bit, as they were when recorded.
+
+A net under changes of the compiler: what ranks of different versions or processors send each other
+must not change unnoticed. Where a change is meant, `pytest --update-golden` on this file records
+those of the reference backend anew.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compll
+from tests.compll.conftest import CASES, label
+
+GOLDEN = Path(__file__).parent / "golden" / "payloads.json"
+SIZES = (1, 31, 1000, 1025, 20011)
+STEPS = 3
+OWN_BITS = {"atomo"}  # singular vectors: the last bits are a backend's own
+SHAPES = {"powersgd": (143, 7)}
+RECORDED = [case for case in CASES if case[0] not in OWN_BITS]
+
+
+def gradient(n: int, seed: int) -> np.ndarray:
+    """float32 [n] over some orders of magnitude, a tenth zeros; of integers, as NumPy's own random
+    numbers may change with its version."""
+    state = (np.arange(n, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    words = (state >> np.uint64(40)).astype(np.int64)
+    signs = np.where(words & 1, -1.0, 1.0)
+    exponents = np.ldexp(1.0, -((words >> 1) & 7).astype(np.int32))
+    values = signs * exponents * ((words >> 4) & 0xFFFF) / 65536
+    return np.where(words % 10 == 0, 0.0, values).astype(np.float32)
+
+
+def encoded(codec, n, states, step):
+    """What is sent, and what all ranks then have: one rank's, or the rounds of one."""
+    x = gradient(n, step)
+    if not codec.rounds:
+        payload = codec.encode(x, state=states or None, seed=7, step=step)
+        return [payload], codec.decode(payload, n, step=step)
+    table, sums = np.array([[0, n, 0, 0, 0]]), []
+    options = {"workers": 1, "state": states or None, "seed": 7, "step": step}
+    for number, one in enumerate(codec.rounds):
+        out, at = np.zeros(one.payload_bytes(n), np.uint8), np.zeros(1, np.int64)
+        codec.encode_round(number, x, table, out, at, sums, **options)
+        sums.append((out, at))
+    codec.decode_rounds(x, table, sums, **options)
+    return [out for out, _ in sums], x
+
+
+def digest(case, target: str) -> str:
+    name, params = case
+    hashed = hashlib.sha256()
+    codec = compll.compile(name, target=target, **params)
+    sizes = SIZES
+    if name in SHAPES:
+        codec, sizes = codec.for_shape(SHAPES[name]), (int(np.prod(SHAPES[name])),)
+    for n in sizes:
+        states = codec.init_state(n)
+        for step in range(STEPS):
+            payloads, decoded = encoded(codec, n, states, step)
+            for array in (*payloads, decoded, *(states[key] for key in sorted(states))):
+                hashed.update(np.ascontiguousarray(array).tobytes())
+    return hashed.hexdigest()[:32]
+
+
+@pytest.fixture(scope="module")
+def golden(request):
+    if request.config.getoption("--update-golden"):
+        found = {label(case): digest(case, "reference") for case in RECORDED}
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+    return json.loads(GOLDEN.read_text())
+
+
+def test_every_spec_is_in_the_net(golden):
+    assert sorted(golden) == sorted(map(label, RECORDED))
+
+
+def test_the_bits_are_those_recorded(case, golden):
+    if case[0] in OWN_BITS:
+        pytest.skip("of its singular vectors the last bits are a backend's own")
+    for target in ("reference", "cpu"):
+        assert digest(case, target) == golden[label(case)], target
