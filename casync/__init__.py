@@ -9,7 +9,7 @@
     executor = Executor(transport, codecs, seed=0, timeout=60.0)
     future = executor.submit(program, bucket, states, step)    # bucket becomes the average
 
-`casync.simulate` predicts times, `casync.cost` has the formulas of SeCoPa.
+`casync.predict.simulate` predicts times, `casync.predict.cost` has the formulas of SeCoPa.
 Names are loaded when first used: importing this package imports neither torch nor networkx.
 """
 
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from casync.dryrun import DryRun, dry_run
     from casync.errors import (
         CasyncError,
         DeadlockError,
@@ -32,13 +31,14 @@ if TYPE_CHECKING:
         TransportAborted,
         TransportError,
     )
-    from casync.executor import Executor
-    from casync.graph import Graph, Program, build
-    from casync.plan import Choice, Part, Tensor, assign_owners, partition
+    from casync.graph.dryrun import DryRun, dry_run
+    from casync.graph.graph import Graph, Program, build
+    from casync.graph.plan import Choice, Part, Tensor, assign_owners, partition
+    from casync.runtime.executor import Executor
 
 _HOME = {
     "codec": ("Codec",),
-    "dryrun": ("DryRun", "dry_run"),
+    "graph.dryrun": ("DryRun", "dry_run"),
     "errors": (
         "CasyncError",
         "DeadlockError",
@@ -50,9 +50,9 @@ _HOME = {
         "TransportAborted",
         "TransportError",
     ),
-    "executor": ("Executor",),
-    "graph": ("Graph", "Program", "build"),
-    "plan": ("Choice", "Part", "Tensor", "assign_owners", "partition"),
+    "runtime.executor": ("Executor",),
+    "graph.graph": ("Graph", "Program", "build"),
+    "graph.plan": ("Choice", "Part", "Tensor", "assign_owners", "partition"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from casync.tasks import Operation
-
-__all__ = ["FLOAT_BYTES", "Bytes", "Codec", "CodecDefaults", "Floats", "Ints", "Round", "State"]
+__all__ = [
+    "FLOAT_BYTES",
+    "OPERATIONS",
+    "Bytes",
+    "Codec",
+    "CodecDefaults",
+    "Floats",
+    "Ints",
+    "Operation",
+    "Round",
+    "State",
+]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int64]
 #: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
 State: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+#: what a native all-reduce does
+Operation: TypeAlias = Literal["sum", "max"]
+OPERATIONS: tuple[Operation, ...] = ("sum", "max")
 
 FLOAT_BYTES = 4  # gradients are float32
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 from casync.codec import Bytes, Codec, Floats, Ints, State
 
 if TYPE_CHECKING:
-    from casync.builder import Builder
-    from casync.plan import Part
+    from casync.graph.builder import Builder
+    from casync.graph.plan import Part
 
 __all__ = [
     "RoundsCodec",

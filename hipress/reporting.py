@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-    from casync.counters import Counters
+    from casync.runtime.counters import Counters
     from hipress.plan.probe import Probe
     from hipress.sync.engine import Traffic
 

@@ -16,9 +16,9 @@ from casync.errors import PlanError
 from casync.rounds import refuse_rounds
 
 if TYPE_CHECKING:
-    from casync.builder import Builder
     from casync.codec import Codec
-    from casync.plan import Part
+    from casync.graph.builder import Builder
+    from casync.graph.plan import Part
 
 __all__ = ["Strategy", "instead", "list_strategies", "load"]
 

@@ -12,9 +12,9 @@ from casync import rounds
 from casync.strategies import instead, refuse_vote
 
 if TYPE_CHECKING:
-    from casync.builder import Builder
     from casync.codec import Codec
-    from casync.plan import Part
+    from casync.graph.builder import Builder
+    from casync.graph.plan import Part
 
 SPREADS = False
 

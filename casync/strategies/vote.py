@@ -13,9 +13,9 @@ from casync.rounds import refuse_rounds
 from casync.strategies import instead
 
 if TYPE_CHECKING:
-    from casync.builder import Builder
     from casync.codec import Codec
-    from casync.plan import Part
+    from casync.graph.builder import Builder
+    from casync.graph.plan import Part
 
 SPREADS = True
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from casync.tasks import Operation
+    from casync.codec import Operation
 
 __all__ = ["Handle", "Transport", "list_transports"]
 

@@ -13,8 +13,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from casync.codec import Operation
 from casync.errors import PeerTimeout, TransportAborted, TransportError
-from casync.tasks import Operation
 from casync.transports import Handle
 
 __all__ = ["DistributedTransport"]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
+from casync.codec import Operation
 from casync.errors import PeerTimeout, TransportAborted, TransportError
-from casync.tasks import Operation
 from casync.transports import Handle
 
 __all__ = ["Hub", "MemoryTransport"]

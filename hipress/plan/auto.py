@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from casync import strategies
-from casync.cost import CodecCost, Costs, Line, predict
+from casync.predict.cost import CodecCost, Costs, Line, predict
 from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from casync.cost import CodecCost, Costs, Line, fit
+from casync.predict.cost import CodecCost, Costs, Line, fit
 from hipress.ranks.link import all_reduce_max
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from casync.dryrun import dry_run
-from casync.graph import Program, build
-from casync.plan import Choice, Tensor, assign_owners, partition
+from casync.graph.dryrun import dry_run
+from casync.graph.graph import Program, build
+from casync.graph.plan import Choice, Tensor, assign_owners, partition
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.rules import RAW, Plan, partitions

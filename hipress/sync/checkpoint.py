@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from casync.deferral import as_torch
+from casync.runtime.deferral import as_torch
 from hipress.errors import StateError
 from hipress.model import Param
 from hipress.sync.state import AGGREGATOR, WORKER, Floats, Residuals

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from casync.counters import Counters
 from casync.errors import CasyncError, copy_to_raise
-from casync.executor import Executor
+from casync.runtime.counters import Counters
+from casync.runtime.executor import Executor
 from casync.transports.distributed import DistributedTransport
 from hipress.errors import HipressError, SyncError
 from hipress.model import Param

@@ -15,7 +15,7 @@ a worker's, but a rank writes only the parts that it owns.
 [Note: unused parameters]
 With find_unused_parameters DDP drops the average of a parameter that no rank used in a step, and
 with it what was sent of its residuals. So they wait while what would be encoded is zero: see [Note:
-deferred feedback] in casync/deferral.py. With scope "bucket" this holds for runs of a bucket that
+deferred feedback] in runtime/deferral.py. With scope "bucket" this holds for runs of a bucket that
 are unused as a whole. The momentum of dgc waits with its sum, as that of an optimizer does without
 a gradient. Not so where zeros would be encoded as something else: signum votes on, by its momentum.
 """

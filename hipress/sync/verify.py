@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from casync.exits import close_at_exit
+from casync.runtime.exits import close_at_exit
 from hipress.errors import DivergenceError, SyncError
 from hipress.model import Param
 from hipress.ranks.link import gather
@@ -50,7 +50,7 @@ class Verifier:
         return checked
 
     def close(self) -> None:
-        """End the thread. Nothing in a forked child: see [Note: fork] in casync/exits.py."""
+        """End the thread. Nothing in a forked child: see [Note: fork] in runtime/exits.py."""
         if os.getpid() != self._process:
             return
         self._requests.put(None)

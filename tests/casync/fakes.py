@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from casync.codec import CodecDefaults
-from casync.executor import Executor
-from casync.graph import Graph, build
-from casync.plan import Choice, Tensor, partition
+from casync.graph.graph import Graph, build
+from casync.graph.plan import Choice, Tensor, partition
+from casync.runtime.executor import Executor
 from casync.transports.memory import Hub
 from tests.patience import HANG
 

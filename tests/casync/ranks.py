@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from casync.errors import CasyncError
-from casync.executor import Executor
+from casync.runtime.executor import Executor
 from casync.transports.distributed import DistributedTransport
 from tests.casync.fakes import (
     CODECS,

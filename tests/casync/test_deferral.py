@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from casync.graph import build
-from casync.plan import Choice, partition
+from casync.graph.graph import build
+from casync.graph.plan import Choice, partition
 from tests.casync.fakes import CODECS, Sign, gradients, states_of, tensors_of, world
 from tests.casync.test_fusion import Fusing
 

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from casync import watch
-from casync.dryrun import dry_run
 from casync.errors import (
     CasyncError,
     ExecutorClosed,
@@ -23,10 +21,12 @@ from casync.errors import (
     TransportAborted,
     TransportError,
 )
-from casync.executor import Executor
-from casync.graph import build
-from casync.jobs import mix_seed
-from casync.plan import Choice, partition
+from casync.graph.dryrun import dry_run
+from casync.graph.graph import build
+from casync.graph.plan import Choice, partition
+from casync.runtime import watch
+from casync.runtime.executor import Executor
+from casync.runtime.jobs import mix_seed
 from casync.transports.memory import Hub
 from tests.casync.fakes import (
     CODECS,
@@ -577,7 +577,7 @@ def test_counters_can_be_copied():
 AT_WORK = """
 import threading
 import torch
-from casync.executor import Executor
+from casync.runtime.executor import Executor
 from casync.transports.memory import Hub
 from tests.casync.fakes import CODECS, graph_of
 

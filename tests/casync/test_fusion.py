@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from casync.fusion import fused
-from casync.graph import build
-from casync.plan import Choice, partition
+from casync.graph.fusion import fused
+from casync.graph.graph import build
+from casync.graph.plan import Choice, partition
 from tests.casync.fakes import CODECS, SIZES, Sign, gradients, states_of, tensors_of, world
 
 

@@ -5,11 +5,11 @@ import dataclasses
 import networkx as nx
 import pytest
 
-from casync.dryrun import dry_run
 from casync.errors import DeadlockError, GraphSyntaxError, PlanError
-from casync.graph import Graph, build
-from casync.plan import Part
-from casync.tasks import Recv, Reduce, Send
+from casync.graph.dryrun import dry_run
+from casync.graph.graph import Graph, build
+from casync.graph.plan import Part
+from casync.graph.tasks import Recv, Reduce, Send
 from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of
 
 

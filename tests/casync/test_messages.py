@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from casync.errors import PayloadError
-from casync.messages import Layout
-from casync.plan import Part
+from casync.graph.layout import Layout
+from casync.graph.plan import Part
 from tests.casync.fakes import CODECS
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casync.errors import PlanError
-from casync.plan import Choice, Tensor, assign_owners, partition
+from casync.graph.plan import Choice, Tensor, assign_owners, partition
 from casync.strategies import list_strategies
 from tests.casync.fakes import CODECS, PAIRS, tensors_of
 

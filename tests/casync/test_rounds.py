@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from casync.dryrun import dry_run
 from casync.errors import DeadlockError, GraphSyntaxError, PayloadError, PlanError
-from casync.graph import Graph, build
-from casync.plan import Choice, partition
-from casync.simulate import Cluster, CodecSpeed, simulate
+from casync.graph.dryrun import dry_run
+from casync.graph.graph import Graph, build
+from casync.graph.plan import Choice, partition
+from casync.graph.tasks import ReduceRound
+from casync.predict.simulate import Cluster, CodecSpeed, simulate
 from casync.strategies import list_strategies
-from casync.tasks import ReduceRound
 from tests.casync.fakes import SIZES, Fake, gradients, jitter, tensors_of, world
 
 TOTAL = sum(SIZES)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from casync.graph import build
-from casync.simulate import Cluster, CodecSpeed, simulate
+from casync.graph.graph import build
+from casync.predict.simulate import Cluster, CodecSpeed, simulate
 from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of
 
 LINK = 1000.0  # bytes per second

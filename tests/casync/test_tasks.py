@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casync.errors import GraphSyntaxError
-from casync.tasks import SIDES, Decode, Encode, Merge, Recv, Reduce, Send, parse_task
+from casync.graph.tasks import SIDES, Decode, Encode, Merge, Recv, Reduce, Send, parse_task
 
 number = st.integers(0, 10**6)
 tasks = st.one_of(

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from casync.errors import PlanError
-from casync.graph import build
-from casync.plan import Choice, partition
+from casync.graph.graph import build
+from casync.graph.plan import Choice, partition
 from casync.strategies import load
 from tests.casync.fakes import CODECS, SIZES, Fake, gradients, tensors_of, world
 

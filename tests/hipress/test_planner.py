@@ -9,7 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import compll
-from casync.cost import CodecCost, Costs, Line, fit, predict
+from casync.predict.cost import CodecCost, Costs, Line, fit, predict
 from hipress import options, session
 from hipress.errors import ConfigError
 from hipress.model import describe

@@ -7,8 +7,8 @@ import torch
 
 from casync.codec import Bytes, Ints
 from casync.errors import PayloadError
-from casync.messages import Layout
-from casync.repeats import ABSENT, MARK, PLAIN, expand, extent, promises, squeeze
+from casync.graph.layout import Layout
+from casync.memory.squeeze import ABSENT, MARK, PLAIN, expand, extent, promises, squeeze
 
 __all__ = ["Slot"]
 
@@ -16,7 +16,7 @@ __all__ = ["Slot"]
 class Slot:
     """A payload's buffer on this rank, with the same memory as a torch tensor.
 
-    See repeats.py for what travels: the buffer with a mark in front, or a squeezed copy.
+    See squeeze.py for what travels: the buffer with a mark in front, or a squeezed copy.
     """
 
     __slots__ = (

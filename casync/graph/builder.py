@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from casync.codec import Operation
 from casync.errors import PlanError
-from casync.plan import Part
-from casync.tasks import (
+from casync.graph.plan import Part
+from casync.graph.tasks import (
     Decode,
     DecodeRounds,
     Encode,
     EncodeRound,
     Merge,
-    Operation,
     Recv,
     Reduce,
     ReduceRound,

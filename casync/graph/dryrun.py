@@ -10,8 +10,8 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
 from casync.errors import DeadlockError
-from casync.graph import Graph
-from casync.tasks import Decode, Merge, Recv, Reduce, ReduceRound, Send, Task
+from casync.graph.graph import Graph
+from casync.graph.tasks import Decode, Merge, Recv, Reduce, ReduceRound, Send, Task
 
 __all__ = ["DryRun", "dry_run"]
 

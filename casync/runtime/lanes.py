@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
-from casync.jobs import Job
-from casync.tasks import Recv, Reduce, ReduceRound, Send, Task
+from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task
+from casync.runtime.jobs import Job
+from casync.runtime.watch import Posted, Watch
 from casync.transports import Handle, Transport
-from casync.watch import Posted, Watch
 
 __all__ = ["Communication", "Compute", "Owner"]
 

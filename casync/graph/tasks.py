@@ -15,17 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias, cast
 
+from casync.codec import OPERATIONS, Operation
 from casync.errors import GraphSyntaxError
 
 __all__ = [
-    "OPERATIONS",
     "SIDES",
     "Decode",
     "DecodeRounds",
     "Encode",
     "EncodeRound",
     "Merge",
-    "Operation",
     "Recv",
     "Reduce",
     "ReduceRound",
@@ -36,9 +35,6 @@ __all__ = [
 ]
 
 Side: TypeAlias = Literal["worker", "aggregator"]
-#: what a native all-reduce does
-Operation: TypeAlias = Literal["sum", "max"]
-OPERATIONS: tuple[Operation, ...] = ("sum", "max")
 SIDES: tuple[Side, ...] = ("worker", "aggregator")
 
 

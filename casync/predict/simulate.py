@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from casync.codec import FLOAT_BYTES
-from casync.graph import Graph, Program
-from casync.tasks import Encode, Recv, Reduce, ReduceRound, Send
+from casync.graph.graph import Graph, Program
+from casync.graph.tasks import Encode, Recv, Reduce, ReduceRound, Send
 
 __all__ = ["Cluster", "CodecSpeed", "Timeline", "simulate"]
 

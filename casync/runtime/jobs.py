@@ -15,15 +15,12 @@ import numpy as np
 import torch
 
 from casync.codec import Codec, Floats, State
-from casync.deferral import Deferred, defer, restore, zero_pieces
 from casync.errors import PlanError
-from casync.fusion import fused
-from casync.graph import Program
-from casync.messages import Layout
-from casync.plan import Part
-from casync.rounds import as_rounds
-from casync.slots import Slot
-from casync.tasks import (
+from casync.graph.fusion import fused
+from casync.graph.graph import Program
+from casync.graph.layout import Layout
+from casync.graph.plan import Part
+from casync.graph.tasks import (
     SIDES,
     Decode,
     DecodeRounds,
@@ -36,6 +33,9 @@ from casync.tasks import (
     Side,
     Task,
 )
+from casync.memory.slots import Slot
+from casync.rounds import as_rounds
+from casync.runtime.deferral import Deferred, defer, restore, zero_pieces
 from casync.transports import Handle
 
 __all__ = ["Job", "Prepared", "States", "mix_seed"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from casync.codec import FLOAT_BYTES, Bytes, Codec, Ints
 from casync.errors import PayloadError
-from casync.plan import Part
+from casync.graph.plan import Part
 
 __all__ = ["ALIGN", "Contents", "Layout"]
 

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from casync.codec import FLOAT_BYTES, Codec
+from casync.codec import FLOAT_BYTES, Codec, Operation
 from casync.errors import PlanError
 from casync.rounds import refuse_workers
 from casync.strategies import load
-from casync.tasks import Operation
 
 __all__ = ["BATCH_BYTES", "WHOLE_BYTES", "Choice", "Part", "Tensor", "assign_owners", "partition"]
 

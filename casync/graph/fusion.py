@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from casync.codec import Codec
-from casync.graph import Program
-from casync.tasks import Decode, Encode, Merge
+from casync.graph.graph import Program
+from casync.graph.tasks import Decode, Encode, Merge
 
 __all__ = ["fused"]
 

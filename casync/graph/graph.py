@@ -8,22 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from casync.builder import Builder
-from casync.codec import Codec
+from casync.codec import OPERATIONS, Codec, Operation
 from casync.errors import GraphSyntaxError, PlanError
-from casync.messages import Layout
-from casync.plan import Part
+from casync.graph.builder import Builder
+from casync.graph.layout import Layout
+from casync.graph.plan import Part
+from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task, parse_task
 from casync.strategies import load
-from casync.tasks import (
-    OPERATIONS,
-    Operation,
-    Recv,
-    Reduce,
-    ReduceRound,
-    Send,
-    Task,
-    parse_task,
-)
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -14,7 +14,7 @@ class Counters:
     world_size: int
     jobs: int = 0
     bytes_sent: int = 0  # payload bytes of point-to-point messages
-    bytes_spared: int = 0  # of bytes_sent, what repeats and so does not travel; see repeats.py
+    bytes_spared: int = 0  # of bytes_sent, what repeats and so does not travel; see squeeze.py
     bytes_received: int = 0
     messages_sent: int = 0
     messages_received: int = 0

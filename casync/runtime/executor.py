@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from casync.codec import Codec
-from casync.counters import Counters
 from casync.errors import (
     CasyncError,
     ExecutorClosed,
@@ -25,11 +24,12 @@ from casync.errors import (
     copy_to_raise,
     forget_frames,
 )
-from casync.exits import close_at_exit
-from casync.graph import Program
-from casync.jobs import Job, Prepared, States
-from casync.lanes import Communication, Compute
-from casync.tasks import Decode, Encode, Merge, Recv, Reduce, Send, Task
+from casync.graph.graph import Program
+from casync.graph.tasks import Decode, Encode, Merge, Recv, Reduce, Send, Task
+from casync.runtime.counters import Counters
+from casync.runtime.exits import close_at_exit
+from casync.runtime.jobs import Job, Prepared, States
+from casync.runtime.lanes import Communication, Compute
 from casync.transports import Transport
 
 __all__ = ["Executor", "TraceEvent"]

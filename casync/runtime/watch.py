@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from casync.jobs import Job
+from casync.runtime.jobs import Job
 from casync.transports import Handle, Transport
 
 __all__ = ["Posted", "Watch"]

@@ -1,0 +1,1 @@
+"""Where payloads lie on this rank, and what of them travels."""

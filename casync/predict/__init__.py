@@ -1,0 +1,1 @@
+"""How long a step will take: formulas, and a simulation of the graph."""

@@ -1,0 +1,1 @@
+"""What runs a program: jobs, lanes, and what notices that a peer is gone."""
