@@ -7,6 +7,8 @@ y = codec.decode(payload, len(x))
 
 from __future__ import annotations
 
+__version__ = "0.1.0"
+
 from compll.codec import Codec
 from compll.errors import CompllError, Diagnostic, PayloadError, Span, SpecError, UsageError
 from compll.library import compile, list_specs
@@ -19,6 +21,7 @@ __all__ = [
     "Span",
     "SpecError",
     "UsageError",
+    "__version__",
     "compile",
     "list_specs",
 ]

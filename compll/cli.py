@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from compll import artifacts, cli_author, explain, library, report
+from compll import __version__, artifacts, cli_author, explain, library, report
 from compll.cli_common import (
     Params,
     SomeSpecs,
@@ -37,11 +37,28 @@ from compll.refusal import compilable
 LINE = 200  # characters
 
 app = typer.Typer(
-    help="Gradient compressors from YAML specs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and exit, if asked to."""
+    if wanted:
+        typer.echo(f"compll {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def compll(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="show it, exit")
+    ] = False,
+) -> None:
+    """Gradient compressors from YAML specs."""
+
+
 for command in (cli_author.new, cli_author.schema, cli_author.bench):
     app.command()(command)
 

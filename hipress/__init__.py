@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+__version__ = "0.1.0"
+
 from hipress.api import attach, detach, load_state_dict, report, state_dict, wrap
 from hipress.errors import (
     AgreementTimeout,
@@ -30,6 +32,7 @@ __all__ = [
     "HipressError",
     "StateError",
     "SyncError",
+    "__version__",
     "attach",
     "detach",
     "load_state_dict",

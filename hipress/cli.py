@@ -1,12 +1,14 @@
 """The command line `hipress`. Each command lives in a module of its own; this one only lists
 them."""
 
+from typing import Annotated
+
 import typer
 
+from hipress import __version__
 from hipress.demo.command import demo
 
 app = typer.Typer(
-    help="Compressed gradient synchronization for data-parallel PyTorch training.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -14,10 +16,20 @@ app = typer.Typer(
 app.command("demo")(demo)
 
 
-@app.callback()
-def _commands() -> None:
-    # With a callback typer keeps a lone command's name on the command line.
-    pass
+def show_version(wanted: bool) -> None:
+    """Print the version and exit, if asked to."""
+    if wanted:
+        typer.echo(f"hipress {__version__}")
+        raise typer.Exit
+
+
+@app.callback()  # with one, typer keeps a lone command's name on the command line
+def hipress(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="show it, exit")
+    ] = False,
+) -> None:
+    """Compressed gradient synchronization for data-parallel PyTorch training."""
 
 
 def main() -> None:

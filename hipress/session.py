@@ -6,7 +6,6 @@ import platform
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from casync import strategies
-from hipress import compat
+from hipress import __version__, compat
 from hipress.errors import HipressError
 from hipress.model import Param, describe, frozen_tensors
 from hipress.options import AUTO, Options
@@ -202,11 +201,7 @@ def _call(name: str, params: Mapping[str, Any]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    try:
-        ours = version("hipress")
-    except PackageNotFoundError:  # a checkout that is not installed
-        ours = "unknown"
-    return {"hipress": ours, "torch": torch.__version__, "machine": platform.machine()}
+    return {"hipress": __version__, "torch": torch.__version__, "machine": platform.machine()}
 
 
 def _plan(

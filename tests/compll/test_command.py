@@ -22,6 +22,11 @@ def run(*args):
     return CliRunner().invoke(app, [str(a) for a in args])
 
 
+def test_version():
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"compll {compll.__version__}\n")
+
+
 def test_list_names_every_spec():
     result = run("list")
     assert result.exit_code == 0

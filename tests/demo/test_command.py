@@ -7,6 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import compll
+import hipress
 from hipress.cli import app
 from hipress.demo import command, methods
 from hipress.demo.job import Workload
@@ -17,6 +19,12 @@ KNOWN = ["auto", "onebit_group", "int4_group", "dgc"]
 @pytest.fixture(autouse=True)
 def known_codecs(monkeypatch):
     monkeypatch.setattr(methods, "codecs", lambda: KNOWN)
+
+
+def test_version():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"hipress {hipress.__version__}\n")
+    assert compll.__version__ == hipress.__version__  # written in both, for one distribution
 
 
 @pytest.mark.parametrize(
