@@ -5,10 +5,10 @@ DEMO ?=
 TESTS ?=
 BENCH ?=
 
-.PHONY: setup demo test lint format bench wheel clean help
+.PHONY: setup demo test test-all lint format bench wheel clean help
 
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/'
 
 setup: $(STAMP)  ## virtual environment in .venv, editable install, pinned versions
 
@@ -20,7 +20,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup      ## train with and without compression, draw a chart: make demo DEMO="--hosts 4"
 	$(BIN)/hipress demo $(DEMO)
 
-test: setup      ## the test suite: make test TESTS="tests/demo -k data"
+test: setup      ## the fast tests, in about 5 minutes: make test TESTS="tests/demo -k data"
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow" $(TESTS)
+
+test-all: setup  ## all tests, those marked slow among them; -m slow for those alone
 	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
 
 lint: setup      ## ruff, mypy --strict, import contracts
