@@ -18,7 +18,7 @@ from hipress.errors import HipressError
 from hipress.model import Param, describe, frozen_tensors
 from hipress.options import AUTO, Options
 from hipress.plan import rules
-from hipress.plan.codecs import resolve, strategy_for
+from hipress.plan.codecs import call, described, resolve, strategy_for
 from hipress.ranks import meeting as meetings
 from hipress.ranks.link import connect, silent_hint
 from hipress.ranks.meeting import Meeting
@@ -149,7 +149,7 @@ def _facts(
 ) -> dict[str, Any]:
     """Everything that must be equal on all ranks."""
     return {
-        "compressor": AUTO if options.automatic else _described(*codecs.values()),
+        "compressor": AUTO if options.automatic else described(*codecs.values()),
         "strategy": options.strategy,
         "scope": options.scope,
         "exclude": sorted(set(options.exclude)),  # given as a set, every rank has its order
@@ -180,8 +180,8 @@ def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
 def label(options: Options) -> str:
     """What was asked for, such as `topk(ratio=0.01)`; a compiled codec with all parameters."""
     if not isinstance(options.compressor, str):
-        return _described(options.compressor)
-    return AUTO if options.automatic else _call(options.compressor, options.params)
+        return described(options.compressor)
+    return AUTO if options.automatic else call(options.compressor, options.params)
 
 
 def plain_options(options: Options) -> dict[str, Any]:
@@ -189,15 +189,6 @@ def plain_options(options: Options) -> dict[str, Any]:
     # not asdict, which copies what it finds: a compiled codec holds locks, and has a label
     own = {each.name: getattr(options, each.name) for each in fields(options)}
     return own | {"compressor": label(options), "params": dict(options.params)}
-
-
-def _described(codec: Codec) -> str:
-    """With all parameters: `topk` is the same as `topk(ratio=0.01)` where that is the default."""
-    return _call(codec.name, codec.params)
-
-
-def _call(name: str, params: Mapping[str, Any]) -> str:
-    return f"{name}({', '.join(f'{k}={v!r}' for k, v in sorted(params.items()))})"
 
 
 def _versions() -> dict[str, str]:

@@ -51,6 +51,16 @@ def for_shape(codec: Codec, shape: Sequence[int]) -> tuple[str, Codec]:
     return f"{codec.name}({settled})", own
 
 
+def described(codec: Codec) -> str:
+    """With all parameters: `topk` is the same as `topk(ratio=0.01)` where that is the default."""
+    return call(codec.name, codec.params)
+
+
+def call(name: str, params: Mapping[str, Any]) -> str:
+    """Such as `topk(ratio=0.01)`."""
+    return f"{name}({', '.join(f'{k}={v!r}' for k, v in sorted(params.items()))})"
+
+
 def _refuse_arguments(params: Mapping[str, Any]) -> None:
     """What compll.compile calls its own arguments no spec can have as a parameter."""
     import compll

@@ -8,7 +8,7 @@ it has another one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,15 +16,19 @@ import torch
 from casync.runtime.deferral import as_torch
 from hipress.errors import StateError
 from hipress.model import Param
+from hipress.plan.codecs import described
 from hipress.sync.state import AGGREGATOR, WORKER, Floats, Residuals
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-FORMAT = 3
-KEYS = {"format", "step", "rank", "world_size", "codecs", "strategies", "state"}
-# Formats that are read, too: keys by number. Before 3 values came as they lay in memory.
-OLDER = {1: KEYS - {"strategies"}, 2: KEYS}
+FORMAT = 4
+KEYS = {"format", "step", "rank", "world_size", "codecs", "compressors", "strategies", "state"}
+# Formats that are read, too: keys by number. Before 4 codecs were known by their digests alone,
+# before 3 values came as they lay in memory.
+OLDER = {1: KEYS - {"compressors", "strategies"}, 2: KEYS - {"compressors"}}
+OLDER[3] = OLDER[2]
+NAMED = 5  # parameters, at most, in an error that several share
 log = logging.getLogger("hipress")
 
 Saved = dict[str, dict[str, dict[str, torch.Tensor]]]  # parameter -> side -> name -> values
@@ -39,6 +43,7 @@ def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[
         "rank": rank,
         "world_size": world_size,
         "codecs": {name: codec.digest for name, (_, codec) in stateful.items()},
+        "compressors": {name: described(codec) for name, (_, codec) in stateful.items()},
         "strategies": {name: residuals.state_scheme(p.index) for name, (p, _) in stateful.items()},
         "state": {name: _export_one(residuals, param) for name, (param, _) in stateful.items()},
     }
@@ -119,7 +124,7 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     step = saved["step"]
     if type(step) is not int or not 0 <= step < 2**63:
         raise StateError(f"damaged state: step {step!r} is no number of steps")
-    for key in {"codecs", "strategies", "state"} & set(saved):
+    for key in {"codecs", "compressors", "strategies", "state"} & set(saved):
         if not isinstance(saved[key], Mapping):
             raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")
     for name, sides in saved["state"].items():
@@ -149,10 +154,17 @@ def _check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
     there: Mapping[str, str] = saved["codecs"]
     wrong = [f"{name}: missing from the saved state" for name in here if name not in there]
     wrong += [f"{name}: has no codec state here" for name in there if name not in here]
+    others: dict[str, list[str]] = {}
     for name, (param, codec) in here.items():
         if name in there and (other := _other(residuals, saved, param, codec)):
-            wrong.append(other)
-    return wrong
+            others.setdefault(other, []).append(name)
+    return wrong + [f"{_shortened(names)}: {other}" for other, names in others.items()]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Such as `a, b, c and 38 more`."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def _other(
@@ -160,14 +172,11 @@ def _other(
 ) -> str | None:
     """Of which other codec or strategy a parameter's saved values are, or None."""
     name, here = param.name, residuals.state_scheme(param.index)
-    digest = saved["codecs"].get(name)
-    if digest != codec.digest:
-        return (
-            f"{name}: saved with another codec, or other parameters ({digest}), than "
-            f"{codec.name} here ({codec.digest})"
-        )
+    if saved["codecs"].get(name) != codec.digest:
+        before, now = saved.get("compressors", {}).get(name, "another codec"), described(codec)
+        return f"saved with {before}{' of another spec' * (before == now)}, this is {now}"
     before = saved.get("strategies", {}).get(name, here)  # format 1 does not tell
-    return None if before == here else f"{name}: saved with strategy {before}, this is {here}"
+    return None if before == here else f"saved with strategy {before}, this is {here}"
 
 
 def _check_values(

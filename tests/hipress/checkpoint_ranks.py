@@ -37,7 +37,7 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
     fresh.load_state_dict(weights)
     again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
     template = keys_of(hipress.state_dict(again)) == keys_of(state)
-    older = {key: value for key, value in state.items() if key != "strategies"}
+    older = {k: v for k, v in state.items() if k not in ("strategies", "compressors")}
     hipress.load_state_dict(again, older | {"format": 1})
     hipress.load_state_dict(again, state)
     reloaded = hipress.state_dict(again)
@@ -100,9 +100,14 @@ def keys_of(state):
 def state_errors(ddp, state):
     """Messages for states that do not fit, and that strict=False takes them."""
     found = {}
+    other = {"codecs": dict.fromkeys(state["codecs"], "other")}
+    topk = {"compressors": dict.fromkeys(state["codecs"], "topk(ratio=0.01)")}
+    unnamed = {key: value for key, value in state.items() if key != "compressors"}
     broken = {
         "format": {"nonsense": 1},
-        "codec": state | {"codecs": dict.fromkeys(state["codecs"], "other")},
+        "codec": state | other,
+        "renamed": state | other | topk,
+        "unnamed": unnamed | other | {"format": 3},
         "rank": state | {"rank": 7},
         "strategy": state | {"strategies": dict.fromkeys(state["codecs"], "ring")},
         "missing": state | {"codecs": {}, "state": {}},
@@ -115,6 +120,7 @@ def state_errors(ddp, state):
         "codecs": {"codecs": None},
         "list": {"state": []},
         "strategies": {"strategies": 1},
+        "compressors": {"compressors": 1},
         "values": {"state": state["state"] | {"second.weight": {"worker": {"residual": [1]}}}},
         "side": {"state": state["state"] | {"second.weight": {"owner": values["worker"]}}},
     }.items():
