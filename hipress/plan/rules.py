@@ -76,7 +76,7 @@ def fixed_plan(params: Sequence[Param], codec: Codec, options: Options, world_si
 
 
 def _none_eligible(codec: Codec, decisions: Sequence[Decision]) -> str:
-    """Such as `no tensor is eligible for 'onebit': type complex64 (2), sparse gradient (1)`."""
+    """Such as `no tensor is eligible for 'onebit': sparse gradient (2), no elements (1)`."""
     reasons = Counter(d.why for d in decisions).most_common()
     counted = ", ".join(f"{why} ({count})" for why, count in reasons)
     return f"no tensor is eligible for {codec.name!r}: {counted}"
@@ -94,7 +94,7 @@ def excluded(param: Param, options: Options) -> str | None:
     if param.sparse:
         return "sparse gradient"
     if not param.compressible:
-        return f"type {str(param.dtype).removeprefix('torch.')}"
+        return f"type {str(param.dtype).removeprefix('torch.')} is not compressed"
     for pattern in options.exclude:
         if fnmatchcase(param.name, pattern):
             return f"excluded by {pattern!r}"

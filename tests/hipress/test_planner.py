@@ -209,7 +209,7 @@ def test_a_model_without_eligible_tensors_is_told_why():
     made = fixed_plan(describe(model), Sparse(), options.make(Sparse()), 2)
     assert not made.compresses
     assert made.why.startswith("no tensor is eligible for 'sparse_fake': ")
-    assert "type complex64 (1)" in made.why
+    assert "type complex64 is not compressed (1)" in made.why
     assert "fewer than 1024 elements (1)" in made.why
 
 

@@ -115,6 +115,14 @@ def test_complex_parameters_are_averaged_and_verified():
             torch.testing.assert_close(one, other)
 
 
+def test_float64_travels_as_it_is():
+    for (plain, ours), why in launch(training_ranks.doubles, 2):
+        assert torch.equal(plain[0], ours[0])
+        assert not torch.equal(ours[0], ours[0].float().double())
+        assert not torch.equal(plain[1], ours[1])
+        assert why == "type float64 is not compressed"
+
+
 def test_steps_are_counted_where_ddp_leaves_buckets_out():
     assert launch(training_ranks.skipped_buckets, 2) == [[(3, 3)] * 2] * 2
 

@@ -74,7 +74,7 @@ def variants(rank, world_size, name):
     ddp = hipress.wrap(mixed, codec(name))
     run("float64", ddp)
     whys = {d.name: d.why for d in hipress.report(ddp).decisions}
-    assert whys["second.weight"] == "type float64", whys
+    assert whys["second.weight"] == "type float64 is not compressed", whys
     low = make().to(torch.bfloat16)
     forward = low.forward
     low.forward = lambda x: forward(x.to(torch.bfloat16)).float()
@@ -96,6 +96,20 @@ def variants(rank, world_size, name):
     found["attach"] = attached(rank, name)
     found["embedding"] = embedding(rank, name)
     return found
+
+
+def doubles(rank, world_size):
+    """Gradients of a float64 layer and a float32 one; plain DDP's beside ours."""
+    found = []
+    for wrap in (DistributedDataParallel, lambda model: hipress.wrap(model, codec("int8"))):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(30, 40).double(), nn.Linear(30, 40)])
+        model.forward = lambda x, layers=model: layers[0](x).sum() + layers[1](x.float()).sum()
+        ddp = wrap(model)
+        x = torch.randn(5, 30, generator=torch.Generator().manual_seed(rank)).double() / 3
+        ddp(x).backward()
+        found.append([layer.weight.grad for layer in model])
+    return found, hipress.report(ddp).decisions[0].why
 
 
 def empties(rank, world_size, compressor, cases):
