@@ -17,7 +17,7 @@ from casync.errors import copy_to_raise
 from hipress import compat
 from hipress import options as options_
 from hipress.errors import ConfigError, ConfigMismatch, StateError, unknown
-from hipress.model import as_ddp
+from hipress.model import as_ddp, refuse_part
 from hipress.options import AUTO
 from hipress.ranks import meeting as meetings
 from hipress.ranks.link import group_timeout
@@ -252,8 +252,13 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
     _refuse_python_reducer()
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
-    if isinstance(compat.uncompiled(model), DistributedDataParallel):
-        raise ConfigError("the model is a DistributedDataParallel already; use hipress.attach")
+    inner = compat.uncompiled(model)
+    if isinstance(inner, DistributedDataParallel):
+        _refuse_taken(inner)
+        raise ConfigError(
+            "the model is a DistributedDataParallel already; pass it to hipress.attach instead"
+        )
+    refuse_part(inner, REGISTRY.sessions)
     if not isinstance(ddp_kwargs, Mapping | None):
         raise ConfigError(
             f"ddp_kwargs={ddp_kwargs!r}: pass a dict of DistributedDataParallel's arguments"
@@ -308,7 +313,10 @@ def _refuse_unfinished(session: Session) -> None:
 
 def _refuse_taken(ddp: DistributedDataParallel) -> None:
     if ddp in REGISTRY.sessions:
-        raise ConfigError("hipress is attached to this module already; hipress.detach it first")
+        raise ConfigError(
+            "hipress is attached to this module already: train it as it is. For other options, "
+            "hipress.detach it, then hipress.attach it with these"
+        )
     for hook, state in compat.comm_hooks(ddp):
         if not _ours(state):
             message = f"this module has a communication hook already ({hook.__qualname__})"

@@ -75,7 +75,7 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
     pairs = [(name, _local(parameter)) for name, parameter in named]
     _refuse(pairs)
     inner = module.module if isinstance(module, DistributedDataParallel) else module
-    _refuse_nested(inner, {parameter for _, parameter in named})
+    _refuse_nested(module, {parameter for _, parameter in named})
     sparse = _sparse_names(inner)
     return tuple(
         Param(name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse, _strides(p))
@@ -141,16 +141,26 @@ def _refuse(pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
             )
 
 
+def refuse_part(model: nn.Module, wrapped: Iterable[DistributedDataParallel]) -> None:
+    """Raise ConfigError for a part of what is synchronized already; see _refuse_nested."""
+    for place, part in (named for whole in wrapped for named in whole.module.named_modules()):
+        if part is model and place:
+            raise ConfigError(
+                f"the model is {place!r} of a module that hipress is attached to, which averages "
+                f"its {trainable(part)[0][0]!r} already; hipress.detach that module first"
+            )
+
+
 def _refuse_nested(model: nn.Module, synchronized: Container[nn.Parameter]) -> None:
     """Two reducers for one parameter: under plain DDP ranks drift apart without an error, or the
     first backward pass fails. Frozen ones, and those that DDP ignores, are in nobody's way."""
     for place, part in model.named_modules():
-        if isinstance(part, DistributedDataParallel):
+        if isinstance(part, DistributedDataParallel) and part is not model:
             both = [name for name, parameter in trainable(part) if parameter in synchronized]
             if both:
                 raise ConfigError(
-                    f"{place!r} in the model is a DistributedDataParallel itself, which averages "
-                    f"its {both[0]!r} already; put its .module there"
+                    f"{place!r} in the {type(model).__name__} is a DistributedDataParallel itself, "
+                    f"which averages its {both[0]!r} already; put its .module there"
                 )
 
 

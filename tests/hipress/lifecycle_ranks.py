@@ -78,7 +78,7 @@ def alone(rank, world_size):
     train(plain, rank, range(6))
     assert digest(ddp) == digest(plain)
     hipress.detach(ddp)
-    return losses, python_reducer(), taken()
+    return losses, python_reducer(), *taken()
 
 
 def python_reducer():
@@ -96,15 +96,28 @@ def taken():
     """The refusal of a module that has a hook, and of things that are no DDP module."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    ddp = DistributedDataParallel(make())
+    ddp, plain = DistributedDataParallel(make()), DistributedDataParallel(make())
     ddp.register_comm_hook(None, allreduce_hook)
     return [
         error_of(hipress.attach, ddp, codec("int8"))[:2],
         error_of(hipress.attach, make(), codec("int8"))[:2],
-        error_of(hipress.wrap, ddp, codec("int8"))[:2],
-        error_of(hipress.wrap, torch.compile(ddp, backend="eager"), codec("int8"))[:2],
+        error_of(hipress.wrap, plain, codec("int8"))[:2],
+        error_of(hipress.wrap, torch.compile(plain, backend="eager"), codec("int8"))[:2],
         *nested(),
-    ]
+    ], twice()
+
+
+def twice():
+    """What is said of what is wrapped already: all of it, again by attach, a part; DDP in DDP."""
+    model = nn.Sequential(make(), nn.Linear(3, 3))
+    ddp = hipress.wrap(model, codec("int8"))
+    whole = error_of(hipress.wrap, ddp, codec("int8"))[:2]
+    assert error_of(hipress.attach, ddp, codec("int8"))[:2] == whole
+    part = error_of(hipress.wrap, torch.compile(model[0].second), codec("int8"))[:2]
+    hipress.detach(ddp)
+    assert error_of(hipress.wrap, model[0].second, codec("int8"))[0] == "none"
+    both = DistributedDataParallel(DistributedDataParallel(make()))
+    return whole, part, error_of(hipress.attach, both, codec("int8"))[:2]
 
 
 def nested():

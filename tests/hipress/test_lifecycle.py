@@ -123,19 +123,25 @@ def test_what_can_be_asked_when_torch_distributed_is_gone():
 
 
 def test_one_rank():
-    ((losses, reducer, (hooked, bare, wrapped, compiled, *nested)),) = launch(
-        lifecycle_ranks.alone, 1
-    )
+    ((losses, reducer, taken, twice),) = launch(lifecycle_ranks.alone, 1)
+    hooked, bare, wrapped, compiled, *nested = taken
     assert losses[-1] < losses[0]
     assert reducer[0] == hooked[0] == bare[0] == wrapped[0] == "ConfigError"
     assert "python_reducer" in reducer[1]
     assert "allreduce_hook" in hooked[1]
     assert "expected a DistributedDataParallel" in bare[1]
-    assert "hipress.attach" in wrapped[1]
+    assert "pass it to hipress.attach instead" in wrapped[1]
     assert compiled == wrapped
     assert nested[0][0] == "ConfigError"
-    assert "'0' in the model is a DistributedDataParallel itself, which averages" in nested[0][1]
+    assert "'0' in the Sequential is a DistributedDataParallel itself" in nested[0][1]
     assert [kind for kind, _ in nested[1:]] == ["none", "none"]
+    whole, part, both = twice
+    assert {kind for kind, _ in twice} == {"ConfigError"}
+    assert "attached to this module already: train it as it is" in whole[1]
+    assert "the model is '0.second' of a module that hipress is attached to" in part[1]
+    assert "which averages its 'weight' already; hipress.detach that module" in part[1]
+    assert "'module' in the DistributedDataParallel is a DistributedDataParallel" in both[1]
+    assert "averages its 'scale' already; put its .module there" in both[1]
 
 
 def test_without_process_group():
