@@ -74,12 +74,7 @@ def claims(losses: Sequence[Loss]) -> dict[str, str]:
     return found
 
 
-HEAD = (
-    "",
-    "MB of payloads a rank sends per step (SGD)",
-    "SGD lr 1, clip .25",
-    "AdamW lr .002, clip 1",
-)
+HEAD = ("", "MB of payload a step", "SGD lr 1, clip .25", "AdamW lr .002, clip 1")
 
 
 def cells(losses: Sequence[Loss]) -> Iterator[tuple[str, ...]]:

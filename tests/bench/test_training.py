@@ -3,11 +3,12 @@
 import pytest
 import typer
 
-from bench import training
+from bench import picture, training
+from bench.codecs import RESULTS
 from compll import list_specs
 from hipress.demo import methods
 from hipress.demo.job import Result
-from hipress.demo.report import Report, Workload
+from hipress.demo.report import Report, Workload, rows
 
 
 def result(method, seconds, loss=5.0, **more):
@@ -102,3 +103,12 @@ def test_links_of_another_rate(monkeypatch, tmp_path, capsys):
         training.main(["hosts2"], rate="fast", output=tmp_path)
     assert "fast" in capsys.readouterr().err
     assert len(ran) == 2
+
+
+def test_the_picture_shows_the_step_times_of_the_table():
+    drawn = {row.result.method: row for row in rows(picture.recorded().results)}
+    timed = {row.result.method: row for row in rows(Report.read(RESULTS / "hosts2.json").results)}
+    assert list(drawn) == list(methods.DEFAULTS)
+    for name, row in drawn.items():
+        assert row.median == timed[name].median
+        assert name in methods.ALONE or len(row.result.seconds) == len(row.result.losses) == 200

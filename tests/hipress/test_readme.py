@@ -1,0 +1,54 @@
+"""README.md is true and short: its script trains, its spec compiles, and links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import compll
+from tests.walkthrough import follow, write
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "bench" / "results" / "README.md"]
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+
+
+def test_its_script_trains_before_any_benchmark(tmp_path):
+    head, _, script = README.partition("A complete script:")
+    script, speed, _ = script.partition("## Is it faster?")
+    assert speed, "the README has no script, or no step times after it"
+    assert "| --- |" not in head
+    (tmp_path / "examples").mkdir()
+    assert follow(script, tmp_path, errors=False) == ["torchrun"]
+    told = (tmp_path / "examples" / "train.py").read_text()
+    assert told == (ROOT / "examples" / "train.py").read_text()
+
+
+def test_its_spec_compiles(tmp_path):
+    (spec,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    write("yaml", spec, tmp_path)
+    codec = compll.compile(tmp_path / "signs.yaml", "reference")
+    assert codec.payload_bytes(2048) == 2 * 4 + 2048 // 8
+
+
+def test_it_is_read_in_a_few_minutes():
+    assert len(README.splitlines()) <= 130
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = page.read_text("utf-8")
+    for name, heading in LINK.findall(text):
+        target = (page.parent / name) if name else page
+        assert target.exists(), name
+        if heading:
+            assert heading in anchors(target.read_text("utf-8")), f"{name}#{heading}"
+
+
+def anchors(text):
+    """Of headings, as GitHub names them."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
