@@ -46,6 +46,7 @@ def wrap(
     seed: SupportsIndex = 0,
     timeout: float | timedelta | None = None,
     verify: bool = False,
+    checksum: bool = False,
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
@@ -70,7 +71,7 @@ def wrap(
         options = options_.make(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
             seed=seed, timeout=group_timeout(group) if timeout is None else timeout, verify=verify,
-            params=params,
+            checksum=checksum, params=params,
         )  # fmt: skip
         settings = _ddp_arguments(model, ddp_kwargs)
     # Before DDP: its own check of shapes cannot name the parameter, and may hang.
@@ -94,6 +95,7 @@ def attach(
     seed: SupportsIndex = 0,
     timeout: float | timedelta | None = None,
     verify: bool = False,
+    checksum: bool = False,
     **params: Any,
 ) -> DistributedDataParallel:
     """Compress the gradients of an existing DistributedDataParallel; returns it, also where it
@@ -107,7 +109,7 @@ def attach(
         options = options_.make(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
             seed=seed, timeout=group_timeout(group) if timeout is None else timeout, verify=verify,
-            params=params,
+            checksum=checksum, params=params,
         )  # fmt: skip
         _refuse_python_reducer()
         _refuse_taken(ddp)

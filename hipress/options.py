@@ -52,6 +52,10 @@ class Options:
         buffers, all of them where nothing is installed) keep the process group's.
     verify: hash every averaged gradient and compare the ranks, every step. Slow: for finding
         faults.
+    checksum: send a CRC-32 with every compressed message, so that one that was damaged on its way
+        is a PayloadError that names the rank it came from, part and step. Costs 0.25 ms for 1 MB
+        of payload, 2.5 ms for 10 MB and 13 ms for 50 MB (4 GB/s), on either side. What native
+        all-reduces sum, as uncompressed gradients, has none.
     params: parameters of the codec, as its spec names them.
     """
 
@@ -63,6 +67,7 @@ class Options:
     seed: int = 0
     timeout: float = default_pg_timeout.total_seconds()
     verify: bool = False
+    checksum: bool = False
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,6 +108,7 @@ class Options:
             ("seed", int, "a whole number"),
             ("timeout", int | float, "seconds, or a timedelta"),
             ("verify", bool, "True or False"),
+            ("checksum", bool, "True or False"),
         ):
             value = getattr(self, name)
             truth = isinstance(value, bool) and kinds is not bool  # a bool is an int to Python

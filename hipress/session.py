@@ -156,6 +156,7 @@ def _facts(
         "min_size": str(options.min_size),
         "seed": options.seed,
         "verify": options.verify,
+        "checksum": options.checksum,
         "parameters": [str(p) for p in params],
         "digests": {_called(codec, options): codec.digest for codec in codecs.values()},
         "versions": _versions(),

@@ -18,6 +18,7 @@ from casync.errors import (
     CasyncError,
     ExecutorClosed,
     PayloadError,
+    PeerTimeout,
     PlanError,
     TransportAborted,
     TransportError,
@@ -60,6 +61,7 @@ class Executor:
         ranks: Sequence[int] | None = None,
         watch: bool = False,
         deferred: Mapping[str, Sequence[str]] | None = None,
+        checksum: bool = False,
     ) -> None:
         """`timeout`: seconds a peer may take. `trace`: collects a tuple per task.
 
@@ -70,6 +72,8 @@ class Executor:
         per peer, and close() breaks the transport's connections.
         `deferred`: states, by codec, that wait while what is encoded is zero; see
         [Note: deferred feedback].
+        `checksum`: send a CRC-32 with every message; one that was damaged is a PayloadError. The
+        native all-reduce has none.
         """
         self.timeout = timeout
         self.delay = delay
@@ -80,6 +84,7 @@ class Executor:
         self._codecs = dict(codecs)
         self._seed = seed
         self._deferred = dict(deferred or {})
+        self._checksum = checksum
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
         self._process = os.getpid()  # see [Note: fork] in exits.py
         self._lock = threading.Lock()
@@ -173,7 +178,9 @@ class Executor:
 
     def _prepare(self, program: Program) -> Prepared:
         if program not in self._prepared:
-            self._prepared[program] = Prepared(program, self._codecs, self._seed, self._deferred)
+            self._prepared[program] = Prepared(
+                program, self._codecs, self._seed, self._deferred, checksum=self._checksum
+            )
         return self._prepared[program]
 
     def _start_queued(self) -> None:
@@ -251,7 +258,7 @@ class Executor:
         if isinstance(error, TransportAborted):
             self._ended.wait(_ECHO)
         source = job.prepared.slots[index].source
-        named = _named(error, job.tasks[index], source, self._names)
+        named = _named(error, job.tasks[index], job.step, source, self._names)
         named.__cause__ = error
         self._end(named)
         if isinstance(error, TransportError):
@@ -273,8 +280,6 @@ class Executor:
             self._running.clear()
             self._queued.clear()
         self._compute.drop()
-        if not isinstance(error, ExecutorClosed):
-            _log.error("%s", error, exc_info=error)
         broken = bool(jobs) or not isinstance(error, ExecutorClosed)
         if self._transport is not None and (broken or self._watches):
             self._transport.abort()  # before callers go on, whose buckets it may still write
@@ -290,15 +295,16 @@ def _names(world_size: int, ranks: Sequence[int] | None) -> list[str]:
     return [f"{rank} (global {ranks[rank]})" for rank in numbers]
 
 
-def _named(error: Exception, task: Task, source: int, names: Sequence[str]) -> CasyncError:
-    """The error as one of ours that names rank, peer and task."""
-    kind = type(error) if isinstance(error, TransportError) else PayloadError
-    match task:
-        case Send() | Recv():
-            peer = f", peer {names[task.peer]}"
-        case Decode() | Merge() if source != task.rank:
-            peer = f", peer {names[source]}"
-        case _:
-            peer = ""
+def _named(
+    error: Exception, task: Task, step: int, source: int, names: Sequence[str]
+) -> CasyncError:
+    """The error as one of ours that names rank, peer, step and task; a plain sentence first."""
+    peer = task.peer if isinstance(task, Send | Recv) else source
+    beside = f", peer {names[peer]}" if peer != task.rank else ""
     what = str(error) if isinstance(error, CasyncError) else f"{type(error).__name__}: {error}"
-    return kind(f"rank {names[task.rank]}{peer}, task `{task.text()}`: {what}")
+    where = f"rank {names[task.rank]}{beside}, task `{task.text()}`: {what}"
+    if not isinstance(error, TransportError):
+        return PayloadError(f"step {step} failed: {where}")
+    happened = "did not answer" if isinstance(error, PeerTimeout) else "closed the connection"
+    who = f"rank {names[peer]}" if beside else "a rank"
+    return type(error)(f"{who} {happened} in step {step} ({where})")

@@ -121,8 +121,12 @@ class Prepared:
         codecs: Mapping[str, Codec],
         seed: int,
         deferred: Mapping[str, Sequence[str]] = _NO_NAMES,
+        *,
+        checksum: bool = False,
     ) -> None:
-        """`deferred`: names of states by codec, see [Note: deferred feedback]."""
+        """`deferred`: names of states by codec, see [Note: deferred feedback]. `checksum`: of
+        every message."""
+        self._checksum = checksum
         self.busy = False
         self._deferred = deferred
         self._rank, self._world_size = program.rank, program.world_size
@@ -161,7 +165,8 @@ class Prepared:
             raw = self._parts[task.part].codec is None
             layout = _EMPTY if raw else self._layouts[task.part]
             source = task.peer if isinstance(task, Recv) else task.rank
-            self._slots[task.payload] = Slot(layout, source, task.payload in self._sent)
+            sent = task.payload in self._sent
+            self._slots[task.payload] = Slot(layout, source, sent, checksum=self._checksum)
         return self._slots[task.payload]
 
     def _round_slot(self, task: EncodeRound) -> Slot:

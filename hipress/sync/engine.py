@@ -123,6 +123,7 @@ class Engine:
             timeout=options.timeout,
             ranks=meeting.ranks,
             watch=True,
+            checksum=options.checksum,
             deferred={key: deferrable_states(codec) for key, codec in plan.codecs.items()}
             if unused
             else {},

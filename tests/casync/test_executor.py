@@ -361,7 +361,7 @@ def test_a_broken_decode_fails_both_ranks(one_broken, caplog):
     )
     assert type(other) is TransportError
     assert re.search(r"rank 0, peer 1, task `(recv|send) rank=0", str(other))
-    assert "broken payload" in caplog.text
+    assert not caplog.text  # told once: by the future
 
 
 def test_a_broken_encode_fails_both_ranks(one_broken):

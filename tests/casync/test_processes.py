@@ -63,7 +63,12 @@ def test_all_strategies_agree(start, size):
 def test_a_killed_peer_is_noticed(start):
     out = start("killed", 3).end([0, 1])
     assert all(
-        re.search(r"(?m)^TransportError: rank [01], peer [012], task `(recv|send)", o) for o in out
+        re.search(
+            r"(?m)^TransportError: rank ([012]) closed the connection in step 1 "
+            r"\(rank [01], peer \1, task `(recv|send)",
+            o,
+        )
+        for o in out
     )
     assert any("peer 2" in o for o in out)
 
@@ -77,7 +82,7 @@ def test_a_silent_peer_times_out(start):
 def test_a_corrupt_payload_ends_all(start):
     out = start("corrupt", 3).end([0, 1])
     assert any(
-        re.search(r"(?m)^PayloadError: rank [01], peer 2, task `(merge|decode).*out of range", o)
+        re.search(r"(?m)^PayloadError: step 1 .* peer 2, task `(merge|decode).*out of range", o)
         for o in out
     )
     assert all("task `" in o for o in out)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compll
 import hipress
 from compll.library import specs_dir
+from hipress.session import REGISTRY
 from tests.hipress.common import codec, error_of, make, train
 from tests.hipress.fakes import Int8
 from tests.patience import HANG
@@ -143,3 +144,19 @@ def diverging(rank, world_size):
     ddp = hipress.wrap(make(), Int8(skew=1.0 * (rank == 1)), verify=True)
     logging.disable(logging.CRITICAL)
     return error_of(train, ddp, rank, range(2))[:2]
+
+
+def damaged(rank, world_size):
+    """One bit of a message from the last rank is turned over on its way, in the second step."""
+    ddp = hipress.wrap(make(), codec("int8"), checksum=True, timeout=HANG)
+    train(ddp, rank, range(1))
+    if rank == world_size - 1:
+        transport = REGISTRY.sessions[ddp].engine._executor._transport
+        send = transport.post_send
+
+        def damage(data, peer, channel):
+            data[len(data) // 2] ^= 16
+            return send(data, peer, channel)
+
+        transport.post_send = damage
+    return error_of(train, ddp, rank, range(1, 3))
