@@ -26,12 +26,14 @@ __all__ = [
     "backward_id",
     "call_after_backward",
     "comm_hooks",
+    "divides_by_active_ranks",
     "gloo_group",
     "group_timeout",
     "job_store",
     "names_ignored_by_ddp",
     "parameters_in_buckets",
     "skips_unused_buckets",
+    "sparse_bytes",
     "store_address",
     "uncompiled",
     "uses_python_reducer",
@@ -86,6 +88,16 @@ def comm_hooks(ddp: DistributedDataParallel) -> list[tuple[Callable[..., Any], o
 def skips_unused_buckets(ddp: DistributedDataParallel) -> bool:
     """Whether DDP leaves out buckets of unused parameters (not in every torch)."""
     return bool(getattr(ddp, "skip_all_reduce_unused_params", False))
+
+
+def divides_by_active_ranks(ddp: DistributedDataParallel) -> bool:
+    """Whether DDP is in a `join` with divide_by_initial_world_size=False."""
+    return ddp._join_config.enable and not ddp._divide_by_initial_world_size
+
+
+def sparse_bytes(gradient: torch.Tensor) -> int:
+    """Bytes of indices and values of a sparse tensor, without adding up its duplicates first."""
+    return gradient._indices().nbytes + gradient._values().nbytes
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -128,7 +128,7 @@ def install(ddp: DistributedDataParallel, session: Session) -> None:
     )
     session.finalizer = weakref.finalize(ddp, session.engine.close)
     if ddp not in REGISTRY.hooks:
-        REGISTRY.hooks[ddp] = HookState(session.group, first_step_delayed=ddp.static_graph)
+        REGISTRY.hooks[ddp] = HookState(ddp, session.group, ddp.static_graph)
         ddp.register_comm_hook(REGISTRY.hooks[ddp], gradient_hook)
     named = dict(ddp.module.named_parameters())
     REGISTRY.hooks[ddp].bind(session.engine, [named[param.name] for param in session.params])

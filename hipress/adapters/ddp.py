@@ -4,11 +4,13 @@ No `from __future__ import annotations` here: DDP compares the hook's annotation
 """
 
 import inspect
+import weakref
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hipress import compat
 from hipress.compat import GradBucket
@@ -20,8 +22,12 @@ class HookState:
     """What DDP keeps for us. Must not refer to the DDP module: C++ holds it, so the cycle would
     never be collected. A parameter is known by identity, whatever bucket it is in."""
 
-    def __init__(self, group: dist.ProcessGroup, *, first_step_delayed: bool = False) -> None:
+    def __init__(
+        self, ddp: DistributedDataParallel, group: dist.ProcessGroup, first_step_delayed: bool
+    ) -> None:
+        self.ddp = weakref.ref(ddp)
         self.group = group
+        self.active_ranks = 0  # in a `join`: those with data for the current step
         self.index: dict[torch.Tensor, int] = {}
         self.engine: Engine | None = None  # None after detach: plain averaging
         self.backward_id = -1  # autograd's number of the backward pass that will call `finish`
@@ -35,7 +41,7 @@ class HookState:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Nothing: a copied or pickled DDP module gets a reducer of its own, without our hook."""
-        return HookState, (None,)
+        return HookState.__new__, (HookState,)
 
 
 def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -43,8 +49,10 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
     _refuse_python_reducer(bucket)
     engine = state.engine
     if engine is None:
+        _divide_by_active_ranks(state, bucket)
         return average(bucket.buffer(), state.group)
     try:
+        _divide_by_active_ranks(state, bucket)
         engine.begin(bucket.index())
         _at_end_of_backward(state, engine)
         future = engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
@@ -55,6 +63,18 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
         engine.finish()  # nothing will call it before DDP itself waits
         state.first_step_delayed = False
     return future
+
+
+def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
+    """Where a `join` asks for it: scale what will be divided by the number of all ranks."""
+    ddp = state.ddp()
+    if ddp is None or not compat.divides_by_active_ranks(ddp):
+        return
+    if bucket.index() == 0:  # which comes first; ranks that have no data call hooks as well
+        count = torch.tensor([float(in_backward())])
+        dist.all_reduce(count, group=state.group)
+        state.active_ranks = int(count.item())
+    bucket.buffer().mul_(state.group.size() / state.active_ranks)
 
 
 def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:

@@ -95,6 +95,22 @@ EMPTIES = {
 }
 
 
+@pytest.mark.parametrize(
+    "name, ddp_kwargs, most",
+    [
+        ("none", {}, 1e-6),
+        ("none", {"static_graph": True}, 1e-6),
+        ("int8", common.SMALL_BUCKETS, 0.02),
+    ],
+)
+def test_a_join_may_divide_by_the_ranks_that_are_still_active(name, ddp_kwargs, most):
+    results = launch(training_ranks.divided, 3, name, ddp_kwargs)
+    together([digest for *_, digest in results])
+    for ours, detached, _ in results:
+        assert ours < most
+        assert detached < 1e-6
+
+
 @pytest.mark.parametrize("name", ["int8", "onebit_group"])
 def test_parameters_without_elements_change_nothing(name):
     results = launch(training_ranks.empties, 2, name, EMPTIES)

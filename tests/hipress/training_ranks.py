@@ -155,6 +155,25 @@ def joined(rank, name):
     return digest(ddp), losses[0], losses[-1]
 
 
+def divided(rank, world_size, name, ddp_kwargs):
+    """Uneven steps in a join that divides by the ranks still active: plain DDP, ours, detached."""
+    found = []
+    for title in "plain", "ours", "detached":
+        model = make()
+        if title == "plain":
+            ddp = DistributedDataParallel(model, **ddp_kwargs)
+        else:
+            ddp = hipress.wrap(model, codec(name), ddp_kwargs=ddp_kwargs, verify=title == "ours")
+        if title == "detached":
+            hipress.detach(ddp)
+        with ddp.join(divide_by_initial_world_size=False):
+            train(ddp, rank, range(2 + 2 * rank))
+        train(ddp, rank, range(10, 12))
+        found.append(ddp)
+    plain, ours, detached = found
+    return difference(plain, ours), difference(plain, detached), digest(ours)
+
+
 def attached(rank, name):
     """Attach, detach, attach again to one DDP module."""
     ddp = DistributedDataParallel(make(), gradient_as_bucket_view=True)
