@@ -43,7 +43,12 @@ def label(case):
     return name + "".join(f"-{k}={v}" for k, v in params.items())
 
 
-@pytest.fixture(params=CASES, ids=label)
+def costing(case):
+    """A spec with other parameters is compiled anew: the fast tests take each as it is."""
+    return pytest.param(case, id=label(case), marks=pytest.mark.slow if case[1] else ())
+
+
+@pytest.fixture(params=map(costing, CASES))
 def case(request):
     return request.param
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import compll
 from compll.backends import cpu, cpu_apart, cpu_load, cpu_native, cpu_object
 from compll.backends.cpu_declare import Declared
+from tests.tiers import first_fast
 
 pytestmark = pytest.mark.skipif(not cpu_native.possible(), reason="numba's kernels serve here")
 #: what the second process may do instead
@@ -99,7 +100,7 @@ def test_each_process_compiles_its_share(two, compiled, source):
     assert works(found, source)
 
 
-@pytest.mark.parametrize("otherwise", OTHERWISE)
+@pytest.mark.parametrize("otherwise", first_fast(OTHERWISE))
 def test_this_process_can_do_without_the_other(otherwise, two, compiled, source, monkeypatch):
     monkeypatch.setattr(cpu_apart, "PROGRAM", f"import sys; {OTHERWISE[otherwise]}")
     monkeypatch.setattr(cpu_apart, "PATIENCE", 0.1 if otherwise == "hangs" else 60.0)

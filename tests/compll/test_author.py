@@ -13,6 +13,7 @@ from compll import scaffold
 from compll.cli import app
 from compll.library import specs_dir
 from compll.schema import schema
+from tests.tiers import first_fast
 
 VALIDATOR = jsonschema.Draft7Validator(schema())
 RIGHT = """name: example
@@ -33,7 +34,7 @@ def complaints(text):
     return [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(text))]
 
 
-@pytest.mark.parametrize("kind", scaffold.kinds())
+@pytest.mark.parametrize("kind", first_fast(scaffold.kinds()))
 def test_new_specs_compile_as_they_are(kind, tmp_path, rng):
     result = run("new", "mine", "--kind", kind, "-o", tmp_path)
     assert result.exit_code == 0, result.output

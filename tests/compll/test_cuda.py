@@ -39,10 +39,10 @@ def on_gpu():
     return True
 
 
-GPU = pytest.param("gpu", marks=pytest.mark.skipif(not on_gpu(), reason="no CUDA device"))
+WHERE = ["shim", "gpu"] if on_gpu() else ["shim"]
 
 
-@pytest.fixture(params=["shim", GPU])
+@pytest.fixture(params=WHERE)
 def where(request):
     return request.param
 
@@ -81,10 +81,17 @@ def places(codec, lengths, gap):
     return np.cumsum([0, *sizes[:-1]]).astype(np.int64), sum(sizes)
 
 
-@pytest.mark.parametrize("threads, gap", [(256, 0), (64, 1)])
-def test_a_batch_is_encoded_as_by_the_reference(case, typed, reference, rng, where, threads, gap):
-    if case[1] and threads == 256:
-        pytest.skip("variants take one shape of blocks")
+def test_a_batch_is_encoded_as_by_the_reference(typed, reference, rng, where):
+    batches_equal(typed, reference, rng, where, 64, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", compll.list_specs())
+def test_a_batch_is_encoded_as_by_the_reference_in_blocks_of_256(spec, rng, where):
+    batches_equal(type_check(spec, {}), compll.compile(spec, "reference"), rng, where, 256, 0)
+
+
+def batches_equal(typed, reference, rng, where, threads, gap):
     needs_equal_bytes(typed)
     device = kernels(typed, where, threads)
     put, get = device.device.upload, device.device.download
@@ -116,11 +123,15 @@ def test_a_batch_is_encoded_as_by_the_reference(case, typed, reference, rng, whe
         np.testing.assert_array_equal(get(got), want)
 
 
-@pytest.mark.parametrize("fed", [False, True])
-def test_a_hop_is_decode_add_encode(typed, reference, rng, where, fed):
+def test_a_hop_is_decode_add_encode(typed, reference, rng, where):
     device = kernels(typed, where, 64)
     if not device.fuses:
         pytest.skip("Codec decodes first")
+    for fed in (False, True):
+        hops_agree(device, reference, rng, fed)
+
+
+def hops_agree(device, reference, rng, fed):
     put, get = device.device.upload, device.device.download
     table, total = pieces(SIZES)
     at, room = places(reference, SIZES, 1)
@@ -136,8 +147,8 @@ def test_a_hop_is_decode_add_encode(typed, reference, rng, where, fed):
     ours, out = put(x), put(np.zeros(room, np.uint8))
     incoming = Incoming(put(taken), at, sizes)
     device.encode_batch(ours, table, out, at, held, **options, incoming=incoming)
-    np.testing.assert_array_equal(get(out), expected)
-    np.testing.assert_array_equal(get(ours), theirs)
+    np.testing.assert_array_equal(get(out), expected, err_msg=f"{fed=}")
+    np.testing.assert_array_equal(get(ours), theirs, err_msg=f"{fed=}")
     for name in held or {}:
         np.testing.assert_array_equal(get(held[name]), wanted[name], err_msg=name)
 
@@ -162,10 +173,9 @@ def test_what_is_not_finite_is_written_back_as_it_is_decoded(name, fed, where):
     assert np.isfinite(get(ours)[SIZES[0] :]).all()
 
 
-@pytest.mark.parametrize("gradient", ["float16", "bfloat16"])
-def test_16_bit_gradients_are_read_and_written(case, typed, reference, rng, where, gradient):
-    if gradient != ("float16", "bfloat16")[CASES.index(case) % 2]:
-        pytest.skip("every other spec takes this dtype")
+@pytest.mark.slow
+def test_16_bit_gradients_are_read_and_written(case, typed, reference, rng, where):
+    gradient = ("float16", "bfloat16")[CASES.index(case) % 2]
     if case[1] and where == "shim":
         pytest.skip("variants read and write as their spec does")
     needs_equal_bytes(typed)
@@ -253,6 +263,7 @@ def broken(payload, turn, rng):
     return data
 
 
+@pytest.mark.slow
 def test_no_access_outside_the_buffers():
     """Encode and decode of good and of broken payloads, under AddressSanitizer."""
     asan = subprocess.run(

@@ -9,6 +9,7 @@ from compll.errors import SpecError
 from compll.library import list_specs, type_check
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", cuda_source.ARCHITECTURES)
 @pytest.mark.parametrize("spec", list_specs())
 def test_every_spec_becomes_a_cubin(spec, arch):
@@ -36,6 +37,7 @@ def ends(elf):
     return programs + size * count, sections + section_size * section_count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["onebit_group", "topk", "powersgd"])
 @pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
 def test_residuals_of_16_bits_become_a_cubin(spec, gradient):

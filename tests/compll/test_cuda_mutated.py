@@ -14,6 +14,7 @@ from compll.ir import walk
 from compll.library import type_check
 from tests.compll import test_cuda_arrays as arrays
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.tiers import first_fast
 
 SPECS = Path(compll.__file__).parents[1] / "specs"
 TEXTS = [(SPECS / f"{name}.yaml").read_text() for name in ("randomk", "powersgd", "thc")]
@@ -51,7 +52,7 @@ def typed(text, folder):
     return module if module.arrays and not vectors else None
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first_fast(range(8)))
 def test_mutated_specs(seed, tmp_path, rng):
     source, done = random.Random(seed), 0
     while done < 3:

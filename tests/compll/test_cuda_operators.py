@@ -10,6 +10,7 @@ from compll.errors import PayloadError, SpecError
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 from tests.compll.test_grouped_selections import SCALED
 from tests.compll.test_spread import BITMAP, UINT16
+from tests.tiers import first_fast
 
 SEARCHES = """name: searches
 encode:
@@ -176,7 +177,7 @@ def test_quantiles_beside_other_searches(tmp_path, rng):
     pieces_equal(RANKED, tmp_path, rng.standard_normal)
 
 
-@pytest.mark.parametrize("q", [2, 100, 520])
+@pytest.mark.parametrize("q", first_fast([520, 2, 100]))
 def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
     """With few lanes, so that tiles share them; with many equal elements, zeros and infinities."""
     for module in (numbers, cuda_tables, cuda):
@@ -187,6 +188,7 @@ def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
     pieces_equal(text, tmp_path, lambda n: x[:n], lengths=(9001, 0, 1, 2500))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [2, 100, 4096])
 def test_tables_of_every_size_become_cubins(q, tmp_path):
     device, _ = compiled(MEANS.replace("4096", str(q)), tmp_path)
@@ -195,7 +197,7 @@ def test_tables_of_every_size_become_cubins(q, tmp_path):
 
 @pytest.mark.parametrize(
     "group, limit, index",
-    [(8, "n", "gaps"), (32, "9", "elias"), (512, "n", "uint32"), (4096, "n", "gaps")],
+    first_fast([(32, "9", "elias"), (8, "n", "gaps"), (512, "n", "uint32"), (4096, "n", "gaps")]),
 )
 def test_selections_in_groups(group, limit, index, tmp_path, rng):
     text = SCALED.replace("INDEX", index).replace("LIMIT", limit)
@@ -257,9 +259,12 @@ decode: (q - 3) * total * top
 """
 
 
+LARGE = [(64, 2), (128, 4), (256, 1), (512, 8), (2048, 2)]
+
+
 @pytest.mark.parametrize(
     "group, bits",
-    [(8, 1), (8, 4), (16, 2), (16, 8), (32, 1), (64, 2), (128, 4), (256, 1), (512, 8), (2048, 2)],
+    first_fast([(8, 4), (8, 1), (16, 2), (16, 8), (32, 1), *LARGE]),
 )
 def test_groups_and_codes_of_every_size(group, bits, tmp_path, rng):
     text = STEPS.format(group=group, bits=bits, most=min(6, 2**bits - 1))

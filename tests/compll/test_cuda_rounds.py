@@ -5,21 +5,21 @@ import pytest
 
 import compll
 from compll.library import type_check
-from tests.compll.conftest import CASES, label
-from tests.compll.test_cuda import GPU, gradients_of_16_bits, kernels, pieces
+from tests.compll.conftest import CASES, costing
+from tests.compll.test_cuda import WHERE, gradients_of_16_bits, kernels, pieces
 
 WITH_ROUNDS = [c for c in CASES if compll.compile(c[0], "reference", **c[1]).rounds]
 WORKERS = 3
 
 
-@pytest.fixture(params=WITH_ROUNDS, ids=label)
+@pytest.fixture(params=map(costing, WITH_ROUNDS))
 def both(request):
     """A spec's typed module, and its reference codec."""
     name, params = request.param
     return type_check(name, params), compll.compile(name, "reference", **params)
 
 
-@pytest.fixture(params=["shim", GPU])
+@pytest.fixture(params=WHERE)
 def where(request):
     return request.param
 
@@ -93,7 +93,7 @@ class World:
             np.testing.assert_array_equal(self.get(held), self.states[0][name], err_msg=name)
 
 
-@pytest.mark.parametrize("threads", [256, 64])
+@pytest.mark.parametrize("threads", [pytest.param(256, marks=pytest.mark.slow), 64])
 def test_rounds_are_those_of_the_reference(both, where, threads, rng):
     world = World(both, where, threads, [1000, 0, 2 * 1024 + 5, 1, 33, 1024], rng)
     for step in (3, 4):
@@ -107,17 +107,18 @@ def test_rounds_without_a_state(both, where, rng):
     np.testing.assert_array_equal(world.synchronize(2, fed=False), world.x[0])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_reaches_all_and_no_state(both, where, bad, rng):
-    world = World(both, where, 64, [1500], rng)
-    world.x[0, 703] = bad
-    found = world.synchronize(2)
-    np.testing.assert_array_equal(found, world.x[0])
-    assert not np.isfinite(found).all()
-    world.states_equal()
-    assert all(np.isfinite(s).all() for s in world.states[0].values())
+def test_what_is_not_finite_reaches_all_and_no_state(both, where, rng):
+    for bad in (np.nan, np.inf):
+        world = World(both, where, 64, [1500], rng)
+        world.x[0, 703] = bad
+        found = world.synchronize(2)
+        np.testing.assert_array_equal(found, world.x[0], err_msg=str(bad))
+        assert not np.isfinite(found).all()
+        world.states_equal()
+        assert all(np.isfinite(s).all() for s in world.states[0].values())
 
 
+@pytest.mark.slow
 def test_rounds_of_float16_gradients(both, where, rng):
     world = World(both, where, 64, [1300, 77], rng)
     narrow, wide = gradients_of_16_bits(rng, world.x.shape[1], "float16")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import compll
 from compll import quantiles
+from tests.tiers import first_fast
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "estimators.npz")
 FITS = {"exp": "sidco_e", "gpareto": "sidco_p", "gamma_gpareto": "sidco_gp"}
@@ -65,9 +66,9 @@ def test_golden_redsync(vector, ratio):
 PUBLISHED = {"stages": 1, "correct": 0.0, "adapt": True}
 
 
-@pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize("ratio", first_fast([0.01, 0.1, 0.001]))
 @pytest.mark.parametrize("name", FITS.values())
-@pytest.mark.parametrize("how", [{}, PUBLISHED], ids=["corrected", "published"])
+@pytest.mark.parametrize("how", first_fast([{}, PUBLISHED]), ids=["corrected", "published"])
 def test_sidco_keeps_what_was_asked_for_on_heavy_tails(name, ratio, how):
     n, rng = 200_000, np.random.default_rng(1)
     codec = compiled(name, ratio=ratio, **how)

@@ -5,6 +5,7 @@ import pytest
 
 import compll
 from compll.errors import SpecError
+from tests.tiers import first_fast
 
 SCALED = """
 name: scaled
@@ -44,7 +45,7 @@ def adacomp(g, residual, size):
     return sent, held - sent
 
 
-@pytest.mark.parametrize("size", [32, 512])
+@pytest.mark.parametrize("size", first_fast([512, 32]))
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_adacomp(backend, size):
     rng = np.random.default_rng(0)
@@ -74,7 +75,9 @@ def compiled(tmp_path, backend, text):
     return compll.compile(str(path), backend)
 
 
-@pytest.mark.parametrize("index, limit", [("gaps", "n"), ("uint32", "9"), ("elias", "n")])
+@pytest.mark.parametrize(
+    "index, limit", first_fast([("gaps", "n"), ("uint32", "9"), ("elias", "n")])
+)
 def test_values_of_groups_at_selected_elements(tmp_path, index, limit):
     text = SCALED.replace("INDEX", index).replace("LIMIT", limit)
     cpu, reference = (compiled(tmp_path, b, text) for b in ("cpu", "reference"))
@@ -111,7 +114,8 @@ update: {r: "UPDATE"}
 
 
 @pytest.mark.parametrize(
-    "group, update", [("", "where(kept, acc * random(0, 1), acc)"), ("group: 64", "acc")]
+    "group, update",
+    first_fast([("", "where(kept, acc * random(0, 1), acc)"), ("group: 64", "acc")]),
 )
 def test_what_is_selected_may_draw_alone(tmp_path, group, update):
     text = DRAWN.replace("GROUP", group).replace("UPDATE", update)

@@ -60,6 +60,7 @@ def test_a_wrong_guess_changes_nothing(kind, warmup, held):
             assert np.array_equal(states[0][name], states[1][name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["right", "more than wanted", "not finite"])
 def test_states_of_16_bits_are_taken_back_too(kind, tmp_path):
     text = locate("dgc").read_text().replace("float32[n]", '"bfloat16[n]"')

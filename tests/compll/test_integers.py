@@ -5,6 +5,7 @@ import pytest
 
 import compll
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.tiers import first_fast
 
 #: the same number, or numbers, as every type
 STORAGES = {"a": "int32", "b": "uint32", "c": "uint16"}
@@ -22,7 +23,7 @@ decode: exp2(e) * (a - 5) * (b - 6) * (c - 7) + where(e < 0, e, 0) + d
 """
 
 
-@pytest.mark.parametrize("group", ["", "group: 32"])
+@pytest.mark.parametrize("group", first_fast(["", "group: 32"]))
 def test_numbers_below_zero_arrive(group, tmp_path, rng):
     """One number of the tensor, or of a group, was read as if it had no sign.
 
@@ -118,7 +119,7 @@ def held(expression, decoded, path):
     return text
 
 
-@pytest.mark.parametrize("expression", [*ELEMENTS, *NUMBERS])
+@pytest.mark.parametrize("expression", first_fast([*ELEMENTS, *NUMBERS]))
 def test_feedback_knows_what_is_held(expression, tmp_path):
     """Beyond a type's range numbers wrapped around in the payload, but not in the residual."""
     path = tmp_path / "held.yaml"

@@ -5,6 +5,7 @@ import pytest
 
 import compll
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.tiers import first_fast
 
 SPEC = """
 name: late
@@ -52,9 +53,9 @@ def spec(folder, case):
     return path
 
 
-@pytest.mark.parametrize("case", LATE.values(), ids=LATE)
+@pytest.mark.parametrize("case", first_fast(LATE))
 def test_a_selection_waits_for_what_its_elements_need(case, tmp_path, rng):
-    path = spec(tmp_path, case)
+    path = spec(tmp_path, LATE[case])
     cpu, reference = (compll.compile(path, target) for target in ("cpu", "reference"))
     for n in (1, 65, 3000):
         states = [codec.init_state(n) for codec in (cpu, reference)]
@@ -69,7 +70,7 @@ def test_a_selection_waits_for_what_its_elements_need(case, tmp_path, rng):
             np.testing.assert_array_equal(states[0]["residual"], states[1]["residual"])
 
 
-@pytest.mark.parametrize("case", ["a level in the residual", "a size"])
+@pytest.mark.parametrize("case", first_fast(["a level in the residual", "a size"]))
 def test_and_so_it_does_on_a_device(case, tmp_path, rng):
     pieces_equal(spec(tmp_path, LATE[case]).read_text(), tmp_path, rng.standard_normal)
 

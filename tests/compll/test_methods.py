@@ -157,7 +157,11 @@ def test_topk_keeps_the_largest(k_of):
 ESTIMATORS = ("adaq", "stc", "gaussiank", "redsync", "sidco_e", "sidco_gp", "sidco_p")
 FED = [name for name in compll.list_specs() if type_check(name, {})[0].feedback]
 HALF = {"residual": "bfloat16"}
-KEPT_IN_HALVES = [(name, HALF) for name in FED if RESIDUAL in accepted(load(name))]
+KEPT_IN_HALVES = [
+    pytest.param(name, HALF, marks=pytest.mark.slow)
+    for name in FED
+    if RESIDUAL in accepted(load(name))
+]
 
 
 @pytest.mark.parametrize("name, residual", [*((name, {}) for name in FED), *KEPT_IN_HALVES])

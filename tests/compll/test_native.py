@@ -18,6 +18,7 @@ from compll.backends import cpu, cpu_load, cpu_native, cpu_object
 from compll.backends.cpu_declare import declared
 from compll.backends.cpu_native import Stored
 from tests.patience import HANG
+from tests.tiers import first_fast
 
 pytestmark = pytest.mark.skipif(not cpu_native.possible(), reason="numba's kernels serve here")
 of_one_cache = pytest.mark.xdist_group("native")
@@ -92,7 +93,7 @@ def test_a_warm_start_imports_no_numba(cached):
     assert run(root) == [[digest, []]]
 
 
-@pytest.mark.parametrize("name", [s for s in compll.list_specs() if of_arrays(s)])
+@pytest.mark.parametrize("name", first_fast([s for s in compll.list_specs() if of_arrays(s)]))
 def test_specs_of_arrays_need_none_either(name):
     run(specs=[name])  # now they are cached
     ((_, loaded),) = run(specs=[name])
@@ -131,6 +132,7 @@ def test_a_damaged_file_is_a_miss(damage, cached, tmp_path):
 
 
 @of_one_cache
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "other version"])
 def test_a_miss_is_made_good(damage, cached):
     root, file, digest = cached
@@ -263,7 +265,9 @@ def test_vectors_of_512_bits_are_for_processors_that_bear_them(has, monkeypatch)
     assert codegen._tm is before
 
 
-@pytest.mark.parametrize("name", ["onebit_group", "dgc", "int4_group", "sketch", "inceptionn"])
+@pytest.mark.parametrize(
+    "name", first_fast(["onebit_group", "dgc", "int4_group", "sketch", "inceptionn"])
+)
 def test_numbas_own_kernels_give_the_same_bytes(name, rng):
     """Where there are no native ones, as on other systems."""
     cpu = compll.compile(name)

@@ -6,6 +6,7 @@ import pytest
 import compll
 from compll.library import type_check
 from tests.compll.test_cuda import kernels
+from tests.tiers import first_fast
 
 SPEC = """
 name: ordered
@@ -45,11 +46,13 @@ def spec(order, large, group="", decoded="i, v"):
 
 @pytest.mark.parametrize(
     "order, large, group",
-    [
-        (ORDERS[0], "filter", "group: 32"),
-        (ORDERS[1], "top", ""),
-        (ORDERS[2], "filter", "group: 32"),
-    ],
+    first_fast(
+        [
+            (ORDERS[0], "filter", "group: 32"),
+            (ORDERS[1], "top", ""),
+            (ORDERS[2], "filter", "group: 32"),
+        ]
+    ),
     ids=["as selected", "reversed", "in turns"],
 )
 def test_fields_stand_as_the_payload_orders_them(order, large, group, tmp_path):

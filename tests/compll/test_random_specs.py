@@ -13,6 +13,7 @@ import compll
 from compll.errors import SpecError
 from tests.compll import random_specs
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.tiers import first_fast
 
 SEEDS = range(int(os.environ.get("COMPLL_SPECS", "4")))
 
@@ -45,7 +46,7 @@ def told(payload, decoded):
     return payload.tobytes() if np.isfinite(decoded).all() else None
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first_fast(SEEDS))
 def test_on_the_cpu(seed, tmp_path, rng):
     text, path = valid(seed, tmp_path)
     codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
@@ -63,7 +64,7 @@ def test_on_the_cpu(seed, tmp_path, rng):
                 np.testing.assert_array_equal(states[0][name], states[1][name], err_msg=text)
 
 
-@pytest.mark.parametrize("seed", [1000 + seed for seed in SEEDS])
+@pytest.mark.parametrize("seed", first_fast([1000 + seed for seed in SEEDS]))
 def test_on_the_device(seed, tmp_path, rng):
     text, _ = valid(seed, tmp_path)
     pieces_equal(text, tmp_path, lambda n: gradient(rng, n))

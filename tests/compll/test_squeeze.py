@@ -1,5 +1,7 @@
 """Putting selected elements together and apart, with the processor's instructions and without."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +11,10 @@ from numba import njit
 import compll
 from compll.backends import cpu_gaps, cpu_squeeze
 from compll.backends.cpu_text import SLACK
+from tests.tiers import first_fast
 
 
+@cache
 def compiled(vectors, step):
     """(squeeze, spread) over arrays of a multiple of `step`, compiled with or without vectors."""
     place = getattr(cpu_squeeze, f"place{step}_1")
@@ -35,15 +39,13 @@ def compiled(vectors, step):
     return squeeze, spread
 
 
-WAYS = {(vectors, step): compiled(vectors, step) for vectors in (True, False) for step in (16, 64)}
-
-
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("step", first_fast([64, 16]))
+@pytest.mark.parametrize("vectors", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 @given(st.lists(st.booleans(), max_size=200), st.booleans(), st.integers(0, 1 << 40))
-def test_squeezed_elements_are_those_selected_in_order(way, dtype, bits, rare, first):
-    squeeze, spread = WAYS[way]
-    hit = np.zeros(-(-len(bits) // way[1]) * way[1], np.uint8)
+def test_squeezed_elements_are_those_selected_in_order(vectors, step, dtype, bits, rare, first):
+    squeeze, spread = compiled(vectors, step)
+    hit = np.zeros(-(-len(bits) // step) * step, np.uint8)
     hit[: len(bits)] = bits
     hit[::2] &= not rare
     x = np.arange(5, 5 + len(hit)).astype(dtype)
@@ -86,7 +88,7 @@ update: {{r: "where(kept, 0, x)"}}
 """
 
 
-@pytest.mark.parametrize("group", ["", "group: 8", "group: 32", "group: 64"])
+@pytest.mark.parametrize("group", first_fast(["", "group: 8", "group: 32", "group: 64"]))
 @pytest.mark.parametrize("density", [0.01, 0.2, 0.9])
 def test_what_no_longer_fits_stays_in_the_state(tmp_path, rng, group, density):
     path = tmp_path / "cut.yaml"

@@ -1,0 +1,10 @@
+"""Which parameters of a test are for the fast tier, and which for `make test-all`."""
+
+import pytest
+
+
+def first_fast(values):
+    """Parameters of which the fast tests take the first: each compiles another spec, much alike."""
+    first, *others = values
+    each = (value if isinstance(value, tuple) else (value,) for value in others)
+    return [first, *(pytest.param(*value, marks=pytest.mark.slow) for value in each)]
