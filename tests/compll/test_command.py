@@ -120,6 +120,7 @@ def test_build_for_cuda_needs_no_device(tmp_path):
     assert "__global__" in run("explain", "onebit", "--stage", "source", "--target", "cuda").output
 
 
+@pytest.mark.slow
 def test_build_for_several_targets_and_architectures(tmp_path):
     result = run("build", "onebit", "--target", "cuda", "--target", "cpu",
                  "--arch", "sm_80,sm_90", "-o", tmp_path)  # fmt: skip
@@ -233,6 +234,7 @@ def test_cache_serves_processes_one_after_the_other_and_at_once(tmp_path):
     assert list((tmp_path / "cpu").glob("mxnet_2bit_*.py"))
 
 
+@pytest.mark.slow
 def test_unwritable_cache(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import compll
 from compll import elementary
 from compll.backends import cpu_elementary
+from tests.tiers import first_fast
 
 NUMPY = elementary.NUMPY
 ENDS = [
@@ -56,7 +57,7 @@ def test_both_backends_give_the_same_bits(a, b):
         assert np.array_equal(ours, theirs, equal_nan=True), (a, b)
 
 
-@pytest.mark.parametrize("group", ["", "group: 64\n"])
+@pytest.mark.parametrize("group", first_fast(["", "group: 64\n"]))
 def test_specs_that_use_them_agree(group, tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import compll
+from tests.tiers import first_fast
 
 FOLDER = Path(__file__).parent / "golden"
 INPUTS, MORE = np.load(FOLDER / "published.npz"), np.load(FOLDER / "more.npz")
@@ -76,7 +77,7 @@ def test_mxnet_1bit_carries_what_it_does_not_send():
         np.testing.assert_array_equal(state["residual"], residual)
 
 
-@pytest.mark.parametrize("bits, bucket", [(8, 128), (4, 64), (2, 512)])
+@pytest.mark.parametrize("bits, bucket", first_fast([(8, 128), (4, 64), (2, 512)]))
 def test_qsgd_moves_by_less_than_a_level_and_is_unbiased(bits, bucket):
     rng = np.random.default_rng(1)
     x = rng.standard_normal(1000).astype(np.float32)
@@ -99,7 +100,7 @@ def test_int8_dettmers_is_near_and_keeps_signs():
     assert len({v for v in np.abs(y).tolist() if v}) > 100  # most of the 127 values
 
 
-@pytest.mark.parametrize("bucket", [0, 512])
+@pytest.mark.parametrize("bucket", first_fast([0, 512]))
 def test_ddp_uint8_moves_by_half_a_step(bucket):
     x = np.random.default_rng(2).standard_normal(2000).astype(np.float32)
     y = through("ddp_uint8", x, bucket=bucket)
@@ -140,7 +141,7 @@ def test_stc_takes_about_ten_bits_for_an_element_it_keeps():
     assert 9 < 8 * len(payload) / 1000 < 10
 
 
-@pytest.mark.parametrize("natural", [False, True])
+@pytest.mark.parametrize("natural", first_fast([False, True]))
 def test_dithering_rounds_to_neighbouring_levels(natural):
     x = np.random.default_rng(6).standard_normal(4000).astype(np.float32)
     y = through("dithering", x, natural=natural)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import compll
 from compll.backends import shared
 from tests.compll.world import World, table
+from tests.tiers import first_fast
 
 PLACES = st.tuples(
     *(st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 2**40), st.integers(1, 3000))
@@ -36,7 +37,7 @@ def test_positions_in_large_tensors(n, count):
     assert abs(at.mean() / n - 0.5) < 0.05
 
 
-@pytest.mark.parametrize("n, count", [(50, 7), (64, 16), (37, 1), (11, 10)])
+@pytest.mark.parametrize("n, count", first_fast([(50, 7), (64, 16), (37, 1), (11, 10)]))
 def test_every_position_has_the_same_chance(n, count):
     """Also where the stretches differ by one; drawn over steps, tensors and parts of a tensor."""
     draws = 20000
