@@ -144,13 +144,12 @@ def report(ddp: DistributedDataParallel) -> Report:
 
     session = _session(as_ddp(ddp))
     engine, size = session.engine, session.world_size
-    numel = sum(p.numel for p in session.params)
-    measured = measure_of(engine.traffic, engine.counters, size, numel) if engine else None
+    measured = measure_of(engine.traffic, engine.counters, size) if engine else None
     return Report(
         rank=session.rank,
         world_size=size,
         installed=engine is not None,
-        why=describe_plan(session.plan) if engine else session.plan.why,
+        why=describe_plan(session.plan, session.params),
         options=plain_options(session.options),
         decisions=session.plan.decisions,
         measured=measured,
@@ -288,10 +287,20 @@ def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataPa
     _refuse_taken(ddp)
     if session.plan.compresses:
         install(ddp, session)
-    elif session.world_size > 1 and session.rank == 0 and not session.options.automatic:
-        log.warning("hipress compresses nothing: %s", session.plan.why)
+    if session.rank == 0:
+        _tell_plan(session)
     REGISTRY.sessions[ddp] = session
     return ddp
+
+
+def _tell_plan(session: Session) -> None:
+    """A line of INFO; a warning where a compressor was asked for and most stays uncompressed."""
+    from hipress.reporting import compressed_share, describe_plan
+
+    asked = session.world_size > 1 and not (session.options.automatic or session.options.exclude)
+    unexpected = asked and compressed_share(session.plan, session.params) < 0.5
+    level = logging.WARNING if unexpected else logging.INFO
+    log.log(level, "hipress: %s", describe_plan(session.plan, session.params))
 
 
 def _session(ddp: DistributedDataParallel) -> Session:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hipress.model import Param
 from hipress.plan.rules import Decision, Plan
 
 if TYPE_CHECKING:
@@ -16,7 +18,21 @@ if TYPE_CHECKING:
     from hipress.plan.probe import Probe
     from hipress.sync.engine import Traffic
 
-SHOWN = 40  # parameters in the table
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes a step of one kind of gradients, on one rank."""
+
+    gradient_bytes: float  # the gradients themselves
+    ddp_bytes: float  # what this rank would send of them with DDP alone
+    wire_bytes: float  # what this rank sends of them
+
+    @property
+    def reduction(self) -> float:
+        """How many times less that is than with DDP alone; 1 where nothing would be sent."""
+        if self.wire_bytes:
+            return self.ddp_bytes / self.wire_bytes
+        return math.inf if self.ddp_bytes else 1.0
 
 
 @dataclass(frozen=True)
@@ -24,11 +40,12 @@ class Measured:
     """Per step, on this rank, averaged over the steps of this process."""
 
     steps: int
-    gradient_bytes: float  # as DDP would have reduced them
+    kinds: Mapping[str, Sent]  # "compressed", "uncompressed" and "sparse" gradients
+    gradient_bytes: float  # of all kinds, as are the next two
+    ddp_wire_bytes: float
+    wire_bytes: float
     payload_bytes: float  # of the messages that we send to peers
     spared_bytes: float  # of these, blocks that repeat and so do not travel
-    wire_bytes: float  # sent by this rank in all, native all-reduces included
-    fp32_wire_bytes: float  # what this rank would send with float32 all-reduce
     encode_seconds: float
     decode_seconds: float
     wait_seconds: float  # our compute lane idle while buckets were under way
@@ -87,37 +104,63 @@ class Report:
         return text.getvalue()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield f"[bold]hipress[/bold], rank {self.rank} of {self.world_size}: {self._headline()}"
+        from rich.markup import escape
+
+        yield f"[bold]hipress[/bold], rank {self.rank} of {self.world_size}: {escape(self.why)}"
+        if self.measured is not None:
+            yield _sent_table(self.measured)
         yield _decision_table(self.decisions)
         if self.measured is not None:
-            yield _measured_table(self.measured)
+            yield _time_table(self.measured)
         if self.probe is not None:
             yield _probe_table(self.probe)
 
-    def _headline(self) -> str:
-        if self.installed:
-            return self.why
-        return f"nothing installed, DDP's own all-reduce remains ({self.why})"
 
-
-def measure_of(
-    traffic: Traffic, counters: Counters, world_size: int, numel: int
-) -> Measured | None:
+def measure_of(traffic: Traffic, counters: Counters, world_size: int) -> Measured | None:
     """Averages per step from an engine's counts; None before the first step."""
     steps = traffic.steps
     if steps == 0:
         return None
+    kinds = _kinds(traffic, counters, world_size)
+    total = _total(kinds)
     return Measured(
         steps=steps,
-        gradient_bytes=traffic.gradient_bytes / steps,
+        kinds=kinds,
+        gradient_bytes=total.gradient_bytes,
+        ddp_wire_bytes=total.ddp_bytes,
+        wire_bytes=total.wire_bytes,
         payload_bytes=counters.bytes_sent / steps,
         spared_bytes=counters.bytes_spared / steps,
-        wire_bytes=(counters.wire_bytes + share(world_size) * traffic.raw_bytes) / steps,
-        fp32_wire_bytes=all_reduce_bytes(numel, world_size),
         encode_seconds=counters.encode_seconds / steps,
         decode_seconds=counters.decode_seconds / steps,
         wait_seconds=counters.wait_seconds / steps,
         exposed_seconds=traffic.exposed_seconds / steps,
+    )
+
+
+def _kinds(traffic: Traffic, counters: Counters, world_size: int) -> dict[str, Sent]:
+    """What was sent of each kind of gradients. gloo gathers sparse ones: each rank sends its own,
+    or passes on another's, to every other rank."""
+    steps, ring = traffic.steps, share(world_size)
+    plain = traffic.gradient_bytes - traffic.compressed_bytes
+    sparse = (world_size - 1) * traffic.sparse_bytes
+    kinds = {
+        "compressed": (
+            traffic.compressed_bytes,
+            ring * traffic.compressed_bytes,
+            counters.wire_bytes - ring * traffic.mixed_bytes,
+        ),
+        "uncompressed": (plain, ring * plain, ring * (traffic.raw_bytes + traffic.mixed_bytes)),
+        "sparse": (traffic.sparse_bytes, sparse, sparse),
+    }
+    return {name: Sent(*(count / steps for count in counts)) for name, counts in kinds.items()}
+
+
+def _total(kinds: Mapping[str, Sent]) -> Sent:
+    return Sent(
+        sum(kind.gradient_bytes for kind in kinds.values()),
+        sum(kind.ddp_bytes for kind in kinds.values()),
+        sum(kind.wire_bytes for kind in kinds.values()),
     )
 
 
@@ -131,53 +174,118 @@ def all_reduce_bytes(numel: int, world_size: int) -> float:
     return share(world_size) * 4 * numel
 
 
-def describe_plan(plan: Plan) -> str:
-    """One line: how much of the model is compressed, and why."""
-    total = sum(d.numel for d in plan.decisions)
-    done = sum(d.numel for d in plan.decisions if d.codec is not None)
-    count = sum(d.codec is not None for d in plan.decisions)
-    share = done / total if total else 0.0
+def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
+    """One line: how much of the model is compressed, by what, what is expected of it, and why.
+
+    Sparse gradients are left out of all sums: what they take depends on the step.
+    """
+    if not plan.compresses:
+        return f"nothing is compressed, DDP's own all-reduce remains: {plan.why}"
+    done = [(p, d) for p, d in zip(params, plan.decisions, strict=True) if d.codec is not None]
+    codecs = sorted({f"{_codec_name(d)} ({d.strategy})" for _, d in done})
+    dense = [p for p in params if not p.sparse]
+    before = sum(_nbytes(p) for p in dense)
+    after = before + sum(_payload_bytes(plan, d) - _nbytes(p) for p, d in done)
+    sparse = f" ({len(params) - len(dense)} sparse ones aside)" * (len(dense) < len(params))
     return (
-        f"{count} of {len(plan.decisions)} parameters compressed "
-        f"({share:.1%} of the elements); {plan.why}"
+        f"{' and '.join(codecs)} for {len(done)} of {len(params)} parameters, "
+        f"{compressed_share(plan, params):.1%} of {sum(p.numel for p in dense):,} elements: "
+        f"{before / 1e6:.4g} MB of gradients{sparse} become at most {after / 1e6:.4g} MB; "
+        f"{plan.why}"
     )
 
 
-def _decision_table(decisions: tuple[Decision, ...]) -> Table:
+def compressed_share(plan: Plan, params: Sequence[Param]) -> float:
+    """Of the elements of all dense gradients, those that are compressed (0 to 1)."""
+    total = sum(p.numel for p in params if not p.sparse)
+    done = sum(d.numel for d in plan.decisions if d.codec is not None)
+    return done / total if total else 0.0
+
+
+def _nbytes(param: Param) -> int:
+    return param.numel * param.dtype.itemsize
+
+
+def _payload_bytes(plan: Plan, decision: Decision) -> int:
+    codec = plan.codecs[str(decision.codec)]
+    if codec.rounds:
+        return sum(each.payload_bytes(decision.numel) for each in codec.rounds)
+    return codec.payload_bytes(decision.numel)
+
+
+def _codec_name(decision: Decision) -> str:
+    """Without what a parameter's shape settles: `powersgd` of `powersgd(columns=650)`."""
+    return (decision.codec or "-").partition("(")[0]
+
+
+def _sent_table(m: Measured) -> Table:
     from rich.table import Table
 
-    table = Table(title="Plan, largest first", title_justify="left")
-    for name, side in (
-        ("parameter", "left"), ("elements", "right"), ("codec", "left"), ("strategy", "left"),
-        ("parts", "right"), ("raw ms", "right"), ("chosen ms", "right"), ("why", "left"),
-    ):  # fmt: skip
-        table.add_column(name, justify="right" if side == "right" else "left")
-    ordered = sorted(decisions, key=lambda d: -d.numel)
-    for d in ordered[:SHOWN]:
-        table.add_row(
-            d.name, f"{d.numel:,}", d.codec or "-", d.strategy, str(d.partitions),
-            _ms(d.raw_seconds), _ms(d.seconds), d.why,
-        )  # fmt: skip
-    if len(ordered) > SHOWN:
-        table.add_row(f"... {len(ordered) - SHOWN} more", *[""] * 7)
+    table = Table(
+        title=f"Sent by this rank in a step, mean of {m.steps}", title_justify="left",
+        caption="DDP: what DDP alone would send of the same gradients. reduction: DDP / sent.",
+        caption_justify="left",
+    )  # fmt: skip
+    for name in ("gradients", "MB", "share", "DDP MB", "sent MB", "reduction"):
+        table.add_column(name, justify="left" if name == "gradients" else "right")
+    whole = _total(m.kinds)
+    for name, kind in (*m.kinds.items(), ("all", whole)):
+        if kind.gradient_bytes:
+            table.add_row(
+                name, _mb(kind.gradient_bytes),
+                f"{kind.gradient_bytes / whole.gradient_bytes:.1%}",
+                _mb(kind.ddp_bytes), _mb(kind.wire_bytes), f"{kind.reduction:.1f}x",
+            )  # fmt: skip
     return table
 
 
-def _measured_table(m: Measured) -> Table:
+def _decision_table(decisions: Sequence[Decision]) -> Table:
+    """A row for the parameters of each codec, strategy and reason; most elements first."""
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"A step, mean of {m.steps}", title_justify="left")
+    table = Table(title="Plan", title_justify="left", caption_justify="left")
+    for name in ("codec", "strategy", "why", "largest", "parameters", "elements"):
+        table.add_column(name, justify="right" if name in ("parameters", "elements") else "left")
+    predicted = any(d.raw_seconds is not None for d in decisions)
+    if predicted:
+        table.caption = "DDP ms, ms: predicted for a step with DDP alone, and as planned."
+        table.add_column("DDP ms", justify="right")
+        table.add_column("ms", justify="right")
+    for group, members in _grouped(decisions):
+        row = [*map(escape, (*group, members[0].name)), f"{len(members):,}"]
+        times = [_sum(d.raw_seconds for d in members), _sum(d.seconds for d in members)]
+        table.add_row(*row, f"{_elements(members):,}", *map(_ms, times if predicted else ()))
+    return table
+
+
+def _grouped(decisions: Sequence[Decision]) -> list[tuple[tuple[str, str, str], list[Decision]]]:
+    """By codec, strategy and reason; groups, and parameters of each, with most elements first."""
+    groups: dict[tuple[str, str, str], list[Decision]] = {}
+    for d in sorted(decisions, key=lambda d: -d.numel):
+        groups.setdefault((_codec_name(d), d.strategy, d.why), []).append(d)
+    return sorted(groups.items(), key=lambda each: -_elements(each[1]))
+
+
+def _elements(decisions: Sequence[Decision]) -> int:
+    return sum(d.numel for d in decisions)
+
+
+def _sum(seconds: Iterable[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return sum(known) if known else None
+
+
+def _time_table(m: Measured) -> Table:
+    from rich.table import Table
+
+    table = Table(title="Time in a step", title_justify="left")
     table.add_column("what")
-    table.add_column("value", justify="right")
-    times = m.fp32_wire_bytes / m.wire_bytes if m.wire_bytes else float("inf")
-    table.add_row("sent by this rank", f"{m.wire_bytes / 1e6:.3f} MB")
-    table.add_row("left out, as it repeats", f"{m.spared_bytes / 1e6:.3f} MB")
-    table.add_row("the same as float32 all-reduce", f"{m.fp32_wire_bytes / 1e6:.3f} MB")
-    table.add_row("reduction", f"{times:.1f}x")
-    table.add_row("encode", f"{_ms(m.encode_seconds)} ms")
-    table.add_row("decode and add", f"{_ms(m.decode_seconds)} ms")
-    table.add_row("compute lane waits", f"{_ms(m.wait_seconds)} ms")
-    table.add_row("after the backward pass", f"{_ms(m.exposed_seconds)} ms")
+    table.add_column("ms", justify="right")
+    table.add_row("encode", _ms(m.encode_seconds))
+    table.add_row("decode, and add up", _ms(m.decode_seconds))
+    table.add_row("waiting for messages, with nothing to encode or decode", _ms(m.wait_seconds))
+    table.add_row("backward pass is over, waiting for the last buckets", _ms(m.exposed_seconds))
     return table
 
 
@@ -195,6 +303,10 @@ def _probe_table(probe: Probe) -> Table:
         speed = 1e-9 / line.per_byte if line.per_byte > 0 else float("inf")
         table.add_row(name, _ms(line.latency), f"{speed:.3f}")
     return table
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.3f}"
 
 
 def _ms(seconds: float | None) -> str:

@@ -102,11 +102,9 @@ def _decide(
     best = replace(best, raw_seconds=plain)
     gain = 1 - seconds / plain
     if gain <= MARGIN:
-        would = (
-            f"gain {gain:.0%}, too little" if gain > 0 else f"take {seconds / plain:.1f}x as long"
-        )
+        would = "gain too little" if gain > 0 else "take longer"
         return raw(param, f"{best.codec} would {would}", plain)
-    return replace(best, why=f"gains {gain:.0%}")
+    return replace(best, why="gains time")
 
 
 def _rival(

@@ -115,7 +115,7 @@ def too_small(param: Param, codec: Codec, options: Options) -> str | None:
     if param.numel < minimum(codec, options):
         return f"fewer than {minimum(codec, options)} elements"
     if not codec.suits(param.numel):
-        return f"{codec.name} would not pay for {param.numel} elements"
+        return f"{codec.name} would not pay at this size"
     # A few bytes more are welcome: they spare a second message for the one tiny tensor. Where the
     # length depends on the data, its bound is far above what is sent, and stops tiny tensors only.
     most = 4 * param.numel if codec.fixed else 8 * param.numel

@@ -35,6 +35,7 @@ class BucketPlan:
     program: Program
     states: States
     units: tuple[Unit, ...]
+    compressed: int  # elements that codecs take
     arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
 
 
@@ -85,7 +86,8 @@ class BucketPlans:
         if all(self._plan.decisions[i].codec is None for i in indices):
             return None
         units = self._units(indices)
-        return BucketPlan(self._compile(units), self._shared, units)
+        compressed = sum(unit.length for unit in units if unit.choice.codec is not None)
+        return BucketPlan(self._compile(units), self._shared, units, compressed)
 
     def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
         """Units in bucket order; with scope "bucket" neighbours of one codec are joined.

@@ -15,10 +15,12 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from casync.codec import FLOAT_BYTES
 from casync.errors import CasyncError, copy_to_raise
 from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor
 from casync.transports.distributed import DistributedTransport
+from hipress import compat
 from hipress.errors import HipressError, SyncError
 from hipress.model import Param
 from hipress.options import Options
@@ -42,8 +44,11 @@ class Traffic:
     """What this module counts besides the executor's counters."""
 
     steps: int = 0  # in this process; Engine.step survives a checkpoint
-    raw_bytes: int = 0  # of buckets that went to DDP's own all-reduce
-    gradient_bytes: int = 0  # of all buckets, as DDP would have sent them
+    gradient_bytes: int = 0  # of all dense buckets
+    compressed_bytes: int = 0  # of these, what codecs took
+    raw_bytes: int = 0  # of dense buckets that went to DDP's own all-reduce
+    mixed_bytes: int = 0  # of uncompressed parts of other buckets, as they travel: in float32
+    sparse_bytes: int = 0  # of sparse gradients: indices and values
     # of the current step; and how long to wait at most for what does not see to that itself.
     # Empty when the backward pass has had all of them: what it lost belongs to no step's state
     pending: list[tuple[Future[torch.Tensor], float | None]] = field(default_factory=list)
@@ -186,6 +191,7 @@ class Engine:
         plan = None
         try:
             plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
+            self._count(plan, buffer)  # now: an all-reduce gives a sparse buffer other rows
             future = self._native(buffer) if plan is None else self._submit(plan, buffer)
         except Exception as error:
             named = self._with_context(error, "the bucket could not be handed over")
@@ -197,9 +203,8 @@ class Engine:
             future = self._verifier.check(
                 future, [self.params[i] for i in indices], self._step_number
             )
-        self._count(
-            future, buffer, self.options.timeout + NATIVE_TIMEOUT_SLACK if plan is None else None
-        )
+        slack = self.options.timeout + NATIVE_TIMEOUT_SLACK
+        self.traffic.pending.append((future, slack if plan is None else None))
         if last:
             self._latest = -1
         return future
@@ -259,8 +264,6 @@ class Engine:
 
     def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""
-        if not buffer.is_sparse:
-            self.traffic.raw_bytes += buffer.nbytes
         return average(buffer, self.group, self.options.timeout)
 
     def _with_context(
@@ -276,8 +279,14 @@ class Engine:
         named.__cause__ = error
         return named
 
-    def _count(
-        self, future: Future[torch.Tensor], buffer: torch.Tensor, seconds: float | None
-    ) -> None:
-        self.traffic.pending.append((future, seconds))
-        self.traffic.gradient_bytes += 0 if buffer.is_sparse else buffer.nbytes
+    def _count(self, plan: BucketPlan | None, buffer: torch.Tensor) -> None:
+        traffic = self.traffic
+        if buffer.is_sparse:
+            traffic.sparse_bytes += compat.sparse_bytes(buffer)
+            return
+        traffic.gradient_bytes += buffer.nbytes
+        if plan is None:
+            traffic.raw_bytes += buffer.nbytes
+        else:
+            traffic.compressed_bytes += plan.compressed * buffer.element_size()
+            traffic.mixed_bytes += (buffer.numel() - plan.compressed) * FLOAT_BYTES

@@ -11,13 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 import hipress
+import hipress.plan.auto
 from tests.hipress.common import SMALL_BUCKETS, Scaled, difference, digest, error_of, make, train
+from tests.hipress.fakes import Int8
 
 
 def automatic(rank, world_size, least):
     """compressor="auto" on a model worth compressing, if it gains `least` seconds a step."""
-    import hipress.plan.auto
-
     hipress.plan.auto.MIN_GAIN_SECONDS = least
     hipress.plan.auto.MARGIN = min(least, hipress.plan.auto.MARGIN)
     torch.manual_seed(0)
@@ -55,14 +55,60 @@ def reported(rank, world_size):
     return found
 
 
+def logged(model, *args, **options):
+    """Levels and texts of what is logged as a model is wrapped."""
+    found = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append((record.levelname, record.getMessage()))
+    logger = logging.getLogger("hipress")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    hipress.wrap(model, *args, **options)
+    logger.removeHandler(handler)
+    return found
+
+
 def ineligible(rank, world_size):
     """What is logged where a compressor that was asked for suits no parameter."""
-    told = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
-    logging.getLogger("hipress").addHandler(handler)
-    hipress.wrap(make().double(), "topk")
-    return told
+    return logged(make().double(), "topk")
+
+
+def told(rank, world_size):
+    """What is logged as models are wrapped: all compressed, nothing, some as asked, little, ..."""
+    little = nn.Sequential(nn.Linear(2000, 1, bias=False), nn.Linear(1, 3000).double())
+    sparse = nn.Sequential(nn.Embedding(1000, 50, sparse=True), nn.Linear(50, 50))
+    hipress.plan.auto.MIN_GAIN_SECONDS = 10.0
+    return [
+        logged(make(), Int8()),
+        logged(make()),
+        logged(make(), Int8(), exclude="second.weight"),
+        logged(little, "topk"),
+        logged(sparse, "topk"),
+    ]
+
+
+class Rows(nn.Module):
+    """A sparse embedding, a layer, and one that stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1000, 50, sparse=True)
+        self.layer = nn.Linear(50, 200)
+        self.last = nn.Linear(200, 30).double()
+
+    def forward(self, words):
+        return self.last(torch.tanh(self.layer(self.embedding(words))).double())
+
+
+def counted(rank, world_size):
+    """Three steps with sparse gradients, of 7 rows each: what the report says was sent."""
+    torch.manual_seed(0)
+    ddp = hipress.wrap(Rows(), Int8())
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(torch.arange(7) + 10 * step + rank).sum().backward()
+    report = hipress.report(ddp)
+    return report.to_dict(), str(report)
 
 
 def unknown(rank, world_size):

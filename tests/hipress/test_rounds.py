@@ -36,7 +36,7 @@ def test_training_follows_plain_ddp(name, world_size):
         assert whys["second.weight"]["codec"] == name
         assert whys["second.weight"]["strategy"] == "allreduce"
         measured = found[0]["measured"]
-        assert measured["wire_bytes"] < 0.6 * measured["fp32_wire_bytes"], title
+        assert measured["wire_bytes"] < 0.6 * measured["ddp_wire_bytes"], title
 
 
 SPECTRAL = {

@@ -57,7 +57,7 @@ def test_accumulated_steps_send_once():
     )
     sent = {title: each["report"]["measured"]["wire_bytes"] for title, each in found.items()}
     assert sent["accumulation"] == sent["one bucket"]
-    assert sent["one bucket"] < 0.4 * found["one bucket"]["report"]["measured"]["fp32_wire_bytes"]
+    assert sent["one bucket"] < 0.4 * found["one bucket"]["report"]["measured"]["ddp_wire_bytes"]
 
 
 @pytest.mark.parametrize("name", ["int8", "half"])
