@@ -179,6 +179,7 @@ def test_freed_memory_is_kept():
     assert int(done.stdout) < 1000  # of 20,000 pages
 
 
+@pytest.mark.slow
 def test_a_row_may_have_parameters(tmp_path):
     (name,) = codecs.VARIANTS
     row = codecs.measure_codec(name, 4096, 1)

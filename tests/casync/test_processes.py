@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import HANG
+from tests.tiers import first_fast
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ def start(tmp_path):
         ranks.kill()
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", first_fast([3, 2]))
 def test_all_strategies_agree(start, size):
     start("exchange", size).end(range(size))
 

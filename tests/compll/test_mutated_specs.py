@@ -4,6 +4,7 @@ import re
 
 import jsonschema
 import numpy as np
+import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -110,12 +111,14 @@ YAML = st.recursive(
 )
 
 
+@pytest.mark.slow
 @MUTATED
 @given(value=YAML)
 def test_arbitrary_yaml(value, tmp_path):
     outcome(yaml.safe_dump(value, allow_unicode=True), tmp_path)
 
 
+@pytest.mark.slow
 @MUTATED
 @given(value=st.fixed_dictionaries(dict.fromkeys(SECTIONS, YAML)))
 def test_arbitrary_values_of_all_sections(value, tmp_path):

@@ -158,7 +158,8 @@ def unlinkable():
     return [Stored({"check": [[]]}, (image,)) for image in [b"", b"\x7fELF" + bytes(99), *images]]
 
 
-@pytest.mark.parametrize("number", first_fast(range(4)))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(4))
 def test_what_cannot_be_linked_is_numbas(number, monkeypatch, capfd):
     text = cpu.Source(compll.compile("onebit", "reference").module).text
     monkeypatch.setattr(cpu_native, "read", lambda path: unlinkable()[number])
@@ -237,8 +238,9 @@ def test_what_merges_a_tile_is_no_part_of_its_only_caller():
     assert re.search(rb"\0_ZN(?!08NumbaEnv)[^\0]*10merge_tile", image)  # a symbol
 
 
+@pytest.mark.slow
 @of_one_cache
-@pytest.mark.parametrize("change", first_fast(["result", "argument", "runtime", "memory"]))
+@pytest.mark.parametrize("change", ["result", "argument", "runtime", "memory"])
 def test_another_interface_of_numba_is_noticed(change, known, monkeypatch):
     if change == "result":
         monkeypatch.setattr(cpu_object, "RESULTS", (cpu_object.types.void,))

@@ -43,6 +43,7 @@ def within(n, skew):
     return whole[begin : begin + n], whole
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     n=st.integers(0, 700),

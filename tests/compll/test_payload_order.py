@@ -6,7 +6,6 @@ import pytest
 import compll
 from compll.library import type_check
 from tests.compll.test_cuda import kernels
-from tests.tiers import first_fast
 
 SPEC = """
 name: ordered
@@ -44,15 +43,14 @@ def spec(order, large, group="", decoded="i, v"):
     return text.replace("GROUP", group).replace("DECODED", decoded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order, large, group",
-    first_fast(
-        [
-            (ORDERS[0], "filter", "group: 32"),
-            (ORDERS[1], "top", ""),
-            (ORDERS[2], "filter", "group: 32"),
-        ]
-    ),
+    [
+        (ORDERS[0], "filter", "group: 32"),
+        (ORDERS[1], "top", ""),
+        (ORDERS[2], "filter", "group: 32"),
+    ],
     ids=["as selected", "reversed", "in turns"],
 )
 def test_fields_stand_as_the_payload_orders_them(order, large, group, tmp_path):

@@ -46,7 +46,8 @@ def told(payload, decoded):
     return payload.tobytes() if np.isfinite(decoded).all() else None
 
 
-@pytest.mark.parametrize("seed", first_fast(SEEDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
 def test_on_the_cpu(seed, tmp_path, rng):
     text, path = valid(seed, tmp_path)
     codecs = [compll.compile(path, target) for target in ("cpu", "reference")]

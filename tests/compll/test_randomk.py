@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import compll
 from compll.backends import shared
 from tests.compll.world import World, table
-from tests.tiers import first_fast
 
 PLACES = st.tuples(
     *(st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 2**40), st.integers(1, 3000))
@@ -37,7 +36,8 @@ def test_positions_in_large_tensors(n, count):
     assert abs(at.mean() / n - 0.5) < 0.05
 
 
-@pytest.mark.parametrize("n, count", first_fast([(50, 7), (64, 16), (37, 1), (11, 10)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("n, count", [(50, 7), (64, 16), (37, 1), (11, 10)])
 def test_every_position_has_the_same_chance(n, count):
     """Also where the stretches differ by one; drawn over steps, tensors and parts of a tensor."""
     draws = 20000
@@ -90,6 +90,7 @@ def test_without_feedback_values_are_scaled_up(n, rng):
     assert world.states == [{}, {}]
 
 
+@pytest.mark.slow
 def test_the_mean_over_ranks_is_unbiased(rng):
     n, draws = 64, 4000
     world = World("randomk", 2, n, ratio=0.3, residual=False)

@@ -343,6 +343,7 @@ def test_arbitrary_expressions(tmp_path, scale, q, decode, more):
     try_compile(text.replace("where(q == 1, -scale, scale)", decode) + more, tmp_path)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(
     st.sampled_from(compll.list_specs()),

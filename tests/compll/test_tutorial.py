@@ -10,6 +10,7 @@ from tests.walkthrough import follow
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("sed") is None, reason="the tutorial edits with sed")
 def test_the_tutorial(tmp_path):
     assert {"compll", "pytest", "torchrun"} <= set(follow(TEXT, tmp_path))

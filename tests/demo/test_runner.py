@@ -10,6 +10,7 @@ from hipress.demo import methods, runner
 from hipress.demo.job import Job, Workload
 from hipress.demo.place import Loopback
 from tests.patience import HANG
+from tests.tiers import first_fast
 
 TINY = Workload(vocabulary=200, width=16, batch=2, length=5)
 SIZE = 4 * TINY.parameters
@@ -36,7 +37,9 @@ class Watched(Loopback):
         return self.started[-1]
 
 
-@pytest.mark.parametrize("method, payload", [("ddp-fp32", SIZE), ("ddp-fp16", SIZE / 2)])
+@pytest.mark.parametrize(
+    "method, payload", first_fast([("ddp-fp32", SIZE), ("ddp-fp16", SIZE / 2)])
+)
 def test_a_baseline_trains_and_counts_its_bytes(method, payload):
     done = []
     result = runner.run(Loopback(), Job(method, steps=4, workload=TINY), done.append)
@@ -54,6 +57,7 @@ def test_without_communication_nothing_is_sent():
     assert (result.error, result.payload_bytes, result.identical) == (None, 0, None)
 
 
+@pytest.mark.slow
 def test_ddp_that_sends_nothing_but_a_number_trains_as_each_rank_would_alone():
     alone, met = (
         runner.run(Loopback(), Job(name, steps=3, workload=TINY)) for name in methods.ALONE
@@ -62,6 +66,7 @@ def test_ddp_that_sends_nothing_but_a_number_trains_as_each_rank_would_alone():
     assert met.losses == alone.losses
 
 
+@pytest.mark.slow
 def test_fp32_twice_gives_the_same_losses():
     job = Job("ddp-fp32", steps=3, workload=replace(TINY, optimizer="adamw"))
     first, second = (runner.run(Loopback(), job) for _ in range(2))
@@ -101,6 +106,7 @@ def test_a_rank_ends_when_its_parent_is_gone():
     assert child.returncode in (1, 3)
 
 
+@pytest.mark.slow
 def test_ranks_keep_their_memory():
     """glibc would return it in every step and fault it in again in the next."""
     said = "raise SystemExit(os.environ['MALLOC_TRIM_THRESHOLD_'] + os.environ['MALLOC_MMAP_MAX_'])"

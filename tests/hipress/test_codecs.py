@@ -9,6 +9,7 @@ from hipress.plan.codecs import SAFE
 from hipress.sync.state import deferrable_states
 from tests.hipress import codec_ranks
 from tests.hipress.launch import launch
+from tests.tiers import first_fast
 
 EXACT = {"none": 1e-5, "fp16": 1e-3, "bf16": 1e-2}
 CODECS = {name: {} for name in (*SAFE, "fp16", "onebit_group", "terngrad_uniform")}
@@ -17,7 +18,7 @@ VOTES = {"signsgd": {}, "signum": {}}
 CODECS |= {"topk": {"ratio": 0.1}, "dgc": {"ratio": 0.1, "momentum": 0.0}}
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", first_fast([2, 4]))
 def test_every_codec_trains(world_size):
     results = launch(codec_ranks.real, world_size, CODECS)
     for name in CODECS:

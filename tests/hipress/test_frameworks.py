@@ -12,6 +12,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", SECTIONS)
 def test_its_script_trains_and_goes_on(framework, tmp_path, monkeypatch):
     if importlib.util.find_spec(framework.lower()) is None:

@@ -14,6 +14,7 @@ from tests.hipress import common, lifecycle_ranks
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
 from tests.patience import HANG
+from tests.tiers import first_fast
 
 HEAVY = ("numba", "networkx", "matplotlib", "typer", "rich", "yaml")
 
@@ -71,12 +72,13 @@ def trained(*arguments):
     return found
 
 
-@pytest.mark.parametrize("ending", ["destroy", "leave"])
+@pytest.mark.parametrize("ending", first_fast(["leave", "destroy"]))
 def test_interpreter_exits(ending, tmp_path):
     for output in trained(str(tmp_path / "store"), ending, "int8"):
         assert "trained []" in output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not cpu_native.possible(), reason="numba's kernels serve here")
 def test_training_with_cached_kernels_needs_no_numba(tmp_path):
     outputs = trained(str(tmp_path / "first"), "destroy", "onebit")
