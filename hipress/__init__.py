@@ -13,7 +13,8 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from hipress.api import attach, detach, load_state_dict, report, state_dict, wrap
+from hipress.adapters.wrapping import attach, wrap
+from hipress.api import detach, load_state_dict, report, state_dict
 from hipress.errors import (
     AgreementTimeout,
     ConfigError,

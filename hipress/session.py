@@ -1,11 +1,12 @@
-"""Setting up one DDP module: agreement of the ranks, plan, engine; and taking it down again."""
+"""What stands behind a synchronized module: agreement of the ranks, plan, engine."""
 
 from __future__ import annotations
 
+import logging
 import platform
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from casync import strategies
-from hipress import __version__, compat
+from hipress import __version__
 from hipress.errors import HipressError
-from hipress.model import Param, describe, frozen_tensors
+from hipress.model import Param, describe
 from hipress.options import AUTO, Options
 from hipress.plan import rules
 from hipress.plan.codecs import call, described, resolve, strategy_for
@@ -24,23 +25,23 @@ from hipress.ranks.link import connect, silent_hint
 from hipress.ranks.meeting import Meeting
 
 if TYPE_CHECKING:
-    from torch.nn.parallel import DistributedDataParallel
-
     from casync.codec import Codec
-    from hipress.adapters.ddp import HookState
     from hipress.plan.probe import Probe
     from hipress.plan.rules import Plan
     from hipress.sync.engine import Engine
 
+log = logging.getLogger("hipress")
+
 
 @dataclass(eq=False)
 class Session:
-    """What belongs to one DDP module. `engine` is None where DDP's own all-reduce remains."""
+    """What belongs to one synchronized module. `engine` is None where there is nothing to do for
+    one: DDP's own all-reduce remains, or there is one rank."""
 
     params: tuple[Param, ...]
     options: Options
     plan: Plan
-    group: dist.ProcessGroup  # DDP's group
+    group: dist.ProcessGroup  # whose ranks average
     meeting: Meeting
     probe: Probe | None = None
     engine: Engine | None = None
@@ -57,37 +58,37 @@ class Session:
         """Ranks in the group."""
         return len(self.meeting.ranks)
 
+    def start(self, owner: object, engine: Engine, release: Callable[[], None]) -> None:
+        """Synchronize by this engine until `close`, or until `owner` is no more; then `release`
+        tells its hooks."""
+        self.engine = engine
+        self.finalizer = weakref.finalize(owner, _end, engine, release)
+
     def close(self) -> None:
-        """End threads and groups; the module then averages without us."""
+        """End threads and groups; the module is then synchronized without us, or not at all."""
         if self.finalizer is not None:
             self.finalizer()
 
 
-@dataclass
-class _Registry:
-    """All sessions of the process. Weak keys: a module that dies takes its session with it."""
-
-    sessions: weakref.WeakKeyDictionary[DistributedDataParallel, Session] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-    hooks: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
+def _end(engine: Engine, release: Callable[[], None]) -> None:
+    release()
+    engine.close()
 
 
-REGISTRY = _Registry()
+#: by DDP module or Synchronizer; one that dies takes its session with it
+SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 
 
 def prepare(
     module: nn.Module,
     options: Options,
     group: dist.ProcessGroup,
-    ddp_kwargs: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any],
 ) -> Session:
     """Agree with the other ranks and plan. See [Note: agreement].
 
     `module`: the model, as no DDP module is needed yet, or the DDP module.
-    `ddp_kwargs`: what DDP will be made with, on which the ranks must agree, too.
+    `facts`: more on which the ranks must agree, such as what DDP will be made with.
     Raises ConfigError, ConfigMismatch or AgreementTimeout; on every rank, if on one.
     """
     meeting = meetings.meeting(group, options.timeout)
@@ -98,10 +99,7 @@ def prepare(
     except Exception as error:
         meeting.fail(error)
         raise
-    facts = _facts(params, options, codecs) | {"ddp_kwargs": _plain(ddp_kwargs or {})}
-    if ddp_kwargs is not None and ddp_kwargs.get("init_sync", True):
-        facts["frozen parameters and buffers"] = frozen_tensors(module)
-    meeting.settle(facts)
+    meeting.settle({**_facts(params, options, codecs), **facts})
     try:
         session = _plan(params, codecs, options, group, meeting)
         _compile(session.plan)
@@ -112,26 +110,17 @@ def prepare(
     return session
 
 
-def install(ddp: DistributedDataParallel, session: Session) -> None:
-    """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
-    from hipress.adapters.ddp import HookState, gradient_hook
-    from hipress.sync.engine import Engine
+def tell_plan(session: Session) -> None:
+    """Rank 0 logs a line of INFO; a warning where a compressor was asked for and most stays
+    uncompressed."""
+    from hipress.reporting import compressed_share, describe_plan
 
-    session.engine = Engine(
-        session.params,
-        session.plan,
-        session.options,
-        session.group,
-        session.meeting,
-        skips=compat.skips_unused_buckets(ddp),
-        unused=ddp.find_unused_parameters,
-    )
-    session.finalizer = weakref.finalize(ddp, session.engine.close)
-    if ddp not in REGISTRY.hooks:
-        REGISTRY.hooks[ddp] = HookState(ddp, session.group, ddp.static_graph)
-        ddp.register_comm_hook(REGISTRY.hooks[ddp], gradient_hook)
-    named = dict(ddp.module.named_parameters())
-    REGISTRY.hooks[ddp].bind(session.engine, [named[param.name] for param in session.params])
+    if session.rank != 0:
+        return
+    asked = session.world_size > 1 and not (session.options.automatic or session.options.exclude)
+    unexpected = asked and compressed_share(session.plan, session.params) < 0.5
+    level = logging.WARNING if unexpected else logging.INFO
+    log.log(level, "hipress: %s", describe_plan(session.plan, session.params))
 
 
 def _codecs(options: Options) -> dict[str, Codec]:
@@ -167,15 +156,6 @@ def _called(codec: Codec, options: Options) -> str:
     """Such as `compressor 'mine.yaml'`: what differs when digests do."""
     named = isinstance(options.compressor, str) and not options.automatic
     return f"compressor {(options.compressor if named else codec.name)!r}"
-
-
-def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments as text; of an object its type, since its text may hold an address."""
-    simple = bool | int | float | str | None
-    return {
-        key: repr(value) if isinstance(value, simple) else type(value).__name__
-        for key, value in ddp_kwargs.items()
-    }
 
 
 def label(options: Options) -> str:

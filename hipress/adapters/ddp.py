@@ -39,6 +39,10 @@ class HookState:
         self.engine = engine
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
 
+    def release(self) -> None:
+        """Average without an engine from now on."""
+        self.engine = None
+
     def __reduce__(self) -> tuple[object, ...]:
         """Nothing: a copied or pickled DDP module gets a reducer of its own, without our hook."""
         return HookState.__new__, (HookState,)
@@ -71,7 +75,7 @@ def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
     if ddp is None or not compat.divides_by_active_ranks(ddp):
         return
     if bucket.index() == 0:  # which comes first; ranks that have no data call hooks as well
-        count = torch.tensor([float(in_backward())])
+        count = torch.tensor([float(compat.backward_id() >= 0)])
         dist.all_reduce(count, group=state.group)
         state.active_ranks = int(count.item())
     bucket.buffer().mul_(state.group.size() / state.active_ranks)
@@ -85,11 +89,6 @@ def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:
             "a bucket holds a parameter that was frozen or replaced before hipress was attached; "
             "do that before DistributedDataParallel is made, or freeze after hipress.attach"
         ) from None
-
-
-def in_backward() -> bool:
-    """Whether autograd is running, in this thread."""
-    return compat.backward_id() >= 0
 
 
 def _refuse_python_reducer(bucket: object) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 import hipress
-from hipress.session import REGISTRY
+from hipress.session import SESSIONS
 from tests.hipress.common import (
     SMALL_BUCKETS,
     UNREBUILT,
@@ -78,7 +78,7 @@ def load_late(rank, world_size):
     ddp = hipress.wrap(make(), "randomk", ratio=0.1, timeout=HANG)
     saved = hipress.state_dict(ddp)
     train(ddp, rank, range(2))
-    session = REGISTRY.sessions[ddp]
+    session = SESSIONS[ddp]
     store, session.meeting = session.meeting.store, replace(session.meeting, timeout=0.1)
     logging.disable(logging.CRITICAL)
     if rank == 1:

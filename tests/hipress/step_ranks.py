@@ -16,7 +16,7 @@ from torch.futures import Future
 from torch.utils.checkpoint import checkpoint
 
 import hipress
-from hipress.session import REGISTRY
+from hipress.session import SESSIONS
 from tests.hipress.common import SMALL_BUCKETS, make
 from tests.hipress.fakes import Int8
 
@@ -77,7 +77,7 @@ def restore(rank, _):
     gc.disable()
     ddp = hipress.wrap(make(), Int8(), verify=True)
     ddp(torch.randn(4, 7)).sum().backward()
-    engine = REGISTRY.sessions[ddp].engine
+    engine = SESSIONS[ddp].engine
     held = [engine._executor._transport, engine._executor._transport._group]
     held.append(engine._verifier._group)
     left = [weakref.ref(one) for one in held]
@@ -108,7 +108,7 @@ def interrupted(rank, _):
     """Ctrl-C on rank 0, which waits for rank 1 in the step; and when all has come, its state."""
     store = dist.distributed_c10d._get_default_store()
     ddp = hipress.wrap(make(), Int8())
-    engine = REGISTRY.sessions[ddp].engine
+    engine = SESSIONS[ddp].engine
     loss = ddp(torch.randn(4, 7)).sum()
     if rank == 1:
         store.wait(["interrupted"])
@@ -134,7 +134,7 @@ def interrupted(rank, _):
 def raised_after_the_last_bucket(rank, _):
     """In the backward pass of what feeds the model: DDP never hands the averages over."""
     ddp = hipress.wrap(make(), Int8())
-    pending = REGISTRY.sessions[ddp].engine.traffic.pending
+    pending = SESSIONS[ddp].engine.traffic.pending
     x = torch.randn(4, 7, requires_grad=True)
     before = x * 1
     before.register_hook(lambda _: 1 / 0)
@@ -162,7 +162,7 @@ def no_room(rank, _):
         def fails(indices):
             raise MemoryError("no room")
 
-        REGISTRY.sessions[ddp].engine.buckets.plan_for = fails
+        SESSIONS[ddp].engine.buckets.plan_for = fails
     found = told(lambda: ddp(torch.randn(4, 7)).sum().backward())
     dist.barrier()  # nobody leaves before all were told
     return found, told(lambda: hipress.state_dict(ddp))

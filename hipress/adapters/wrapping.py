@@ -1,0 +1,188 @@
+"""wrap and attach: a DistributedDataParallel whose gradients travel compressed."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hipress import compat
+from hipress.adapters.ddp import PYTHON_REDUCER, HookState, gradient_hook
+from hipress.arguments import Arguments, group_of, taking
+from hipress.errors import ConfigError, unknown
+from hipress.model import as_ddp, frozen_tensors, refuse_part
+from hipress.ranks import meeting as meetings
+from hipress.session import SESSIONS, Session, prepare, tell_plan
+from hipress.sync.engine import Engine
+
+#: DDP cannot forget a hook, so that of a module stays when hipress is detached
+HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
+
+
+@taking.function
+def wrap(given: Arguments) -> DistributedDataParallel:
+    """A DistributedDataParallel of `model` whose gradients travel compressed.
+
+    `compressor` is "auto", a spec's name or path (a str or an os.PathLike), or a compiled codec;
+    `params` are the codec's.
+    The other options are explained by `help(hipress.options.Options)`. `ddp_kwargs` go to
+    DistributedDataParallel, with gradient_as_bucket_view=True unless they say otherwise; gradients
+    are averaged over the ranks of a device_mesh among them. Every rank must call this, with the
+    same arguments (`timeout` may differ).
+    torch.distributed must be initialized; with one rank nothing is installed.
+
+    Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ,
+    AgreementTimeout for ranks that do not arrive or a job's store that does not answer in time, and
+    HipressError, of which these are kinds, where that store fails, or ranks cannot be connected or
+    their link not be measured.
+    """
+    group = group_of(_requested_group(given.process_group, given.ddp_kwargs))
+    with meetings.failures_told(group):
+        options = given.settle("wrap", group)
+        settings = _ddp_arguments(given.model, given.ddp_kwargs)
+        facts = _facts(given.model, settings)
+    # Before DDP: its own check of shapes cannot name the parameter, and may hang.
+    session = prepare(given.model, options, group, facts)
+    try:
+        ddp = DistributedDataParallel(given.model, process_group=given.process_group, **settings)
+    except (TypeError, ValueError) as error:  # on every rank: they agree on all of it
+        message = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
+        raise ConfigError(message) from error
+    return _finish(ddp, session)
+
+
+@taking.function
+def attach(given: Arguments) -> DistributedDataParallel:
+    """Compress the gradients of an existing DistributedDataParallel; returns it, also where it
+    comes as what torch.compile made of it.
+
+    Arguments and errors as for `wrap`, but those of DistributedDataParallel itself. Call it before
+    the first backward pass.
+    """
+    ddp = as_ddp(given.model)
+    group, why = ddp.process_group, "the DistributedDataParallel has its own"
+    with meetings.failures_told(group):
+        options = given.settle("attach", group, process_group=why, ddp_kwargs=why)
+        _refuse_python_reducer()
+        _refuse_taken(ddp)
+    return _finish(ddp, prepare(ddp, options, group, {"called": "hipress.attach"}))
+
+
+def _requested_group(
+    process_group: dist.ProcessGroup | None, ddp_kwargs: Mapping[str, Any] | None
+) -> dist.ProcessGroup | None:
+    """The group that DDP will take: as `process_group`, or from a device_mesh in ddp_kwargs."""
+    mesh = ddp_kwargs.get("device_mesh") if isinstance(ddp_kwargs, Mapping) else None
+    if mesh is None:
+        return process_group
+    if process_group is not None:
+        raise ConfigError("process_group and a device_mesh in ddp_kwargs: pass one of them")
+    if mesh.ndim != 1:
+        raise ConfigError(
+            f"device_mesh has {mesh.ndim} dimensions; pass the one over which gradients are "
+            'averaged, such as mesh["dp"]'
+        )
+    group: dist.ProcessGroup = mesh.get_group()
+    return group
+
+
+def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What DistributedDataParallel is made with."""
+    _refuse_python_reducer()
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
+    inner = compat.uncompiled(model)
+    if isinstance(inner, DistributedDataParallel):
+        _refuse_taken(inner)
+        raise ConfigError(
+            "the model is a DistributedDataParallel already; pass it to hipress.attach instead"
+        )
+    refuse_part(inner, SESSIONS)
+    if not isinstance(ddp_kwargs, Mapping | None):
+        raise ConfigError(
+            f"ddp_kwargs={ddp_kwargs!r}: pass a dict of DistributedDataParallel's arguments"
+        )
+    _check_ddp_kwargs(ddp_kwargs or {})
+    return {"gradient_as_bucket_view": True, **(ddp_kwargs or {})}
+
+
+def _check_ddp_kwargs(ddp_kwargs: Mapping[str, Any]) -> None:
+    for taken, ours in (("process_group", "process_group"), ("module", "model")):
+        if taken in ddp_kwargs:
+            raise ConfigError(f"{ours} is an argument of hipress.wrap; ddp_kwargs has no {taken}")
+    if ddp_kwargs.get("mixed_precision") is not None:
+        raise ConfigError(
+            "mixed_precision in ddp_kwargs takes DDP's communication hook for itself; "
+            "use torch.autocast instead"
+        )
+    known = set(inspect.signature(DistributedDataParallel).parameters)
+    for name in ddp_kwargs:
+        if name not in known:
+            raise unknown("argument of ddp_kwargs", str(name), known - {"module", "process_group"})
+
+
+def _facts(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What ranks must have in common for DDP to be made."""
+    facts: dict[str, Any] = {"called": "hipress.wrap", "ddp_kwargs": _plain(settings)}
+    if settings.get("init_sync", True):
+        facts["frozen parameters and buffers"] = frozen_tensors(model)
+    return facts
+
+
+def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments as text; of an object its type, since its text may hold an address."""
+    simple = bool | int | float | str | None
+    return {
+        key: repr(value) if isinstance(value, simple) else type(value).__name__
+        for key, value in ddp_kwargs.items()
+    }
+
+
+def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:
+    _refuse_taken(ddp)
+    if session.plan.compresses:
+        _install(ddp, session)
+    tell_plan(session)
+    SESSIONS[ddp] = session
+    return ddp
+
+
+def _install(ddp: DistributedDataParallel, session: Session) -> None:
+    """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
+    engine = Engine(
+        session.params,
+        session.plan,
+        session.options,
+        session.group,
+        session.meeting,
+        skips=compat.skips_unused_buckets(ddp),
+        unused=ddp.find_unused_parameters,
+    )
+    if ddp not in HOOKS:
+        HOOKS[ddp] = HookState(ddp, session.group, ddp.static_graph)
+        ddp.register_comm_hook(HOOKS[ddp], gradient_hook)
+    named = dict(ddp.module.named_parameters())
+    HOOKS[ddp].bind(engine, [named[param.name] for param in session.params])
+    session.start(ddp, engine, HOOKS[ddp].release)
+
+
+def _refuse_taken(ddp: DistributedDataParallel) -> None:
+    if ddp in SESSIONS:
+        raise ConfigError(
+            "hipress is attached to this module already: train it as it is. For other options, "
+            "hipress.detach it, then hipress.attach it with these"
+        )
+    for hook, state in compat.comm_hooks(ddp):
+        if not isinstance(state, HookState):
+            message = f"this module has a communication hook already ({hook.__qualname__})"
+            raise ConfigError(f"{message}; DDP takes one")
+
+
+def _refuse_python_reducer() -> None:
+    if compat.uses_python_reducer():
+        raise ConfigError(PYTHON_REDUCER)

@@ -1,0 +1,124 @@
+"""The arguments of wrap, attach and Synchronizer: written, explained and read once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from hipress import options as options_
+from hipress.errors import ConfigError
+from hipress.options import AUTO, Options
+from hipress.ranks.link import group_timeout
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+NOT_INITIALIZED = (
+    "torch.distributed is not initialized. Start the script with `torchrun` and call "
+    'torch.distributed.init_process_group("gloo") first; for a single process: '
+    'init_process_group("gloo", init_method="tcp://127.0.0.1:29500", rank=0, world_size=1).'
+)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a caller wrote, as it was written: it is checked where the other ranks can be told."""
+
+    model: nn.Module
+    process_group: dist.ProcessGroup | None
+    ddp_kwargs: Mapping[str, Any] | None
+    options: Callable[..., Options]  # of the time-out that "None" means; raises ConfigError
+
+    def settle(self, way: str, group: dist.ProcessGroup, **refused: str) -> Options:
+        """The options; ConfigError for what cannot be, or for one of `refused` that was given."""
+        for name, why in refused.items():
+            if getattr(self, name) is not None:
+                raise ConfigError(f"hipress.{way} takes no {name}: {why}")
+        return self.options(group_timeout(group))
+
+
+def arguments(
+    model: nn.Module,
+    compressor: str | os.PathLike[str] | Codec = AUTO,
+    *,
+    strategy: str = AUTO,
+    scope: str = "tensor",
+    exclude: str | Iterable[str] = (),
+    min_size: SupportsIndex | None = None,
+    seed: SupportsIndex = 0,
+    timeout: float | timedelta | None = None,
+    verify: bool = False,
+    checksum: bool = False,
+    process_group: dist.ProcessGroup | None = None,
+    ddp_kwargs: Mapping[str, Any] | None = None,
+    **params: Any,
+) -> Arguments:
+    """What each way in accepts, or refuses by name. `hipress.options.Options` explains them."""
+
+    def options(default: timedelta) -> Options:
+        return options_.make(
+            compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
+            seed=seed, timeout=default if timeout is None else timeout, verify=verify,
+            checksum=checksum, params=params,
+        )  # fmt: skip
+
+    return Arguments(model, process_group, ddp_kwargs, options)
+
+
+class _Reader(Generic[P]):
+    """Decorators of what takes Arguments: it is then called with what makes them, and its
+    signature says so, to people and to type checkers."""
+
+    def __init__(self, read: Callable[P, Arguments]) -> None:
+        self._read = read
+
+    def function(self, way: Callable[[Arguments], R]) -> Callable[P, R]:
+        """Of a function."""
+
+        @functools.wraps(way)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return way(self._read(*args, **kwargs))
+
+        self._sign(call, way)
+        return call
+
+    def method(self, way: Callable[[S, Arguments], R]) -> Callable[Concatenate[S, P], R]:
+        """Of a method."""
+
+        @functools.wraps(way)
+        def call(self_: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return way(self_, self._read(*args, **kwargs))
+
+        self._sign(call, way, inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY))
+        return call
+
+    def _sign(self, call: Any, way: Callable[..., Any], *first: inspect.Parameter) -> None:
+        read, returns = inspect.signature(self._read), inspect.signature(way).return_annotation
+        every = [*first, *read.parameters.values()]
+        call.__signature__ = read.replace(parameters=every, return_annotation=returns)
+
+
+taking = _Reader(arguments)
+
+
+def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The given group, or that of all ranks; ConfigError when there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(NOT_INITIALIZED)
+    group = process_group if process_group is not None else dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):  # torch gives outsiders a number
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ConfigError("this rank is no member of the given process_group")
+        raise ConfigError(f"process_group is what dist.new_group returns, not {group!r}")
+    return group
