@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compll
 import hipress
 from compll.library import specs_dir
-from hipress.session import REGISTRY
+from hipress.session import SESSIONS
 from tests.hipress.common import codec, error_of, make, train
 from tests.hipress.fakes import Int8
 from tests.patience import HANG
@@ -151,7 +151,7 @@ def damaged(rank, world_size):
     ddp = hipress.wrap(make(), codec("int8"), checksum=True, timeout=HANG)
     train(ddp, rank, range(1))
     if rank == world_size - 1:
-        transport = REGISTRY.sessions[ddp].engine._executor._transport
+        transport = SESSIONS[ddp].engine._executor._transport
         send = transport.post_send
 
         def damage(data, peer, channel):
