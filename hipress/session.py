@@ -19,7 +19,7 @@ from hipress.errors import HipressError
 from hipress.model import Param, describe
 from hipress.options import AUTO, Options
 from hipress.plan import rules
-from hipress.plan.codecs import call, described, resolve, strategy_for
+from hipress.plan.codecs import call, compiling_told_by, described, resolve, strategy_for
 from hipress.ranks import meeting as meetings
 from hipress.ranks.link import connect, silent_hint
 from hipress.ranks.meeting import Meeting
@@ -95,14 +95,16 @@ def prepare(
     try:
         params = describe(module)
         rules.check_patterns(params, options)
-        codecs = _codecs(options)
+        with compiling_told_by(meeting.rank == 0):
+            codecs = _codecs(options)
     except Exception as error:
         meeting.fail(error)
         raise
     meeting.settle({**_facts(params, options, codecs), **facts})
     try:
-        session = _plan(params, codecs, options, group, meeting)
-        _compile(session.plan)
+        with compiling_told_by(meeting.rank == 0):
+            session = _plan(params, codecs, options, group, meeting)
+            _compile(session.plan)
     except Exception as error:
         meeting.fail(error)
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import logging
 import platform
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -22,6 +23,8 @@ from compll.backends.cpu_apart import begun, result, shares
 from compll.backends.cpu_declare import Declared, by_numba, declared
 from compll.backends.cpu_native import Stored
 from compll.cache import alone, folder, spare, usual, write
+
+log = logging.getLogger("compll")
 
 
 @cache
@@ -140,6 +143,7 @@ def imported(path: Path, text: str) -> Any:
 
 def kept(path: Path, source: Callable[[], Path] | None, module: Callable[[], Any]) -> Stored:
     """What another process has just compiled, or what this one compiles."""
+    log.info("compiling kernels of %s, which are then cached", path.stem.rpartition("_")[0])
     with alone(path):
         return cpu_native.read(path) or keep(path, source, module)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from hipress import options as options_
@@ -39,6 +41,21 @@ def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> 
         return cast("Codec", compll.compile(name, target=target, **params))
     except (compll.CompllError, TypeError, OSError) as error:
         raise ConfigError(f"compressor {name!r}: {error}") from error
+
+
+@contextmanager
+def compiling_told_by(first: bool) -> Iterator[None]:
+    """Let only the first rank tell which kernels compll compiles, or waits for: all ranks do."""
+    logger = logging.getLogger("compll")
+
+    def told(record: logging.LogRecord) -> bool:
+        return first
+
+    logger.addFilter(told)
+    try:
+        yield
+    finally:
+        logger.removeFilter(told)
 
 
 def for_shape(codec: Codec, shape: Sequence[int]) -> tuple[str, Codec]:

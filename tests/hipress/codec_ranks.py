@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compll
 import hipress
 import hipress.plan.auto
+from compll import cache, library
 from tests.hipress.common import SMALL_BUCKETS, Scaled, difference, digest, error_of, make, train
 from tests.hipress.fakes import Int8
 
@@ -55,12 +57,25 @@ def reported(rank, world_size):
     return found
 
 
-def logged(model, *args, **options):
+def compiled(rank, world_size, path):
+    """What compll tells of kernels that are compiled for two ranks, with an empty cache; again."""
+    os.environ["COMPLL_CACHE"] = path
+    cache.usual.cache_clear()
+    cache.folder.cache_clear()
+    library._compiled.clear()
+    found = []
+    for _ in range(2):
+        found.append(logged(make(), "none", logger="compll"))
+        library._compiled.clear()
+    return found
+
+
+def logged(model, *args, logger="hipress", **options):
     """Levels and texts of what is logged as a model is wrapped."""
     found = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append((record.levelname, record.getMessage()))
-    logger = logging.getLogger("hipress")
+    logger = logging.getLogger(logger)
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     hipress.wrap(model, *args, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import compll
+from compll.backends import cpu_native
 from hipress.plan.codecs import SAFE
 from hipress.sync.state import deferrable_states
 from tests.hipress import codec_ranks
@@ -77,6 +78,13 @@ def test_a_compressor_that_suits_nothing_is_told():
     )
     assert "type float64" in told
     assert second == []
+
+
+@pytest.mark.skipif(not cpu_native.possible(), reason="numba's own cache serves here")
+def test_compiling_is_told_by_rank_0_once(tmp_path):
+    first, second = launch(codec_ranks.compiled, 2, str(tmp_path))
+    assert second == [[], []]
+    assert first == [[("INFO", "compiling kernels of none, which are then cached")], []]
 
 
 def test_what_is_compressed_is_told_once_by_rank_0():
