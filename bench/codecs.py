@@ -24,9 +24,9 @@ from rich.table import Table
 import compll
 from bench.plain_torch import METHODS
 from bench.torch_common import Method
-from compll import measure
-from compll.bench_report import about
-from compll.timing import Job, Timing, timings
+from compll.tools import measure
+from compll.tools.bench_report import about
+from compll.tools.timing import Job, Timing, timings
 from hipress.demo import methods
 
 #: parameters that are measured beside the defaults
@@ -61,7 +61,7 @@ def torch_jobs(method: Method, n: int, *, stateful: bool) -> dict[str, Job]:
 
 
 def measure_codec(name: str, n: int, repeat: int) -> dict[str, Any]:
-    """One row: the codec's rates (see compll.measure), and GB/s of plain torch.
+    """One row: the codec's rates (see compll.tools.measure), and GB/s of plain torch.
 
     name: a spec's, also with parameters, as in dgc:ratio=0.01.
     """

@@ -31,8 +31,8 @@ from rich.table import Table
 import compll
 from bench.gpu_times import Job, Times, timed
 from bench.plain_torch import METHODS
-from compll import cache, library
-from compll.array_traffic import traffic_of
+from compll.passes.array_traffic import traffic_of
+from compll.runtime import cache, library
 from hipress.demo import methods
 
 RESULTS = Path(__file__).parent / "results"

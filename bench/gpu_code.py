@@ -3,7 +3,7 @@ floor of walks over tiles, without a device.
 
     python -m bench.gpu_code [NAMES...] [--arch sm_90]
 
-Counted are the instructions of ready tiles (see cuda_prelude.cuh), without writing the gradient
+Counted are the instructions of ready tiles (see prelude.cuh), without writing the gradient
 back, as nvdisasm shows them, each once: whatever loops remain count too little, what branches skip
 too much. Of specs with selections the walks alone are counted, not what follows them. Cycles are of
 throughput alone; latency comes on top where too few warps are resident.
@@ -26,11 +26,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from compll import library
-from compll.array_traffic import traffic_of
-from compll.backends import cuda_nvrtc, cuda_source
+from compll.backends.cuda import nvrtc as cuda_nvrtc
+from compll.backends.cuda import source as cuda_source
 from compll.errors import SpecError, UsageError
-from compll.layout import payload_bytes
+from compll.ir.layout import payload_bytes
+from compll.passes.array_traffic import traffic_of
+from compll.runtime import library
 
 RESULTS = Path(__file__).parent / "results"
 #: an H200's: bytes a second of a copy, multiprocessors, cycles a second

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import compll
-from compll.bench_report import about
+from compll.tools.bench_report import about
 from hipress.demo import corpus, model
 from hipress.demo.job import Workload
 

@@ -6,15 +6,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compll import exclusive, explain, library
-from compll.ir import Field, Module
-from compll.layout import header, tile_of
-from compll.operators import OPERATORS
-from compll.places import factors
-from compll.printer import Printer
-from compll.source import LIMIT_BYTES
-from compll.spec import Spec
-from compll.syntax import Call, Syntax
+from compll.frontend.operators import OPERATORS
+from compll.frontend.source import LIMIT_BYTES
+from compll.frontend.spec import Spec
+from compll.frontend.syntax import Call, Syntax
+from compll.ir import exclusive
+from compll.ir.layout import header, tile_of
+from compll.ir.module import Field, Module
+from compll.ir.places import factors
+from compll.ir.printer import Printer
+from compll.runtime import library
+from compll.tools import explain
 
 #: sections that hold no algorithm
 PLAIN = {"name", "about", "source", "params", "group", "state", "feedback", "merge", "optimizers"}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from compll.codec import Codec
 from compll.errors import CompllError, Diagnostic, PayloadError, Span, SpecError, UsageError
-from compll.library import compile, list_specs
+from compll.runtime.codec import Codec
+from compll.runtime.library import compile, list_specs
 
 __all__ = [
     "Codec",

@@ -204,6 +204,6 @@ def _seconds(timeout: float | timedelta | None) -> Any:
 
 def _plain(value: Any) -> Any:
     """A scalar of NumPy as Python's, so that equal parameters look equal to all ranks."""
-    from compll.library import plain  # not above: compll is large
+    from compll.runtime.library import plain  # not above: compll is large
 
     return plain(value)

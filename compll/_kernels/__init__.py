@@ -6,6 +6,6 @@ loose file compiles once and then crashes the second process that loads it.
 
 from __future__ import annotations
 
-from compll.cache import folder
+from compll.runtime.cache import folder
 
 __path__ = [str(folder("cpu"))]

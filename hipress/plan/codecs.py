@@ -30,7 +30,7 @@ def resolve(options: Options) -> Codec:
 def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> Codec:
     """Compile a spec by name or by path, for a backend of compll."""
     import compll
-    from compll import library
+    from compll.runtime import library
 
     _refuse_arguments(params)
     if not _is_path(name) and name not in compll.list_specs():
@@ -93,7 +93,8 @@ def _refuse_arguments(params: Mapping[str, Any]) -> None:
 
 def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
     """A misspelt option of `wrap` arrives here, as if it were a parameter of the spec."""
-    from compll import derived, library
+    from compll.frontend import derived
+    from compll.runtime import library
 
     known = [each.name for each in derived.accepted(library.load(name))]
     for given in params:

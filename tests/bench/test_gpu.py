@@ -12,7 +12,7 @@ import compll
 from bench import gpu, gpu_times
 from bench.gpu import round_jobs
 from bench.gpu_times import CYCLES_PER_MS, LONGEST_SPIN_MS, Times, timed
-from compll import library
+from compll.runtime import library
 
 
 @pytest.mark.parametrize("name", ["powersgd", "thc", "randomk", "onebit"])

@@ -11,7 +11,7 @@ import typer
 import compll
 from bench import codecs, torch_shared
 from bench.plain_torch import METHODS
-from compll.layout import limits
+from compll.ir.layout import limits
 
 N = 49 * 1024
 #: drawn at random

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 import compll
 from bench import losses, spec_table
 from bench.spec_facts import HIPRESS, facts, logic_lines
-from compll import exclusive
-from compll.layout import elias_bytes, gap_bytes, golomb_bytes, limits
+from compll.ir import exclusive
+from compll.ir.layout import elias_bytes, gap_bytes, golomb_bytes, limits
 from hipress.demo.job import Result
 from hipress.demo.report import rows
 

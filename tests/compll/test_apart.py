@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compll
-from compll.backends import cpu, cpu_apart, cpu_load, cpu_native, cpu_object
-from compll.backends.cpu_declare import Declared
+from compll.backends.cpu import backend as cpu
+from compll.backends.cpu import load as cpu_load
+from compll.backends.cpu import native as cpu_native
+from compll.backends.cpu import object as cpu_object
+from compll.backends.cpu import parallel_compile as cpu_apart
+from compll.backends.cpu.declare import Declared
 from tests.tiers import first_fast
 
 pytestmark = pytest.mark.skipif(not cpu_native.possible(), reason="numba's kernels serve here")

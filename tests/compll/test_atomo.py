@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends import numbers, spectra
+from compll.numerics import numbers, spectra
 
 
 @settings(max_examples=60, deadline=None)

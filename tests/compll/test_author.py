@@ -9,10 +9,10 @@ import yaml
 from typer.testing import CliRunner
 
 import compll
-from compll import scaffold
-from compll.cli import app
-from compll.library import specs_dir
-from compll.schema import schema
+from compll.runtime.library import specs_dir
+from compll.tools import scaffold
+from compll.tools.cli import app
+from compll.tools.schema import schema
 from tests.tiers import first_fast
 
 VALIDATOR = jsonschema.Draft7Validator(schema())

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 import compll
-from compll.backends import numbers
+from compll.numerics import numbers
 
 SIZES = (0, 1, 7, 31, 33, 64, 65, 1000, 1023, 1024, 1025, 4099, 20011)
 

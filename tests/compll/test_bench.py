@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 import compll
-from compll import measure, timing
-from compll.cli import app
+from compll.tools import measure, timing
+from compll.tools.cli import app
 
 
 class Clock:

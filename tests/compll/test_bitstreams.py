@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compll.backends import bitstreams, cpu_bitstreams
-from compll.layout import elias_bytes, golomb_bytes
+from compll.backends.cpu import bitstreams as cpu_bitstreams
+from compll.backends.reference import bitstreams
+from compll.ir.layout import elias_bytes, golomb_bytes
 
 WRITE = {"golomb": bitstreams.encode_golomb, "elias": bitstreams.encode_elias}
 READ = {"golomb": bitstreams.decode_golomb, "elias": bitstreams.decode_elias}

@@ -10,9 +10,11 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from compll import _kernels, cache
-from compll.backends import cpu_load, cpu_native
+from compll import _kernels
+from compll.backends.cpu import load as cpu_load
+from compll.backends.cpu import native as cpu_native
 from compll.errors import UsageError
+from compll.runtime import cache
 
 TEXT = '"""A module that declares no kernels."""\n'
 

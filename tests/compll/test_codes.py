@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compll.backends import cpu_codes, numbers
+from compll.backends.cpu import codes as cpu_codes
+from compll.numerics import numbers
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import compll
-from compll.cli import app
+from compll.tools.cli import app
 from tests.patience import HANG
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -87,7 +87,7 @@ def test_traffic_of_merges_and_of_specs_without_feedback(tmp_path):
     text = run("explain", "onebit_group", "--traffic").output
     assert "moved 12.26, least possible 12.26 (as two kernels 20.26)" in text
     plain = tmp_path / "plain.yaml"
-    spec = (compll.library.specs_dir() / "onebit.yaml").read_text()
+    spec = (compll.runtime.library.specs_dir() / "onebit.yaml").read_text()
     plain.write_text(spec.replace("feedback: error\n", ""))
     text = run("explain", plain, "--traffic").output
     assert "reads nothing" not in text
@@ -141,7 +141,7 @@ decode: scatter(indices(some), v + least)
 def test_build_of_everything_lists_what_the_target_refuses(tmp_path, monkeypatch):
     path, out = tmp_path / "refused.yaml", tmp_path / "out"
     path.write_text(REFUSED)
-    monkeypatch.setattr("compll.library.list_specs", lambda: [str(path), "onebit"])
+    monkeypatch.setattr("compll.runtime.library.list_specs", lambda: [str(path), "onebit"])
     result = run("build", "--target", "cuda", "-o", out)
     assert result.exit_code == 0, result.output
     assert "refused.yaml:3:40: the cuda backend does not compile `kth_largest`" in result.output
@@ -159,7 +159,7 @@ def test_cuda_compiles_every_spec(tmp_path):
 
 
 def test_backends_are_those_that_build():
-    assert compll.library.backends() == ["cpu", "cuda", "reference"]
+    assert compll.runtime.library.backends() == ["cpu", "cuda", "reference"]
 
 
 def test_build(tmp_path):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu_loops import Loops
-from compll.backends.cpu_ops import kept
+from compll.backends.cpu.loops import Loops
+from compll.backends.cpu.ops import kept
 
 #: elementwise operators of every type between arrays, draws of both kinds, sums, states, codes
 MIXED = """name: mixed

@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import cuda, cuda_device, cuda_source, halves
-from compll.backends.cuda_spectra import VECTORS
-from compll.batches import Incoming
+from compll.backends.cuda import backend as cuda
+from compll.backends.cuda import device as cuda_device
+from compll.backends.cuda import source as cuda_source
+from compll.backends.cuda.spectra import VECTORS
 from compll.errors import PayloadError, SpecError, UsageError
-from compll.ir import walk
-from compll.library import type_check
+from compll.ir.expr import walk
+from compll.numerics import halves
+from compll.runtime.batches import Incoming
+from compll.runtime.library import type_check
 from tests.compll.conftest import CASES
 from tests.compll.cuda_host import HostDevice
 
-#: the first begins where tiles are ready (see cuda_prelude.cuh), most others do not
+#: the first begins where tiles are ready (see prelude.cuh), most others do not
 SIZES = (2 * 1024, 1, 7, 33, 64, 1000, 1024)
 
 

@@ -6,10 +6,13 @@ import os
 import numpy as np
 import pytest
 
-from compll.backends import cuda_nvrtc, cuda_source, numbers, trits
-from compll.backends.cuda_plans import prelude
-from compll.backends.cuda_ranges import ALL, bounds
-from compll.library import type_check
+from compll.backends.cuda import nvrtc as cuda_nvrtc
+from compll.backends.cuda import source as cuda_source
+from compll.backends.cuda.plans import prelude
+from compll.backends.reference import trits
+from compll.numerics import numbers
+from compll.passes.ranges import ALL, bounds
+from compll.runtime.library import type_check
 from tests.compll.cuda_host import build
 from tests.compll.cuda_host.pieces import pieces_equal
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import cuda_source
-from compll.backends.cuda import Kernels
+from compll.backends.cuda import source as cuda_source
+from compll.backends.cuda.backend import Kernels
 from compll.errors import PayloadError
-from compll.library import type_check
+from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
 
 LENGTHS = (1500, 2500, 0, 700)

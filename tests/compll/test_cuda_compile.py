@@ -4,9 +4,10 @@ import struct
 
 import pytest
 
-from compll.backends import cuda_nvrtc, cuda_source
+from compll.backends.cuda import nvrtc as cuda_nvrtc
+from compll.backends.cuda import source as cuda_source
 from compll.errors import SpecError
-from compll.library import list_specs, type_check
+from compll.runtime.library import list_specs, type_check
 
 
 @pytest.mark.slow

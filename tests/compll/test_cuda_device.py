@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import compll
-from compll.backends import cuda_device, cuda_nvrtc
-from compll.backends.cuda_plans import header
+from compll.backends.cuda import device as cuda_device
+from compll.backends.cuda import nvrtc as cuda_nvrtc
+from compll.backends.cuda.plans import header
 from tests.compll import cuda_host
 from tests.compll.test_cuda import on_gpu
 from tests.compll.test_cuda_arithmetic import floats

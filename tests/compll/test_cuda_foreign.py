@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import cuda, cuda_device, cuda_source
-from compll.codec import Codec
+from compll.backends.cuda import backend as cuda
+from compll.backends.cuda import device as cuda_device
+from compll.backends.cuda import source as cuda_source
 from compll.errors import UsageError
-from compll.library import type_check
+from compll.runtime.codec import Codec
+from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
 
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import cuda, cuda_device, cuda_launch, cuda_source
-from compll.codec import Codec
+from compll.backends.cuda import backend as cuda
+from compll.backends.cuda import device as cuda_device
+from compll.backends.cuda import launch as cuda_launch
+from compll.backends.cuda import source as cuda_source
 from compll.errors import PayloadError, UsageError
-from compll.library import type_check
+from compll.runtime.codec import Codec
+from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
 
 AT = np.zeros(1, np.int64)
@@ -41,7 +44,7 @@ NAMES = ["dgc", "thc"]
 @pytest.mark.parametrize("name", NAMES)
 def test_of_many_tables_the_later_are_kept(name, monkeypatch, rng):
     monkeypatch.setattr(cuda_launch, "KEPT", 4)
-    monkeypatch.setattr("compll.backends.cuda_arrays.KEPT", 4)
+    monkeypatch.setattr("compll.backends.cuda.arrays.KEPT", 4)
     device = kernels(name)
     for n in (*range(100, 108), 107, 100):
         round_trip(device, name, n, rng)
@@ -136,7 +139,7 @@ def test_every_device_has_codecs_of_its_own(monkeypatch):
     module = Cupy()
     monkeypatch.setattr(cuda_device, "cupy", lambda: module)
     monkeypatch.setattr(cuda, "cupy", lambda: module)
-    monkeypatch.setattr("compll.library._compiled", {})
+    monkeypatch.setattr("compll.runtime.library._compiled", {})
     first = compll.compile("onebit", "cuda")
     module.number = 1
     other = compll.compile("onebit", "cuda")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import compll
-from compll.backends import cuda_source
-from compll.backends.cuda_spectra import VECTORS
+from compll.backends.cuda import source as cuda_source
+from compll.backends.cuda.spectra import VECTORS
 from compll.errors import SpecError, UsageError
-from compll.ir import walk
-from compll.library import type_check
+from compll.ir.expr import walk
+from compll.runtime.library import type_check
 from tests.compll import test_cuda_arrays as arrays
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.tiers import first_fast

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from compll.backends import cuda_device, cuda_nvrtc, cuda_source
+from compll.backends.cuda import device as cuda_device
+from compll.backends.cuda import nvrtc as cuda_nvrtc
+from compll.backends.cuda import source as cuda_source
 from compll.errors import UsageError
-from compll.library import type_check
+from compll.runtime.library import type_check
 
 
 @pytest.fixture

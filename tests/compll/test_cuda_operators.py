@@ -5,8 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from compll.backends import cuda, cuda_nvrtc, cuda_tables, numbers
+from compll.backends.cuda import backend as cuda
+from compll.backends.cuda import nvrtc as cuda_nvrtc
+from compll.backends.cuda import tables as cuda_tables
 from compll.errors import PayloadError, SpecError
+from compll.numerics import numbers
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 from tests.compll.test_grouped_selections import SCALED
 from tests.compll.test_spread import BITMAP, UINT16

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import cuda, cuda_source, spectra
-from compll.library import type_check
+from compll.backends.cuda import backend as cuda
+from compll.backends.cuda import source as cuda_source
+from compll.numerics import spectra
+from compll.runtime.library import type_check
 from tests.compll.conftest import VARIANTS
 from tests.compll.cuda_host import HostDevice
 from tests.compll.cuda_host.pieces import compiled

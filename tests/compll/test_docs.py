@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.operators import OPERATORS
-from compll.sections import SECTIONS
+from compll.frontend.operators import OPERATORS
+from compll.frontend.sections import SECTIONS
 from tests.tiers import first_fast
 
 TEXT = (Path(__file__).parents[2] / "docs" / "language.md").read_text()

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll import elementary
-from compll.backends import cpu_elementary
+from compll.backends.cpu import elementary as cpu_elementary
+from compll.numerics import elementary
 from tests.tiers import first_fast
 
 NUMPY = elementary.NUMPY

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compll
-from compll import quantiles
+from compll.numerics import quantiles
 from tests.tiers import first_fast
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "estimators.npz")

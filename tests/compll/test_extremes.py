@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import halves
+from compll.numerics import halves
 
 N = 3000
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import numbers
+from compll.numerics import numbers
 from tests.tiers import first_fast
 
 SPEC = """

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 import compll
 from compll.errors import Problems, Span
-from compll.formulas import FACTOR, formula
-from compll.ir import Pool, Type
-from compll.library import type_check
-from compll.source import Text
-from compll.static import depends, evaluate
-from compll.syntax import parse
+from compll.frontend.source import Text
+from compll.frontend.syntax import parse
+from compll.ir.expr import Pool, Type
+from compll.ir.formulas import FACTOR, formula
+from compll.ir.static import depends, evaluate
+from compll.runtime.library import type_check
 from tests.compll.test_spec_errors import problems
 
 HEAD = "name: example\nparams: {rank: 2, width: 8}\nencode:\n  m: matrix(g, width)\n"

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import Source
-from compll.backends.numbers import sample_positions
-from compll.library import locate
+from compll.backends.cpu.backend import Source
+from compll.numerics.numbers import sample_positions
+from compll.runtime.library import locate
 
 N = 20_000
 COUNT = N // 100  # of dgc's sample

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import halves
-from compll.explain import found_traffic
+from compll.numerics import halves
+from compll.tools.explain import found_traffic
 from tests.compll.cuda_host.pieces import pieces_equal
 
 MOMENTUM = """

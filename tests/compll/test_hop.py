@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.batches import Incoming
+from compll.runtime.batches import Incoming
 
 SIZES = [0, 1, 7, 33, 1024, 1500, 2048 + 77]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import cpu
-from compll.source import LIMIT_BYTES
+from compll.backends.cpu import backend as cpu
+from compll.frontend.source import LIMIT_BYTES
 
 SPEC = """name: x
 encode:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import Source
-from compll.backends.cpu_outline import outline
+from compll.backends.cpu.backend import Source
+from compll.backends.cpu.outline import outline
 from tests.tiers import first_fast
 
 ROUNDS = """

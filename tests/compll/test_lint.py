@@ -4,8 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 import compll
-from compll import library, scaffold
-from compll.cli import app
+from compll.runtime import library
+from compll.tools import scaffold
+from compll.tools.cli import app
 
 PLAIN = {
     "params": "{tau: 0.5}",

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import halves
-from compll.derived import RESIDUAL, accepted
-from compll.library import load, type_check
+from compll.frontend.derived import RESIDUAL, accepted
+from compll.numerics import halves
+from compll.runtime.library import load, type_check
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "published.npz")
 INPUTS = sorted({key.split("/")[1] for key in GOLDEN if key.startswith("input/")})

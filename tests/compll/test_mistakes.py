@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 import compll
-from compll.cli import app
-from compll.library import ALIASES, backends
+from compll.runtime.library import ALIASES, backends
+from compll.tools.cli import app
 
 SPEC = """name: example
 params:
@@ -152,7 +152,7 @@ def test_limits_of_parameters(param, words, tmp_path):
 
 @pytest.mark.parametrize("option, name", [("--plot", "x.foo"), ("--json", "none/x.json")])
 def test_bench_refuses_files_before_it_measures(option, name, tmp_path, monkeypatch):
-    monkeypatch.setattr("compll.measure.measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("compll.tools.measure.measure", lambda *_: pytest.fail("measured"))
     result = run("bench", "onebit", option, tmp_path / name)
     assert result.exit_code == 2
     assert "cannot write" in result.output

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll import library
-from compll.backends import cpu
-from compll.library import locate
-from compll.schema import schema
-from compll.sections import SECTIONS
+from compll.backends.cpu import backend as cpu
+from compll.frontend.sections import SECTIONS
+from compll.runtime import library
+from compll.runtime.library import locate
+from compll.tools.schema import schema
 
 VALIDATOR = jsonschema.Draft7Validator(schema())
 TEXTS = {name: locate(name).read_text() for name in compll.list_specs()}

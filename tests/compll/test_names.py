@@ -6,7 +6,7 @@ import pytest
 
 import compll
 from compll.errors import Problems
-from compll.library import load, locate
+from compll.runtime.library import load, locate
 from tests.compll.test_spec_errors import GOOD, problems
 
 SPECS = compll.list_specs()

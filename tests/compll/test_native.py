@@ -13,10 +13,13 @@ import pytest
 from numba.core.registry import cpu_target
 
 import compll
-from compll import cache
-from compll.backends import cpu, cpu_load, cpu_native, cpu_object
-from compll.backends.cpu_declare import declared
-from compll.backends.cpu_native import Stored
+from compll.backends.cpu import backend as cpu
+from compll.backends.cpu import load as cpu_load
+from compll.backends.cpu import native as cpu_native
+from compll.backends.cpu import object as cpu_object
+from compll.backends.cpu.declare import declared
+from compll.backends.cpu.native import Stored
+from compll.runtime import cache
 from tests.patience import HANG
 from tests.tiers import first_fast
 

@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 from numba import njit
 
 import compll
-from compll.backends import cpu_past, cpu_pour
-from compll.backends.cpu_past import settle, write_past, written_to, zeros_past
+from compll.backends.cpu import nontemporal_stores as cpu_past
+from compll.backends.cpu import nontemporal_tiles as cpu_pour
+from compll.backends.cpu.nontemporal_stores import (
+    settle,
+    write_past,
+    written_to,
+    zeros_past,
+)
 
 LINE = cpu_pour.LINE // 4
 BESIDE = 100  # elements before and after the result that must stay as they are

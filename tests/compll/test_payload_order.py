@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.library import type_check
+from compll.runtime.library import type_check
 from tests.compll.test_cuda import kernels
 
 SPEC = """

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends import cpu_matrices, matrix_numbers
+from compll.backends.cpu import matrices as cpu_matrices
 from compll.errors import PayloadError, UsageError
+from compll.numerics import matrices as matrix_numbers
 from tests.compll.world import World as Workers
 from tests.compll.world import table
 

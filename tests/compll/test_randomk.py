@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends import shared
+from compll.numerics import shared_draws as shared
 from tests.compll.world import World, table
 
 PLACES = st.tuples(

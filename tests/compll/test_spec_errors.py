@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends import cpu
-from compll.library import locate
+from compll.backends.cpu import backend as cpu
+from compll.runtime.library import locate
 
 GOOD = """name: example
 params:
@@ -326,7 +326,8 @@ EXPRESSIONS = st.recursive(
     ),
     lambda inner: st.one_of(
         st.tuples(
-            st.sampled_from(sorted(compll.operators.OPERATORS)), st.lists(inner, max_size=3)
+            st.sampled_from(sorted(compll.frontend.operators.OPERATORS)),
+            st.lists(inner, max_size=3),
         ).map(lambda t: f"{t[0]}({', '.join(t[1])})"),
         st.tuples(inner, st.sampled_from(INFIX), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
         st.tuples(inner, inner).map(lambda t: f"{t[0]}[{t[1]}]"),

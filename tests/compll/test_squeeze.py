@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from numba import njit
 
 import compll
-from compll.backends import cpu_gaps, cpu_squeeze
-from compll.backends.cpu_text import SLACK
+from compll.backends.cpu import compress_store as cpu_squeeze
+from compll.backends.cpu import gaps as cpu_gaps
+from compll.backends.cpu.text import SLACK
 from tests.tiers import first_fast
 
 

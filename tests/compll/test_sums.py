@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import compll
-from compll.backends import cpu_matrices, numbers
+from compll.backends.cpu import matrices as cpu_matrices
+from compll.numerics import numbers
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.compll.world import World
 from tests.tiers import first_fast

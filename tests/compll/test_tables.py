@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends import cpu_tables, numbers
+from compll.backends.cpu import tables as cpu_tables
+from compll.numerics import numbers
 
 MORE = np.load(Path(__file__).parent / "golden" / "more.npz")
 

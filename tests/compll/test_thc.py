@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends import cpu_matrices, matrix_numbers, shared
+from compll.backends.cpu import matrices as cpu_matrices
 from compll.errors import UsageError
+from compll.numerics import matrices as matrix_numbers
+from compll.numerics import shared_draws as shared
 from tests.compll.world import World, table
 
 SIZES = (1, 7, 31, 33, 64, 1000, 4099)
@@ -82,11 +84,11 @@ class Plain:
         y = np.array([plain(sign * x, self.block) for x in given])
         tops = np.abs(y).max(1)
         if self.clipped:
-            normal = compll.quantiles.probit(1 - self.clipped / 2)
+            normal = compll.numerics.quantiles.probit(1 - self.clipped / 2)
             tops = np.abs(y).mean(1) * np.sqrt(np.pi / 2) * normal
         top = tops.max()
         u = np.array([
-            compll.backends.numbers.uniform(rank, step, 0, 0, 0, self.n) for rank in range(len(y))
+            compll.numerics.numbers.uniform(rank, step, 0, 0, 0, self.n) for rank in range(len(y))
         ])  # fmt: skip
         q = np.clip(np.floor((y + top) * self.s / (2 * top) + u), 0, self.s)
         sent = np.array([sign * plain(one * 2 * top / self.s - top, self.block) for one in q])

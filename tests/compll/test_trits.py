@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends import cpu_trits, trits
+from compll.backends.cpu import trits as cpu_trits
+from compll.backends.reference import trits
 from tests.tiers import first_fast
 
 MORE = np.load(Path(__file__).parent / "golden" / "more.npz")

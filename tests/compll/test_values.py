@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends import halves, numbers
-from compll.layout import gap_bytes
+from compll.ir.layout import gap_bytes
+from compll.numerics import halves, numbers
 
 
 def test_non_finite_values_reach_the_decoder_and_no_state(cpu, reference, rng):

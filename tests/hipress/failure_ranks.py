@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 import hipress
-from compll.library import specs_dir
+from compll.runtime.library import specs_dir
 from hipress.session import SESSIONS
 from tests.hipress.common import codec, error_of, make, train
 from tests.hipress.fakes import Int8

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hipress
-from compll.backends import cpu_native
+from compll.backends.cpu import native as cpu_native
 from tests.hipress import common, lifecycle_ranks
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch

@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from compll.library import specs_dir
+from compll.runtime.library import specs_dir
 from hipress import options
 from hipress.errors import ConfigError
 from hipress.plan.auto import candidates

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _orthogonalize_gram_schmidt
 
 import compll
-from compll.backends.matrix_numbers import random_matrix
+from compll.numerics.matrices import random_matrix
 from tests.hipress import common, rounds_ranks
 from tests.hipress.launch import launch
 

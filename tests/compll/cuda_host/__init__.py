@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from compll.backends.cuda_source import Source
-from compll.cache import folder, write
+from compll.backends.cuda.source import Source
+from compll.runtime.cache import folder, write
 
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC",

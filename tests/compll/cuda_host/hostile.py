@@ -14,9 +14,10 @@ from typing import TypeAlias
 import numpy as np
 
 import compll
-from compll.backends import cuda, cuda_source
+from compll.backends.cuda import backend as cuda
+from compll.backends.cuda import source as cuda_source
 from compll.errors import PayloadError, SpecError
-from compll.library import type_check
+from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
 
 Device: TypeAlias = cuda.Kernels | cuda.ArrayKernels

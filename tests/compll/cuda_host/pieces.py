@@ -3,11 +3,12 @@
 import numpy as np
 
 import compll
-from compll.backends import cuda, cuda_source
-from compll.library import type_check
+from compll.backends.cuda import backend as cuda
+from compll.backends.cuda import source as cuda_source
+from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
 
-#: the first has tiles that are ready (see cuda_prelude.cuh), others have none
+#: the first has tiles that are ready (see prelude.cuh), others have none
 SIZES = (4096, 1, 2, 31, 1024, 0, 1025, 2001)
 
 

@@ -1,0 +1,58 @@
+"""What a generated CUDA source is: its text, and which launches make an encode or a decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from compll.backends.cuda.grids import Shape, Step
+from compll.ir.expr import Expr
+from compll.ir.static import depends
+
+GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Launches in order. params: of every kernel, as C declarations. statics: host-computed
+    values, a row per piece."""
+
+    steps: tuple[Step, ...]
+    params: tuple[str, ...]
+    statics: tuple[Expr, ...]
+
+    @property
+    def steps_matter(self) -> bool:
+        """Whether a host-computed value depends on the step."""
+        return any("step" in depends(e) for e in self.statics)
+
+
+P = TypeVar("P", bound=Launches)
+
+
+@dataclass
+class Source(Generic[P]):
+    """The generated text (without the prelude) and its plans by name."""
+
+    text: str
+    shape: Shape
+    plans: dict[str, P] = field(default_factory=dict)
+
+    def full(self, gradient: str = "float32") -> str:
+        """All that a compiler needs, for gradients of this dtype."""
+        return f"#define GRADIENT {GRADIENTS[gradient]}\n{prelude()}\n{self.text}"
+
+
+@cache
+def prelude() -> str:
+    """The functions that all kernels share."""
+    names = ("prelude", "math", "gamma", "tables", "runs", "bitstreams", "streams")
+    return "".join(map(header, names))
+
+
+@cache
+def header(name: str) -> str:
+    """A file of functions that kernels call."""
+    return (Path(__file__).parent / "include" / f"{name}.cuh").read_text()

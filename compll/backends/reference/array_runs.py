@@ -1,0 +1,235 @@
+"""Specs with matrices or rounds: computed an array at a time, as the reference does.
+
+[Note: arrays] A product of matrices needs all of its input before it gives any output, so such a
+spec has little to fuse: its time is that of the products. Every operator is the reference's; those
+of matrices come from the backend's Algebra.
+
+[Note: combined] The ranks add up what each stores for a round; `combined` divides the sum by their
+number. One worker alone combines with itself. Of a maximum, what is not finite is stored as
+infinity: whether a maximum with NaN is NaN is not the same in all libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.backends.reference import fields, pieces
+from compll.backends.reference.runs import Run
+from compll.errors import UsageError
+from compll.ir.expr import Expr
+from compll.ir.matrices import extents, short
+from compll.ir.module import Field, Module
+from compll.ir.static import Number
+from compll.numerics import halves, numbers, spectra
+from compll.numerics import matrices as matrix_numbers
+from compll.numerics import shared_draws as shared
+from compll.numerics.matrices import Algebra
+from compll.numerics.types import F32, U8
+from compll.runtime.batches import State
+
+
+class ArrayRun(Run):
+    """A Run that knows matrices, and what the ranks combined so far."""
+
+    def __init__(
+        self, module: Module, params: Mapping[str, Number], n: int, algebra: Algebra, **place: int
+    ) -> None:
+        super().__init__(module, params, n, **place)
+        self.algebra = algebra
+        self.combined: dict[str, Any] = {}
+        self.spectra: dict[int, spectra.Spectrum] = {}
+        self.fields = {f.name: f for f in module.fields}
+        self.extremes = {name for name, how in module.rounds if how == "max"}
+
+    def size(self, expr: Expr) -> tuple[int, int]:
+        """Rows and columns."""
+        return extents(expr.type.dims, self.n)
+
+    def op_matrix(self, expr: Expr) -> F32:
+        rows, cols = self.roomy(expr)
+        return matrix_numbers.padded(self.value(expr.args[0]), rows, cols)
+
+    def roomy(self, expr: Expr) -> tuple[int, int]:
+        """Rows and columns of a matrix that takes all elements."""
+        rows, cols = self.size(expr)
+        if rows * cols < self.n:
+            raise UsageError(f"a matrix of {rows} x {cols} has no room for {self.n} elements")
+        return rows, cols
+
+    def op_flat(self, expr: Expr) -> Any:
+        flat = self.value(expr.args[0]).reshape(-1)[: self.n]
+        if len(flat) < self.n:
+            raise UsageError(f"flat: a matrix of {len(flat)} elements, {self.n} are needed")
+        return flat
+
+    def op_matmul(self, expr: Expr) -> F32:
+        left, right = map(self.value, expr.args)
+        return self.algebra.product(left, right, short(expr))
+
+    def op_sum_by(self, expr: Expr) -> F32:
+        index, x = map(self.value, expr.args)
+        return self.algebra.sum_by(index, x, self.size(expr)[1])[None]
+
+    def op_lookup(self, expr: Expr) -> F32:
+        table, index = map(self.value, expr.args)
+        return self.algebra.lookup(table.reshape(-1), index)
+
+    def op_transpose(self, expr: Expr) -> Any:
+        return self.value(expr.args[0]).T
+
+    def op_orthonormal(self, expr: Expr) -> F32:
+        a, *spare = map(self.value, expr.args)
+        return self.algebra.orthonormal(a, spare[0] if spare else np.zeros_like(a))
+
+    def op_random_matrix(self, expr: Expr) -> F32:
+        step = int(self.env["step"])
+        return matrix_numbers.random_matrix(step, self.tensor, *self.size(expr))
+
+    def spectrum(self, expr: Expr) -> spectra.Spectrum:
+        """The singular values and vectors of the operator's matrix, found once."""
+        if id(expr.args[0]) not in self.spectra:
+            self.spectra[id(expr.args[0])] = spectra.spectrum(self.value(expr.args[0]))
+        return self.spectra[id(expr.args[0])]
+
+    def op_left_vectors(self, expr: Expr) -> F32:
+        return self.spectrum(expr).left
+
+    def op_singular_values(self, expr: Expr) -> F32:
+        return self.spectrum(expr).values
+
+    def op_right_vectors(self, expr: Expr) -> F32:
+        return self.spectrum(expr).right
+
+    def op_chosen(self, expr: Expr) -> Any:
+        u = numbers.uniform(self.seed, self.step, self.tensor, expr.value, self.offset, 1)
+        chances = self.value(expr.args[0])
+        return spectra.chosen(chances[0], float(u[0]), self.size(expr)[1])[None]
+
+    def op_take_columns(self, expr: Expr) -> F32:
+        x, at = map(self.value, expr.args)
+        return spectra.take_columns(x, at[0])
+
+    def op_shared(self, expr: Expr) -> F32:
+        return shared.uniform(self.step, self.tensor, expr.value, self.offset, self.n, self.tile)
+
+    def op_hadamard(self, expr: Expr) -> F32:
+        return self.algebra.hadamard(self.value(expr.args[0]), expr.value)
+
+    def op_combined(self, expr: Expr) -> Any:
+        name = str(expr.value)
+        if name not in self.combined:
+            self.combined[name] = self.alone(self.fields[name])
+        return self.combined[name]
+
+    def alone(self, field: Field) -> Any:
+        """What this worker's own payload field holds, as a decoder reads it."""
+        kept = len(self.pick(field.of)) if field.shape == "kept" else 0
+        return fields.loaded(field, self.stored(field), self.n, self.tile, kept)
+
+    def stored(self, field: Field) -> U8:
+        """The bytes of a payload field."""
+        assert field.expr is not None
+        value = self.value(field.expr)
+        if field.name in self.extremes:
+            # The all-reduce of a maximum may lose a NaN: see [Note: combined].
+            value = np.where(np.isfinite(value), value, np.inf)
+        return fields.stored(field, value, self.tile, self.n)
+
+    def begin(self, x: F32, states: State | None, scale: float) -> None:
+        """Set the input (with the residual added) and the states."""
+        factor = np.float32(scale)
+        if self.module.feedback and states is not None:
+            self.feed(x, factor, states["residual"])
+        else:
+            self.inputs["g"] = x if factor == 1 else x * factor
+        for s in self.module.states:
+            held = None if states is None else states[s.name]
+            self.inputs[s.name] = self.state(s, held)
+
+    def feed(self, x: F32, factor: np.float32, residual: NDArray[Any]) -> None:
+        """Set the input of feedback."""
+        self.inputs["g"] = self.algebra.fed(x, factor, residual)
+
+    def given(self) -> F32:
+        """The input."""
+        g: F32 = self.inputs["g"]
+        return g
+
+    def state(self, item: Field, held: NDArray[Any] | None) -> Any:
+        """A state's value; a matrix that its piece has no room for is not kept."""
+        if item.shape == "scalar":
+            return np.float64(0.0 if held is None else held[0])
+        if item.shape == "n":
+            return np.zeros(self.n, np.float32) if held is None else halves.read(held)
+        rows, cols = extents(item.dims, self.n)
+        if held is None or rows * cols > self.n:
+            return np.zeros((rows, cols), np.float32)
+        return held[: rows * cols].reshape(rows, cols)
+
+    def own(self, decoder: ArrayRun) -> Any:
+        """What this worker's own payload decodes to, by a fresh run in the same place.
+
+        What all ranks need to decode, a maximum, is theirs.
+        """
+        for name, field in self.fields.items():
+            own = name not in self.extremes
+            decoder.inputs[name] = self.alone(field) if own else self.combined[name]
+        return decoder.result()
+
+    def settle(self, states: State, out: F32) -> None:
+        """Update the states, given what was decoded; none takes up a NaN or infinity."""
+        values = self.updates()
+        if self.module.feedback:
+            self.algebra.left(states["residual"], self.given(), out)
+        self.keep(states, values)
+
+    def updates(self) -> dict[str, F32]:
+        """New values of the states besides the residual; read while that is still the old one."""
+        found = {name: self.value(e) for name, e in self.module.updates.items()}
+        return {name: np.asarray(value, np.float32).reshape(-1) for name, value in found.items()}
+
+    def keep(self, states: State, values: Mapping[str, F32]) -> None:
+        """Take them up, where there is room."""
+        for name, flat in values.items():
+            if len(flat) <= len(states[name]):
+                halves.keep(states[name][: len(flat)], flat)
+
+    def ready(self, payload: U8) -> Any:
+        """What a payload decodes to, for `write`. Raises PayloadError."""
+        if self.n == 0 and len(payload) == 0:
+            return np.zeros(0, np.float32)
+        pieces.read(self.module, payload, self.n, self)
+        with np.errstate(all="ignore"):
+            value = self.result()
+        return np.full(self.n, np.nan, np.float32) if self.module.status and payload[-1] else value
+
+    def result(self) -> Any:
+        """The value of the fields that this run was given, in a form that `write` takes."""
+        return np.asarray(self.value(self.module.decode), np.float32)
+
+    def write(self, piece: F32, value: Any, *, add: bool) -> None:
+        """Write a result, or add it."""
+        piece[:] = piece + value if add else value
+
+    def finish(self, piece: F32, states: State | None, value: Any, *, write: bool) -> None:
+        """After `begin`: update the states, given a result, and write that."""
+        if states is not None:
+            self.settle(states, value)
+        if write:
+            self.write(piece, value, add=False)
+
+    def close(self, piece: F32, states: State | None, decoder: ArrayRun, other: ArrayRun) -> None:
+        """Overwrite the piece by what was decoded from all ranks, and update the states.
+
+        decoder: a run in the same place that holds what all ranks combined; other: a fresh one.
+        """
+        value, own = decoder.result(), self.module.own and states is not None
+        if states is not None:
+            self.begin(piece, states, 1.0)
+        self.finish(piece, states, self.own(other) if own else value, write=not own)
+        if own:
+            self.write(piece, value, add=False)

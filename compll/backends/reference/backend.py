@@ -1,0 +1,96 @@
+"""The reference backend: NumPy, one operator at a time. It defines what a spec means.
+
+Speed is no goal. Every other backend is tested against this one, payload byte for payload byte.
+What operators mean stands in elementwise.py, runs.py and array_runs.py; how a payload is written
+and read, in pieces.py and fields.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from compll.backends.reference import pieces
+from compll.backends.reference.array_kernels import ArrayKernels
+from compll.ir.module import Module
+from compll.ir.static import Number
+from compll.numerics.matrices import NUMPY
+from compll.numerics.types import F32, I64, U8
+from compll.passes import schedule as passes
+from compll.runtime.arrays import HostArrays
+from compll.runtime.batches import Incoming, State, views
+
+
+class Kernels:
+    """The backend's batch interface (see batches.Backend)."""
+
+    arrays = HostArrays()
+    fuses = False
+
+    def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
+        self.module, self.params = module, params
+        self.early = passes.early(module)
+
+    def encode_batch(
+        self,
+        x: F32,
+        table: I64,
+        out: U8,
+        at: I64,
+        state: State | None,
+        *,
+        seed: int,
+        step: int,
+        scale: float,
+        writeback: bool,
+        incoming: Incoming | None = None,
+    ) -> I64:
+        """Encode piece after piece."""
+        assert incoming is None
+        used = np.zeros(len(table), np.int64)
+        for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
+            states = views(self.module, state, first, length, tensor)
+            payload = pieces.encode(
+                self.module,
+                self.params,
+                x[start : start + length],
+                states,
+                seed=seed,
+                step=step,
+                tensor=tensor,
+                offset=offset,
+                scale=scale,
+                writeback=writeback,
+                early=self.early,
+            )
+            out[at[i] : at[i] + len(payload)] = payload
+            used[i] = len(payload)
+        return used
+
+    def decode_batch(
+        self,
+        payload: U8,
+        table: I64,
+        at: I64,
+        used: I64,
+        out: F32,
+        *,
+        add: bool,
+    ) -> None:
+        """Decode all pieces, then write them."""
+        values = [
+            pieces.decode(self.module, self.params, payload[a : a + u], length)
+            for a, u, length in zip(at.tolist(), used.tolist(), table[:, 1].tolist(), strict=True)
+        ]
+        for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
+            piece = out[start : start + length]
+            piece[:] = piece + value if add else value
+
+    def raise_found(self) -> None:
+        """A bad payload was told at once."""
+
+
+def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
+    """The backend's entry point."""
+    return ArrayKernels(module, params, NUMPY) if module.arrays else Kernels(module, params)

@@ -1,0 +1,120 @@
+"""Positions as a stream of bits: Golomb-Rice and Elias delta codes of their gaps, in NumPy.
+
+[Note: bit streams] Bit i of a stream is bit i mod 8 of byte i div 8; the last byte is filled with
+zeros. d is the number of elements between a selected one and the one before it.
+
+golomb: the first byte is b; then for every d, d div 2**b ones, a zero, and the b low bits of d,
+lowest first. b = floor(log2(.9624 n / k)) for k of n positions is the best Rice parameter when
+positions are independent (Golomb 1966; used so by sparse ternary compression).
+elias: with v = d + 1 of N + 1 bits, and N + 1 of M + 1 bits: M zeros, a one, the M low bits of
+N + 1, the N low bits of v (Elias 1975, delta; the same lengths, low bits first).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compll.ir.layout import rice_parameter
+from compll.numerics.types import I64, U8
+
+MOST_BITS = 40
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.bits: list[int] = []
+
+    def put(self, value: int, count: int) -> None:
+        self.bits += [value >> i & 1 for i in range(count)]
+
+    def data(self) -> U8:
+        return np.packbits(np.array(self.bits, np.uint8), bitorder="little")
+
+
+class _Reader:
+    def __init__(self, data: U8) -> None:
+        self.bits, self.at = np.unpackbits(data, bitorder="little").tolist(), 0
+
+    def take(self, count: int) -> int:
+        """The next bits; IndexError beyond the end."""
+        if self.at + count > len(self.bits):
+            raise IndexError
+        value = sum(self.bits[self.at + i] << i for i in range(count))
+        self.at += count
+        return value
+
+    def run(self, bit: int) -> int:
+        """How many bits like this one come next; the one that ends them is taken too."""
+        count = 0
+        while self.take(1) == bit:
+            count += 1
+        return count
+
+    def ends(self) -> bool:
+        """Whether only the last byte's filling is left."""
+        return len(self.bits) - self.at < 8 and not any(self.bits[self.at :])
+
+
+def encode_golomb(positions: I64, n: int) -> U8:
+    """Ascending positions below n."""
+    b = rice_parameter(len(positions), n)
+    out = _Writer()
+    for d in _gaps(positions):
+        out.put((1 << (d >> b)) - 1, (d >> b) + 1)
+        out.put(d & ((1 << b) - 1), b)
+    return np.concatenate([np.array([b], np.uint8), out.data()])
+
+
+def decode_golomb(data: U8, count: int) -> I64 | None:
+    """Inverse of encode_golomb; None when the bytes are not `count` positions."""
+    if len(data) == 0 or data[0] > MOST_BITS:
+        return None
+    b, reader = int(data[0]), _Reader(data[1:])
+
+    def gap() -> int:
+        return (reader.run(1) << b) + reader.take(b)
+
+    return _positions(reader, gap, count)
+
+
+def encode_elias(positions: I64, n: int) -> U8:
+    """Ascending positions below n."""
+    out = _Writer()
+    for d in _gaps(positions):
+        low = (d + 1).bit_length() - 1
+        m = (low + 1).bit_length() - 1
+        out.put(1 << m, m + 1)
+        out.put(low + 1 - (1 << m), m)
+        out.put(d + 1 - (1 << low), low)
+    return out.data()
+
+
+def decode_elias(data: U8, count: int) -> I64 | None:
+    """Inverse of encode_elias; None when the bytes are not `count` positions."""
+    reader = _Reader(data)
+
+    def gap() -> int:
+        m = reader.run(0)
+        if m > 5:
+            raise IndexError
+        low = (1 << m) + reader.take(m) - 1
+        if low > MOST_BITS:
+            raise IndexError
+        return (1 << low) + reader.take(low) - 1
+
+    return _positions(reader, gap, count)
+
+
+def _gaps(positions: I64) -> list[int]:
+    return [int(d) for d in np.diff(positions, prepend=-1) - 1]
+
+
+def _positions(reader: _Reader, gap, count: int) -> I64 | None:  # type: ignore[no-untyped-def]
+    found, before = [], -1
+    try:
+        for _ in range(count):
+            before += gap() + 1
+            found.append(before)
+    except IndexError:
+        return None
+    return np.array(found, np.int64) if reader.ends() else None

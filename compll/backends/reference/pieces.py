@@ -1,0 +1,142 @@
+"""One piece of a gradient to its payload and back, and the states that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.backends.reference import fields
+from compll.backends.reference.runs import Run
+from compll.errors import PayloadError
+from compll.ir.expr import Expr, Type
+from compll.ir.layout import header, layout
+from compll.ir.module import Module
+from compll.ir.static import Number
+from compll.numerics import halves
+from compll.numerics.types import F32, U8
+from compll.passes import feedback
+
+
+def encode(
+    module: Module,
+    params: Mapping[str, Number],
+    x: F32,
+    states: dict[str, NDArray[Any]] | None,
+    *,
+    seed: int,
+    step: int,
+    tensor: int,
+    offset: int,
+    scale: float,
+    writeback: bool,
+    early: tuple[str, ...] = (),
+) -> U8:
+    """Encode one piece: x and states are views that are updated in place."""
+    run = Run(module, params, len(x), seed=seed, step=step, tensor=tensor, offset=offset)
+    if len(x) == 0:
+        return np.zeros(0, np.uint8)
+    with np.errstate(all="ignore"):
+        return _encode(run, x, states, np.float32(scale), writeback, early)
+
+
+def _encode(
+    run: Run,
+    x: F32,
+    states: dict[str, NDArray[Any]] | None,
+    scale: np.float32,
+    writeback: bool,
+    early: tuple[str, ...],
+) -> U8:
+    module, g = run.module, x * scale
+    if states is None and module.updates:
+        states = _fresh(run)
+    run.inputs = {name: halves.read(held) for name, held in (states or {}).items()}
+    feed = module.feedback and states is not None
+    if feed:
+        g = g + run.inputs["residual"]
+    run.inputs["g"] = g
+    for state in module.states:
+        if state.name != "residual":
+            value = run.inputs[state.name]
+            run.inputs[state.name] = value if state.shape == "n" else np.float64(value[0])
+    exprs = dict(module.updates)
+    if feed:
+        source = module.pool.make("input", (), Type("float", "n"), "g")
+        assert module.decoded is not None
+        exprs["residual"] = feedback.residual_update(module.pool, source, module.decoded)
+    kept = _early(run, exprs, early) if states is not None else {}
+    payload = written(run, lambda: g)
+    updates = {name: run.value(e) for name, e in exprs.items()}
+    for name, held in (states or {}).items():
+        if name in updates:
+            halves.keep(held, updates[name], kept.get(name))
+    if writeback:
+        x[:] = decode(module, run.env, payload, len(x))
+    return payload
+
+
+def _fresh(run: Run) -> dict[str, NDArray[Any]]:
+    """States as they begin: those of a call without any."""
+    sizes = {s.name: run.n if s.shape == "n" else 1 for s in run.module.states}
+    return {s.name: np.zeros(sizes[s.name], s.dtype) for s in run.module.states}
+
+
+def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[str, F32]:
+    """What states hold after the first pass, where they are stored in it: [Note: early states]."""
+    outside = {name: exprs[name].args[2] for name in early}
+    values = {name: run.value(e) for name, e in outside.items()}
+    kept = {name: np.where(np.isfinite(v), v, run.inputs[name]) for name, v in values.items()}
+    run.done = {id(e): kept[name] for name, e in outside.items()}
+    return kept
+
+
+def written(run: Run, g: Callable[[], F32]) -> U8:
+    """The payload; g: the input, asked for where a status tells whether it was finite."""
+    module = run.module
+    kept = {s.name: len(run.pick(s.name)) for s in module.selections}
+    stored = {f.name: run.stored(f) for f in module.fields}
+    counted, gaps = header(module)
+    lengths = {name: len(stored[name]) for name in gaps}
+    place = layout(module, run.n, kept, lengths)
+    out = np.zeros(place.total, np.uint8)
+    head = [kept[name] for name in counted] + [lengths[name] for name in gaps]
+    out[: 4 * len(head)] = np.array(head, "<u4").view(np.uint8)
+    for start, data in zip(place.starts, stored.values(), strict=True):
+        out[start : start + len(data)] = data
+    if module.status:
+        out[-1] = not np.isfinite(g()).all()
+    return out
+
+
+def decode(
+    module: Module, params: Mapping[str, Number], payload: U8, n: int, run: Run | None = None
+) -> F32:
+    """The float32 [n] values of a payload, computed by `run`. Raises PayloadError."""
+    run = run or Run(module, params, n)
+    if n == 0 and len(payload) == 0:
+        return np.zeros(0, np.float32)
+    read(module, payload, n, run)
+    with np.errstate(all="ignore"):
+        out = np.asarray(run.value(module.decode), np.float32)
+    return np.full(n, np.nan, np.float32) if module.status and payload[-1] else out
+
+
+def read(module: Module, payload: U8, n: int, run: Run) -> None:
+    """Give `run` the fields of a payload. Raises PayloadError."""
+    kept = fields.read_counts(module, run.env, payload, n)
+    lengths = fields.read_lengths(module, payload)
+    where = layout(module, n, kept, lengths)
+    if len(payload) != where.total:
+        raise PayloadError(
+            f"{module.name}: a payload of {n} elements has {where.total} bytes here, "
+            f"this one {len(payload)}"
+        )
+    drawn = {s.name for s in module.selections if s.kind == "drawn"}
+    run.picked = {name: np.arange(count) for name, count in kept.items() if name not in drawn}
+    for field, start in zip(module.fields, where.starts, strict=True):
+        data = payload[start : start + lengths.get(field.name, len(payload))]
+        run.inputs[field.name] = fields.loaded(field, data, n, run.tile, kept.get(field.of, 0))
+    fields.check_indices(module, run.inputs, n)

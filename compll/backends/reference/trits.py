@@ -1,0 +1,64 @@
+"""Values of 0, 1 and 2, five in a byte, and runs of the byte of ones shortened, in NumPy.
+
+[Note: trits] A tile of m values takes w = ceil(m / 5) bytes; value i is the digit of byte i mod w
+with weight 3**(4 - i div w), and digits beyond m are 1. So bytes are below 243, and that of ones is
+121. Shortened, 2 to 14 bytes of 121 in a row become one, from 243 to 255 (3LC, Lim et al. 2019).
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+
+from compll.numerics.types import U8
+
+DIGITS = 5
+WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint8)[:, None]
+ONES, FIRST, LONGEST = 121, 243, 14
+
+
+def pack(codes: U8, tile: int) -> U8:
+    """Trits as bytes, tile after tile."""
+    parts = [_pack_tile(codes[i : i + tile]) for i in range(0, len(codes), tile)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+
+
+def _pack_tile(codes: U8) -> U8:
+    width = -(-len(codes) // DIGITS)
+    padded = np.ones(width * DIGITS, np.uint8)
+    padded[: len(codes)] = codes
+    packed: U8 = (padded.reshape(DIGITS, width) * WEIGHTS).sum(0, dtype=np.uint8)
+    return packed
+
+
+def unpack(data: U8, count: int, tile: int) -> U8:
+    """Inverse of pack."""
+    out, at = np.empty(count, np.uint8), 0
+    for i in range(0, count, tile):
+        size = min(tile, count - i)
+        width = -(-size // DIGITS)
+        planes = data[at : at + width] // WEIGHTS % np.uint8(3)
+        out[i : i + size] = planes.reshape(-1)[:size]
+        at += width
+    return out
+
+
+def shorten(data: U8) -> U8:
+    """Bytes of trits with runs of ONES shortened."""
+    out = bytearray()
+    for byte, group in groupby(data.tolist()):
+        count = len(list(group))
+        if byte == ONES:
+            out += bytes([FIRST + LONGEST - 2]) * (count // LONGEST)
+            rest = count % LONGEST
+            out += bytes([] if rest == 0 else [ONES] if rest == 1 else [FIRST + rest - 2])
+        else:
+            out += bytes([byte]) * count
+    return np.frombuffer(bytes(out), np.uint8)
+
+
+def lengthen(data: U8) -> U8:
+    """Inverse of shorten."""
+    runs = np.where(data >= FIRST, data.astype(np.int64) - (FIRST - 2), 1)
+    return np.repeat(np.where(data >= FIRST, np.uint8(ONES), data), runs)

@@ -1,0 +1,271 @@
+"""Stage 3: a Spec becomes a typed Module; every error is collected and raised once.
+
+Goals: each name resolved, each operator typed, each payload field given a storage and a bound.
+Not here: any order of computation (passes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from compll.errors import Problems, Span
+from compll.frontend import check_arrays, check_names, derived
+from compll.frontend.check_params import parameters
+from compll.frontend.check_updates import Updates
+from compll.frontend.operators import SELECTING
+from compll.frontend.rules import Rules
+from compll.frontend.spec import Binding, ParamValue, Spec
+from compll.ir import matrices
+from compll.ir.expr import Expr, Type, walk
+from compll.ir.module import Field, Module, Selection
+from compll.passes import feedback, strict
+
+GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
+
+
+def check(spec: Spec, given: Mapping[str, object], problems: Problems) -> Checked:
+    """The typed module of `spec`, and all its parameters: `given`, the others at their defaults.
+
+    Raises SpecError with every problem found, those already in `problems` too.
+    """
+    params = parameters(spec, given, problems)
+    return Checked(_Checker(spec, params, given, problems).module(), params)
+
+
+class Checked(NamedTuple):
+    """A module and the values of its parameters."""
+
+    module: Module
+    params: dict[str, ParamValue]
+
+
+class _Checker(Updates):
+    """The sections of a spec, in order."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        params: Mapping[str, ParamValue],
+        given: Mapping[str, object],
+        problems: Problems,
+    ) -> None:
+        super().__init__(spec, params, problems)
+        self.given = given
+
+    def module(self) -> Module:
+        spec = self.spec
+        check_names.unique(spec, self.problems)
+        self.group = self.group_size()
+        self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
+        feeds = self.feedback != "none"
+        self.kept_as = derived.kept_as(spec, self.given, feeds=feeds, problems=self.problems)
+        self.rules = Rules(self.pool, self.group > 0, encoding=True)
+        states = self.states()
+        env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
+        env |= {s.name: self.leaf("state", s) for s in states}
+        bound = self.bind(env)
+        self.sized_by_data()
+        self.static = {name for name in bound if env[name].type.shape == "static"}
+        self.when = self.condition(env)
+        fields = tuple(f for d in spec.payload if (f := self.field(d, env)) is not None)
+        self.rules = Rules(self.pool, self.group > 0, encoding=False)
+        # Fixed-size fields first: their place is then known before a selection is made.
+        fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
+        fields = check_arrays.widened(spec, fields)
+        decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
+        updates = self.updates(states, env)
+        check_arrays.combinations(spec, self.problems)
+        self.problems.raise_if_any()
+        if decode is None:
+            raise AssertionError("a spec without a decode has problems")
+        return self.finish(fields, states, decode, updates, {k: env[k] for k in bound} | self.turns)
+
+    def finish(
+        self,
+        fields: tuple[Field, ...],
+        states: tuple[Field, ...],
+        decode: Expr,
+        updates: dict[str, Expr],
+        bindings: dict[str, Expr],
+    ) -> Module:
+        spec = self.spec
+        roots = [e for f in fields for e in (f.expr,) if e is not None]
+        drawn = any(s.kind == "drawn" for s in self.selections.values())
+        keys = [s.key for s in self.selections.values()]
+        arrays = (
+            drawn or bool(spec.rounds) or matrices.uses(decode, *roots, *keys, *updates.values())
+        )
+        decoded = None if arrays else feedback.decoded(self.pool, decode, fields)
+        feed = self.feedback != "none"
+        if feed and decoded is None and not arrays:
+            self.problems.add(
+                spec.feedback.span,
+                "this spec cannot have error feedback: its decode is no "
+                "function of single elements and selections",
+                "remove `feedback:`",
+            )
+        self.merge_fits(fields, decode)
+        carried = strict.carries(fields, self.selections, decode)
+        rounds = check_arrays.rounds(spec, fields, self.selections, carried, self.problems)
+        self.problems.raise_if_any()
+        if feed:
+            states = (*states, derived.residual(self.kept_as))
+        return Module(
+            name=spec.name,
+            group=self.group,
+            fields=fields,
+            states=states,
+            selections=tuple(self.selections.values()),
+            decode=decode,
+            updates=updates,
+            feedback=feed,
+            own=self.feedback == "own",
+            status=not carried,
+            bindings=bindings,
+            pool=self.pool,
+            decoded=decoded,
+            merge=spec.merge,
+            arrays=arrays,
+            rounds=rounds,
+            when=self.when,
+            optimizers=spec.optimizers,
+            unbiased=self.unbiased == "true",
+            kept_as=self.kept_as,
+            about=spec.about,
+            source=spec.source,
+            path=spec.path,
+            spans=self.spans(),
+        )
+
+    def spans(self) -> dict[str, Span]:
+        """The place of every name, as "section.name", and of the sections."""
+        spec = self.spec
+        found = dict(spec.spans)
+        for section, bindings in (("encode", spec.encode), ("update", spec.update)):
+            found |= {f"{section}.{b.name}": b.span for b in bindings}
+        for turn in self.turns:
+            found[f"encode.{turn}"] = found.get(f"encode.{turn.split()[0]}", Span())
+        return found | {f"payload.{d.name}": d.span for d in spec.payload}
+
+    def in_order(self, section: tuple[Binding, ...]) -> Iterator[Binding]:
+        """A section's bindings, one after the other; meanwhile the names of all are known."""
+        self.order = check_names.below(section)
+        for binding in section:
+            self.current = binding.name
+            yield binding
+        self.order, self.current = {}, ""
+
+    def bind(self, env: dict[str, Expr]) -> list[str]:
+        bound = []
+        for binding in self.in_order(self.spec.encode):
+            value = self.expr(binding.value, env, binding.name)
+            if value is None:
+                self.poisoned.add(binding.name)
+                continue
+            if value.type.dtype == "selection" and value.op in SELECTING:
+                value = self.select(binding.name, value)
+            env[binding.name] = value
+            bound.append(binding.name)
+        return bound
+
+    def select(self, name: str, value: Expr) -> Expr:
+        """Register a selection; what the name then means is a reference to it."""
+        key, limit = value.args
+        threshold = None
+        if value.op == "top":
+            threshold = self.pool.make("kth_largest", (key, limit), Type("float", "scalar"))
+        self.selections[name] = Selection(name, value.op, key, limit, threshold)
+        return self.pool.make("selection", (), Type("selection", "n"), name)
+
+    def group_size(self) -> int:
+        if self.spec.group is None:
+            return 0
+        value = self.constant(self.spec.group)
+        if value == 0:
+            return 0
+        if value is not None and value not in GROUPS:
+            self.problems.add(
+                self.spec.group.span,
+                f"a group has {value} elements",
+                f"a power of two from {GROUPS[0]} to {GROUPS[-1]}, or 0 (the whole tensor)",
+            )
+        return next((g for g in GROUPS if g == value), GROUPS[0])
+
+    def condition(self, env: Mapping[str, Expr]) -> Expr | None:
+        """`when:`, a condition of n alone."""
+        tree = self.spec.when
+        value = None if tree is None else self.expr(tree, env, "")
+        if tree is None or value is None:
+            return None
+        if not self.constant_of_params(value) or value.type.dtype != "bool":
+            hint = "like `n > 1000`"
+            self.problems.add(tree.span, "`when:` is a condition of n and parameters", hint)
+            return None
+        return self.settled(value)
+
+    def decode_knows(self, value: Expr) -> bool:
+        """Whether decode has a binding of encode: what needs no data, and what all ranks draw."""
+        if value.op == "selection":
+            return self.selections[str(value.value)].kind == "drawn"
+        leaves = [e for e in walk(value) if not e.args]
+        drawn = any(e.op in ("shared", "random_matrix") for e in leaves)
+        alike = ("shared", "random_matrix", "const", "param")
+        known = all(e.op in alike and e.value != "step" for e in leaves)
+        return self.constant_of_params(value) or (drawn and known)
+
+    def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:
+        env = self.globals() | dict(known_too) | {f.name: self.leaf("field", f) for f in fields}
+        del env["step"]
+        known = {f.name for f in fields}
+        self.poisoned |= {d.name for d in self.spec.payload} - known
+        result: Expr | None = None
+        self.fields = {f.name: f for f in fields}
+        for binding in self.in_order(self.spec.decode):
+            result = self.expr(binding.value, env, binding.name, decoding=True)
+            if result is None:
+                self.poisoned.add(binding.name)
+            else:
+                env[binding.name] = result
+        return None if result is None else self.result(result)
+
+    def result(self, value: Expr) -> Expr | None:
+        span = self.spec.decode[-1].value.span
+        if value.type.shape in ("kept", "table", "matrix") or value.type.dtype in (
+            "str",
+            "selection",
+        ):
+            self.problems.add(
+                span,
+                f"decode gives {value.type}, not one number per element",
+                "flat(m) has the elements of a matrix"
+                if value.type.shape == "matrix"
+                else "scatter(indices, values) puts values in their places",
+            )
+            return None
+        if value.op != "scatter" and any(e.op == "scatter" for e in walk(value)):
+            self.problems.add(
+                span,
+                "scatter must be the last step of decode",
+                "compute on the values before scattering them",
+            )
+            return None
+        return self.rules.lift(self.rules.number(value, "float"), "n")
+
+    def merge_fits(self, fields: tuple[Field, ...], decode: Expr) -> None:
+        """`merge: sum` needs a payload of numbers per element, decoded as they are."""
+        if self.spec.merge != "sum":
+            return
+        one = fields[0] if len(fields) == 1 else None
+        plain = (
+            one is not None
+            and one.shape == "n"
+            and one.storage in ("float32", "float16", "bfloat16")
+        )
+        if not plain or decode.op != "field":
+            self.problems.add(
+                self.spec.spans["merge"],
+                "payloads add without decoding only when they are one "
+                "float field [n] and decode returns it",
+                "remove `merge: sum`",
+            )

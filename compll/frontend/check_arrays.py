@@ -1,0 +1,161 @@
+"""Checks of payload fields that are matrices, and of `rounds:`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from compll.errors import Problems, RuleError, Span, nearest
+from compll.frontend.spec import Binding, Declared, Spec
+from compll.frontend.syntax import Name, Syntax
+from compll.ir.expr import Expr, Pool, Type, walk
+from compll.ir.module import Field, Selection
+
+HOW = ("mean", "max")
+#: storages that a native all-reduce adds
+ADDITIVE = ("float32", "float16", "bfloat16")
+
+
+def field(
+    item: Declared,
+    storage: str,
+    bits: int,
+    expr: Expr,
+    dims: tuple[Expr, ...] | None,
+    problems: Problems,
+) -> Field | None:
+    """The payload field of a matrix; None, with the reason in `problems`, where it does not fit."""
+    if expr.type.shape == "matrix" and storage not in ADDITIVE:
+        problems.add(
+            item.span,
+            f"{item.name!r}: a matrix is {', '.join(ADDITIVE)}",
+            "codes travel by element: flat(m), and [n]",
+        )
+        return None
+    if expr.type.shape != "matrix" or dims != expr.type.dims:
+        declared = "no matrix" if dims is None else str(Type("float", "matrix", dims=dims))
+        problems.add(
+            item.span,
+            f"{item.name!r} is declared {declared} but is {expr.type}",
+            "write the rows and columns as in encode"
+            if expr.type.shape == "matrix"
+            else "matrix(x, columns) makes a matrix",
+        )
+        return None
+    return Field(item.name, storage, bits, "matrix", "", expr, dims)
+
+
+def widened(spec: Spec, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """The fields, with a byte for each code of which the ranks add several."""
+    added = {b.name for b in spec.rounds}
+    return tuple(
+        replace(f, bits=8, most=(1 << f.bits) - 1) if f.storage == "uint" and f.name in added else f
+        for f in fields
+    )
+
+
+def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) -> Expr:
+    """What the ranks' values of a field combine to. Raises RuleError."""
+    if decoding:
+        raise RuleError(
+            "decode sees what the ranks combined already", "write the payload's name alone"
+        )
+    known = [b.name for b in spec.rounds]
+    if not isinstance(tree, Name) or tree.name not in known:
+        raise RuleError(
+            "combined takes the name of a payload field of `rounds:`",
+            nearest(tree.name, known) if isinstance(tree, Name) else "give the value a name",
+        )
+    if given.type.shape not in ("n", "matrix", "scalar", "static", "kept"):
+        raise RuleError(f"combined takes elements, a matrix or one number, not {given.type}")
+    shape = "scalar" if given.type.shape == "static" else given.type.shape
+    made = Type("float", shape, given.type.of, given.type.dims)
+    return pool.make("combined", (), made, tree.name)
+
+
+def combinations(spec: Spec, problems: Problems) -> None:
+    """`rounds:` names ways to combine, whatever else is wrong."""
+    for b in spec.rounds:
+        if _how(b) not in HOW:
+            problems.add(b.value.span, f"ranks combine by {', '.join(HOW)}", f"{b.name}: mean")
+
+
+def _how(b: Binding) -> str:
+    return b.value.name if isinstance(b.value, Name) else ""
+
+
+def rounds(
+    spec: Spec,
+    fields: tuple[Field, ...],
+    selections: Mapping[str, Selection],
+    carried: bool,
+    problems: Problems,
+) -> tuple[tuple[str, str], ...]:
+    """The rounds, in order: field and how it is combined."""
+    if not spec.rounds:
+        return ()
+    by_name = {f.name: f for f in fields}
+    found: list[tuple[str, str]] = []
+    for b in spec.rounds:
+        how = _how(b)
+        if b.name not in by_name:
+            hint = nearest(b.name, by_name)
+            problems.add(b.span, f"{b.name!r} in `rounds:` is no payload field", hint)
+            continue
+        one = by_name[b.name]
+        _adds(one, how, selections, b.span, problems)
+        _comes_after(one, [name for name, _ in found], b.span, problems)
+        found.append((b.name, how))
+    _whole(spec, fields, carried, problems)
+    return tuple(found)
+
+
+def _adds(
+    one: Field, how: str, selections: Mapping[str, Selection], span: Span, problems: Problems
+) -> None:
+    """A field must add as it is."""
+    if one.shape == "kept" and selections[one.of].kind != "drawn":
+        problems.add(
+            span,
+            f"{one.name!r}: every rank selects other elements, so the values do not add",
+            "drawn(k) selects the same on all ranks",
+        )
+    elif one.shape not in ("n", "matrix", "scalar", "kept") or (
+        one.storage not in ADDITIVE and not (one.storage == "uint" and how == "mean")
+    ):
+        problems.add(
+            span,
+            f"{one.name!r}: what ranks combine is {', '.join(ADDITIVE)}: "
+            "one number, elements, drawn elements or a matrix; "
+            "or the mean of codes, uint1 to uint8",
+        )
+
+
+def _comes_after(one: Field, before: list[str], span: Span, problems: Problems) -> None:
+    """A field must need nothing of its own round or later ones."""
+    assert one.expr is not None
+    for e in walk(one.expr):
+        if e.op == "combined" and e.value not in before:
+            problems.add(
+                span,
+                f"{one.name!r} needs combined({e.value}), which is not in an earlier round",
+                f"put {e.value!r} first",
+            )
+
+
+def _whole(spec: Spec, fields: tuple[Field, ...], carried: bool, problems: Problems) -> None:
+    span = spec.spans["rounds"]
+    named = {b.name for b in spec.rounds}
+    for f in fields:
+        if f.name not in named:
+            problems.add(span, f"payload field {f.name!r} has no round", f"add `{f.name}: mean`")
+    if spec.merge != "decode":
+        problems.add(spec.spans["merge"], "`rounds:` says how payloads combine", "remove `merge:`")
+    if spec.group is not None:
+        problems.add(spec.group.span, "a grouped spec has no rounds", "remove `group:`")
+    if not carried:
+        problems.add(
+            span,
+            "the other ranks would not see that a gradient is not finite",
+            "the first round must hold a value that is not finite then, like mean(abs(g))",
+        )

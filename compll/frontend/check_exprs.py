@@ -1,0 +1,314 @@
+"""Stage 3, expressions: names resolved, operators typed, `iterate` unrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compll.errors import Problems, RuleError, Span
+from compll.frontend import check_arrays, check_names, check_spread, check_words
+from compll.frontend.check_names import Advice
+from compll.frontend.operators import CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SELECTING
+from compll.frontend.rules import Rules
+from compll.frontend.spec import ANY, Chosen, ParamValue, Spec
+from compll.frontend.syntax import Call, Name, Number, Syntax, Word
+from compll.ir.expr import Expr, Pool, Type, rebuild, walk
+from compll.ir.module import Field, Selection
+from compll.ir.static import depends, evaluate
+
+#: of an expression with the names in it replaced by what they stand for
+LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
+#: the same, also through reductions and rounds of `iterate`
+LIMIT_CHAIN = 1000
+#: operators with an argument that is a whole number, and what makes one of whole numbers
+TAKES_WHOLE = (
+    "quantiles", "mean_by", "sum_by", "hadamard", "matrix", "random_matrix", "exp2",
+    "bitand", "bitor", "bitxor", "shl", "shr",
+)  # fmt: skip
+#: operators with a number of elements last, and how many arguments they then have
+COUNTS = {"top": 2, "filter": 2, "drawn": 1, "sample": 2, "kth_largest": 2}
+EXACT = ("float", "add", "sub", "mul", "neg", "abs", "min", "max", "pow")
+#: of one `iterate`, each a copy of its expression
+MOST_ROUNDS = 32
+
+
+class Expressions:
+    """Types expressions of one spec; problems are recorded, each once."""
+
+    def __init__(self, spec: Spec, params: Mapping[str, ParamValue], problems: Problems) -> None:
+        self.spec, self.params, self.problems = spec, params, problems
+        self.pool = Pool()
+        self.poisoned: set[str] = set(spec.broken)
+        self.selections: dict[str, Selection] = {}
+        self.measures: dict[int, tuple[int, int, int]] = {}
+        #: the values of `iterate` between its rounds, by a name for people
+        self.turns: dict[str, Expr] = {}
+        self.rules = Rules(self.pool, False, encoding=True)
+        #: bindings of encode that need no data
+        self.static: set[str] = set()
+        self.fields: dict[str, Field] = {}
+        #: the names that the section which is read defines
+        self.order: dict[str, Span] = {}
+        #: of these the one that is read
+        self.current = ""
+
+    def globals(self) -> dict[str, Expr]:
+        env = {name: self.pool.const(value) for name, value in CONSTANTS.items()}
+        for name in ("n", "step"):
+            env[name] = self.pool.make("param", (), Type("int", "static"), name)
+        kinds = {p.name: p.type for p in self.spec.params}
+        for name, kind in kinds.items():
+            env[name] = self.pool.make("param", (), Type(kind, "static"), name)
+        return env
+
+    def excused(self, name: str) -> bool:
+        """Whether using an unknown name is no error of its own, since its definition was wrong."""
+        return bool(self.poisoned & {name, ANY})
+
+    def constant(self, syntax: Syntax) -> ParamValue | None:
+        """A value that must follow from the parameters alone."""
+        return self.known(syntax, self.globals())
+
+    def settle(self, choice: Chosen) -> str:
+        """The value of a section that parameters may choose."""
+        holds = True if choice.condition is None else self.constant(choice.condition)
+        return choice.value if holds else choice.other
+
+    def known(self, syntax: Syntax, env: Mapping[str, Expr]) -> ParamValue | None:
+        """A value of the names in `env` that must follow from the parameters alone."""
+        expr = self.expr(syntax, env, "")
+        if expr is None:
+            return None
+        if expr.type.shape != "static" or depends(expr) & {"n", "step"}:
+            self.problems.add(
+                syntax.span,
+                "this must follow from the parameters alone",
+                "n, step and data are not known yet",
+            )
+            return None
+        value: int | float | bool | str = evaluate(expr, self.params)
+        return value
+
+    def settled(self, value: Expr) -> Expr:
+        """A static value with the parameters in it replaced by theirs."""
+
+        def change(e: Expr) -> Expr | None:
+            known = e.op == "param" and e.value in self.params
+            return self.pool.const(self.params[e.value]) if known else None
+
+        return rebuild(self.pool, value, change) if value.type.shape == "static" else value
+
+    @staticmethod
+    def constant_of_params(value: Expr) -> bool:
+        """Whether a binding of encode has a value that decode knows too."""
+        return value.type.shape == "static" and "step" not in depends(value)
+
+    def expr(
+        self, tree: Syntax, env: Mapping[str, Expr], name: str, *, decoding: bool = False
+    ) -> Expr | None:
+        """The typed expression, or None with the reason recorded (once)."""
+        if isinstance(tree, Number):
+            return self.pool.const(tree.value)
+        if isinstance(tree, Name):
+            return self.name(tree, env, decoding)
+        assert isinstance(tree, Call), "texts stand in comparisons only"
+        if any(isinstance(a, Word) for a in tree.args):
+            sides = [self.expr(a, env, name) for a in tree.args if not isinstance(a, Word)]
+            if None in sides:
+                return None
+            found = check_words.equal(tree, self.spec, self.params, self.problems)
+            return None if found is None else self.pool.const(found)
+        if tree.op == "iterate" and len(tree.args) == OPERATORS["iterate"].low:
+            try:
+                return self.iterate(tree, env, name, decoding)
+            except RuleError as error:
+                self.problems.add(tree.span, str(error), error.hint)
+                return None
+        if tree.op == "combined" and len(tree.args) == 1:
+            return self.combined(tree, env, decoding)
+        args = self.call_args(tree, env, name, decoding)
+        if args is None:
+            return None
+        try:
+            return self.bounded(self.apply(tree, args, name))
+        except RuleError as error:
+            self.problems.add(tree.span, str(error), error.hint)
+            return None
+
+    def bounded(self, value: Expr) -> Expr:
+        """`value`, unless names that stand for names have made it too large for later stages."""
+        depth, size, chain = self.measure(value)
+        if depth > LIMIT_DEPTH or size > LIMIT_SIZE or chain > LIMIT_CHAIN:
+            most = LIMIT_DEPTH if depth > LIMIT_DEPTH or size > LIMIT_SIZE else LIMIT_CHAIN
+            raise RuleError(
+                f"with the names in it replaced this has {size} parts, "
+                f"{chain if most == LIMIT_CHAIN else depth} deep; "
+                f"allowed are {LIMIT_SIZE}, {most} deep",
+                "use fewer names that stand for names",
+            )
+        return value
+
+    def measure(self, value: Expr) -> tuple[int, int, int]:
+        """How deep an expression is and how many parts it has, repeated ones counted again.
+
+        A reduction's value is computed once, whoever uses it: both begin anew there. Third: how
+        deep it is without that.
+        """
+        if id(value) not in self.measures:
+            parts = [self.measure(a) for a in value.args] or [(0, 0, 0)]
+            chain = 1 + max(c for _, _, c in parts)
+            if value.op.startswith("reduce_"):
+                self.measures[id(value)] = 1, 1, chain
+            else:
+                depth = 1 + max(d for d, _, _ in parts)
+                self.measures[id(value)] = depth, 1 + sum(s for _, s, _ in parts), chain
+        return self.measures[id(value)]
+
+    def iterate(
+        self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
+    ) -> Expr | None:
+        """The rounds of `iterate`, unrolled: next while more rounds are wanted, else the value."""
+        found = self.rounds(tree, env)
+        value, times = (self.expr(t, env, "?", decoding=decoding) for t in tree.args[1:4:2])
+        if found is None or value is None or times is None:
+            return None
+        variable, most = found
+        for turn in range(most):
+            following = self.expr(tree.args[2], {**env, variable: value}, "?", decoding=decoding)
+            if following is None:
+                return None
+            more = self.rules.apply("gt", (times, self.pool.const(turn)), name)
+            value = self.choose((more, following, value))
+            self.turns[f"{name} after {turn + 1}"] = value
+            self.bounded(value)
+            self.measures[id(value)] = 1, 1, self.measure(value)[2]
+        return value
+
+    def rounds(self, tree: Call, env: Mapping[str, Expr]) -> tuple[str, int] | None:
+        """The name that `iterate` gives to its value, and the most rounds."""
+        variable, most = tree.args[0], self.known(tree.args[4], env)
+        if not isinstance(variable, Name) or variable.name in {*env, *RESERVED}:
+            self.problems.add(
+                tree.args[0].span, "iterate first takes a name that nothing else has", "like t"
+            )
+            return None
+        if most is None:
+            return None
+        if isinstance(most, str) or not 0 <= most <= MOST_ROUNDS:
+            self.problems.add(tree.args[4].span, f"from 0 to {MOST_ROUNDS} rounds, not {most}")
+            return None
+        return variable.name, int(most)
+
+    def choose(self, args: tuple[Expr, ...]) -> Expr:
+        """`args[1] if args[0] else args[2]`, decided here where the parameters alone do."""
+        c = args[0]
+        if c.type.dtype == "str":
+            self.rules.number(c, "int")  # refused: any text holds, to Python
+        if c.type.shape == "static" and not depends(c) & {"n", "step"}:
+            return args[1 if evaluate(c, self.params) else 2]
+        return self.rules.apply("choose", args, "")
+
+    def combined(self, tree: Call, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
+        """combined(p): a leaf, since its value comes from all ranks."""
+        given = self.expr(tree.args[0], env, "?", decoding=decoding)
+        if given is None:
+            return None
+        try:
+            return check_arrays.combined(self.pool, self.spec, tree.args[0], given, decoding)
+        except RuleError as error:
+            if not self.excused(getattr(tree.args[0], "name", "")):
+                self.problems.add(tree.span, str(error), error.hint)
+            return None
+
+    def apply(self, tree: Call, args: tuple[Expr, ...], name: str) -> Expr:
+        if tree.op == "choose":
+            return self.choose(args)
+        op = tree.op
+        if op == "reduce" and isinstance(tree.args[0], Name) and tree.args[0].name in REDUCTIONS:
+            op = tree.args[0].name
+        if tree.op in SELECTING and name in self.selections:
+            raise RuleError("a binding holds one selection", "give each selection its own name")
+        if op in TAKES_WHOLE:
+            args = tuple(map(self.exact, args))
+        if op in ("quantiles", "mean_by", "hadamard"):
+            args = (*args[:-1], self.folded(args[-1]))
+        if op in ("matrix", "random_matrix", "drawn", "chosen", "sum_by"):
+            args = tuple(map(self.settled, args))
+        if len(args) == COUNTS.get(op):
+            self.no_share(op, args[-1])
+        value = self.rules.apply(op, args, name)
+        if op == "spread":
+            check_spread.fits(self.pool, value, self.fields, self.selections)
+        elif op == "scatter":
+            check_spread.places(value, self.fields)
+        return value
+
+    def no_share(self, op: str, count: Expr) -> None:
+        """Refuse a number of elements between 0 and 1: who writes it means a share of them all."""
+        if count.type.shape == "static" and not depends(count) & {"n", "step"}:
+            number = evaluate(count, self.params)
+            if not isinstance(number, str) and 0 < number < 1:
+                hint = "a share of all is like max(1, floor(n * ratio))"
+                raise RuleError(f"{op} takes a number of elements, not {number:g}", hint)
+
+    def folded(self, value: Expr) -> Expr:
+        """A value that follows from the parameters alone, as a literal."""
+        if value.type.shape != "static" or depends(value) & {"n", "step"}:
+            return value
+        return self.pool.const(evaluate(value, self.params))
+
+    def exact(self, value: Expr) -> Expr:
+        """A power of whole numbers, and what is made of it, as a whole number where one is needed.
+
+        Elsewhere it is a float: with elements, `q * 2**20` would overflow as an integer.
+        """
+        if value.type != Type("float", "static") or depends(value) & {"n", "step"}:
+            return value
+        if not all(e.op in EXACT or (not e.args and e.type.dtype == "int") for e in walk(value)):
+            return value
+        number = float(evaluate(value, self.params))
+        return self.pool.const(int(number)) if abs(number) < 2**53 and number % 1 == 0 else value
+
+    def call_args(
+        self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
+    ) -> tuple[Expr, ...] | None:
+        row = OPERATORS.get(tree.op)
+        if row is None:
+            self.problems.add(tree.span, *check_names.unknown_operator(tree.op, env))
+            return None
+        if not row.low <= len(tree.args) <= row.high:
+            self.problems.add(
+                tree.span, f"{tree.op} takes {row.arity}, not {len(tree.args)}", row.about
+            )
+            return None
+        trees = tree.args
+        if tree.op == "reduce" and isinstance(trees[0], Name) and trees[0].name in REDUCTIONS:
+            trees = trees[1:]
+        elif tree.op == "reduce":
+            self.problems.add(
+                tree.span,
+                "reduce takes the name of a reduction first",
+                f"one of {', '.join(REDUCTIONS)}",
+            )
+            return None
+        inner = "" if tree.named and tree.op in SELECTING else "?"
+        args = [self.expr(t, env, name + inner, decoding=decoding) for t in trees]
+        if any(a is not None and a.op in SELECTING for a in args):
+            self.problems.add(tree.span, "a selection needs a name of its own", "kept: top(...)")
+            return None
+        return None if any(a is None for a in args) else tuple(a for a in args if a is not None)
+
+    def name(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
+        found = env.get(tree.name)
+        if found is None and not self.excused(tree.name):
+            self.problems.add(tree.span, *self.unknown(tree, env, decoding))
+            if tree.name in {b.name for b in self.spec.update}:
+                self.poisoned.add(tree.name)  # that it is no state is no second error
+        return found
+
+    def unknown(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Advice:
+        """Message and hint for a name that means nothing here."""
+        name = tree.name
+        hint = check_names.beyond_decode(name, self.spec, self.selections, self.static)
+        if decoding and hint and name not in self.order:
+            return f"decode uses {name!r}, which the payload lacks", hint
+        return check_names.unknown(tree, env, self.order, self.current, self.spec)

@@ -1,0 +1,267 @@
+"""Stage 3, declarations: what payload fields and states are, beside what is stored in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compll.errors import Problems, RuleError, Span, closest, nearest
+from compll.frontend import check_arrays
+from compll.frontend.check_exprs import Expressions
+from compll.frontend.check_spread import values
+from compll.frontend.rules import Rules
+from compll.frontend.spec import Declared
+from compll.frontend.syntax import Name, names
+from compll.ir import matrices
+from compll.ir.expr import Expr, Type
+from compll.ir.module import HALVES, PACKED, POSITIONS, WHOLE, Field
+
+#: what fields of whole numbers hold
+RANGES = {"int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1), "uint16": (0, 2**16 - 1)}
+
+
+class Declarations(Expressions):
+    """Gives each declared tensor its storage and shape."""
+
+    group = 0
+    #: states whose size takes a name of encode that is no number known before data, or is wrong
+    unsized: list[tuple[Span, set[str]]]
+
+    def leaf(self, op: str, item: Field) -> Expr:
+        codes = item.packed and item.name not in {b.name for b in self.spec.rounds}
+        dtype = "int" if codes or item.storage in (*WHOLE, *POSITIONS) else "float"
+        return self.pool.make(op, (), Type(dtype, item.shape, item.of, item.dims), item.name)
+
+    def states(self) -> tuple[Field, ...]:
+        found, self.unsized = [], []
+        sizes = self.sizes() if any(item.second for item in self.spec.state) else {}
+        for item in self.spec.state:
+            if item.second is not None and item.base == "float32":
+                dims = self.dims(item, sizes)
+                if dims is None:
+                    self.poisoned.add(item.name)
+                else:
+                    found.append(Field(item.name, "float32", 32, "matrix", dims=dims))
+                continue
+            per_element = isinstance(item.dim, Name) and item.dim.name == "n"
+            half = item.base in HALVES and per_element
+            whole = item.base == "float32" and (item.dim is None or per_element)
+            if not (half or whole):
+                message = f"state {item.name!r} is float32, float32[n] or float32[rows, columns]"
+                hint = "bfloat16[n] and float16[n] keep 16 bits per element"
+                self.problems.add(item.span, message, hint)
+                self.poisoned.add(item.name)
+                continue
+            if self.group and not per_element:
+                self.problems.add(
+                    item.span, "a grouped spec keeps states per element", "float32[n]"
+                )
+                self.poisoned.add(item.name)
+                continue
+            found.append(Field(item.name, item.base, 32, "n" if per_element else "scalar"))
+        return tuple(found)
+
+    def sized_by_data(self) -> None:
+        """Refuse states whose size depends on data, once encode's own mistakes are known."""
+        for span, taken in self.unsized:
+            if not (self.problems.found and taken & self.poisoned):
+                hint = f"{min(taken)!r} depends on data"
+                self.problems.add(span, matrices.WHOLE_SIZES, hint)
+
+    def sizes(self) -> dict[str, Expr]:
+        """What encode computes from n and parameters: names that states' sizes may use."""
+        env, held = self.globals(), (self.problems, self.rules)
+        self.problems, self.rules = Problems(""), Rules(self.pool, False, encoding=True)
+        for b in self.spec.encode:
+            known = names(b.value) <= set(env)
+            value = self.expr(b.value, env, b.name) if known else None
+            if value is not None and self.constant_of_params(value):
+                env[b.name] = value
+        self.problems, self.rules = held
+        return env
+
+    def dims(self, item: Declared, env: Mapping[str, Expr]) -> tuple[Expr, ...] | None:
+        """The rows and columns that a declaration gives to a matrix."""
+        found = []
+        made = {b.name for b in self.spec.encode} - set(env)
+        for tree in (item.dim, item.second):
+            if tree is not None and (taken := names(tree) & made):
+                self.unsized.append((tree.span, taken))
+                return None
+            value = None if tree is None else self.expr(tree, env, "")
+            if tree is None or value is None:
+                return None
+            try:
+                found.append(matrices.dimension(self.settled(value)))
+            except RuleError as error:
+                self.problems.add(tree.span, str(error), error.hint)
+        return tuple(found) if len(found) == 2 else None
+
+    def field(self, item: Declared, env: Mapping[str, Expr]) -> Field | None:
+        if item.name not in env and not self.excused(item.name):
+            self.undefined(item)
+        expr = env.get(item.name)
+        if expr is None:
+            return None
+        storage, bits = self.storage(item)
+        if item.second is not None or expr.type.shape == "matrix":
+            dims = self.dims(item, env) if item.second is not None else None
+            if item.second is None or dims is not None:
+                return check_arrays.field(item, storage, bits, expr, dims, self.problems)
+            return None
+        shape, of = self.dimension(item, expr)
+        if expr.type.dtype in ("selection", "str") or shape == "":
+            if expr.type.dtype in ("selection", "str"):
+                self.problems.add(
+                    item.span,
+                    f"{item.name!r} is a {expr.type.dtype}, not numbers",
+                    "store indices(selection) and x[selection]",
+                )
+            return None
+        if storage in PACKED and shape in ("scalar", "group"):
+            self.problems.add(
+                item.span,
+                f"{item.name!r} is one number; packed types hold elements",
+                "use float32, float16, bfloat16 or int32",
+            )
+            return None
+        if storage in POSITIONS and expr.op != "indices":
+            self.problems.add(
+                item.span,
+                f"{item.name!r}: {storage} holds the positions of a selection",
+                "store indices(selection)",
+            )
+            return None
+        if storage in ("trit", "runs") and not self.trits_fit(item, storage, shape):
+            return None
+        expr = self.rules.lift(expr, shape, of)
+        if storage in WHOLE and expr.op != "indices":
+            expr = self.whole(expr, storage)
+        if storage in ("trit", "runs"):
+            expr = self.rules.trit(expr)
+        if storage in check_arrays.ADDITIVE:
+            expr = self.rules.number(expr, "float")
+        return Field(item.name, storage, bits, shape, of, expr)
+
+    def whole(self, expr: Expr, storage: str) -> Expr:
+        """What a type of whole numbers holds of an expression, so that feedback knows it."""
+        low, high = RANGES[storage]
+        if storage == "uint16" or expr.type.shape == "scalar":
+            return self.rules.whole_number(expr, low, high)
+        expr = self.rules.whole_element(expr)  # an int32, which is why uint32 has half its range
+        return (
+            expr
+            if values(expr)[0] >= low
+            else self.rules.arithmetic("max", (expr, self.pool.const(low)))
+        )
+
+    def trits_fit(self, item: Declared, storage: str, shape: str) -> bool:
+        """Trits are of all elements, and runs come after everything else."""
+        if shape == "n" and not (storage == "runs" and self.selections):
+            return True
+        message = f"{item.name!r}: {storage} holds a value of every element"
+        if shape == "n":
+            message = f"{item.name!r}: runs do not go together with selections"
+        self.problems.add(item.span, message, "use trit[n], or uint2 for selected elements")
+        return False
+
+    def undefined(self, item: Declared) -> None:
+        """A payload field that encode lacks: perhaps a name that decode uses, misspelled."""
+        defined = {b.name for b in self.spec.encode} | {"g"}
+        used = set[str]().union(*(names(b.value) for b in self.spec.decode))
+        lacking = (used & defined) - {d.name for d in self.spec.payload}
+        self.problems.add(
+            item.span,
+            f"{item.name!r} is in the payload but encode does not define it",
+            nearest(item.name, lacking or defined),
+        )
+        # What decode uses instead is no second error.
+        self.poisoned |= {closest(item.name, lacking) or min(lacking)} if lacking else set()
+
+    def storage(self, item: Declared) -> tuple[str, int]:
+        if item.base == "bool":
+            return "uint", 1
+        if item.base == "float":
+            return self.sized(item, {16: "float16", 32: "float32"}, "float32"), 32
+        if item.base in ("trit", "runs"):
+            return item.base, 2
+        if not item.base.startswith("uint") or item.base in WHOLE:
+            return item.base, 32
+        bits = int(item.base[4:]) if item.bits is None and item.base != "uint" else None
+        if item.bits is not None:
+            value = self.constant(item.bits)
+            bits = int(value) if isinstance(value, int | float) and value in (1, 2, 4, 8) else None
+            if bits is None and value is not None:
+                self.problems.add(item.span, f"uint has 1, 2, 4 or 8 bits, not {value}")
+        return "uint", bits or 8
+
+    def sized(self, item: Declared, known: Mapping[int, str], default: str) -> str:
+        """The storage that a width in brackets chooses."""
+        assert item.bits is not None
+        value = self.constant(item.bits)
+        storage = next((s for bits, s in known.items() if bits == value), None)
+        if storage is None and value is not None:
+            widths = " or ".join(map(str, known))
+            self.problems.add(item.span, f"{item.base} has {widths} bits, not {value}")
+        return storage or default
+
+    def dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
+        """The level a field has by its declaration, checked against its expression."""
+        whole = "group" if self.group else "scalar"
+        declared = {None: (whole, ""), "n": ("n", ""), "groups": ("group", "")}
+        name = item.dim.name if isinstance(item.dim, Name) else None
+        if expr.type.shape == "table":
+            return self.table_dimension(item, expr)
+        if item.dim is not None and name not in ("n", "groups") and name not in self.selections:
+            if not self.excused(name or ""):
+                self.problems.add(item.dim.span, *self.unknown_length(item.name, name))
+            return "", ""
+        shape, of = declared.get(name, ("kept", name or ""))
+        level = expr.type.shape
+        fits = (
+            (level, expr.type.of) == (shape, of)
+            or level == "static"
+            or (level in ("scalar", "group") and shape in ("n", "group"))
+        )
+        if not fits:
+            self.problems.add(
+                item.span,
+                f"{item.name!r} is declared {self.named(shape, of)} but is "
+                f"{self.named(level, expr.type.of)}",
+                self.advice(level, expr.type.of),
+            )
+            return "", ""
+        return shape, of
+
+    def unknown_length(self, field: str, name: str | None) -> tuple[str, str]:
+        """Message and hint for a length that is no name, or that of nothing with a length."""
+        lengths = ["n", "groups", *self.selections]
+        if name is not None:
+            return f"{field!r} has an unknown length {name!r}", nearest(name, lengths)
+        hint = f"{', '.join(lengths)}; a matrix has rows and columns, like float32[n, 1]"
+        return f"the length of {field!r} is no name", hint
+
+    def table_dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
+        """A table is declared with its size."""
+        size = self.constant(item.dim) if item.dim is not None else 1
+        if item.base == "float32" and size == int(expr.type.of):
+            return "table", expr.type.of
+        if size is not None:
+            message = f"{item.name!r} is a table of {expr.type.of} numbers"
+            self.problems.add(item.span, message, f"write float32[{expr.type.of}] or its parameter")
+        return "", ""
+
+    @staticmethod
+    def named(shape: str, of: str) -> str:
+        words = {
+            "n": "[n], one per element",
+            "group": "[groups], one per group",
+            "kept": f"[{of}], one per selected element",
+            "sample": "a sample",
+        }
+        return words.get(shape, "one number")
+
+    @staticmethod
+    def advice(shape: str, of: str) -> str:
+        return {"n": "write [n] after the type", "kept": f"write [{of}] after the type"}.get(
+            shape, ""
+        )

@@ -1,0 +1,103 @@
+"""Stage 3, names: each means one thing; and what to say where one means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+
+from compll.errors import Problems, Span, nearest
+from compll.frontend.operators import CALLABLE, CONSTANTS, MEANT, OPERATORS, RESERVED, SYNONYMS
+from compll.frontend.spec import Binding, Spec
+from compll.frontend.syntax import SYMBOLS, Name, called, names
+
+Advice = tuple[str, str]
+#: arguments of compll.compile beside a spec's parameters
+TAKEN = ("name_or_path", "target")
+
+
+def below(bindings: Iterable[Binding]) -> dict[str, Span]:
+    """Where a section defines each of its names."""
+    return {b.name: b.span for b in bindings}
+
+
+def unknown(
+    tree: Name, env: Iterable[str], order: Mapping[str, Span], current: str, spec: Spec
+) -> Advice:
+    """Message and hint for a name that `env` lacks, in the definition of `current`.
+
+    order: the names of the section that is read, of which those not in `env` come later.
+    """
+    name = tree.name
+    if name in order and name == current:
+        hint = "a state keeps a value between calls, iterate(...) repeats within one"
+        return f"{name!r} is used in its own definition", hint
+    if name in order:
+        message = f"{name!r} is defined below, in line {order[name].line}"
+        return message, "definitions are read in order: put it first"
+    if name in {b.name for b in spec.update}:
+        return f"{name!r} is no state", "declare it: `state: {" + name + ': "float32[n]"}`'
+    if any(name in p.choices for p in spec.params):
+        return f"unknown name {name!r}", f"a text is quoted: '{name}'"
+    if name in OPERATORS:
+        return f"{name!r} is an operator", f"call it with {OPERATORS[name].arity}"
+    return f"unknown name {name!r}", nearest(name, env)
+
+
+def beyond_decode(name: str, spec: Spec, selections: Container[str], static: Container[str]) -> str:
+    """What to do about a name of encode that decode uses; "" when encode has no such name."""
+    if name == "step":
+        return "put what depends on the step into the payload"
+    if name == "g" or name in {s.name for s in spec.state}:
+        return "decode sees payload fields and parameters only: receivers keep no states"
+    if name in selections:
+        return f"store indices({name}) in the payload, and use that field"
+    if name not in {b.name for b in spec.encode}:
+        return ""
+    if name in static:
+        return "it depends on the step, which decode does not know"
+    if spec.group is None and _drawn_alone(name, spec):
+        return "draw it by shared(a, b), which decode knows, too, or add it to `payload:`"
+    return "add it to `payload:`"
+
+
+def _drawn_alone(name: str, spec: Spec) -> bool:
+    """Whether a binding is made of random draws and parameters only."""
+    tree = next(b.value for b in spec.encode if b.name == name)
+    known = {"n", *CONSTANTS, *(p.name for p in spec.params)}
+    return "random" in called(tree) and names(tree) <= known
+
+
+def unknown_operator(op: str, env: Container[str]) -> Advice:
+    """Message and hint for a call of what is no operator."""
+    symbol = SYMBOLS.get(op, op)
+    if op in env:
+        return f"{op!r} is a value, and only operators are called", ""
+    if op in MEANT:
+        return f"unknown operator {symbol!r}", MEANT[op]
+    if op in SYNONYMS:
+        return f"unknown operator {symbol!r}", f"did you mean {SYNONYMS[op]!r}?"
+    return f"unknown operator {symbol!r}", nearest(op, CALLABLE)
+
+
+def unique(spec: Spec, problems: Problems) -> None:
+    """Every name means one thing."""
+    seen: dict[str, Span] = {}
+    declared = [(p.name, p.span) for p in spec.params] + [(s.name, s.span) for s in spec.state]
+    for name, span in declared + [(b.name, b.span) for b in spec.encode]:
+        if name in RESERVED:
+            problems.add(
+                span, f"{name!r} already has a meaning in the language", "choose another name"
+            )
+        elif name in seen:
+            problems.add(span, f"{name!r} is defined twice", f"first at line {seen[name].line}")
+        seen.setdefault(name, span)
+    for p in spec.params:
+        if p.name in TAKEN:
+            message = f"{p.name!r} cannot be given: `compll.compile` has an argument of this name"
+            problems.add(p.span, message, "choose another name")
+    chosen = {spec.feedback.value, spec.feedback.other}
+    if chosen & {"error", "own"} and "residual" in {s.name for s in spec.state}:
+        problems.add(
+            spec.feedback.span,
+            "`feedback: error` makes the state 'residual' itself",
+            "remove it from `state:`",
+        )

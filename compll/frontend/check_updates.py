@@ -1,0 +1,60 @@
+"""Stage 3, `update`: every state's new value, and what fits into a state."""
+
+from __future__ import annotations
+
+from compll.errors import Span, closest, nearest
+from compll.frontend.check_fields import Declarations
+from compll.frontend.syntax import Syntax
+from compll.ir.expr import Expr
+from compll.ir.module import Field
+
+
+class Updates(Declarations):
+    """Checks the section `update`."""
+
+    def updates(self, states: tuple[Field, ...], env: dict[str, Expr]) -> dict[str, Expr]:
+        known = {s.name: s for s in states}
+        self.rules.encoding = True
+        named, meant = {b.name for b in self.spec.update}, set[str]()
+        for binding in self.spec.update:
+            if binding.name not in known and not self.excused(binding.name):
+                hint = nearest(binding.name, known) or "states are declared in `state:`"
+                self.problems.add(binding.span, f"{binding.name!r} is no state", hint)
+                meant.add(closest(binding.name, known) or "")
+        for name in known:
+            if name not in named | meant and not self.excused(name):
+                self.problems.add(
+                    self.spec.spans.get("update", self.spec.spans.get("state", Span())),
+                    f"state {name!r} is never updated",
+                    f"add `update: {{{name}: ...}}`",
+                )
+        pairs = [(b, self.expr(b.value, env, b.name)) for b in self.spec.update if b.name in known]
+        return {
+            b.name: fitted
+            for b, e in pairs
+            if e is not None and (fitted := self.fit(b.value, known[b.name], e))
+        }
+
+    def fit(self, syntax: Syntax, state: Field, value: Expr) -> Expr | None:
+        if state.shape == "matrix" and value.type.dims == state.dims:
+            return value
+        if value.type.shape == "matrix" or state.shape == "matrix":
+            message = f"state {state.name!r} cannot hold {value.type}"
+            self.problems.add(syntax.span, message, "rows and columns must be the declared ones")
+            return None
+        if value.type.dtype in ("selection", "str") or value.type.shape not in (
+            "static",
+            "scalar",
+            state.shape,
+        ):
+            hint = f"declare it as {state.storage}[n]" if value.type.shape == "n" else ""
+            self.problems.add(syntax.span, f"state {state.name!r} cannot hold {value.type}", hint)
+            return None
+        return self.rules.lift(self.floats(value), state.shape)
+
+    def floats(self, value: Expr) -> Expr:
+        """A state's value as floats; what it is for selected elements stays the outermost."""
+        if value.op == "where" and value.args[0].op == "in":
+            c, *either = value.args
+            value = self.rules.where("where", (c, *(self.rules.number(a, "float") for a in either)))
+        return self.rules.number(value, "float")

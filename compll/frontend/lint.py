@@ -1,0 +1,142 @@
+"""Warnings: what compiles, but is probably not what was meant.
+
+Whether a name is used is told from the spec as it is written: a branch that these parameters do not
+take uses its names, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from compll.errors import Diagnostic, Problems
+from compll.frontend.spec import Binding, Spec
+from compll.frontend.syntax import Call, Name, Syntax, names
+from compll.ir.expr import Expr, Type
+from compll.ir.module import Module
+from compll.ir.static import depends, evaluate
+
+#: of one number: what keeps or turns its sign
+SIGNED = ("neg", "sign", "floor", "ceil", "round", "float16", "bfloat16", "bfloat16_up")
+
+
+def warnings(spec: Spec, module: Module) -> list[Diagnostic]:
+    """What looks wrong with a spec that has no errors; `module` is the same, typed."""
+    found = Problems(spec.path)
+    needed = _decode(spec, found)
+    _bindings(spec, needed, found)
+    _params(spec, needed, found)
+    _fields(spec, needed, found)
+    _negatives(spec, module, found)
+    return sorted(found.found)
+
+
+def _decode(spec: Spec, found: Problems) -> set[str]:
+    """The names from outside that decode's result depends on. A name of its own hides others."""
+    needed = names(spec.decode[-1].value)
+    for b in reversed(spec.decode[:-1]):
+        if b.name in needed:
+            needed = needed - {b.name} | names(b.value)
+        else:
+            hint = "remove it; the last name is the result"
+            found.add(b.span, f"warning: nothing uses {b.name!r}", hint)
+    return needed
+
+
+def _bindings(spec: Spec, needed: set[str], found: Problems) -> None:
+    """Bindings that nothing depends on, and states that only they themselves do."""
+    encode = {b.name: names(b.value) for b in spec.encode}
+    update = {b.name: names(b.value) for b in spec.update}
+    ends = needed.union({d.name for d in spec.payload}, *map(names, _conditions(spec)))
+    used = _reached(encode, ends.union(*update.values()))
+    for b in spec.encode:
+        if b.name not in used:
+            hint = "remove it, or put it into the payload"
+            found.add(b.span, f"warning: nothing uses {b.name!r}", hint)
+    used = _reached(encode | update, ends)
+    for s in spec.state:
+        if s.name not in used:
+            message = f"warning: state {s.name!r} changes nothing that is sent"
+            found.add(s.span, message, "use it in encode, or remove it")
+
+
+def _reached(graph: Mapping[str, set[str]], ends: set[str]) -> set[str]:
+    """The names that `ends` depend on."""
+    reached, todo = set[str](), set(ends)
+    while todo:
+        reached |= todo
+        todo = set[str]().union(*(graph.get(name, ()) for name in todo)) - reached
+    return reached
+
+
+def _conditions(spec: Spec) -> Iterable[Syntax]:
+    """Expressions outside of encode, decode and update: lengths, and what parameters choose."""
+    declared = (tree for d in (*spec.payload, *spec.state) for tree in (d.bits, d.dim, d.second))
+    chosen = (spec.group, spec.when, spec.feedback.condition, spec.unbiased.condition)
+    return (tree for tree in (*declared, *chosen) if tree is not None)
+
+
+def _values(bindings: Iterable[Binding]) -> Iterable[Syntax]:
+    return (b.value for b in bindings)
+
+
+def _params(spec: Spec, needed: set[str], found: Problems) -> None:
+    computed = _values((*spec.encode, *spec.update))
+    used = needed.union(*map(names, (*computed, *_conditions(spec))))
+    for p in spec.params:
+        if p.name not in used:
+            found.add(p.span, f"warning: nothing uses parameter {p.name!r}", "remove it")
+
+
+def _fields(spec: Spec, needed: set[str], found: Problems) -> None:
+    """Payload fields that travel for nothing; of `rounds:`, the ranks may need one to go on."""
+    used = needed.union(*map(_combined, _values((*spec.encode, *spec.update))))
+    for d in spec.payload:
+        if d.name not in used:
+            message = f"warning: decode does not use payload field {d.name!r}"
+            found.add(d.span, message, "remove it: it travels for nothing")
+
+
+def _combined(tree: Syntax) -> set[str]:
+    """The payload fields of which the tree uses what ranks combined."""
+    if not isinstance(tree, Call):
+        return set()
+    own = {a.name for a in tree.args if isinstance(a, Name) and tree.op == "combined"}
+    return own.union(*map(_combined, tree.args))
+
+
+def _negatives(spec: Spec, module: Module, found: Problems) -> None:
+    """Fields whose type of whole numbers from 0 on loses negative values."""
+    g = module.pool.make("input", (), Type("float", "n"), "g")
+    for d in spec.payload:
+        value = module.bindings.get(d.name, g if d.name == "g" else None)
+        unsigned = d.base.startswith("uint") or d.base in ("bool", "trit", "runs")
+        if unsigned and value is not None and _negative(value):
+            message = f"warning: {d.name!r} can be negative, which {d.base} holds as 0"
+            found.add(d.span, message, "add an offset in encode, and take it away in decode")
+
+
+def _negative(x: Expr) -> bool:
+    """Whether it is plain that x is negative for some gradients."""
+    parts = x.args[1:] if x.op in ("where", "choose") else (x,)
+    return any(map(_below_zero, parts)) or _either(x)
+
+
+def _below_zero(x: Expr) -> bool:
+    """Whether x is a number that is written down, and negative."""
+    given = x.args[0] if x.op == "lift" else x
+    if given.type.shape != "static" or depends(given):
+        return False
+    value = evaluate(given, {})
+    return not isinstance(value, str) and value < 0
+
+
+def _either(x: Expr) -> bool:
+    """Whether x has both signs: elements of the gradient do, also times what all elements share."""
+    if x.op == "input":
+        return True
+    if x.op in SIGNED:
+        return _either(x.args[0])
+    if x.op in ("mul", "div"):
+        a, b = x.args
+        return (_either(a) and b.op == "lift") or (_either(b) and a.op == "lift" and x.op == "mul")
+    return False

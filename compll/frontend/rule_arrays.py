@@ -1,0 +1,47 @@
+"""Typing rules of operators that need an array as a whole: matrices and transforms."""
+
+from __future__ import annotations
+
+from compll.errors import RuleError
+from compll.frontend.rule_elements import ElementRules
+from compll.ir import matrices
+from compll.ir.expr import Expr, Type
+
+#: elements of a run that hadamard mixes
+MOST_BLOCK = 1 << 20
+
+
+class ArrayRules(ElementRules):
+    """Rules of matrices and transforms."""
+
+    def matrices(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if self.grouped:
+            raise RuleError("a grouped spec has no matrices", "remove `group:`")
+        if op == "matrix":
+            x, cols = self.number(args[0], "float"), args[1]
+            size = self.pool.make("param", (), Type("int", "static"), "n")
+            rows = self.rounding("ceil", (self.real("div", (size, cols)),))
+            return matrices.matrix(self.pool, x, rows, cols)
+        whole = [self.number(a, "float") if a.type.shape == "matrix" else a for a in args]
+        if op == "take_columns":
+            whole[1] = args[1]
+        return matrices.RULES[op](self.pool, *whole)
+
+    def chosen(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if not self.encoding:
+            raise RuleError("positions are chosen in encode", "put the columns into the payload")
+        self.draws += 1
+        return matrices.chosen(self.pool, args[0], args[1], self.draws - 1)
+
+    def hadamard(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if self.grouped:
+            raise RuleError("a grouped spec has no transforms", "remove `group:`")
+        x, block = self.number(args[0], "float"), args[1].value
+        if x.type.shape != "n":
+            raise RuleError(f"hadamard takes elements, not {x.type}")
+        if type(block) is not int or block & (block - 1) or not 2 <= block <= MOST_BLOCK:
+            raise RuleError(
+                f"hadamard: a block is a power of two from 2 to {MOST_BLOCK}",
+                "it must follow from the parameters alone",
+            )
+        return self.pool.make(op, (x,), Type("float", "n"), block)

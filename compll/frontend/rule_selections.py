@@ -1,0 +1,117 @@
+"""Typing rules of selections: thresholds, what is selected, and what is done with it."""
+
+from __future__ import annotations
+
+from compll.errors import RuleError
+from compll.frontend.rule_elements import ElementRules
+from compll.ir.expr import Expr, Type, walk
+from compll.ir.static import depends
+
+
+class SelectionRules(ElementRules):
+    """Rules of thresholds and of selections, whose number of elements data decide."""
+
+    # thresholds
+
+    def sample(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        self.whole_tensor(op)
+        x = self.number(args[0], "float")
+        if x.type.shape != "n":
+            raise RuleError(f"sample takes elements, not {x.type}")
+        return self.pool.make("sample", (x, self.static(op, args[1])), Type("float", "sample"))
+
+    def kth_largest(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        self.whole_tensor(op)
+        x, k = self.number(args[0], "float"), self.number(args[1], "float")
+        if x.type.shape not in ("n", "sample"):
+            raise RuleError(f"kth_largest takes elements or a sample, not {x.type}")
+        if k.type.shape not in ("static", "scalar"):
+            raise RuleError(f"k is one number, not {k.type}")
+        return self.pool.make(op, (x, k), Type("float", "scalar"))
+
+    def search(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        """adjust and bisect: elements, then numbers that say how to search."""
+        self.whole_tensor(op)
+        x, *rest = (self.number(a, "float") for a in args)
+        if x.type.shape != "n" or any(a.type.shape not in ("static", "scalar") for a in rest):
+            raise RuleError(f"{op} takes elements first, then {len(rest)} numbers")
+        return self.pool.make(op, (x, *rest), Type("float", "scalar"))
+
+    # selections
+
+    def selection(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:
+        if op == "top" or not self.encoding:
+            self.whole_tensor(op)
+        n = self.pool.make("param", (), Type("int", "static"), "n")
+        limit = self.static(op, args[1] if len(args) == 2 else n)
+        if "step" in depends(limit):
+            raise RuleError(
+                f"{op}: the bound must hold at every step",
+                "what varies is the threshold: filter(x >= kth_largest(x, k), bound)",
+            )
+        key = self.number(args[0], "float") if op == "top" else self.condition(args[0])
+        if key.type.shape != "n":
+            raise RuleError(f"{op} selects among elements, and {key.type} is none")
+        if any(e.op == "in" for e in walk(key)):
+            raise RuleError("a selection cannot depend on another selection")
+        return self.pool.make(op, (key, limit), Type("selection", "n"), name)
+
+    def drawn(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        """At least one element, so that a payload of them can tell what is not finite."""
+        self.whole_tensor(op)
+        count = self.arithmetic("max", (self.pool.const(1), self.static(op, args[0])))
+        if "step" in depends(count):
+            raise RuleError(
+                f"{op}: the number must hold at every step", "compute it from n and parameters"
+            )
+        return self.pool.make(op, (count, count), Type("selection", "n"))
+
+    # selected elements
+
+    def need_selection(self, op: str, x: Expr) -> str:
+        if x.type.dtype != "selection":
+            raise RuleError(f"{op} takes a selection, not {x.type}", "made by top() or filter()")
+        return str(x.value)
+
+    def indices(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        name = self.need_selection(op, args[0])
+        return self.pool.make("indices", (), Type("int", "kept", name), name)
+
+    def gather(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        name = self.need_selection("x[...]", args[1])
+        if args[0].type.shape != "n" or args[0].type.dtype == "selection":
+            raise RuleError(f"{args[0].type} has no elements to select")
+        return self.pool.make("gather", (args[0],), Type(args[0].type.dtype, "kept", name), name)
+
+    def scatter(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if self.encoding:
+            raise RuleError(
+                "scatter belongs in decode", "where(selection, a, b) changes a state's elements"
+            )
+        index, value = args[0], self.number(args[1], "float")
+        if (
+            index.op not in ("field", "indices")
+            or index.type.dtype != "int"
+            or index.type.shape != "kept"
+        ):
+            raise RuleError(
+                "scatter takes a payload field of indices first, or those of a drawn selection"
+            )
+        if value.type.shape == "kept" and value.type.of != index.type.of:
+            raise RuleError("indices and values belong to different selections")
+        lifted = self.lift(value, "kept", index.type.of)
+        return self.pool.make("scatter", (index, lifted), Type("float", "n"))
+
+    def spread(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        """check_spread.py sees to it that the condition is that of the values' selection."""
+        if self.encoding:
+            raise RuleError("spread belongs in decode")
+        condition, values = self.condition(args[0]), self.number(args[1], "float")
+        if condition.type.shape != "n":
+            raise RuleError(f"spread takes a condition of every element first, not {args[0].type}")
+        if values.type.shape != "kept":
+            raise RuleError(
+                f"spread takes values of selected elements, not {args[1].type}",
+                "where(c, a, b) takes values of all elements",
+            )
+        return self.pool.make(op, (condition, values), Type("float", "n"), values.type.of)

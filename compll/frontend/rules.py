@@ -1,0 +1,26 @@
+"""Typing rules: from an operator and typed arguments to a typed expression.
+
+Each rule is a method named after the `rule` column of operators.py; the rules of elements,
+reductions, selections and arrays stand in a file each.
+"""
+
+from __future__ import annotations
+
+from compll.frontend.operators import OPERATORS
+from compll.frontend.rule_arrays import ArrayRules
+from compll.frontend.rule_reductions import ReductionRules
+from compll.frontend.rule_selections import SelectionRules
+from compll.ir.expr import Expr
+
+
+class Rules(ReductionRules, SelectionRules, ArrayRules):
+    """Applies the typing rules of all operators."""
+
+    def apply(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:
+        """The typed expression `op(args)`; `name` is the binding it stands in."""
+        if op in ("top", "filter"):
+            return self.selection(op, args, name)
+        if op not in ("where", "and", "or", "not", "count", "gather", "indices"):
+            self.no_selection(op, args)
+        rule = getattr(self, OPERATORS[op].rule)
+        return rule(op, args)  # type: ignore[no-any-return]

@@ -1,0 +1,124 @@
+"""A spec as it is written: its sections, parameters and declarations as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from compll.errors import Span
+from compll.frontend.syntax import Syntax
+
+ParamValue = int | float | bool | str
+PARAM_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+ANY = "*"
+
+
+def as_float(value: Any) -> float:
+    """A number as a float, infinite where it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def shown(value: object) -> str:
+    """A value for people; Python refuses to spell integers of thousands of digits."""
+    if type(value) is int and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter: its type, default and range (ends included)."""
+
+    name: str
+    type: str
+    default: ParamValue
+    span: Span
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[ParamValue, ...] = ()
+    about: str = ""
+    #: a key of shapes.SIDES, or "": what a tensor's shape gives where no value is given
+    side: str = ""
+
+    def check(self, value: object) -> str | None:
+        """Why `value` is not allowed, or None."""
+        wanted = PARAM_TYPES[self.type]
+        exact = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+        if not exact and not (wanted is float and type(value) is int):
+            return f"parameter {self.name!r} is {self.type}, not {shown(value)}"
+        if self.choices and value not in self.choices:
+            allowed = ", ".join(map(str, self.choices))
+            return f"parameter {self.name!r} is one of {allowed}, not {shown(value)}"
+        if isinstance(value, str):
+            return None
+        if isinstance(value, int) and wanted is int and not -(2**63) <= value < 2**63:
+            return f"parameter {self.name!r} is an int of 64 bits, not {shown(value)}"
+        low = self.low if self.low is not None else float("-inf")
+        high = self.high if self.high is not None else float("inf")
+        if not low <= as_float(value) <= high:
+            return f"parameter {self.name!r} is from {low:g} to {high:g}, not {shown(value)}"
+        return None
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A declared tensor: a payload field or a state. `dim` is None for a scalar.
+
+    second: the columns of a matrix, whose rows are `dim`.
+    """
+
+    name: str
+    base: str
+    bits: Syntax | None
+    dim: Syntax | None
+    span: Span
+    second: Syntax | None = None
+
+
+@dataclass(frozen=True)
+class Binding:
+    """`name: expression`."""
+
+    name: str
+    value: Syntax
+    span: Span
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One of a section's choices; with a condition of parameters, `value` where that holds."""
+
+    value: str
+    span: Span
+    condition: Syntax | None = None
+    other: str = ""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A compressor as it is written."""
+
+    path: str
+    name: str
+    about: str
+    source: str
+    params: tuple[Param, ...]
+    group: Syntax | None
+    state: tuple[Declared, ...]
+    encode: tuple[Binding, ...]
+    payload: tuple[Declared, ...]
+    decode: tuple[Binding, ...]
+    update: tuple[Binding, ...]
+    feedback: Chosen
+    merge: str
+    optimizers: str
+    unbiased: Chosen
+    rounds: tuple[Binding, ...]
+    when: Syntax | None
+    spans: Mapping[str, Span]
+    #: names whose definition could not be read (ANY: unknown ones): using them is no further error
+    broken: Set[str]

@@ -1,0 +1,33 @@
+"""Names and keys in a spec file: which are well-formed, and what misspelled ones were to be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from compll.errors import Problems, closest, nearest
+from compll.frontend.source import Entry, Section, Text
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+NAME_HINT = "letters, digits and underscores, not a digit first"
+
+
+def check_name(text: Text, problems: Problems) -> None:
+    """Report a text that is no name."""
+    if not NAME.match(text.value):
+        problems.add(text.span, f"{text.value!r} is not a name", NAME_HINT)
+
+
+def mended(section: Section, known: Collection[str], what: str, problems: Problems) -> Section:
+    """The section with misspelled keys read as what they were meant to be, and reported."""
+    entries = list[Entry]()
+    for entry in section.entries:
+        name = entry.key.value
+        if name not in known:
+            problems.add(entry.key.span, f"unknown {what.format(name)}", nearest(name, known))
+            meant = closest(name, known)
+            if meant is None or section.get(meant) is not None:
+                continue
+            entry = Entry(Text(meant, entry.key.span), entry.value)
+        entries.append(entry)
+    return Section(tuple(entries), section.span)

@@ -1,0 +1,166 @@
+"""Stage 1b: from the sections of a spec file to a Spec, validated for form, not yet for meaning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from compll.errors import Problems, Span, closest
+from compll.frontend import syntax
+from compll.frontend.sections import REQUIRED, SECTIONS
+from compll.frontend.source import Entry, Section, Text
+from compll.frontend.spec import ANY, Binding, Chosen, Declared, Spec
+from compll.frontend.spec_names import check_name, mended
+from compll.frontend.spec_params import ParamReader
+from compll.frontend.spec_types import declared
+from compll.frontend.syntax import Syntax
+
+#: `A if CONDITION else B`
+CONDITIONAL = re.compile(r"(\w+)\s+if\b(.+)\belse\s+(\w+)", re.DOTALL)
+NULLS = ("", "~", "null")
+
+
+def read(root: Section, problems: Problems) -> Spec:
+    """The Spec in `root`, as far as it can be read; what is wrong goes to `problems`."""
+    return _Reader(root, problems).spec()
+
+
+class _Reader:
+    def __init__(self, root: Section, problems: Problems) -> None:
+        self.root, self.problems = root, problems
+        self.broken: set[str] = set()
+
+    def spec(self) -> Spec:
+        self.root = mended(self.root, SECTIONS, "section {!r}", self.problems)
+        for name in REQUIRED:
+            if self.root.get(name) is None:
+                self.problems.add(self.root.span, f"section {name!r} is missing")
+        self.require_field(self.root.get("payload"))
+        return self.build()
+
+    def require_field(self, payload: Entry | None) -> None:
+        if payload is None:
+            return
+        empty = isinstance(payload.value, Section) and not payload.value.entries
+        if empty or (isinstance(payload.value, Text) and payload.value.value in NULLS):
+            hint = "like `payload: {q: uint8[n]}`"
+            self.problems.add(payload.key.span, "a payload has at least one field", hint)
+            self.broken.add(ANY)
+
+    def build(self) -> Spec:
+        return Spec(
+            path=self.problems.path,
+            name=self.identifier("name"),
+            about=self.text("about"),
+            source=self.text("source"),
+            params=self.each("params", ParamReader(self.problems).read),
+            group=self.expression(self.root.get("group")),
+            state=self.each("state", self.declaration),
+            encode=self.each("encode", self.binding),
+            payload=self.each("payload", self.declaration),
+            decode=self.decode(),
+            update=self.each("update", self.binding),
+            feedback=self.chosen("feedback"),
+            merge=self.choice("merge"),
+            optimizers=self.choice("optimizers"),
+            unbiased=self.chosen("unbiased"),
+            rounds=self.each("rounds", self.binding),
+            when=self.expression(self.root.get("when")),
+            spans={e.key.value: e.key.span for e in self.root.entries},
+            broken=self.broken,
+        )
+
+    def text(self, name: str) -> str:
+        entry = self.root.get(name)
+        if entry is None:
+            return ""
+        if not isinstance(entry.value, Text):
+            self.problems.add(entry.value.span, f"{name!r} is a text")
+            return ""
+        return entry.value.value.strip()
+
+    def identifier(self, name: str) -> str:
+        value, entry = self.text(name), self.root.get(name)
+        if entry is not None and isinstance(entry.value, Text):
+            check_name(Text(value, entry.value.span), self.problems)
+        return value
+
+    def choice(self, name: str) -> str:
+        entry = self.root.get(name)
+        value = self.text(name)
+        if entry is None or not isinstance(entry.value, Text):
+            return SECTIONS[name].choices[0]
+        return self.one_of(name, value)
+
+    def one_of(self, name: str, value: str) -> str:
+        """`value`, which must be one of a section's choices."""
+        known, entry = SECTIONS[name].choices, self.root.get(name)
+        if value not in known and entry is not None:
+            close = closest(value, known)
+            self.problems.add(
+                entry.value.span,
+                f"{name!r} is one of {', '.join(known)}, not {value!r}",
+                f"did you mean {close!r}?" if close else "",
+            )
+        return value
+
+    def chosen(self, name: str) -> Chosen:
+        """A choice, or two of them with a condition."""
+        entry, parts = self.root.get(name), CONDITIONAL.fullmatch(self.text(name))
+        span = entry.key.span if entry else Span()
+        if entry is None or parts is None or not isinstance(entry.value, Text):
+            return Chosen(self.choice(name), span)
+        condition = syntax.parse_part(entry.value, parts[2], parts.start(2), self.problems)
+        return Chosen(self.one_of(name, parts[1]), span, condition, self.one_of(name, parts[3]))
+
+    def each(self, name: str, make: Callable[[Entry], Any]) -> tuple[Any, ...]:
+        entry = self.root.get(name)
+        if entry is None or (isinstance(entry.value, Text) and entry.value.value in NULLS):
+            return ()
+        if not isinstance(entry.value, Section):
+            self.problems.add(
+                entry.value.span, f"section {name!r} is a mapping of names", "like `name: ...`"
+            )
+            self.broken.add(ANY)
+            return ()
+        for item in entry.value.entries:
+            check_name(item.key, self.problems)
+        made = [(item.key.value, make(item)) for item in entry.value.entries]
+        self.broken |= {name for name, value in made if value is None}
+        return tuple(value for _, value in made if value is not None)
+
+    def expression(self, entry: Entry | None) -> Syntax | None:
+        if entry is None:
+            return None
+        if not isinstance(entry.value, Text):
+            self.problems.add(
+                entry.value.span,
+                f"{entry.key.value!r} is an expression, not a list or mapping",
+                "quote it when it begins with a bracket or holds a colon",
+            )
+            return None
+        return syntax.parse(entry.value, self.problems)
+
+    def declaration(self, entry: Entry) -> Declared | None:
+        return declared(entry, self.problems)
+
+    def binding(self, entry: Entry) -> Binding | None:
+        value = self.expression(entry)
+        return None if value is None else Binding(entry.key.value, value, entry.key.span)
+
+    def decode(self) -> tuple[Binding, ...]:
+        entry = self.root.get("decode")
+        if entry is not None and isinstance(entry.value, Section):
+            if not entry.value.entries:
+                self.problems.add(entry.value.span, "an expression is missing here")
+            return self.results(entry.value, self.each("decode", self.binding))
+        value = self.expression(entry)
+        return () if value is None or entry is None else (Binding("out", value, entry.key.span),)
+
+    def results(self, section: Section, read: tuple[Binding, ...]) -> tuple[Binding, ...]:
+        """The bindings of decode; where the last could not be read, the one before is no result."""
+        last = section.entries[-1].key if section.entries else None
+        if last is None or last.value not in self.broken:
+            return read
+        return (*read, Binding(last.value, syntax.Name(last.value, last.span), last.span))

@@ -1,0 +1,83 @@
+"""Declarations of payload fields and states: `name: type`, like `uint[bits][n]`."""
+
+from __future__ import annotations
+
+import re
+
+from compll.errors import Problems, nearest
+from compll.frontend import syntax
+from compll.frontend.source import Entry, Text
+from compll.frontend.spec import Declared
+from compll.frontend.syntax import Syntax
+from compll.ir.module import POSITIONS, WHOLE
+
+STORAGE = ("float32", "float16", "bfloat16", *WHOLE, "bool", *POSITIONS, "trit", "runs")
+UINT_BITS = (1, 2, 4, 8)
+UINTS = tuple(f"uint{bits}" for bits in UINT_BITS)
+#: what types are called elsewhere
+TYPE_SYNONYMS = {
+    "float64": "float32", "double": "float32", "half": "float16", "byte": "uint8", "int8": "uint8",
+    "int16": "int32", "int64": "int32", "int": "int32", "bit": "bool",
+}  # fmt: skip
+TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
+
+
+def declared(entry: Entry, problems: Problems) -> Declared | None:
+    """The declaration in an entry, or None with the reason in `problems`."""
+    name, value = entry.key.value, entry.value
+    match = TYPE.match(value.value) if isinstance(value, Text) else None
+    if match is None or not isinstance(value, Text):
+        given = value.value if isinstance(value, Text) else ""
+        problems.add(
+            value.span,
+            f"{given!r} is no type" if given else f"{name!r} needs a type",
+            'like float32, uint1[n], "uint[bits][n]" or int32[selection]',
+        )
+        return None
+    base, first, second = match.groups()
+    sized = base in ("uint", "float")
+    bits, dim = (first, second) if sized else (None, first)
+    if (sized and first is None) or (not sized and second is not None):
+        problems.add(value.span, f"{value.value!r} is not a type", "write uint[bits][n]")
+        return None
+    if not _known(base, value, problems):
+        return None
+    width = syntax.parse_part(value, bits, match.start(2), problems)
+    if bits is not None and width is None:
+        return None
+    rows, cols = _lengths(dim, value, match.start(3 if sized else 2), problems)
+    return Declared(name, base, width, rows, value.span, cols)
+
+
+def _known(base: str, value: Text, problems: Problems) -> bool:
+    """Whether there is a type of that name."""
+    if base in (*STORAGE, *UINTS, "uint", "float"):
+        return True
+    hint = nearest(TYPE_SYNONYMS.get(base, base), (*STORAGE, *UINTS))
+    if re.fullmatch(r"uint\d+", base):
+        hint = f"packed types are {', '.join(UINTS)}"
+    if re.fullmatch(r"int[248]", base):
+        hint = f"negative numbers are stored shifted: u{base} of q + {2 ** int(base[3:]) // 2}"
+    problems.add(value.span, f"unknown type {base!r}", hint)
+    return False
+
+
+def _lengths(
+    part: str | None, whole: Text, start: int, problems: Problems
+) -> tuple[Syntax | None, Syntax | None]:
+    """What stands in brackets: nothing, a length, or the rows and columns of a matrix."""
+    comma = _comma(part or "")
+    if part is None or comma is None:
+        return syntax.parse_part(whole, part, start, problems), None
+    rows = syntax.parse_part(whole, part[:comma], start, problems)
+    return rows, syntax.parse_part(whole, part[comma + 1 :], start + comma + 1, problems)
+
+
+def _comma(text: str) -> int | None:
+    """Where the first comma outside of parentheses stands."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            return place
+    return None

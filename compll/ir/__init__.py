@@ -1,0 +1,1 @@
+"""What the compiler works on: typed expressions, modules, programs of passes, payload layouts."""

@@ -1,0 +1,140 @@
+"""The bytes of a payload, known up to the selections' sizes before any data.
+
+[Note: packing] A packed array travels in tiles of TILE elements (in a grouped spec: one group).
+A tile of m elements of b bits takes w = ceil(m * b / 8) bytes; element i sits in byte i mod w at
+bit b * (i div w). So neighbouring bytes come from neighbouring elements, and packing is a few
+full-width vector operations on a CPU and coalesced on a GPU.
+
+A payload is: a uint32 count per filter selection, a uint32 length in bytes per field of gaps or
+runs, then the fields in the order of `payload:` (those of varying length
+last), then the status byte where strict.py finds that one is needed. Numbers are
+little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compll.ir import exclusive
+from compll.ir.matrices import extents
+from compll.ir.module import POSITIONS, Field, Module, Selection
+from compll.ir.static import Number, as_count, evaluate
+
+TILE = 1024
+
+
+def tile_of(module: Module) -> int:
+    """Elements per tile: the group, or TILE."""
+    return module.group or TILE
+
+
+def packed_bytes(field: Field, count: int, tile: int) -> int:
+    """Bytes of `count` packed values (at most, of runs)."""
+    full, rest = divmod(count, tile)
+    return full * field.packed_bytes(tile) + field.packed_bytes(rest)
+
+
+def gap_bytes(count: int, n: int) -> int:
+    """The most bytes that the gaps between `count` of n positions take.
+
+    A gap is the number of elements skipped, 7 bits a byte, the eighth tells that more follow
+    (LEB128); decode refuses more bytes than a gap needs. Gaps sum to less than n, so at most
+    n / 128 of them need a second byte.
+    """
+    return count + sum(min(count, n >> shift) for shift in (7, 14, 21, 28, 35))
+
+
+def rice_parameter(count: int, n: int) -> int:
+    """floor(log2(.9624 n / count)): see [Note: bit streams] in backends/bitstreams.py."""
+    return max(0, (9624 * n // (10000 * max(count, 1))).bit_length() - 1)
+
+
+def golomb_bytes(count: int, n: int) -> int:
+    """The most bytes of a golomb field of at most `count` of n positions.
+
+    For every parameter b: no more positions than those that lead to it, and at most n >> b ones.
+    """
+    least = rice_parameter(count, n)
+    bits = [0]
+    for b in range(least, least + max(n, 1).bit_length() + 1):
+        most = min(count, 9624 * n // (10000 << b)) if b > least else count
+        bits.append(most * (1 + b) + (n >> b))
+    return 1 + (max(bits) + 7) // 8
+
+
+def elias_bytes(count: int, n: int) -> int:
+    """The most bytes of an elias field: v takes at most 2 v bits, and all v sum to at most n."""
+    low = max(n, 1).bit_length() - 1
+    longest = low + 2 * ((low + 1).bit_length() - 1) + 1
+    return (min(2 * n, count * longest) + 7) // 8
+
+
+POSITION_BYTES = {"gaps": gap_bytes, "golomb": golomb_bytes, "elias": elias_bytes}
+
+
+def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
+    """Bytes of one field, for `kept` selected elements where it runs over a selection."""
+    if field.storage in POSITION_BYTES:
+        return POSITION_BYTES[field.storage](kept, n)
+    tile = tile_of(module)
+    if field.shape == "table":
+        return 4 * int(field.of)
+    if field.shape == "matrix":
+        rows, cols = extents(field.dims, n)
+        return rows * cols * field.item_bits // 8
+    count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
+    if field.packed:
+        return packed_bytes(field, count, tile)
+    return count * field.item_bits // 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the fields of a payload begin, for a tensor of n elements and these selection sizes."""
+
+    starts: tuple[int, ...]
+    total: int
+    counts: tuple[int, ...]
+
+
+def limits(module: Module, n: int, params: Mapping[str, Number]) -> dict[str, int]:
+    """The most elements each selection can have."""
+    return {s.name: limit(s, params, n) for s in module.selections}
+
+
+def limit(selection: Selection, params: Mapping[str, Number], n: int) -> int:
+    """The most elements that a selection of n has; the parameters are in that of a drawn one."""
+    return as_count(evaluate(selection.limit, dict(params) | {"n": n, "step": 0}), n)
+
+
+def header(module: Module) -> tuple[list[str], list[str]]:
+    """What a payload begins with: names of counted selections, and of fields of varying length."""
+    counted = [s.name for s in module.selections if s.dynamic]
+    return counted, [f.name for f in module.fields if f.storage in (*POSITIONS, "runs")]
+
+
+def layout(
+    module: Module, n: int, kept: Mapping[str, int], lengths: Mapping[str, int] | None = None
+) -> Layout:
+    """The layout for selections of these sizes, and fields of these lengths (else the most)."""
+    known = lengths or {}
+    at = 4 * sum(map(len, header(module)))
+    starts = []
+    for field in module.fields:
+        starts.append(at)
+        at += known.get(field.name, field_bytes(field, module, n, kept.get(field.of, 0)))
+    total = (at + module.status) if n else 0
+    return Layout(tuple(starts), total, tuple(kept[s.name] for s in module.selections))
+
+
+def payload_bytes(module: Module, n: int, params: Mapping[str, Number]) -> int:
+    """The most bytes that a payload of n elements can take."""
+    sizes = exclusive.corners(module, limits(module, n, params))
+    longest = max(layout(module, n, kept).total for kept in sizes)
+    return longest + (exclusive.roundings(module) if n else 0)
+
+
+def is_fixed(module: Module) -> bool:
+    """Whether the payload's length depends on n alone."""
+    return not any(header(module))

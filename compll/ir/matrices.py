@@ -1,0 +1,181 @@
+"""Typing of matrices: shapes that are functions of n alone, so that payloads have a known bound.
+
+A dimension is an integer expression with the parameters replaced by their values. Expressions are
+interned, so two dimensions are equal when they are the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from compll.errors import RuleError, UsageError
+from compll.ir.expr import Expr, Pool, Type, walk
+from compll.ir.static import depends, evaluate
+
+#: elements that a matrix of a tiny tensor may have; of a large one, ROOM times the tensor's
+LEAST, ROOM = 1 << 20, 64
+#: the longest inner dimension of a product that sums in float32, and on CUDA where it is read
+SHORT = 8
+WHOLE_SIZES = "rows and columns are whole numbers that follow from n and parameters"
+#: besides those of matrices
+ARRAY_OPERATORS = ("combined", "hadamard", "shared")
+
+
+def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
+    """Rows and columns for n elements. Raises UsageError where they are absurd."""
+    rows, cols = (extent(d, n) for d in dims)
+    if rows * cols > max(LEAST, ROOM * n):
+        raise UsageError(f"a matrix of {rows} x {cols} elements for a tensor of {n}")
+    return rows, cols
+
+
+@lru_cache(maxsize=4096)
+def extent(dim: Expr, n: int) -> int:
+    """A dimension for n elements: one at least. Kept, as small tensors ask for it at every turn."""
+    value = float(evaluate(dim, {"n": n}))
+    return int(min(value, 2.0**62)) if value >= 1 else 1
+
+
+def short(product: Expr) -> bool:
+    """Whether the inner dimension of a product is known to be at most SHORT, whatever n is."""
+    inner = product.args[0].type.dims[1]
+    return inner.op == "const" and int(inner.value) <= SHORT
+
+
+def dimension(x: Expr) -> Expr:
+    """x as a dimension. Raises RuleError."""
+    if x.type.shape != "static" or x.type.dtype != "int" or depends(x) - {"n"}:
+        raise RuleError(WHOLE_SIZES, "round with ceil() or floor()")
+    if x.op == "const" and float(x.value) < 1:
+        raise RuleError(
+            f"a matrix has at least one row and column, not {x.value}",
+            "a shape that is not known leaves the default: "
+            "`width: columns if columns > 0 else ceil(sqrt(n))`",
+        )
+    return x
+
+
+def matrix(pool: Pool, x: Expr, rows: Expr, cols: Expr) -> Expr:
+    """The elements of x, row by row."""
+    if x.type.shape != "n":
+        raise RuleError(f"matrix takes elements, not {x.type}")
+    return pool.make("matrix", (x,), made(dimension(rows), dimension(cols)))
+
+
+def made(rows: Expr, cols: Expr) -> Type:
+    """The type of a matrix."""
+    return Type("float", "matrix", dims=(rows, cols))
+
+
+def _need(op: str, *args: Expr) -> None:
+    for x in args:
+        if x.type.shape != "matrix":
+            raise RuleError(f"{op} takes matrices, not {x.type}", "matrix(x, columns) makes one")
+
+
+def _flat(pool: Pool, x: Expr) -> Expr:
+    _need("flat", x)
+    return pool.make("flat", (x,), Type("float", "n"))
+
+
+def _matmul(pool: Pool, a: Expr, b: Expr) -> Expr:
+    _need("@", a, b)
+    if a.type.dims[1] is not b.type.dims[0]:
+        raise RuleError(
+            f"{a.type} @ {b.type}: the columns of the first are not the rows of the second"
+        )
+    return pool.make("matmul", (a, b), made(a.type.dims[0], b.type.dims[1]))
+
+
+def _transpose(pool: Pool, x: Expr) -> Expr:
+    _need("transpose", x)
+    return pool.make("transpose", (x,), made(*reversed(x.type.dims)))
+
+
+def _orthonormal(pool: Pool, x: Expr, *spare: Expr) -> Expr:
+    _need("orthonormal", x, *spare)
+    if any(s.type != x.type for s in spare):
+        raise RuleError(f"orthonormal takes a spare of the same shape, {x.type}")
+    return pool.make("orthonormal", (x, *spare), x.type)
+
+
+def _vectors(side: int) -> Callable[..., Expr]:
+    """The rule of the left (0) or right (1) singular vectors."""
+
+    def rule(pool: Pool, x: Expr) -> Expr:
+        op = ("left_vectors", "right_vectors")[side]
+        _need(op, x)
+        return pool.make(op, (x,), made(x.type.dims[side], _rank(pool, x)))
+
+    return rule
+
+
+def _values(pool: Pool, x: Expr) -> Expr:
+    _need("singular_values", x)
+    return pool.make("singular_values", (x,), made(pool.const(1), _rank(pool, x)))
+
+
+def _rank(pool: Pool, x: Expr) -> Expr:
+    """How many singular values a matrix has."""
+    return pool.make("min", x.type.dims, Type("int", "static"))
+
+
+def chosen(pool: Pool, p: Expr, k: Expr, draw: int) -> Expr:
+    """Positions in the row p, by the draw of this number."""
+    _need("chosen", p)
+    if not row(p):
+        raise RuleError(f"chosen takes a row of chances, not {p.type}")
+    if p.type.dtype != "float":
+        raise RuleError(f"chosen takes chances, not {p.type}")
+    return pool.make("chosen", (p,), Type("int", "matrix", "", (pool.const(1), dimension(k))), draw)
+
+
+def _take(pool: Pool, x: Expr, at: Expr) -> Expr:
+    _need("take_columns", x)
+    if at.op != "chosen" or at.args[0].type.dims[1] is not x.type.dims[1]:
+        raise RuleError(
+            f"take_columns takes what chosen() gives, of {x.type.dims[1]} chances",
+            "a chance for every column",
+        )
+    return pool.make("take_columns", (x, at), made(x.type.dims[0], at.type.dims[1]))
+
+
+def row(x: Expr) -> bool:
+    """Whether x is a matrix of one row."""
+    return x.type.shape == "matrix" and x.type.dims[0].op == "const" and x.type.dims[0].value == 1
+
+
+def meet(args: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Rows and columns of an elementwise operator; a row or column of one repeats."""
+    dims: list[Expr] = []
+    for side in (0, 1):
+        given = [a.type.dims[side] for a in args if a.type.shape == "matrix"]
+        longer = [d for d in given if not (d.op == "const" and d.value == 1)]
+        if any(d is not longer[0] for d in longer):
+            both = " and ".join(str(a.type) for a in args if a.type.shape == "matrix")
+            raise RuleError(f"{both} do not go together", "write rows and columns the same way")
+        dims.append((longer or given)[0])
+    return tuple(dims)
+
+
+def _random(pool: Pool, rows: Expr, cols: Expr) -> Expr:
+    return pool.make("random_matrix", (), made(dimension(rows), dimension(cols)))
+
+
+RULES: dict[str, Callable[..., Expr]] = {
+    "flat": _flat,
+    "matmul": _matmul,
+    "transpose": _transpose,
+    "orthonormal": _orthonormal,
+    "random_matrix": _random,
+    "left_vectors": _vectors(0),
+    "right_vectors": _vectors(1),
+    "singular_values": _values,
+    "take_columns": _take,
+}
+
+
+def uses(*roots: Expr) -> bool:
+    """Whether an operator that is computed an array at a time is among these expressions."""
+    return any(e.type.shape == "matrix" or e.op in ARRAY_OPERATORS for e in walk(*roots))

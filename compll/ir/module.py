@@ -1,0 +1,126 @@
+"""A type-checked spec as data: its payload fields, states and selections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from compll.errors import Span
+from compll.ir.expr import Expr, Pool
+
+#: storages of positions, of varying length
+POSITIONS = ("gaps", "golomb", "elias")
+PACKED = ("uint", "trit", "runs")
+#: storages of integers that are not packed
+WHOLE = ("int32", "uint32", "uint16")
+#: how a state of 16 bits is kept: NumPy has no bfloat16, so its bits as whole numbers
+HALVES = {"float16": "float16", "bfloat16": "uint16"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A payload field or state. bits: of a uint, or of a trit while it is a code.
+
+    storage: float32 float16 bfloat16 int32 uint32 uint16 uint trit runs gaps golomb elias.
+    shape is a level; for `kept`, `of` names the selection; for `matrix`, `dims` are its rows and
+    columns. `expr` is what encode stores in it.
+    """
+
+    name: str
+    storage: str
+    bits: int
+    shape: str
+    of: str = ""
+    expr: Expr | None = None
+    dims: tuple[Expr, ...] = ()
+    #: the largest code, of codes in bytes that hold the sum of several; 0: what the bits hold
+    most: int = 0
+
+    @property
+    def item_bits(self) -> int:
+        """Bits of one value in the payload; of a trit, while it is a code."""
+        if self.packed:
+            return self.bits
+        return {"float16": 16, "bfloat16": 16, "uint16": 16}.get(self.storage, 32)
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's type of the array that a state is kept in."""
+        return HALVES.get(self.storage, "float32")
+
+    @property
+    def packed(self) -> bool:
+        """Whether values are packed in bytes (see [Note: packing] in layout.py)."""
+        return self.storage in PACKED
+
+    @property
+    def trits(self) -> bool:
+        """Whether it holds values of 0, 1 and 2, five in a byte (see [Note: trits] in trits.py)."""
+        return self.storage in ("trit", "runs")
+
+    def packed_bytes(self, count: int) -> int:
+        """Bytes of one tile of `count` packed values."""
+        return -(-count // 5) if self.trits else (count * self.bits + 7) // 8
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A set of elements. kind `top`: the largest keys; kind `filter`: the first true ones.
+
+    Of kind `drawn` there are `limit`, drawn at random without data, equal on all ranks.
+    """
+
+    name: str
+    kind: str
+    key: Expr
+    limit: Expr
+    threshold: Expr | None = None
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the number of kept elements is known only at run time."""
+        return self.kind == "filter"
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether it has all elements for which its condition holds, however many."""
+        limit = self.limit.args[0] if self.limit.op == "float" else self.limit
+        return self.dynamic and limit.op == "param" and limit.value == "n"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A type-checked spec: what every backend compiles."""
+
+    name: str
+    group: int
+    fields: tuple[Field, ...]
+    states: tuple[Field, ...]
+    selections: tuple[Selection, ...]
+    decode: Expr
+    updates: dict[str, Expr]
+    feedback: bool
+    status: bool
+    bindings: dict[str, Expr]
+    pool: Pool
+    #: decode(encode(g)) as an expression of the input; None where it is no elementwise function
+    decoded: Expr | None = None
+    merge: str = "decode"
+    #: computed an array at a time (matrices, rounds), not in fused passes
+    arrays: bool = False
+    #: whether feedback is of what this rank's own payload decodes to, not what all ranks' do
+    own: bool = False
+    #: payload fields that all ranks combine, one after the other, and how
+    rounds: tuple[tuple[str, str], ...] = ()
+    #: of n: where compressing is worth while; None: everywhere
+    when: Expr | None = None
+    optimizers: str = "unknown"
+    #: whether the mean of decode(encode(g)) over the seeds is g, by the spec's own claim
+    unbiased: bool = False
+    #: parameters beside the spec's own that choose how states are kept (see derived.py)
+    kept_as: Mapping[str, str] = field(default_factory=dict)
+    about: str = ""
+    source: str = ""
+    #: the spec's file, and the places of its names, as "section.name"
+    path: str = ""
+    spans: Mapping[str, Span] = field(default_factory=dict)

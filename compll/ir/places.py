@@ -1,0 +1,72 @@
+"""Where a payload's parts lie: their types, and their sizes as formulas of n."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compll.ir.expr import Expr
+from compll.ir.formulas import FACTOR, formula
+from compll.ir.layout import header, tile_of
+from compll.ir.module import POSITIONS, Field, Module
+
+
+@dataclass(frozen=True)
+class Place:
+    """A payload field and its size as a formula."""
+
+    name: str
+    type: str
+    size: str
+
+
+def places(module: Module) -> list[Place]:
+    """The payload's parts in order."""
+    found = [Place(f"count of {s.name}", "uint32", "4") for s in module.selections if s.dynamic]
+    found += [Place(f"length of {name}", "uint32", "4") for name in header(module)[1]]
+    found += [Place(f.name, _type(f), _size(f, module)) for f in module.fields]
+    if module.status:
+        found.append(Place("status", "uint8", "1"))
+    return found
+
+
+def _type(f: Field) -> str:
+    base = f"uint{f.bits}" if f.storage == "uint" else f.storage
+    if f.shape == "matrix":
+        return base + f"[{', '.join(map(formula, f.dims))}]"
+    return base + {"n": "[n]", "group": "[groups]", "kept": f"[{f.of}]", "table": f"[{f.of}]"}.get(
+        f.shape, ""
+    )
+
+
+def factors(dims: tuple[Expr, ...]) -> str:
+    """Rows times columns."""
+    return " * ".join(formula(d, FACTOR) for d in dims)
+
+
+def _size(f: Field, module: Module) -> str:
+    if f.shape == "matrix":
+        return f"{factors(f.dims)} * {f.item_bits // 8}"
+    count = {
+        "scalar": "",
+        "table": "",
+        "n": "n",
+        "group": f"ceil(n / {module.group})",
+        "kept": f"count({f.of})",
+    }[f.shape]
+    if f.shape == "table":
+        return str(4 * int(f.of))
+    if f.storage in POSITIONS:
+        return {
+            "gaps": f"{count} + the gaps above 127",
+            "golomb": f"at most 1 + ({count} * (1 + b) + n / 2**b) / 8, b = log2(.96 n / {count})",
+            "elias": f"the Elias delta codes of {count} gaps",
+        }[f.storage]
+    if not count:
+        return str(f.item_bits // 8)
+    if f.trits:
+        tile = tile_of(module)
+        size = f"{f.packed_bytes(tile)} * floor(n / {tile}) + ceil(n % {tile} / 5)"
+        return f"at most {size}" if f.storage == "runs" else size
+    if f.packed and f.bits < 8:
+        return f"ceil({count} * {f.bits} / 8)"
+    return f"{count} * {f.item_bits // 8}" if f.item_bits > 8 else count

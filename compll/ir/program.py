@@ -1,0 +1,89 @@
+"""An encode as passes over memory: the data that passes.py makes and that backends compile.
+
+A pass is one walk over all tiles. A reduction's value exists after its pass; what depends on it
+goes to a later pass. In a grouped spec reductions end inside the tile, so there is one pass.
+Selections are compacted in a pass; values over selected elements are computed right after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compll.ir.expr import Expr, walk
+from compll.ir.module import Field, Module, Selection
+
+TABLES = ("quantiles", "mean_by")
+LIBRARY = ("kth_largest", "adjust", "bisect", *TABLES)
+REDUCTIONS = ("reduce_sum", "reduce_min", "reduce_max")
+TOTALS = (*LIBRARY, *REDUCTIONS)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Something that leaves a pass. kind: field | state | back (the gradient, decoded)."""
+
+    kind: str
+    name: str
+    expr: Expr
+    field: Field | None = None
+
+
+@dataclass
+class Pass:
+    """One walk over memory, and what is computed on either side of it.
+
+    scalars: tensor-level values computed before the walk, in order. late: those computed after it,
+    from its selections. kept: sinks of selected elements, which follow.
+    """
+
+    scalars: list[Expr] = field(default_factory=list)
+    reductions: list[Expr] = field(default_factory=list)
+    selections: list[Selection] = field(default_factory=list)
+    sinks: list[Sink] = field(default_factory=list)
+    late: list[Expr] = field(default_factory=list)
+    kept: list[Sink] = field(default_factory=list)
+    status: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """An encode as passes. guards: calls and reductions needed only where a condition holds.
+
+    named: the spec's bindings as they stand in the passes, where g may be g + residual.
+    """
+
+    module: Module
+    passes: tuple[Pass, ...]
+    scalars: tuple[Sink, ...]
+    guards: dict[int, tuple[Expr, bool]]
+    gradient: Expr
+    writes_back: bool
+    named: dict[str, Expr]
+
+    def guard(self, one: Pass) -> tuple[Expr, bool] | None:
+        """The condition under which alone a walk is needed: that of all its reductions."""
+        if one.sinks or one.selections or one.status or not one.reductions:
+            return None
+        found = [self.guards.get(id(e)) for e in one.reductions]
+        same = all(g is not None and g == found[0] for g in found)
+        return found[0] if same else None
+
+
+def of_group(expr: Expr) -> bool:
+    """Whether an element value depends on a value of its group."""
+    return expr.type.shape == "n" and any(
+        e.op == "lift" and e.args[0].type.shape == "group" for e in walk(expr)
+    )
+
+
+class Unsupported(Exception):
+    """A shape of program that a backend does not compile; the message says which.
+
+    name: of the field or state that it was met in. expr: the part that is to blame.
+    """
+
+    def __init__(
+        self, message: str, name: str = "", expr: Expr | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.name, self.expr, self.hint = name, expr, hint

@@ -1,0 +1,66 @@
+"""Methods that aggregate in the middle: fields that the ranks combine one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from compll.ir.expr import walk
+from compll.ir.layout import field_bytes, limit
+from compll.ir.module import Field, Module
+
+#: of each earlier round: the summed payloads (uint8), and where each piece begins (int64 [m])
+Before: TypeAlias = Sequence[tuple[Any, Any]]
+
+
+@dataclass(frozen=True, repr=False)
+class Round:
+    """A payload field that adds without decoding, n numbers of `dtype`, and how it is combined."""
+
+    field: Field
+    how: str
+    module: Module
+
+    def __repr__(self) -> str:
+        return f"Round({self.name!r}, how={self.how!r}, dtype={self.dtype!r})"
+
+    @property
+    def name(self) -> str:
+        """The payload field's."""
+        return self.field.name
+
+    @property
+    def dtype(self) -> str:
+        """float32, float16, bfloat16 or uint8."""
+        return "uint8" if self.field.storage == "uint" else self.field.storage
+
+    @property
+    def op(self) -> str:
+        """The all-reduce: sum or max."""
+        return "max" if self.how == "max" else "sum"
+
+    @property
+    def most_workers(self) -> int:
+        """The ranks whose codes' sum a byte holds; 0: any number."""
+        return 255 // self.field.most if self.field.most else 0
+
+    def payload_bytes(self, n: int) -> int:
+        """The bytes of this round for n elements."""
+        return field_bytes(self.field, self.module, n, self.kept(n)) if n else 0
+
+    def kept(self, n: int) -> int:
+        """How many elements a field of a drawn selection has; 0 for other fields."""
+        known = {s.name: s for s in self.module.selections}
+        return limit(known[self.field.of], {}, n) if self.field.of in known else 0
+
+
+def draws(module: Module) -> bool:
+    """Whether decode draws again what encode drew."""
+    return any(e.op in ("indices", "in", "shared", "random_matrix") for e in walk(module.decode))
+
+
+def rounds(module: Module) -> tuple[Round, ...]:
+    """The rounds of a spec, in order."""
+    by_name = {f.name: f for f in module.fields}
+    return tuple(Round(by_name[name], how, module) for name, how in module.rounds)

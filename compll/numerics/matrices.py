@@ -1,0 +1,153 @@
+"""Matrices in NumPy: the numbers every backend must agree on.
+
+[Note: order of matrix products] An element of a @ b is the float64 sum, in the order of the inner
+index, of products of float32 values. Such a product is exact in float64, so it makes no difference
+whether a machine fuses it with the addition. The sum is rounded to float32 once. Where the inner
+dimension is short whatever n is (matrices.short), as for factors of low rank, there is no
+precision to lose: products and sums are float32, each rounded, in the same order. In float64 such a
+product would take longer than its elements take in memory, and far longer on most GPUs.
+
+[Note: orthonormal] Gram-Schmidt in float64, column after column, each made orthogonal to those
+before it twice (Giraud et al. 2005: twice is enough). Dot products run over 128 lanes, padded with
+zeros and folded in halves, as in [Note: order of sums]. A column of which less than TINY of its
+length is left depends on those before it: float32 has no digits for the rest.
+
+[Note: hadamard] Runs of `block` elements, then of ever smaller powers of two. In a run of m the
+distance h is 1, 2, 4 ... m / 2; elements h apart become their sum and their difference, in float32.
+Then all are multiplied by m**-0.5, rounded to float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.numerics import halves, numbers
+from compll.numerics.types import F32, F64, I32
+
+TINY = 1e-6
+#: the draw's number in [Note: random draws]; those of a spec count from 0, samples are -1
+DRAW = -2
+
+
+class Algebra(NamedTuple):
+    """What a backend computes of matrices and whole tensors; float32 in and out."""
+
+    #: the product, and whether it is short; see [Note: order of matrix products]
+    product: Callable[[F32, F32, bool], F32]
+    orthonormal: Callable[[F32, F32], F32]
+    #: see [Note: hadamard]
+    hadamard: Callable[[F32, int], F32]
+    #: see [Note: sums by index]
+    sum_by: Callable[[I32, F32, int], F32]
+    #: the values of a table at indices, clipped to it
+    lookup: Callable[[F32, I32], F32]
+    #: x * scale + residual, which is float32, or the bits of bfloat16
+    fed: Callable[[F32, np.float32, NDArray[Any]], F32]
+    #: held = g - out, except where that is not finite
+    left: Callable[[NDArray[Any], F32, F32], None]
+
+
+def product(a: F32, b: F32, short: bool) -> F32:
+    """a @ b; see [Note: order of matrix products]."""
+    sums = np.float32 if short else np.float64
+    left, right = a.astype(sums), b.astype(sums)
+    total = np.zeros((a.shape[0], b.shape[1]), sums)
+    for j in range(a.shape[1]):
+        total += left[:, j : j + 1] * right[j]
+    return total.astype(np.float32)
+
+
+def orthonormal(a: F32, spare: F32) -> F32:
+    """Orthonormal columns that span those of a, or of spare; see [Note: orthonormal]."""
+    rows, cols = a.shape
+    padded = -(-rows // numbers.LANES) * numbers.LANES
+    basis = np.zeros((cols, padded))
+    for c in range(cols):
+        for source in (a, spare):
+            basis[c, :rows] = source[:, c]
+            if _direction(basis, c):
+                break
+            basis[c] = 0.0
+    return np.ascontiguousarray(basis[:, :rows].T).astype(np.float32)
+
+
+def _direction(basis: F64, c: int) -> bool:
+    """Make row c orthogonal to those before it, of length one; False where nothing is left."""
+    v = basis[c]
+    before = math.sqrt(_dot(v, v))
+    for _ in range(2):
+        for other in basis[:c]:
+            v -= _dot(other, v) * other
+    after = math.sqrt(_dot(v, v))
+    if after <= TINY * before < math.inf:
+        return False
+    v /= after
+    return True
+
+
+def _dot(a: F64, b: F64) -> float:
+    return float(numbers.lane_sums(a * b, len(a))[0])
+
+
+def runs(n: int, block: int) -> list[tuple[int, int]]:
+    """Where a tensor's runs of one length begin, and that length, a power of two."""
+    found, at, size = [], 0, block
+    while at < n:
+        if n - at >= size:
+            found.append((at, size))
+            at += (n - at) // size * size
+        size //= 2
+    return found
+
+
+def hadamard(x: F32, block: int) -> F32:
+    """The transform of each run; see [Note: hadamard]."""
+    out = x.copy()
+    for start, size in runs(len(x), block):
+        run = out[start : start + (len(x) - start) // size * size]
+        h = 1
+        while h < size:
+            pairs = run.reshape(-1, 2, h)
+            a, b = pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]
+            pairs[:, 0], pairs[:, 1] = a, b
+            h *= 2
+        run *= np.float32(size**-0.5)
+    return out
+
+
+def random_matrix(step: int, tensor: int, rows: int, cols: int) -> F32:
+    """Uniform in [-1, 1); without a seed, so that it is the same on every rank."""
+    u = numbers.uniform(0, step, tensor, DRAW, 0, rows * cols)
+    return (np.float32(2) * u - np.float32(1)).reshape(rows, cols)
+
+
+def padded(x: Any, rows: int, cols: int) -> F32:
+    """x row by row, with zeros at the end; a view where none are missing."""
+    if len(x) == rows * cols:
+        return np.asarray(x, np.float32).reshape(rows, cols)
+    out = np.zeros(rows * cols, np.float32)
+    out[: len(x)] = x
+    return out.reshape(rows, cols)
+
+
+def fed(x: F32, scale: np.float32, residual: NDArray[Any]) -> F32:
+    """The input of feedback."""
+    return x * scale + halves.read(residual)
+
+
+def left(held: NDArray[Any], g: F32, out: F32) -> None:
+    """The new residual."""
+    halves.keep(held, g - out)
+
+
+def lookup(table: F32, index: I32) -> F32:
+    """The values of a table at indices, clipped to it."""
+    return table.take(index, mode="clip")
+
+
+NUMPY = Algebra(product, orthonormal, hadamard, numbers.sum_by, lookup, fed, left)

@@ -1,0 +1,44 @@
+"""Draws that all ranks agree on: made without the seed, from step, tensor and place alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.numerics import numbers
+from compll.numerics.types import F32
+
+#: numbers of draws in [Note: random draws]; samples are -1, random matrices -2
+DRAWN = -3
+#: of the draws of elements: this, and below
+ELEMENTS = -16
+
+
+@lru_cache(maxsize=4)
+def positions(step: int, tensor: int, offset: int, n: int, count: int) -> NDArray[np.int64]:
+    """`count` of n positions, ascending, each position with the same chance, count / n.
+
+    One is drawn from each of `count` equal stretches of a circle of n, which begins anywhere: so
+    that is exact where stretches differ by one, too. n and count: up to 2**32. Read-only, since a
+    step asks more than once.
+    """
+    if count == 0:
+        return np.zeros(0, np.int64)
+    k0, k1 = numbers.stream(0, step, tensor, DRAWN, offset)
+    first = numbers.splitmix(k0 << 32 | k1) * n >> 64
+    j = np.arange(count, dtype=np.uint64)
+    low = j * np.uint64(n) // np.uint64(count)
+    size = (j + np.uint64(1)) * np.uint64(n) // np.uint64(count) - low
+    bits = numbers.hashed(j.astype(np.uint32), np.uint32(k0), np.uint32(k1)).astype(np.uint64)
+    at = (low + (bits * size >> np.uint64(32))).astype(np.int64) + first
+    wrapped = int(np.searchsorted(at, n))
+    found = np.concatenate([at[wrapped:] - n, at[:wrapped]])
+    found.setflags(write=False)
+    return found
+
+
+def uniform(step: int, tensor: int, draw: int, start: int, count: int, tile: int) -> F32:
+    """`count` draws in [0, 1) for the elements of a tensor from `start` on."""
+    return numbers.uniform(0, step, tensor, ELEMENTS - draw, start, count, tile)

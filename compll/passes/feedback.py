@@ -1,0 +1,98 @@
+"""Stage 4: error feedback, derived: residual = input - decode(encode(input)).
+
+`decoded` puts what encode stores in the place of each payload field of decode, so that the
+decoded value becomes an expression of the input, which the pass that writes the payload computes
+along with it. Non-goal: decodes that mix elements (None is returned, and feedback refused).
+"""
+
+from __future__ import annotations
+
+from compll.ir.expr import Expr, Pool, Type, rebuild
+from compll.ir.module import POSITIONS, WHOLE, Field
+
+
+class _Mixed(Exception):
+    """The decoded value of an element depends on more than that element and whole-tensor values."""
+
+
+def decoded(pool: Pool, decode: Expr, fields: tuple[Field, ...]) -> Expr | None:
+    """decode(encode(g)) as an elementwise expression, or None where there is none."""
+    by_name = {f.name: f for f in fields}
+    try:
+        return _substitute(pool, decode, by_name)
+    except _Mixed:
+        return None
+
+
+def _substitute(pool: Pool, decode: Expr, fields: dict[str, Field]) -> Expr:
+    if decode.op == "scatter":
+        return _scattered(pool, decode, fields)
+
+    def change(node: Expr) -> Expr | None:
+        if node.op == "field":
+            return _stored(pool, node, fields[str(node.value)])
+        if node.op == "spread":
+            inside, values = (_substitute(pool, a, fields) for a in node.args)
+            return _where(pool, inside, _spread(pool, values))
+        return None
+
+    return rebuild(pool, decode, change)
+
+
+def _where(pool: Pool, inside: Expr, value: Expr) -> Expr:
+    """The value where `inside` holds, else zero."""
+    zero = pool.make("float", (pool.const(0),), Type("float", "static"))
+    lifted = pool.make("lift", (zero,), Type("float", "n"))
+    return pool.make("where", (inside, value, lifted), Type("float", "n"))
+
+
+def _stored(pool: Pool, node: Expr, field: Field) -> Expr:
+    """What decode reads back from the field."""
+    assert field.expr is not None
+    if field.packed:
+        return pool.make("code", (field.expr,), node.type, field.name)
+    if field.storage in (*WHOLE, *POSITIONS):
+        return (
+            field.expr
+            if field.expr.type.dtype == "int"
+            else pool.make("trunc", (field.expr,), node.type)
+        )
+    if field.storage == "float32" and field.shape != "scalar":
+        return field.expr
+    return pool.make(field.storage, (field.expr,), node.type)
+
+
+def _scattered(pool: Pool, decode: Expr, fields: dict[str, Field]) -> Expr:
+    """scatter(indices(s), v[s]) is: v where selected, else zero."""
+    index, values = decode.args
+    source = fields[str(index.value)].expr
+    if source is None or source.op != "indices":
+        raise _Mixed
+    inside = pool.make("in", (), Type("bool", "n"), source.value)
+    return _where(pool, inside, _spread(pool, _substitute(pool, values, fields)))
+
+
+def _spread(pool: Pool, value: Expr) -> Expr:
+    """An expression over selected elements, as one over all elements."""
+
+    def change(node: Expr) -> Expr | None:
+        if node.type.shape not in ("n", "kept"):
+            return node  # one value, and what it is made of, stay as they are
+        if node.op == "gather":
+            return node.args[0]
+        if node.op == "indices":
+            raise _Mixed
+        if node.type.shape == "kept" and node.op != "field":
+            args = tuple(rebuild(pool, a, change) for a in node.args)
+            return pool.make(node.op, args, Type(node.type.dtype, "n"), node.value)
+        return None
+
+    return rebuild(pool, value, change)
+
+
+def residual_update(pool: Pool, x: Expr, value: Expr) -> Expr:
+    """x - decoded, written so that unselected elements keep x without arithmetic."""
+    if value.op == "where" and value.args[0].op == "in":
+        rest = pool.make("sub", (x, value.args[1]), x.type)
+        return pool.make("where", (value.args[0], rest, x), x.type)
+    return pool.make("sub", (x, value), x.type)

@@ -1,0 +1,250 @@
+"""Stage 5: the typed tree becomes passes over memory.
+
+Goals: every value that the same read of the gradient can give is computed in that read; states are
+written in the last pass, along with the payload. Non-goals: how a loop is vectorized or mapped to
+threads (the backends), and any algebra beyond feedback.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compll.ir.expr import Expr, Type, rebuild, walk
+from compll.ir.module import HALVES, Module, Selection
+from compll.ir.program import LIBRARY, Pass, Program, Sink, Unsupported
+from compll.passes import feedback
+from compll.passes.phases import Phases, even
+from compll.passes.traffic import traffic
+
+#: what to do where a walk over all elements needs what a selection gives
+AFTER = (
+    "compute what that walk needs by a condition: count(c) and mean(x, c), not count(selection) "
+    "and mean(x[selection])"
+)
+
+
+def schedule(module: Module, *, feed: bool) -> Program:
+    """The passes of encode; `feed` adds the residual to the gradient and updates the states.
+
+    States may be stored in the first pass already, and read back instead of computed again (see
+    [Note: early states]); of both orders the one that moves fewer bytes is taken.
+    """
+    if module.arrays:
+        raise Unsupported(
+            "matrices and rounds, which are computed an array at a time", *_blame(module)
+        )
+    try:
+        return _cheapest(module, feed)
+    except Unsupported as why:
+        # What belongs to selected elements may need a walk that none of the selections needs.
+        try:
+            return _cheapest(module, feed, _Scheduler(module, feed).last_walk())
+        except Unsupported:
+            raise why from None
+
+
+def _cheapest(module: Module, feed: bool, first: int = 0) -> Program:
+    """The passes that move fewest bytes, with selections in walk `first` or later."""
+    late = _Scheduler(module, feed, first).program()
+    scheduler = _Scheduler(module, feed, first)
+    early = scheduler.early_states() if feed else []
+    if not early:
+        return late
+    soon = scheduler.program(early)
+    return soon if traffic(soon).moved < traffic(late).moved else late
+
+
+def _blame(module: Module) -> tuple[str, Expr | None]:
+    """A field and an expression of it that no pass computes."""
+    for f in module.fields:
+        for e in walk(f.expr) if f.expr is not None else ():
+            if e.type.shape == "matrix" or e.op == "combined":
+                return f.name, e
+    return (module.rounds[0][0] if module.rounds else ""), None
+
+
+def early(module: Module) -> tuple[str, ...]:
+    """Names of the states that the first pass stores. See [Note: early states]."""
+    if not module.selections:
+        return ()
+    try:
+        passes = schedule(module, feed=True).passes
+    except Unsupported:
+        return ()
+    first = [s.name for s in passes[0].sinks if s.kind == "state"]
+    return tuple(first) if len(passes) > 1 else ()
+
+
+def hops(module: Module) -> bool:
+    """Whether decode-add-encode can be one kernel: an elementwise decode, no look at all elements
+    but by reductions."""
+    if module.selections or module.decoded is None:
+        return False
+    program = schedule(module, feed=bool(module.states))
+    return not any(e.op in LIBRARY for one in program.passes for e in one.scalars)
+
+
+class _Scheduler(Phases):
+    def __init__(self, module: Module, feed: bool, first: int = 0) -> None:
+        super().__init__(first)
+        self.module, self.feed, self.pool = module, feed, module.pool
+        leaf = self.pool.make("input", (), Type("float", "n"), "g")
+        self.gradient = leaf
+        if feed and module.feedback:
+            residual = self.pool.make("state", (), Type("float", "n"), "residual")
+            self.gradient = self.pool.make("add", (leaf, residual), leaf.type)
+        self.stored: dict[int, Expr] = {}
+        self.selections = {s.name: self.fed_selection(s) for s in module.selections}
+
+    def fed(self, expr: Expr) -> Expr:
+        """expr with the gradient replaced by gradient + residual, and early states read back."""
+        if self.gradient.op != "input":
+            expr = rebuild(self.pool, expr, lambda e: self.gradient if e.op == "input" else None)
+        return rebuild(self.pool, expr, lambda e: self.stored.get(id(e))) if self.stored else expr
+
+    def fed_selection(self, s: Selection) -> Selection:
+        threshold = None if s.threshold is None else self.fed(s.threshold)
+        return Selection(s.name, s.kind, self.fed(s.key), s.limit, threshold)
+
+    def early_states(self) -> list[Sink]:
+        """Stores for the first pass, and everything else rewritten to read them; [] if it cannot.
+
+        [Note: early states] An update `where(selection, a, b)` gives most elements b. If b needs no
+        reduction, the first pass can store it, later passes read the state instead of g and all
+        that b is made of, and the selected elements are mended at the end. A state never takes up
+        a NaN, so a later pass does not see one: only where a status byte tells the decoder. So in
+        such a spec b, wherever it stands, means what the state holds after the first pass.
+        """
+        states = self.state_sinks()
+        if not states or not self.module.status or self.module.group:
+            return []  # (the one pass of a grouped spec computes everything once anyway)
+        if any(s.storage in HALVES for s in self.module.states):
+            return []  # what is read back would be rounded
+        if not all(s.expr.op == "where" and s.expr.args[0].op == "in" for s in states):
+            return []
+        stores = [Sink("state", s.name, s.expr.args[2]) for s in states]
+        if any(self.phase(s.expr) for s in stores):
+            return []
+        for s in stores:
+            held = self.pool.make("state", (), Type("float", "n", "stored"), s.name)
+            self.stored[id(s.expr)] = held
+        self.selections = {s.name: self.fed_selection(s) for s in self.module.selections}
+        fields = [self.fed(f.expr) for f in self.module.fields if f.expr is not None]
+        roots = fields + [s.expr for s in self.state_sinks()]
+        roots += [e for s in self.selections.values() for e in (s.key, s.threshold) if e]
+        left = any(e.op == "state" and e.type.of != "stored" for e in walk(*roots))
+        return [] if left else stores
+
+    def sinks(self) -> list[Sink]:
+        """What leaves the passes."""
+        fields = [
+            Sink("field", f.name, self.fed(f.expr), f)
+            for f in self.module.fields
+            if f.expr is not None
+        ]
+        back = self.back()
+        found = fields + (self.state_sinks() if self.feed else []) + ([back] if back else [])
+        self.find_guards(found)
+        return found
+
+    def last_walk(self) -> int:
+        """The number of the walk in which the last of all is known."""
+        return max([self.walk_of(s) for s in self.sinks()] + [0])
+
+    def program(self, early: Sequence[Sink] = ()) -> Program:
+        sinks = self.sinks()
+        passes = tuple(Pass() for _ in range(1 + max([self.walk_of(s) for s in sinks] + [0])))
+        passes[0].sinks.extend(early)
+        for sink in sinks:
+            self.place(passes, sink)
+        self.place_values(passes, sinks)
+        passes[0].status = self.module.status
+        scalars = tuple(s for s in sinks if s.expr.type.shape in ("scalar", "static", "table"))
+        named = {name: self.fed(e) for name, e in self.module.bindings.items()}
+        return Program(
+            self.module, passes, scalars, self.guards, self.gradient, self.back() is not None, named
+        )
+
+    def state_sinks(self) -> list[Sink]:
+        found = [Sink("state", name, self.fed(e)) for name, e in self.module.updates.items()]
+        if self.module.feedback:
+            assert self.module.decoded is not None
+            value = feedback.residual_update(
+                self.pool, self.gradient, self.fed(self.module.decoded)
+            )
+            value = self.fed(value) if self.stored else value
+            found.append(Sink("state", "residual", value))
+        return found
+
+    def back(self) -> Sink | None:
+        """The write-back, where decode is elementwise (else the backend decodes the payload)."""
+        value = self.module.decoded
+        if value is None or self.module.selections:
+            return None
+        return Sink("back", "g", self.fed(value))
+
+    # placement
+
+    def place(self, passes: tuple[Pass, ...], sink: Sink) -> None:
+        shape, number = sink.expr.type.shape, self.walk_of(sink)
+        if shape == "kept":
+            passes[number].kept.append(sink)
+        elif shape in ("n", "group"):
+            final = sink.kind in ("state", "back")
+            passes[len(passes) - 1 if final else number].sinks.append(sink)
+
+    def place_values(self, passes: tuple[Pass, ...], sinks: list[Sink]) -> None:
+        """Reductions, selections and tensor-level values, each in its pass."""
+        used = {
+            str(e.value or e.type.of)
+            for s in sinks
+            for e in walk(s.expr)
+            if e.op in ("in", "gather", "indices", "count_kept")
+        }
+        roots = [s.expr for s in sinks]
+        for name in [s.name for s in self.module.selections if s.name in used]:
+            s = self.selections[name]
+            passes[self.selection_phase(name) // 2].selections.append(s)
+            roots += [s.key] + ([s.threshold] if s.threshold is not None else [])
+        for e in walk(*roots):
+            if e.op.startswith("reduce_") and e.args[0].type.shape == "n":
+                passes[even(self.phase(e.args[0])) // 2].reductions.append(e)
+            elif e.type.shape in ("scalar", "table") and self.phase(e) // 2 < len(passes):
+                one = passes[self.phase(e) // 2]
+                (one.late if self.phase(e) % 2 else one.scalars).append(e)
+        self.refuse(passes)
+
+    def refuse(self, passes: tuple[Pass, ...]) -> None:
+        for number, one in enumerate(passes):
+            for sink in one.sinks:
+                for e in walk(sink.expr):
+                    if e.op == "in":
+                        self.refuse_condition(sink, e, number)
+            made = {s.name for s in one.selections}
+            for sink in one.kept:
+                if sink.expr.type.of not in made:
+                    raise Unsupported(
+                        "values of selected elements that need another walk over all elements",
+                        sink.name,
+                        hint=AFTER,
+                    )
+
+    def refuse_condition(self, sink: Sink, inside: Expr, number: int) -> None:
+        """Only where(selection, a, b) is compiled, in the pass that makes the selection."""
+        e = sink.expr
+        whole = sink.kind == "state" and e.op == "where" and e.args[0] is inside
+        if not whole or any(x.op == "in" for x in walk(e.args[1], e.args[2])):
+            raise Unsupported(
+                "a selection used as a condition, other than "
+                "`where(selection, a, b)` as the whole of a state's update",
+                sink.name,
+                inside,
+                "write where(selection, a, b) around all of it",
+            )
+        if self.selection_phase(str(inside.value)) != 2 * number:
+            raise Unsupported(
+                f"a state that depends on {inside.value!r}, after which another walk over all "
+                "elements is needed",
+                sink.name,
+                hint=AFTER,
+            )

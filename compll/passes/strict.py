@@ -1,0 +1,117 @@
+"""Does a payload by itself carry a NaN or infinity of the gradient to the decoder?
+
+A field does if it is a float and its expression is *strict* in g: never finite when some element
+of g is not. Where no field does, the compiler appends a status byte, and decode gives NaN
+everywhere when it is set. So a GradScaler on any rank sees what happened on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from compll.ir.expr import Expr, walk
+from compll.ir.module import Field, Selection
+
+_STRICT_IN_ALL = (
+    "neg",
+    "abs",
+    "float16",
+    "bfloat16",
+    "bfloat16_up",
+    "lift",
+    "float32",
+    "flat",
+    "transpose",
+    "hadamard",
+)
+_STRICT_IN_ANY = ("add", "sub", "mul", "matmul")
+
+
+def carries(fields: Iterable[Field], selections: Mapping[str, Selection], decode: Expr) -> bool:
+    """Whether a field of the payload, and so decode, is never finite when the gradient is not."""
+    floats = [f for f in fields if f.storage.startswith(("float", "bfloat")) and f.expr is not None]
+    floats = [f for f in floats if _shows(decode, f)]
+    return any(
+        _kept_shows(f.expr, selections[f.of]) if f.shape == "kept" else _reaches(f.expr)
+        for f in floats
+        if f.expr is not None
+    )
+
+
+def _shows(expr: Expr, field: Field) -> bool:
+    """Whether a value is never finite when this field is not."""
+    if expr.op == "field":
+        return bool(expr.value == field.name)
+    if expr.op == "where":
+        return all(_shows(a, field) for a in expr.args[1:])
+    if expr.op == "scatter":
+        # One value for all selected elements is not seen where none is selected.
+        return _kept(expr.args[1], field.name) and _shows(expr.args[1], field)
+    if expr.op == "lookup":
+        # An element reads one number of a row: all must show it.
+        own = field.expr is not None and _everywhere(field.expr)
+        return own and _shows(expr.args[0], field)
+    if expr.op in _STRICT_IN_ALL:
+        return _shows(expr.args[0], field)
+    if expr.op in _STRICT_IN_ANY:
+        return any(_shows(a, field) for a in expr.args)
+    return expr.op in ("div", "orthonormal") and _shows(expr.args[0], field)
+
+
+def _kept(expr: Expr, field: str) -> bool:
+    """Whether the field in this value has one for every selected element."""
+    return any(e.op == "field" and e.value == field and e.type.shape == "kept" for e in walk(expr))
+
+
+def _kept_shows(expr: Expr, selection: Selection) -> bool:
+    """Whether values of selected elements are never all finite when the gradient is not."""
+    return _everywhere(expr) if selection.kind == "drawn" else _picks(expr, selection)
+
+
+def _everywhere(expr: Expr) -> bool:
+    """Whether all of them are not finite then, of which there is at least one."""
+    if expr.op == "lift":
+        return _reaches(expr.args[0])
+    if expr.op == "sum_by":
+        return _strict(expr.args[1])
+    if expr.op in _STRICT_IN_ALL or expr.op == "div":
+        return _everywhere(expr.args[0])
+    return expr.op in _STRICT_IN_ANY and any(map(_everywhere, expr.args))
+
+
+def _picks(expr: Expr, selection: Selection) -> bool:
+    """The largest magnitudes themselves: NaN counts as the largest, so it is among them."""
+    if expr.op != "gather" or not _strict(expr.args[0]):
+        return False
+    return (
+        selection.kind == "top"
+        and selection.key.op == "abs"
+        and selection.key.args[0] is expr.args[0]
+    )
+
+
+def _reaches(expr: Expr) -> bool:
+    if expr.type.shape == "n":
+        return _strict(expr)
+    if expr.op in ("reduce_sum", "reduce_max", "reduce_min"):
+        magnitude = expr.op == "reduce_sum" or (
+            expr.op == "reduce_max" and expr.args[0].op == "abs"
+        )
+        return magnitude and _strict(expr.args[0])
+    if expr.op in _STRICT_IN_ALL or expr.op in ("sqrt",):
+        return _reaches(expr.args[0])
+    if expr.op in _STRICT_IN_ANY:
+        return any(map(_reaches, expr.args))
+    if expr.op in ("matrix", "sum_by"):
+        return _strict(expr.args[-1])
+    return expr.op == "div" and _reaches(expr.args[0])
+
+
+def _strict(expr: Expr) -> bool:
+    if expr.op == "input":
+        return True
+    if expr.op in _STRICT_IN_ALL:
+        return _strict(expr.args[0])
+    if expr.op in _STRICT_IN_ANY:
+        return any(map(_strict, expr.args))
+    return expr.op == "div" and _strict(expr.args[0])

@@ -1,0 +1,1 @@
+"""Compiled codecs: what users call, their arguments, arrays and caches."""

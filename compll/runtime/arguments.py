@@ -1,0 +1,220 @@
+"""What calls of a codec are given, checked before any kernel runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from compll.errors import PayloadError, UsageError
+from compll.frontend.shapes import Shape
+from compll.ir import layout as lay
+from compll.ir.module import Field, Module
+from compll.ir.rounds import Before, rounds
+from compll.ir.static import Number
+from compll.numerics.types import I64, U8
+from compll.runtime.arrays import INTS, fault, taken, taken_table
+from compll.runtime.batches import LENGTH, START, STATE, TENSOR, Incoming, State
+
+
+def furthest(starts: I64, lengths: I64) -> int:
+    """The largest of the ends start + length: of whole numbers, since an int64 would wrap."""
+    return int(max(map(operator.add, starts.tolist(), lengths.tolist())))
+
+
+class Arguments:
+    """The checks of one module with its parameters; they raise UsageError or PayloadError.
+
+    host: whether payloads and states are in the host's memory, as tables always are.
+    """
+
+    def __init__(self, module: Module, params: Mapping[str, Number], *, host: bool) -> None:
+        self.module, self.params, self.name = module, params, module.name
+        self.host = host
+        self._states = [(item, np.dtype(item.dtype)) for item in module.states]
+        self.fixed, self.all_rounds = lay.is_fixed(module), rounds(module)
+        self._bounds: dict[int, int] = {}
+
+    def payload_bytes(self, n: int) -> int:
+        """The most bytes that the payload of n elements takes; known before any data."""
+        n = self.count(n)
+        if n not in self._bounds:
+            if len(self._bounds) > 4096:
+                self._bounds.clear()
+            self._bounds[n] = lay.payload_bytes(self.module, n, self.params)
+        return self._bounds[n]
+
+    def count(self, n: int) -> int:
+        """A number of elements. Raises UsageError."""
+        try:
+            count = operator.index(n)
+        except TypeError:
+            raise UsageError(f"{self.name}: {n!r} is no number of elements") from None
+        if count < 0:
+            raise UsageError(f"{self.name}: {n} elements")
+        if count > 2**32 and self.module.selections:
+            raise UsageError(
+                f"{self.name}: positions have 32 bits, too few for {n} elements; encode in parts"
+            )
+        return count
+
+    def seed(self, seed: int) -> int:
+        """What a rank's own draws depend on: 64 bits."""
+        return self._whole("seed", seed) & (2**64 - 1)
+
+    def step(self, step: int) -> int:
+        """The step, on which all draws depend: an int64."""
+        step = self._whole("step", step)
+        if not -(2**63) <= step < 2**63:
+            raise UsageError(f"{self.name}: step {step} is no int64")
+        return step
+
+    def workers(self, workers: int) -> int:
+        """A number of ranks."""
+        if (count := self._whole("workers", workers)) < 1:
+            raise UsageError(f"{self.name}: {count} workers; there is at least one")
+        return count
+
+    def tensors(self, tensors: int) -> int:
+        """A number of tensors."""
+        if (count := self._whole("tensors", tensors)) < 0:
+            raise UsageError(f"{self.name}: {count} tensors")
+        return count
+
+    def shape(self, shape: Shape) -> Shape:
+        """A tensor's shape: whole numbers of Python, none negative."""
+        try:
+            sizes = tuple(map(operator.index, shape))
+        except TypeError:
+            raise UsageError(
+                f"{self.name}: a shape is a sequence of whole numbers, not {shape!r}"
+            ) from None
+        if min(sizes, default=0) < 0:
+            raise UsageError(f"{self.name}: a shape has no negative number, as {sizes} has")
+        return sizes
+
+    def _whole(self, name: str, value: int) -> int:
+        try:
+            return operator.index(value)
+        except TypeError:
+            message = f"{self.name}: {name} is a whole number, not {value!r}"
+            raise UsageError(message) from None
+
+    def table(self, table: I64, at: I64, length: int, name: str) -> tuple[I64, I64]:
+        """A batch's table and positions, whose pieces lie in the array `name` of `length` elements.
+
+        They come back as kernels take them.
+        """
+        table, at = taken_table(table, self.name), self._positions(at, table)
+        if len(table) == 0:
+            return table, at
+        if (least := int(table.min())) < 0:
+            raise UsageError(f"{self.name}: a number of the table is {least}; none is negative")
+        if (end := furthest(table[:, START], table[:, LENGTH])) > length:
+            raise UsageError(f"{self.name}: a piece ends at {end}, {name} has {length} elements")
+        return table, at
+
+    def _positions(self, at: I64, table: I64) -> I64:
+        """Where the payload of every piece of a table begins."""
+        at = taken(at, self.name, "at", INTS)
+        if len(at) != len(table):
+            raise UsageError(
+                f"{self.name}: the table has {len(table)} rows, and at {len(at)} positions"
+            )
+        if len(at) and (first := int(at.min())) < 0:
+            raise UsageError(f"{self.name}: a payload begins at byte {first}")
+        return at
+
+    def room(self, table: I64, at: I64, have: int) -> None:
+        """The room for the pieces' payloads in an array of `have` bytes."""
+        sizes = map(self.payload_bytes, table[:, LENGTH].tolist())
+        need = max(map(operator.add, at.tolist(), sizes), default=0)
+        if need > have:
+            raise UsageError(f"{self.name}: the payloads need {need} bytes, out has {have}")
+
+    def incoming(self, incoming: Incoming, table: I64) -> Incoming:
+        """Payloads that come in, of the pieces of a table."""
+        payload, at, used = incoming
+        at = self._positions(at, table)
+        self.lengths(payload, table, at, used)
+        return Incoming(payload, at, used)
+
+    def lengths(self, payload: U8, table: I64, at: I64, used: Any) -> None:
+        """Where the pieces' payloads begin, and the bytes of each."""
+        if not isinstance(used, np.ndarray):
+            self._lengths_there(payload, table, at, used)
+            return
+        if len(used) != len(at) or (
+            len(at) and (int(used.min()) < 0 or furthest(at, used) > len(payload))
+        ):
+            raise PayloadError(f"{self.name}: the payload ends early, at byte {len(payload)}")
+        for row, size in zip(table, used, strict=True) if self.fixed else ():
+            if size != self.payload_bytes(int(row[LENGTH])):
+                raise PayloadError(
+                    f"{self.name}: a payload of {row[LENGTH]} elements has "
+                    f"{self.payload_bytes(int(row[LENGTH]))} bytes, this one {size}"
+                )
+
+    def _lengths_there(self, payload: U8, table: I64, at: I64, used: Any) -> None:
+        """For bytes used that stand in device memory: kernels look at those, but not at where the
+        array of payloads ends, so that it has room for the most there may be."""
+        if str(used.dtype) != "int64" or len(used) != len(at):
+            raise UsageError(
+                f"{self.name}: used in device memory is an int64 vector of {len(at)} elements, "
+                f"not {used.dtype} of {len(used)}"
+            )
+        sizes = map(self.payload_bytes, table[:, LENGTH].tolist())
+        if (need := max(map(operator.add, at.tolist(), sizes), default=0)) > len(payload):
+            raise PayloadError(
+                f"{self.name}: the payloads may take {need} bytes, and there are {len(payload)}; "
+                "give used in host memory where the array ends earlier"
+            )
+
+    def state(self, state: State | None, table: I64) -> None:
+        """The states, from init_state(n), of all pieces of a batch."""
+        if state is None or len(table) == 0:
+            return
+        if not isinstance(cast(object, state), Mapping):
+            kind = type(state).__name__
+            raise UsageError(f"{self.name}: the state comes from init_state(n); this is {kind}")
+        if not self._states:
+            return
+        most = furthest(table[:, STATE], table[:, LENGTH])
+        tensors = int(table[:, TENSOR].max()) + 1
+        for item, dtype in self._states:
+            held, need = state.get(item.name), tensors if item.shape == "scalar" else most
+            if held is not None:
+                self._held(item, held, dtype)
+            have = 0 if held is None else len(held)
+            if have < need:
+                raise UsageError(
+                    f"{self.name}: state {item.name!r} has {have} elements, {need} are needed"
+                )
+
+    def _held(self, item: Field, held: Any, dtype: np.dtype[Any]) -> None:
+        """One state's array."""
+        if self.host:
+            wrong = fault(held, dtype, write=True)
+        else:
+            given = str(getattr(held, "dtype", type(held).__name__))
+            wrong = "" if given == item.dtype else given
+        if wrong:
+            raise UsageError(
+                f"{self.name}: state {item.name!r} is {item.storage}, a contiguous vector of "
+                f"{dtype} to write to, not {wrong}; init_state(n) makes it"
+            )
+
+    def rounds(self, payloads: Before, count: int, x: int, table: I64) -> None:
+        """Payloads of the first `count` rounds, of pieces in x elements."""
+        if not 1 <= len(payloads) == count <= len(self.all_rounds):
+            raise UsageError(
+                f"{self.name}: round {count - 1} of {len(self.all_rounds)} with "
+                f"{len(payloads) - 1} before it"
+            )
+        for one, (payload, at) in zip(self.all_rounds, payloads, strict=False):
+            self.table(table, at, x, "x")
+            sizes = [one.payload_bytes(int(n)) for n in table[:, LENGTH]]
+            if any(a + size > len(payload) for a, size in zip(at.tolist(), sizes, strict=True)):
+                raise PayloadError(f"{self.name}: round {one.name!r} ends early")

@@ -1,0 +1,180 @@
+"""Where a codec's arrays live: what `Codec` needs to know of NumPy, and of device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.errors import PayloadError, UsageError
+from compll.numerics.types import I64
+
+FLOATS, INTS, BYTES = (np.dtype(kind) for kind in (np.float32, np.int64, np.uint8))
+
+
+class Arrays(Protocol):
+    """Makes and checks the arrays of one kind of memory."""
+
+    #: whether reading a value waits for nothing
+    host: bool
+
+    def vector(self, x: Any, name: str, *, write: bool = False) -> Any:
+        """x as a flat view, which is written to if `write`. Raises UsageError where x does not do.
+
+        Without `write` it may be read-only.
+        """
+
+    def payload(self, raw: Any, name: str) -> Any:
+        """A payload as a flat uint8 array. Raises PayloadError."""
+
+    def raw(self, x: Any, name: str) -> Any:
+        """A caller's array of any other kind, as kernels take it. Raises UsageError."""
+
+    def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> Any:
+        """The argument `what`, payloads of a batch, as kernels take it. Raises UsageError."""
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Within it, what is launched comes after what the caller has launched."""
+
+    def overlap(self, one: Any, other: Any) -> bool:
+        """Whether two vectors have memory in common."""
+
+    def empty(self, count: int, dtype: str) -> Any:
+        """An array with any content."""
+
+    def zeros(self, count: int, dtype: str) -> Any:
+        """An array of zeros."""
+
+
+class HasArrays(Protocol):
+    """What has arrays of one kind of memory."""
+
+    arrays: Any
+
+
+O = TypeVar("O", bound=HasArrays)  # noqa: E741
+P = ParamSpec("P")
+R = TypeVar("R")
+Method = Callable[Concatenate[O, P], R]
+
+
+def on_stream(method: Method[O, P, R]) -> Method[O, P, R]:
+    """The method of an object with `arrays`, within their stream."""
+
+    @wraps(method)
+    def within(self: O, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.arrays.stream():
+            return method(self, *args, **kwargs)
+
+    return within
+
+
+class _Unlocked:
+    """The memory of an array, without its flag."""
+
+    def __init__(self, x: NDArray[Any]) -> None:
+        self.owner = x
+        self.__array_interface__ = x.__array_interface__ | {"data": (x.ctypes.data, False)}
+
+
+def _open(x: NDArray[Any]) -> NDArray[Any]:
+    """x for kernels, whose signatures know writable arrays alone; this one is only read."""
+    return x if x.flags.writeable else np.asarray(_Unlocked(x))
+
+
+def fault(x: Any, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False) -> str:
+    """What keeps kernels from taking x as it is, "" for nothing; they look at memory alone."""
+    # one look at the flags for what is nearly always there: encoding few elements takes 10 us
+    if type(x) is np.ndarray and x.dtype == dtype and x.ndim == ndim and x.flags.carray:
+        return ""
+    if not isinstance(x, np.ndarray):
+        return type(x).__name__
+    if isinstance(x, np.ma.MaskedArray):
+        return "a masked array, whose mask would be lost"
+    if x.dtype != dtype or x.ndim != ndim:
+        return f"{x.dtype} {x.shape}"
+    if not x.flags.c_contiguous:
+        return f"one with strides {x.strides}"
+    if not x.flags.aligned:
+        return f"one that begins at address {x.ctypes.data:#x}, within a number"
+    return "a read-only one" if write and not x.flags.writeable else ""
+
+
+def taken(x: Any, name: str, what: str, dtype: np.dtype[Any], *, write: bool = False) -> Any:
+    """The argument `what`, a vector in the host's memory, as kernels take it. Raises UsageError."""
+    if wrong := fault(x, dtype, write=write):
+        raise UsageError(f"{name}: {what} is a contiguous {dtype} vector, not {wrong}")
+    return _open(x)
+
+
+def taken_table(x: Any, name: str) -> I64:
+    """A batch's table as kernels take it. Raises UsageError."""
+    wrong = fault(x, INTS, 2)
+    if wrong or x.shape[1] != 5:
+        wrong = wrong or f"{x.dtype} {x.shape}"
+        raise UsageError(f"{name}: table is a contiguous int64 array [m, 5], not {wrong}")
+    return _open(x)
+
+
+def _made_of(x: Any) -> str:
+    """How to make a contiguous float32 array of x."""
+    if isinstance(x, np.ndarray):
+        if x.dtype == FLOATS:
+            return "; np.ascontiguousarray(x) makes one"
+        return "; x.astype(np.float32) makes one" if x.dtype.kind in "fiu" else ""
+    return "; x.detach().numpy() of a CPU tensor is one" if hasattr(x, "detach") else ""
+
+
+class HostArrays:
+    """NumPy arrays."""
+
+    host = True
+
+    def vector(self, x: Any, name: str, *, write: bool = False) -> NDArray[np.float32]:
+        """x as float32 [n]. Raises UsageError."""
+        if wrong := fault(x, FLOATS, getattr(x, "ndim", 1)):
+            told = f"{name}: a contiguous float32 array is needed, not {wrong}"
+            raise UsageError(told + ("" if "mask" in wrong else _made_of(x)))
+        if write and not x.flags.writeable:
+            raise UsageError(f"{name}: the result goes into this array, which is read-only")
+        return _open(x.reshape(-1))
+
+    def raw(self, x: Any, name: str) -> Any:
+        """x itself: kernels and their arguments' checks look at it."""
+        return x
+
+    def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> NDArray[np.uint8]:
+        """A uint8 vector. Raises UsageError."""
+        array: NDArray[np.uint8] = taken(x, name, what, BYTES, write=write)
+        return array
+
+    def stream(self) -> AbstractContextManager[None]:
+        """Nothing: calls return when they are done."""
+        return nullcontext()
+
+    def overlap(self, one: NDArray[Any], other: NDArray[Any]) -> bool:
+        """Whether two vectors have memory in common."""
+        return np.may_share_memory(one, other)
+
+    def payload(self, raw: Any, name: str) -> NDArray[np.uint8]:
+        """bytes or a uint8 vector. Raises PayloadError, UsageError for a masked one."""
+        if isinstance(raw, np.ma.MaskedArray):
+            raise UsageError(f"{name}: a payload is bytes or a uint8 vector, not a masked array")
+        data = np.ascontiguousarray(np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else raw)
+        if data.dtype != np.uint8 or data.ndim != 1:
+            raise PayloadError(
+                f"{name}: a payload is a uint8 vector, not {data.dtype} {data.shape}"
+            )
+        return _open(data)
+
+    def empty(self, count: int, dtype: str) -> NDArray[Any]:
+        """Uninitialized."""
+        return np.empty(count, dtype)
+
+    def zeros(self, count: int, dtype: str) -> NDArray[Any]:
+        """Zeros."""
+        return np.zeros(count, dtype)

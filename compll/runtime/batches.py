@@ -1,0 +1,114 @@
+"""Batches of pieces: their tables, payloads that come in, and what a backend offers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from compll.ir.module import Module
+from compll.ir.rounds import Before
+from compll.numerics.types import I64
+from compll.runtime.arrays import Arrays
+
+#: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
+State = Mapping[str, NDArray[Any]]
+
+#: columns of a batch's table, a row per piece (see Codec.encode_batch)
+START, LENGTH, TENSOR, OFFSET, STATE = range(5)
+
+
+class Incoming(NamedTuple):
+    """Payloads of a batch's pieces: uint8, where each begins, and the bytes of each (int64 [m])."""
+
+    payload: Any
+    at: Any
+    used: Any
+
+
+def views(
+    module: Module, state: State | None, first: int, length: int, tensor: int
+) -> dict[str, NDArray[Any]] | None:
+    """The part of the state arrays that belongs to one piece; None without a state."""
+    if state is None:
+        return None
+    spans = {s.name: (tensor, 1) if s.shape == "scalar" else (first, length) for s in module.states}
+    return {name: state[name][a : a + k] for name, (a, k) in spans.items()}
+
+
+class Backend(Protocol):
+    """What a file in compll/backends offers: kernels over a batch of pieces."""
+
+    #: the memory that gradients, states and payloads are in
+    arrays: Arrays
+    #: whether encode_batch takes `incoming` payloads in
+    fuses: bool
+
+    def encode_batch(
+        self,
+        x: Any,
+        table: I64,
+        out: Any,
+        at: I64,
+        state: State | None,
+        *,
+        seed: int,
+        step: int,
+        scale: float,
+        writeback: bool,
+        incoming: Incoming | None = None,
+    ) -> I64:
+        """Encode every piece, after adding what `incoming` decodes to; used bytes, int64 [m]."""
+
+    def decode_batch(
+        self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool
+    ) -> None:
+        """Decode every piece into out, or add it. Raises PayloadError before any write.
+
+        A backend on a device does not wait: a bad piece is left out, and told by raise_found.
+        """
+
+    def raise_found(self) -> None:
+        """Raise PayloadError for a bad payload that an earlier decode met; may wait."""
+
+
+class ArrayBackend(Protocol):
+    """What a backend offers besides for specs computed an array at a time; see the Codec's methods.
+
+    encode_round and decode_rounds: where the spec has rounds.
+    """
+
+    def decode_batch(
+        self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool, step: int
+    ) -> None:
+        """Decode every piece, of this step, into out, or add it."""
+
+    def encode_round(
+        self,
+        number: int,
+        x: Any,
+        table: I64,
+        out: Any,
+        at: I64,
+        before: Before,
+        state: State | None,
+        *,
+        workers: int,
+        seed: int,
+        step: int,
+    ) -> I64:
+        """Encode what a round adds up."""
+
+    def decode_rounds(
+        self,
+        x: Any,
+        table: I64,
+        sums: Before,
+        state: State | None,
+        *,
+        workers: int,
+        seed: int,
+        step: int,
+    ) -> None:
+        """Decode what all rounds added up, update the states."""

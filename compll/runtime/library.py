@@ -1,0 +1,191 @@
+"""Finding specs, and the way from a name or path to a Codec."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import pkgutil
+import re
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
+from compll.frontend import check, lint, shapes, source, spec_reader
+from compll.frontend.spec import Param, Spec
+from compll.runtime.codec import Codec
+
+_lock = threading.Lock()
+_compiled: dict[tuple[str, str, str, object], Codec] = {}
+#: what methods are called elsewhere
+ALIASES = {
+    "3lc": "threelc", "tbq": "mxnet_2bit", "2bit": "mxnet_2bit", "int4": "int4_group",
+    "int8": "int8_group", "1bit": "onebit_sgd", "1bitsgd": "onebit_sgd", "sidco": "sidco_e",
+    "randk": "randomk", "sketchml": "sketch", "fp32": "none", "float32": "none",
+    "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
+}  # fmt: skip
+
+
+def specs_dir() -> Path:
+    """The folder of the specs that come with the package."""
+    here = Path(__file__).resolve().parents[1]
+    inside = here / "specs"
+    return inside if inside.is_dir() else here.parent / "specs"
+
+
+def list_specs() -> list[str]:
+    """Names of the specs that come with the package."""
+    return sorted(p.stem for p in specs_dir().glob("*.yaml"))
+
+
+@cache
+def backends() -> list[str]:
+    """Names of the backends: packages in compll.backends whose module `backend` has `build`."""
+    import compll.backends as package
+
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)
+
+
+def locate(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a spec, by its name or its path. Raises SpecError."""
+    try:
+        text = os.fsdecode(name_or_path)
+    except TypeError:
+        raise UsageError(f"a spec is given by its name or path, not as {name_or_path!r}") from None
+    if os.sep in text or text.endswith((".yaml", ".yml")):
+        return Path(text)
+    path = specs_dir() / f"{text}.yaml"
+    if not os.path.isfile(path):
+        hint = meant(text) or nearest(text, list_specs())
+        raise SpecError([Diagnostic(text, Span(), f"there is no spec {text!r}", hint)])
+    return path
+
+
+def meant(name: str) -> str:
+    """A hint for what no spec is called: the file of that name, or the spec that others call so."""
+    if os.path.isfile(f"{name}.yaml"):
+        return f"did you mean the file, '{name}.yaml'?"
+    alias = ALIASES.get(re.sub(r"[-_ ]", "", name.lower()))
+    return f"did you mean {alias!r}?" if alias else ""
+
+
+def load(name_or_path: str | os.PathLike[str], problems: Problems | None = None) -> Spec:
+    """Read a spec file. Raises SpecError when it is no mapping of sections.
+
+    Other problems of form go to `problems` when that is given, else they are raised together.
+    """
+    path = locate(name_or_path)
+    found = problems or Problems(_shown(path))
+    root = source.load(path, found)
+    if root is None:
+        found.raise_if_any()
+        raise AssertionError("a file that is not read has problems")
+    result = spec_reader.read(root, found)
+    if problems is None:
+        found.raise_if_any()
+    return result
+
+
+def _shown(path: Path) -> str:
+    try:
+        # not Path.resolve, which raises RuntimeError for a loop of links
+        return str(Path(os.path.realpath(path)).relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)
+
+
+def type_check(name_or_path: str | os.PathLike[str], params: Mapping[str, object]) -> check.Checked:
+    """The typed module of a spec, and all its parameters. Raises SpecError with all problems."""
+    return _checked(name_or_path, params)[1]
+
+
+def warnings(
+    name_or_path: str | os.PathLike[str], params: Mapping[str, object]
+) -> list[Diagnostic]:
+    """What looks wrong with a spec that compiles. Raises SpecError where it does not."""
+    spec, checked = _checked(name_or_path, params)
+    return lint.warnings(spec, checked.module)
+
+
+def _checked(
+    name_or_path: str | os.PathLike[str], params: Mapping[str, object]
+) -> tuple[Spec, check.Checked]:
+    """A spec as it is written, and typed."""
+    problems = Problems(_shown(locate(name_or_path)))
+    found = load(name_or_path, problems)
+    return found, check.check(found, params, problems)
+
+
+def plain(value: object) -> object:
+    """A scalar of NumPy as Python's, anything else as it is."""
+    if isinstance(value, np.floating):
+        return float(value)  # item() leaves a longdouble as it is
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params: object) -> Codec:
+    """Compile a spec, by name or path, for a backend ("cpu", "reference", "cuda").
+
+    Parameters are numbers, truth values and texts, of Python or NumPy. Raises SpecError when the
+    spec or a parameter is wrong, UsageError for an unknown backend.
+    Codecs are cached in the process, kernels also on disk. One for "cuda" is of the device that is
+    current when it is made.
+    """
+    if target not in backends():
+        raise UsageError(f"no backend {target!r}: {nearest(str(target), backends())}")
+    path, params = locate(name_or_path), {name: plain(value) for name, value in params.items()}
+    try:
+        text = source.read(path).decode("utf-8")
+    except (OSError, ValueError):
+        text = ""  # load() reports it
+    key = (
+        hashlib.sha256(text.encode()).hexdigest() + str(path),
+        target,
+        # hex: Python refuses to spell integers of thousands of digits, which are told later
+        repr(sorted((k, hex(v) if type(v) is int else repr(v)) for k, v in params.items())),
+        _bound(target),
+    )
+    with _lock:
+        if key not in _compiled:
+            written, (module, values) = _checked(path, params)
+            kernels = _backend(target).build(module, values)
+            _compiled[key] = codec = Codec(module, values, target, text, kernels)
+            own = path.parent == specs_dir()
+            codec.origin = again, (path.stem if own else str(path.absolute()), target, params)
+            if open_ := shapes.open_params(written.params, params):
+                codec.shaped = _shaped(path, target, params, open_)
+        return _compiled[key]
+
+
+def _backend(target: str) -> ModuleType:
+    return importlib.import_module(f"compll.backends.{target}.backend")
+
+
+def _bound(target: str) -> object:
+    """What a backend's codecs are tied to besides the spec, such as a device."""
+    bound: Callable[[], object] | None = getattr(_backend(target), "bound", None)
+    return None if bound is None else bound()
+
+
+def again(name_or_path: str, target: str, params: Mapping[str, object], digest: str) -> Codec:
+    """The codec that was pickled as this one. Raises UsageError where the spec has changed."""
+    codec = compile(name_or_path, target, **params)
+    if codec.digest != digest:
+        raise UsageError(f"the spec {name_or_path} is another than when its codec was pickled")
+    return codec
+
+
+def _shaped(
+    path: Path, target: str, params: Mapping[str, object], open_: tuple[Param, ...]
+) -> Callable[[shapes.Shape], Codec]:
+    """What makes the codec for a shape; one that settles nothing is that of the defaults."""
+
+    def make(shape: shapes.Shape) -> Codec:
+        return compile(path, target, **params, **shapes.settled(open_, shape))
+
+    return make

@@ -1,0 +1,1 @@
+"""The command line, and what it shows of a spec or writes."""

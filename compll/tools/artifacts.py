@@ -1,0 +1,72 @@
+"""What `compll build` writes for a target: generated source and, for CUDA, compiled kernels.
+
+A target that generates code has a row in `_SOURCES`; any other interprets the typed tree. Nothing
+here needs the target's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+from compll.errors import UsageError
+from compll.ir.module import Module
+from compll.ir.static import Number
+
+Texts = dict[str, str]
+#: by the gradient's dtype and the kernel's name: registers, local and shared memory
+Kernels = dict[str, dict[str, dict[str, int]]]
+#: targets whose codecs can only be made beside their device; their source needs none
+DEVICES = ("cuda",)
+
+
+def sources(target: str, module: Module, params: Mapping[str, Number]) -> Texts:
+    """Generated source by the ending of its file. Raises SpecError for what cannot be compiled."""
+    maker = _SOURCES.get(target)
+    return maker(module, params) if maker else {}
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """Compiled kernels: files by their endings, and what each kernel of each source takes."""
+
+    files: dict[str, bytes]
+    kernels: Kernels
+
+
+def binaries(target: str, texts: Texts, arch: str) -> Binaries:
+    """The sources compiled for one GPU architecture ("sm_90"). Raises UsageError."""
+    if target != "cuda":
+        raise UsageError(f"--arch belongs to --target cuda, not {target}")
+    from compll.backends.cuda.nvrtc import compiled
+
+    try:
+        found = {name.removesuffix(".cu"): compiled(text, arch) for name, text in texts.items()}
+    except ImportError as why:
+        raise UsageError(f"--arch needs CuPy with NVRTC: {why}") from why
+    except RuntimeError as why:
+        raise UsageError(f"{arch}: {why}") from why
+    return Binaries(
+        {f"{name}.{arch}.cubin": data for name, (data, _) in found.items()},
+        {name: {k: asdict(r) for k, r in used.items()} for name, (_, used) in found.items()},
+    )
+
+
+def _cpu(module: Module, params: Mapping[str, Number]) -> Texts:
+    from compll.backends.cpu.backend import Source, loops_text
+
+    if module.arrays:
+        from compll.backends.cpu.loops import Loops
+
+        text = loops_text(module, Loops(module))
+        return {"cpu.py": text} if text else {}
+    return {"cpu.py": Source(module).text}
+
+
+def _cuda(module: Module, params: Mapping[str, Number]) -> Texts:
+    from compll.backends.cuda.source import sources
+
+    return {f"{gradient}.cu": text for gradient, text in sources(module, params).items()}
+
+
+_SOURCES: dict[str, Callable[[Module, Mapping[str, Number]], Texts]] = {"cpu": _cpu, "cuda": _cuda}

@@ -1,0 +1,95 @@
+"""Commands for the author of a spec: new, schema, bench."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from compll.errors import UsageError
+from compll.runtime import library
+from compll.tools import scaffold
+from compll.tools.cli_common import Params, SomeSpecs, Target, each, known_target, parameters, usage
+from compll.tools.schema import schema as make_schema
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="the compressor's name; NAME.yaml is written")],
+    kind: Annotated[str, typer.Option(help=", ".join(scaffold.kinds()))] = "quantizer",
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder")] = Path(),
+) -> None:
+    """Begin a spec: a commented file that compiles as it is."""
+    try:
+        path = scaffold.start(name, kind, output)
+    except UsageError as error:
+        usage(str(error))
+    typer.echo(f"{path} written; next: compll check {path}")
+
+
+def schema() -> None:
+    """Print a JSON Schema of spec files, for completion in editors."""
+    typer.echo(json.dumps(make_schema(), indent=1))
+
+
+def bench(
+    specs: SomeSpecs = None,
+    sizes: Annotated[str, typer.Option(help="elements, like 100k,1M")] = "10k,1M,12M",
+    repeat: Annotated[int, typer.Option(min=1, help="turns; the median counts")] = 9,
+    param: Params = None,
+    target: Target = "cpu",
+    json_file: Annotated[Path | None, typer.Option("--json", help="file to write")] = None,
+    plot: Annotated[Path | None, typer.Option(help="file of a roofline: .png, .svg, .pdf")] = None,
+) -> None:
+    """Measure encode, decode, decode-add and merge against the copy bandwidth of this machine."""
+    from compll.tools import bench_report, measure
+
+    counts = [elements(size) for size in sizes.split(",")]
+    given = parameters(param)
+    known_target(target)
+    writable(json_file)
+    writable(plot)
+    if plot and plot.suffix[1:].lower() not in (known := bench_report.formats()):
+        usage(f"cannot write {plot}: a picture is one of {', '.join(sorted(known))}")
+    codecs = each(
+        specs or library.list_specs(), lambda name: library.compile(name, target, **given)
+    )
+    rows = [measure.measure(codec, n, repeat) for n in counts for codec in codecs]
+    Console().print(bench_report.table(rows))
+    try:
+        if json_file:
+            json_file.write_text(json.dumps(bench_report.data(rows), indent=1) + "\n")
+        if plot:
+            bench_report.plot(rows, plot)
+    except (OSError, ValueError) as error:
+        usage(f"cannot write {json_file if plot is None else plot}: {error}")
+
+
+def writable(path: Path | None) -> None:
+    """Nothing, or exit 2 when `path` cannot be written: before an hour of measuring, not after."""
+    if path is None or (path.exists() and not (path.is_file() or path.is_dir())):
+        return  # a pipe or device: opening it is already an act
+    real = Path(os.path.realpath(path))
+    new = not real.exists()
+    try:
+        real.open("ab").close()
+        if new:
+            real.unlink()
+    except (OSError, ValueError) as error:
+        usage(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+
+
+def elements(text: str) -> int:
+    """A number of elements such as 4096, 100k or 1.5M, or exit 2."""
+    number = text.strip().lower().rstrip("km")
+    scale = {"k": 10**3, "m": 10**6}.get(text.strip()[-1:].lower(), 1)
+    try:
+        count = int(float(number) * scale)
+    except (ValueError, OverflowError):
+        count = 0
+    if not 1 <= count <= 1 << 31:
+        usage(f"size {text!r}: expected a number of elements, like 4096, 100k or 1M")
+    return count
