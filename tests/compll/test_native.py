@@ -206,7 +206,7 @@ def test_a_loop_written_by_hand_is_compiled_when_it_is_asked_for(
     kept = []
     write = lambda path, data: kept.append(cpu_native.unpacked(data).kernels)  # noqa: E731
     monkeypatch.setattr(cpu_load, "write", write)
-    loops = cpu_load.Written("cpu_fed_loops", np.dtype(residual).name)
+    loops = cpu_load.Written("fed_loops", np.dtype(residual).name)
     assert kept == []
     x, out, at = np.arange(4, dtype=np.float32), np.empty(2, np.float32), np.array([3, 1])
     for _ in range(2):

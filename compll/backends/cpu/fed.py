@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from compll.backends.cpu.load import plain, written
 from compll.numerics.types import F32
 
-LOOPS = "cpu_fed_loops"
+LOOPS = "fed_loops"
 
 
 class Factors(NamedTuple):

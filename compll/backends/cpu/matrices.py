@@ -13,7 +13,7 @@ from compll.numerics.matrices import Algebra, runs
 from compll.numerics.numbers import sum_units
 from compll.numerics.types import F32, I32
 
-LOOPS, SUMS = "cpu_array_loops", "cpu_sums"
+LOOPS, SUMS = "array_loops", "sums"
 #: columns of a result up to which rows are taken eight at a time
 NARROW = 16
 
