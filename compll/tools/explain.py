@@ -12,10 +12,10 @@ from compll.ir.module import Module
 from compll.ir.places import places
 from compll.ir.printer import Printer
 from compll.ir.program import LIBRARY, Pass, Program
-from compll.passes import feedback, schedule
+from compll.passes import feedback
 from compll.passes.array_steps import steps
 from compll.passes.array_traffic import rounds_text, traffic_of
-from compll.passes.schedule import hops
+from compll.passes.schedule import hops, schedule
 from compll.passes.traffic import Traffic, Walk, merge_traffic
 from compll.runtime.codec import Codec
 from compll.tools import artifacts
