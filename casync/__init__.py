@@ -2,12 +2,14 @@
 
 ::
 
-    parts = partition(tensors, choices, world_size, codecs)    # what travels together
-    graph = build(parts, world_size, codecs)                   # tasks of all ranks
-    dry_run(graph)                                             # cannot deadlock; counts bytes
-    program = graph.slice(rank)
+    topology = Topology.flat(world_size)                       # or nodes of ranks
+    parts = partition(tensors, choices, topology, codecs)      # what travels together
+    program = build_program(parts, topology, codecs, rank)     # tasks of this rank
     executor = Executor(transport, codecs, seed=0, timeout=60.0)
     future = executor.submit(program, bucket, states, step)    # bucket becomes the average
+
+    graph = build(parts, topology, codecs)                     # tasks of all ranks
+    dry_run(graph)                                             # cannot deadlock; counts bytes
 
 `casync.predict.simulate` predicts times, `casync.predict.cost` has the formulas of SeCoPa.
 Names are loaded when first used: importing this package imports neither torch nor networkx.
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
         TransportError,
     )
     from casync.graph.dryrun import DryRun, dry_run
-    from casync.graph.graph import Graph, Program, build
+    from casync.graph.graph import Graph, Program, build, build_program
     from casync.graph.plan import Choice, Part, Tensor, assign_owners, partition
+    from casync.graph.topology import Topology
+    from casync.raw import RAW
     from casync.runtime.executor import Executor
 
 _HOME = {
@@ -51,12 +55,15 @@ _HOME = {
         "TransportError",
     ),
     "runtime.executor": ("Executor",),
-    "graph.graph": ("Graph", "Program", "build"),
+    "graph.graph": ("Graph", "Program", "build", "build_program"),
     "graph.plan": ("Choice", "Part", "Tensor", "assign_owners", "partition"),
+    "graph.topology": ("Topology",),
+    "raw": ("RAW",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "RAW",
     "CasyncError",
     "Choice",
     "Codec",
@@ -72,10 +79,12 @@ __all__ = [
     "PlanError",
     "Program",
     "Tensor",
+    "Topology",
     "TransportAborted",
     "TransportError",
     "assign_owners",
     "build",
+    "build_program",
     "dry_run",
     "partition",
 ]

@@ -5,7 +5,7 @@ A codec without rounds sends its payloads whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from casync.codec import Bytes, Codec, Floats, Ints, State
@@ -19,7 +19,6 @@ __all__ = [
     "Sums",
     "as_rounds",
     "build",
-    "refuse_rounds",
     "refuse_workers",
 ]
 
@@ -77,32 +76,22 @@ def as_rounds(codec: Codec) -> RoundsCodec:
     return cast(RoundsCodec, codec)
 
 
-def refuse_rounds(codec: Codec | None, strategy: str) -> str | None:
-    """The refusal of strategies other than allreduce."""
-    if codec is None or not codec.rounds:
-        return None
-    return (
-        f"codec {codec.name!r} aggregates in rounds, which strategy {strategy!r} cannot; "
-        "use strategy 'allreduce'"
-    )
-
-
-def refuse_workers(codec: Codec | None, workers: int) -> str | None:
+def refuse_workers(codec: Codec, workers: int) -> str | None:
     """The refusal of a world size."""
-    if codec is None or not codec.rounds:
+    if not codec.rounds:
         return None
     reason = as_rounds(codec).refuses_workers(workers)
     return None if reason is None else f"codec {codec.name!r}: {reason}"
 
 
-def build(b: Builder, part: Part) -> Iterator[None]:
+def build(b: Builder, part: Part) -> None:
     """Every round: encode, combine natively. Then decode from all that was combined."""
-    made: list[list[int]] = [[] for _ in range(b.world_size)]
-    for number in range(len(part.rounds)):
-        payloads = [b.encode_round(rank, part, number, made[rank]) for rank in range(b.world_size)]
-        b.reduce_round(part, payloads, number, part.rounds[number])
-        for before, payload in zip(made, payloads, strict=True):
-            before.append(payload)
-        yield
-    for rank, payloads in enumerate(made):
-        b.decode_rounds(rank, part, payloads)
+    made: dict[int, list[int]] = {rank: [] for rank in b.ranks}
+    for number, op in enumerate(part.rounds):
+        b.phase = number
+        payloads = {rank: b.encode_round(rank, part, number, made[rank]) for rank in b.ranks}
+        b.reduce_round(part, payloads, number, op)
+        for rank, payload in payloads.items():
+            made[rank].append(payload)
+    for rank, rounds in made.items():
+        b.decode_rounds(rank, part, rounds)

@@ -4,11 +4,21 @@ A strategy never names a dependency. The builder knows, per rank, which task las
 tasks read a part's piece of the bucket, and which task makes a payload available; so a missing
 wait cannot be written. A send and its recv are made together, in one global order, so both sides
 see the messages of a channel in the same order.
+
+[Note: phases] The order over all parts is: everybody's first phase, everybody's second, and so on.
+A strategy says in which `phase` its tasks are; what travels in it shares a slot, see [Note: slots]
+in tasks.py. What a transfer waits for must have travelled in an earlier phase.
+
+[Note: own slice] A rank needs its own tasks only, of a graph that grows with the square of the
+world. With `only` a builder takes a strategy's calls as ever, and drops the tasks of other ranks.
+Payloads have the numbers that they have in the whole graph, if a strategy that mentions a rank's
+encode of a part mentions all those before it. It should not go through all ranks: see `ranks` and
+`others`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from casync.codec import Operation
 from casync.errors import PlanError
@@ -27,76 +37,164 @@ from casync.graph.tasks import (
     Task,
 )
 
-__all__ = ["Builder"]
+__all__ = ["Builder", "Waits"]
+
+Waits = tuple[tuple[int, ...], ...]  # by task: the positions of what it waits for
+_ELSEWHERE = -1  # the position of a task that is not built
 
 
 class Builder:
-    """Collects the tasks of all ranks. `tasks` and `after` (waits, by position) are the result."""
+    """Collects the tasks of all ranks, or of one. `ordered` is the result."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, parts: int, only: int | None = None) -> None:
+        """`parts`: how many there are."""
         self.world_size = world_size
-        self.tasks: list[Task] = []
-        self.after: list[tuple[int, ...]] = []
-        self._payloads = 0
+        self.only = only
+        self.phase = 0  # of the tasks to come; from 0 on for every part
+        self._parts = parts
+        self._tasks: list[Task] = []
+        self._after: list[tuple[int, ...]] = []
+        self._keys: list[int] = []  # phase, then part
+        self._made: dict[tuple[int, int], int] = {}  # (rank, part) -> payloads
+        self._codecs: dict[int, str] = {}  # payload -> codec
         self._available: dict[tuple[int, int], int] = {}  # (rank, payload) -> task
         self._writer: dict[tuple[int, int], int] = {}  # (rank, part) -> task
         self._readers: dict[tuple[int, int], list[int]] = {}  # since that write
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Those whose tasks are built."""
+        return range(self.world_size) if self.only is None else (self.only,)
+
+    def others(self, root: int, ranks: Sequence[int]) -> Sequence[int]:
+        """Of `ranks` without `root`: those whose exchange with it is built."""
+        if self.only in (None, root):
+            return [rank for rank in ranks if rank != root]
+        return [rank for rank in self.ranks if rank in ranks]
+
     def encode(
-        self, rank: int, part: Part, side: Side, *, average: bool = False, writeback: bool = False
+        self,
+        rank: int,
+        part: Part,
+        codec: str,
+        side: Side,
+        *,
+        average: bool = False,
+        writeback: bool = False,
     ) -> int:
         """Encode the rank's bucket piece; returns the new payload's number."""
-        payload = self._payloads
-        self._payloads += 1
-        task = Encode(rank, part.id, payload, side, average, writeback)
+        payload = self._number(rank, part, codec)
+        if not self._wants(rank):
+            return payload
+        task = Encode(rank, part.id, payload, codec, side, average, writeback)
         touch = self._write if writeback else self._read
         self._available[rank, payload] = touch(task, ())
         return payload
 
+    def encode_mean(self, part: Part) -> int:
+        """The owner encodes the average of all ranks, from the sum in its bucket piece."""
+        codec = part.down or part.codec
+        return self.encode(part.owner, part, codec, "aggregator", average=True, writeback=True)
+
     def decode(self, rank: int, part: Part, payload: int) -> None:
         """Overwrite the rank's bucket piece by the payload."""
-        self._write(Decode(rank, part.id, payload), (self._get(rank, payload),))
+        if self._wants(rank):
+            task = Decode(rank, part.id, payload, self._codecs[payload])
+            self._write(task, (self._get(rank, payload),))
 
     def merge(self, rank: int, part: Part, payload: int) -> None:
         """Add the payload to the rank's bucket piece."""
-        self._write(Merge(rank, part.id, payload), (self._get(rank, payload),))
+        if self._wants(rank):
+            task = Merge(rank, part.id, payload, self._codecs[payload])
+            self._write(task, (self._get(rank, payload),))
 
     def send(self, payload: int, part: Part, source: int, target: int, *, channel: int) -> None:
         """Move a payload, unchanged, from one rank to another."""
-        send = Send(source, part.id, payload, target, channel)
-        at = self._add(send, (self._get(source, payload),))
-        recv = Recv(target, part.id, payload, source, channel)
-        self._available[target, payload] = self._add(recv, (at,))
+        fields = part.id, payload, self._codecs[payload]
+        at = _ELSEWHERE
+        if self._wants(source):
+            send = Send(source, *fields, target, channel, self.phase)
+            at = self._add(send, (self._get(source, payload),))
+        if self._wants(target):
+            recv = Recv(target, *fields, source, channel, self.phase)
+            self._available[target, payload] = self._add(recv, (at,))
 
-    def reduce(self, part: Part, payloads: Sequence[int]) -> None:
-        """Sum the payloads (one per rank) over all ranks; each rank's becomes the sum."""
-        after = [self._get(rank, payload) for rank, payload in enumerate(payloads)]
-        for rank, payload in enumerate(payloads):
-            at = self._add(Reduce(rank, part.id, payload), after)
-            self._available[rank, payload] = at
-            if part.codec is None:
-                self._writer[rank, part.id] = at
+    def gather(self, part: Part, ranks: Sequence[int], root: int, codec: str) -> list[int]:
+        """All other `ranks` encode, as workers, and send to `root`; the payloads, in rank order.
+
+        In each of len(ranks) - 1 phases a rank sends to one rank and receives from one.
+        """
+        first, count, place = self.phase, len(ranks), ranks.index(root)
+        pushed = []
+        for rank in self.others(root, ranks):
+            self.phase = first + (place - ranks.index(rank)) % count - 1
+            pushed.append(self.encode(rank, part, codec, "worker"))
+            self.send(pushed[-1], part, rank, root, channel=0)
+        self.phase = first + count - 1
+        return pushed
+
+    def broadcast(self, part: Part, ranks: Sequence[int], root: int, payload: int) -> None:
+        """`root` sends a payload to all other `ranks`, which decode it; phases as in `gather`."""
+        first, count, place = self.phase, len(ranks), ranks.index(root)
+        for rank in self.others(root, ranks):
+            self.phase = first + (ranks.index(rank) - place) % count - 1
+            self.send(payload, part, root, rank, channel=1)
+            self.decode(rank, part, payload)
+        self.phase = first + count - 1
+
+    def reduce(self, part: Part, payloads: Mapping[int, int], ranks: Sequence[int]) -> None:
+        """Sum the payloads (by rank) over `ranks`; each rank's becomes the sum."""
+        after = [self._get(rank, payload) for rank, payload in payloads.items()]
+        for rank, payload in payloads.items():
+            fields = part.id, payload, self._codecs[payload], self.phase, tuple(ranks)
+            self._available[rank, payload] = self._add(Reduce(rank, *fields), after)
 
     def encode_round(self, rank: int, part: Part, number: int, before: Sequence[int]) -> int:
         """Encode a round from the bucket piece and the summed payloads of those before it."""
-        payload = self._payloads
-        self._payloads += 1
+        payload = self._number(rank, part, part.codec)
         after = [self._get(rank, earlier) for earlier in before]
-        task = EncodeRound(rank, part.id, payload, "worker", False, False, number)
+        task = EncodeRound(rank, part.id, payload, part.codec, "worker", False, False, number)
         self._available[rank, payload] = self._read(task, after)
         return payload
 
-    def reduce_round(self, part: Part, payloads: Sequence[int], number: int, op: Operation) -> None:
-        """Combine a round's payloads (one per rank); each rank's becomes what they combine to."""
-        after = [self._get(rank, payload) for rank, payload in enumerate(payloads)]
-        for rank, payload in enumerate(payloads):
-            at = self._add(ReduceRound(rank, part.id, payload, number, op), after)
-            self._available[rank, payload] = at
+    def reduce_round(
+        self, part: Part, payloads: Mapping[int, int], number: int, op: Operation
+    ) -> None:
+        """Combine a round's payloads (by rank); each rank's becomes what they combine to."""
+        after = [self._get(rank, payload) for rank, payload in payloads.items()]
+        everybody = tuple(range(self.world_size))
+        for rank, payload in payloads.items():
+            fields = part.id, payload, part.codec, self.phase, everybody, number, op
+            self._available[rank, payload] = self._add(ReduceRound(rank, *fields), after)
 
     def decode_rounds(self, rank: int, part: Part, payloads: Sequence[int]) -> None:
         """Overwrite the rank's bucket piece by what the sums of all rounds give."""
         after = [self._get(rank, payload) for payload in payloads]
-        self._write(DecodeRounds(rank, part.id, payloads[-1]), after)
+        self._write(DecodeRounds(rank, part.id, payloads[-1], part.codec), after)
+
+    def ordered(self) -> tuple[tuple[Task, ...], Waits]:
+        """The tasks by phase and part, and what each waits for, by position."""
+        order = sorted(range(len(self._tasks)), key=self._keys.__getitem__)
+        place = [0] * len(order)
+        for i, at in enumerate(order):
+            place[at] = i
+        waits = tuple(tuple(sorted({place[j] for j in self._after[at]})) for at in order)
+        for i, before in enumerate(waits):
+            if before and before[-1] > i:
+                text = self._tasks[order[i]].text()
+                raise PlanError(f"`{text}` is in a phase before that of what it waits for")
+        return tuple(self._tasks[at] for at in order), waits
+
+    def _number(self, rank: int, part: Part, codec: str) -> int:
+        """Of a new payload; see [Note: own slice]."""
+        made = self._made.get((rank, part.id), 0)
+        self._made[rank, part.id] = made + 1
+        payload = (made * self._parts + part.id) * self.world_size + rank
+        self._codecs[payload] = codec
+        return payload
+
+    def _wants(self, rank: int) -> bool:
+        return self.only is None or rank == self.only
 
     def _get(self, rank: int, payload: int) -> int:
         if (rank, payload) not in self._available:
@@ -118,6 +216,7 @@ class Builder:
         return at
 
     def _add(self, task: Task, after: Iterable[int]) -> int:
-        self.tasks.append(task)
-        self.after.append(tuple(sorted(set(after))))
-        return len(self.tasks) - 1
+        self._tasks.append(task)
+        self._after.append(tuple(at for at in after if at != _ELSEWHERE))
+        self._keys.append(self.phase * self._parts + task.part)
+        return len(self._tasks) - 1

@@ -1,19 +1,26 @@
 """Runs a graph symbolically over all ranks: proves that it cannot deadlock, counts bytes.
 
-The lanes are those of the executor: sends FIFO per peer and channel, reduces FIFO, anything ready
-on the compute lane. Running a task only ever enables others, so if one order gets through, all do.
+With the semantics "gloo" the lanes are those of the executor: receives wait for nobody, sends are
+FIFO per peer and channel, reduces FIFO per group of ranks, anything ready runs on the compute lane.
+"rendezvous" is NCCL's, see rendezvous.py. In both, running a task only ever enables others, so if
+one order gets through, all do.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal, TypeAlias
 
 from casync.errors import DeadlockError
+from casync.graph import rendezvous
 from casync.graph.graph import Graph
-from casync.graph.tasks import Decode, Merge, Recv, Reduce, ReduceRound, Send, Task
+from casync.graph.tasks import Encode, Recv, Reduce, ReduceRound, Send, Task
 
-__all__ = ["DryRun", "dry_run"]
+__all__ = ["DryRun", "Semantics", "dry_run"]
+
+Semantics: TypeAlias = Literal["gloo", "rendezvous"]
 
 
 @dataclass(frozen=True)
@@ -23,20 +30,22 @@ class DryRun:
     bytes_sent: tuple[int, ...]
     bytes_received: tuple[int, ...]
     bytes_reduced: tuple[int, ...]  # given to the native all-reduce
+    bytes_between: tuple[int, ...]  # by node: sent to other nodes
     messages: tuple[int, ...]  # sent
     tasks: tuple[int, ...]
     order: tuple[int, ...]  # one order of all tasks that works: the proof
 
 
-def dry_run(graph: Graph) -> DryRun:
+def dry_run(graph: Graph, semantics: Semantics = "gloo") -> DryRun:
     """Raises DeadlockError with the cycle, unmatched or stuck tasks."""
-    _check_cycle(graph)
-    _check_messages(graph)
-    _check_reduces(graph)
-    order = _execute(graph)
+    if semantics == "gloo":
+        _check_messages(graph)
+        _check_reduces(graph)
+    order = _execute(graph) if semantics == "gloo" else rendezvous.execute(graph)
+    _check_payloads(graph, order)
     return DryRun(
-        _sum(graph, Send), _sum(graph, Recv), _sum(graph, Reduce), _count(graph, Send),
-        _count(graph, object), order,
+        _sum(graph, Send), _sum(graph, Recv), _sum(graph, Reduce), _between(graph),
+        _count(graph, Send), _count(graph, object), order,
     )  # fmt: skip
 
 
@@ -48,20 +57,17 @@ def _sum(graph: Graph, kind: type) -> tuple[int, ...]:
     return tuple(totals)
 
 
+def _between(graph: Graph) -> tuple[int, ...]:
+    node_of, totals = graph.topology.node_of, [0] * len(graph.topology.nodes)
+    for task in graph.tasks:
+        if isinstance(task, Send) and node_of[task.rank] != node_of[task.peer]:
+            totals[node_of[task.rank]] += graph.bytes_of(task)
+    return tuple(totals)
+
+
 def _count(graph: Graph, kind: type) -> tuple[int, ...]:
     totals = Counter(task.rank for task in graph.tasks if isinstance(task, kind))
     return tuple(totals[rank] for rank in range(graph.world_size))
-
-
-def _check_cycle(graph: Graph) -> None:
-    import networkx as nx
-
-    try:
-        cycle = nx.find_cycle(graph.dag)
-    except nx.NetworkXNoCycle:
-        return
-    texts = tuple(graph.tasks[edge[0]].text() for edge in cycle)
-    raise DeadlockError("tasks wait for each other: " + " <- ".join(texts), texts)
 
 
 def _check_messages(graph: Graph) -> None:
@@ -74,44 +80,47 @@ def _check_messages(graph: Graph) -> None:
         elif isinstance(task, Recv):
             received[task.peer, task.rank, task.channel].append(task)
     for key in sorted(sent.keys() | received.keys()):
-        _match(sent[key], received[key])
-
-
-def _match(sent: deque[Task], received: deque[Task]) -> None:
-    while sent or received:
-        pair = [queue.popleft() for queue in (sent, received) if queue]
-        if len(pair) == 1:
-            raise DeadlockError(f"`{pair[0].text()}` has no counterpart", (pair[0].text(),))
-        if (pair[0].payload, pair[0].part) != (pair[1].payload, pair[1].part):
-            texts = (pair[0].text(), pair[1].text())
-            raise DeadlockError(f"`{texts[0]}` meets `{texts[1]}`", texts)
+        for pair in zip_longest(sent[key], received[key]):
+            rendezvous.check_pair(*pair)
 
 
 def _check_reduces(graph: Graph) -> None:
-    """All ranks must reduce the same parts in the same order."""
-    orders: list[list[tuple[int | str, ...]]] = [[] for _ in range(graph.world_size)]
+    """All members of a group must reduce the same parts in the same order."""
+    orders: dict[tuple[int, ...], dict[int, list[tuple[int | str, ...]]]] = {}
     for task in graph.tasks:
         if isinstance(task, Reduce):
             more = (task.round, task.op) if isinstance(task, ReduceRound) else ()
-            orders[task.rank].append((task.part, *more))
-    for rank, order in enumerate(orders):
-        if order != orders[0]:
-            raise DeadlockError(f"rank {rank} reduces parts {order}, rank 0 {orders[0]}")
+            group = orders.setdefault(task.ranks, {rank: [] for rank in task.ranks})
+            group[task.rank].append((task.part, *more))
+    for ranks, group in orders.items():
+        for rank, order in group.items():
+            if order != group[ranks[0]]:
+                first = f"rank {ranks[0]} {group[ranks[0]]}"
+                raise DeadlockError(f"rank {rank} reduces parts {order}, {first}")
+
+
+def _check_payloads(graph: Graph, order: tuple[int, ...]) -> None:
+    """A payload must be on the rank, and of the codec, before it is read there."""
+    has: dict[tuple[int, int], str] = {}
+    for i in order:
+        task = graph.tasks[i]
+        key = (task.rank, task.payload)
+        if isinstance(task, Encode | Recv):
+            has[key] = task.codec
+        elif has.get(key) != task.codec:
+            raise DeadlockError(f"`{task.text()}` may run before its payload is there")
 
 
 def _execute(graph: Graph) -> tuple[int, ...]:
     """Run what can run until nothing is left."""
     run = _Run(graph)
     if len(run.order) < len(graph.tasks):
-        done = set(run.order)
-        stuck = tuple(t.text() for i, t in enumerate(graph.tasks) if i not in done)
-        shown = "; ".join(stuck[:8]) + ("; ..." if len(stuck) > 8 else "")
-        raise DeadlockError(f"{len(stuck)} tasks cannot run: {shown}", stuck)
+        rendezvous.raise_stuck(graph, run.order)
     return tuple(run.order)
 
 
 class _Run:
-    """Lanes and payloads of all ranks. `order`: the tasks that ran."""
+    """Lanes of all ranks. `order`: the tasks that ran."""
 
     def __init__(self, graph: Graph) -> None:
         self.order: list[int] = []
@@ -119,7 +128,6 @@ class _Run:
         self._waits = [len(after) for after in graph.after]
         self._unlocks: list[list[int]] = [[] for _ in graph.tasks]
         self._lanes: dict[object, deque[int]] = defaultdict(deque)
-        self._has: set[tuple[int, int]] = set()
         for i, after in enumerate(graph.after):
             for j in after:
                 self._unlocks[j].append(i)
@@ -133,17 +141,10 @@ class _Run:
                 ready.extend(self._finish(lane.popleft()))
 
     def _finish(self, i: int) -> list[int]:
-        self._touch(self._graph.tasks[i])
         self.order.append(i)
         for j in self._unlocks[i]:
             self._waits[j] -= 1
         return [j for j in self._unlocks[i] if self._waits[j] == 0]
-
-    def _touch(self, task: Task) -> None:
-        """A payload must be on the rank before it is read there."""
-        if isinstance(task, Send | Decode | Merge) and (task.rank, task.payload) not in self._has:
-            raise DeadlockError(f"`{task.text()}` may run before its payload is there")
-        self._has.add((task.rank, task.payload))
 
 
 def _lane(i: int, task: Task) -> object:

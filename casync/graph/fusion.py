@@ -1,14 +1,20 @@
-"""Which merges are part of the encode that follows them: decode, add and encode in one kernel."""
+"""What needs no walk over memory of its own.
+
+A merge may be part of the encode that follows it: decode, add and encode in one kernel. And a raw
+payload that is summed natively may lie where it comes from and goes to, in the bucket.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from casync.codec import Codec
 from casync.graph.graph import Program
-from casync.graph.tasks import Decode, Encode, Merge
+from casync.graph.tasks import Decode, Encode, Merge, Reduce
+from casync.raw import RAW
 
-__all__ = ["fused"]
+__all__ = ["fused", "in_place"]
 
 
 def fused(program: Program, codecs: Mapping[str, Codec]) -> dict[int, int]:
@@ -20,16 +26,16 @@ def fused(program: Program, codecs: Mapping[str, Codec]) -> dict[int, int]:
     found = {}
     last: dict[int, int] = {}  # part -> its latest task on the bucket
     for i, task in enumerate(program.tasks):
-        codec = program.parts[task.part].codec
-        if not isinstance(task, Encode | Decode | Merge) or codec is None:
+        if not isinstance(task, Encode | Decode | Merge):
             continue
         before = last.get(task.part)
         if (
             isinstance(task, Encode)
             and before is not None
             and isinstance(program.tasks[before], Merge)
+            and program.tasks[before].codec == task.codec
             and program.unlocks[before] == (i,)
-            and codecs[codec].fuses
+            and codecs[task.codec].fuses
             and (task.writeback or _overwritten(program, i))
         ):
             found[i] = before
@@ -46,3 +52,20 @@ def _overwritten(program: Program, index: int) -> bool:
         if task.part == part and isinstance(task, Encode | Decode | Merge)
     )
     return isinstance(next(following, None), Decode)
+
+
+def in_place(program: Program) -> frozenset[int]:
+    """Raw payloads of one run that are encoded, reduced and decoded, and nothing else."""
+    uses: dict[int, list[type]] = defaultdict(list)
+    touches: dict[int, int] = defaultdict(int)  # part -> tasks on its piece of the bucket
+    for task in program.tasks:
+        uses[task.payload].append(type(task))
+        touches[task.part] += isinstance(task, Encode | Decode | Merge)
+    return frozenset(
+        task.payload
+        for task in program.tasks
+        if uses[task.payload] == [Encode, Reduce, Decode]
+        and task.codec == RAW
+        and len(program.parts[task.part].rows) == 1
+        and touches[task.part] == 2
+    )

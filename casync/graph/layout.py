@@ -1,4 +1,4 @@
-"""How a part's payloads lie in one message.
+"""How the payloads of a part's pieces lie in one message.
 
 Fixed length: the pieces' payloads one behind the other, each at a multiple of ALIGN bytes.
 Varying length: first int64 [m] used bytes, then the payloads likewise, without the unused room;
@@ -7,13 +7,12 @@ only that travels. The layout is derived by both sides from the part, so nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from casync.codec import FLOAT_BYTES, Bytes, Codec, Ints
+from casync.codec import Bytes, Codec, Ints
 from casync.errors import PayloadError
 from casync.graph.plan import Part
 
@@ -48,15 +47,11 @@ class Layout:
     size: int  # bytes of the buffer: bound of the message
 
     @classmethod
-    def of(cls, part: Part, codecs: Mapping[str, Codec]) -> Layout:
-        """The layout of a part. A raw part's "message" is its float32 run in the bucket.
+    def of(cls, part: Part, codec: Codec) -> Layout:
+        """The layout of a part's payloads of this codec.
 
-        Of a part with rounds only the size is of use: that of all its rounds together.
+        Of a codec with rounds only the size is of use: that of all its rounds together.
         """
-        if part.codec is None:
-            at = np.zeros(1, np.int64)
-            return cls(True, 0, at, at, part.elements * FLOAT_BYTES)
-        codec = codecs[part.codec]
         if codec.rounds:
             each = [cls.of_round(part, codec, number) for number in range(len(part.rounds))]
             at = np.zeros(len(part.rows), np.int64)

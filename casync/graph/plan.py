@@ -4,6 +4,12 @@
 second on. Residuals at the aggregators must stay where they are, so a tensor's chunks and their
 owners depend on the tensor, the world size and its Choice only, never on the bucket. What the
 bucket decides is only which pieces share a message.
+
+[Note: how small a chunk may be] Among N ranks a chunk is 2(N-1) messages, each of which costs some
+50 microseconds whatever is in it, and as much as a payload of 60 KB at 10 Gbit/s. So a tensor is
+cut into as many chunks as there are owners only if each has half of WHOLE_BYTES. At 1024 ranks
+a tensor of 4 MB has 64 chunks, not 1024 with payloads of some hundred bytes; the owners of other
+tensors' chunks are other ranks.
 """
 
 from __future__ import annotations
@@ -11,12 +17,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import TypeAlias
 
 from casync.codec import FLOAT_BYTES, Codec, Operation
 from casync.errors import PlanError
+from casync.graph.topology import Topology
+from casync.raw import RAW, with_raw
 from casync.rounds import refuse_workers
-from casync.strategies import load
+from casync.strategies import load, refuses
 
 __all__ = ["BATCH_BYTES", "WHOLE_BYTES", "Choice", "Part", "Tensor", "assign_owners", "partition"]
 
@@ -41,20 +50,22 @@ class Tensor:
 class Choice:
     """How one tensor is synchronized."""
 
-    codec: str | None  # key in the executor's mapping; None: raw float32
-    strategy: str  # module in casync.strategies; raw float32 takes "allreduce"
+    codec: str  # key in the executor's mapping, or RAW
+    strategy: str  # module in casync.strategies
     partitions: int = 1  # chunks of a big tensor (per owner, where the strategy spreads them)
+    down: str | None = None  # the codec of owners, where that is another one
 
 
 @dataclass(frozen=True)
 class Part:
-    """One message and one launch: many small tensors, one chunk of a big one, or a raw run."""
+    """What payloads hold together: many small tensors, one chunk of a big one, or a raw run."""
 
     id: int
-    codec: str | None
+    codec: str  # of workers; its key is that of the states of both sides
     strategy: str
     owner: int
     rows: tuple[Row, ...]  # the codec's table: START, LENGTH, TENSOR, OFFSET, STATE
+    down: str | None = None  # of owners, where that is another one
     rounds: tuple[Operation, ...] = ()  # all-reduces that build on one another; else whole payloads
 
     @property
@@ -90,7 +101,7 @@ def assign_owners(lengths_in_model_order: Sequence[int], world_size: int) -> tup
 def partition(
     tensors: Iterable[Tensor],
     choices: Mapping[str, Choice],
-    world_size: int,
+    topology: Topology,
     codecs: Mapping[str, Codec],
     *,
     owners: Mapping[str, int] | None = None,
@@ -99,28 +110,28 @@ def partition(
 ) -> tuple[Part, ...]:
     """Parts of one bucket, in bucket order.
 
-    Tensors of at least `whole_bytes` are split into `partitions` chunks (times world_size where
-    the strategy spreads them), aligned to the codec. Smaller ones go whole, joined up to
-    `batch_bytes`. Adjacent raw ones become runs. `owners`: rank by tensor name, for instance from
-    `assign_owners`; by default the tensor's index modulo world_size.
-    See [Note: parts do not move]. Raises PlanError.
+    Tensors of at least `whole_bytes` are split into `partitions` chunks (times the owners where
+    the strategy spreads them), aligned to the codec; see [Note: how small a chunk may be]. Smaller
+    ones go whole, joined up to `batch_bytes`. Adjacent raw ones become runs. `owners`: by tensor
+    name, whose turn it is to own the first chunk, for instance from `assign_owners`; by default the
+    tensor's index. See [Note: parts do not move]. Raises PlanError.
     """
     # Where an empty tensor and another one start alike, the empty one ends there.
     ordered = sorted(tensors, key=lambda t: (t.start, t.length, t.index))
-    _check(ordered, choices, world_size, codecs)
+    codecs = with_raw(codecs)
+    _check(ordered, choices, topology.world_size, codecs)
     pieces: list[_Piece] = []
     for tensor in ordered:
-        choice = choices[tensor.name]
-        owner = (tensor.index if owners is None else owners[tensor.name]) % world_size
-        pieces.extend(_split(tensor, choice, owner, world_size, codecs, whole_bytes))
+        turn = tensor.index if owners is None else owners[tensor.name]
+        pieces.extend(_split(tensor, choices[tensor.name], turn, topology, codecs, whole_bytes))
     return tuple(_part(n, p, codecs) for n, p in enumerate(_join(pieces, batch_bytes)))
 
 
 def _part(number: int, pieces: Sequence[_Piece], codecs: Mapping[str, Codec]) -> Part:
     choice, owner = pieces[0].choice, pieces[0].owner
-    codec = None if choice.codec is None else codecs[choice.codec]
-    rounds = () if codec is None else tuple(one.op for one in codec.rounds)
-    return Part(number, choice.codec, choice.strategy, owner, _rows(pieces), rounds)
+    rounds = tuple(one.op for one in codecs[choice.codec].rounds)
+    rows = _rows(pieces)
+    return Part(number, choice.codec, choice.strategy, owner, rows, choice.down, rounds)
 
 
 def _check(
@@ -129,8 +140,6 @@ def _check(
     world_size: int,
     codecs: Mapping[str, Codec],
 ) -> None:
-    if world_size < 1:
-        raise PlanError(f"world size {world_size} is not positive")
     end = 0
     for tensor in ordered:
         if tensor.length < 0 or tensor.start < end:
@@ -140,19 +149,25 @@ def _check(
             raise PlanError(f"no choice for tensor {tensor.name!r}")
     for choice in dict.fromkeys(choices[t.name] for t in ordered):
         check_choice(choice, codecs)
-        refusal = refuse_workers(codecs.get(choice.codec or ""), world_size)
+        refusal = refuse_workers(codecs[choice.codec], world_size)
         if refusal is not None:
             raise PlanError(refusal)
 
 
 def check_choice(choice: Choice, codecs: Mapping[str, Codec]) -> None:
-    """Raise PlanError when the strategy is unknown or cannot carry the codec."""
+    """Raise PlanError when the strategy is unknown or cannot carry the codecs."""
     if choice.partitions < 1:
         raise PlanError(f"partitions {choice.partitions} is not positive")
-    if choice.codec is not None and choice.codec not in codecs:
-        raise PlanError(f"unknown codec {choice.codec!r}; one of {', '.join(codecs) or 'none'}")
-    codec = None if choice.codec is None else codecs[choice.codec]
-    refusal = load(choice.strategy).refuses(codec)
+    check_codecs(choice, codecs)
+
+
+def check_codecs(choice: Choice | Part, codecs: Mapping[str, Codec]) -> None:
+    """Raise PlanError when a codec is unknown, or the strategy cannot carry it."""
+    down = choice.down
+    for key in (choice.codec, choice.codec if down is None else down):
+        if key not in codecs:
+            raise PlanError(f"unknown codec {key!r}; one of {', '.join(codecs)}")
+    refusal = refuses(choice.strategy, codecs[choice.codec], None if down is None else codecs[down])
     if refusal is not None:
         raise PlanError(refusal)
 
@@ -160,27 +175,37 @@ def check_choice(choice: Choice, codecs: Mapping[str, Codec]) -> None:
 def _split(
     t: Tensor,
     choice: Choice,
-    owner: int,
-    world_size: int,
+    turn: int,
+    topology: Topology,
     codecs: Mapping[str, Codec],
     whole_bytes: int,
 ) -> Iterator[_Piece]:
+    """`turn`: whose turn it is to own the first chunk."""
     if t.length == 0:
         return
-    if choice.codec is None or t.length * FLOAT_BYTES < whole_bytes:
-        yield _Piece(choice, owner, True, (t.start, t.length, t.index, 0, t.state))
+    turns = topology.turns(load(choice.strategy).SPREADS)
+    first = (turns or topology.ranks)[turn % len(turns or topology.ranks)]
+    if _is_run(choice) or t.length * FLOAT_BYTES < whole_bytes:
+        yield _Piece(choice, first, True, (t.start, t.length, t.index, 0, t.state))
         return
-    spread = load(choice.strategy).SPREADS
-    size = _chunk(t.length, choice.partitions * (world_size if spread else 1), codecs[choice.codec])
+    most = max(1, FLOAT_BYTES * t.length // max(1, whole_bytes // 2))
+    align = lcm(*(codecs[key].align for key in (choice.codec, choice.down) if key))
+    size = _chunk(t.length, min(most, choice.partitions * max(1, len(turns))), align)
     for number, at in enumerate(range(0, t.length, size)):
         row = (t.start + at, min(size, t.length - at), t.index, at, t.state + at)
-        yield _Piece(choice, (owner + number) % world_size if spread else owner, False, row)
+        owner = turns[(turn + number) % len(turns)] if turns else first
+        yield _Piece(choice, owner, False, row)
 
 
-def _chunk(length: int, count: int, codec: Codec) -> int:
+def _is_run(choice: Choice) -> bool:
+    """Whether it is raw and summed natively, in the bucket itself: the longer the better."""
+    return choice.codec == RAW and not load(choice.strategy).SPREADS
+
+
+def _chunk(length: int, count: int, align: int) -> int:
     """Elements of a chunk: the tensor in `count` equal ones, rounded up to the alignment."""
     size = -(-length // count)
-    return -(-size // codec.align) * codec.align
+    return -(-size // align) * align
 
 
 def _join(pieces: Iterable[_Piece], batch_bytes: int) -> list[list[_Piece]]:
@@ -200,13 +225,14 @@ def _join(pieces: Iterable[_Piece], batch_bytes: int) -> list[list[_Piece]]:
 
 def _key(piece: _Piece) -> tuple[object, ...]:
     """Pieces of equal keys may share a part."""
-    codec, strategy = piece.choice.codec, piece.choice.strategy
-    owner = piece.owner if load(strategy).SPREADS else 0
-    return (codec, strategy, owner) if piece.small else (codec, strategy, piece.row)
+    choice = piece.choice
+    owner = piece.owner if load(choice.strategy).SPREADS else 0
+    kind = (choice.codec, choice.down, choice.strategy)
+    return (*kind, owner) if piece.small else (*kind, piece.row)
 
 
 def _fits(batch: Sequence[_Piece], piece: _Piece, batch_bytes: int) -> bool:
-    if piece.choice.codec is None:
+    if _is_run(piece.choice):
         last = batch[-1].row
         return last[0] + last[1] == piece.row[0]
     size = sum(p.row[1] for p in batch) + piece.row[1]
@@ -215,7 +241,7 @@ def _fits(batch: Sequence[_Piece], piece: _Piece, batch_bytes: int) -> bool:
 
 def _rows(pieces: Sequence[_Piece]) -> tuple[Row, ...]:
     rows = tuple(p.row for p in pieces)
-    if pieces[0].choice.codec is not None:
+    if not _is_run(pieces[0].choice):
         return rows
     start, _, *rest = rows[0]
     return ((start, sum(row[1] for row in rows), rest[0], rest[1], rest[2]),)

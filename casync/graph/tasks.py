@@ -3,17 +3,23 @@
 CaSync has five: encode, decode, merge, send, recv. `reduce` is the native collective, for
 payloads that add without decoding. `merge` is decode-and-add: codecs fuse the two.
 
-A payload has a number. The encode that makes it gives the number; sends, receives and decodes
-name it, on whichever rank they run: a payload forwarded unchanged keeps its number.
+A payload has a number and a codec. The encode that makes it gives both; sends, receives and
+decodes name them, on whichever rank they run: a payload forwarded unchanged keeps its number.
+
+[Note: slots] Transports without tags, such as NCCL, match messages by their order alone, and a
+receive that waits holds up all that comes behind it. So what travels has a slot, the same on all
+ranks: a rank posts the members of a slot as one group, and the groups in the order of slots.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar, Literal, TypeAlias, cast
+from urllib.parse import quote, unquote
 
 from casync.codec import OPERATIONS, Operation
 from casync.errors import GraphSyntaxError
@@ -38,22 +44,23 @@ Side: TypeAlias = Literal["worker", "aggregator"]
 SIDES: tuple[Side, ...] = ("worker", "aggregator")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Base:
     verb: ClassVar[str]
     rank: int  # where it runs
     part: int  # Part.id
     payload: int  # number of the payload made, moved or read
+    codec: str  # key of the payload's codec
 
     def text(self) -> str:
-        """One line, e.g. `send rank=0 part=3 payload=7 peer=1 channel=0`."""
+        """One line, e.g. `send rank=0 part=3 payload=7 codec=topk peer=1 channel=0 slot=2`."""
         pairs = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
-        return " ".join([self.verb, *(f"{k}={int(v) if k in _BOOLS else v}" for k, v in pairs)])
+        return " ".join([self.verb, *(f"{key}={_word(value)}" for key, value in pairs)])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Encode(_Base):
-    """Bucket piece -> payload. Without a codec: only scales the piece, in place."""
+    """Bucket piece -> payload."""
 
     verb: ClassVar[str] = "encode"
     side: Side  # whose state is used
@@ -61,46 +68,50 @@ class Encode(_Base):
     writeback: bool  # overwrite the bucket piece by decode(payload)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decode(_Base):
     """Payload -> bucket piece, overwriting it."""
 
     verb: ClassVar[str] = "decode"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Merge(_Base):
     """Payload decoded and added to the bucket piece."""
 
     verb: ClassVar[str] = "merge"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Send(_Base):
     """Payload -> peer. Messages of one channel to one peer keep their order."""
 
     verb: ClassVar[str] = "send"
     peer: int
     channel: int  # 0: contributions, 1: results; a result never waits behind a contribution
+    slot: int  # see [Note: slots]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Recv(_Base):
     """Payload <- peer."""
 
     verb: ClassVar[str] = "recv"
     peer: int
     channel: int
+    slot: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reduce(_Base):
-    """Payload (or, without a codec, bucket piece) summed over all ranks, natively, in place."""
+    """Payload summed over some ranks, natively, in place."""
 
     verb: ClassVar[str] = "reduce"
+    slot: int
+    ranks: tuple[int, ...]  # in ascending order; this rank is one of them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EncodeRound(Encode):
     """Bucket piece and the sums of earlier rounds -> the payload of a round."""
 
@@ -108,7 +119,7 @@ class EncodeRound(Encode):
     round: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReduceRound(Reduce):
     """The payload of a round, combined over all ranks, natively, in place."""
 
@@ -117,7 +128,7 @@ class ReduceRound(Reduce):
     op: Operation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DecodeRounds(Decode):
     """The sums of all rounds (`payload`: of the last) -> bucket piece, overwriting it."""
 
@@ -134,7 +145,8 @@ _KINDS: dict[str, type[Task]] = {
     )
 }
 _BOOLS = frozenset({"average", "writeback"})
-_PAIR = re.compile(r"([a-z]+)=(\w+)")
+_WORDS = {"side": SIDES, "op": OPERATIONS}
+_PAIR = re.compile(r"([a-z]+)=(\S+)")
 
 
 def parse_task(text: str) -> Task:
@@ -143,16 +155,42 @@ def parse_task(text: str) -> Task:
     if verb not in _KINDS:
         raise GraphSyntaxError(f"unknown task {verb!r}; one of {', '.join(_KINDS)}")
     pairs = [_PAIR.fullmatch(word) for word in words]
-    values = {m[1]: _value(m[1], m[2], text) for m in pairs if m}
+    keys = [m[1] for m in pairs if m]
     expected = [f.name for f in dataclasses.fields(_KINDS[verb])]
-    if list(values) != expected or None in pairs:
+    if keys != expected or None in pairs:
         raise GraphSyntaxError(f"expected `{verb} {'=.. '.join(expected)}=..`, got {text!r}")
+    try:
+        values = {m[1]: _value(m[1], m[2]) for m in pairs if m}
+    except ValueError as error:
+        raise GraphSyntaxError(f"bad value of {error} in {text!r}") from None
     return cast(Callable[..., Task], _KINDS[verb])(**values)
 
 
-def _value(key: str, word: str, text: str) -> int | bool | str:
-    if (key == "side" and word in SIDES) or (key == "op" and word in OPERATIONS):
+def _word(value: bool | int | str | Sequence[int]) -> str:
+    """A field's value, without spaces."""
+    if isinstance(value, str):
+        return quote(value, safe="()=,.:+")
+    return str(int(value)) if isinstance(value, int) else _ranges(value)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Such as `0-3,6`."""
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _value(key: str, word: str) -> int | bool | str | tuple[int, ...]:
+    """What `_word` wrote; ValueError names the key."""
+    if key == "codec":
+        return unquote(word)
+    if key in _WORDS and word in _WORDS[key]:
         return word
+    if key == "ranks" and re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", word):
+        ends = [run.split("-") for run in word.split(",")]
+        return tuple(n for run in ends for n in range(int(run[0]), int(run[-1]) + 1))
     if not word.isdigit() or (key in _BOOLS and word not in "01"):
-        raise GraphSyntaxError(f"bad value of {key!r} in {text!r}")
+        raise ValueError(repr(key))
     return word == "1" if key in _BOOLS else int(word)

@@ -1,9 +1,10 @@
 """Predicts how long graphs take on a cluster: the executor's lanes as a discrete-event simulation.
 
-Per rank one compute lane, which picks as the executor does, and one full-duplex link. A message
-holds the sender's outgoing side for bytes / bandwidth, then, as switches and sockets buffer, the
-receiver's incoming side as soon as that is free; a latency later it is there. The native
-all-reduce holds all links for the time of a ring.
+Per rank one compute lane, which picks as the executor does, and one full-duplex link inside its
+node; per node one link to other nodes. A message holds the sender's outgoing side for
+bytes / bandwidth, then, as switches and sockets buffer, the receiver's incoming side as soon as
+that is free; a latency later it is there. The native all-reduce holds all links for the time of a
+ring, at the pace of its slowest link.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from casync.codec import FLOAT_BYTES
+from casync.graph.fusion import in_place
 from casync.graph.graph import Graph, Program
-from casync.graph.tasks import Encode, Recv, Reduce, ReduceRound, Send
+from casync.graph.tasks import Decode, Encode, Recv, Reduce, ReduceRound, Send, Task
+from casync.graph.topology import Topology
+from casync.raw import RAW
 
-__all__ = ["Cluster", "CodecSpeed", "Timeline", "simulate"]
+__all__ = ["Cluster", "CodecSpeed", "Link", "Timeline", "simulate"]
+
+_Way: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -30,12 +37,20 @@ class CodecSpeed:
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Equal ranks on equal links."""
+class Link:
+    """What all messages on one way between two ranks have in common."""
 
-    bandwidth: float  # bytes per second, each direction of each link
+    bandwidth: float  # bytes per second, each direction
     latency: float  # seconds of a message besides its bytes
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal ranks on equal nodes."""
+
+    between: Link  # nodes; a node's ranks share it
     codecs: Mapping[str, CodecSpeed]
+    inside: Link = Link(1e10, 1e-5)  # a node
     raw: CodecSpeed = CodecSpeed(5e9, 5e9)
     payload_share: float = 1.0  # of the messages' bounds that really travels
 
@@ -47,7 +62,7 @@ class Timeline:
     makespan: float
     finished: tuple[float, ...]  # by graph: when its last task ended on any rank
     compute_seconds: tuple[float, ...]  # by rank: compute lane busy
-    link_seconds: tuple[float, ...]  # by rank: outgoing side busy
+    link_seconds: tuple[float, ...]  # by node: outgoing side to other nodes busy
     events: tuple[tuple[int, str, float, float], ...]  # graph, task text, begin, end
 
 
@@ -64,22 +79,28 @@ def simulate(graphs: Sequence[Graph], cluster: Cluster, ready: Sequence[float] =
 class _Simulation:
     def __init__(self, graphs: Sequence[Graph], cluster: Cluster, ready: Sequence[float]) -> None:
         self._graphs, self._cluster = graphs, cluster
-        ranks = max((g.world_size for g in graphs), default=1)
+        self._topology = graphs[0].topology if graphs else Topology.flat(1)
+        ranks = self._topology.world_size
         self._programs = [[g.slice(r) for r in range(g.world_size)] for g in graphs]
+        self._in_place = {p: in_place(p) for job in self._programs for p in job}
         self._waits = [[list(p.waits) for p in job] for job in self._programs]
         self._recvs = _recvs(self._programs)
         self._clock, self._number = 0.0, 0
         self._agenda: list[tuple[float, int, int, int, int]] = []  # end, number, graph, rank, task
         self._lane: list[list[tuple[bool, int, int]]] = [[] for _ in range(ranks)]
         self._computing = [False] * ranks
-        self._out, self._in = [0.0] * ranks, [0.0] * ranks  # when that side of the link is free
+        # when that side of a way is free; a way is that of a rank inside, or of a node to others
+        self._out: dict[_Way, float] = defaultdict(float)
+        self._in: dict[_Way, float] = defaultdict(float)
         self._sends: dict[tuple[int, int, int], deque[tuple[int, int]]] = defaultdict(deque)
         self._may_send: set[tuple[int, int, int]] = set()
-        self._reduces: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
+        self._reduces: dict[tuple[int, int, int, tuple[int, ...]], list[tuple[int, int]]]
+        self._reduces = defaultdict(list)
         self._begin: dict[tuple[int, int, int], float] = {}
         self._events: list[tuple[int, str, float, float]] = []
         self._finished = [0.0] * len(graphs)
-        self._compute_seconds, self._link_seconds = [0.0] * ranks, [0.0] * ranks
+        self._compute_seconds = [0.0] * ranks
+        self._link_seconds = [0.0] * len(self._topology.nodes)
         for graph, at in enumerate(ready):
             self._later(at, graph, -1, -1)
 
@@ -135,50 +156,72 @@ class _Simulation:
         self._later(self._clock + seconds, graph, rank, i)
 
     def _cost(self, program: Program, i: int) -> float:
-        part = program.parts[program.tasks[i].part]
-        speed = self._cluster.raw if part.codec is None else self._cluster.codecs[part.codec]
-        rate = speed.encode if isinstance(program.tasks[i], Encode) else speed.decode
-        return speed.launch + part.elements * FLOAT_BYTES / rate
+        task = program.tasks[i]
+        speed = self._cluster.raw if task.codec == RAW else self._cluster.codecs[task.codec]
+        if isinstance(task, Decode) and task.payload in self._in_place[program]:
+            return 0.0
+        rate = speed.encode if isinstance(task, Encode) else speed.decode
+        return speed.launch + program.parts[task.part].elements * FLOAT_BYTES / rate
 
     def _transfer(self, rank: int, task: Send) -> None:
         """Give the link what is at the head of the peer's channel."""
         order = self._sends[rank, task.peer, task.channel]
+        link, way, _ = self._link(rank, task.peer)
         while order and (order[0][0], rank, order[0][1]) in self._may_send:
             graph, i = order.popleft()
-            size = self._bytes(graph, self._programs[graph][rank].tasks[i].part)
-            begin = max(self._clock, self._out[rank])
-            end = begin + size / self._cluster.bandwidth
-            self._out[rank] = end
-            self._link_seconds[rank] += end - begin
+            size = self._bytes(graph, self._programs[graph][rank].tasks[i])
+            begin = max(self._clock, self._out[way])
+            end = begin + size / link.bandwidth
+            self._out[way] = end
+            self._busy(way, end - begin)
             self._begin[graph, rank, i] = begin
             self._later(end, graph, rank, i)
 
     def _arrive(self, graph: int, task: Send) -> None:
         """The receiver's side is cut-through, unless others' messages keep it busy."""
-        seconds = self._bytes(graph, task.part) / self._cluster.bandwidth
-        end = max(self._clock, self._in[task.peer] + seconds)
-        self._in[task.peer] = end
+        link, _, way = self._link(task.rank, task.peer)
+        seconds = self._bytes(graph, task) / link.bandwidth
+        end = max(self._clock, self._in[way] + seconds)
+        self._in[way] = end
         recv = self._recvs[graph, task.peer, task.payload]
         self._begin[graph, task.peer, recv] = end - seconds
-        self._later(end + self._cluster.latency, graph, task.peer, recv)
+        self._later(end + link.latency, graph, task.peer, recv)
 
-    def _bytes(self, graph: int, part: int) -> float:
-        return self._graphs[graph].message_bytes[part] * self._cluster.payload_share
+    def _link(self, source: int, target: int) -> tuple[Link, _Way, _Way]:
+        """The link between two ranks, the way out of the one and the way in to the other."""
+        one, other = self._topology.node_of[source], self._topology.node_of[target]
+        if one == other:
+            return self._cluster.inside, ("rank", source), ("rank", target)
+        return self._cluster.between, ("node", one), ("node", other)
+
+    def _busy(self, way: _Way, seconds: float) -> None:
+        if way[0] == "node":
+            self._link_seconds[way[1]] += seconds
+
+    def _bytes(self, graph: int, task: Task) -> float:
+        return self._graphs[graph].bytes_of(task) * self._cluster.payload_share
 
     def _gather(self, graph: int, rank: int, i: int, task: Reduce) -> None:
-        """The native collective begins when all ranks are there."""
+        """The native collective begins when all its ranks are there."""
         number = task.round if isinstance(task, ReduceRound) else 0
-        there = self._reduces[graph, task.part, number]
+        there = self._reduces[graph, task.part, number, task.ranks]
         there.append((rank, i))
-        n = self._graphs[graph].world_size
+        n = len(task.ranks)
         if len(there) < n:
             return
-        begin = max(self._clock, *self._out, *self._in)
+        links = [
+            self._link(*pair)
+            for pair in zip(task.ranks, (*task.ranks[1:], task.ranks[0]), strict=True)
+        ]
+        ways = [*dict.fromkeys(way for _, out, into in links for way in (out, into))]
+        begin = max(self._clock, *(max(self._out[way], self._in[way]) for way in ways))
         share = 2 * (n - 1) / n * self._graphs[graph].bytes_of(task)
-        end = begin + share / self._cluster.bandwidth + 2 * (n - 1) * self._cluster.latency
+        link = min((link for link, *_ in links), key=lambda each: each.bandwidth)
+        end = begin + share / link.bandwidth + 2 * (n - 1) * link.latency
+        for way in ways:
+            self._out[way] = self._in[way] = end
+            self._busy(way, end - begin)
         for member, position in there:
-            self._out[member] = self._in[member] = end
-            self._link_seconds[member] += end - begin
             self._begin[graph, member, position] = begin
             self._later(end, graph, member, position)
 

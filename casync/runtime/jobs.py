@@ -16,10 +16,9 @@ import torch
 
 from casync.codec import Codec, Floats, State
 from casync.errors import PlanError
-from casync.graph.fusion import fused
+from casync.graph.fusion import fused, in_place
 from casync.graph.graph import Program
 from casync.graph.layout import Layout
-from casync.graph.plan import Part
 from casync.graph.tasks import (
     SIDES,
     Decode,
@@ -34,6 +33,7 @@ from casync.graph.tasks import (
     Task,
 )
 from casync.memory.slots import Slot
+from casync.raw import with_raw
 from casync.rounds import as_rounds
 from casync.runtime.deferral import Deferred, defer, restore, zero_pieces
 from casync.transports import Handle
@@ -130,50 +130,54 @@ class Prepared:
         self.busy = False
         self._deferred = deferred
         self._rank, self._world_size = program.rank, program.world_size
-        self._codecs = codecs
+        self._codecs = with_raw(codecs)
         self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
         self._parts = program.parts
-        self._layouts = [Layout.of(part, codecs) for part in program.parts]
+        self._layouts: dict[tuple[int, str], Layout] = {}
         self._tables = [np.array(p.rows, np.int64).reshape(-1, 5) for p in program.parts]
         self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
         self._slots: dict[int, Slot] = {}
         self._rounds: dict[int, list[Slot]] = {}  # by part: of its rounds, in order
         self._sent = {task.payload for task in program.tasks if isinstance(task, Send)}
         self.urgent = program.urgent
+        self._in_place = in_place(program)
         self.slots = [self._slot(task) for task in program.tasks]
-        self._taken = fused(program, codecs)
+        self._taken = fused(program, self._codecs)
         self.steps = [self._step(i, task) for i, task in enumerate(program.tasks)]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
 
     def reduce_view(self, job: Job, index: int) -> torch.Tensor:
-        """What the native all-reduce combines: the raw run in the bucket, or the payload."""
-        part = self._parts[job.tasks[index].part]
-        if part.codec is None:
-            start, length = part.rows[0][:2]
+        """What the native all-reduce combines: the payload, or the bucket in place of one."""
+        task = job.tasks[index]
+        if task.payload in self._in_place:
+            start, length = self._parts[task.part].rows[0][:2]
             return job.bucket.detach()[start : start + length]
-        codec, task = self._codecs[part.codec], job.tasks[index]
+        codec = self._codecs[task.codec]
         name = codec.rounds[task.round].dtype if isinstance(task, ReduceRound) else codec.additive
-        dtype = _DTYPES[name or ""]
-        return self.slots[index].tensor.view(dtype)
+        return self.slots[index].tensor.view(_DTYPES[name or ""])
 
     def _slot(self, task: Task) -> Slot:
-        """Every payload of this rank has one; a raw part's is empty, as the bucket is used."""
+        """Every payload of this rank has one; it is empty where the bucket is used."""
         if isinstance(task, EncodeRound):
             self._slots[task.payload] = self._round_slot(task)
         if task.payload not in self._slots:
-            raw = self._parts[task.part].codec is None
-            layout = _EMPTY if raw else self._layouts[task.part]
+            layout = _EMPTY if task.payload in self._in_place else self._layout(task)
             source = task.peer if isinstance(task, Recv) else task.rank
             sent = task.payload in self._sent
             self._slots[task.payload] = Slot(layout, source, sent, checksum=self._checksum)
         return self._slots[task.payload]
 
+    def _layout(self, task: Task) -> Layout:
+        key = (task.part, task.codec)
+        if key not in self._layouts:
+            self._layouts[key] = Layout.of(self._parts[task.part], self._codecs[task.codec])
+        return self._layouts[key]
+
     def _round_slot(self, task: EncodeRound) -> Slot:
         """Of a round's payload, which the encode of the round makes."""
-        part = self._parts[task.part]
-        codec = self._codecs[part.codec or ""]
-        slot = Slot(Layout.of_round(part, codec, task.round), task.rank, travels=False)
+        layout = Layout.of_round(self._parts[task.part], self._codecs[task.codec], task.round)
+        slot = Slot(layout, task.rank, travels=False)
         self._rounds.setdefault(task.part, []).append(slot)
         return slot
 
@@ -183,6 +187,8 @@ class Prepared:
             return self._encode_round(task, self.slots[index])
         if isinstance(task, DecodeRounds):
             return self._decode_rounds(task)
+        if task.payload in self._in_place:
+            return self._scale(task) if isinstance(task, Encode) else _nothing
         if isinstance(task, Encode):
             before = self._taken.get(index)
             taken = None if before is None else self.slots[before]
@@ -194,18 +200,16 @@ class Prepared:
         return None
 
     def _encode(self, task: Encode, slot: Slot, taken: Slot | None) -> Step:
-        part, table = self._parts[task.part], self._tables[task.part]
-        scale = 1.0 / self._world_size if task.average else 1.0
-        if part.codec is None:
-            return _scaled(part, scale)
-        codec, names = self._codecs[part.codec], self._deferred.get(part.codec, ())
-        encode, decode = codec.encode_batch, codec.decode_batch
-        key, seed, writeback = (part.codec, task.side), self._seeds[task.side], task.writeback
+        table, scale = self._tables[task.part], self._factor(task)
+        codec, names = self._codecs[task.codec], self._deferred.get(task.codec, ())
+        encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
+        key = self._parts[task.part].codec, task.side  # of the states, whatever this side's codec
+        seed, writeback = self._seeds[task.side], task.writeback
         out, at = slot.array, slot.layout.at
 
         def step(job: Job) -> None:
             more = {} if taken is None else {"incoming": (taken.array, *taken.contents[:2])}
-            state, deferred = job.states.get(key), None
+            state, deferred = job.states.get(key) if stateful else None, None
             if names and state and (pieces := zero_pieces(job.array, table)):
                 if taken is not None:  # what it is merged with may not be zero
                     place, used, _ = taken.contents
@@ -223,8 +227,22 @@ class Prepared:
 
         return step
 
+    def _factor(self, task: Encode) -> float:
+        return 1.0 / self._world_size if task.average else 1.0
+
+    def _scale(self, task: Encode) -> Step:
+        """Encoding in place."""
+        start, length = self._parts[task.part].rows[0][:2]
+        factor = np.float32(self._factor(task))
+
+        def step(job: Job) -> None:
+            piece = job.array[start : start + length]
+            np.multiply(piece, factor, out=piece)
+
+        return step
+
     def _encode_round(self, task: EncodeRound, slot: Slot) -> Step:
-        key, table = self._parts[task.part].codec or "", self._tables[task.part]
+        key, table = task.codec, self._tables[task.part]
         encode, seed, workers = (
             as_rounds(self._codecs[key]).encode_round, self._seeds["worker"], self._world_size,
         )  # fmt: skip
@@ -246,7 +264,7 @@ class Prepared:
         return step
 
     def _decode_rounds(self, task: DecodeRounds) -> Step:
-        key, table = self._parts[task.part].codec or "", self._tables[task.part]
+        key, table = task.codec, self._tables[task.part]
         decode, seed, workers = (
             as_rounds(self._codecs[key]).decode_rounds, self._seeds["worker"], self._world_size,
         )  # fmt: skip
@@ -260,10 +278,7 @@ class Prepared:
         return step
 
     def _decode(self, task: Decode | Merge, slot: Slot, add: bool) -> Step:
-        codec = self._parts[task.part].codec
-        if codec is None:
-            raise PlanError(f"{task.text()!r}: a raw part has no payload to decode")
-        decode, table = self._codecs[codec].decode_batch, self._tables[task.part]
+        decode, table = self._codecs[task.codec].decode_batch, self._tables[task.part]
 
         def step(job: Job) -> None:
             at, used, _ = slot.contents
@@ -273,19 +288,7 @@ class Prepared:
 
 
 def _nothing(job: Job) -> None:
-    """The step of a merge that an encode takes in."""
-
-
-def _scaled(part: Part, scale: float) -> Step:
-    """Encoding without a codec: scale the run in place, so that the sum is the average."""
-    start, length = part.rows[0][:2]
-    factor = np.float32(scale)
-
-    def step(job: Job) -> None:
-        piece = job.array[start : start + length]
-        np.multiply(piece, factor, out=piece)
-
-    return step
+    """The step of a merge that an encode takes in, and of a decode in place."""
 
 
 _NOTHING = np.zeros(0, np.int64)

@@ -262,8 +262,9 @@ class Communication:
             return self._transport.post_recv(slot.clear(), task.peer, task.channel)
         if isinstance(task, Send):
             return self._transport.post_send(slot.message(), task.peer, task.channel)
+        assert isinstance(task, Reduce)
         op = task.op if isinstance(task, ReduceRound) else "sum"
-        return self._transport.post_reduce(job.prepared.reduce_view(job, index), op)
+        return self._transport.post_reduce(job.prepared.reduce_view(job, index), task.ranks, op)
 
     def _waiting(self, peer: int) -> list[Posted]:
         """The messages from and to a peer for which waiters wait at this moment."""
@@ -284,4 +285,4 @@ class Communication:
 def _lane(task: Task) -> _Lane:
     if isinstance(task, Send | Recv):
         return (task.verb, task.peer, task.channel)
-    return (Reduce.verb, 0, 0)  # those of rounds, too: one order of all collectives
+    return (Reduce.verb, 0, 0)  # those of rounds and of some ranks, too: one order of all

@@ -1,6 +1,6 @@
 """Synchronization strategies; the module's name is the strategy's name.
 
-A strategy module has three functions and one constant, described by `Strategy`. To add one, add
+A strategy module has two functions and two constants, described by `Strategy`. To add one, add
 a file here.
 """
 
@@ -8,35 +8,35 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
 
 from casync.errors import PlanError
-from casync.rounds import refuse_rounds
 
 if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.graph.builder import Builder
     from casync.graph.plan import Part
+    from casync.graph.topology import Spread, Topology
 
-__all__ = ["Strategy", "instead", "list_strategies", "load"]
+__all__ = ["Strategy", "instead", "list_strategies", "load", "refuses"]
 
 
 class Strategy(Protocol):
     """What a module in this package provides."""
 
-    SPREADS: bool  # whether a tensor's chunks are spread over owners (world_size * partitions)
+    SPREADS: Spread  # over which owners a tensor's chunks are spread, if any
+    TWO_WAY: bool  # whether owners may encode with another codec than workers (`down`)
 
-    def refuses(self, codec: Codec | None) -> str | None:
-        """Why this strategy cannot carry this codec, with what to use instead; or None."""
+    def refuses(self, codec: Codec, down: Codec) -> str | None:
+        """Why this strategy cannot carry these codecs, with what to use instead; or None.
+
+        `down`: what owners encode with; `codec` itself unless the strategy is TWO_WAY.
+        """
         ...
 
-    def build(self, b: Builder, part: Part) -> Iterator[None]:
-        """Add the tasks of `part`. Each `yield` lets all other parts do their tasks up to there.
-
-        So the order over all parts is: everybody's first phase, everybody's second, ...
-        """
+    def build(self, b: Builder, part: Part, topology: Topology) -> None:
+        """Add the tasks of `part`. See [Note: phases] and [Note: own slice] in builder.py."""
         ...
 
 
@@ -53,13 +53,35 @@ def load(name: str) -> Strategy:
     return cast(Strategy, importlib.import_module(f"{__name__}.{name}"))
 
 
-def instead(codec: Codec | None) -> str:
+def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
+    """Why the strategy cannot carry the codec, with another one for owners if given; or None."""
+    strategy = load(name)
+    if down is not None and not strategy.TWO_WAY:
+        two_way = " or ".join(repr(s) for s in list_strategies() if load(s).TWO_WAY)
+        return (
+            f"strategy {name!r} has one direction, so it cannot send {down.name!r} down; "
+            f"leave down out, or use strategy {two_way}"
+        )
+    return strategy.refuses(codec, codec if down is None else down)
+
+
+def instead(codec: Codec) -> str:
     """Strategies that carry the codec, as refusals suggest them."""
-    if codec is None or codec.rounds:
+    if codec.rounds:
         return "strategy 'allreduce'"
     if codec.vote:
         return "strategy 'vote'"
     return "strategy 'ps' or 'ring'" if codec.reencodes else "strategy 'allgather'"
+
+
+def refuse_rounds(codec: Codec, strategy: str) -> str | None:
+    """The refusal of strategies other than allreduce."""
+    if not codec.rounds:
+        return None
+    return (
+        f"codec {codec.name!r} aggregates in rounds, which strategy {strategy!r} cannot; "
+        "use strategy 'allreduce'"
+    )
 
 
 def refuse_vote(codec: Codec, strategy: str) -> str:
@@ -70,18 +92,17 @@ def refuse_vote(codec: Codec, strategy: str) -> str:
     )
 
 
-def refuse_single_encoder(codec: Codec | None, strategy: str) -> str | None:
-    """The refusal of strategies that encode again on the way."""
-    if codec is None:
-        return f"strategy {strategy!r} needs a codec; without one use {instead(None)}"
-    if codec.rounds:
-        return refuse_rounds(codec, strategy)
-    if codec.vote:
-        return refuse_vote(codec, strategy)
-    if not codec.reencodes:
+def refuse_single_encoder(codec: Codec, again: Codec, strategy: str) -> str | None:
+    """The refusal of strategies that encode again on the way, by the codec `again`."""
+    for each in (codec, again):
+        if each.rounds:
+            return refuse_rounds(each, strategy)
+        if each.vote:
+            return refuse_vote(each, strategy)
+    if not again.reencodes:
         return (
-            f"codec {codec.name!r} cannot encode twice (as with states of its own), which strategy "
+            f"codec {again.name!r} cannot encode twice (as with states of its own), which strategy "
             f"{strategy!r} needs; "
-            f"use {instead(codec)}"
+            f"use {instead(again)}"
         )
     return None

@@ -5,38 +5,36 @@ The sum runs in rank order on every rank, the own payload included, so results a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from casync.rounds import refuse_rounds
-from casync.strategies import instead, refuse_vote
+from casync.strategies import refuse_rounds, refuse_vote
 
 if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.graph.builder import Builder
     from casync.graph.plan import Part
+    from casync.graph.topology import Spread, Topology
 
-SPREADS = False
+SPREADS: Spread = ""
+TWO_WAY = False
 
 
-def refuses(codec: Codec | None) -> str | None:
+def refuses(codec: Codec, down: Codec) -> str | None:
     """Carries every codec that averages in one go."""
-    if codec is None:
-        return f"strategy 'allgather' needs a codec; without one use {instead(None)}"
     if refusal := refuse_rounds(codec, "allgather"):
         return refusal
     return refuse_vote(codec, "allgather") if codec.vote else None
 
 
-def build(b: Builder, part: Part) -> Iterator[None]:
-    """Exchange all payloads, then add them up."""
+def build(b: Builder, part: Part, topology: Topology) -> None:
+    """Exchange all payloads, then add them up. In a phase each rank sends to one."""
     n = b.world_size
-    payloads = [b.encode(rank, part, "worker", average=True) for rank in range(n)]
-    for slot in range(1, n):
-        for rank in range(n):
-            b.send(payloads[rank], part, rank, (rank + slot) % n, channel=0)
-        yield
-    for rank in range(n):
+    payloads = [b.encode(rank, part, part.codec, "worker", average=True) for rank in range(n)]
+    for distance in range(1, n):
+        b.phase = distance - 1
+        for rank in sorted({(r - back) % n for r in b.ranks for back in (0, distance)}):
+            b.send(payloads[rank], part, rank, (rank + distance) % n, channel=0)
+    for rank in b.ranks:
         b.decode(rank, part, payloads[0])
         for payload in payloads[1:]:
             b.merge(rank, part, payload)

@@ -1,11 +1,10 @@
-"""The native collective: for no codec, and for payloads that add without decoding.
+"""The native collective: for raw values, and for payloads that add without decoding.
 
 A codec with rounds has several such payloads, each of which builds on the sum of the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from casync import rounds
@@ -15,13 +14,15 @@ if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.graph.builder import Builder
     from casync.graph.plan import Part
+    from casync.graph.topology import Spread, Topology
 
-SPREADS = False
+SPREADS: Spread = ""
+TWO_WAY = False
 
 
-def refuses(codec: Codec | None) -> str | None:
-    """Carries raw float32, additive codecs and those with rounds."""
-    if codec is None or codec.rounds:
+def refuses(codec: Codec, down: Codec) -> str | None:
+    """Carries additive codecs and those with rounds."""
+    if codec.rounds:
         return None
     if codec.vote:
         return refuse_vote(codec, "allreduce")
@@ -35,17 +36,12 @@ def refuses(codec: Codec | None) -> str | None:
     return None
 
 
-def build(b: Builder, part: Part) -> Iterator[None]:
-    """Scale by 1/N, sum natively, decode. Without a codec the bucket itself is summed."""
+def build(b: Builder, part: Part, topology: Topology) -> None:
+    """Scale by 1/N, sum natively, decode."""
     if part.rounds:
-        yield from rounds.build(b, part)
+        rounds.build(b, part)
         return
-    payloads = [
-        b.encode(rank, part, "worker", average=True, writeback=part.codec is None)
-        for rank in range(b.world_size)
-    ]
-    b.reduce(part, payloads)
-    yield
-    if part.codec is not None:
-        for rank, payload in enumerate(payloads):
-            b.decode(rank, part, payload)
+    payloads = {rank: b.encode(rank, part, part.codec, "worker", average=True) for rank in b.ranks}
+    b.reduce(part, payloads, topology.ranks)
+    for rank, payload in payloads.items():
+        b.decode(rank, part, payload)

@@ -7,7 +7,7 @@ rank and part is enough: the owner's encode, too, uses the worker state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from casync.strategies import refuse_single_encoder
@@ -16,27 +16,39 @@ if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.graph.builder import Builder
     from casync.graph.plan import Part
+    from casync.graph.topology import Spread, Topology
 
-SPREADS = True
+SPREADS: Spread = "ranks"
+TWO_WAY = False
 
 
-def refuses(codec: Codec | None) -> str | None:
+def refuses(codec: Codec, down: Codec) -> str | None:
     """Needs a codec that may encode at every hop."""
-    return refuse_single_encoder(codec, "ring")
+    return refuse_single_encoder(codec, codec, "ring")
 
 
-def build(b: Builder, part: Part) -> Iterator[None]:
+def build(b: Builder, part: Part, topology: Topology) -> None:
     """Reduce-scatter, then all-gather."""
     n, owner = b.world_size, part.owner
-    for hop in range(1, n):
-        rank = (owner + hop) % n
-        payload = b.encode(rank, part, "worker")
-        b.send(payload, part, rank, (rank + 1) % n, channel=0)
-        b.merge((rank + 1) % n, part, payload)
-        yield
-    mean = b.encode(owner, part, "worker", average=True, writeback=True)
-    for hop in range(1, n):
-        rank = (owner + hop) % n
+    for hop in _hops(b, owner + 1):
+        b.phase = hop
+        rank, following = (owner + hop + 1) % n, (owner + hop + 2) % n
+        payload = b.encode(rank, part, part.codec, "worker")
+        b.send(payload, part, rank, following, channel=0)
+        b.merge(following, part, payload)
+    b.phase = n - 1
+    mean = b.encode(owner, part, part.codec, "worker", average=True, writeback=True)
+    for hop in _hops(b, owner):
+        b.phase = n - 1 + hop
+        rank = (owner + hop + 1) % n
         b.send(mean, part, (rank - 1) % n, rank, channel=1)
         b.decode(rank, part, mean)
-        yield
+
+
+def _hops(b: Builder, start: int) -> Iterable[int]:
+    """Hops of a trip of n - 1 hops from rank `start` that begin or end at a rank that is built."""
+    n = b.world_size
+    if b.only is None:
+        return range(n - 1)
+    place = (b.only - start) % n
+    return [hop for hop in (place - 1, place) if 0 <= hop < n - 1]

@@ -6,24 +6,22 @@ signSGD with majority vote (Bernstein et al. 2018): the sign of a sum of signs, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from casync.rounds import refuse_rounds
-from casync.strategies import instead
+from casync.strategies import instead, refuse_rounds
 
 if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.graph.builder import Builder
     from casync.graph.plan import Part
+    from casync.graph.topology import Spread, Topology
 
-SPREADS = True
+SPREADS: Spread = "ranks"
+TWO_WAY = False
 
 
-def refuses(codec: Codec | None) -> str | None:
+def refuses(codec: Codec, down: Codec) -> str | None:
     """Carries codecs that vote."""
-    if codec is None:
-        return f"strategy 'vote' needs a codec; without one use {instead(None)}"
     if refusal := refuse_rounds(codec, "vote"):
         return refusal
     if not codec.vote:
@@ -31,21 +29,12 @@ def refuses(codec: Codec | None) -> str | None:
     return None
 
 
-def build(b: Builder, part: Part) -> Iterator[None]:
+def build(b: Builder, part: Part, topology: Topology) -> None:
     """Push to the owner, who counts its own vote first and the others in rank order."""
-    n, owner = b.world_size, part.owner
-    pushed = {}
-    for slot in range(1, n):
-        rank = (owner - slot) % n
-        pushed[rank] = b.encode(rank, part, "worker")
-        b.send(pushed[rank], part, rank, owner, channel=0)
-        yield
-    b.decode(owner, part, b.encode(owner, part, "worker"))
-    for rank in sorted(pushed):
-        b.merge(owner, part, pushed[rank])
-    winner = b.encode(owner, part, "aggregator", writeback=True)
-    for slot in range(1, n):
-        rank = (owner + slot) % n
-        b.send(winner, part, owner, rank, channel=1)
-        b.decode(rank, part, winner)
-        yield
+    owner = part.owner
+    pushed = b.gather(part, topology.ranks, owner, part.codec)
+    b.decode(owner, part, b.encode(owner, part, part.codec, "worker"))
+    for payload in pushed:
+        b.merge(owner, part, payload)
+    winner = b.encode(owner, part, part.codec, "aggregator", writeback=True)
+    b.broadcast(part, topology.ranks, owner, winner)

@@ -8,6 +8,7 @@ come from one thread, waits from several.
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -50,10 +51,13 @@ class Transport(Protocol):
         """Receive into uint8 [room]; the message may be shorter."""
         ...
 
-    def post_reduce(self, data: torch.Tensor, op: Operation = "sum") -> Handle:
-        """Combine over all ranks in place, bit-identical everywhere; posted in one order by all.
+    def post_reduce(
+        self, data: torch.Tensor, ranks: Sequence[int], op: Operation = "sum"
+    ) -> Handle:
+        """Combine over `ranks` in place, bit-identical on each of them; posted in one order by all.
 
-        data: of a maximum, without NaN; whole numbers must not overflow.
+        data: of a maximum, without NaN; whole numbers must not overflow. ranks: ascending; this
+        endpoint's is one of them.
         """
         ...
 

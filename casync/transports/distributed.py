@@ -7,8 +7,10 @@ rank learn of it. Gloo cannot tell how long a received message was.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,8 @@ from casync.errors import PeerTimeout, TransportAborted, TransportError
 from casync.transports import Handle
 
 __all__ = ["DistributedTransport"]
+
+Connect: TypeAlias = Callable[[Sequence[int]], dist.ProcessGroup]
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _TAG = 0x4850  # our tags are apart from those a user might choose in the same group
@@ -54,17 +58,30 @@ def _mapped(error: RuntimeError, what: str, timeout: float) -> TransportError:
 class DistributedTransport:
     """An endpoint on a process group. Peers are ranks inside that group."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, connect: Connect) -> None:
+        """`connect`: makes a group of some of this one's ranks, whose members all call it. It is
+        called when these first reduce together, in the order of their reduces."""
         self._group = group
+        self._connect = connect
+        self._some: dict[Sequence[int], dist.ProcessGroup] = {}  # by ranks
         self._owned = False
 
     @classmethod
     def connect(cls, timeout: float, ranks: list[int] | None = None) -> DistributedTransport:
         """An endpoint on a new gloo group of our own; every rank of the world must call it."""
-        group = dist.new_group(ranks, timedelta(seconds=timeout), backend="gloo")
+        delay = timedelta(seconds=timeout)
+        group = dist.new_group(ranks, delay, backend="gloo")
         if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
             raise TransportError("this rank is not in the group")
-        transport = cls(group)
+        names = dist.get_process_group_ranks(group)
+
+        def some(members: Sequence[int]) -> dist.ProcessGroup:
+            made: dist.ProcessGroup = dist.new_group(
+                [names[rank] for rank in members], delay, "gloo", use_local_synchronization=True
+            )
+            return made
+
+        transport = cls(group, some)
         transport._owned = True
         return transport
 
@@ -94,15 +111,25 @@ class DistributedTransport:
         except RuntimeError as error:
             raise _mapped(error, what, 0.0) from error
 
-    def post_reduce(self, data: torch.Tensor, op: Operation = "sum") -> Handle:
+    def post_reduce(
+        self, data: torch.Tensor, ranks: Sequence[int], op: Operation = "sum"
+    ) -> Handle:
         """See Transport."""
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(_OPERATIONS[op])
+        what = f"all-reduce with ranks {list(ranks)}"
         try:
-            work = self._group.allreduce([data], options)
+            work = self._group_of(ranks).allreduce([data], options)
         except RuntimeError as error:
-            raise _mapped(error, "all-reduce", 0.0) from error
-        return _WorkHandle(work, data, "all-reduce with all ranks")
+            raise _mapped(error, what, 0.0) from error
+        return _WorkHandle(work, data, what)
+
+    def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        if len(ranks) == self.world_size:
+            return self._group
+        if ranks not in self._some:
+            self._some[ranks] = self._connect(ranks)
+        return self._some[ranks]
 
     def watch(self, peer: int) -> Handle:
         """See Transport."""
@@ -117,13 +144,19 @@ class DistributedTransport:
 
         From every peer: one from a peer that is gone fails, and closes nothing.
         """
-        data = torch.zeros(1, dtype=torch.uint8)
-        for peer in (each for each in range(self.world_size) if each != self.rank):
-            with suppress(RuntimeError):
-                self._group.recv([data], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
+        for group in (self._group, *self._some.values()):
+            _break(group)
 
     def close(self) -> None:
-        """Destroy the group if `connect` made it."""
+        """Destroy the groups if `connect` made them."""
         if self._owned and dist.is_initialized():
             self._owned = False
-            dist.destroy_process_group(self._group)
+            for group in (self._group, *self._some.values()):
+                dist.destroy_process_group(group)
+
+
+def _break(group: dist.ProcessGroup) -> None:
+    data = torch.zeros(1, dtype=torch.uint8)
+    for peer in (each for each in range(group.size()) if each != group.rank()):
+        with suppress(RuntimeError):
+            group.recv([data], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))

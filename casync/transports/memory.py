@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -25,7 +25,7 @@ class Hub:
         self.world_size = world_size
         self.changed = threading.Condition()
         self.mail: dict[tuple[int, int, int], deque[torch.Tensor]] = defaultdict(deque)
-        self.sums: dict[int, list[torch.Tensor | None]] = {}
+        self.sums: dict[tuple[Sequence[int], int], dict[int, torch.Tensor]] = defaultdict(dict)
         self.gone: set[int] = set()
 
     def endpoints(self) -> list[MemoryTransport]:
@@ -78,7 +78,7 @@ class MemoryTransport:
     def __init__(self, hub: Hub, rank: int) -> None:
         self._hub = hub
         self._rank = rank
-        self._reduces = 0
+        self._reduces: Counter[Sequence[int]] = Counter()  # so far, by group
 
     @property
     def rank(self) -> int:
@@ -113,26 +113,28 @@ class MemoryTransport:
 
         return _Waiting(self._hub, self._rank, {peer}, attempt, f"recv from rank {peer}")
 
-    def post_reduce(self, data: torch.Tensor, op: Operation = "sum") -> Handle:
+    def post_reduce(
+        self, data: torch.Tensor, ranks: Sequence[int], op: Operation = "sum"
+    ) -> Handle:
         """See Transport. The sum runs in rank order."""
-        number = self._reduces
-        self._reduces += 1
+        group = tuple(ranks)
+        number = self._reduces[group]
+        self._reduces[group] += 1
         with self._hub.changed:
-            given = self._hub.sums.setdefault(number, [None] * self.world_size)
+            given = self._hub.sums[group, number]
             given[self._rank] = data.clone()
             self._hub.changed.notify_all()
 
         def attempt() -> int | None:
-            terms = [term for term in given if term is not None]
-            if len(terms) < self.world_size:
+            if len(given) < len(group):
                 return None
-            data.copy_(terms[0])
-            for term in terms[1:]:
+            data.copy_(given[group[0]])
+            for term in (given[rank] for rank in group[1:]):
                 torch.maximum(data, term, out=data) if op == "max" else data.add_(term)
             return -1
 
-        peers = set(range(self.world_size))
-        return _Waiting(self._hub, self._rank, peers, attempt, "all-reduce with all ranks")
+        what = f"all-reduce with ranks {list(group)}"
+        return _Waiting(self._hub, self._rank, set(group), attempt, what)
 
     def watch(self, peer: int) -> Handle:
         """See Transport."""

@@ -13,7 +13,10 @@ import torch
 from casync.codec import CodecDefaults
 from casync.graph.graph import Graph, build
 from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.topology import Topology
+from casync.raw import with_raw
 from casync.runtime.executor import Executor
+from casync.strategies import list_strategies, refuses
 from casync.transports.memory import Hub
 from tests.patience import HANG
 
@@ -158,14 +161,13 @@ class Once(Sparse):
     reencodes = False
 
 
-CODECS = {c.name: c for c in (Exact(), Half(), Sign(), Sparse(), Once())}
-CARRIES = {
-    "ps": ("exact", "half", "sign", "sparse"),
-    "ring": ("exact", "half", "sign", "sparse"),
-    "allgather": ("exact", "half", "sign", "sparse", "once"),
-    "allreduce": ("exact", "half", None),
-}
-PAIRS = [(strategy, codec) for strategy, codecs in CARRIES.items() for codec in codecs]
+CODECS = with_raw({c.name: c for c in (Exact(), Half(), Sign(), Sparse(), Once())})
+PAIRS = [
+    (strategy, codec)
+    for strategy in list_strategies()
+    for codec in CODECS
+    if refuses(strategy, CODECS[codec]) is None
+]
 
 
 def tensors_of(lengths: Sequence[int], first: int = 0) -> list[Tensor]:
@@ -177,11 +179,26 @@ def tensors_of(lengths: Sequence[int], first: int = 0) -> list[Tensor]:
     ]
 
 
-def graph_of(lengths, strategy, codec, world_size, partitions=2, **options) -> Graph:
+def nodes_of(world_size: int, per_node: int = 1) -> Topology:
+    """Ranks in nodes of so many; the last one may have fewer."""
+    ranks = range(world_size)
+    return Topology.of(ranks[i : i + per_node] for i in range(0, world_size, per_node))
+
+
+def planned(tensors, choices, world_size, codecs) -> Graph:
+    """The graph of tensors on ranks that have a node each."""
+    flat = Topology.flat(world_size)
+    return build(partition(tensors, choices, flat, codecs), flat, codecs)
+
+
+def graph_of(
+    lengths, strategy, codec, world_size, partitions=2, per_node=2, down=None, **options
+) -> Graph:
     """The graph of tensors that all make the same choice."""
+    topology = nodes_of(world_size, per_node)
     tensors = tensors_of(lengths)
-    choices = {t.name: Choice(codec, strategy, partitions) for t in tensors}
-    return build(partition(tensors, choices, world_size, CODECS, **options), world_size, CODECS)
+    choices = {t.name: Choice(codec, strategy, partitions, down) for t in tensors}
+    return build(partition(tensors, choices, topology, CODECS, **options), topology, CODECS)
 
 
 def gradients(length: int, world_size: int, seed: int) -> list[torch.Tensor]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from casync.graph.graph import build
-from casync.graph.plan import Choice, partition
-from tests.casync.fakes import CODECS, Sign, gradients, states_of, tensors_of, world
+from casync.graph.plan import Choice
+from tests.casync.fakes import CODECS, Sign, gradients, planned, states_of, tensors_of, world
 from tests.casync.test_fusion import Fusing
 
 SIZES = (40, 700, 100003)
@@ -23,7 +22,7 @@ def synchronized(codec, strategy, steps, holds):
     """Averages of each step, and residuals of all ranks after it."""
     codecs = CODECS | {"sign": codec}
     choices = {t.name: Choice("sign", strategy, 2) for t in tensors_of(SIZES)}
-    graph = build(partition(tensors_of(SIZES), choices, 3, codecs), 3, codecs)
+    graph = planned(tensors_of(SIZES), choices, 3, codecs)
     states = [states_of(sum(SIZES)) for _ in range(3)]
     found = []
     with world(3, codecs=codecs, deferred=holds) as executors:

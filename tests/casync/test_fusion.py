@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from casync.graph.fusion import fused
-from casync.graph.graph import build
-from casync.graph.plan import Choice, partition
-from tests.casync.fakes import CODECS, SIZES, Sign, gradients, states_of, tensors_of, world
+from casync.graph.plan import Choice
+from tests.casync.fakes import CODECS, SIZES, Sign, gradients, planned, states_of, tensors_of, world
 
 
 class Fusing(Sign):
@@ -34,7 +33,7 @@ def synchronized(codec, strategy, world_size):
     codecs = CODECS | {"sign": codec}
     tensors = tensors_of(SIZES)
     choices = {t.name: Choice("sign", strategy, 2) for t in tensors}
-    graph = build(partition(tensors, choices, world_size, codecs), world_size, codecs)
+    graph = planned(tensors, choices, world_size, codecs)
     buckets = gradients(sum(SIZES), world_size, seed=1)
     states = [states_of(sum(SIZES)) for _ in buckets]
     with world(world_size, codecs=codecs) as executors:

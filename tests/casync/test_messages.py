@@ -11,7 +11,7 @@ from tests.casync.fakes import CODECS
 
 def layout(codec, lengths):
     rows = tuple((0, length, 0, 0, 0) for length in lengths)
-    return Layout.of(Part(0, codec, "ps", 0, rows), CODECS)
+    return Layout.of(Part(0, codec, "ps", 0, rows), CODECS[codec])
 
 
 def test_fixed_payloads_lie_aligned_one_behind_the_other():
@@ -59,5 +59,5 @@ def test_short_messages_are_noticed():
         layout("exact", [2]).unpack(buffer, 3)
 
 
-def test_a_raw_run_is_as_long_as_its_floats():
-    assert layout(None, [7]).size == 28
+def test_a_raw_payload_is_as_long_as_its_floats():
+    assert layout("raw", [7]).bound.tolist() == [28]

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from casync.errors import PlanError
 from casync.graph.plan import Choice, Tensor, assign_owners, partition
+from casync.graph.topology import Topology
+from casync.raw import RAW
 from casync.strategies import list_strategies
 from tests.casync.fakes import CODECS, PAIRS, tensors_of
 
@@ -18,11 +20,13 @@ worlds = st.integers(1, 5)
 
 def plan(tensors, choice, world_size, **options):
     choices = {t.name: choice for t in tensors}
-    return partition(tensors, choices, world_size, CODECS, whole_bytes=4000, **options)
+    return partition(
+        tensors, choices, Topology.flat(world_size), CODECS, whole_bytes=4000, **options
+    )
 
 
 def test_strategies_are_found():
-    assert list_strategies() == ("allgather", "allreduce", "ps", "ring", "vote")
+    assert list_strategies() == ("allgather", "allreduce", "hierarchical", "ps", "ring", "vote")
 
 
 @given(lengths, worlds, st.sampled_from(PAIRS), st.integers(1, 3), st.sampled_from([64, 10**7]))
@@ -90,10 +94,10 @@ def test_a_batch_closes_at_its_size():
 
 def test_adjacent_raw_tensors_become_a_run():
     tensors = tensors_of([5, 6, 7, 8])
-    raw, coded = Choice(None, "allreduce"), Choice("exact", "ps")
+    raw, coded = Choice(RAW, "allreduce"), Choice("exact", "ps")
     choices = dict(zip([t.name for t in tensors], (raw, raw, coded, raw), strict=True))
-    parts = partition(tensors, choices, 2, CODECS)
-    assert [part.rows[0][:2] for part in parts if part.codec is None] == [(0, 11), (18, 8)]
+    parts = partition(tensors, choices, Topology.flat(2), CODECS)
+    assert [part.rows[0][:2] for part in parts if part.codec == RAW] == [(0, 11), (18, 8)]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 0, 3, 1)])
@@ -125,9 +129,10 @@ def test_assign_owners_balances():
         (Choice("once", "ring"), ["once", "ring", "allgather"]),
         (Choice("sign", "allreduce"), ["sign", "allreduce", "'ps' or 'ring'"]),
         (Choice("once", "allreduce"), ["once", "allreduce", "'allgather'"]),
-        (Choice(None, "ps"), ["ps", "allreduce"]),
-        (Choice(None, "allgather"), ["allgather", "allreduce"]),
-        (Choice("exact", "star"), ["star", "allgather, allreduce, ps, ring"]),
+        (Choice("exact", "ring", down="sign"), ["ring", "one direction", "'ps'"]),
+        (Choice("exact", "ps", down="once"), ["once", "ps", "encode twice"]),
+        (Choice("exact", "ps", down="zip"), ["zip", "exact"]),
+        (Choice("exact", "star"), ["star", "allgather, allreduce, hierarchical, ps, ring"]),
         (Choice("zip", "ps"), ["zip", "exact"]),
         (Choice("exact", "ps", 0), ["partitions 0"]),
     ],
@@ -142,6 +147,6 @@ def test_bad_tensors_are_refused():
     with pytest.raises(PlanError, match="'b' overlaps"):
         plan([Tensor("a", 0, 0, 5, 0), Tensor("b", 1, 4, 5, 5)], Choice("exact", "ps"), 2)
     with pytest.raises(PlanError, match="no choice for tensor 't0'"):
-        partition(tensors_of([3]), {}, 2, CODECS)
+        partition(tensors_of([3]), {}, Topology.flat(2), CODECS)
     with pytest.raises(PlanError, match="world size 0"):
         plan(tensors_of([3]), Choice("exact", "ps"), 0)

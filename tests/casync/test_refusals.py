@@ -5,13 +5,12 @@ import re
 
 import pytest
 
-from casync.strategies import list_strategies, load
+from casync.strategies import list_strategies, load, refuses
 from tests.casync.fakes import Fake
 
 
 def kinds():
-    """No codec, and a codec of every kind."""
-    yield None
+    """A codec of every kind."""
     for additive, fixed, vote, again, rounds in itertools.product(
         (None, "float16"), (True, False), (True, False), (True, False), ((), ("a round",))
     ):
@@ -22,20 +21,34 @@ def kinds():
 
 
 @pytest.mark.parametrize("strategy", list_strategies())
+def test_owners_with_another_codec_need_a_strategy_of_two_directions(strategy):
+    """A codec that cannot encode twice may, once, if the owners have one that can."""
+    up, down = Fake(), Fake()
+    up.reencodes = False
+    told = refuses(strategy, up, down)
+    if load(strategy).TWO_WAY:
+        assert told is None
+        assert "cannot encode twice" in refuses(strategy, down, up)
+    else:
+        assert "has one direction" in told
+        assert "use strategy 'hierarchical' or 'ps'" in told
+
+
+@pytest.mark.parametrize("strategy", list_strategies())
 def test_what_a_refusal_suggests_is_accepted(strategy):
     refused = 0
     for codec in kinds():
-        told = load(strategy).refuses(codec)
+        told = refuses(strategy, codec)
         if told is None:
             continue
         refused += 1
         suggested = re.findall(r"'(\w+)'", told[told.index("use strategy") :])
         assert suggested
         for other in suggested:
-            assert load(other).refuses(codec) is None, (told, vars(codec))
+            assert refuses(other, codec) is None, (told, vars(codec))
     assert refused
 
 
 def test_every_codec_is_carried():
     for codec in kinds():
-        assert any(load(name).refuses(codec) is None for name in list_strategies())
+        assert any(refuses(name, codec) is None for name in list_strategies())

@@ -9,12 +9,13 @@ import torch
 
 from casync.errors import DeadlockError, GraphSyntaxError, PayloadError, PlanError
 from casync.graph.dryrun import dry_run
-from casync.graph.graph import Graph, build
 from casync.graph.plan import Choice, partition
 from casync.graph.tasks import ReduceRound
-from casync.predict.simulate import Cluster, CodecSpeed, simulate
+from casync.graph.text import dot, dump, parse
+from casync.graph.topology import Topology
+from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.strategies import list_strategies
-from tests.casync.fakes import SIZES, Fake, gradients, jitter, tensors_of, world
+from tests.casync.fakes import SIZES, Fake, gradients, jitter, planned, tensors_of, world
 
 TOTAL = sum(SIZES)
 
@@ -71,7 +72,7 @@ CODECS = {"twice": Twice()}
 def graph_of(size, lengths=SIZES):
     tensors = tensors_of(lengths)
     choices = {t.name: Choice("twice", "allreduce", 2) for t in tensors}
-    return build(partition(tensors, choices, size, CODECS), size, CODECS)
+    return planned(tensors, choices, size, CODECS)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -100,9 +101,9 @@ def test_every_rank_gets_the_mean(size):
 def test_the_dry_run_and_the_simulator_count_every_round():
     graph = graph_of(2, [1000])  # whole, since smaller tensors are not cut
     assert graph.round_bytes == ((4000, 2000),)
-    assert graph.message_bytes == (6000,)
+    assert graph.message_bytes == ({"twice": 6000},)
     assert dry_run(graph).bytes_reduced == (6000, 6000)
-    cluster = Cluster(1e6, 0.5, {"twice": CodecSpeed(1e12, 1e12)})
+    cluster = Cluster(Link(1e6, 0.5), {"twice": CodecSpeed(1e12, 1e12)})
     # two collectives, each 2 (N - 1) latencies and its share of bytes; codecs take no time
     assert simulate([graph], cluster).makespan == pytest.approx(2 * 1.0 + 6000 / 1e6, rel=1e-3)
 
@@ -110,10 +111,10 @@ def test_the_dry_run_and_the_simulator_count_every_round():
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_text_form_parses_back(size):
     graph = graph_of(size)
-    assert Graph.parse(graph.text()) == graph
+    assert parse(dump(graph)) == graph
     assert [p.rounds for p in graph.parts] == [("sum", "sum")] * len(graph.parts)
-    assert "encode_round" in graph.text() or size == 1
-    assert graph.dot().count("label") == size + len(graph.tasks)
+    assert "encode_round" in dump(graph) or size == 1
+    assert dot(graph).count("label") == size + len(graph.tasks)
 
 
 class Largest(Twice):
@@ -155,10 +156,10 @@ def test_a_maximum_and_bytes_that_add(size):
     codecs = {"largest": Largest()}
     tensors = tensors_of([1, 7, 1000])
     choices = {t.name: Choice("largest", "allreduce", 1) for t in tensors}
-    graph = build(partition(tensors, choices, size, codecs), size, codecs)
-    assert Graph.parse(graph.text()) == graph
-    assert "op=max" in graph.text()
-    assert "op=sum" in graph.text()
+    graph = planned(tensors, choices, size, codecs)
+    assert parse(dump(graph)) == graph
+    assert "op=max" in dump(graph)
+    assert "op=sum" in dump(graph)
     with world(size, codecs=codecs, delay=jitter(size)) as executors:
         given = gradients(1008, size, seed=0)
         buckets = [x.clone() for x in given]
@@ -174,27 +175,27 @@ def test_a_maximum_and_bytes_that_add(size):
 
 
 def test_an_operation_that_does_not_belong_to_a_round_is_told():
-    text = graph_of(2, [7]).text()
+    text = dump(graph_of(2, [7]))
     with pytest.raises(GraphSyntaxError, match="round 1 of part 0 is a sum"):
-        Graph.parse(text.replace("round=1 op=sum", "round=1 op=max"))
+        parse(text.replace("round=1 op=sum", "round=1 op=max"))
     with pytest.raises(GraphSyntaxError, match="bad value of 'op'"):
-        Graph.parse(text.replace("op=sum", "op=min"))
+        parse(text.replace("op=sum", "op=min"))
     with pytest.raises(GraphSyntaxError, match="unknown operation 'min'"):
-        Graph.parse(text.replace('["sum"', '["min"'))
+        parse(text.replace('["sum"', '["min"'))
 
 
 def test_a_world_that_is_too_large_is_refused():
     tensors, codecs = tensors_of([7]), {"largest": Largest()}
     choices = {"t0": Choice("largest", "allreduce", 1)}
     with pytest.raises(PlanError, match="codec 'largest': 5 ranks, at most 4"):
-        partition(tensors, choices, 5, codecs)
-    assert partition(tensors, choices, 4, codecs)
+        partition(tensors, choices, Topology.flat(5), codecs)
+    assert partition(tensors, choices, Topology.flat(4), codecs)
 
 
 def test_a_round_that_does_not_exist_is_told():
-    text = graph_of(2, [7]).text().replace("round=1", "round=2")
+    text = dump(graph_of(2, [7])).replace("round=1", "round=2")
     with pytest.raises(GraphSyntaxError, match="part 0 has no round 2"):
-        Graph.parse(text)
+        parse(text)
 
 
 def test_rounds_in_another_order_are_found():
@@ -211,7 +212,7 @@ def test_rounds_in_another_order_are_found():
 def test_other_strategies_refuse(strategy):
     tensors = tensors_of([7])
     with pytest.raises(PlanError, match="use strategy 'allreduce'"):
-        partition(tensors, {"t0": Choice("twice", strategy)}, 2, CODECS)
+        partition(tensors, {"t0": Choice("twice", strategy)}, Topology.flat(2), CODECS)
 
 
 def test_a_round_of_a_wrong_length_ends_all():

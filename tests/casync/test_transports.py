@@ -33,9 +33,13 @@ def distributed(size, path):
 
 def _gloo(ends, rank, size, path):
     store = dist.FileStore(str(path), size)
-    ends[rank] = DistributedTransport(
-        dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=HANG))
-    )
+
+    def connect(ranks):
+        some = dist.PrefixStore(str(ranks), store)
+        place = ranks.index(rank)
+        return dist.ProcessGroupGloo(some, place, len(ranks), timedelta(seconds=HANG))
+
+    ends[rank] = DistributedTransport(connect(range(size)), connect)
 
 
 MAKERS = {"memory": memory, "distributed": distributed}
@@ -111,8 +115,8 @@ def test_reduce_sums_in_place_the_same_everywhere(make, dtype):
     ]
     total = torch.stack(data).float().sum(0)
     second = [torch.full((2,), float(rank), dtype=dtype) for rank in range(3)]
-    handles = [end.post_reduce(d) for end, d in zip(ends, data, strict=True)]
-    handles += [end.post_reduce(d) for end, d in zip(ends, second, strict=True)]
+    handles = [end.post_reduce(d, range(3)) for end, d in zip(ends, data, strict=True)]
+    handles += [end.post_reduce(d, range(3)) for end, d in zip(ends, second, strict=True)]
     for handle in handles:
         handle.wait(HANG)
     assert torch.equal(data[0], data[1])
@@ -121,13 +125,35 @@ def test_reduce_sums_in_place_the_same_everywhere(make, dtype):
     assert second[1].tolist() == [3.0, 3.0]
 
 
+def test_some_ranks_reduce_without_the_others(make):
+    """Groups that overlap, each in its own order; gloo connects as the members first meet."""
+    ends = make(4)
+    groups = [(0, 1), (2, 3), (0, 1), (1, 2, 3), (0, 3)]
+    data = {(i, r): torch.full((3,), 10.0**r) for i, ranks in enumerate(groups) for r in ranks}
+
+    def reduce(rank):
+        mine = [(i, ranks) for i, ranks in enumerate(groups) if rank in ranks]
+        handles = [ends[rank].post_reduce(data[i, rank], ranks) for i, ranks in mine]
+        for handle in handles:
+            handle.wait(HANG)
+
+    threads = [threading.Thread(target=reduce, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for (i, _), values in data.items():
+        assert values.tolist() == [sum(10.0**r for r in groups[i])] * 3
+
+
 @pytest.mark.parametrize("operation", ["recv", "reduce"])
 def test_waiting_has_an_end(make, operation):
     ends = make(2)
     data = torch.zeros(4, dtype=torch.uint8)
-    handle = (
-        ends[0].post_recv(data, 1, 0) if operation == "recv" else ends[0].post_reduce(data.float())
-    )
+    if operation == "recv":
+        handle = ends[0].post_recv(data, 1, 0)
+    else:
+        handle = ends[0].post_reduce(data.float(), range(2))
     begin = time.monotonic()
     with pytest.raises(PeerTimeout, match=r"timed out after 0\.1 s"):
         handle.wait(0.1)

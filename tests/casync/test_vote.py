@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from casync.errors import PlanError
-from casync.graph.graph import build
-from casync.graph.plan import Choice, partition
-from casync.strategies import load
-from tests.casync.fakes import CODECS, SIZES, Fake, gradients, tensors_of, world
+from casync.graph.plan import Choice
+from casync.strategies import refuses
+from tests.casync.fakes import CODECS, SIZES, Fake, gradients, planned, tensors_of, world
 
 
 class Voter(Fake):
@@ -34,7 +33,7 @@ def test_the_majority_wins(world_size):
     codecs = {"voter": Voter()}
     tensors = tensors_of(SIZES)
     choices = {t.name: Choice("voter", "vote", 2) for t in tensors}
-    graph = build(partition(tensors, choices, world_size, codecs), world_size, codecs)
+    graph = planned(tensors, choices, world_size, codecs)
     buckets = gradients(sum(SIZES), world_size, seed=world_size)
     count = sum(np.where(b.numpy() < 0, -1, 1) for b in buckets)
     with world(world_size, codecs=codecs) as executors:
@@ -50,11 +49,11 @@ def test_the_majority_wins(world_size):
 
 @pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
 def test_strategies_that_average_refuse_votes(strategy):
-    assert "use strategy 'vote'" in load(strategy).refuses(Voter())
+    assert "use strategy 'vote'" in refuses(strategy, Voter())
 
 
 def test_the_vote_refuses_the_rest():
-    assert "does not vote" in load("vote").refuses(CODECS["sign"])
+    assert "does not vote" in refuses("vote", CODECS["sign"])
     choices = {"t0": Choice("sign", "vote", 1)}
     with pytest.raises(PlanError, match="does not vote"):
-        build(partition(tensors_of([9]), choices, 2, CODECS), 2, CODECS)
+        planned(tensors_of([9]), choices, 2, CODECS)

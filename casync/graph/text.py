@@ -1,0 +1,149 @@
+"""A graph as text that parses back, and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from casync.codec import OPERATIONS, Operation
+from casync.errors import GraphSyntaxError, PlanError
+from casync.graph.graph import Graph
+from casync.graph.plan import Part
+from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task, parse_task
+from casync.graph.topology import Topology
+
+__all__ = ["dot", "dump", "parse"]
+
+_TITLE = "casync graph 2"
+_COLOURS = {
+    "encode": "gold",
+    "decode": "khaki",
+    "merge": "orange",
+    "send": "skyblue",
+    "recv": "lightblue",
+    "reduce": "palegreen",
+    "encode_round": "gold",
+    "reduce_round": "palegreen",
+    "decode_rounds": "khaki",
+}
+
+
+def dump(graph: Graph) -> str:
+    """The text form; `parse` reads it back."""
+    return "\n".join(_lines(graph)) + "\n"
+
+
+def dot(graph: Graph) -> str:
+    """Graphviz source, a box of tasks per rank."""
+    rows = ["digraph casync {", "  rankdir=LR; node [shape=box, style=filled];"]
+    for rank in range(graph.world_size):
+        rows.append(f'  subgraph cluster_{rank} {{ label="rank {rank}";')
+        for i, task in enumerate(graph.tasks):
+            if task.rank == rank:
+                label = f"{task.verb} p{task.part} #{task.payload}"
+                rows.append(f'    t{i} [label="{label}", fillcolor={_COLOURS[task.verb]}];')
+        rows.append("  }")
+    rows.extend(f"  t{j} -> t{i};" for i, after in enumerate(graph.after) for j in after)
+    return "\n".join([*rows, "}"]) + "\n"
+
+
+def parse(text: str) -> Graph:
+    """The graph that `dump` wrote; raises GraphSyntaxError with the line's number."""
+    lines = text.splitlines()
+    parts: list[tuple[Part, dict[str, int], tuple[int, ...]]] = []
+    tasks: list[Task] = []
+    after: list[tuple[int, ...]] = []
+    number = 2
+    try:
+        topology = _parse_head(lines)
+        for line in lines[2:]:
+            number += 1
+            if line.startswith("part "):
+                parts.append(_parse_part(line, len(parts)))
+                continue
+            task, waits = _parse_line(line, len(tasks))
+            _check(task, topology, parts)
+            tasks.append(task)
+            after.append(waits)
+        _check_waits(after)
+    except (ValueError, TypeError, KeyError, AttributeError, PlanError) as error:
+        raise GraphSyntaxError(f"line {number}: {error}") from error
+    known, sizes, rounds = zip(*parts, strict=True) if parts else ((), (), ())
+    return Graph(topology, known, sizes, tuple(tasks), tuple(after), rounds)
+
+
+def _lines(graph: Graph) -> Iterator[str]:
+    yield _TITLE
+    yield f"nodes {json.dumps(graph.topology.nodes)}"
+    for part in graph.parts:
+        rounds = list(zip(part.rounds, graph.round_bytes[part.id], strict=True))
+        sizes = graph.message_bytes[part.id]
+        fields = [part.codec, part.down, part.strategy, part.owner, part.rows, sizes, rounds]
+        yield f"part {part.id} {json.dumps(fields)}"
+    for i, (task, after) in enumerate(zip(graph.tasks, graph.after, strict=True)):
+        tail = f" after {','.join(map(str, after))}" if after else ""
+        yield f"{i}: {task.text()}{tail}"
+
+
+def _parse_head(lines: Sequence[str]) -> Topology:
+    if len(lines) < 2 or lines[0] != _TITLE or not lines[1].startswith("nodes "):
+        raise GraphSyntaxError(f"expected {_TITLE!r} and `nodes [[...], ...]`")
+    nodes = json.loads(lines[1].removeprefix("nodes "))
+    return Topology(tuple(tuple(int(rank) for rank in node) for node in nodes))
+
+
+def _parse_part(line: str, expected: int) -> tuple[Part, dict[str, int], tuple[int, ...]]:
+    _, number, fields = line.split(" ", 2)
+    codec, down, strategy, owner, rows, sizes, rounds = json.loads(fields)
+    if int(number) != expected:
+        raise GraphSyntaxError(f"expected part {expected}")
+    table = tuple((int(a), int(b), int(c), int(d), int(e)) for a, b, c, d, e in rows)
+    ops = tuple(_operation(op) for op, _ in rounds)
+    part = Part(expected, codec, strategy, int(owner), table, down, ops)
+    return part, {key: int(n) for key, n in sizes.items()}, tuple(int(n) for _, n in rounds)
+
+
+def _operation(word: str) -> Operation:
+    if word not in OPERATIONS:
+        raise GraphSyntaxError(f"unknown operation {word!r}; one of {', '.join(OPERATIONS)}")
+    return word
+
+
+def _parse_line(line: str, expected: int) -> tuple[Task, tuple[int, ...]]:
+    number, _, rest = line.partition(": ")
+    if number != str(expected):
+        raise GraphSyntaxError(f"expected task {expected}")
+    task, _, after = rest.partition(" after ")
+    waits = tuple(int(w) for w in after.split(",")) if after else ()
+    return parse_task(task), waits
+
+
+def _check_waits(after: Sequence[Sequence[int]]) -> None:
+    highest = max((w for waits in after for w in waits), default=0)
+    if highest >= len(after) > 0:
+        raise GraphSyntaxError(f"a task waits for task {highest} of {len(after)}")
+
+
+def _check(task: Task, topology: Topology, parts: Sequence[tuple[Part, Any, Any]]) -> None:
+    """Numbers that a task names must exist."""
+    ranks = [task.rank]
+    ranks += [task.peer] if isinstance(task, Send | Recv) else []
+    ranks += task.ranks if isinstance(task, Reduce) else []
+    if max(ranks) >= topology.world_size or task.part >= len(parts):
+        raise GraphSyntaxError(f"rank, peer or part out of range in {task.text()!r}")
+    part, sizes, _ = parts[task.part]
+    if task.codec not in sizes:
+        raise GraphSyntaxError(f"part {part.id} has no payload of codec {task.codec!r}")
+    if isinstance(task, Reduce) and task.rank not in task.ranks:
+        raise GraphSyntaxError(f"rank {task.rank} is not among the ranks of {task.text()!r}")
+    if isinstance(task, ReduceRound):
+        _check_round(task, part)
+
+
+def _check_round(task: ReduceRound, part: Part) -> None:
+    if task.round >= len(part.rounds):
+        raise GraphSyntaxError(f"part {part.id} has no round {task.round}")
+    if task.op != part.rounds[task.round]:
+        expected = part.rounds[task.round]
+        raise GraphSyntaxError(f"round {task.round} of part {part.id} is a {expected}")

@@ -1,0 +1,81 @@
+"""Which ranks share a node: between nodes links are slow, within one they are fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+from casync.errors import PlanError
+
+__all__ = ["Spread", "Topology"]
+
+#: over what a strategy spreads the owners of chunks: nothing, all ranks, or all nodes evenly
+Spread: TypeAlias = Literal["", "ranks", "nodes"]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Nodes of ranks. Raises PlanError unless ranks 0 to N-1 are there, each once."""
+
+    nodes: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        found = sorted(rank for node in self.nodes for rank in node)
+        if found != list(range(len(found))) or not all(self.nodes) or not found:
+            raise PlanError(
+                f"a topology of {_shown(self.nodes)}: expected nodes that hold ranks 0 to N-1, "
+                "each rank once, and no node without ranks"
+            )
+
+    @classmethod
+    def flat(cls, world_size: int) -> Topology:
+        """Every rank is a node of its own."""
+        if world_size < 1:
+            raise PlanError(f"world size {world_size} is not positive")
+        return cls(tuple((rank,) for rank in range(world_size)))
+
+    @classmethod
+    def of(cls, nodes: Iterable[Iterable[int]]) -> Topology:
+        """Nodes in the order of their first ranks, and ranks in order."""
+        return cls(tuple(sorted(tuple(sorted(node)) for node in nodes)))
+
+    @cached_property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(map(len, self.nodes))
+
+    @property
+    def ranks(self) -> range:
+        """All ranks."""
+        return range(self.world_size)
+
+    @cached_property
+    def node_of(self) -> tuple[int, ...]:
+        """By rank: the number of its node."""
+        numbers = {rank: number for number, node in enumerate(self.nodes) for rank in node}
+        return tuple(numbers[rank] for rank in self.ranks)
+
+    @cached_property
+    def largest(self) -> int:
+        """Ranks of the largest node."""
+        return max(map(len, self.nodes))
+
+    def turns(self, spread: Spread) -> Sequence[int]:
+        """Ranks that own chunks, in turn: with "nodes" each node has as many turns as another."""
+        if spread != "nodes":
+            return self.ranks if spread else ()
+        return self._node_turns
+
+    @cached_property
+    def _node_turns(self) -> tuple[int, ...]:
+        return tuple(node[i % len(node)] for i in range(self.largest) for node in self.nodes)
+
+    def __str__(self) -> str:
+        return _shown(self.nodes)
+
+
+def _shown(nodes: Sequence[Sequence[int]]) -> str:
+    texts = [str(list(node)) for node in nodes[:6]]
+    return ", ".join([*texts, "..."] if len(nodes) > 6 else texts) or "no nodes"

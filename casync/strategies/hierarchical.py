@@ -1,0 +1,49 @@
+"""Raw inside a node, compressed between nodes.
+
+A part has a leader in every node. Ranks give their leader what they have, raw; the leaders, one of
+which is the part's owner, average as `ps` does; each gives the owner's payload, unchanged, to its
+node. So payloads cross between nodes as if every node were one rank, whatever the ranks inside, and
+parts are spread so that all ranks lead, and all nodes own, as much as any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from casync.raw import RAW
+from casync.strategies import refuse_single_encoder
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+    from casync.graph.builder import Builder
+    from casync.graph.plan import Part
+    from casync.graph.topology import Spread, Topology
+
+SPREADS: Spread = "nodes"
+TWO_WAY = True
+
+
+def refuses(codec: Codec, down: Codec) -> str | None:
+    """As `ps`: leaders encode once, the owner again."""
+    return refuse_single_encoder(codec, down, "hierarchical")
+
+
+def build(b: Builder, part: Part, topology: Topology) -> None:
+    """Reduce-scatter inside the nodes, `ps` between them, and out inside the nodes."""
+    owner, inside = part.owner, topology.largest - 1
+    place = topology.nodes[topology.node_of[owner]].index(owner)
+    leaders = [node[place % len(node)] for node in topology.nodes]
+    mine = [topology.node_of[rank] for rank in b.ranks] if b.only is not None else None
+    for number in range(len(leaders)) if mine is None else mine:
+        b.phase = 0
+        for payload in b.gather(part, topology.nodes[number], leaders[number], RAW):
+            b.merge(leaders[number], part, payload)
+    b.phase = inside
+    for payload in b.gather(part, leaders, owner, part.codec):
+        b.merge(owner, part, payload)
+    mean = b.encode_mean(part)
+    b.broadcast(part, leaders, owner, mean)
+    last = b.phase
+    for number in range(len(leaders)) if mine is None else mine:
+        b.phase = last
+        b.broadcast(part, topology.nodes[number], leaders[number], mean)
