@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from casync.graph.dryrun import DryRun, dry_run
     from casync.graph.graph import Graph, Program, build, build_program
     from casync.graph.plan import Choice, Part, Tensor, assign_owners, partition
-    from casync.graph.topology import Topology
     from casync.raw import RAW
     from casync.runtime.executor import Executor
+    from casync.topology import Topology
 
 _HOME = {
     "codec": ("Codec",),
@@ -57,7 +57,7 @@ _HOME = {
     "runtime.executor": ("Executor",),
     "graph.graph": ("Graph", "Program", "build", "build_program"),
     "graph.plan": ("Choice", "Part", "Tensor", "assign_owners", "partition"),
-    "graph.topology": ("Topology",),
+    "topology": ("Topology",),
     "raw": ("RAW",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}

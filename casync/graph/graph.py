@@ -12,9 +12,9 @@ from casync.graph.builder import Builder, Waits
 from casync.graph.layout import Layout
 from casync.graph.plan import Part, check_codecs
 from casync.graph.tasks import Encode, Reduce, ReduceRound, Send, Task
-from casync.graph.topology import Topology
 from casync.raw import with_raw
 from casync.strategies import load
+from casync.topology import Topology
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -22,10 +22,10 @@ from typing import TypeAlias
 
 from casync.codec import FLOAT_BYTES, Codec, Operation
 from casync.errors import PlanError
-from casync.graph.topology import Topology
 from casync.raw import RAW, with_raw
 from casync.rounds import refuse_workers
 from casync.strategies import load, refuses
+from casync.topology import Topology
 
 __all__ = ["BATCH_BYTES", "WHOLE_BYTES", "Choice", "Part", "Tensor", "assign_owners", "partition"]
 

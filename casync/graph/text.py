@@ -11,7 +11,7 @@ from casync.errors import GraphSyntaxError, PlanError
 from casync.graph.graph import Graph
 from casync.graph.plan import Part
 from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task, parse_task
-from casync.graph.topology import Topology
+from casync.topology import Topology
 
 __all__ = ["dot", "dump", "parse"]
 

@@ -19,8 +19,8 @@ from casync.codec import FLOAT_BYTES
 from casync.graph.fusion import in_place
 from casync.graph.graph import Graph, Program
 from casync.graph.tasks import Decode, Encode, Recv, Reduce, ReduceRound, Send, Task
-from casync.graph.topology import Topology
 from casync.raw import RAW
+from casync.topology import Topology
 
 __all__ = ["Cluster", "CodecSpeed", "Link", "Timeline", "simulate"]
 

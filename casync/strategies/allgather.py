@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.graph.builder import Builder
     from casync.graph.plan import Part
-    from casync.graph.topology import Spread, Topology
+    from casync.topology import Spread, Topology
 
 SPREADS: Spread = ""
 TWO_WAY = False

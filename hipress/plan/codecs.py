@@ -106,7 +106,7 @@ def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
             )
 
 
-def strategy_for(codec: Codec | None, asked: str = AUTO) -> str:
+def strategy_for(codec: Codec, asked: str = AUTO) -> str:
     """`asked` if it can carry the codec, else ConfigError; for "auto", what suits the codec.
 
     Additive payloads, also of several rounds, use the native collective. Codecs that may encode
@@ -118,14 +118,14 @@ def strategy_for(codec: Codec | None, asked: str = AUTO) -> str:
     name = _suited(codec) if asked == AUTO else asked
     if name not in strategies.list_strategies():
         raise unknown("strategy", name, (AUTO, *strategies.list_strategies()))
-    refusal = strategies.load(name).refuses(codec)
+    refusal = strategies.refuses(name, codec)
     if refusal is not None:
         raise ConfigError(refusal)
     return name
 
 
-def _suited(codec: Codec | None) -> str:
-    if codec is None or codec.rounds or (codec.additive is not None and codec.fixed):
+def _suited(codec: Codec) -> str:
+    if codec.rounds or (codec.additive is not None and codec.fixed):
         return "allreduce"
     if codec.vote:
         return "vote"

@@ -22,7 +22,7 @@ from hipress.plan.codecs import for_shape, strategy_for
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-RAW = "allreduce"  # how a tensor without codec travels
+NATIVE = "allreduce"  # how a tensor without codec travels
 SLACK = 64  # bytes
 CHUNK = 1 << 20  # elements: a bigger tensor is cut, so that encoding overlaps the transfer
 
@@ -84,7 +84,7 @@ def _none_eligible(codec: Codec, decisions: Sequence[Decision]) -> str:
 
 def raw(param: Param, why: str, seconds: float | None = None) -> Decision:
     """The decision to leave a parameter uncompressed."""
-    return Decision(param.name, param.numel, None, RAW, 1, why, seconds, seconds)
+    return Decision(param.name, param.numel, None, NATIVE, 1, why, seconds, seconds)
 
 
 def excluded(param: Param, options: Options) -> str | None:

@@ -57,6 +57,12 @@ class Meeting:
     name: str
     _round: Iterator[int] = field(default_factory=itertools.count)
 
+    def of(self, some: Sequence[int]) -> Meeting:
+        """The place where some of these ranks, of which this is one, compare notes."""
+        name = f"{self.name}/{','.join(map(str, some))}"
+        ranks = tuple(self.ranks[rank] for rank in some)
+        return Meeting(self.store, some.index(self.rank), ranks, self.timeout, name)
+
     def settle(self, facts: Mapping[str, Any]) -> None:
         """Return when every rank posted equal facts.
 

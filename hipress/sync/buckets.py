@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from casync.graph.dryrun import dry_run
-from casync.graph.graph import Program, build
+from casync.graph.graph import Program, build_program
 from casync.graph.plan import Choice, Tensor, assign_owners, partition
+from casync.raw import RAW
+from casync.topology import Topology
 from hipress.model import Param
 from hipress.options import Options
-from hipress.plan.rules import RAW, Plan, partitions
+from hipress.plan.rules import NATIVE, Plan, partitions
 from hipress.sync.state import Arena, Residuals, States
-
-log = logging.getLogger("hipress")
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,12 @@ class BucketPlans:
     """Makes each bucket's BucketPlan once. DDP makes its buckets anew after step 0."""
 
     def __init__(
-        self, params: Sequence[Param], plan: Plan, options: Options, rank: int, world_size: int
+        self, params: Sequence[Param], plan: Plan, options: Options, rank: int, topology: Topology
     ) -> None:
         self._params, self._plan = params, plan
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._topology = rank, topology
         self._merges = options.scope == "bucket"
-        owners = assign_owners([p.numel for p in params], world_size)
+        owners = assign_owners([p.numel for p in params], topology.world_size)
         self._owners = {p.name: owners[p.index] for p in params}
         self.residuals = Residuals(params, plan, None if self._merges else self._owned())
         self._shared = {} if self._merges else self.residuals.place_all()
@@ -76,8 +74,8 @@ class BucketPlans:
         for param in self._params:
             alone = Tensor(param.name, param.index, 0, param.numel, 0)
             choices = {param.name: self._choice((param.index,), param.numel)}
-            codecs, size = self._plan.codecs, self._world_size
-            parts = partition([alone], choices, size, codecs, owners=self._owners)
+            codecs, owners = self._plan.codecs, self._owners
+            parts = partition([alone], choices, self._topology, codecs, owners=owners)
             if any(part.owner == self._rank for part in parts):
                 owned.add(param.index)
         return frozenset(owned)
@@ -111,15 +109,15 @@ class BucketPlans:
     def _choice(self, members: Sequence[int], length: int) -> Choice:
         decision = self._plan.decisions[members[0]]
         if decision.codec is None:
-            return Choice(None, RAW)
+            return Choice(RAW, NATIVE)
         cut = decision.partitions
         if len(members) > 1:
             codec = self._plan.codecs[decision.codec]
-            cut = partitions(length, codec, decision.strategy, self._world_size)
+            cut = partitions(length, codec, decision.strategy, self._topology.world_size)
         return Choice(decision.codec, decision.strategy, cut)
 
     def _compile(self, units: Sequence[Unit]) -> Program:
-        """Partition, build the global graph, prove that it cannot deadlock, take our slice."""
+        """Partition, and build our slice of the graph."""
         places = self.residuals.places
         tensors, choices, owners = [], {}, {}
         for unit in units:
@@ -130,10 +128,8 @@ class BucketPlans:
             tensors.append(Tensor(name, first, unit.start, unit.length, state))
             choices[name], owners[name] = unit.choice, self._owners[name]
         codecs = self._plan.codecs
-        parts = partition(tensors, choices, self._world_size, codecs, owners=owners)
-        graph = build(parts, self._world_size, codecs)
-        log.debug("bucket of %d units: %s", len(units), dry_run(graph))
-        return graph.slice(self._rank)
+        parts = partition(tensors, choices, self._topology, codecs, owners=owners)
+        return build_program(parts, self._topology, codecs, self._rank)
 
     @staticmethod
     def _offset(units: Sequence[Unit], unit: Unit) -> int:
@@ -146,7 +142,7 @@ class BucketPlans:
         members: dict[str, list[int]] = {}
         for unit in plan.units:
             key = unit.choice.codec
-            if key is not None and self._plan.codecs[key].stateful:
+            if key != RAW and self._plan.codecs[key].stateful:
                 members.setdefault(key, []).extend(unit.indices)
         places = self.residuals.places
         current = {a.codec: a for a in plan.arenas}

@@ -13,10 +13,10 @@ import torch
 from casync.codec import CodecDefaults
 from casync.graph.graph import Graph, build
 from casync.graph.plan import Choice, Tensor, partition
-from casync.graph.topology import Topology
 from casync.raw import with_raw
 from casync.runtime.executor import Executor
 from casync.strategies import list_strategies, refuses
+from casync.topology import Topology
 from casync.transports.memory import Hub
 from tests.patience import HANG
 

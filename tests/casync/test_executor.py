@@ -24,11 +24,11 @@ from casync.errors import (
 from casync.graph.dryrun import dry_run
 from casync.graph.graph import build
 from casync.graph.plan import Choice
-from casync.graph.topology import Topology
 from casync.raw import RAW
 from casync.runtime import watch
 from casync.runtime.executor import Executor
 from casync.runtime.jobs import mix_seed
+from casync.topology import Topology
 from casync.transports.memory import Hub
 from tests.casync.fakes import (
     CODECS,

@@ -11,8 +11,8 @@ from casync.graph.graph import build, build_program
 from casync.graph.plan import Choice, Part, partition
 from casync.graph.tasks import Recv, Reduce, Send
 from casync.graph.text import dot, dump, parse
-from casync.graph.topology import Topology
 from casync.raw import RAW
+from casync.topology import Topology
 from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of, nodes_of, tensors_of
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from casync.errors import PlanError
 from casync.graph.plan import Choice, Tensor, assign_owners, partition
-from casync.graph.topology import Topology
 from casync.raw import RAW
 from casync.strategies import list_strategies
+from casync.topology import Topology
 from tests.casync.fakes import CODECS, PAIRS, tensors_of
 
 lengths = st.lists(st.integers(0, 5000), max_size=12)

@@ -12,9 +12,9 @@ from casync.graph.dryrun import dry_run
 from casync.graph.plan import Choice, partition
 from casync.graph.tasks import ReduceRound
 from casync.graph.text import dot, dump, parse
-from casync.graph.topology import Topology
 from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.strategies import list_strategies
+from casync.topology import Topology
 from tests.casync.fakes import SIZES, Fake, gradients, jitter, planned, tensors_of, world
 
 TOTAL = sum(SIZES)

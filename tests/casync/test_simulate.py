@@ -3,9 +3,9 @@
 import pytest
 
 from casync.graph.graph import build
-from casync.graph.topology import Topology
 from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.raw import RAW
+from casync.topology import Topology
 from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of
 
 LINK = 1000.0  # bytes per second

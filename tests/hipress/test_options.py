@@ -144,7 +144,7 @@ def test_a_path_is_what_its_text_is():
 
 @pytest.mark.parametrize(
     "codec, suits",
-    [(None, "allreduce"), (Halves(), "allreduce"), (Int8(), "ps"), (Sparse(), "allgather")],
+    [(Halves(), "allreduce"), (Int8(), "ps"), (Sparse(), "allgather")],
 )
 def test_automatic_strategy(codec, suits):
     assert strategy_for(codec) == suits
