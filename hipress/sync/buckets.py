@@ -84,7 +84,7 @@ class BucketPlans:
         if all(self._plan.decisions[i].codec is None for i in indices):
             return None
         units = self._units(indices)
-        compressed = sum(unit.length for unit in units if unit.choice.codec is not None)
+        compressed = sum(unit.length for unit in units if unit.choice.codec != RAW)
         return BucketPlan(self._compile(units), self._shared, units, compressed)
 
     def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
