@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 
 import compll
 from compll.numerics import numbers
@@ -145,6 +146,7 @@ def test_uniform_draws_are_uniform_and_independent():
         assert abs(np.corrcoef(u, other)[0, 1]) < 5 / 512
 
 
+@pytest.mark.slow
 def test_draws_in_searches_beyond_32_bits(tmp_path):
     """A search walks over a piece as a whole, and had the keys of its first element for all."""
     path = tmp_path / "searched.yaml"
@@ -161,6 +163,7 @@ def test_draws_in_searches_beyond_32_bits(tmp_path):
     np.testing.assert_array_equal(*payloads)
 
 
+@pytest.mark.slow
 def test_what_is_written_back_is_drawn_tile_by_tile(tmp_path):
     """What a later walk writes back had, in every tile, the draws of the last one."""
     path = tmp_path / "back.yaml"

@@ -61,6 +61,7 @@ def test_a_whole_number_beyond_int32_is_the_nearest_one_among_elements(big, tmp_
         assert np.array_equal(cpu.decode(payload, n), reference.decode(payload, n))
 
 
+@pytest.mark.slow
 def test_a_whole_number_beyond_float64_is_infinite(tmp_path):
     path = tmp_path / "huge.yaml"
     many = " * ".join(["(1 << 62)"] * 17)

@@ -12,6 +12,7 @@ from tests.compll.conftest import VARIANTS
 from tests.compll.cuda_host import HostDevice
 from tests.compll.cuda_host.pieces import compiled
 from tests.compll.test_cuda import gradients_of_16_bits, pieces, places
+from tests.tiers import first_fast
 
 PARTS = """
 name: parts
@@ -48,7 +49,9 @@ def near(a, b, size):
     return np.allclose(a, b, rtol=0, atol=3e-6 * max(size, 1e-30))
 
 
-@pytest.mark.parametrize("n, width", [(600, 12), (90, 40), (49, 7), (9, 1), (7, 9), (4500, 70)])
+@pytest.mark.parametrize(
+    "n, width", first_fast([(600, 12), (90, 40), (49, 7), (9, 1), (7, 9), (4500, 70)])
+)
 def test_they_are_those_of_the_matrix(n, width, tmp_path, rng):
     x = rng.standard_normal(n).astype(np.float32)
     left, size, right, y = found(x, tmp_path, width)
@@ -84,6 +87,7 @@ def test_of_zeros_and_of_what_is_not_finite(tmp_path):
         assert all(np.isnan(part).all() for part in found(x, tmp_path, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["float16", "bfloat16"])
 def test_atomo_takes_16_bit_gradients(gradient, rng):
     module, known = type_check("atomo", {})

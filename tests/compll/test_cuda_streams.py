@@ -5,6 +5,7 @@ import pytest
 
 from compll.errors import PayloadError
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
+from tests.tiers import first_fast
 
 STREAM = """name: stream
 params: {t: {default: 1.0}, most: {default: 1.0}}
@@ -29,8 +30,8 @@ def test_a_stream_of_one_far_position(tmp_path):
     pieces_equal(STREAM, tmp_path, lambda n: 2.0 * at[:n], lengths=(20_000,))
 
 
-@pytest.mark.parametrize("kind, other", [("golomb", "elias"), ("elias", "golomb")])
-@pytest.mark.parametrize("share", [0.5, 0.003])
+@pytest.mark.parametrize("kind, other", first_fast([("golomb", "elias"), ("elias", "golomb")]))
+@pytest.mark.parametrize("share", first_fast([0.003, 0.5]))
 def test_good_and_broken_streams_of_many_chunks(kind, other, share, tmp_path, rng):
     text = STREAM.replace(f', s: "{other}[kept]"', "").replace(f'i: "{other}[kept]", ', "")
     text = text.replace("  i: indices(kept)\n" if kind == "elias" else "  s: indices(kept)\n", "")

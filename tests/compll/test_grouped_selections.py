@@ -113,6 +113,7 @@ update: {r: "UPDATE"}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "group, update",
     first_fast([("", "where(kept, acc * random(0, 1), acc)"), ("group: 64", "acc")]),

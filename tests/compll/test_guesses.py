@@ -7,6 +7,7 @@ import compll
 from compll.backends.cpu.backend import Source
 from compll.numerics.numbers import sample_positions
 from compll.runtime.library import locate
+from tests.tiers import first_fast
 
 N = 20_000
 COUNT = N // 100  # of dgc's sample
@@ -31,6 +32,7 @@ def gradient(kind, step):
     return x
 
 
+@pytest.mark.parametrize("bits", first_fast([32, 16]))
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("held", [0, 1e-20])
 @pytest.mark.parametrize(
@@ -44,8 +46,8 @@ def gradient(kind, step):
         "not finite",
     ],
 )
-def test_a_wrong_guess_changes_nothing(kind, warmup, held):
-    params = {"ratio": 0.01, "warmup": warmup, "bits": 16}
+def test_a_wrong_guess_changes_nothing(kind, warmup, held, bits):
+    params = {"ratio": 0.01, "warmup": warmup, "bits": bits}
     cpu, reference = (compll.compile("dgc", target, **params) for target in ("cpu", "reference"))
     states = [c.init_state(N) for c in (cpu, reference)]
     for state in states:

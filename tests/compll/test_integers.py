@@ -43,6 +43,7 @@ def test_numbers_below_zero_arrive(group, tmp_path, rng):
     pieces_equal(text, tmp_path, lambda n: 1e-3 * rng.standard_normal(n))
 
 
+@pytest.mark.slow
 def test_integers_of_selected_elements_into_a_state(tmp_path, rng):
     """The conversion stood around `where(kept, a, b)`, which the CPU backend then refused."""
     path = tmp_path / "state.yaml"
@@ -72,6 +73,7 @@ BITS = ("e >> 1", "e & 255", "-e ^ 3", "(e | 6) << 2", "e << e", "e >> e", "e <<
         "mean(g) // 0.1", "mean(g) % 0.1")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_bits_of_one_number(tmp_path):
     """Constants reach kernels as floats, which have no bits, but a zero below zero.
 
@@ -174,6 +176,7 @@ def checked(codec, x):
     return y
 
 
+@pytest.mark.slow
 def test_integers_beside_a_search(tmp_path, rng):
     """What is stored of a tile's integers, and counts of the search, had one name."""
     path = tmp_path / "searched.yaml"

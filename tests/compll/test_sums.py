@@ -106,6 +106,7 @@ def test_sums_are_near_and_in_any_order(data):
         assert low <= row[j] <= high
 
 
+@pytest.mark.slow
 def test_a_sketch_is_right_on_average(tmp_path, rng):
     """Without feedback, by an error that falls with the root of the steps."""
     n, steps = 500, 1000
@@ -126,6 +127,7 @@ def test_sums_of_ranks_add(tmp_path, rng):
     np.testing.assert_allclose(np.mean(rows, 0), mean, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 def test_what_ranks_get_follows_what_they_give(target, tmp_path, rng):
     """With feedback; a share of each estimate is what keeps the residuals from growing."""
@@ -160,6 +162,7 @@ def test_integers_of_floats(group, tmp_path, rng):
 ODD = {"nan": 0, "inf": 0, "-inf": 0, "3e9": 2**31 - 1, "-3e9": -(2**31), "-0.9": 0, "2.9": 2}
 
 
+@pytest.mark.slow
 def test_integers_of_what_no_integer_holds(tmp_path):
     """Of elements the largest is that of float32 below 2**31."""
     kinds = {"a": ("int({} + 0 * g)", "int32[n]"), "b": ("int({} + 0 * sum(g))", "float32"),

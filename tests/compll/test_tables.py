@@ -8,6 +8,7 @@ import pytest
 import compll
 from compll.backends.cpu import tables as cpu_tables
 from compll.numerics import numbers
+from tests.tiers import first_fast
 
 MORE = np.load(Path(__file__).parent / "golden" / "more.npz")
 
@@ -20,7 +21,7 @@ def sketched(x, q):
     return np.array(means, np.float32)[bins]
 
 
-@pytest.mark.parametrize("q", [4, 16, 64, 256])
+@pytest.mark.parametrize("q", first_fast([64, 4, 16, 256]))
 @pytest.mark.parametrize("n", [1, 3, 100, 5000])
 def test_sketch_is_the_mean_of_quantile_bins(q, n):
     x = np.random.default_rng(n).laplace(size=n).astype(np.float32)
@@ -131,7 +132,7 @@ KINDS = ["normal", "few", "same", "near", "zeros", "wild"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("q", [4, 256])
+@pytest.mark.parametrize("q", first_fast([64, 4, 256]))
 def test_many_elements_find_their_buckets(kind, q, rng):
     x = many(kind, rng)
     cpu, reference = (compll.compile("sketch", target, q=q) for target in ("cpu", "reference"))
@@ -163,7 +164,7 @@ decode: lookup(edges, low)
 """
 
 
-@pytest.mark.parametrize("target", ["reference", "cpu"])
+@pytest.mark.parametrize("target", first_fast(["reference", "cpu"]))
 def test_powers_of_whole_numbers_are_whole(target, tmp_path, rng):
     x = rng.standard_normal(300).astype(np.float32)
     payloads = []
