@@ -1,9 +1,8 @@
-"""What the processes of test_processes.py run: `python ranks.py CASE RANK SIZE STORE`."""
+"""What the ranks of test_processes.py run."""
 
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,8 @@ from tests.casync.fakes import (
 from tests.patience import HANG
 
 TOTAL = sum(SIZES)
+#: executors whose connections last until all ranks end together
+LASTING: list[Executor] = []
 
 
 def same_everywhere(bucket):
@@ -66,7 +67,7 @@ def killed(rank, size):
     executor.submit(program, torch.ones(500000), {}, 0).wait()
     if rank == size - 1:
         os._exit(0)
-    expect(executor, program, torch.ones(500000))
+    return error_of(executor, program, torch.ones(500000))
 
 
 def silent(rank, size):
@@ -75,9 +76,9 @@ def silent(rank, size):
     program = graph_of([500000], "ring", "exact", size).slice(rank)
     executor = Executor(transport, CODECS, timeout=0.5)
     if rank < size - 1:
-        expect(executor, program, torch.ones(500000))
-    sys.stdin.read()  # stay until the others are done
-    os._exit(0)
+        return error_of(executor, program, torch.ones(500000))
+    LASTING.append(executor)
+    return None
 
 
 class Corrupt(Sparse):
@@ -97,31 +98,18 @@ def corrupt(rank, size):
     codecs = {"sparse": Corrupt()} if rank == size - 1 else CODECS
     executor = Executor(transport, codecs, timeout=HANG)
     if rank < size - 1:
-        expect(executor, program, torch.ones(5000))
-    else:
-        executor.submit(program, torch.ones(5000), {}, 0)
-        sys.stdin.read()  # stay until the others are done
-        os._exit(0)
+        return error_of(executor, program, torch.ones(5000))
+    executor.submit(program, torch.ones(5000), {}, 0)
+    LASTING.append(executor)
+    return None
 
 
-def expect(executor, program, bucket):
-    """Print the error of this submit and end without cleaning up: peers may be dead."""
+def error_of(executor, program, bucket):
+    """What this submit fails with."""
     try:
         executor.submit(program, bucket, {}, 1).wait()
     except CasyncError as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
+        return f"{type(error).__name__}: {error}"
+    finally:
         executor.close()
-        os._exit(0)
-    os._exit(3)
-
-
-def main(case, rank, size, store):
-    """One rank of one case."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    {"exchange": exchange, "killed": killed, "silent": silent, "corrupt": corrupt}[case](rank, size)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    return "none"

@@ -7,65 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import HANG
-from tests.tiers import first_fast
+from tests.casync import ranks
+from tests.hipress.launch import DIED, launch
 
 ROOT = Path(__file__).parents[2]
 
 
-class Ranks:
-    """Processes of one case. `end` waits for some of them and gives their output."""
-
-    def __init__(self, case, size, store):
-        command = [sys.executable, "-W", "ignore", "-m", "tests.casync.ranks", case]
-        self.processes = [
-            subprocess.Popen(
-                [*command, str(rank), str(size), str(store)],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(size)
-        ]
-
-    def end(self, ranks):
-        results = [self.processes[rank].communicate(timeout=HANG) for rank in ranks]
-        codes = [self.processes[rank].returncode for rank in ranks]
-        assert codes == [0] * len(codes), "\n".join(err for _, err in results)
-        return [out for out, _ in results]  # where some releases of torch tell of gloo, too
-
-    def kill(self):
-        for process in self.processes:
-            process.kill()
-            process.communicate()
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_strategies_agree(size):
+    launch(ranks.exchange, size)
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Starts a case; kills what is left."""
-    started = []
-
-    def go(case, size):
-        started.append(Ranks(case, size, tmp_path / "store"))
-        return started[-1]
-
-    yield go
-    for ranks in started:
-        ranks.kill()
-
-
-@pytest.mark.parametrize("size", first_fast([3, 2]))
-def test_all_strategies_agree(start, size):
-    start("exchange", size).end(range(size))
-
-
-def test_a_killed_peer_is_noticed(start):
-    out = start("killed", 3).end([0, 1])
+def test_a_killed_peer_is_noticed():
+    *out, dead = launch(ranks.killed, 3, may_die=[2])
+    assert dead == DIED
     assert all(
-        re.search(
-            r"(?m)^TransportError: rank ([012]) closed the connection in step 1 "
+        re.match(
+            r"TransportError: rank ([012]) closed the connection in step 1 "
             r"\(rank [01], peer \1, task `(recv|send)",
             o,
         )
@@ -74,16 +32,16 @@ def test_a_killed_peer_is_noticed(start):
     assert any("peer 2" in o for o in out)
 
 
-def test_a_silent_peer_times_out(start):
-    out = start("silent", 3).end([0, 1])
+def test_a_silent_peer_times_out():
+    *out, _ = launch(ranks.silent, 3)
     assert any("PeerTimeout: rank" in o and "timed out after 0.5 s" in o for o in out)
     assert all("task `" in o for o in out)
 
 
-def test_a_corrupt_payload_ends_all(start):
-    out = start("corrupt", 3).end([0, 1])
+def test_a_corrupt_payload_ends_all():
+    *out, _ = launch(ranks.corrupt, 3)
     assert any(
-        re.search(r"(?m)^PayloadError: step 1 .* peer 2, task `(merge|decode).*out of range", o)
+        re.match(r"PayloadError: step 1 .* peer 2, task `(merge|decode).*out of range", o)
         for o in out
     )
     assert all("task `" in o for o in out)
