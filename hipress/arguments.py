@@ -60,6 +60,8 @@ def arguments(
     timeout: float | timedelta | None = None,
     verify: bool = False,
     checksum: bool = False,
+    down: str | os.PathLike[str] | Codec | None = AUTO,
+    topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
@@ -70,7 +72,7 @@ def arguments(
         return options_.make(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
             seed=seed, timeout=default if timeout is None else timeout, verify=verify,
-            checksum=checksum, params=params,
+            checksum=checksum, down=down, topology=topology, params=params,
         )  # fmt: skip
 
     return Arguments(model, process_group, ddp_kwargs, options)

@@ -56,6 +56,12 @@ class Options:
         is a PayloadError that names the rank it came from, part and step. Costs 0.25 ms for 1 MB
         of payload, 2.5 ms for 10 MB and 13 ms for 50 MB (4 GB/s), on either side. What native
         all-reduces sum, as uncompressed gradients, has none.
+    down: what owners encode averages with, which otherwise travel in the compressor's code: a
+        spec's name or path, or a compiled codec, with feedback of its own; None or "none": float32,
+        so that only gradients are compressed. For strategies with owners that average.
+    topology: which ranks of the group share a node, for strategies that go by it: ranks per node,
+        or a list of ranks for each node. None: as LOCAL_WORLD_SIZE says, which torchrun sets, or
+        ranks whose hosts have one name.
     params: parameters of the codec, as its spec names them.
     """
 
@@ -68,6 +74,8 @@ class Options:
     timeout: float = default_pg_timeout.total_seconds()
     verify: bool = False
     checksum: bool = False
+    down: str | Codec | None = AUTO
+    topology: int | tuple[tuple[int, ...], ...] | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,7 +108,12 @@ class Options:
 
     def _check_types(self) -> None:
         if not isinstance(self.compressor, str):
-            _check_codec(self.compressor)
+            _check_codec("compressor", self.compressor)
+        if not isinstance(self.down, str | None):
+            _check_codec("down", self.down)
+        if self.automatic and self.down != AUTO:
+            raise ConfigError('down needs a compressor that is named: "auto" chooses for itself')
+        _check_topology(self.topology)
         for name, kinds, wanted in (
             ("strategy", str, "a name"),
             ("scope", str, "a name"),
@@ -123,19 +136,35 @@ class Options:
         return isinstance(self.compressor, str) and self.compressor == AUTO
 
 
-def _check_codec(codec: object) -> None:
+def _check_topology(topology: object) -> None:
+    if isinstance(topology, tuple):
+        good = bool(topology) and all(_are_ranks(node) for node in topology)
+    else:
+        good = topology is None or (_are_ranks((topology,)) and topology != 0)
+    if not good:
+        raise ConfigError(
+            "topology is the number of ranks per node, or a list of ranks for each node, such as "
+            f"[[0, 1], [2, 3]], not {topology!r}"
+        )
+
+
+def _are_ranks(node: object) -> bool:
+    return isinstance(node, tuple) and all(type(n) is int and n >= 0 for n in node)
+
+
+def _check_codec(option: str, codec: object) -> None:
     """Raise ConfigError for what lacks a member of casync.codec.Codec."""
     from casync.codec import Codec  # not above: types alone need it there
 
     if not callable(getattr(codec, "encode_batch", None)):
-        raise ConfigError(f"compressor must be a name, a path or a codec, got {codec!r}")
+        raise ConfigError(f"{option} must be a name, a path or a codec, got {codec!r}")
     if isinstance(codec, type):
-        raise ConfigError(f"compressor is the class {codec.__name__}; pass a codec made of it")
+        raise ConfigError(f"{option} is the class {codec.__name__}; pass a codec made of it")
     members = [name for name in vars(Codec) if not name.startswith("_")]
     absent = [name for name in members if not hasattr(codec, name)]
     if absent:
         raise ConfigError(
-            f"compressor {type(codec).__name__} lacks {', '.join(absent)}: a codec has all "
+            f"{option} {type(codec).__name__} lacks {', '.join(absent)}: a codec has all "
             "members of casync.codec.Codec (casync.codec.CodecDefaults has some to inherit)"
         )
 
@@ -164,6 +193,8 @@ def make(
     min_size: SupportsIndex | None = None,
     seed: SupportsIndex = 0,
     timeout: float | timedelta | None = None,
+    down: str | os.PathLike[str] | Codec | None = AUTO,
+    topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
     params: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Options:
@@ -175,14 +206,28 @@ def make(
             "or a list of them"
         )
     return Options(
-        os.fspath(compressor) if isinstance(compressor, os.PathLike) else compressor,
+        _path(compressor),
         exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
         min_size=_whole(min_size),
         seed=_whole(seed),
         timeout=_seconds(timeout),
+        down=_path(down),
+        topology=_nodes(topology),
         params={name: _plain(value) for name, value in (params or {}).items()},
         **rest,
     )
+
+
+def _path(codec: Any) -> Any:
+    return os.fspath(codec) if isinstance(codec, os.PathLike) else codec
+
+
+def _nodes(topology: Any) -> Any:
+    """Lists of any kind as tuples; all else as it is, for Options to refuse."""
+    try:
+        return tuple(tuple(_whole(rank) for rank in node) for node in topology)
+    except TypeError:
+        return _whole(topology)
 
 
 def _whole(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,22 @@ import torch.distributed as dist
 from torch import nn
 
 from casync import strategies
+from casync.topology import Topology
 from hipress import __version__
 from hipress.errors import HipressError
 from hipress.model import Param, describe
 from hipress.options import AUTO, Options
 from hipress.plan import rules
-from hipress.plan.codecs import call, compiling_told_by, described, resolve, strategy_for
+from hipress.plan.codecs import (
+    call,
+    compiling_told_by,
+    described,
+    resolve,
+    resolve_down,
+    strategy_for,
+)
 from hipress.ranks import meeting as meetings
+from hipress.ranks import nodes
 from hipress.ranks.link import connect, silent_hint
 from hipress.ranks.meeting import Meeting
 
@@ -100,10 +109,11 @@ def prepare(
     except Exception as error:
         meeting.fail(error)
         raise
-    meeting.settle({**_facts(params, options, codecs), **facts})
+    places = meeting.settle({**_facts(params, options, codecs), **facts}, nodes.place())
     try:
+        topology = nodes.topology_of(options.topology, places, meeting.ranks)
         with compiling_told_by(meeting.rank == 0):
-            session = _plan(params, codecs, options, group, meeting)
+            session = _plan(params, codecs, options, topology, group, meeting)
             _compile(session.plan)
     except Exception as error:
         meeting.fail(error)
@@ -125,23 +135,25 @@ def tell_plan(session: Session) -> None:
     log.log(level, "hipress: %s", describe_plan(session.plan, session.params))
 
 
-def _codecs(options: Options) -> dict[str, Codec]:
+def _codecs(options: Options) -> tuple[Codec, ...]:
+    """The planner's candidates; or the codec asked for, and that of owners if it is another."""
     if options.automatic:
         from hipress.plan.auto import candidates
 
-        return candidates(options)
+        return tuple(candidates(options).values())
     codec = resolve(options)
-    strategy_for(codec, options.strategy)
-    return {codec.name: codec}
+    down = resolve_down(options, codec)
+    strategy_for(codec, options.strategy, down)
+    return (codec,) if down is None else (codec, down)
 
 
-def _facts(
-    params: tuple[Param, ...], options: Options, codecs: Mapping[str, Codec]
-) -> dict[str, Any]:
+def _facts(params: tuple[Param, ...], options: Options, codecs: Sequence[Codec]) -> dict[str, Any]:
     """Everything that must be equal on all ranks."""
     return {
-        "compressor": AUTO if options.automatic else described(*codecs.values()),
+        "compressor": AUTO if options.automatic else described(codecs[0]),
+        "down": [] if options.automatic else [described(codec) for codec in codecs[1:]],
         "strategy": options.strategy,
+        "topology": str(options.topology),
         "scope": options.scope,
         "exclude": sorted(set(options.exclude)),  # given as a set, every rank has its order
         "min_size": str(options.min_size),
@@ -149,15 +161,17 @@ def _facts(
         "verify": options.verify,
         "checksum": options.checksum,
         "parameters": [str(p) for p in params],
-        "digests": {_called(codec, options): codec.digest for codec in codecs.values()},
+        "digests": {_called(n, codec, options): codec.digest for n, codec in enumerate(codecs)},
         "versions": _versions(),
     }
 
 
-def _called(codec: Codec, options: Options) -> str:
+def _called(number: int, codec: Codec, options: Options) -> str:
     """Such as `compressor 'mine.yaml'`: what differs when digests do."""
-    named = isinstance(options.compressor, str) and not options.automatic
-    return f"compressor {(options.compressor if named else codec.name)!r}"
+    if options.automatic:
+        return f"compressor {codec.name!r}"
+    option, given = (("compressor", options.compressor), ("down", options.down))[number]
+    return f"{option} {(given if isinstance(given, str) else codec.name)!r}"
 
 
 def label(options: Options) -> str:
@@ -171,6 +185,8 @@ def plain_options(options: Options) -> dict[str, Any]:
     """Options as JSON takes them."""
     # not asdict, which copies what it finds: a compiled codec holds locks, and has a label
     own = {each.name: getattr(options, each.name) for each in fields(options)}
+    down = options.down
+    own["down"] = down if isinstance(down, str | None) else described(down)
     return own | {"compressor": label(options), "params": dict(options.params)}
 
 
@@ -180,27 +196,29 @@ def _versions() -> dict[str, str]:
 
 def _plan(
     params: tuple[Param, ...],
-    codecs: Mapping[str, Codec],
+    codecs: Sequence[Codec],
     options: Options,
+    topology: Topology,
     group: dist.ProcessGroup,
     meeting: Meeting,
 ) -> Session:
-    ranks = dist.get_world_size(group)
-    if ranks == 1:
+    if topology.world_size == 1:
         why = "one rank: there is nothing to synchronize"
-        plan = rules.Plan(tuple(rules.raw(p, why) for p in params), {}, why)
+        plan = rules.Plan(tuple(rules.raw(p, why) for p in params), topology, why=why)
         return Session(params, options, plan, group, meeting)
     if not options.automatic:
-        (codec,) = codecs.values()
-        plan = rules.fixed_plan(params, codec, options, ranks)
+        codec, *down = codecs
+        plan = rules.fixed_plan(params, codec, options, topology, *down)
         return Session(params, options, plan, group, meeting)
-    return _auto(params, codecs, options, group, meeting)
+    candidates = {codec.name: codec for codec in codecs}
+    return _auto(params, candidates, options, topology, group, meeting)
 
 
 def _compile(plan: Plan) -> None:
     """What aggregators need is compiled now, not in the first step, where other ranks wait."""
     for key, strategy in {(d.codec, d.strategy) for d in plan.decisions}:
-        if key is not None and strategies.load(strategy).SPREADS:
+        spreads = strategies.load(strategy).SPREADS
+        if spreads and key is not None and key not in plan.downs:
             plan.codecs[key].prepare()
 
 
@@ -208,6 +226,7 @@ def _auto(
     params: tuple[Param, ...],
     codecs: Mapping[str, Codec],
     options: Options,
+    topology: Topology,
     group: dist.ProcessGroup,
     meeting: Meeting,
 ) -> Session:
@@ -220,5 +239,5 @@ def _auto(
         message = f"rank {meeting.ranks[meeting.rank]}: the link between ranks {meeting.ranks}"
         message += f" could not be measured{silent_hint(meeting, 'measurement')}"
         raise HipressError(f"{message}: {error}") from error
-    plan = auto_plan(params, codecs, probe.costs, options, dist.get_world_size(group))
+    plan = auto_plan(params, codecs, probe.costs, options, topology)
     return Session(params, options, plan, group, meeting, probe)

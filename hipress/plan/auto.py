@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from casync import strategies
 from casync.predict.cost import CodecCost, Costs, Line, predict
+from casync.topology import Topology
 from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
@@ -53,19 +54,19 @@ def auto_plan(
     codecs: Mapping[str, Codec],
     costs: Costs,
     options: Options,
-    ranks: int,
+    topology: Topology,
 ) -> Plan:
     """Decide tensor by tensor; give all of it up when the whole gain is too small."""
-    costs = _contended(costs)
+    costs, ranks = _contended(costs), topology.world_size
     decisions = tuple(_decide(p, codecs, costs, options, ranks) for p in params)
     gain = sum((d.raw_seconds or 0.0) - (d.seconds or 0.0) for d in decisions if d.codec)
     least = max(MIN_GAIN_SECONDS, MARGIN * sum(d.raw_seconds or 0.0 for d in decisions))
     if gain < least:
         why = f"predicted gain {gain * 1e3:.2f} ms a step, less than {least * 1e3:.3g} ms"
-        return Plan(tuple(_give_up(d) for d in decisions), {}, why)
+        return Plan(tuple(_give_up(d) for d in decisions), topology, {}, why)
     used = {d.codec for d in decisions}
     why = f"predicted gain {gain * 1e3:.1f} ms a step"
-    return Plan(decisions, {k: c for k, c in codecs.items() if k in used}, why)
+    return Plan(decisions, topology, {k: c for k, c in codecs.items() if k in used}, why)
 
 
 def _contended(costs: Costs) -> Costs:

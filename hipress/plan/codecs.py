@@ -106,19 +106,36 @@ def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
             )
 
 
-def strategy_for(codec: Codec, asked: str = AUTO) -> str:
-    """`asked` if it can carry the codec, else ConfigError; for "auto", what suits the codec.
+def resolve_down(options: Options, codec: Codec) -> Codec | None:
+    """The codec of owners, where it is another than that of workers. Raises ConfigError."""
+    from casync.raw import Raw
 
-    Additive payloads, also of several rounds, use the native collective. Codecs that may encode
-    again go through owners (`ps`), two quantizations whatever the world size; signs that vote do
-    so at owners (`vote`); the rest, sparse ones, are all-gathered.
+    if options.down is None or options.down == "none":
+        return Raw()
+    if isinstance(options.down, str):
+        if options.down == AUTO:
+            return None
+        made = compile_codec(options.down, {})
+    else:
+        made = options.down
+    return None if made.digest == codec.digest else made
+
+
+def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> str:
+    """`asked` if it can carry the codecs, else ConfigError; for "auto", what suits them.
+
+    With a codec of their own (`down`) owners get payloads, by `ps`. Else additive payloads, also of
+    several rounds, use the native collective. Codecs that may encode again go through owners
+    (`ps`), two quantizations whatever the world size; signs that vote do so at owners (`vote`); the
+    rest, sparse ones, are all-gathered.
     """
     from casync import strategies
 
-    name = _suited(codec) if asked == AUTO else asked
+    suited = _suited(codec) if down is None else "ps"
+    name = suited if asked == AUTO else asked
     if name not in strategies.list_strategies():
         raise unknown("strategy", name, (AUTO, *strategies.list_strategies()))
-    refusal = strategies.refuses(name, codec)
+    refusal = strategies.refuses(name, codec, down)
     if refusal is not None:
         raise ConfigError(refusal)
     return name

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from casync.rounds import refuse_workers
+from casync.topology import Topology
 from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import SMALL, Options
@@ -46,13 +47,23 @@ class Plan:
     """A decision per parameter, in the model's order, and the codecs they name."""
 
     decisions: tuple[Decision, ...]
+    topology: Topology
     codecs: Mapping[str, Codec] = field(default_factory=dict)
     why: str = ""
+    downs: Mapping[str, str] = field(default_factory=dict)  # by codec: that of owners, if another
 
     @property
     def compresses(self) -> bool:
         """Whether any parameter is compressed; if not, DDP's own all-reduce remains."""
         return any(d.codec is not None for d in self.decisions)
+
+    def down(self, key: str) -> Codec:
+        """What owners encode with where workers encode with codec `key`."""
+        return self.codecs[self.downs.get(key, key)]
+
+    def both(self, key: str) -> tuple[Codec, ...]:
+        """The codec `key`, and that of owners if it is another."""
+        return tuple(self.codecs[each] for each in (key, self.downs.get(key)) if each)
 
     def facts(self) -> list[dict[str, Any]]:
         """What all ranks must have in common, as JSON takes it."""
@@ -60,9 +71,15 @@ class Plan:
         return [{k: v for k, v in asdict(d).items() if k in keys} for d in self.decisions]
 
 
-def fixed_plan(params: Sequence[Param], codec: Codec, options: Options, world_size: int) -> Plan:
-    """`codec` for every parameter it suits."""
-    strategy = strategy_for(codec, options.strategy)
+def fixed_plan(
+    params: Sequence[Param],
+    codec: Codec,
+    options: Options,
+    topology: Topology,
+    down: Codec | None = None,
+) -> Plan:
+    """`codec` for every parameter it suits. `down`: what owners encode with, if another."""
+    strategy, world_size = strategy_for(codec, options.strategy, down), topology.world_size
     if refusal := refuse_workers(codec, world_size):
         raise ConfigError(refusal)
     shaped = options.scope == "tensor"  # a run of a bucket has no shape
@@ -71,8 +88,14 @@ def fixed_plan(params: Sequence[Param], codec: Codec, options: Options, world_si
     used = {d.codec for d in decisions}
     codecs = {key: each for key, each in own.values() if key in used}
     if not codecs:
-        return Plan(tuple(decisions), {}, _none_eligible(codec, decisions))
-    return Plan(tuple(decisions), codecs, f"compressor {codec.name!r} was asked for")
+        return Plan(tuple(decisions), topology, {}, _none_eligible(codec, decisions))
+    why = f"compressor {codec.name!r} was asked for"
+    if down is None:
+        return Plan(tuple(decisions), topology, codecs, why)
+    key = down.name if down.name not in codecs else f"{down.name} down"
+    downs = dict.fromkeys(codecs, key)
+    why += f", and {down.name!r} down"
+    return Plan(tuple(decisions), topology, {**codecs, key: down}, why, downs)
 
 
 def _none_eligible(codec: Codec, decisions: Sequence[Decision]) -> str:

@@ -38,6 +38,7 @@ from hipress.compat import Store
 from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError
 
 FAILED = "failed"
+OWN = "own"  # what may differ between ranks
 GAVE_UP = "gone"  # where a rank that no longer waits says so
 MIN_CALL_SECONDS = 2.0  # seconds that a call to the store has, however little is left of a time-out
 TELL_SECONDS = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
@@ -63,16 +64,19 @@ class Meeting:
         ranks = tuple(self.ranks[rank] for rank in some)
         return Meeting(self.store, some.index(self.rank), ranks, self.timeout, name)
 
-    def settle(self, facts: Mapping[str, Any]) -> None:
-        """Return when every rank posted equal facts.
+    def settle(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
+        """Return when every rank posted equal facts; by rank, what each has of its `own`.
 
         Raises ConfigMismatch naming the first differing fact and both sides, or
         AgreementTimeout naming the ranks that never arrived.
         """
         round_ = next(self._round)
         deadline = time.monotonic() + self.timeout
-        self._post(round_, self.rank, facts, deadline)
-        _compare(self._collect(round_, deadline), self.ranks)
+        self._post(round_, self.rank, {**facts, OWN: own}, deadline)
+        posted = self._collect(round_, deadline)
+        owned = [each.pop(OWN) for each in posted]
+        _compare(posted, self.ranks)
+        return owned
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this rank cannot go on; they raise as they arrive.

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import Choice, Tensor, assign_owners, partition
 from casync.raw import RAW
-from casync.topology import Topology
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.rules import NATIVE, Plan, partitions
@@ -40,13 +39,11 @@ class BucketPlan:
 class BucketPlans:
     """Makes each bucket's BucketPlan once. DDP makes its buckets anew after step 0."""
 
-    def __init__(
-        self, params: Sequence[Param], plan: Plan, options: Options, rank: int, topology: Topology
-    ) -> None:
+    def __init__(self, params: Sequence[Param], plan: Plan, options: Options, rank: int) -> None:
         self._params, self._plan = params, plan
-        self._rank, self._topology = rank, topology
+        self._rank, self._topology = rank, plan.topology
         self._merges = options.scope == "bucket"
-        owners = assign_owners([p.numel for p in params], topology.world_size)
+        owners = assign_owners([p.numel for p in params], plan.topology.world_size)
         self._owners = {p.name: owners[p.index] for p in params}
         self.residuals = Residuals(params, plan, None if self._merges else self._owned())
         self._shared = {} if self._merges else self.residuals.place_all()
@@ -114,7 +111,8 @@ class BucketPlans:
         if len(members) > 1:
             codec = self._plan.codecs[decision.codec]
             cut = partitions(length, codec, decision.strategy, self._topology.world_size)
-        return Choice(decision.codec, decision.strategy, cut)
+        down = self._plan.downs.get(decision.codec)
+        return Choice(decision.codec, decision.strategy, cut, down)
 
     def _compile(self, units: Sequence[Unit]) -> Program:
         """Partition, and build our slice of the graph."""
@@ -142,7 +140,7 @@ class BucketPlans:
         members: dict[str, list[int]] = {}
         for unit in plan.units:
             key = unit.choice.codec
-            if key != RAW and self._plan.codecs[key].stateful:
+            if key != RAW and self.residuals.stateful(key):
                 members.setdefault(key, []).extend(unit.indices)
         places = self.residuals.places
         current = {a.codec: a for a in plan.arenas}

@@ -28,6 +28,7 @@ KEYS = {"format", "step", "rank", "world_size", "codecs", "compressors", "strate
 # before 3 values came as they lay in memory.
 OLDER = {1: KEYS - {"compressors", "strategies"}, 2: KEYS - {"compressors"}}
 OLDER[3] = OLDER[2]
+SIDES = (WORKER, AGGREGATOR)
 NAMED = 5  # parameters, at most, in an error that several share
 log = logging.getLogger("hipress")
 
@@ -42,8 +43,8 @@ def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[
         "step": step,
         "rank": rank,
         "world_size": world_size,
-        "codecs": {name: codec.digest for name, (_, codec) in stateful.items()},
-        "compressors": {name: described(codec) for name, (_, codec) in stateful.items()},
+        "codecs": {name: _digest(residuals, key) for name, (_, key) in stateful.items()},
+        "compressors": {name: _described(residuals, key) for name, (_, key) in stateful.items()},
         "strategies": {name: residuals.state_scheme(p.index) for name, (p, _) in stateful.items()},
         "state": {name: _export_one(residuals, param) for name, (param, _) in stateful.items()},
     }
@@ -71,14 +72,22 @@ def validate(
     return [] if moved else good
 
 
-def _stateful(residuals: Residuals) -> dict[str, tuple[Param, Codec]]:
-    """Parameters whose codec keeps state, by name."""
-    found: dict[str, tuple[Param, Codec]] = {}
+def _stateful(residuals: Residuals) -> dict[str, tuple[Param, str]]:
+    """Parameters of which there is state, by name, and their codecs' keys."""
+    found: dict[str, tuple[Param, str]] = {}
     for param in residuals.params:
         key = residuals.codec_of(param.index)
-        if key is not None and residuals.plan.codecs[key].stateful:
-            found[param.name] = (param, residuals.plan.codecs[key])
+        if key is not None and residuals.stateful(key):
+            found[param.name] = (param, key)
     return found
+
+
+def _digest(residuals: Residuals, key: str) -> str:
+    return "/".join(codec.digest for codec in residuals.plan.both(key))
+
+
+def _described(residuals: Residuals, key: str) -> str:
+    return " and down ".join(described(codec) for codec in residuals.plan.both(key))
 
 
 def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch.Tensor]]:
@@ -134,7 +143,7 @@ def _check_types(saved: Mapping[str, Any]) -> None:
 
 def _tensors_by_side(sides: object) -> bool:
     return isinstance(sides, Mapping) and all(
-        side in (WORKER, AGGREGATOR)
+        side in SIDES
         and isinstance(values, Mapping)
         and all(isinstance(value, torch.Tensor) for value in values.values())
         for side, values in sides.items()
@@ -155,8 +164,8 @@ def _check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
     wrong = [f"{name}: missing from the saved state" for name in here if name not in there]
     wrong += [f"{name}: has no codec state here" for name in there if name not in here]
     others: dict[str, list[str]] = {}
-    for name, (param, codec) in here.items():
-        if name in there and (other := _other(residuals, saved, param, codec)):
+    for name, (param, key) in here.items():
+        if name in there and (other := _other(residuals, saved, param, key)):
             others.setdefault(other, []).append(name)
     return wrong + [f"{_shortened(names)}: {other}" for other, names in others.items()]
 
@@ -167,13 +176,12 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def _other(
-    residuals: Residuals, saved: Mapping[str, Any], param: Param, codec: Codec
-) -> str | None:
+def _other(residuals: Residuals, saved: Mapping[str, Any], param: Param, key: str) -> str | None:
     """Of which other codec or strategy a parameter's saved values are, or None."""
     name, here = param.name, residuals.state_scheme(param.index)
-    if saved["codecs"].get(name) != codec.digest:
-        before, now = saved.get("compressors", {}).get(name, "another codec"), described(codec)
+    if saved["codecs"].get(name) != _digest(residuals, key):
+        before = saved.get("compressors", {}).get(name, "another codec")
+        now = _described(residuals, key)
         return f"saved with {before}{' of another spec' * (before == now)}, this is {now}"
     before = saved.get("strategies", {}).get(name, here)  # format 1 does not tell
     return None if before == here else f"saved with strategy {before}, this is {here}"
@@ -194,17 +202,17 @@ def _check_values(
         if name not in state:
             wrong.append(f"{name}: its values are missing from the saved state")
             continue
-        wanted = {k: _size(v, param) for k, v in codec.init_state(param.numel).items()}
+        wanted = {side: _wanted(residuals.codec_at(codec, side), param) for side in SIDES}
         problems = [
             f"{name}: {side} values are missing from the saved state"
             for side in _needed(residuals, state[name], param, aggregated)
             if side not in state[name]
         ]
         problems += [
-            f"{name}: {side} {key}: expected {wanted.get(key)}, got {shape}"
+            f"{name}: {side} {key}: expected {wanted[side].get(key)}, got {shape}"
             for side, values in state[name].items()
-            for key, shape in _shapes(values, wanted).items()
-            if shape != wanted.get(key)
+            for key, shape in _shapes(values, wanted[side]).items()
+            if shape != wanted[side].get(key)
         ]
         problems += [
             f"{name}: {side} {key}: {problem}"
@@ -226,6 +234,11 @@ def _needed(
         return [WORKER] if saved else []
     owned = aggregated and param.index in residuals.owned
     return [side for side in residuals.pieces(param.index) if side == WORKER or owned]
+
+
+def _wanted(codec: Codec, param: Param) -> dict[str, tuple[int, ...]]:
+    """Shapes of a side's values."""
+    return {key: _size(v, param) for key, v in codec.init_state(param.numel).items()}
 
 
 def _size(array: Floats, param: Param) -> tuple[int, ...]:

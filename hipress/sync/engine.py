@@ -19,7 +19,6 @@ from casync.codec import FLOAT_BYTES
 from casync.errors import CasyncError, copy_to_raise
 from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor
-from casync.topology import Topology
 from casync.transports.distributed import DistributedTransport
 from hipress import compat
 from hipress.errors import HipressError, SyncError
@@ -115,9 +114,9 @@ class Engine:
         """unused: whether DDP finds unused parameters; skips: and leaves out their buckets."""
         self.params, self.plan, self.options = params, plan, options
         self.group = group  # DDP's own group: a bucket left alone travels as it always did
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        rank = dist.get_rank(group)
         self.name = meeting.ranks[rank]  # this rank's global number
-        self.buckets = BucketPlans(params, plan, options, rank, Topology.flat(size))
+        self.buckets = BucketPlans(params, plan, options, rank)
         self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self._latest = -1  # the bucket of the current step that came last; -1 between steps

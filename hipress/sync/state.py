@@ -44,9 +44,10 @@ States = Mapping[tuple[str, str], dict[str, Floats]]
 
 @dataclass(eq=False)
 class Arena:
-    """State of one codec for some parameters: arrays by side and name."""
+    """State of one codec for some parameters: arrays by side and name. With a codec of their own
+    that of owners is the aggregator's."""
 
-    codec: str
+    codec: str  # of workers
     sides: dict[str, dict[str, Floats]]
 
 
@@ -71,11 +72,19 @@ class Residuals:
     def place_all(self) -> States:
         """One arena per codec over all its parameters in the model's order (scope "tensor")."""
         states: dict[tuple[str, str], dict[str, Floats]] = {}
-        for key, codec in self.plan.codecs.items():
-            if codec.stateful:
+        for key in dict.fromkeys(d.codec for d in self.plan.decisions if d.codec is not None):
+            if self.stateful(key):
                 members = [p.index for p in self.params if self.codec_of(p.index) == key]
                 states.update(self.view([self.place(key, members)]))
         return states
+
+    def stateful(self, key: str) -> bool:
+        """Whether either side of parameters with this codec keeps state."""
+        return any(self.codec_at(key, side).stateful for side in self._sides(key))
+
+    def codec_at(self, key: str, side: str) -> Codec:
+        """What encodes on this side where workers encode with codec `key`."""
+        return self.plan.codecs[key] if side == WORKER else self.plan.down(key)
 
     def codec_of(self, index: int) -> str | None:
         """Key of the codec of a parameter."""
@@ -89,9 +98,8 @@ class Residuals:
 
     def place(self, key: str, indices: Sequence[int]) -> Arena:
         """A new arena that holds `indices` in this order; values they already have move in."""
-        codec = self.plan.codecs[key]
         total = sum(self.params[i].numel for i in indices)
-        arena = Arena(key, {side: self._zeros(codec, total) for side in self._sides(key)})
+        arena = Arena(key, {side: self._zeros(key, side, total) for side in self._sides(key)})
         offset = 0
         for index in indices:
             here = Place(arena, offset)
@@ -113,7 +121,6 @@ class Residuals:
     def pieces(self, index: int) -> dict[str, dict[str, Floats]]:
         """Views of a parameter's state: side -> name -> flat [numel], or [1] if per tensor."""
         place = self.places[index]
-        flat = flat_names(self.plan.codecs[place.arena.codec])
         stop = place.offset + self.params[index].numel
         return {
             side: {
@@ -121,6 +128,7 @@ class Residuals:
                 for name, array in arrays.items()
             }
             for side, arrays in place.arena.sides.items()
+            for flat in (flat_names(self.codec_at(place.arena.codec, side)),)
         }
 
     def _move(self, index: int, old: Place, new: Place) -> None:
@@ -130,15 +138,15 @@ class Residuals:
             for name, array in arrays.items():
                 array[:] = before[side][name]
 
-    def _zeros(self, codec: Codec, total: int) -> dict[str, Floats]:
-        return codec.init_state(total, tensors=len(self.params))
+    def _zeros(self, key: str, side: str, total: int) -> dict[str, Floats]:
+        return self.codec_at(key, side).init_state(total, tensors=len(self.params))
 
     def _sides(self, key: str) -> tuple[str, ...]:
         """An aggregator needs state only where it encodes again."""
         from casync import strategies
 
         used = {d.strategy for d in self.plan.decisions if d.codec == key}
-        again = self.plan.codecs[key].reencodes and any(strategies.load(s).SPREADS for s in used)
+        again = self.plan.down(key).reencodes and any(strategies.load(s).SPREADS for s in used)
         return (WORKER, AGGREGATOR) if again else (WORKER,)
 
 

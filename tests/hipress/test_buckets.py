@@ -20,7 +20,7 @@ from tests.hipress.fakes import Int8
 def plans(request):
     codec, wanted = Int8(), Options("auto", scope=request.param, min_size=0)
     params = describe(torch.nn.Sequential(*(torch.nn.Linear(20, 30) for _ in range(2))))
-    return BucketPlans(params, fixed_plan(params, codec, wanted, 2), wanted, 0, Topology.flat(2))
+    return BucketPlans(params, fixed_plan(params, codec, wanted, Topology.flat(2)), wanted, 0)
 
 
 def test_a_bucket_is_compiled_once(plans):

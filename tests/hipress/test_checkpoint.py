@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hipress
+from casync.topology import Topology
 from hipress import api
 from hipress.errors import StateError
 from hipress.model import describe
@@ -147,7 +148,9 @@ def test_values_are_those_of_the_same_elements_in_any_layout():
         model = torch.nn.Conv2d(3, 2, (4, 5), bias=False)
         model.weight = torch.nn.Parameter(value.contiguous(memory_format=layout))
         params = describe(model)
-        kept.append(Residuals(params, fixed_plan(params, Int8(), Options(min_size=0), 2)))
+        kept.append(
+            Residuals(params, fixed_plan(params, Int8(), Options(min_size=0), Topology.flat(2)))
+        )
         kept[-1].place_all()
     last, first = [each.pieces(0)["worker"]["residual"] for each in kept]
     last[:] = value.permute(0, 2, 3, 1).flatten()
@@ -176,7 +179,7 @@ def test_values_are_those_of_the_same_elements_in_any_layout():
 def test_values_that_are_none_of_a_state(change, told):
     """NaN was loaded and spoilt the next step; without values loading failed on this rank only."""
     params = describe(torch.nn.Linear(3, 2, bias=False))
-    residuals = Residuals(params, fixed_plan(params, Int8(), Options(min_size=0), 2))
+    residuals = Residuals(params, fixed_plan(params, Int8(), Options(min_size=0), Topology.flat(2)))
     residuals.place_all()
     state = checkpoint.export(residuals, 1, 0, 2)
     side = state["state"]["weight"]["worker"]

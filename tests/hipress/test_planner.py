@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 from casync.predict.cost import CodecCost, Costs, Line, fit, predict
+from casync.topology import Topology
 from hipress import options, session
 from hipress.errors import ConfigError
 from hipress.model import describe
@@ -19,6 +20,8 @@ from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.reporting import Report, describe_plan
 from tests.hipress.common import Net
 from tests.hipress.fakes import Halves, Int8, Sparse
+
+TWO, FOUR = Topology.flat(2), Topology.flat(4)
 
 FREE = Line(0.0, 0.0)
 CODECS = {"half_fake": Halves(), "int8_fake": Int8()}
@@ -44,7 +47,7 @@ def params():
 
 
 def plan(params, costs, **wanted):
-    return auto_plan(params, CODECS, costs, options.make("auto", **wanted), 4)
+    return auto_plan(params, CODECS, costs, options.make("auto", **wanted), FOUR)
 
 
 def test_slow_link_compresses_most(params):
@@ -83,13 +86,13 @@ def test_a_gain_for_some_tensors_that_is_small_for_all(params):
         def suits(self, numel):
             return numel == few.numel
 
-    made = auto_plan([few, *many], {"int8_fake": Choosy()}, rates, options.make("auto"), 4)
+    made = auto_plan([few, *many], {"int8_fake": Choosy()}, rates, options.make("auto"), FOUR)
     assert not made.compresses
     assert "less than" in made.why
     assert "the whole gain is too small" in made.decisions[0].why
     alone = options.make("auto", exclude="many")
     many = [dataclasses.replace(each, name="many") for each in many]
-    assert auto_plan([few, *many], {"int8_fake": Choosy()}, rates, alone, 4).compresses
+    assert auto_plan([few, *many], {"int8_fake": Choosy()}, rates, alone, FOUR).compresses
 
 
 def test_float32_is_reduced_as_fast_as_16_bit_numbers():
@@ -109,25 +112,25 @@ def test_exclusion_and_types(params):
 @pytest.mark.parametrize("name", ["threshold", "adaptive_threshold", "adacomp", "inceptionn"])
 def test_a_payload_that_is_rarely_long_is_taken(name):
     params = describe(torch.nn.Linear(300, 300))
-    made = fixed_plan(params, compll.compile(name), options.make(name), 2)
+    made = fixed_plan(params, compll.compile(name), options.make(name), TWO)
     assert [d.codec for d in made.decisions if d.name.endswith("weight")] == [name]
 
 
 def test_more_ranks_than_a_byte_holds_codes_of_are_refused(params):
     codec = compll.compile("thc", bits=4)
-    assert fixed_plan(params, codec, options.make("thc"), 17).compresses
+    assert fixed_plan(params, codec, options.make("thc"), Topology.flat(17)).compresses
     with pytest.raises(ConfigError, match=r"codec 'thc': 18 ranks .* at most 17 ranks, or fewer"):
-        fixed_plan(params, codec, options.make("thc"), 18)
+        fixed_plan(params, codec, options.make("thc"), Topology.flat(18))
 
 
 def test_fixed_plans():
     params = describe(Net())
     sizes = {p.name: p.numel for p in params}
-    everything = fixed_plan(params, Int8(), options.make(Int8()), 2)
+    everything = fixed_plan(params, Int8(), options.make(Int8()), TWO)
     assert all(d.codec == "int8_fake" for d in everything.decisions)
-    large = fixed_plan(params, Sparse(), options.make(Sparse()), 2)
+    large = fixed_plan(params, Sparse(), options.make(Sparse()), TWO)
     assert {d.name for d in large.decisions if d.codec} == {"second.weight"}
-    chosen = fixed_plan(params, Sparse(), options.make(Sparse(), min_size=900), 2)
+    chosen = fixed_plan(params, Sparse(), options.make(Sparse(), min_size=900), TWO)
     assert {d.name for d in chosen.decisions if d.codec} == {
         name for name, size in sizes.items() if size >= 900
     }
@@ -137,7 +140,7 @@ def test_fixed_plans():
 
 def test_parameters_without_elements_are_left_alone():
     params = describe(torch.nn.ParameterList([torch.ones(0), torch.ones(0, 5), torch.ones(2000)]))
-    fixed = fixed_plan(params, Int8(), options.make(Int8(), min_size=0), 2)
+    fixed = fixed_plan(params, Int8(), options.make(Int8(), min_size=0), TWO)
     auto = plan(params, costs(link=1e5, codec=1e10))
     for made in (fixed, auto):
         assert [d.codec for d in made.decisions] == [None, None, "int8_fake"]
@@ -152,7 +155,7 @@ class Wide(Sparse):
 def test_a_bound_that_data_decide_is_no_reason_to_leave_a_tensor_alone():
     params = describe(Net())
     codec = Wide()
-    made = fixed_plan(params, codec, options.make(codec, min_size=100), 2)
+    made = fixed_plan(params, codec, options.make(codec, min_size=100), TWO)
     sizes = {p.name: p.numel for p in params}
     assert {d.name for d in made.decisions if d.codec} == {
         name for name, size in sizes.items() if size >= 100
@@ -163,7 +166,7 @@ def test_a_bound_that_data_decide_is_no_reason_to_leave_a_tensor_alone():
 def test_every_spec_compresses_what_it_is_asked_to(name):
     codec = compll.compile(name, "reference")
     (param,) = describe(torch.nn.Linear(1 << 9, 1 << 8, bias=False))
-    decision = fixed_plan([param], codec, options.make(codec), 2).decisions[0]
+    decision = fixed_plan([param], codec, options.make(codec), TWO).decisions[0]
     assert str(decision.codec).partition("(")[0] == name, decision.why
 
 
@@ -209,7 +212,7 @@ def test_a_report_groups_parameters_of_one_codec_and_reason():
     model = torch.nn.ModuleList(torch.nn.Linear(300, 400) for _ in range(50))
     params = describe(model)
     wanted = options.make(Int8(), exclude=["[0-4].*"], min_size=1000)
-    made = fixed_plan(params, Int8(), wanted, 2)
+    made = fixed_plan(params, Int8(), wanted, TWO)
     report = Report(0, 2, True, describe_plan(made, params), {}, made.decisions, None, None)
     rows = [row.split("│")[1:-1] for row in str(report).splitlines() if row.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [
@@ -221,7 +224,7 @@ def test_a_report_groups_parameters_of_one_codec_and_reason():
 
 def test_a_model_without_eligible_tensors_is_told_why():
     model = torch.nn.ParameterList([torch.ones(2000, dtype=torch.complex64), torch.ones(3)])
-    made = fixed_plan(describe(model), Sparse(), options.make(Sparse()), 2)
+    made = fixed_plan(describe(model), Sparse(), options.make(Sparse()), TWO)
     assert not made.compresses
     assert made.why.startswith("no tensor is eligible for 'sparse_fake': ")
     assert "type complex64 is not compressed (1)" in made.why
@@ -232,7 +235,7 @@ def test_a_model_without_eligible_tensors_is_told_why():
 def test_what_aggregators_need_is_compiled_ahead(params, monkeypatch, strategy, ahead):
     codec, prepared = compll.compile("int8_group", "reference"), []
     monkeypatch.setattr(codec, "prepare", lambda: prepared.append(1), raising=False)
-    session._compile(fixed_plan(params, codec, options.Options(strategy=strategy), 2))
+    session._compile(fixed_plan(params, codec, options.Options(strategy=strategy), TWO))
     assert len(prepared) == ahead
 
 

@@ -1,0 +1,74 @@
+"""What the ranks of test_strategies.py do."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import hipress
+from tests.hipress.common import SMALL_BUCKETS, codec, difference, digest, error_of, make, train
+
+
+def given(options):
+    """Options with the fake codecs that they name."""
+    return {key: codec(v) if key == "down" else v for key, v in options.items()}
+
+
+def real(rank, world_size, cases):
+    """By case: difference from plain DDP, losses, digest, and the codec in each direction."""
+    plain = DistributedDataParallel(make())
+    train(plain, rank, range(10))
+    found = []
+    for name, options in cases:
+        ddp = hipress.wrap(make(), name, verify=True, ddp_kwargs=SMALL_BUCKETS, **options)
+        losses = train(ddp, rank, range(10))
+        report = hipress.report(ddp)
+        assert report.installed
+        assert report.to_dict()["options"]["down"] == options.get("down", "auto")
+        found.append((difference(plain, ddp), losses, digest(ddp)))
+        hipress.detach(ddp)
+    return found
+
+
+def resume(rank, world_size, name, options, path):
+    """Six steps at once, and three, a checkpoint, three; what the state holds, and a refusal."""
+    options = given(options) | {"ddp_kwargs": SMALL_BUCKETS}
+    whole = hipress.wrap(make(), codec(name), **options)
+    train(whole, rank, range(6), momentum=0)
+    half = hipress.wrap(make(), codec(name), **options)
+    train(half, rank, range(3), momentum=0)
+    torch.save([half.module.state_dict(), hipress.state_dict(half)], f"{path}/{rank}.pt")
+    weights, state = torch.load(f"{path}/{rank}.pt", weights_only=True)
+    fresh = make()
+    fresh.load_state_dict(weights)
+    again = hipress.wrap(fresh, codec(name), **options)
+    hipress.load_state_dict(again, state)
+    train(again, rank, range(3, 6), momentum=0)
+    other = hipress.wrap(make(), codec(name), **(options | {"down": "none"}))
+    kept = {
+        side: any(values.any() for values in arrays.values())
+        for sides in state["state"].values()
+        for side, arrays in sides.items()
+    }
+    refused = error_of(hipress.load_state_dict, other, state)[:2]
+    return digest(again) == digest(whole), digest(whole), kept, refused
+
+
+def refused(rank, world_size):
+    """What each rank raises for options that cannot be, or that ranks give differently."""
+    different = [2, 1] if rank else [1, 2]
+    cases = {
+        "size": {"strategy": "hierarchical", "topology": 3},
+        "ranks": {"strategy": "hierarchical", "topology": [[0, 1, 2]]},
+        "twice": {"strategy": "hierarchical", "topology": [[0, 1], [1]]},
+        "type": {"topology": "two"},
+        "differ": {"strategy": "hierarchical", "topology": different[0]},
+        "direction": {"strategy": "allgather", "down": "int4_group"},
+        "down": {"down": "int4_grup"},
+        "downs": {"down": ["int4_group", "int8_group"][rank % 2]},
+        "not twice": {"strategy": "ps", "down": "dgc"},
+    }
+    found = {title: error_of(hipress.wrap, make(), "topk", **case) for title, case in cases.items()}
+    found["auto"] = error_of(hipress.wrap, make(), down="int4_group")
+    found["codec"] = error_of(hipress.wrap, make(), "dgc", strategy="hierarchical")
+    return {title: error[:2] for title, error in found.items()}

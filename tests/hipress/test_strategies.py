@@ -1,0 +1,100 @@
+"""Nodes of ranks, and a codec for each direction, end to end."""
+
+from __future__ import annotations
+
+import pytest
+
+from casync.topology import Topology
+from hipress.errors import ConfigError
+from hipress.ranks.nodes import topology_of
+from tests.hipress import strategy_ranks
+from tests.hipress.launch import launch
+
+CASES = [
+    ("int4_group", {"strategy": "hierarchical", "topology": 2}),
+    ("onebit_group", {"strategy": "hierarchical", "topology": [[0, 3], [1, 2]]}),
+    ("topk", {"ratio": 0.1, "strategy": "hierarchical", "topology": 2, "down": "int4_group"}),
+    ("int4_group", {"strategy": "hierarchical"}),  # all on one host: one node
+    ("topk", {"ratio": 0.1, "down": "int4_group"}),
+    ("dgc", {"ratio": 0.1, "momentum": 0.0, "down": "onebit_group"}),  # encodes once, owners again
+    ("none", {"down": "int4_group"}),
+    ("terngrad", {"down": "none"}),
+    ("none", {"strategy": "hierarchical", "topology": 2, "down": "none"}),
+]
+
+
+def test_nodes_and_directions_train():
+    results = launch(strategy_ranks.real, 4, CASES)
+    for number, (name, options) in enumerate(CASES):
+        difference, losses, digest = results[0][number]
+        assert all(result[number][2] == digest for result in results), (name, options)
+        assert losses[-1] < losses[0], (name, options)
+        lossless = name == "none" and options["down"] == "none"
+        assert difference <= (1e-5 if lossless else 1.0), (name, options)
+
+
+@pytest.mark.parametrize(
+    "size, name, options",
+    [
+        (2, "sparse", {"down": "int8"}),
+        (3, "int8", {"strategy": "hierarchical", "topology": [[0, 1], [2]]}),
+    ],
+)
+def test_states_of_both_directions_resume_bit_for_bit(size, name, options, tmp_path):
+    results = launch(strategy_ranks.resume, size, name, options, str(tmp_path))
+    for same, digest, _, (kind, message) in results:
+        assert same
+        assert digest == results[0][1]
+        assert kind == "StateError"
+        assert "and down raw()" in message
+    assert any(kept.get("aggregator") for _, _, kept, _ in results)
+    assert any(kept["worker"] for _, _, kept, _ in results)
+
+
+def test_what_cannot_be_is_told_on_every_rank():
+    for errors in launch(strategy_ranks.refused, 2):
+        for title, (kind, expected) in {
+            "size": ("ConfigError", "topology=3: 2 ranks do not make nodes of 3"),
+            "ranks": ("ConfigError", "has 3 ranks, but the group has 2"),
+            "twice": ("ConfigError", "each rank once"),
+            "type": ("ConfigError", "topology is the number of ranks per node"),
+            "differ": ("ConfigMismatch", "ranks disagree on topology: rank 0: 1, rank 1: 2"),
+            "direction": ("ConfigError", "'allgather' has one direction"),
+            "down": ("ConfigError", "did you mean 'int4_group'"),
+            "downs": ("ConfigMismatch", "ranks disagree on down"),
+            "not twice": ("ConfigError", "'dgc' cannot encode twice"),
+            "auto": ("ConfigError", "down needs a compressor that is named"),
+            "codec": ("ConfigError", "'dgc' cannot encode twice"),
+        }.items():
+            assert errors[title][0] == kind, (title, errors[title])
+            assert expected in errors[title][1], title
+
+
+def places(*pairs):
+    return [{"host": host, "local": local} for host, local in pairs]
+
+
+@pytest.mark.parametrize(
+    "found, nodes",
+    [
+        (places(("a", "2"), ("a", "2"), ("a", "2"), ("a", "2")), [[0, 1], [2, 3]]),
+        (places(("a", None), ("b", None), ("a", None), ("b", None)), [[0, 2], [1, 3]]),
+        (places(("a", "3"), ("a", "3"), ("a", "3"), ("b", "1")), [[0, 1, 2], [3]]),
+        (places(("a", "x"), ("a", "x"), ("b", "x"), ("b", "x")), [[0, 1], [2, 3]]),
+    ],
+)
+def test_nodes_are_found(found, nodes):
+    """By what torchrun says where all ranks say the same, else by the hosts' names."""
+    assert topology_of(None, found, range(4)) == Topology.of(nodes)
+
+
+def test_a_group_within_the_job_has_nodes_of_its_own_ranks():
+    """Global ranks 1, 2 and 3 of two nodes of two."""
+    found = places(("a", "2"), ("b", "2"), ("b", "2"))
+    assert topology_of(None, found, [1, 2, 3]) == Topology.of([[0], [1, 2]])
+
+
+@pytest.mark.parametrize("asked", [3, ((0, 1),), ((0, 1), (1, 2, 3)), ((0, 1, 2, 3, 4),)])
+def test_nodes_that_do_not_fit_are_refused(asked):
+    with pytest.raises(ConfigError, match="topology"):
+        topology_of(asked, places(*[("a", None)] * 4), range(4))
