@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from compll.errors import Problems, Span
-from compll.frontend import check_arrays, check_names, derived
+from compll.frontend import check_arrays, check_names, derived, recovery
 from compll.frontend.check_params import parameters
 from compll.frontend.check_updates import Updates
 from compll.frontend.operators import SELECTING
@@ -64,11 +64,13 @@ class _Checker(Updates):
         states = self.states()
         env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
         env |= {s.name: self.leaf("state", s) for s in states}
+        for item in (s for s in spec.state if s.name in self.poisoned and s.second is None):
+            env[item.name] = recovery.element(self.pool)
         bound = self.bind(env)
-        self.sized_by_data()
+        self.sized_by_data(env)
         self.static = {name for name in bound if env[name].type.shape == "static"}
         self.when = self.condition(env)
-        fields = tuple(f for d in spec.payload if (f := self.field(d, env)) is not None)
+        fields = self.payload(env)
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
         # Fixed-size fields first: their place is then known before a selection is made.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
@@ -76,9 +78,12 @@ class _Checker(Updates):
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
         updates = self.updates(states, env)
         check_arrays.combinations(spec, self.problems)
-        self.problems.raise_if_any()
-        if decode is None:
-            raise AssertionError("a spec without a decode has problems")
+        self.merge_fits(fields, decode)
+        stored = [f.expr for f in fields if f.expr is not None]
+        whole = not self.assumed and len(fields) == len(spec.payload)
+        if decode is None or not whole or recovery.touched(decode, *stored, *updates.values()):
+            self.problems.raise_if_any()
+            raise AssertionError("a spec without a payload or decode has problems")
         return self.finish(fields, states, decode, updates, {k: env[k] for k in bound} | self.turns)
 
     def finish(
@@ -105,7 +110,6 @@ class _Checker(Updates):
                 "function of single elements and selections",
                 "remove `feedback:`",
             )
-        self.merge_fits(fields, decode)
         carried = strict.carries(fields, self.selections, decode)
         rounds = check_arrays.rounds(spec, fields, self.selections, carried, self.problems)
         self.problems.raise_if_any()
@@ -196,7 +200,7 @@ class _Checker(Updates):
         """`when:`, a condition of n alone."""
         tree = self.spec.when
         value = None if tree is None else self.expr(tree, env, "")
-        if tree is None or value is None:
+        if tree is None or value is None or recovery.wrong(value):
             return None
         if not self.constant_of_params(value) or value.type.dtype != "bool":
             hint = "like `n > 1000`"
@@ -206,6 +210,8 @@ class _Checker(Updates):
 
     def decode_knows(self, value: Expr) -> bool:
         """Whether decode has a binding of encode: what needs no data, and what all ranks draw."""
+        if recovery.wrong(value):
+            return True  # perhaps
         if value.op == "selection":
             return self.selections[str(value.value)].kind == "drawn"
         leaves = [e for e in walk(value) if not e.args]
@@ -215,12 +221,12 @@ class _Checker(Updates):
         return self.constant_of_params(value) or (drawn and known)
 
     def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:
-        env = self.globals() | dict(known_too) | {f.name: self.leaf("field", f) for f in fields}
+        self.fields = {f.name: f for f in fields} | self.assumed
+        env = self.globals() | dict(known_too)
+        env |= {name: self.leaf("field", f) for name, f in self.fields.items()}
         del env["step"]
-        known = {f.name for f in fields}
-        self.poisoned |= {d.name for d in self.spec.payload} - known
+        self.poisoned |= {d.name for d in self.spec.payload} - set(self.fields)
         result: Expr | None = None
-        self.fields = {f.name: f for f in fields}
         for binding in self.in_order(self.spec.decode):
             result = self.expr(binding.value, env, binding.name, decoding=True)
             if result is None:
@@ -230,10 +236,14 @@ class _Checker(Updates):
         return None if result is None else self.result(result)
 
     def result(self, value: Expr) -> Expr | None:
-        span = self.spec.decode[-1].value.span
-        if value.type.shape in ("kept", "table", "matrix") or value.type.dtype in (
-            "str",
-            "selection",
+        span, wrong = self.spec.decode[-1].value.span, recovery.wrong(value)
+        if not wrong and (
+            value.type.shape in ("kept", "table", "matrix")
+            or value.type.dtype
+            in (
+                "str",
+                "selection",
+            )
         ):
             self.problems.add(
                 span,
@@ -250,19 +260,16 @@ class _Checker(Updates):
                 "compute on the values before scattering them",
             )
             return None
-        return self.rules.lift(self.rules.number(value, "float"), "n")
+        return None if wrong else self.rules.lift(self.rules.number(value, "float"), "n")
 
-    def merge_fits(self, fields: tuple[Field, ...], decode: Expr) -> None:
+    def merge_fits(self, fields: tuple[Field, ...], decode: Expr | None) -> None:
         """`merge: sum` needs a payload of numbers per element, decoded as they are."""
         if self.spec.merge != "sum":
             return
-        one = fields[0] if len(fields) == 1 else None
-        plain = (
-            one is not None
-            and one.shape == "n"
-            and one.storage in ("float32", "float16", "bfloat16")
+        alone = len(self.spec.payload) == 1 and all(
+            f.shape == "n" and f.storage in check_arrays.ADDITIVE for f in fields
         )
-        if not plain or decode.op != "field":
+        if not alone or (decode is not None and decode.op != "field"):
             self.problems.add(
                 self.spec.spans["merge"],
                 "payloads add without decoding only when they are one "

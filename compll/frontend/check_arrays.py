@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from compll.errors import Problems, RuleError, Span, nearest
-from compll.frontend.spec import Binding, Declared, Spec
+from compll.frontend.spec import ANY, Binding, Declared, Spec
 from compll.frontend.syntax import Name, Syntax
 from compll.ir.expr import Expr, Pool, Type, walk
 from compll.ir.module import Field, Selection
@@ -74,8 +74,12 @@ def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) 
 
 
 def combinations(spec: Spec, problems: Problems) -> None:
-    """`rounds:` names ways to combine, whatever else is wrong."""
+    """`rounds:` names payload fields and ways to combine, whatever else is wrong."""
+    declared = {d.name for d in spec.payload}
     for b in spec.rounds:
+        if b.name not in declared and not spec.broken & {b.name, ANY}:
+            hint = nearest(b.name, declared)
+            problems.add(b.span, f"{b.name!r} in `rounds:` is no payload field", hint)
         if _how(b) not in HOW:
             problems.add(b.value.span, f"ranks combine by {', '.join(HOW)}", f"{b.name}: mean")
 
@@ -99,8 +103,6 @@ def rounds(
     for b in spec.rounds:
         how = _how(b)
         if b.name not in by_name:
-            hint = nearest(b.name, by_name)
-            problems.add(b.span, f"{b.name!r} in `rounds:` is no payload field", hint)
             continue
         one = by_name[b.name]
         _adds(one, how, selections, b.span, problems)

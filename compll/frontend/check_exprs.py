@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compll.errors import Problems, RuleError, Span
-from compll.frontend import check_arrays, check_names, check_spread, check_words
+from compll.errors import Problems, RuleError, Span, closest
+from compll.frontend import check_arrays, check_names, check_spread, check_words, recovery
 from compll.frontend.check_names import Advice
 from compll.frontend.operators import CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SELECTING
 from compll.frontend.rules import Rules
 from compll.frontend.spec import ANY, Chosen, ParamValue, Spec
-from compll.frontend.syntax import Call, Name, Number, Syntax, Word
+from compll.frontend.syntax import Call, Name, Number, Syntax, Word, names
 from compll.ir.expr import Expr, Pool, Type, rebuild, walk
 from compll.ir.module import Field, Selection
 from compll.ir.static import depends, evaluate
@@ -45,6 +45,7 @@ class Expressions:
         self.rules = Rules(self.pool, False, encoding=True)
         #: bindings of encode that need no data
         self.static: set[str] = set()
+        #: the payload as decode sees it; a field that is wrong has no expression
         self.fields: dict[str, Field] = {}
         #: the names that the section which is read defines
         self.order: dict[str, Span] = {}
@@ -76,7 +77,7 @@ class Expressions:
     def known(self, syntax: Syntax, env: Mapping[str, Expr]) -> ParamValue | None:
         """A value of the names in `env` that must follow from the parameters alone."""
         expr = self.expr(syntax, env, "")
-        if expr is None:
+        if expr is None or recovery.wrong(expr):
             return None
         if expr.type.shape != "static" or depends(expr) & {"n", "step"}:
             self.problems.add(
@@ -113,7 +114,7 @@ class Expressions:
         assert isinstance(tree, Call), "texts stand in comparisons only"
         if any(isinstance(a, Word) for a in tree.args):
             sides = [self.expr(a, env, name) for a in tree.args if not isinstance(a, Word)]
-            if None in sides:
+            if any(side is None or recovery.wrong(side) for side in sides):
                 return None
             found = check_words.equal(tree, self.spec, self.params, self.problems)
             return None if found is None else self.pool.const(found)
@@ -125,14 +126,29 @@ class Expressions:
                 return None
         if tree.op == "combined" and len(tree.args) == 1:
             return self.combined(tree, env, decoding)
-        args = self.call_args(tree, env, name, decoding)
-        if args is None:
-            return None
+        given = self.call_args(tree, env, name, decoding)
+        args = tuple(a for a in given if a is not None)
+        if not self.can_call(tree, env) or len(args) < len(given):
+            op = tree.op if tree.op in OPERATORS else check_names.meant_operator(tree.op)
+            return recovery.stand_in(self.pool, op, args, self.rules.whole)
         try:
-            return self.bounded(self.apply(tree, args, name))
+            value = self.bounded(self.apply(tree, args, name))
+        except RuleError as error:
+            if not any(map(recovery.wrong, args)):
+                self.problems.add(tree.span, str(error), error.hint)
+            return recovery.stand_in(self.pool, tree.op, args, self.rules.whole)
+        self.placed(tree, value)
+        return value
+
+    def placed(self, tree: Call, value: Expr) -> None:
+        """Record why decode would put values elsewhere than encode took them from."""
+        try:
+            if tree.op == "spread" and value.value in self.selections:
+                check_spread.fits(self.pool, value, self.fields, self.selections)
+            elif tree.op == "scatter":
+                check_spread.places(value, self.fields)
         except RuleError as error:
             self.problems.add(tree.span, str(error), error.hint)
-            return None
 
     def bounded(self, value: Expr) -> Expr:
         """`value`, unless names that stand for names have made it too large for later stages."""
@@ -170,6 +186,7 @@ class Expressions:
         found = self.rounds(tree, env)
         value, times = (self.expr(t, env, "?", decoding=decoding) for t in tree.args[1:4:2])
         if found is None or value is None or times is None:
+            self.without(tree.args[0], tree.args[2], env, decoding)
             return None
         variable, most = found
         for turn in range(most):
@@ -182,6 +199,14 @@ class Expressions:
             self.bounded(value)
             self.measures[id(value)] = 1, 1, self.measure(value)[2]
         return value
+
+    def without(
+        self, variable: Syntax, tree: Syntax, env: Mapping[str, Expr], decoding: bool
+    ) -> None:
+        """Record what is wrong with a tree, whatever the value of `variable`."""
+        held, self.poisoned = self.poisoned, self.poisoned | names(variable)
+        self.expr(tree, env, "?", decoding=decoding)
+        self.poisoned = held | (self.poisoned - names(variable))
 
     def rounds(self, tree: Call, env: Mapping[str, Expr]) -> tuple[str, int] | None:
         """The name that `iterate` gives to its value, and the most rounds."""
@@ -235,12 +260,7 @@ class Expressions:
             args = tuple(map(self.settled, args))
         if len(args) == COUNTS.get(op):
             self.no_share(op, args[-1])
-        value = self.rules.apply(op, args, name)
-        if op == "spread":
-            check_spread.fits(self.pool, value, self.fields, self.selections)
-        elif op == "scatter":
-            check_spread.places(value, self.fields)
-        return value
+        return self.rules.apply(op, args, name)
 
     def no_share(self, op: str, count: Expr) -> None:
         """Refuse a number of elements between 0 and 1: who writes it means a share of them all."""
@@ -270,32 +290,37 @@ class Expressions:
 
     def call_args(
         self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
-    ) -> tuple[Expr, ...] | None:
+    ) -> tuple[Expr | None, ...]:
+        """The arguments; None for each that is wrong."""
+        trees = tree.args[1:] if tree.op == "reduce" else tree.args
+        inner = "" if tree.named and tree.op in SELECTING else "?"
+        args = [self.expr(t, env, name + inner, decoding=decoding) for t in trees]
+        inline = [a is not None and a.op in SELECTING for a in args]
+        if any(inline):
+            self.problems.add(tree.span, "a selection needs a name of its own", "kept: top(...)")
+        return tuple(None if selects else a for a, selects in zip(args, inline, strict=True))
+
+    def can_call(self, tree: Call, env: Mapping[str, Expr]) -> bool:
+        """Whether there is such an operator, of so many arguments; else the reason is recorded."""
         row = OPERATORS.get(tree.op)
         if row is None:
             self.problems.add(tree.span, *check_names.unknown_operator(tree.op, env))
-            return None
+            return False
         if not row.low <= len(tree.args) <= row.high:
             self.problems.add(
                 tree.span, f"{tree.op} takes {row.arity}, not {len(tree.args)}", row.about
             )
-            return None
-        trees = tree.args
-        if tree.op == "reduce" and isinstance(trees[0], Name) and trees[0].name in REDUCTIONS:
-            trees = trees[1:]
-        elif tree.op == "reduce":
+            return False
+        first = tree.args[0]
+        named = isinstance(first, Name) and first.name in REDUCTIONS
+        if tree.op == "reduce" and not named:
             self.problems.add(
                 tree.span,
                 "reduce takes the name of a reduction first",
                 f"one of {', '.join(REDUCTIONS)}",
             )
-            return None
-        inner = "" if tree.named and tree.op in SELECTING else "?"
-        args = [self.expr(t, env, name + inner, decoding=decoding) for t in trees]
-        if any(a is not None and a.op in SELECTING for a in args):
-            self.problems.add(tree.span, "a selection needs a name of its own", "kept: top(...)")
-            return None
-        return None if any(a is None for a in args) else tuple(a for a in args if a is not None)
+            return False
+        return True
 
     def name(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
         found = env.get(tree.name)
@@ -303,6 +328,8 @@ class Expressions:
             self.problems.add(tree.span, *self.unknown(tree, env, decoding))
             if tree.name in {b.name for b in self.spec.update}:
                 self.poisoned.add(tree.name)  # that it is no state is no second error
+            near = closest(tree.name, env)
+            return None if near is None else recovery.meant(self.pool, env[near], self.rules.whole)
         return found
 
     def unknown(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Advice:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compll.errors import Problems, RuleError, Span, closest, nearest
-from compll.frontend import check_arrays
+from compll.frontend import check_arrays, recovery
 from compll.frontend.check_exprs import Expressions
 from compll.frontend.check_spread import values
 from compll.frontend.rules import Rules
@@ -25,6 +25,8 @@ class Declarations(Expressions):
     group = 0
     #: states whose size takes a name of encode that is no number known before data, or is wrong
     unsized: list[tuple[Span, set[str]]]
+    #: payload fields that are wrong, or whose value is, as far as decode needs to know them
+    assumed: dict[str, Field]
 
     def leaf(self, op: str, item: Field) -> Expr:
         codes = item.packed and item.name not in {b.name for b in self.spec.rounds}
@@ -60,10 +62,11 @@ class Declarations(Expressions):
             found.append(Field(item.name, item.base, 32, "n" if per_element else "scalar"))
         return tuple(found)
 
-    def sized_by_data(self) -> None:
+    def sized_by_data(self, env: Mapping[str, Expr]) -> None:
         """Refuse states whose size depends on data, once encode's own mistakes are known."""
+        guessed = {name for name, value in env.items() if recovery.touched(value)}
         for span, taken in self.unsized:
-            if not (self.problems.found and taken & self.poisoned):
+            if not (self.problems.found and taken & (self.poisoned | guessed)):
                 hint = f"{min(taken)!r} depends on data"
                 self.problems.add(span, matrices.WHOLE_SIZES, hint)
 
@@ -88,7 +91,7 @@ class Declarations(Expressions):
                 self.unsized.append((tree.span, taken))
                 return None
             value = None if tree is None else self.expr(tree, env, "")
-            if tree is None or value is None:
+            if tree is None or value is None or recovery.wrong(value):
                 return None
             try:
                 found.append(matrices.dimension(self.settled(value)))
@@ -96,13 +99,41 @@ class Declarations(Expressions):
                 self.problems.add(tree.span, str(error), error.hint)
         return tuple(found) if len(found) == 2 else None
 
-    def field(self, item: Declared, env: Mapping[str, Expr]) -> Field | None:
-        if item.name not in env and not self.excused(item.name):
+    def payload(self, env: Mapping[str, Expr]) -> tuple[Field, ...]:
+        """The fields of which declaration and value fit; the others go to `self.assumed`."""
+        fields, self.assumed = [], dict[str, Field]()
+        unread = {b.name for b in self.spec.encode} & set(self.spec.broken) & set(env)
+        for name in unread:  # declared, but as what could not be read
+            self.assumed[name] = Field(name, "float32", 32, env[name].type.shape, env[name].type.of)
+        for item in self.spec.payload:
+            storage, bits = self.storage(item)
+            value = env.get(item.name)
+            sound = value is not None and not recovery.wrong(value)
+            found = self.field(item, storage, bits, env) if sound else None
+            if not sound:
+                self.unvalued(item)
+            if found is not None:
+                fields.append(found)
+                continue
+            lengths = [*self.selections, *self.poisoned]
+            known = recovery.shape(item, value, self.rules.whole, lengths)
+            if known is not None:
+                self.assumed[item.name] = Field(item.name, storage, bits, known.shape, known.of)
+        return tuple(fields)
+
+    def unvalued(self, item: Declared) -> None:
+        """Record what is wrong with a field whose value is wrong, or that has none."""
+        if item.name not in {b.name for b in self.spec.encode} and not self.excused(item.name):
             self.undefined(item)
-        expr = env.get(item.name)
-        if expr is None:
-            return None
-        storage, bits = self.storage(item)
+        name = item.dim.name if isinstance(item.dim, Name) else "n"
+        known = {"n", "groups", *self.selections, *(p.name for p in self.spec.params)}
+        if name not in known and item.second is None and not self.excused(name):
+            self.problems.add(item.span, *self.unknown_length(item.name, name))
+
+    def field(
+        self, item: Declared, storage: str, bits: int, env: Mapping[str, Expr]
+    ) -> Field | None:
+        expr = env[item.name]
         if item.second is not None or expr.type.shape == "matrix":
             dims = self.dims(item, env) if item.second is not None else None
             if item.second is None or dims is not None:

@@ -25,9 +25,11 @@ def fits(
     """Raise RuleError unless the condition is that of the selection of the values."""
     condition, selection = spread.args[0], selections[str(spread.value)]
     name = selection.name
+    used = sorted({str(e.value) for e in walk(condition) if e.op == "field"})
+    if any(fields[u].expr is None for u in used):
+        return  # wrong already
     if selection.unlimited:
-        used = {str(e.value) for e in walk(condition) if e.op == "field"}
-        for f in (fields[u] for u in sorted(used)):
+        for f in (fields[u] for u in used):
             if not _exact(f):
                 raise RuleError(
                     f"{f.name!r} may not hold what encode computed, so that spread could find "
@@ -52,7 +54,7 @@ def places(scatter: Expr, fields: Mapping[str, Field]) -> None:
     if index.op != "field":
         return
     field = fields[str(index.value)]
-    if field.expr is None or field.expr.op != "indices" or field.storage not in PLACES:
+    if field.storage not in PLACES or (field.expr is not None and field.expr.op != "indices"):
         raise RuleError(
             f"{field.name!r} does not hold the positions of a selection as they are",
             f"`{field.name}: indices(selection)`, in the payload as {', '.join(PLACES)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compll.errors import Span, closest, nearest
+from compll.frontend import recovery
 from compll.frontend.check_fields import Declarations
 from compll.frontend.syntax import Syntax
 from compll.ir.expr import Expr
@@ -16,8 +17,10 @@ class Updates(Declarations):
         known = {s.name: s for s in states}
         self.rules.encoding = True
         named, meant = {b.name for b in self.spec.update}, set[str]()
+        computed = {b.name for b in self.spec.encode} - {s.name for s in self.spec.state}
         for binding in self.spec.update:
-            if binding.name not in known and not self.excused(binding.name):
+            told = binding.name not in computed and self.excused(binding.name)
+            if binding.name not in known and not told:
                 hint = nearest(binding.name, known) or "states are declared in `state:`"
                 self.problems.add(binding.span, f"{binding.name!r} is no state", hint)
                 meant.add(closest(binding.name, known) or "")
@@ -28,14 +31,16 @@ class Updates(Declarations):
                     f"state {name!r} is never updated",
                     f"add `update: {{{name}: ...}}`",
                 )
-        pairs = [(b, self.expr(b.value, env, b.name)) for b in self.spec.update if b.name in known]
+        pairs = [(b, self.expr(b.value, env, b.name)) for b in self.spec.update]
         return {
             b.name: fitted
             for b, e in pairs
-            if e is not None and (fitted := self.fit(b.value, known[b.name], e))
+            if e is not None and b.name in known and (fitted := self.fit(b.value, known[b.name], e))
         }
 
     def fit(self, syntax: Syntax, state: Field, value: Expr) -> Expr | None:
+        if recovery.wrong(value):
+            return None
         if state.shape == "matrix" and value.type.dims == state.dims:
             return value
         if value.type.shape == "matrix" or state.shape == "matrix":

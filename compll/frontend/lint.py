@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from compll.errors import Diagnostic, Problems
 from compll.frontend.spec import Binding, Spec
 from compll.frontend.syntax import Call, Name, Syntax, names
-from compll.ir.expr import Expr, Type
+from compll.ir.expr import Expr, Type, walk
 from compll.ir.module import Module
 from compll.ir.static import depends, evaluate
 
+#: what makes one step differ from the next
+DRAWS = ("uniform", "shared", "random_matrix", "chosen")
 #: of one number: what keeps or turns its sign
 SIGNED = ("neg", "sign", "floor", "ceil", "round", "float16", "bfloat16", "bfloat16_up")
 
@@ -27,7 +29,8 @@ def warnings(spec: Spec, module: Module) -> list[Diagnostic]:
     _params(spec, needed, found)
     _fields(spec, needed, found)
     _negatives(spec, module, found)
-    return sorted(found.found)
+    _unbiased(spec, module, found)
+    return found.found
 
 
 def _decode(spec: Spec, found: Problems) -> set[str]:
@@ -113,6 +116,19 @@ def _negatives(spec: Spec, module: Module, found: Problems) -> None:
         if unsigned and value is not None and _negative(value):
             message = f"warning: {d.name!r} can be negative, which {d.base} holds as 0"
             found.add(d.span, message, "add an offset in encode, and take it away in decode")
+
+
+def _unbiased(spec: Spec, module: Module, found: Problems) -> None:
+    """A claim that cannot hold: without draws, what a payload loses it loses in every step."""
+    roots = [f.expr for f in module.fields if f.expr is not None] + [module.decode]
+    keys = [s.key for s in module.selections]
+    drawn = any(s.kind == "drawn" for s in module.selections)
+    drawn = drawn or any(e.op in DRAWS for e in walk(*roots, *keys))
+    lossless = module.decoded is not None and module.decoded.op == "input"
+    if module.unbiased and not drawn and not lossless:
+        message = "warning: `unbiased: true` cannot hold: nothing is drawn at random"
+        hint = "round by floor(x + random(0, 1)), or remove it"
+        found.add(spec.unbiased.span, message, hint)
 
 
 def _negative(x: Expr) -> bool:

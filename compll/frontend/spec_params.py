@@ -74,11 +74,15 @@ class ParamReader:
         return self.allowed(param)
 
     def allowed(self, param: Param) -> Param | None:
-        """The parameter, if it may have its default."""
+        """The parameter; with a value that it may have, where its default is none."""
         wrong = param.check(param.default)
-        if wrong:
-            self.problems.add(param.span, f"the default is not allowed: {wrong}")
-        return None if wrong else param
+        if not wrong:
+            return param
+        self.problems.add(param.span, f"the default is not allowed: {wrong}")
+        kind = PARAM_TYPES[param.type]
+        ends = [kind(end) for end in (param.low, param.high, 0) if end is not None]
+        others = (replace(param, default=value) for value in (*param.choices, *ends))
+        return next((other for other in others if not other.check(other.default)), None)
 
     def possible(self, section: Section, param: Param) -> None:
         """Report choices that can never be given."""

@@ -18,6 +18,7 @@ import numpy as np
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
 from compll.frontend import check, lint, shapes, source, spec_reader
 from compll.frontend.spec import Param, Spec
+from compll.passes import costly
 from compll.runtime.codec import Codec
 
 _lock = threading.Lock()
@@ -109,7 +110,7 @@ def warnings(
 ) -> list[Diagnostic]:
     """What looks wrong with a spec that compiles. Raises SpecError where it does not."""
     spec, checked = _checked(name_or_path, params)
-    return lint.warnings(spec, checked.module)
+    return sorted(lint.warnings(spec, checked.module) + costly.warnings(checked.module))
 
 
 def _checked(

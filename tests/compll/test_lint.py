@@ -27,9 +27,16 @@ def warnings(path):
     return [str(w).partition(":")[2] for w in library.warnings(path, {})]
 
 
-@pytest.mark.parametrize("name", compll.list_specs())
-def test_specs_of_the_package_have_none(name):
-    assert library.warnings(name, {}) == []
+SLOW = ("atomo", "thc")  # whose methods transform the whole tensor
+
+
+def test_of_the_package_only_slow_specs_have_one():
+    told = {name: list(map(str, library.warnings(name, {}))) for name in compll.list_specs()}
+    assert {name for name, found in told.items() if found} == set(SLOW)
+    for name in SLOW:
+        (warning,) = told[name]
+        assert "computed an array at a time" in warning
+        assert "compll explain --traffic" in warning
 
 
 @pytest.mark.parametrize("kind", scaffold.kinds())
@@ -136,3 +143,48 @@ def test_commands_tell_warnings(command, tmp_path):
     assert (strict.exit_code, strict.stderr) == (1, result.stderr)
     fine = CliRunner().invoke(app, [command, str(spec(tmp_path)), "--strict", *out])
     assert (fine.exit_code, fine.stderr.strip()) == (0, "")
+
+
+ROTATED = """name: rotated
+encode:
+  y: hadamard(g, 64)
+  top: max(abs(y))
+  q: floor((y / top + 1) * 7.5 + 0.5)
+  negative: g < 0
+payload: {top: float32, q: "uint4[n]"}
+decode: hadamard((q / 7.5 - 1) * top, 64)
+unbiased: true
+feedback: error
+"""
+
+
+def test_slow_specs_are_told_at_their_cause(tmp_path):
+    """A spec of nine walks had "no problems"."""
+    path = tmp_path / "own.yaml"
+    path.write_text(ROTATED)
+    told = [w for w in warnings(path) if "array at a time" in w]
+    assert len(told) == 1
+    assert told[0].startswith("3:3: warning: with hadamard this")
+    path.write_text(
+        ROTATED.replace("hadamard(g, 64)", "g").replace("hadamard((q", "((q").replace(", 64)", ")")
+    )
+    assert not [w for w in warnings(path) if "array at a time" in w]
+
+
+@pytest.mark.parametrize(
+    "value, told", [("floor(abs(g))", True), ("floor(abs(g) + random(0, 1))", False)]
+)
+def test_what_is_not_drawn_is_not_unbiased(value, told, tmp_path):
+    own = spec(
+        tmp_path, params="{}", encode=f"{{q: '{value}'}}", payload='{q: "uint4[n]"}',
+        unbiased="true",
+    )  # fmt: skip
+    found = [w for w in warnings(own) if "unbiased" in w]
+    assert bool(found) == told
+    if told:
+        assert "cannot hold: nothing is drawn" in found[0]
+
+
+def test_what_loses_nothing_is_unbiased(tmp_path):
+    own = spec(tmp_path, params="{}", encode="{q: g}", payload='{q: "float32[n]"}', unbiased="true")
+    assert warnings(own) == []

@@ -19,8 +19,8 @@ SPECS = compll.list_specs()
         ("mean(abs(g))", "scale + 1", (5, 10), "'scale' is used in its own definition", "state"),
         (
             "mean(abs(g))",
-            "mean(abs(g)) + random(0, bitts)",
-            (5, 35),
+            "mean(abs(g)) + bitts",
+            (5, 25),
             "unknown name 'bitts'",
             "'bits'",
         ),

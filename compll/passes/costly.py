@@ -1,0 +1,43 @@
+"""A warning where a spec that is computed an array at a time moves far more memory than it must."""
+
+from __future__ import annotations
+
+from compll.errors import Diagnostic, Span
+from compll.ir.expr import walk
+from compll.ir.matrices import ARRAY_OPERATORS
+from compll.ir.module import Module
+from compll.passes.array_traffic import traffic_of
+
+FACTOR = 3.0  # of the least possible bytes; products of matrices alone stay below
+
+
+def warnings(module: Module) -> list[Diagnostic]:
+    """At most one, at what keeps the spec from fused passes."""
+    if not module.arrays:
+        return []
+    found = traffic_of(module, feed=bool(module.states))
+    if found.moved <= FACTOR * found.least:
+        return []
+    span, cause, hint = _cause(module)
+    message = (
+        f"warning: with {cause} this is computed an array at a time: {len(found.walks)} walks over "
+        f"memory move {found.moved:.3g} bytes per element, where {found.least:.3g} would do"
+    )
+    hint = f"{hint}; `compll explain --traffic` shows the walks, `compll bench` the speed"
+    return [Diagnostic(module.path, span, message, hint)]
+
+
+def _cause(module: Module) -> tuple[Span, str, str]:
+    """The place and name of the first thing that is no fused pass, and what would be one."""
+    for name, value in module.bindings.items():
+        for e in walk(value):
+            span = module.spans.get(f"encode.{name}", Span())
+            if e.type.shape == "matrix":
+                return span, "a matrix", "without matrices the passes are fused"
+            if e.op in ARRAY_OPERATORS:
+                return span, e.op, f"without {', '.join(ARRAY_OPERATORS)} the passes are fused"
+    if module.rounds:
+        return module.spans["rounds"], "`rounds:`", "without it the passes are fused"
+    drawn = next((s.name for s in module.selections if s.kind == "drawn"), "")
+    hint = "filter(random(0, 1) < ratio, limit) is fused, but sends positions"
+    return module.spans.get(f"encode.{drawn}", Span()), "drawn", hint

@@ -1,0 +1,128 @@
+"""No mistake hides another: all that are independent of each other are told at once."""
+
+import itertools
+
+import pytest
+
+import compll
+
+#: a right spec, and mistakes in it: what is written instead, and a part of the message
+RIGHT = """name: example
+params:
+  ratio: {type: float, default: 0.1, min: 0, max: 1}
+  most: 2
+group: 256
+state:
+  m: float32[n]
+encode:
+  v: g + m
+  scale: max(abs(v))
+  kept: filter(abs(v) > 0.5 * scale, ceil(n * ratio))
+  index: indices(kept)
+  value: (v / scale)[kept]
+  q: floor(value * 7.5 + 8)
+payload:
+  scale: float32
+  index: gaps[kept]
+  q: uint4[kept]
+decode:
+  a: q - 8
+  out: scatter(index, a)
+update:
+  m: where(kept, 0, v)
+when: n > 100 * most
+merge: decode
+"""
+MISTAKES = [
+    ("default: 0.1", "default: 2", "the default is not allowed"),
+    ("float32[n]\nencode", "float16\nencode", "state 'm' is float32, float32[n]"),
+    ("filter(abs(v)", "filter(abs(v, 2)", "abs takes 1 argument, not 2"),
+    ("0.5 * scale", "0.5 * scal", "unknown name 'scal'"),
+    ("(v / scale)[kept]", "v[kept] / scale", "a value per group does not go together"),
+    ("floor(value", "flor(value", "unknown operator 'flor'"),
+    ("scale: float32", "scale: float33", "unknown type 'float33'"),
+    ("gaps[kept]", "gaps[kep]", "'index' has an unknown length 'kep'"),
+    ("a: q - 8", "a: q - scale - 8", "a value per group does not go together"),
+    ("scatter(index, a)", "scatter(index, a) + 1", "scatter must be the last step"),
+    ("where(kept, 0, v)", "sqrt(v, 2)", "sqrt takes 1 argument, not 2"),
+    ("n > 100", "n + 100", "`when:` is a condition"),
+    ("merge: decode", "merge: sums", "'merge' is one of"),
+    ("name: example", "name: 1x", "'1x' is not a name"),
+]
+
+
+def with_(mistakes):
+    text = RIGHT
+    for right, wrong, _ in mistakes:
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    return text
+
+
+def told(text, folder):
+    path = folder / "spec.yaml"
+    path.write_text(text)
+    with pytest.raises(compll.SpecError) as caught:
+        compll.compile(path, "reference")
+    return [d.message for d in caught.value.diagnostics]
+
+
+def test_the_example_is_right(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(RIGHT)
+    assert compll.compile(path, "reference").name == "example"
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(tmp_path):
+    found = told(with_(MISTAKES), tmp_path)
+    assert len(found) == len(MISTAKES), "\n".join(found)
+    for _, _, message in MISTAKES:
+        assert any(message in each for each in found), message
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_mending_reveals_no_new_mistake(left, tmp_path):
+    """Each mistake, and each two of them, as if all others had been mended."""
+    for some in itertools.combinations(MISTAKES, left):
+        found = told(with_(some), tmp_path)
+        assert len(found) == left, (some, found)
+        for _, _, message in some:
+            assert any(message in each for each in found), (some, found)
+
+
+GROUPED = """name: grouped
+group: 256
+encode:
+  scale: max(abs(g))
+  kept: filter(abs(g) > 0.5 * scale)
+  index: indices(kept)
+  value: g[kept] / scale
+  q: floor(value * 7 + 0.5)
+payload:
+  scale: float32
+  index: uint16[kept]
+  q: uint4[kept]
+decode: scatter(index, q * scale) + 1
+"""
+
+
+def test_a_group_value_with_a_selection_hides_nothing(tmp_path):
+    found = told(GROUPED, tmp_path)
+    assert len(found) == 4, "\n".join(found)
+    assert sum("a value per group does not go together" in each for each in found) == 2
+    assert any("does not hold the positions of a selection" in each for each in found)
+    assert any("scatter must be the last step" in each for each in found)
+
+
+ITERATED = """name: iterated
+encode:
+  t: iterate(x, mean(abs(h)), mean(abs(g), abs(k) > x), 3, 2.5 + p)
+payload: {t: float32}
+decode: t
+"""
+
+
+def test_all_arguments_of_iterate_are_read(tmp_path):
+    assert [m for m in told(ITERATED, tmp_path) if "unknown name" in m] == [
+        "unknown name 'h'", "unknown name 'k'", "unknown name 'p'"
+    ]  # fmt: skip
