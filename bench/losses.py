@@ -1,94 +1,122 @@
-"""What codecs did to the loss: tables of README.md and docs/compressors.md, and what specs claim.
+"""What codecs do to the loss: seeds, workloads and methods, a cell each, recorded as they end.
 
-python -m bench.training --group loss-sgd --group loss-adamw    # measures
-python -m bench.spec_table                                      # writes the tables
+    python -m bench.losses                          # every cell that is not recorded yet
+    python -m bench.losses --workload gpt --steps 200 --method topk:ratio=0.01 --seeds 3
+
+Ranks are imitated in one process (bench/loss_ranks.py), on one thread: a cell takes seconds to
+minutes on one core. Cells are lines of losses.jsonl, so that a run that was stopped goes on where
+it was. `python -m bench.spec_table` then makes the tables and the evidence that hipress reads.
 """
 
 from __future__ import annotations
 
+import itertools
+import shlex
+import statistics
+import sys
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated, Any
 
-from hipress.demo import methods
-from hipress.demo.report import Report, Row, rows
+import torch
+import typer
 
-LIMIT = 0.01  # of fp32's loss, above which it is not kept
-SGD, ADAMW = "loss-sgd", "loss-adamw"  # groups of bench.training
+from bench.loss_cells import CELLS, FP32, Cell, read
+from bench.loss_ranks import Compressed, Curve, fp32, train
+from bench.loss_workloads import WORKLOADS
+from hipress.demo import methods as methods_
+from hipress.demo.report import FINAL
 
-
-@dataclass(frozen=True)
-class Loss:
-    """A method's loss under both optimizers; None where it was not measured."""
-
-    method: str
-    label: str
-    sgd: Row | None
-    adamw: Row | None
-
-    @property
-    def spec(self) -> str | None:
-        """The codec's spec; None for a baseline."""
-        return methods.parse(self.method).codec
-
-    @property
-    def optimizers(self) -> str:
-        """What a spec may claim by this: `any`, `sgd`, `none`, or `unknown`."""
-        if self.sgd is not None and not kept(self.sgd):
-            return "none"
-        if self.sgd is None or self.adamw is None:
-            return "unknown"
-        return "any" if kept(self.adamw) else "sgd"
+RANKS = 2
+#: by value: what auto or a user would take first
+METHODS = (
+    *(FP32, "int4_group", "tern_group", "onebit_group", "powersgd:rank=4", "bf16"),
+    *("topk:ratio=0.01", "dgc:ratio=0.01", "terngrad", "int8_group", "qsgd", "natural", "fp16"),
+    "none",
+)
 
 
-def kept(row: Row) -> bool:
-    """Whether the loss is at most LIMIT above fp32's."""
-    return row.loss_difference is not None and row.loss_difference <= LIMIT
+def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int]:
+    """One training run, and the number of parameters."""
+    chosen = WORKLOADS[workload]
+    model = chosen.build(seed)
+    average: Any = nullcontext(fp32)
+    if method != FP32:
+        average = Compressed(model, methods_.parse(f"hipress:{method}"), RANKS, seed)
+    with average as mean:
+        found = train(chosen, mean, model, seed, steps, RANKS)
+    return found, sum(p.numel() for p in model.parameters())
 
 
-def read(results: Path) -> list[Loss]:
-    """What was measured, in the order of the group under SGD."""
-    found = {name: _rows(results / f"{name}.json") for name in (SGD, ADAMW)}
-    order = dict.fromkeys([*found[SGD], *found[ADAMW]])
-    return [_loss(name, found[SGD].get(name), found[ADAMW].get(name)) for name in order]
+def measure(workload: str, method: str, seed: int, steps: int, data: str) -> Cell:
+    """Trains and evaluates."""
+    start = time.perf_counter()
+    found, numel = curve(workload, method, seed, steps)
+    return Cell(
+        workload, method, seed, steps, data,
+        loss=round(found.final, 5),
+        curve=[round(each, 4) for each in smoothed(found.losses)],
+        bits=round(8 * found.sent / steps / numel, 3),
+        seconds=round(time.perf_counter() - start, 1),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["python", "-m", "bench.losses", *sys.argv[1:]]),
+        versions={name: version(name) for name in ("hipress", "torch", "numpy")},
+    )  # fmt: skip
 
 
-def _rows(path: Path) -> dict[str, Row]:
-    return {row.result.method: row for row in rows(Report.read(path).results)}
+def smoothed(losses: list[float]) -> list[float]:
+    """Means of FINAL steps each."""
+    starts = range(0, len(losses), FINAL)
+    return [statistics.fmean(losses[at : at + FINAL]) for at in starts]
 
 
-def _loss(method: str, sgd: Row | None, adamw: Row | None) -> Loss:
-    known = sgd or adamw
-    assert known is not None
-    return Loss(method, known.result.label, sgd, adamw)
+def missing(
+    workloads: Sequence[str], methods: Sequence[str], seeds: int, steps: Sequence[int], path: Path
+) -> Iterator[tuple[str, str, int, int, str]]:
+    """Keys of cells that are not recorded: few steps first, then quick workloads, fp32 first."""
+    known = {cell.key for cell in read(path)}
+    cells = itertools.product(steps, workloads, range(1, seeds + 1), methods)
+    for count, workload, seed, method in sorted(
+        cells, key=lambda cell: (cell[0], workloads.index(cell[1]), cell[3] != FP32)
+    ):
+        key = (workload, method, seed, count, WORKLOADS[workload].data())
+        if key not in known:
+            yield key
 
 
-def claims(losses: Sequence[Loss]) -> dict[str, str]:
-    """What each spec may claim: the least of its rows, whose parameters differ."""
-    order = ("none", "sgd", "any")
-    found: dict[str, str] = {}
-    for loss in losses:
-        if loss.spec is not None and loss.optimizers in order:
-            known = found.get(loss.spec, "any")
-            found[loss.spec] = min(known, loss.optimizers, key=order.index)
-    return found
+def main(
+    workload: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(WORKLOADS)}; default all.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A spec, maybe with options; default the usual ones.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many.", min=1)] = 3,
+    steps: Annotated[list[int] | None, typer.Option(help="Default 200, then 1000.")] = None,
+    output: Annotated[Path, typer.Option(help="The file of cells.")] = CELLS,
+) -> None:
+    """Measures the cells that are not recorded."""
+    methods = method or METHODS
+    try:
+        methods_.check(methods_.parse(f"hipress:{each}") for each in methods if each != FP32)
+        for name in workload or ():
+            if name not in WORKLOADS:
+                raise ValueError(f"unknown workload {name!r}; choose from: {', '.join(WORKLOADS)}")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
+    torch.set_num_threads(1)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for key in missing(workload or [*WORKLOADS], methods, seeds, steps or (200, 1000), output):
+        cell = measure(*key)
+        with output.open("a") as file:
+            file.write(cell.line() + "\n")
+        print(f"{cell.workload} {cell.method} seed {cell.seed} {cell.steps} steps: {cell.loss:.4f}")
 
 
-HEAD = ("", "MB of payload a step", "SGD lr 1, clip .25", "AdamW lr .002, clip 1")
-
-
-def cells(losses: Sequence[Loss]) -> Iterator[tuple[str, ...]]:
-    """A line for each method."""
-    for loss in losses:
-        known = loss.sgd or loss.adamw
-        assert known is not None
-        sent = known.result.payload_bytes
-        size = "-" if sent is None else f"{sent / 1e6:.2f}"
-        yield (loss.label, size, _cell(loss.sgd), _cell(loss.adamw))
-
-
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return "-"
-    away = "-" if row.loss_difference is None else f"{row.loss_difference:+.2%}"
-    return f"{row.loss:.3f} ({away})"
+if __name__ == "__main__":
+    typer.run(main)

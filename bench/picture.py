@@ -1,8 +1,8 @@
-"""The chart in README.md: `hipress demo`'s, from what bench.training recorded.
+"""The chart in README.md: `hipress demo`'s, from what bench.training and bench.losses recorded.
 
     python -m bench.picture    # draws docs/demo.png, measures nothing
 
-Step times and bytes are those of the group hosts2, losses those of loss-sgd.
+Step times and bytes are those of the group hosts2, losses those of lstm-sgd.
 """
 
 from __future__ import annotations
@@ -10,22 +10,32 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from bench import loss_cells
 from bench.codecs import RESULTS
 from hipress.demo import chart
 from hipress.demo.job import Result
 from hipress.demo.methods import DEFAULTS
-from hipress.demo.report import Report
+from hipress.demo.report import FINAL, Report
 
 PATH = Path(__file__).parents[1] / "docs" / "demo.png"
 
 
 def recorded(results: Path = RESULTS) -> Report:
     """The demo's methods: losses of a long run, at the step times of runs over links."""
-    timed, trained = (Report.read(results / f"{name}.json") for name in ("hosts2", "loss-sgd"))
-    losses = {each.method: each.losses for each in trained.results}
+    timed = Report.read(results / "hosts2.json")
+    losses = {
+        cell.method: [loss for loss in cell.curve for _ in range(FINAL)]
+        for cell in loss_cells.read(results / loss_cells.CELLS.name)
+        if (cell.workload, cell.seed, cell.steps) == ("lstm-sgd", 1, 200)
+    }
     times = {each.method: each for each in timed.results}
-    shown = [_joined(times[name], losses.get(name, [])) for name in DEFAULTS]
-    return dataclasses.replace(timed, steps=trained.steps, results=shown)
+    shown = [_joined(times[name], losses.get(_recorded_as(name), [])) for name in DEFAULTS]
+    return dataclasses.replace(timed, steps=200, results=shown)
+
+
+def _recorded_as(method: str) -> str:
+    """What bench.losses calls a method of the demo."""
+    return loss_cells.BASELINES.get(method, method.removeprefix("hipress:"))
 
 
 def _joined(times: Result, losses: list[float]) -> Result:

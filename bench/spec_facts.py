@@ -19,7 +19,7 @@ from compll.runtime import library
 from compll.tools import explain
 
 #: sections that hold no algorithm
-PLAIN = {"name", "about", "source", "params", "group", "state", "feedback", "merge", "optimizers"}
+PLAIN = {"name", "about", "source", "params", "group", "state", "feedback", "merge"}
 #: lines of algorithm logic and of its functions that HiPress (SOSP'21) publishes, by our name
 HIPRESS = {
     "onebit": ("onebit", 21, 9), "mxnet_2bit": ("TBQ", 13, 18),
@@ -43,7 +43,6 @@ class Facts:
     moved: float
     least: float
     states: tuple[str, ...]
-    optimizers: str
 
 
 def facts(name: str) -> Facts:
@@ -63,7 +62,6 @@ def facts(name: str) -> Facts:
         moved=found.moved,
         least=found.least,
         states=tuple(s.name for s in module.states),
-        optimizers=module.optimizers,
     )
 
 

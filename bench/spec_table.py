@@ -1,8 +1,9 @@
 """The tables of docs/compressors.md, and of step times and losses in README.md.
 
 python -m bench.codecs        # measures, writes bench/results/codecs.json
-python -m bench.training       # measures step times and losses
-python -m bench.spec_table    # writes the tables, measures nothing
+python -m bench.training       # measures step times
+python -m bench.losses        # measures losses
+python -m bench.spec_table    # writes the tables, and the evidence that hipress ships
 python -m bench.spec_table --check
 """
 
@@ -17,17 +18,18 @@ from typing import Annotated, Any
 import typer
 
 import compll
-from bench import losses, step_times
+from bench import loss_cells, loss_tables, step_times
 from bench.codecs import RESULTS, encoding, speedup
-from bench.losses import Loss
+from bench.loss_tables import Row
 from bench.spec_facts import HIPRESS, Facts, facts
 
 DOCS = Path(__file__).parents[1] / "docs" / "compressors.md"
-README = Path(__file__).parents[1] / "README.md"
+README = DOCS.parents[1] / "README.md"
+EVIDENCE = DOCS.parents[1] / "hipress" / "plan" / "evidence.json"
 #: the methods whose losses README.md shows
 SHOWN = (
-    *("ddp-fp32", "powersgd", "hipress:int4_group", "hipress:onebit_group"),
-    *("hipress:topk:ratio=0.01", "hipress:dgc:ratio=0.01"),
+    *("fp32", "bf16", "int4_group", "tern_group", "onebit_group", "topk:ratio=0.01"),
+    *("dgc:ratio=0.01", "powersgd:rank=4"),
 )
 Data = dict[str, Any]
 
@@ -41,13 +43,13 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def derived(known: Sequence[Facts]) -> str:
     """The table of what follows from the specs."""
     head = ("spec", "lines", "operators", "payload in bytes", "bits per element", "walks (least)",
-            "bytes moved (least)", "keeps", "optimizers")  # fmt: skip
+            "bytes moved (least)", "keeps")  # fmt: skip
     rows = [
         (
             f"`{f.name}`", str(f.lines), ", ".join(f.operators) or "-",
             "; ".join(f"`{text}`" for text in (f.payload, *f.limits)), f"{f.bits:.4g}",
             f"{f.walks} ({f.walks_least})", f"{f.moved:.4g} ({f.least:.4g})",
-            ", ".join(f.states) or "-", f.optimizers,
+            ", ".join(f.states) or "-",
         )
         for f in known
     ]  # fmt: skip
@@ -133,35 +135,47 @@ def fill(text: str, tables: dict[str, str]) -> str:
     return text
 
 
-def shown(found: Sequence[Loss]) -> str:
-    """The table of losses of the methods that matter most."""
-    rows = [loss for method in SHOWN for loss in found if loss.method == method]
-    return markdown(losses.HEAD, losses.cells(rows))
+def losses(found: Sequence[Row], only: Sequence[str] = ()) -> str:
+    """A table for each number of steps."""
+    steps = sorted({row.steps for row in found})
+    tables = ((each, [*loss_tables.table(found, each, only)]) for each in steps)
+    return "\n\n".join(markdown(loss_tables.head(n), rows) for n, rows in tables if rows)
 
 
 def described(text: str, results: Path = RESULTS) -> str:
     """README.md with its tables of step times and losses made anew."""
     speed = markdown(step_times.HEAD, step_times.cells(results))
-    return fill(text, {"SPEED": speed, "LOSS": shown(losses.read(results))})
+    found = [row for row in measured(results) if row.steps == 200]
+    return fill(text, {"SPEED": speed, "LOSS": losses(found, SHOWN)})
+
+
+def measured(results: Path) -> list[Row]:
+    """What was measured of losses."""
+    return loss_tables.rows(loss_cells.read(results / loss_cells.CELLS.name))
 
 
 def made(text: str, results: Path = RESULTS) -> str:
     """docs/compressors.md with all its tables made anew."""
     known = [facts(name) for name in compll.list_specs()]
     tables = {"SPECS": derived(known), "LINES": lines_of_code(known)}
-    tables["LOSS"] = markdown(losses.HEAD, losses.cells(losses.read(results)))
-    measured = results / "codecs.json"
-    if measured.is_file():
-        tables["SPEED"] = speeds(json.loads(measured.read_text()))
+    tables["LOSS"] = losses(measured(results))
+    speed = results / "codecs.json"
+    if speed.is_file():
+        tables["SPEED"] = speeds(json.loads(speed.read_text()))
     return fill(text, tables)
+
+
+def evidence(text: str, results: Path = RESULTS) -> str:
+    """hipress/plan/evidence.json made anew."""
+    return loss_tables.evidence(measured(results))
 
 
 def main(
     check: Annotated[bool, typer.Option("--check", help="only tell whether it is true")] = False,
 ) -> None:
-    """Rewrite the tables of docs/compressors.md and README.md."""
-    for path, make in ((DOCS, made), (README, described)):
-        text = path.read_text("utf-8")
+    """Rewrite the tables of docs/compressors.md and README.md, and the evidence."""
+    for path, make in ((DOCS, made), (README, described), (EVIDENCE, evidence)):
+        text = path.read_text("utf-8") if path.exists() else ""
         new = make(text)
         if check and new != text:
             told = f"{path.name} is not what the specs and results say: python -m bench.spec_table"

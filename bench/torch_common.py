@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 Payload = tuple[Tensor, ...]
+_POWERS = (81, 27, 9, 3, 1)  # of 3: what each of five trits in a byte counts
 #: encode(x, state) -> payload; the state (float32 [states * n], or None) is updated in place
 Encode = Callable[[Tensor, Tensor | None], Payload]
 #: decode(payload, n) -> float32 [n]
@@ -47,6 +48,20 @@ def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
     """The n codes in packed bytes, uint8."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     codes: Tensor = (packed.view(-1, 1) >> shifts) & (2**bits - 1)
+    return codes.view(-1)[:n]
+
+
+def pack_trits(codes: Tensor) -> Tensor:
+    """Codes of 0, 1 and 2, five a byte; uint8."""
+    powers = torch.tensor(_POWERS, dtype=torch.uint8, device=codes.device)
+    packed: Tensor = (rows(codes, 5) * powers).sum(1, dtype=torch.uint8)
+    return packed
+
+
+def unpack_trits(packed: Tensor, n: int) -> Tensor:
+    """The n codes in packed bytes, uint8."""
+    powers = torch.tensor(_POWERS, dtype=torch.uint8, device=packed.device)
+    codes: Tensor = packed.view(-1, 1) // powers % 3
     return codes.view(-1)[:n]
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bench.torch_common import Method, Payload, fed, keep, pack, rows, unpack
+from bench.torch_common import (
+    Method,
+    Payload,
+    fed,
+    keep,
+    pack,
+    pack_trits,
+    rows,
+    unpack,
+    unpack_trits,
+)
 
 
 def _encode_none(x: Tensor, residual: Tensor | None) -> Payload:
@@ -112,6 +122,19 @@ def _decode_int8_group(payload: Payload, n: int) -> Tensor:
     return ((codes.view(-1, 256).float() - 127) * (top.float() / 127)).view(-1)[:n]
 
 
+def _encode_tern_group(x: Tensor, residual: Tensor | None) -> Payload:
+    p = rows(x, 64)
+    top = p.abs().amax(1, keepdim=True).bfloat16().float()
+    fires = torch.rand_like(p) * top < p.abs()
+    return top.bfloat16(), pack_trits((p.sign() * fires + 1).to(torch.uint8).view(-1))
+
+
+def _decode_tern_group(payload: Payload, n: int) -> Tensor:
+    top, packed = payload
+    codes = unpack_trits(packed, top.numel() * 64).view(-1, 64)
+    return ((codes.float() - 1) * top.float()).view(-1)[:n]
+
+
 def _encode_ddp_uint8(x: Tensor, residual: Tensor | None) -> Payload:
     low, high = x.aminmax()
     gap = (high - low) / 255
@@ -182,22 +205,18 @@ def _decode_natural(payload: Payload, n: int) -> Tensor:
     return torch.where(codes >= 128, -size, size).view(-1)[:n]
 
 
-_TRITS = torch.tensor([81, 27, 9, 3, 1], dtype=torch.uint8)
-
-
 def _encode_threelc(x: Tensor, residual: Tensor | None) -> Payload:
     """Five elements a byte; runs of zeros stay as they are."""
     p = fed(x, residual)
     scale = p.abs().max()
     q = (p / scale).round_()
     keep(residual, p, q * scale)
-    return scale, (rows((q + 1).to(torch.uint8), 5) * _TRITS).sum(1, dtype=torch.uint8)
+    return scale, pack_trits((q + 1).to(torch.uint8))
 
 
 def _decode_threelc(payload: Payload, n: int) -> Tensor:
     scale, packed = payload
-    trits = packed.view(-1, 1) // _TRITS % 3
-    return ((trits.float() - 1) * scale).view(-1)[:n]
+    return ((unpack_trits(packed, n).float() - 1) * scale).view(-1)
 
 
 QUANTIZERS = {
@@ -208,6 +227,7 @@ QUANTIZERS = {
     "onebit_group": Method(_encode_onebit_group, _decode_onebit_group),
     "int4_group": Method(_encode_int4_group, _decode_int4_group),
     "int8_group": Method(_encode_int8_group, _decode_int8_group),
+    "tern_group": Method(_encode_tern_group, _decode_tern_group),
     "int8_dettmers": Method(_encode_int8_dettmers, _decode_int8_dettmers),
     "ddp_uint8": Method(_encode_ddp_uint8, _decode_ddp_uint8),
     "qsgd": Method(_encode_qsgd, _decode_qsgd),

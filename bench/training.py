@@ -1,13 +1,12 @@
-"""Step times and losses of the demo's workload: the figures of the README.
+"""Step times of the demo's workload: the figures of the README.
 
     python -m bench.training                      # every group, about half an hour on two cores
     python -m bench.training --group hosts2       # one of them
-    python -m bench.training --group loss-sgd --steps 20 --rounds 1 --output somewhere
+    python -m bench.training --group slow --steps 20 --rounds 1 --output somewhere
 
 The methods of a group take turns, round after round, so that a slow minute of the machine falls on
 all of them; a figure is the median over the timed steps of all rounds. Links are emulated
-(hipress/demo/netns.py). Writes GROUP.json and GROUP.md. With --add, what the files tell of other
-methods stays: losses do not depend on the minute, step times do.
+(hipress/demo/netns.py). Writes GROUP.json and GROUP.md. Losses: bench/losses.py.
 """
 
 import dataclasses
@@ -20,29 +19,14 @@ from typing import Annotated
 
 import typer
 
-from compll import list_specs
 from hipress.demo import methods as methods_
 from hipress.demo import place, runner
 from hipress.demo.job import Job, Result, Workload
-from hipress.demo.methods import ALONE, BASELINES, DEFAULTS
+from hipress.demo.methods import ALONE, DEFAULTS
 from hipress.demo.netns import parse_rate
-from hipress.demo.report import Report, Row, markdown, rows
+from hipress.demo.report import Report, markdown, rows
 
 RESULTS = Path(__file__).parent / "results"
-#: parameters that losses are measured with, where the defaults are not enough
-_PARAMETERS = {
-    "dgc": (":ratio=0.01",),
-    "graddrop": (":ratio=0.05",),
-    "mxnet_2bit": ("", ":threshold=0.001"),
-    "onebit_group": ("", ":residual=bfloat16"),
-    "powersgd": (":rank=4",),
-    "terngrad_uniform": (":bits=4", ":bits=8"),
-    "topk": (":ratio=0.05", ":ratio=0.01"),
-}
-_LOSS = (
-    *(name for name in BASELINES if name not in ALONE),
-    *(f"hipress:{spec}{text}" for spec in list_specs() for text in _PARAMETERS.get(spec, ("",))),
-)
 _STEPS = (*ALONE, *(name for name in DEFAULTS if name not in ALONE), "hipress:auto")
 
 
@@ -56,18 +40,16 @@ class Group:
     steps: int = 20
     rounds: int = 3
     loopback: bool = False
-    optimizer: str = "sgd"
 
 
 @dataclass(frozen=True)
 class Target:
-    """`method` takes at most `limit` times what `versus` takes (or has its loss within `limit`)."""
+    """`method` takes at most `limit` times what `versus` takes."""
 
     group: str
     method: str
     versus: str
     limit: float
-    loss: bool = False
 
 
 GROUPS = {
@@ -78,8 +60,6 @@ GROUPS = {
         rate="100mbit",
     ),
     "loopback": Group(("ddp-fp32", "hipress:auto"), loopback=True, steps=40, rounds=5),
-    "loss-sgd": Group(_LOSS, loopback=True, steps=200, rounds=1),
-    "loss-adamw": Group(_LOSS, loopback=True, steps=200, rounds=1, optimizer="adamw"),
 }
 
 TARGETS = (
@@ -90,9 +70,6 @@ TARGETS = (
     Target("hosts4", "hipress:int4_group", "ddp-fp16", 0.68),
     Target("slow", "hipress:dgc:ratio=0.01:bits=16", "powersgd", 0.60),
     Target("loopback", "hipress:auto", "ddp-fp32", 1.03),
-    Target("loss-sgd", "hipress:int4_group", "ddp-fp32", 1.01, loss=True),
-    Target("loss-sgd", "hipress:onebit_group", "ddp-fp32", 1.01, loss=True),
-    Target("loss-adamw", "hipress:int4_group", "ddp-fp32", 1.01, loss=True),
 )
 
 
@@ -102,8 +79,7 @@ def measure(group: Group, where: place.Choice) -> list[Result]:
     with where.enter() as here:
         for number in range(group.rounds):
             for method in group.methods:
-                workload = Workload(optimizer=group.optimizer)
-                job = Job(method, group.hosts, group.steps, workload)
+                job = Job(method, group.hosts, group.steps)
                 results[method].append(runner.run(here, job))
                 print(f"round {number + 1}/{group.rounds} {describe(results[method][-1])}")
     return [merge(rounds) for rounds in results.values()]
@@ -134,25 +110,13 @@ def verdicts(name: str, results: Sequence[Result]) -> Iterator[str]:
     """A line for each target of the group: met, missed, or not measured."""
     found = {row.result.method: row for row in rows(results)}
     for target in (each for each in TARGETS if each.group == name):
-        what = f"{target.method} against {target.versus}, {'loss' if target.loss else 'step time'}"
+        what = f"{target.method} against {target.versus}, step time"
         if target.method in found and target.versus in found:
-            ratio = _ratio(found[target.method], found[target.versus], target.loss)
+            ratio = found[target.method].median / found[target.versus].median
             met = "met" if ratio <= target.limit else "MISSED"
             yield f"{what}: {ratio:.3f}, at most {target.limit:g}: {met}"
         else:
             yield f"{what}: not measured"
-
-
-def _ratio(row: Row, versus: Row, loss: bool) -> float:
-    return row.loss / versus.loss if loss else row.median / versus.median
-
-
-def together(before: Report, now: Report, order: Sequence[str]) -> Report:
-    """The newer report with the older one's other methods, in this order; all others behind."""
-    kept = [dataclasses.replace(each, date=each.date or before.date) for each in before.results]
-    found = {each.method: each for each in [*kept, *now.results]}
-    names = sorted(found, key=lambda name: order.index(name) if name in order else len(order))
-    return dataclasses.replace(now, results=[found[name] for name in names])
 
 
 def write(name: str, report: Report, folder: Path) -> None:
@@ -172,7 +136,6 @@ def main(
     rounds: Annotated[int | None, typer.Option(help="Instead of the group's.", min=1)] = None,
     rate: Annotated[str, typer.Option(help="Of links, instead of the group's.")] = "",
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
-    add: Annotated[bool, typer.Option("--add", help="Keep the files' other methods.")] = False,
 ) -> None:
     """Measures groups of methods and says which targets are met."""
     unknown = sorted(set(group or ()) - set(GROUPS))
@@ -190,7 +153,7 @@ def main(
             rounds=rounds or usual.rounds,
             rate=rate or usual.rate,
         )
-        _measure_and_write(name, chosen, output, add=add)
+        _measure_and_write(name, chosen, output)
 
 
 def _check(given: Sequence[str], rate: str, output: Path) -> None:
@@ -205,7 +168,7 @@ def _check(given: Sequence[str], rate: str, output: Path) -> None:
         raise typer.Exit(2) from None
 
 
-def _measure_and_write(name: str, group: Group, output: Path, *, add: bool) -> None:
+def _measure_and_write(name: str, group: Group, output: Path) -> None:
     where = place.choose(group.hosts, group.rate, loopback=group.loopback)
     print(f"{name}: {where.sentence}")
     if not where.emulated and not group.loopback:
@@ -214,10 +177,7 @@ def _measure_and_write(name: str, group: Group, output: Path, *, add: bool) -> N
     results = measure(group, where)
     command = shlex.join(["python", "-m", "bench.training", *sys.argv[1:]])
     rate = "none" if group.loopback else group.rate
-    workload = Workload(optimizer=group.optimizer)
-    report = Report(where.sentence, group.hosts, rate, group.steps, workload, results, command)
-    if add and (output / f"{name}.json").exists():
-        report = together(Report.read(output / f"{name}.json"), report, GROUPS[name].methods)
+    report = Report(where.sentence, group.hosts, rate, group.steps, Workload(), results, command)
     write(name, report, output)
     print("\n".join([markdown(report), *verdicts(name, report.results)]))
 

@@ -133,7 +133,6 @@ class _Checker(Updates):
             arrays=arrays,
             rounds=rounds,
             when=self.when,
-            optimizers=spec.optimizers,
             unbiased=self.unbiased == "true",
             kept_as=self.kept_as,
             about=spec.about,

@@ -34,7 +34,6 @@ _ROWS = (
     SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them; `vote`: what is decoded adds up at an aggregator, which encodes the sum again without states or averaging", choices=("decode", "sum", "vote")),
     SectionRow("rounds", "bindings", "`field: mean` (or `max`), for every payload field: the ranks combine the fields in this order, one after the other; see Aggregating in rounds"),
     SectionRow("when", "expression", "a condition of `n` and parameters: a tensor for which it does not hold is better left alone"),
-    SectionRow("optimizers", "choice", "`any`, `sgd` or `none`: under which optimizers the method was measured to keep the loss (default `unknown`)", choices=("unknown", "none", "sgd", "any")),
     SectionRow("unbiased", "chosen", "`true`: over the seeds and steps, the mean of what decode gives is `g`; tested for every spec that claims it; `false if residual else true`: as parameters say", choices=("false", "true")),
 )  # fmt: skip
 

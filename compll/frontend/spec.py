@@ -115,7 +115,6 @@ class Spec:
     update: tuple[Binding, ...]
     feedback: Chosen
     merge: str
-    optimizers: str
     unbiased: Chosen
     rounds: tuple[Binding, ...]
     when: Syntax | None

@@ -63,7 +63,6 @@ class _Reader:
             update=self.each("update", self.binding),
             feedback=self.chosen("feedback"),
             merge=self.choice("merge"),
-            optimizers=self.choice("optimizers"),
             unbiased=self.chosen("unbiased"),
             rounds=self.each("rounds", self.binding),
             when=self.expression(self.root.get("when")),

@@ -114,7 +114,6 @@ class Module:
     rounds: tuple[tuple[str, str], ...] = ()
     #: of n: where compressing is worth while; None: everywhere
     when: Expr | None = None
-    optimizers: str = "unknown"
     #: whether the mean of decode(encode(g)) over the seeds is g, by the spec's own claim
     unbiased: bool = False
     #: parameters beside the spec's own that choose how states are kept (see derived.py)

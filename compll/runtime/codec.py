@@ -54,8 +54,6 @@ class Codec:
             self.reencodes = False
         #: whether decode must be told the step of the encode, as it draws again what encode drew
         self.needs_step = draws(module)
-        #: under which optimizers it was measured to keep the loss: any, sgd, none or unknown
-        self.optimizers = module.optimizers
         #: makes the codec for a shape, where that settles parameters
         self.shaped: Callable[[Shape], Codec] | None = None
         #: what compiles it again, in another process: a function and its arguments

@@ -70,18 +70,14 @@ def list_() -> None:
     """The compressors that come with the package.
 
     Bits are the payload's per element, at most.
-
-    Optimizers are those under which the method was measured to keep the loss.
-
-    dgc was measured with ratio=0.01, graddrop with ratio=0.05, powersgd with rank=4.
-    """  # a paragraph a line: typer keeps line ends
+    """
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "bits", "optimizers"):
+    for title in ("name", "bits"):
         table.add_column(title, no_wrap=True)
     table.add_column("about", overflow="fold")
     for name in library.list_specs():
         codec = library.compile(name, "reference")
-        table.add_row(name, f"{report.bits(codec):.4g}", codec.optimizers, codec.module.about)
+        table.add_row(name, f"{report.bits(codec):.4g}", codec.module.about)
     # a line per spec where a program reads them
     Console(width=None if sys.stdout.isatty() else LINE).print(table)
 

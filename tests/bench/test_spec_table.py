@@ -7,12 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 import compll
-from bench import losses, spec_table
+from bench import spec_table
 from bench.spec_facts import HIPRESS, facts, logic_lines
 from compll.ir import exclusive
 from compll.ir.layout import elias_bytes, gap_bytes, golomb_bytes, limits
-from hipress.demo.job import Result
-from hipress.demo.report import rows
 
 SPECS = compll.list_specs()
 
@@ -84,41 +82,14 @@ def test_the_docs_are_current():
     assert spec_table.made(text) == text, "run python -m bench.spec_table"
 
 
+def test_hipress_ships_the_evidence_that_was_measured():
+    text = spec_table.EVIDENCE.read_text("utf-8")
+    assert spec_table.evidence(text) == text, "run python -m bench.spec_table"
+
+
 def test_readme_shows_the_losses_that_were_measured():
     text = spec_table.README.read_text("utf-8")
     assert spec_table.described(text) == text, "run python -m bench.spec_table"
-
-
-def test_specs_claim_the_optimizers_that_were_measured():
-    measured = losses.claims(losses.read(spec_table.RESULTS))
-    claimed = {name: compll.compile(name, "reference").optimizers for name in SPECS}
-    assert claimed == {name: measured.get(name, "unknown") for name in SPECS}
-
-
-def loss_of(method, loss):
-    result = Result(method, method, 2, 0, [1.0], [loss] * 12, 1e6)
-    return next(r for r in rows([Result("ddp-fp32", "", 2, 0, [1.0], [5.0]), result])
-                if r.result is result)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "sgd, adamw, optimizers",
-    [(5.0, 5.04, "any"), (4.5, 5.06, "sgd"), (5.06, 5.0, "none"), (float("nan"), 5.0, "none")],
-)
-def test_a_loss_is_kept_within_one_percent(sgd, adamw, optimizers):
-    name = "hipress:topk"
-    both = losses.Loss(name, name, loss_of(name, sgd), loss_of(name, adamw))
-    assert both.optimizers == optimizers
-    worse = losses.Loss("hipress:topk:ratio=0.1", "", loss_of("a", 6.0), loss_of("a", 6.0))
-    assert losses.claims([both, worse]) == {"topk": "none"}
-
-
-def test_a_loss_under_one_optimizer_is_no_claim():
-    half = losses.Loss("hipress:topk", "", loss_of("a", 5.0), None)
-    assert half.optimizers == "unknown"
-    assert losses.claims([half]) == {}
-    assert losses.Loss("hipress:topk", "", loss_of("a", 6.0), None).optimizers == "none"
-    assert list(losses.cells([half])) == [("", "1.00", "5.000 (+0.00%)", "-")]
 
 
 def test_check_finds_what_is_out_of_date(tmp_path, monkeypatch):

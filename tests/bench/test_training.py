@@ -5,7 +5,6 @@ import typer
 
 from bench import picture, training
 from bench.codecs import RESULTS
-from compll import list_specs
 from hipress.demo import methods
 from hipress.demo.job import Result
 from hipress.demo.report import Report, Workload, rows
@@ -50,31 +49,13 @@ def test_figures_and_table_are_written(tmp_path):
     assert Report.read(tmp_path / "loopback.json") == report
 
 
-def test_methods_that_were_not_measured_again_stay():
-    def report(date, *results):
-        return Report("loopback", 2, "none", 2, Workload(), list(results), "command", date)
-
-    before = report("then", result("ddp-fp32", [1.0]), result("b", [1.0]), result("else", [1.0]))
-    now = report("now", result("b", [2.0]), result("a", [2.0]))
-    found = training.together(before, now, ("ddp-fp32", "a", "b"))
-    assert [each.method for each in found.results] == ["ddp-fp32", "a", "b", "else"]
-    assert found.results[2].timed == [2.0]
-    assert (found.date, [each.date for each in found.results]) == ("now", ["then", "", "", "then"])
-
-
-@pytest.mark.parametrize("name", ["loss-sgd", "loss-adamw"])
-def test_losses_are_measured_of_every_spec(name):
-    found = {methods.parse(text).codec for text in training.GROUPS[name].methods}
-    assert found == {None, *list_specs()}
-
-
 @pytest.mark.parametrize(
     "text, near",
     [("hipress:onebit_grup", "hipress:onebit_group"), ("terngrd", "hipress:terngrad")],
 )
 def test_an_unknown_method_is_told_before_any_runs(text, near, monkeypatch, tmp_path, capsys):
     ran = []
-    monkeypatch.setattr(training, "_measure_and_write", lambda *given, add: ran.append(given))
+    monkeypatch.setattr(training, "_measure_and_write", lambda *given: ran.append(given))
     with pytest.raises(typer.Exit) as exit:
         training.main(["loopback"], f"none,{text}", output=tmp_path)
     assert exit.value.exit_code == 2
@@ -96,7 +77,7 @@ def test_a_folder_that_cannot_be_is_told_before_any_runs(monkeypatch, tmp_path, 
 
 def test_links_of_another_rate(monkeypatch, tmp_path, capsys):
     ran = []
-    monkeypatch.setattr(training, "_measure_and_write", lambda *given, add: ran.append(given))
+    monkeypatch.setattr(training, "_measure_and_write", lambda *given: ran.append(given))
     training.main(["hosts2", "slow"], rate="560mbit", output=tmp_path)
     assert [given[1].rate for given in ran] == ["560mbit", "560mbit"]
     with pytest.raises(typer.Exit):

@@ -59,7 +59,8 @@ def mean_decoded(codec, x, draws):
     return total / draws
 
 
-@pytest.mark.parametrize("name, params", [("int4_group", {}), ("terngrad", {"clip": 1e6}), *(
+@pytest.mark.parametrize("name, params", [
+    ("int4_group", {}), ("tern_group", {}), ("terngrad", {"clip": 1e6}), *(
     ("terngrad_uniform", {"bits": b}) for b in (1, 2, 4, 8))])  # fmt: skip
 def test_unbiased(name, params):
     x, draws = gradient(2048), 600
@@ -86,6 +87,18 @@ def test_onebit_group_is_onebit_of_every_group():
         assert np.allclose(
             y[start : start + 1024], onebit.decode(onebit.encode(part), len(part)), rtol=1e-5
         )
+
+
+def test_tern_group_sends_the_largest_magnitude_of_a_group_or_nothing():
+    x, codec = gradient(64 * 50 + 9), compiled("tern_group")
+    for start in range(0, len(x), 64):
+        part = x[start : start + 64].copy()
+        y = codec.decode(codec.encode(part, step=start), len(part))
+        top = np.abs(part).max()
+        assert y[np.abs(part).argmax()] == pytest.approx(part[np.abs(part).argmax()], rel=1 / 128)
+        assert set(np.abs(y)) <= {0, np.abs(y).max()}
+        assert top <= np.abs(y).max() <= top * (1 + 1 / 128)
+        assert (np.sign(y[y != 0]) == np.sign(part[y != 0])).all()
 
 
 def test_terngrad_levels():
@@ -214,6 +227,6 @@ def test_draws_depend_on_seed_step_and_tensor(case, cpu, rng):
     x = rng.standard_normal(3000).astype(np.float32)
     first = cpu.encode(x, seed=1, step=1)
     assert np.array_equal(first, cpu.encode(x, seed=1, step=1))
-    if case[0] in ("int4_group", "terngrad", "terngrad_uniform"):
+    if case[0] in ("int4_group", "tern_group", "terngrad", "terngrad_uniform"):
         assert not np.array_equal(first, cpu.encode(x, seed=2, step=1))
         assert not np.array_equal(first, cpu.encode(x, seed=1, step=2))

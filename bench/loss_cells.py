@@ -1,0 +1,61 @@
+"""Cells of losses.jsonl, a line each: what was measured, when and how."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+CELLS = Path(__file__).parent / "results" / "losses.jsonl"
+FP32 = "fp32"
+#: what PyTorch's own methods are called here, by their names in `hipress demo`
+BASELINES = {"ddp-fp32": FP32, "ddp-fp16": "torch-fp16", "powersgd": "torch-powersgd:rank=4"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was measured of one method under one workload, seed and number of steps."""
+
+    workload: str
+    method: str  # fp32, or a spec with its options: topk:ratio=0.01
+    seed: int
+    steps: int
+    data: str  # a short hash of what was trained on
+    loss: float  # that counts, see loss_workloads; NaN for what diverged
+    curve: list[float]  # the training loss, means of ten steps
+    bits: float  # per element, that a rank sends in a step
+    seconds: float
+    date: str
+    command: str
+    versions: dict[str, str]
+
+    @property
+    def key(self) -> tuple[str, str, int, int, str]:
+        """What tells cells apart."""
+        return self.workload, self.method, self.seed, self.steps, self.data
+
+    def line(self) -> str:
+        """As JSON, which has no NaN."""
+        data = asdict(self)
+        data["loss"] = _number(self.loss)
+        data["curve"] = [_number(each) for each in self.curve]
+        return json.dumps(data)
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """Reads what `line` wrote."""
+        data: dict[str, Any] = json.loads(line)
+        data["loss"] = math.nan if data["loss"] is None else data["loss"]
+        data["curve"] = [math.nan if each is None else each for each in data["curve"]]
+        return cls(**data)
+
+
+def read(path: Path = CELLS) -> list[Cell]:
+    """All recorded cells; none where there is no file."""
+    return [Cell.parse(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,157 @@
+"""Ranks that are imitated in one process: one model, a gradient for each rank, and averages by the
+codecs, plans, states and strategies with which real ranks would make them.
+
+Ranks hold the same parameters after every step, so one model is enough; what travels between them
+does so in memory (casync.transports.memory).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LinearLR
+
+from bench.loss_workloads import Batch, Workload
+from casync.runtime.executor import Executor
+from casync.topology import Topology
+from casync.transports.memory import Hub
+from hipress import options as options_
+from hipress.demo.methods import Method
+from hipress.demo.report import FINAL
+from hipress.model import describe
+from hipress.plan.codecs import resolve, resolve_down
+from hipress.plan.rules import fixed_plan
+from hipress.sync.buckets import BucketPlans
+
+
+class Average(Protocol):
+    """Makes each rank's flat gradient the mean of all, in place; gives bytes that a rank sends."""
+
+    def __call__(self, gradients: Sequence[Tensor], step: int) -> float: ...
+
+
+def fp32(gradients: Sequence[Tensor], step: int) -> float:
+    """As DistributedDataParallel does without a hook."""
+    total = sum((each / len(gradients) for each in gradients), torch.zeros(()))
+    for each in gradients:
+        each.copy_(total)
+    return 8 * (len(gradients) - 1) / len(gradients) * len(gradients[0])
+
+
+class Compressed(AbstractContextManager["Compressed"]):
+    """Averages as `hipress.wrap(model, codec, **options)` would on so many ranks."""
+
+    def __init__(self, model: nn.Module, method: Method, ranks: int, seed: int) -> None:
+        assert method.codec is not None
+        known = {name: method.options[name] for name in method.options if name in _OPTIONS}
+        params = {name: value for name, value in method.options.items() if name not in known}
+        options = options_.make(method.codec, **{"seed": seed, **known}, params=params)
+        tensors, codec = describe(model), resolve(options)
+        down = resolve_down(options, codec)
+        plan = fixed_plan(tensors, codec, options, Topology.flat(ranks), down)
+        every = tuple(range(len(tensors)))
+        self.plans = [
+            BucketPlans(tensors, plan, options, rank).plan_for(every) for rank in range(ranks)
+        ]
+        self.executors = [
+            Executor(end, plan.codecs, seed=options.seed) for end in Hub(ranks).endpoints()
+        ]
+
+    def __call__(self, gradients: Sequence[Tensor], step: int) -> float:
+        """See Average."""
+        before = self._sent()
+        futures = [
+            executor.submit(plan.program, gradient, plan.states, step)
+            for executor, plan, gradient in zip(self.executors, self.plans, gradients, strict=True)
+            if plan is not None
+        ]
+        for future in futures:
+            future.wait()
+        if not futures:
+            raise ValueError("the codec suits no tensor of the model")
+        return (self._sent() - before) / len(gradients)
+
+    def _sent(self) -> float:
+        share = 2 * (len(self.executors) - 1) / len(self.executors)
+        counters = [executor.counters for executor in self.executors]
+        return sum(each.bytes_sent + share * each.bytes_reduced for each in counters)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for executor in self.executors:
+            executor.close()
+
+
+_OPTIONS = {*options_.names()} - {"process_group", "ddp_kwargs"}
+
+
+@dataclass
+class Curve:
+    """What training gave."""
+
+    losses: list[float] = field(default_factory=list)  # of every step, mean of the ranks
+    sent: float = 0.0  # payload bytes of a rank in all steps
+    final: float = float("nan")  # the loss that counts
+
+
+def train(
+    workload: Workload, average: Average, model: nn.Module, seed: int, steps: int, ranks: int
+) -> Curve:
+    """Trains `model`, which the seed made, and tells the loss that counts."""
+    curve = Curve()
+    parameters = list(model.parameters())
+    gradients = [torch.empty(sum(p.numel() for p in parameters)) for _ in range(ranks)]
+    optimizer = workload.training.make(parameters)
+    schedule = LinearLR(optimizer, 1.0, 0.0 if workload.decays else 1.0, steps)
+    for step in range(steps):
+        losses = [
+            _backward(model, workload.batch(seed, rank, step), gradients[rank])
+            for rank in range(ranks)
+        ]
+        curve.sent += average(gradients, step)
+        _hand_out(gradients[0], parameters)
+        nn.utils.clip_grad_norm_(parameters, workload.training.clip)
+        optimizer.step()
+        schedule.step()
+        curve.losses.append(sum(losses) / ranks)
+    held_out = workload.held_out
+    last = statistics.fmean(curve.losses[-FINAL:])
+    curve.final = last if held_out is None else evaluate(model, held_out())
+    return curve
+
+
+def _backward(model: nn.Module, batch: Sequence[Tensor], gradient: Tensor) -> float:
+    model.zero_grad()
+    loss = model(*batch)
+    loss.backward()
+    torch.cat([_flat(p) for p in model.parameters()], out=gradient)
+    return float(loss.item())
+
+
+def _flat(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.flatten()
+
+
+def _hand_out(gradient: Tensor, parameters: Sequence[Tensor]) -> None:
+    pieces = torch.split(gradient, [p.numel() for p in parameters])
+    for parameter, piece in zip(parameters, pieces, strict=True):
+        assert parameter.grad is not None
+        parameter.grad.copy_(piece.view_as(parameter))
+
+
+def evaluate(model: nn.Module, batches: Sequence[Batch]) -> float:
+    """The mean loss on batches that were held out."""
+    with torch.inference_mode():
+        return statistics.fmean(float(model(*batch).item()) for batch in batches)

@@ -1,0 +1,127 @@
+"""From cells to what they say: tables of README.md and docs, and the evidence that hipress ships.
+
+python -m bench.losses          # measures
+python -m bench.spec_table      # writes the tables and hipress/plan/evidence.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import compll
+from bench.loss_cells import BASELINES, FP32, Cell
+from bench.loss_workloads import WORKLOADS
+from hipress.demo import methods
+from hipress.plan.evidence import Finding
+
+Place = tuple[str, int, str]  # workload, steps, data
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a method did to one workload's loss, over the seeds that fp32 was measured with too."""
+
+    method: str
+    workload: str
+    steps: int
+    seeds: int
+    loss: float
+    bits: float  # per element, that a rank sends in a step
+    difference: float  # of the mean from fp32's, relative
+    noise: float  # how far the worst of fp32's seeds is above their mean, relative
+    spread: tuple[float, float]  # least and largest difference of a seed
+
+    @property
+    def kept(self) -> bool:
+        """Whether the mean is within 1% of fp32's, or within the spread of fp32's seeds."""
+        return self.finding("", {}).kept
+
+    def finding(self, codec: str, params: dict[str, object]) -> Finding:
+        """As hipress reads it."""
+        return Finding(
+            codec, params, WORKLOADS[self.workload].kind, self.workload, self.steps, self.seeds,
+            None if math.isnan(self.difference) else round(self.difference, 5),
+            round(self.noise, 5),
+        )  # fmt: skip
+
+
+def rows(cells: Sequence[Cell]) -> list[Row]:
+    """A row for each method, workload and number of steps; of several data the most seeds."""
+    losses: dict[Place, dict[str, dict[int, Cell]]] = {}
+    for cell in cells:
+        methods_ = losses.setdefault((cell.workload, cell.steps, cell.data), {})
+        methods_.setdefault(cell.method, {})[cell.seed] = cell
+    found: dict[tuple[str, str, int], Row] = {}
+    for by_method in losses.values():
+        for seeds in by_method.values():
+            row = _row(seeds, by_method.get(FP32, {}))
+            if row is not None:
+                key = (row.method, row.workload, row.steps)
+                found[key] = max(found.get(key, row), row, key=lambda each: each.seeds)
+    return list(found.values())
+
+
+def _row(seeds: dict[int, Cell], plain: dict[int, Cell]) -> Row | None:
+    both = sorted(seeds.keys() & plain.keys())
+    if not both:
+        return None
+    ours, theirs = [seeds[s].loss for s in both], [plain[s].loss for s in both]
+    mean = statistics.fmean(theirs)
+    away = [(a - b) / mean for a, b in zip(ours, theirs, strict=True)]
+    first = seeds[both[0]]
+    return Row(
+        first.method, first.workload, first.steps, len(both), statistics.fmean(ours), first.bits,
+        statistics.fmean(away), _noise(plain), (min(away), max(away)),
+    )  # fmt: skip
+
+
+def _noise(plain: dict[int, Cell]) -> float:
+    losses = [cell.loss for cell in plain.values()]
+    return max(losses) / statistics.fmean(losses) - 1
+
+
+def evidence(found: Iterable[Row]) -> str:
+    """What hipress/plan/evidence.json holds: a finding a line."""
+    lines = [json.dumps(asdict(each)) for each in _findings(found)]
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _findings(found: Iterable[Row]) -> Iterator[Finding]:
+    for row in sorted(found, key=lambda row: (row.method, row.workload, row.steps)):
+        if row.method not in BASELINES.values():
+            method = methods.parse(f"hipress:{row.method}")
+            assert method.codec is not None
+            codec = compll.compile(method.codec, "reference", **method.options)
+            yield row.finding(codec.name, dict(codec.params))
+
+
+def head(steps: int) -> tuple[str, ...]:
+    """Of a table of so many steps."""
+    return (f"{steps} steps", "bits", *(each.about for each in WORKLOADS.values()))
+
+
+def table(found: Sequence[Row], steps: int, only: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+    """A line for each method, in the order in which they were measured."""
+    here = {(row.method, row.workload): row for row in found if row.steps == steps}
+    for method in only or dict.fromkeys(method for method, _ in here):
+        measured = [here[method, w] for w in WORKLOADS if (method, w) in here]
+        if measured:
+            bits = f"{statistics.median(row.bits for row in measured):.3g}"
+            cells = (_cell(here.get((method, workload))) for workload in WORKLOADS)
+            yield (method.replace(":", " "), bits, *cells)
+
+
+def _cell(row: Row | None) -> str:
+    """fp32's loss and its noise, or how far away a method's mean is, and its seeds."""
+    if row is None:
+        return ""
+    if row.method == FP32:
+        return f"{row.loss:.3f} ±{row.noise:.1%}" if row.seeds > 1 else f"{row.loss:.3f}"
+    text = f"{row.difference:+.2%}"
+    if row.seeds > 1:
+        text += f" ({row.spread[0]:+.1%} to {row.spread[1]:+.1%})"
+    return text if row.kept else f"**{text}**"

@@ -1,0 +1,200 @@
+"""What `bench.losses` trains: models that learn something within seconds on one core, on data that
+Python and scikit-learn bring along.
+
+A seed decides the weights, and which batches a rank gets in which step. The loss that counts is of
+batches that are never trained on, the same for all seeds and methods; of the LSTM, which sees a
+twentieth of its text in 200 steps, that of the last batches, as in `hipress demo`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hipress.demo import corpus, job, model
+
+Batch = tuple[Tensor, ...]
+HELD_OUT = 100_000  # words at the end of the text
+LSTM = job.Workload()  # the demo's
+GPT = job.Workload(vocabulary=2000, width=128, batch=4, length=64)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its data and its optimizer."""
+
+    about: str
+    kind: str  # of optimizer, as `hipress.wrap` calls it: sgd or adam
+    build: Callable[[int], nn.Module]  # by seed; the module returns the mean loss of a batch
+    batch: Callable[[int, int, int], Batch]  # by seed, rank and step
+    held_out: Callable[[], list[Batch]] | None  # None: the last batches of the training
+    training: model.Training
+    data: Callable[[], str]  # a short hash of what it is trained on
+    decays: bool = False  # whether the rate falls to zero, step by step: the end is less of a draw
+
+
+class GPT2(nn.Module):
+    """nanoGPT's shape (4 layers, 4 heads, width 128, context of 64, tied embeddings); returns the
+    mean cross-entropy (nats per word)."""
+
+    def __init__(self, workload: job.Workload, layers: int = 4, heads: int = 4) -> None:
+        super().__init__()
+        width = workload.width
+        self.words = nn.Embedding(workload.vocabulary, width)
+        self.places = nn.Embedding(workload.length, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(layers)
+        )  # fmt: skip
+        self.norm = nn.LayerNorm(width)
+        for each in (self.words, self.places):
+            nn.init.normal_(each.weight, std=0.02)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """`words`: int64 [batch, length + 1]; each predicts its successor."""
+        hidden = self.words(words[:, :-1]) + self.places.weight
+        mask = nn.Transformer.generate_square_subsequent_mask(hidden.shape[1])
+        for layer in self.layers:
+            hidden = layer(hidden, src_mask=mask, is_causal=True)
+        scores = nn.functional.linear(self.norm(hidden), self.words.weight)
+        return nn.functional.cross_entropy(scores.flatten(0, 1), words[:, 1:].flatten())
+
+
+class ConvNet(nn.Module):
+    """Three convolutions and two linear layers for images of 8 by 8; returns the cross-entropy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten(),
+            nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10),
+        )  # fmt: skip
+
+    def forward(self, images: Tensor, digits: Tensor) -> Tensor:
+        """`images`: float32 [batch, 1, 8, 8] in 0 to 1; `digits`: int64 [batch]."""
+        return nn.functional.cross_entropy(self.layers(images), digits)
+
+
+@cache
+def _text() -> NDArray[np.int64]:
+    numbers: NDArray[np.int64] = np.load(corpus.prepare())
+    return numbers
+
+
+def _words(seed: int, rank: int, step: int) -> Batch:
+    return (model.batch(_text()[:-HELD_OUT], replace(GPT, seed=seed), rank, step),)
+
+
+def _held_out_words() -> list[Batch]:
+    return [(model.batch(_text()[-HELD_OUT:], GPT, 0, step),) for step in range(40)]
+
+
+def _demo_words(seed: int, rank: int, step: int) -> Batch:
+    return (model.batch(_text(), replace(LSTM, seed=seed), rank, step),)
+
+
+def _lstm(seed: int) -> nn.Module:
+    return model.build(replace(LSTM, seed=seed))
+
+
+def _gpt(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return GPT2(GPT)
+
+
+def _conv_net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return ConvNet()
+
+
+@cache
+def _digits() -> Batch:
+    """Images and digits in one fixed random order; the last 360 are held out."""
+    from sklearn.datasets import load_digits  # not above: only this workload needs it
+
+    images, digits = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(digits))
+    pixels = torch.from_numpy(images[order] / 16).float().view(-1, 1, 8, 8)
+    return pixels, torch.from_numpy(digits[order].astype(np.int64))
+
+
+def _some_digits(seed: int, rank: int, step: int) -> Batch:
+    images, digits = _digits()
+    drawn = np.random.default_rng((seed, rank, step)).integers(0, len(digits) - 360, 32)
+    return images[drawn], digits[drawn]
+
+
+def _held_out_digits() -> list[Batch]:
+    images, digits = _digits()
+    return [(images[-360:], digits[-360:])]
+
+
+def _hash_of_text() -> str:
+    return _hash(_text())
+
+
+def _hash_of_digits() -> str:
+    return _hash(*(each.numpy() for each in _digits()))
+
+
+def _hash(*arrays: NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:8]
+
+
+WORKLOADS = {
+    "digits": Workload(
+        "convolutional net on digits, SGD lr .05 to 0, momentum .9",
+        "sgd",
+        _conv_net,
+        _some_digits,
+        _held_out_digits,
+        model.Training(partial(torch.optim.SGD, lr=0.05, momentum=0.9), inf),
+        _hash_of_digits,
+        decays=True,
+    ),
+    "gpt": Workload(
+        "GPT on source text, AdamW lr .001 to 0, clipping 1",
+        "adam",
+        _gpt,
+        _words,
+        _held_out_words,
+        model.Training(partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.99)), 1.0),
+        _hash_of_text,
+        decays=True,
+    ),
+    "lstm-adamw": Workload(
+        "LSTM on source text, AdamW lr .002, clipping 1",
+        "adam",
+        _lstm,
+        _demo_words,
+        None,
+        model.OPTIMIZERS["adamw"],
+        _hash_of_text,
+    ),
+    "lstm-sgd": Workload(
+        "LSTM on source text, SGD lr 1, clipping .25",
+        "sgd",
+        _lstm,
+        _demo_words,
+        None,
+        model.OPTIMIZERS["sgd"],
+        _hash_of_text,
+    ),
+}

@@ -1,0 +1,85 @@
+"""What codecs did to the loss of models that were trained with them: see docs/losses.md.
+
+evidence.json is made by `python -m bench.spec_table` from what `python -m bench.losses` measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+KINDS = ("sgd", "adam")  # of optimizers: with one rate for all elements, and with one for each
+LIMIT = 0.01  # of fp32's loss, above which it is not kept, unless fp32's seeds differ as much
+WORKLOADS = 2  # of a kind, on which a codec must have been measured before it is trusted
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a codec did to the loss of one workload."""
+
+    codec: str
+    params: Mapping[str, Any]  # all of them
+    optimizer: str  # one of KINDS
+    workload: str  # of bench.losses
+    steps: int
+    seeds: int
+    difference: float | None  # of the mean loss from fp32's, relative; None: training diverged
+    noise: float  # how far the worst of fp32's seeds is above their mean, relative
+
+    @property
+    def kept(self) -> bool:
+        """Whether the mean is within LIMIT of fp32's, or within the spread of fp32's seeds."""
+        return self.difference is not None and self.difference <= max(LIMIT, self.noise)
+
+    def __str__(self) -> str:
+        loss = "diverged" if self.difference is None else f"loss {self.difference:+.1%}"
+        seeds = f"{self.seeds} seed{'s' * (self.seeds > 1)}"
+        return f"{loss} against fp32 after {self.steps} steps of {self.workload}, {seeds}"
+
+
+@cache
+def findings() -> tuple[Finding, ...]:
+    """All that was measured."""
+    text = resources.files("hipress.plan").joinpath("evidence.json").read_text("utf-8")
+    return tuple(Finding(**each) for each in json.loads(text))
+
+
+def of(codec: Codec, optimizer: str | None = None) -> tuple[Finding, ...]:
+    """What was measured of a codec with these parameters, under an optimizer of this kind (None:
+    any); () for a codec without evidence."""
+    return tuple(
+        each
+        for each in findings()
+        if each.codec == codec.name
+        and each.params == codec.params
+        and optimizer in (None, each.optimizer)
+    )
+
+
+def holds(codec: Codec, optimizer: str | None) -> bool:
+    """Whether a codec kept the loss wherever it was measured under this kind of optimizer (None:
+    under each), on WORKLOADS at least."""
+    return all(_holds(of(codec, kind)) for kind in ([optimizer] if optimizer else KINDS))
+
+
+def _holds(found: tuple[Finding, ...]) -> bool:
+    enough = len({each.workload for each in found}) >= WORKLOADS
+    return enough and all(each.kept for each in found)
+
+
+def worst(codec: Codec, optimizer: str | None) -> Finding | None:
+    """Where a codec lost most, under an optimizer of this kind; None where it kept the loss."""
+    lost = [each for each in of(codec, optimizer) if not each.kept]
+    return max(lost, key=_loss, default=None)
+
+
+def _loss(found: Finding) -> float:
+    return math.inf if found.difference is None else found.difference

@@ -1,0 +1,164 @@
+"""The figures of bench.losses: imitated ranks do what real ones do, and what is bad shows."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bench import loss_cells, loss_tables, losses
+from bench.loss_cells import Cell
+from bench.loss_ranks import Compressed, fp32, train
+from bench.loss_workloads import WORKLOADS
+from hipress.demo import corpus, methods, place, runner
+from hipress.demo.job import Job, Workload
+
+DIGITS = WORKLOADS["digits"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(method, steps=12, seed=1, workload=DIGITS):
+    """The curve, and the parameters at the end."""
+    model = workload.build(seed)
+    if method == "fp32":
+        found = train(workload, fp32, model, seed, steps, 2)
+    else:
+        with Compressed(model, methods.parse(f"hipress:{method}"), 2, seed) as average:
+            found = train(workload, average, model, seed, steps, 2)
+    return found, [p.detach().clone() for p in model.parameters()]
+
+
+def test_fp32_is_plain_training_bit_by_bit():
+    """One process whose batch is both ranks' and whose loss is the mean of theirs."""
+    model = DIGITS.build(1)
+    optimizer = DIGITS.training.make(model.parameters())
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 12)
+    for step in range(12):
+        optimizer.zero_grad()
+        for rank in range(2):
+            (model(*DIGITS.batch(1, rank, step)) / 2).backward()
+        optimizer.step()
+        schedule.step()
+    curve, parameters = trained("fp32")
+    assert all(torch.equal(a, b) for a, b in zip(parameters, model.parameters(), strict=True))
+    assert math.isfinite(curve.final)
+    assert trained("none")[0].losses == curve.losses
+
+
+def test_seeds_differ_in_weights_and_in_the_order_of_data():
+    for workload in WORKLOADS.values():
+        one, two = (nn.utils.parameters_to_vector(workload.build(s).parameters()) for s in (1, 2))
+        assert not torch.equal(one, two)
+        batches = [workload.batch(s, r, t)[0] for s in (1, 2) for r in (0, 1) for t in (0, 1)]
+        assert not any(
+            torch.equal(a, b) for i, a in enumerate(batches) for b in batches[:i]
+        )  # fmt: skip
+        assert torch.equal(batches[0], workload.batch(1, 0, 0)[0])
+
+
+def test_what_is_held_out_is_not_trained_on():
+    images, _ = DIGITS.held_out()[0]
+    held = {each.numpy().tobytes() for each in images}
+    for step in range(50):
+        assert held.isdisjoint(each.numpy().tobytes() for each in DIGITS.batch(1, 0, step)[0])
+
+
+def test_a_bad_codec_shows():
+    """mxnet_2bit sends nothing before half a unit has gathered, which gradients take long for."""
+    plain, good, bad = (trained(m, 100)[0].final for m in ("fp32", "int8_group", "mxnet_2bit"))
+    assert good == pytest.approx(plain, rel=0.05)
+    assert bad > 1.5 * plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["int4_group", "topk:ratio=0.01", "powersgd:rank=4"])
+def test_imitated_ranks_are_real_ranks_bit_by_bit(method):
+    """Two processes of `hipress demo` over gloo have the same losses, and send as much."""
+    corpus.prepare()
+    job = Job(f"hipress:{method}:seed=1", steps=6, workload=Workload())
+    with place.choose(2, "1gbit", loopback=True).enter() as here:
+        real = runner.run(here, job)
+    assert real.error is None
+    found, _ = trained(method, 6, workload=WORKLOADS["lstm-sgd"])
+    assert found.losses == real.losses
+    assert found.sent / 6 == pytest.approx(real.payload_bytes)
+
+
+def test_a_cell_that_is_there_is_not_run_again(tmp_path, monkeypatch):
+    path, ran = tmp_path / "losses.jsonl", []
+
+    def measure(*key):
+        ran.append(key[:4])
+        return cell(*key)
+
+    monkeypatch.setattr(losses, "measure", measure)
+    losses.main(["digits"], ["fp32", "topk"], 2, [5], path)
+    assert ran == [("digits", m, s, 5) for m in ("fp32", "topk") for s in (1, 2)]
+    losses.main(["digits"], ["fp32", "topk"], 3, [5], path)
+    assert ran[4:] == [("digits", "fp32", 3, 5), ("digits", "topk", 3, 5)]
+    assert len(loss_cells.read(path)) == 6
+
+
+@pytest.mark.parametrize(
+    "workload, method, told",
+    [("digit", "fp32", "'digit'"), ("digits", "topk:rato=1", "rato"), ("digits", "tpk", "topk")],
+)
+def test_what_is_no_method_or_workload_is_told_before_any_runs(workload, method, told, capsys):
+    with pytest.raises(losses.typer.Exit):
+        losses.main([workload], [method])
+    assert told in capsys.readouterr().err
+
+
+def cell(workload="digits", method="fp32", seed=1, steps=200, data="d", loss=1.0, **more):
+    return Cell(workload, method, seed, steps, data, loss, [1.0], 32.0, 1.0, "", "", {}, **more)
+
+
+def test_cells_survive_the_file():
+    there = cell(loss=math.nan)
+    back = Cell.parse(there.line())
+    assert math.isnan(back.loss)
+    assert replace(back, loss=1.0) == replace(there, loss=1.0)
+
+
+def rows_of(plain, ours):
+    cells = [cell(seed=s, loss=v) for s, v in enumerate(plain)]
+    cells += [cell(seed=s, loss=v, method="topk") for s, v in enumerate(ours)]
+    return {row.method: row for row in loss_tables.rows(cells)}
+
+
+@pytest.mark.parametrize(
+    "plain, ours, kept",
+    [
+        ([1.0], [1.009], True),
+        ([1.0], [1.011], False),
+        ([1.0, 1.0, 1.0], [1.0, 1.0, 1.02], True),
+        ([0.9, 1.0, 1.1], [1.0, 1.1, 1.15], True),  # within the spread of fp32's seeds
+        ([0.9, 1.0, 1.1], [1.1, 1.1, 1.2], False),
+        ([1.0, 1.2], [1.09], True),  # of one seed beside the same of fp32, with fp32's spread
+        ([1.0, 1.2], [1.11], False),
+        ([1.0, 1.0], [1.0, math.nan], False),
+    ],
+)
+def test_kept_is_within_one_percent_or_within_the_spread_of_fp32(plain, ours, kept):
+    assert rows_of(plain, ours)["topk"].kept == kept
+
+
+def test_nothing_is_compared_with_other_data_or_other_steps():
+    cells = [cell(), cell(method="topk", data="other"), cell(method="topk", steps=100)]
+    assert [row.method for row in loss_tables.rows(cells)] == ["fp32"]
+
+
+def test_a_table_has_the_mean_and_the_spread():
+    found = rows_of([1.0, 1.2], [1.1, 1.32])
+    rows = list(loss_tables.table(list(found.values()), 200))
+    assert rows[0][:3] == ("fp32", "32", "1.100 ±9.1%")
+    assert rows[1][:3] == ("topk", "32", "**+10.00% (+9.1% to +10.9%)**")
+    assert not list(loss_tables.table(list(found.values()), 100))
