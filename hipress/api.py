@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from casync.errors import copy_to_raise
 from hipress import compat
+from hipress.adapters.synchronizer import Synchronizer
 from hipress.errors import ConfigError, ConfigMismatch, StateError
 from hipress.model import as_ddp
 from hipress.session import SESSIONS, Session, plain_options
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from hipress.reporting import Report
 
 
-def detach(ddp: DistributedDataParallel) -> None:
+def detach(ddp: DistributedDataParallel | Synchronizer) -> None:
     """Stop compressing: end threads and connections. The module then averages uncompressed.
 
     `attach` may be called again. Every rank must call this between the same two steps.
 
     Raises StateError in a backward pass (from a hook, say) of which gradients are on their way.
     """
-    ddp = as_ddp(ddp)
+    ddp = _target(ddp)
     session = _session(ddp)
     if session.engine is not None and session.engine.under_way and compat.backward_id() >= 0:
         raise StateError(
@@ -35,11 +36,11 @@ def detach(ddp: DistributedDataParallel) -> None:
     del SESSIONS[ddp]
 
 
-def report(ddp: DistributedDataParallel) -> Report:
+def report(ddp: DistributedDataParallel | Synchronizer) -> Report:
     """Choices, bytes and times so far; print it or take its `to_dict()`."""
     from hipress.reporting import Report, describe_plan, measure_of
 
-    session = _session(as_ddp(ddp))
+    session = _session(_target(ddp))
     engine, size = session.engine, session.world_size
     measured = measure_of(engine.traffic, engine.counters, size) if engine else None
     return Report(
@@ -54,7 +55,7 @@ def report(ddp: DistributedDataParallel) -> Report:
     )
 
 
-def state_dict(ddp: DistributedDataParallel) -> dict[str, Any]:
+def state_dict(ddp: DistributedDataParallel | Synchronizer) -> dict[str, Any]:
     """This rank's step counter and residuals, by parameter name; call it between steps.
 
     Residuals differ between ranks: save one file per rank, or with torch.distributed.checkpoint
@@ -67,7 +68,7 @@ def state_dict(ddp: DistributedDataParallel) -> dict[str, Any]:
     from hipress.sync import checkpoint
     from hipress.sync.state import Residuals
 
-    session = _session(as_ddp(ddp))
+    session = _session(_target(ddp))
     _refuse_unfinished(session)
     rank, size = session.rank, session.world_size
     if session.engine is None:
@@ -77,7 +78,7 @@ def state_dict(ddp: DistributedDataParallel) -> dict[str, Any]:
 
 
 def load_state_dict(
-    ddp: DistributedDataParallel, state: Mapping[str, Any], *, strict: bool = True
+    ddp: DistributedDataParallel | Synchronizer, state: Mapping[str, Any], *, strict: bool = True
 ) -> None:
     """Continue where `state_dict` was taken, bit for bit (scope "tensor"; same world size and
     strategy). Every rank must call this, between the same two steps, with states of one step.
@@ -91,7 +92,7 @@ def load_state_dict(
     from hipress.sync import checkpoint
     from hipress.sync.state import Residuals
 
-    session = _session(as_ddp(ddp))
+    session = _session(_target(ddp))
     _refuse_unfinished(session)
     engine = session.engine
     residuals = engine.buckets.residuals if engine else Residuals(session.params, session.plan)
@@ -115,7 +116,12 @@ def load_state_dict(
         raise
 
 
-def _session(ddp: DistributedDataParallel) -> Session:
+def _target(module: DistributedDataParallel | Synchronizer) -> Any:
+    """By what its session is found."""
+    return module if isinstance(module, Synchronizer) else as_ddp(module)
+
+
+def _session(ddp: DistributedDataParallel | Synchronizer) -> Session:
     session = SESSIONS.get(ddp)
     if session is None:
         raise ConfigError("hipress is not attached to this module; use hipress.wrap or attach")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Supports
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from hipress import options as options_
 from hipress.errors import ConfigError
@@ -38,6 +39,7 @@ class Arguments:
     model: nn.Module
     process_group: dist.ProcessGroup | None
     ddp_kwargs: Mapping[str, Any] | None
+    optimizer: Optimizer | None
     options: Callable[..., Options]  # of the time-out that "None" means; raises ConfigError
 
     def settle(self, way: str, group: dist.ProcessGroup, **refused: str) -> Options:
@@ -64,6 +66,7 @@ def arguments(
     topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
+    optimizer: Optimizer | None = None,
     **params: Any,
 ) -> Arguments:
     """What each way in accepts, or refuses by name. `hipress.options.Options` explains them."""
@@ -75,7 +78,7 @@ def arguments(
             checksum=checksum, down=down, topology=topology, params=params,
         )  # fmt: skip
 
-    return Arguments(model, process_group, ddp_kwargs, options)
+    return Arguments(model, process_group, ddp_kwargs, optimizer, options)
 
 
 class _Reader(Generic[P]):

@@ -72,7 +72,7 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
     Raises ConfigError for what cannot be synchronized.
     """
     named = trainable(module)
-    pairs = [(name, _local(parameter)) for name, parameter in named]
+    pairs = [(name, local(parameter)) for name, parameter in named]
     _refuse(pairs)
     inner = module.module if isinstance(module, DistributedDataParallel) else module
     _refuse_nested(module, {parameter for _, parameter in named})
@@ -113,7 +113,7 @@ def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     return [pair for pair in ddp.module.named_parameters() if pair[1] in held]
 
 
-def _local(parameter: nn.Parameter) -> torch.Tensor:
+def local(parameter: nn.Parameter) -> torch.Tensor:
     """What this rank has of a parameter: of a DTensor a shard, which is what DDP averages."""
     shard = getattr(parameter, "to_local", None)
     return parameter if shard is None else cast(torch.Tensor, shard())
@@ -149,6 +149,18 @@ def refuse_part(model: nn.Module, wrapped: Iterable[DistributedDataParallel]) ->
                 f"the model is {place!r} of a module that hipress is attached to, which averages "
                 f"its {trainable(part)[0][0]!r} already; hipress.detach that module first"
             )
+
+
+def refuse_shared(model: nn.Module, synchronized: Iterable[nn.Module]) -> None:
+    """Raise ConfigError for a model of which one of these modules has a parameter."""
+    mine = {parameter: name for name, parameter in trainable(model)}
+    for other in synchronized:
+        for _, parameter in trainable(other):
+            if parameter in mine:
+                raise ConfigError(
+                    f"hipress synchronizes {mine[parameter]!r} of the model already; "
+                    "hipress.detach what does first"
+                )
 
 
 def _refuse_nested(model: nn.Module, synchronized: Container[nn.Parameter]) -> None:

@@ -18,7 +18,7 @@ from hipress.errors import ConfigError, closest, unknown
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-SCOPES = ("tensor", "bucket")
+SCOPES = ("tensor", "bucket", "model")
 AUTO = "auto"
 
 SMALL = 1024
@@ -31,24 +31,24 @@ and then time out at once or never."""
 
 @dataclass(frozen=True)
 class Options:
-    """Everything `wrap` and `attach` accept about synchronization.
+    """Everything `wrap`, `attach` and `Synchronizer` accept about synchronization.
 
     All ranks must agree on all but `timeout`.
 
     compressor: a spec's name or path, a compiled codec, or "auto": the planner picks a codec per
         tensor, or none.
     strategy: how payloads travel: a module of casync.strategies, or "auto": what suits the codec.
-    scope: what is compressed as one: a parameter ("tensor"), or neighbours in a DDP bucket
-        ("bucket").
+    scope: what is compressed as one: a parameter ("tensor"), neighbours in a bucket of gradients
+        ("bucket"), or all gradients of the model ("model", for a compressor given by name).
     exclude: fnmatch patterns of names of parameters that always travel uncompressed; one that
         matches no parameter is refused.
     min_size: tensors with fewer elements travel uncompressed. None: 0 for codecs that work in
-        groups or whose payloads add, and for buckets; 1024 for others, to which a bias is all
-        noise.
+        groups or whose payloads add, and with another scope than "tensor"; 1024 for others, to
+        which a bias is all noise.
     seed: of stochastic codecs. Draws differ between ranks, sides, tensors and steps anyway; those
         that all ranks share take no seed.
     timeout: seconds that hipress waits for another rank, when attached and in a step; finite. None
-        (`wrap` and `attach`): the process group's. Collectives of DDP itself (bucket rebuild,
+        (in a call): the process group's. Collectives of DDP itself (bucket rebuild,
         buffers, all of them where nothing is installed) keep the process group's.
     verify: hash every averaged gradient and compare the ranks, every step. Slow: for finding
         faults.
@@ -82,6 +82,10 @@ class Options:
         self._check_types()
         if self.scope not in SCOPES:
             raise unknown("scope", self.scope, SCOPES)
+        if self.scope == "model" and self.automatic:
+            raise ConfigError(
+                'scope="model" needs a compressor: "auto" chooses one for each tensor apart'
+            )
         if not 0 < self.timeout <= LONGEST:  # NaN, too
             raise ConfigError(
                 f"timeout must be a finite positive number of seconds, at most {LONGEST:g}, "
@@ -172,7 +176,7 @@ def _check_codec(option: str, codec: object) -> None:
 def names() -> list[str]:
     """What `wrap` accepts besides a compressor and its parameters."""
     own = [each.name for each in fields(Options) if each.name not in ("compressor", "params")]
-    return [*own, "process_group", "ddp_kwargs"]
+    return [*own, "process_group", "ddp_kwargs", "optimizer"]
 
 
 def of_ddp(name: str) -> str:

@@ -67,9 +67,9 @@ class Session:
         """Ranks in the group."""
         return len(self.meeting.ranks)
 
-    def start(self, owner: object, engine: Engine, release: Callable[[], None]) -> None:
-        """Synchronize by this engine until `close`, or until `owner` is no more; then `release`
-        tells its hooks."""
+    def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
+        """Synchronize by this engine, if any, until `close`, or until `owner` is no more; then
+        `release` tells its hooks."""
         self.engine = engine
         self.finalizer = weakref.finalize(owner, _end, engine, release)
 
@@ -79,9 +79,10 @@ class Session:
             self.finalizer()
 
 
-def _end(engine: Engine, release: Callable[[], None]) -> None:
+def _end(engine: Engine | None, release: Callable[[], None]) -> None:
     release()
-    engine.close()
+    if engine is not None:
+        engine.close()
 
 
 #: by DDP module or Synchronizer; one that dies takes its session with it

@@ -15,11 +15,12 @@ from hipress import compat
 from hipress.adapters.ddp import PYTHON_REDUCER, HookState, gradient_hook
 from hipress.arguments import Arguments, group_of, taking
 from hipress.errors import ConfigError, unknown
-from hipress.model import as_ddp, frozen_tensors, refuse_part
+from hipress.model import as_ddp, frozen_tensors, refuse_part, refuse_shared, trainable
 from hipress.ranks import meeting as meetings
 from hipress.session import SESSIONS, Session, prepare, tell_plan
 from hipress.sync.engine import Engine
 
+OPTIMIZER = "its step comes when all gradients have; hipress.Synchronizer takes one"
 #: DDP cannot forget a hook, so that of a module stays when hipress is detached
 HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
 
@@ -43,11 +44,14 @@ def wrap(given: Arguments) -> DistributedDataParallel:
     """
     group = group_of(_requested_group(given.process_group, given.ddp_kwargs))
     with meetings.failures_told(group):
-        options = given.settle("wrap", group)
+        options = given.settle("wrap", group, optimizer=OPTIMIZER)
         settings = _ddp_arguments(given.model, given.ddp_kwargs)
+        if options.scope == "model":
+            settings |= _one_bucket(given.model, settings)
         facts = _facts(given.model, settings)
     # Before DDP: its own check of shapes cannot name the parameter, and may hang.
     session = prepare(given.model, options, group, facts)
+    _refuse_parts(session)
     try:
         ddp = DistributedDataParallel(given.model, process_group=given.process_group, **settings)
     except (TypeError, ValueError) as error:  # on every rank: they agree on all of it
@@ -67,9 +71,15 @@ def attach(given: Arguments) -> DistributedDataParallel:
     ddp = as_ddp(given.model)
     group, why = ddp.process_group, "the DistributedDataParallel has its own"
     with meetings.failures_told(group):
-        options = given.settle("attach", group, process_group=why, ddp_kwargs=why)
+        options = given.settle(
+            "attach", group, process_group=why, ddp_kwargs=why, optimizer=OPTIMIZER
+        )
         _refuse_python_reducer()
         _refuse_taken(ddp)
+        if options.scope == "model":
+            raise ConfigError(
+                'scope="model" is for wrap, which has DDP make one bucket, and for Synchronizer'
+            )
     return _finish(ddp, prepare(ddp, options, group, {"called": "hipress.attach"}))
 
 
@@ -102,7 +112,9 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
         raise ConfigError(
             "the model is a DistributedDataParallel already; pass it to hipress.attach instead"
         )
-    refuse_part(inner, SESSIONS)
+    wrapped = [each for each in SESSIONS if isinstance(each, DistributedDataParallel)]
+    refuse_part(inner, wrapped)
+    refuse_shared(inner, [each.module for each in SESSIONS if each not in wrapped])
     if not isinstance(ddp_kwargs, Mapping | None):
         raise ConfigError(
             f"ddp_kwargs={ddp_kwargs!r}: pass a dict of DistributedDataParallel's arguments"
@@ -124,6 +136,29 @@ def _check_ddp_kwargs(ddp_kwargs: Mapping[str, Any]) -> None:
     for name in ddp_kwargs:
         if name not in known:
             raise unknown("argument of ddp_kwargs", str(name), known - {"module", "process_group"})
+
+
+def _one_bucket(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with which DDP has all gradients in one bucket; ConfigError where it cannot."""
+    if "bucket_cap_mb" in settings:
+        raise ConfigError('scope="model" makes one bucket: leave bucket_cap_mb out')
+    parameters = [parameter for _, parameter in trainable(model)]
+    if len({parameter.dtype for parameter in parameters}) > 1:
+        raise ConfigError(
+            'scope="model" with parameters of several types, for each of which DDP has a bucket of '
+            "its own; use hipress.Synchronizer"
+        )
+    return {"bucket_cap_mb": sum(p.numel() * p.element_size() for p in parameters) / 2**20 + 1}
+
+
+def _refuse_parts(session: Session) -> None:
+    """With scope "model" nothing may lie between what is compressed as one."""
+    for decision in session.plan.decisions:
+        if session.options.scope == "model" and session.plan.compresses and not decision.codec:
+            raise ConfigError(
+                f'scope="model" compresses a bucket of DDP as one, but {decision.name!r} stays '
+                f"uncompressed in it ({decision.why}); use hipress.Synchronizer"
+            )
 
 
 def _facts(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def minimum(codec: Codec, options: Options) -> int:
     """Elements below which a tensor stays uncompressed."""
     if options.min_size is not None:
         return options.min_size
-    whole = codec.align > 1 or codec.additive is not None or options.scope == "bucket"
+    whole = codec.align > 1 or codec.additive is not None or options.scope != "tensor"
     return 0 if whole else SMALL
 
 

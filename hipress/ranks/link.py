@@ -14,6 +14,7 @@ the store: the one that does not is the one to look at.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch
@@ -64,10 +65,33 @@ def group_timeout(group: dist.ProcessGroup) -> timedelta:
 def all_reduce_max(values: list[float], group: dist.ProcessGroup) -> list[float]:
     """The largest of each value over the ranks: the same on every rank."""
     data = torch.tensor(values, dtype=torch.float64)
+    start_all_reduce_max(data, group).wait()
+    return [float(value) for value in data]
+
+
+def start_all_reduce_max(
+    data: torch.Tensor, group: dist.ProcessGroup
+) -> torch.futures.Future[list[torch.Tensor]]:
+    """The largest of each value over the ranks; `data` holds them when the future is done."""
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    group.allreduce([data], options).wait()
-    return [float(value) for value in data]
+    future: torch.futures.Future[list[torch.Tensor]]
+    future = group.allreduce([data], options).get_future()
+    return future
+
+
+def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, seconds: float) -> None:
+    """Give all ranks the values that the group's first has, in place; HipressError."""
+    options = dist.BroadcastOptions()
+    options.timeout = timedelta(seconds=seconds)
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        try:
+            group.broadcast([flat], options).wait()
+        except RuntimeError as error:
+            raise HipressError(f"values of the first rank did not arrive: {error}") from error
+        if not tensor.is_contiguous():
+            tensor.detach().copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
 def gather(mine: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:

@@ -42,7 +42,7 @@ class BucketPlans:
     def __init__(self, params: Sequence[Param], plan: Plan, options: Options, rank: int) -> None:
         self._params, self._plan = params, plan
         self._rank, self._topology = rank, plan.topology
-        self._merges = options.scope == "bucket"
+        self._merges = options.scope != "tensor"
         owners = assign_owners([p.numel for p in params], plan.topology.world_size)
         self._owners = {p.name: owners[p.index] for p in params}
         self.residuals = Residuals(params, plan, None if self._merges else self._owned())

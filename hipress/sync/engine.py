@@ -1,4 +1,4 @@
-"""What stands behind one DDP module: buckets in, averaged buckets out."""
+"""What stands behind one synchronized module: buckets in, averaged buckets out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from casync.codec import FLOAT_BYTES
+from casync.codec import FLOAT_BYTES, Codec
 from casync.errors import CasyncError, copy_to_raise
 from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor
@@ -83,7 +83,7 @@ def map_future(future: Future[Any], use: Callable[[Any], torch.Tensor]) -> Futur
     return used
 
 
-def wait_within(future: Future[torch.Tensor], seconds: float | None) -> None:
+def wait_within(future: Future[Any], seconds: float | None) -> None:
     """As `Future.wait`, but for so many seconds at most; TimeoutError.
 
     In turns: a Ctrl-C that comes as a lock is about to be waited for shows only when that ends.
@@ -97,8 +97,30 @@ def wait_within(future: Future[torch.Tensor], seconds: float | None) -> None:
     future.wait()
 
 
+def start_executor(
+    purpose: str,
+    codecs: Mapping[str, Codec],
+    options: Options,
+    meeting: Meeting,
+    deferred: Mapping[str, Sequence[str]],
+) -> Executor:
+    """An executor on connections of its own; all ranks of the meeting must call this."""
+    return Executor(
+        DistributedTransport(
+            connect(meeting, purpose), lambda some: connect(meeting.of(some), purpose)
+        ),
+        codecs,
+        seed=options.seed,
+        timeout=options.timeout,
+        ranks=meeting.ranks,
+        watch=True,
+        checksum=options.checksum,
+        deferred=deferred,
+    )
+
+
 class Engine:
-    """Synchronizes the buckets of one DDP module. It never refers to that module: see close()."""
+    """Synchronizes the buckets of one module. It never refers to that module: see close()."""
 
     def __init__(
         self,
@@ -111,7 +133,8 @@ class Engine:
         skips: bool = False,
         unused: bool = False,
     ) -> None:
-        """unused: whether DDP finds unused parameters; skips: and leaves out their buckets."""
+        """skips: whether a step may lack buckets, whose parameters are unused; unused: whether
+        averages of unused parameters are dropped."""
         self.params, self.plan, self.options = params, plan, options
         self.group = group  # DDP's own group: a bucket left alone travels as it always did
         rank = dist.get_rank(group)
@@ -121,20 +144,9 @@ class Engine:
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self._latest = -1  # the bucket of the current step that came last; -1 between steps
         self.traffic = Traffic()
-        self._executor = Executor(
-            DistributedTransport(
-                connect(meeting, "gradients"), lambda some: connect(meeting.of(some), "gradients")
-            ),
-            plan.codecs,
-            seed=options.seed,
-            timeout=options.timeout,
-            ranks=meeting.ranks,
-            watch=True,
-            checksum=options.checksum,
-            deferred={key: deferrable_states(codec) for key, codec in plan.codecs.items()}
-            if unused
-            else {},
-        )
+        states = {key: deferrable_states(codec) for key, codec in plan.codecs.items()}
+        deferred = states if unused else {}
+        self._executor = start_executor("gradients", plan.codecs, options, meeting, deferred)
         self._broken: BaseException | None = None
         self._broken_by = ""  # what broke
         self._verifier = self._verifying(meeting) if options.verify else None
@@ -188,8 +200,7 @@ class Engine:
         What goes wrong is the future's: the other buckets are still reduced, so that no rank waits
         in an all-reduce of DDP's group for one that has failed.
         """
-        if self._broken is not None:
-            raise SyncError(f"{self._broken_by} failed: {self._broken}") from self._broken
+        self.refuse_broken()
         plan = None
         try:
             plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
@@ -211,29 +222,46 @@ class Engine:
             self._latest = -1
         return future
 
-    def finish(self) -> None:
+    @property
+    def broken(self) -> bool:
+        """Whether a failure has ended this."""
+        return self._broken is not None
+
+    def refuse_broken(self) -> None:
+        """Raise SyncError after a failure: no step may follow."""
+        if self._broken is not None:
+            raise SyncError(f"{self._broken_by} failed: {self._broken}") from self._broken
+
+    def finish(self, arrived: Callable[[int], None] = lambda number: None) -> None:
         """Wait for the step's buckets, if all have come. Raises what went wrong, as it was raised.
 
         DDP would wait as well, at the same moment, but shows a failure as an obscure cast error.
+        `arrived`: called with the number of each bucket, in the order in which they were reduced,
+        while later ones are on their way.
         """
         if self._latest >= 0 and not self._skips:
             return  # one of several backward passes of a step
-        start = time.perf_counter()
-        for future, seconds in self.traffic.pending:
-            try:
-                wait_within(future, seconds)
-            except Exception as error:
-                named = self._with_context(error)
-                log.error("rank %d, step %d: %s", self.name, self._step_number, named)
-                self.fail(named, f"step {self._step_number}")
-                error.__traceback__ = None
-                raise copy_to_raise(named) from named.__cause__
-            except BaseException as error:  # a KeyboardInterrupt: DDP has lost this step
-                self.fail(error, f"step {self._step_number}")
-                raise
-        self.traffic.exposed_seconds += time.perf_counter() - start
+        for number, (future, seconds) in enumerate(self.traffic.pending):
+            self.wait(future, seconds)
+            arrived(number)
         self.traffic.pending.clear()
         self._latest = -1
+
+    def wait(self, future: Future[Any], seconds: float | None) -> None:
+        """Wait for what the current step needs; when that fails no step may follow."""
+        start = time.perf_counter()
+        try:
+            wait_within(future, seconds)
+        except Exception as error:
+            named = self._with_context(error)
+            log.error("rank %d, step %d: %s", self.name, self._step_number, named)
+            self.fail(named, f"step {self._step_number}")
+            error.__traceback__ = None
+            raise copy_to_raise(named) from named.__cause__
+        except BaseException as error:  # a KeyboardInterrupt: the step is lost
+            self.fail(error, f"step {self._step_number}")
+            raise
+        self.traffic.exposed_seconds += time.perf_counter() - start
 
     def abort(self, error: Exception) -> None:
         """This rank cannot go on: the others learn it now, not by their time-out."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[Any]
 WORKER, AGGREGATOR = "worker", "aggregator"
 RESIDUAL = "residual"  # what error feedback keeps; other states have other names
+Copied = dict[int, dict[str, dict[str, Floats]]]  # by parameter index, side, name
 States = Mapping[tuple[str, str], dict[str, Floats]]
 
 
@@ -130,6 +131,23 @@ class Residuals:
             for side, arrays in place.arena.sides.items()
             for flat in (flat_names(self.codec_at(place.arena.codec, side)),)
         }
+
+    def copy(self, indices: Iterable[int]) -> Copied:
+        """A copy of the state of these parameters, for `put_back`."""
+        return {
+            index: {
+                side: {name: array.copy() for name, array in arrays.items()}
+                for side, arrays in (self.pieces(index) if index in self.places else {}).items()
+            }
+            for index in indices
+        }
+
+    def put_back(self, copied: Copied) -> None:
+        """The state as it was copied; zeros of parameters that had none yet."""
+        for index in copied.keys() & self.places.keys():
+            for side, arrays in self.pieces(index).items():
+                for name, array in arrays.items():
+                    array[:] = copied[index].get(side, {}).get(name, 0)
 
     def _move(self, index: int, old: Place, new: Place) -> None:
         before = self.pieces(index)

@@ -1,0 +1,81 @@
+"""An optimizer's step, parameter by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import optim
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hipress.errors import ConfigError, SyncError
+
+#: whose step treats every parameter by itself, so that it may come in pieces, bit for bit
+BY_PARAMETER = (
+    *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
+    *(optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD),
+)
+
+
+class Stepper:
+    """Takes steps of an optimizer for some of its parameters at a time: its own `step`, with groups
+    that hold these alone. So state, schedulers and implementation (foreach, fused) are its own."""
+
+    def __init__(self, optimizer: Optimizer, parameters: Collection[torch.Tensor]) -> None:
+        """Raises ConfigError for an optimizer whose step cannot come in pieces."""
+        if type(optimizer) not in BY_PARAMETER:
+            known = ", ".join(kind.__name__ for kind in BY_PARAMETER)
+            raise ConfigError(
+                f"optimizer={type(optimizer).__name__}: its step may need all gradients at once, "
+                f"so it cannot come parameter by parameter as that of {known}; leave optimizer out "
+                "and call its step() after sync.step()"
+            )
+        held = {p for group in optimizer.param_groups for p in group["params"]}
+        if foreign := len(held - set(parameters)):
+            raise ConfigError(f"the optimizer holds {foreign} parameters that the model has not")
+        self._optimizer = optimizer
+        self._stepping = False
+        self._stepped: set[torch.Tensor] = set()
+
+    def guard(self) -> RemovableHandle:
+        """Refuse the optimizer's own step from now on."""
+        return self._optimizer.register_step_pre_hook(self._refuse_outside)
+
+    def step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Step these, of which the optimizer may hold some; those without gradients stay."""
+        chosen = set(parameters) - self._stepped
+        self._stepped |= chosen
+        self._step([[p for p in g["params"] if p in chosen] for g in self._groups])
+
+    def finish(self) -> None:
+        """Step what is left of the optimizer's: parameters that nobody synchronizes."""
+        self._step([[p for p in g["params"] if p not in self._stepped] for g in self._groups])
+        self._stepped.clear()
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    def _step(self, chosen: Sequence[list[torch.Tensor]]) -> None:
+        if not any(chosen):
+            return
+        groups = self._groups
+        self._optimizer.param_groups = [
+            {**group, "params": params} for group, params in zip(groups, chosen, strict=True)
+        ]
+        self._stepping = True
+        try:
+            self._optimizer.step()
+        finally:
+            self._stepping = False
+            self._optimizer.param_groups = groups
+
+    def _refuse_outside(self, *_: Any) -> None:
+        if not self._stepping:
+            raise SyncError(
+                "sync.step() takes the steps of this optimizer, given as optimizer=: call no "
+                "optimizer.step(), and leave optimizer= out with GradScaler or gradient clipping, "
+                "which need all averages before the step"
+            )

@@ -1,0 +1,179 @@
+"""Synchronizer: compressed gradient synchronization of a plain module, without DDP."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hipress import compat
+from hipress.adapters.stepping import Stepper
+from hipress.arguments import Arguments, group_of, taking
+from hipress.errors import ConfigError, SyncError
+from hipress.model import frozen_tensors, local, refuse_shared, trainable
+from hipress.ranks import meeting as meetings
+from hipress.ranks.link import broadcast, connect
+from hipress.session import SESSIONS, prepare, tell_plan
+from hipress.sync.engine import Engine
+from hipress.sync.steps import Steps
+
+
+class Synchronizer:
+    """Averages the gradients of a module over the ranks, compressed, without DDP.
+
+    ::
+
+        sync = hipress.Synchronizer(model, "onebit_group")
+        loss = criterion(model(x), y)
+        loss.backward()          # gradients start to travel as they are computed
+        sync.step()              # now every .grad is the average, the same bits on all ranks
+        optimizer.step()
+
+    Large gradients are encoded from `.grad` and averages decoded into it, without a copy; those
+    below 1 MiB are gathered. Keep it: what is no longer referred to synchronizes nothing.
+
+    Parameters and buffers are broadcast from rank 0 when it is made. Buffers are left alone from
+    then on: unlike DDP's, each rank's BatchNorm keeps the statistics of its own data.
+
+    `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it as they take a module
+    that `wrap` returned, and states fit in either.
+    """
+
+    @taking.method
+    def __init__(self, given: Arguments) -> None:
+        """Arguments and errors as for `wrap`, but `ddp_kwargs`.
+
+        `model`: a module on the CPU, before or after torch.compile; neither a
+        DistributedDataParallel nor one of which another Synchronizer has parameters.
+        `optimizer`: steps parameters as their averages arrive, while others are on their way, bit
+        for bit as its step() after sync.step() would. It must treat every parameter by itself, as
+        SGD, Adam and AdamW do; its own step() is then refused, so GradScaler and gradient
+        clipping are, which need all averages first.
+        """
+        group = group_of(given.process_group)
+        with meetings.failures_told(group):
+            why = "it makes no DistributedDataParallel"
+            options = given.settle("Synchronizer", group, ddp_kwargs=why)
+            model = _plain_module(given.model)
+            self._stepper = _stepper(given.optimizer, model)
+            facts = {
+                "called": "hipress.Synchronizer",
+                "optimizer": type(given.optimizer).__name__,
+                "frozen parameters and buffers": frozen_tensors(model),
+            }
+        self.module = given.model
+        self._session = prepare(model, options, group, facts)
+        self._known = {p for p in model.parameters() if p.requires_grad}
+        self._steps: Steps | None = None
+        engine: Engine | None = None
+        hooks = [] if self._stepper is None else [self._stepper.guard()]
+        if self._session.world_size > 1:
+            self._steps, engine = self._connect(model)
+            hooks += _hooks(self._steps)
+        self._session.start(self, engine, partial(_remove, hooks))
+        SESSIONS[self] = self._session
+        tell_plan(self._session)
+
+    def _connect(self, model: nn.Module) -> tuple[Steps, Engine]:
+        session = self._session
+        own = connect(session.meeting, "steps")
+        broadcast(_values(model), own, session.options.timeout)
+        engine = Engine(
+            session.params, session.plan, session.options, session.group, session.meeting,
+            skips=True,
+        )  # fmt: skip
+        named = dict(trainable(model))
+        parameters = [named[param.name] for param in session.params]
+        arrived = None if self._stepper is None else self._stepper.step
+        return Steps(engine, parameters, own, arrived), engine
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within only add to `.grad` and send nothing: for all micro-batches of a
+        step but the last."""
+        with self._steps.paused() if self._steps is not None else nullcontext():
+            yield
+
+    def step(self) -> None:
+        """End the step: when this returns, every `.grad` is the average over the ranks.
+
+        Every rank must call it, once a step, also one without data. A parameter that has no
+        gradient on this rank counts as zeros; of one that no rank has used `.grad` stays None, and
+        its state as it is.
+
+        Raises the first failure, which names rank, peer and task (casync.errors.CasyncError or
+        SyncError); after one no step may follow, and that is a SyncError, too.
+        """
+        if SESSIONS.get(self) is not self._session:
+            raise ConfigError("hipress is detached from this Synchronizer; make another one")
+        self._refuse_strangers()
+        if self._steps is not None:
+            self._steps.finish()
+        if self._stepper is not None:
+            self._stepper.finish()
+
+    def _refuse_strangers(self) -> None:
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and parameter not in self._known:
+                raise SyncError(
+                    f"{name!r} was frozen, or not there, when the Synchronizer was made, and is "
+                    "not synchronized; hipress.detach it and make another one"
+                )
+
+
+def _plain_module(model: object) -> nn.Module:
+    """What is synchronized; ConfigError for what cannot be."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
+    inner = compat.uncompiled(model)
+    if isinstance(inner, DistributedDataParallel):
+        raise ConfigError(
+            "a Synchronizer takes a module without DDP, but this is a DistributedDataParallel: "
+            "pass its .module here, or it to hipress.attach"
+        )
+    for name, parameter in trainable(inner):
+        if local(parameter) is not parameter:
+            raise ConfigError(
+                f"parameter {name!r} is a DTensor (of FSDP or tensor parallelism), which a "
+                "Synchronizer does not average"
+            )
+    refuse_shared(inner, [each.module for each in SESSIONS])
+    return inner
+
+
+def _stepper(optimizer: Optimizer | None, model: nn.Module) -> Stepper | None:
+    return None if optimizer is None else Stepper(optimizer, set(model.parameters()))
+
+
+def _values(model: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers, frozen ones too, but those that DDP would leave alone."""
+    ignored = compat.names_ignored_by_ddp(model)
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [tensor for name, tensor in named if name not in ignored and tensor.numel()]
+
+
+def _hooks(steps: Steps) -> list[RemovableHandle]:
+    """Hooks of the parameters, which keep nothing that is to end with its Synchronizer."""
+    ready = weakref.WeakMethod(steps.ready)
+
+    def hook(index: int, parameter: torch.Tensor) -> None:
+        method = ready()
+        if method is not None:
+            method(index)
+
+    return [
+        parameter.register_post_accumulate_grad_hook(partial(hook, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(steps.parameters)
+    ]
+
+
+def _remove(hooks: Iterable[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()

@@ -1,0 +1,184 @@
+"""The steps of a module without DDP: gradients to the engine, averages back into `.grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.futures import Future
+
+from hipress.errors import SyncError
+from hipress.ranks.link import broadcast, start_all_reduce_max
+from hipress.sync.engine import Engine, wait_within
+from hipress.sync.order import Bucket, Turns, buckets
+from hipress.sync.state import Copied
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A bucket on its way."""
+
+    bucket: Bucket
+    gradients: Sequence[torch.Tensor]
+    flat: torch.Tensor  # what the engine averages in place
+    future: Future[torch.Tensor]
+
+
+class Steps:
+    """Sends gradients as they are ready and, at the end of a step, the rest. See [Note: one order]
+    in order.py. It refers to parameters, never to the module."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        parameters: Sequence[nn.Parameter],
+        group: dist.ProcessGroup,
+        arrived: Callable[[Collection[torch.Tensor]], None] | None,
+    ) -> None:
+        """`group`: of this object alone, as ranks come to what it asks them at moments of their
+        own. `arrived`: called with parameters whose `.grad` is the average now."""
+        self._engine, self.parameters, self._arrived = engine, parameters, arrived
+        self._group: dist.ProcessGroup | None = group  # None after a failure: nobody waits for us
+        self._turns: Turns | None = None  # None before the end of the first step
+        self._ready: dict[int, None] = {}  # parameters whose gradient is ready, in that order
+        self._sent: list[_Sent] = []
+        self._unused: frozenset[int] = frozenset()  # by no rank, in this step
+        self._kept: Copied = {}  # their state
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Backward passes within send nothing."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def ready(self, index: int) -> None:
+        """The gradient of a parameter is: called by autograd."""
+        if self._paused or self._engine.broken:  # then it is `finish` that says so
+            return
+        with self._failing("a backward pass"):
+            if index in self._ready:
+                raise SyncError(
+                    f"rank {self._engine.name}: a second gradient of {self._name(index)!r} before "
+                    "sync.step(): it may be on its way already. Run all backward passes of a step "
+                    "but the last within `with sync.no_sync():`"
+                )
+            self._ready[index] = None
+            for bucket in self._turns.ready(index) if self._turns is not None else ():
+                self._send(bucket)
+
+    def finish(self) -> None:
+        """Send what has not gone, and wait until every `.grad` is the average."""
+        self._engine.refuse_broken()
+        with self._failing("sync.step()"):
+            self._refuse_sparse()
+            used, asked = self._ask_used()
+            if self._turns is None:
+                self._turns = self._agree_on_turns()
+            if self._turns.left:
+                self._wait(asked)
+                self._send_rest(self._turns, used.tolist())
+            self._engine.finish(self._take)
+            self._wait(asked)
+        self._engine.buckets.residuals.put_back(self._kept)
+        self._turns.reset()
+        for each in (self._ready, self._sent, self._kept):
+            each.clear()
+        self._unused = frozenset()
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """What is raised within is the end, for all ranks."""
+        try:
+            yield
+        except BaseException as error:
+            self._group = None
+            if not self._engine.broken:
+                self._engine.fail(error, what)
+            raise
+
+    def _ask_used(self) -> tuple[torch.Tensor, Future[list[torch.Tensor]]]:
+        """Whether each parameter has a gradient on any rank: when the future is done."""
+        used = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.uint8)
+        return used, start_all_reduce_max(used, self._own())
+
+    def _wait(self, asked: Future[list[torch.Tensor]]) -> None:
+        try:
+            wait_within(asked, self._engine.options.timeout)
+        except Exception as error:
+            self._engine.finish()  # a bucket that failed says more
+            raise SyncError(
+                f"rank {self._engine.name}: ranks could not compare which parameters they used, at "
+                f"the end of a step, within {self._engine.options.timeout:g} s: {error}"
+            ) from error
+
+    def _agree_on_turns(self) -> Turns:
+        """In the order in which gradients came on rank 0, and, of others, the last one first."""
+        engine = self._engine
+        backwards = reversed(range(len(self.parameters)))
+        order = torch.tensor(list(dict.fromkeys([*self._ready, *backwards])))
+        broadcast([order], self._own(), engine.options.timeout)
+        params = [engine.params[i] for i in order.tolist()]
+        return Turns(buckets(params, engine.plan, engine.options))
+
+    def _send_rest(self, turns: Turns, used: Sequence[int]) -> None:
+        self._unused = frozenset(i for i, flag in enumerate(used) if not flag)
+        for bucket in turns.rest(self._unused):
+            self._send(bucket)
+
+    def _send(self, bucket: Bucket) -> None:
+        gradients = [self._gradient(index) for index in bucket.indices]
+        unused = self._unused.intersection(bucket.indices)
+        self._kept |= self._engine.buckets.residuals.copy(unused)
+        self._engine.begin(len(self._sent))
+        flat = bucket.gather(gradients)
+        future = self._engine.reduce(bucket.indices, flat, last=False)
+        self._sent.append(_Sent(bucket, gradients, flat, future))
+
+    def _take(self, number: int) -> None:
+        """The averages of a bucket are there."""
+        sent = self._sent[number]
+        sent.bucket.scatter(sent.flat, sent.gradients)
+        gradients = [sent.future.value()] if sent.flat.is_sparse else sent.gradients
+        taken = []
+        for index, gradient in zip(sent.bucket.indices, gradients, strict=True):
+            if index not in self._unused:
+                self.parameters[index].grad = gradient
+                taken.append(self.parameters[index])
+        if self._arrived is not None:
+            self._arrived(taken)
+
+    def _gradient(self, index: int) -> torch.Tensor:
+        """A parameter's gradient; zeros where this rank has none."""
+        parameter, param = self.parameters[index], self._engine.params[index]
+        if parameter.grad is not None:
+            return parameter.grad
+        if param.sparse:
+            rows, values = torch.empty((1, 0), dtype=torch.int64), (0, *param.shape[1:])
+            return torch.sparse_coo_tensor(
+                rows, torch.empty(values, dtype=param.dtype), param.shape
+            )
+        return torch.empty_strided(param.shape, param.layout, dtype=param.dtype).zero_()
+
+    def _refuse_sparse(self) -> None:
+        for param, parameter in zip(self._engine.params, self.parameters, strict=True):
+            if parameter.grad is not None and parameter.grad.is_sparse != param.sparse:
+                raise SyncError(
+                    f"rank {self._engine.name}: the gradient of {param.name!r} is "
+                    f"{'dense' if param.sparse else 'sparse'}, which could not be foreseen: only "
+                    "that of nn.Embedding(sparse=True) and nn.EmbeddingBag(sparse=True) is sparse"
+                )
+
+    def _name(self, index: int) -> str:
+        return self._engine.params[index].name
+
+    def _own(self) -> dist.ProcessGroup:
+        assert self._group is not None  # after a failure no step begins
+        return self._group

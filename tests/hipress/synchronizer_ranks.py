@@ -1,0 +1,439 @@
+"""What the ranks of test_synchronizer.py do."""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hipress
+from hipress.session import SESSIONS
+from hipress.sync import order
+from tests.hipress.common import codec, data, difference, digest, error_of, make, train
+from tests.hipress.fakes import Int8
+from tests.hipress.training_ranks import Skipping
+
+
+def fit(sync, optimizer, rank, steps, accumulate=1, set_to_none=True):
+    """Losses, as those of common.train."""
+    losses = []
+    for step in steps:
+        for micro in range(accumulate):
+            x, y = data(rank, accumulate * step + micro)
+            loss = nn.functional.mse_loss(sync.module(x), y)
+            if micro < accumulate - 1:
+                with sync.no_sync():
+                    (loss / accumulate).backward()
+            else:
+                (loss / accumulate).backward()
+        losses.append(float(loss.detach()))
+        sync.step()
+        if optimizer is not None:
+            optimizer.step()
+        sync.module.zero_grad(set_to_none)
+    return losses
+
+
+def sgd(model, momentum=0.9):
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=momentum)
+
+
+def beside_wrap(rank, world_size, name, cases):
+    """By case: hashes after ten steps with a Synchronizer and with wrap, and both losses."""
+    found = {}
+    for title, (options, large, training) in cases.items():
+        order.LARGE_BYTES = large
+        model = make()
+        sync = hipress.Synchronizer(model, codec(name), **options)
+        losses = fit(sync, sgd(model), rank, range(10), **training)
+        hipress.detach(sync)
+        ddp = hipress.wrap(make(), codec(name), **options)
+        others = train(ddp, rank, range(10), training.get("accumulate", 1))
+        found[title] = digest(model), digest(ddp), losses, others
+        hipress.detach(ddp)
+    return found
+
+
+def beside_plain(rank, world_size, scope):
+    """How far from plain DDP ten uncompressed steps are."""
+    model = make()
+    sync = hipress.Synchronizer(model, "none", scope=scope, verify=True)
+    fit(sync, sgd(model), rank, range(10))
+    plain = DistributedDataParallel(make())
+    train(plain, rank, range(10))
+    return digest(model), difference(model, plain), hipress.report(sync).measured.steps
+
+
+def scopes(rank, world_size, name):
+    """By scope: hash, losses, and how many messages a step has."""
+    found = {}
+    for scope in ("tensor", "bucket", "model"):
+        model = make()
+        sync = hipress.Synchronizer(model, codec(name), scope=scope)
+        losses = fit(sync, sgd(model), rank, range(6))
+        engine = SESSIONS[sync].engine
+        found[scope] = digest(model), losses[0], losses[-1], engine.counters.jobs // 6
+        hipress.detach(sync)
+    return found
+
+
+def now_and_then(rank, world_size, name, options):
+    """How far from the sum of a layer's mean gradients is what was averaged and what residuals
+    hold, of a layer that all ranks use, none, and one; whether it had a gradient in each case."""
+    torch.manual_seed(0)
+    model = Skipping(0)
+    weight = model.layers[1].weight
+    sync = hipress.Synchronizer(model, name, **options)
+    wanted, got, there = torch.zeros(20, 20), torch.zeros(20, 20), []
+    for step in range(9):
+        model.unused = (0, 1, 1 + rank)[step % 3]
+        x = torch.randn(4, 20, generator=torch.Generator().manual_seed(step)) + rank
+        model.zero_grad()
+        loss = model(x).sum()
+        (mine,) = torch.autograd.grad(loss, weight, retain_graph=True, allow_unused=True)
+        loss.backward()
+        sync.step()
+        there.append(weight.grad is not None)
+        wanted += 0 if mine is None else mine / world_size
+        got += 0 if weight.grad is None else weight.grad
+    for side, arrays in hipress.state_dict(sync)["state"]["layers.1.weight"].items():
+        wanted -= arrays["residual"].float() / (world_size if side == "worker" else 1)
+    dist.all_reduce(wanted)
+    return (got - wanted).norm().item() / got.norm().item(), there
+
+
+class Odd(nn.Module):
+    """A tied and a frozen parameter, a sparse gradient, a half, a turned one, one of no elements,
+    a complex and a double one, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 12, sparse=True)
+        self.tied = nn.Linear(12, 12)
+        self.again = self.tied
+        self.frozen = nn.Linear(12, 12).requires_grad_(False)
+        self.sixteen = nn.Linear(12, 12).bfloat16()
+        self.turned = nn.Parameter(torch.randn(12, 12).t())
+        self.none = nn.Parameter(torch.zeros(0))
+        self.long = nn.Parameter(torch.randn(12, dtype=torch.float64))
+        self.norm = nn.BatchNorm1d(12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.again(torch.tanh(self.tied(self.frozen(self.words(x)))))
+        hidden = self.sixteen(hidden.bfloat16()).float() @ self.turned
+        return self.norm(hidden) * self.long + self.none.sum()
+
+
+def odd(rank, world_size, name, large):
+    """Hash of the broadcast values, and after steps; whether gradients are the mean of all ranks'
+    and of the right kind; losses."""
+    order.LARGE_BYTES = large
+    torch.manual_seed(rank)
+    model = Odd()
+    sync = hipress.Synchronizer(model, name, min_size=0)
+    start = digest(model), float(model.norm.running_mean.sum())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses, close = [], []
+    for step in range(4):
+        words = torch.arange(8) + 3 * rank + step
+        loss = model(words).square().mean()
+        named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        own = torch.autograd.grad(loss, list(named.values()), retain_graph=True)
+        loss.backward()
+        sync.step()
+        for (key, parameter), gradient in zip(named.items(), own, strict=True):
+            mean = gradient.to_dense().double() / world_size
+            dist.all_reduce(mean)
+            close.append(
+                (key, bool(torch.allclose(parameter.grad.to_dense().double(), mean, atol=1e-2)))
+            )
+            assert parameter.grad.is_sparse == (key == "words.weight")
+            assert parameter.grad.dtype == parameter.dtype
+        losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+    return start, digest(model), [key for key, good in close if not good], losses
+
+
+class Heads(nn.Module):
+    """Two layers whose gradients come in the order that a rank chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(64, 64) for _ in range(3))
+
+    def losses(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(x).square().mean() for layer in (self.one, self.two, self.three)]
+
+
+def own_order(rank, world_size):
+    """Ranks whose backward passes come in different orders, and of which one has several; hash of
+    gradients by step, steps counted, and the first layer of the order."""
+    order.LARGE_BYTES = 64
+    torch.manual_seed(0)
+    model = Heads()
+    sync = hipress.Synchronizer(model, "onebit_group")
+    found = []
+    for step in range(4):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        model.zero_grad()
+        losses = model.losses(x)
+        for loss in losses if (step + rank) % 2 else losses[::-1]:
+            loss.backward()
+        sync.step()
+        found.append(gradients(model))
+    first = sync._steps._turns._order[0].params[0].name
+    return found, hipress.state_dict(sync)["step"], first
+
+
+def gradients(model):
+    """A sum of each."""
+    return [p.grad.sum().item() for p in model.parameters()]
+
+
+def second_gradient(rank, world_size):
+    """What two backward passes outside no_sync raise, and sync.step() after them."""
+    sync = hipress.Synchronizer(make(), Int8())
+    x, y = data(rank, 0)
+    nn.functional.mse_loss(sync.module(x), y).backward()
+    second = nn.functional.mse_loss(sync.module(x), y)
+    return error_of(second.backward)[:2], error_of(sync.step)[:2]
+
+
+def refusals(rank, world_size):
+    """Errors by what was tried."""
+    model = make()
+    sync = hipress.Synchronizer(model, "none")
+    ddp = DistributedDataParallel(make())
+    half = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16())
+    tries = {
+        "ddp": (hipress.Synchronizer, ddp, {}),
+        "no module": (hipress.Synchronizer, [1], {}),
+        "twice": (hipress.Synchronizer, model, {}),
+        "part": (hipress.Synchronizer, model.first, {}),
+        "whole": (hipress.Synchronizer, nn.Sequential(model), {}),
+        "wrap": (hipress.wrap, model, {}),
+        "ddp_kwargs": (hipress.Synchronizer, make(), {"ddp_kwargs": {"static_graph": True}}),
+        "misspelt": (hipress.Synchronizer, make(), {"optimiser": 1}),
+        "auto as one": (hipress.Synchronizer, make(), {"compressor": "auto", "scope": "model"}),
+        "attach as one": (hipress.attach, ddp, {"scope": "model"}),
+        "types as one": (hipress.wrap, half, {"scope": "model"}),
+        "parts as one": (hipress.wrap, make(), {"scope": "model", "exclude": "scale"}),
+        "cap": (hipress.wrap, make(), {"scope": "model", "ddp_kwargs": {"bucket_cap_mb": 1}}),
+        "optimizer": (hipress.wrap, make(), {"optimizer": sgd(model)}),
+        "lbfgs": (
+            hipress.Synchronizer,
+            (other := make()),
+            {"optimizer": torch.optim.LBFGS(other.parameters())},
+        ),
+        "foreign": (hipress.Synchronizer, make(), {"optimizer": sgd(model)}),
+        "one rank": (hipress.Synchronizer, make(), {"ddp_kwargs": {} if rank else None}),
+    }
+    found = {
+        title: error_of(way, module, **({"compressor": "none"} | options))[:2]
+        for title, (way, module, options) in tries.items()
+    }
+    before = digest(model)
+    fit(sync, sgd(model), rank, range(1))  # is as good as before
+    return found, digest(model) != before
+
+
+def mixed_ways(rank, world_size):
+    """One rank wraps and the other makes a Synchronizer."""
+    way = hipress.wrap if rank else hipress.Synchronizer
+    return error_of(way, make(), "none")[:2]
+
+
+def strangers(rank, world_size):
+    """A parameter that is freed, and one that is new, after the Synchronizer was made."""
+    model = make()
+    model.first.requires_grad_(False)
+    sync = hipress.Synchronizer(model, "none")
+    fit(sync, sgd(model), rank, range(1))
+    model.first.requires_grad_(True)
+    freed = error_of(sync.step)[:2]
+    model.first.requires_grad_(False)
+    model.scale.requires_grad_(False)
+    fit(sync, sgd(model), rank, range(2))
+    return freed, digest(model)
+
+
+def states(rank, world_size, name):
+    """Whether states of wrap and Synchronizer are the same and go on in either."""
+    ddp, model = hipress.wrap(make(), codec(name)), make()
+    sync = hipress.Synchronizer(model, codec(name))
+    train(ddp, rank, range(3), momentum=0)
+    fit(sync, sgd(model, 0), rank, range(3))
+    mine, theirs = hipress.state_dict(sync), hipress.state_dict(ddp)
+    equal = mine.keys() == theirs.keys() and all(
+        torch.equal(value, theirs["state"][key][side][which])
+        for key, sides in mine["state"].items()
+        for side, values in sides.items()
+        for which, value in values.items()
+    )
+    hipress.load_state_dict(sync, theirs)
+    hipress.load_state_dict(ddp, mine)
+    fit(sync, sgd(model, 0), rank, range(3, 5))
+    train(ddp, rank, range(3, 5), momentum=0)
+    found = equal, mine["step"], digest(model), digest(ddp)
+    hipress.detach(sync)
+    return *found, error_of(sync.step)[:2], error_of(hipress.report, sync)[:2]
+
+
+OPTIMIZERS = {
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.02, momentum=0.9, weight_decay=0.01),
+    "sgd foreach": lambda ps: torch.optim.SGD(ps, lr=0.02, momentum=0.9, foreach=True),
+    "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.01),
+    "adamw fused": lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True),
+}
+
+
+def stepped(rank, world_size, name):
+    """By optimizer: hashes of what the Synchronizer stepped and of what was stepped at the end,
+    with two groups and a schedule, and what optimizer.step() raises."""
+    order.LARGE_BYTES = 64
+    found = {}
+    for title, make_optimizer in OPTIMIZERS.items():
+        digests = []
+        for given in (True, False):
+            model = make()
+            groups = [
+                {"params": [model.scale, *model.first.parameters()], "lr": 0.05},
+                {"params": [*model.norm.parameters(), *model.second.parameters()]},
+                {"params": model.last.parameters()},
+            ]
+            optimizer = make_optimizer(groups)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+            extra = {"optimizer": optimizer} if given else {}
+            sync = hipress.Synchronizer(model, codec(name), **extra)
+            for step in range(5):
+                fit(sync, None if given else optimizer, rank, range(step, step + 1))
+                schedule.step()
+            digests.append(digest(model))
+            if given:
+                error = error_of(optimizer.step)[:2]
+            assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
+            hipress.detach(sync)
+            assert error_of(optimizer.step)[0] == "none"
+        found[title] = *digests, error
+    return found
+
+
+class Breaking(Int8):
+    """Cannot encode from a moment on."""
+
+    broken = False
+
+    def encode_batch(self, *args, **options):
+        if self.broken:
+            raise ValueError("broken")
+        return super().encode_batch(*args, **options)
+
+
+def failing(rank, world_size, what):
+    """Errors of the step in which rank 1 dies or cannot encode, of the next one, and of a state."""
+    model = make()
+    sync = hipress.Synchronizer(model, Breaking())
+    fit(sync, sgd(model), rank, range(2))
+    x, y = data(rank, 2)
+    loss = nn.functional.mse_loss(model(x), y)
+    if rank == 1 and what == "dies":
+        os._exit(1)
+    Breaking.broken = rank == 1
+    loss.backward()
+    first = error_of(sync.step)
+    nn.functional.mse_loss(model(x), y).backward()
+    found = first, error_of(sync.step)[:2], error_of(hipress.state_dict, sync)[:2]
+    if what == "breaks":
+        dist.barrier()  # nobody leaves before all were told
+    return found
+
+
+def rests(rank, world_size):
+    """A Synchronizer that is let go leaves no hook and no thread, and the model may have another;
+    copies of the model are plain."""
+    gc.disable()
+    model = make()
+    sync = hipress.Synchronizer(model, Int8())
+    fit(sync, sgd(model), rank, range(2))
+    engine = weakref.ref(SESSIONS[sync].engine)
+    del sync
+    gone = engine() is None
+    again = hipress.Synchronizer(model, Int8())
+    fit(again, sgd(model), rank, range(2))
+    return gone, digest(model)
+
+
+def more(rank, world_size):
+    """torch.compile, a graph of the gradients, GradScaler, and a rank without data."""
+    found = {}
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 40), nn.Tanh(), nn.Linear(40, 3))
+    compiled = torch.compile(model, backend="aot_eager")
+    sync = hipress.Synchronizer(compiled, "int4_group")
+    losses = fit(sync, sgd(model), rank, range(5))
+    found["compiled"] = losses[-1] < 2 * losses[0], digest(model)
+    x, y = data(rank, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cycle ends with zero_grad
+        nn.functional.mse_loss(model(x), y).backward(create_graph=True)
+    sync.step()
+    found["graph"] = True, gradients(model)
+    model.zero_grad()
+    x.requires_grad_(True)
+    (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    slope.square().mean().backward()
+    sync.step()
+    found["penalty"] = True, gradients(model)
+    model.zero_grad()
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=4.0), sgd(model)
+    skipped = []
+    for factor in (float("inf") if rank == 1 else 1.0, 1.0):
+        before = digest(model)
+        scaler.scale(nn.functional.mse_loss(model(x), y) * factor).backward()
+        sync.step()
+        scaler.step(optimizer)
+        scaler.update()
+        model.zero_grad()
+        skipped.append(digest(model) == before)
+    found["scaler"] = skipped == [True, False], digest(model)
+    if rank == 0:
+        nn.functional.mse_loss(model(x), y).backward()
+    sync.step()
+    found["no data"] = all(p.grad.abs().sum() > 0 for p in model.parameters()), gradients(model)
+    return found
+
+
+def wrapped_as_one(rank, world_size, name):
+    """wrap with scope "model" beside Synchronizer's: jobs a step, hash, losses."""
+    ddp = hipress.wrap(make(), codec(name), scope="model")
+    losses = train(ddp, rank, range(4))
+    return SESSIONS[ddp].engine.counters.jobs, digest(ddp), losses[-1] < losses[0]
+
+
+def all_reduced(rank, world_size, names):
+    """By codec: what ranks have after two calls, and how far it is from the mean; errors."""
+    found = {}
+    torch.manual_seed(rank)
+    given = torch.randn(40, 50)
+    mean = given.clone()
+    dist.all_reduce(mean)
+    mean /= world_size
+    for name in names:
+        each = []
+        for value in (given.clone(), given.t().clone().t(), given.bfloat16()):
+            assert hipress.all_reduce(value, name) is value
+            each.append((value.double().sum().item(), (value - mean).norm() / mean.norm()))
+        found[name] = [total for total, _ in each], [float(far) for _, far in each]
+    errors = [
+        error_of(hipress.all_reduce, torch.ones(3), "auto")[:2],
+        error_of(hipress.all_reduce, torch.ones(3, dtype=torch.int32), "none")[:2],
+        error_of(hipress.all_reduce, torch.ones(3 + rank), "none")[:2],
+    ]
+    return found, errors

@@ -1,0 +1,191 @@
+"""A plain module, synchronized without DDP, on real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hipress.sync.order import LARGE_BYTES
+from tests.hipress import synchronizer_ranks as ranks
+from tests.hipress.launch import DIED, launch
+from tests.hipress.test_training import together
+from tests.patience import HANG
+
+IN_PLACE = 64  # bytes from which the tests' gradients are not gathered
+EVERYTHING = {"min_size": 0}  # in sums of three uncompressed ranks the place decides
+CASES = {
+    "gathered": (EVERYTHING, LARGE_BYTES, {}),
+    "in place": ({"verify": True} | EVERYTHING, IN_PLACE, {}),
+    "accumulated": (EVERYTHING, IN_PLACE, {"accumulate": 3}),
+    "kept gradients": (EVERYTHING, IN_PLACE, {"set_to_none": False}),
+    "checked": ({"checksum": True} | EVERYTHING, LARGE_BYTES, {}),
+}
+
+
+@pytest.mark.parametrize("name, world_size", [("int8", 2), ("sparse", 3)])
+def test_ten_steps_are_those_of_wrap_bit_for_bit(name, world_size):
+    results = launch(ranks.beside_wrap, world_size, name, CASES)
+    for title in CASES:
+        own, theirs, losses, others = zip(*(result[title] for result in results), strict=True)
+        assert together(own) == together(theirs), title
+        assert losses == others, title
+
+
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_uncompressed_steps_are_those_of_plain_ddp(scope):
+    for _, far, steps in together([[each] for each in launch(ranks.beside_plain, 2, scope)]):
+        assert far < 1e-6
+        assert steps == 10
+
+
+def test_scopes():
+    """Where all gradients are compressed as one, others are selected than tensor by tensor."""
+    results = launch(ranks.scopes, 2, "sparse")
+    digests = {
+        scope: together([result[scope][0] for result in results])
+        for scope in ("tensor", "bucket", "model")
+    }
+    assert digests["tensor"] != digests["model"]
+    for result in results:
+        for _, first, last, jobs in result.values():
+            assert last < first
+            assert jobs == 1
+
+
+def test_wrap_compresses_a_model_as_one():
+    jobs, _, trains = together(launch(ranks.wrapped_as_one, 2, "sparse"))
+    assert jobs == 4
+    assert trains
+
+
+@pytest.mark.parametrize("name, options", [("onebit_group", {}), ("topk", {"min_size": 0})])
+def test_what_nobody_used_keeps_its_residual_and_no_gradient(name, options):
+    for error, there in launch(ranks.now_and_then, 2, name, options):
+        assert error < 1e-5
+        assert there == 3 * [True, False, True]
+
+
+@pytest.mark.parametrize("large", [LARGE_BYTES, IN_PLACE])
+def test_parameters_of_every_kind(large):
+    """Tied, frozen, sparse, bfloat16, transposed, empty, float64; and broadcast from rank 0."""
+    results = launch(ranks.odd, 2, "none", large)
+    together([(start, end) for start, end, _, _ in results])
+    for _, _, far, losses in results:
+        assert far == []
+        assert losses[-1] < losses[0]
+
+
+def test_ranks_whose_gradients_come_in_other_orders():
+    _, steps, first = together(launch(ranks.own_order, 2))
+    assert steps == 4
+    assert first.startswith("three")  # as on rank 0
+
+
+def test_a_second_gradient_in_a_step_is_refused():
+    for rank, (second, step) in enumerate(launch(ranks.second_gradient, 2)):
+        assert second[0] == step[0] == "SyncError"
+        assert second[1].startswith(f"rank {rank}: a second gradient of 'last.")
+        assert "sync.no_sync()" in second[1]
+        assert second[1] in step[1]
+
+
+REFUSALS = {
+    "ddp": "pass its .module here",
+    "no module": "must be a torch.nn.Module",
+    "twice": "synchronizes 'scale' of the model already",
+    "part": "synchronizes 'weight' of the model already",
+    "whole": "synchronizes '0.scale' of the model already",
+    "wrap": "synchronizes 'scale' of the model already",
+    "ddp_kwargs": "Synchronizer takes no ddp_kwargs",
+    "misspelt": "did you mean 'optimizer'?",
+    "auto as one": 'scope="model" needs a compressor',
+    "attach as one": "for wrap",
+    "types as one": "several types",
+    "parts as one": "'scale' stays uncompressed",
+    "cap": "leave bucket_cap_mb out",
+    "optimizer": "wrap takes no optimizer",
+    "lbfgs": "optimizer=LBFGS: its step may need all gradients at once",
+    "foreign": "parameters that the model has not",
+    "one rank": "Synchronizer takes no ddp_kwargs",
+}
+
+
+def test_what_cannot_be_is_one_error_on_every_rank():
+    for found, trains in launch(ranks.refusals, 2):
+        assert trains
+        assert found.keys() == REFUSALS.keys()
+        for title, part in REFUSALS.items():
+            assert part in found[title][1], title
+            assert found[title][0] in ("ConfigError", "ConfigMismatch")
+
+
+def test_one_rank_that_wraps_is_told():
+    found = launch(ranks.mixed_ways, 2)
+    assert together(found) == (
+        "ConfigMismatch",
+        "ranks disagree on called: rank 0: hipress.Synchronizer, rank 1: hipress.wrap",
+    )
+
+
+def test_parameters_that_are_freed_later_are_told():
+    (kind, message), _ = together(launch(ranks.strangers, 2))
+    assert kind == "SyncError"
+    assert "'first.weight' was frozen" in message
+
+
+@pytest.mark.parametrize("name", ["int8", "sparse"])
+def test_states_are_those_of_wrap(name):
+    results = launch(ranks.states, 2, name)
+    together([result[2:] for result in results])
+    for equal, step, own, theirs, detached, reported in results:
+        assert equal
+        assert step == 3
+        assert own == theirs
+        assert "detached" in detached[1]
+        assert "not attached" in reported[1]
+
+
+def test_an_optimizer_steps_as_averages_arrive():
+    results = launch(ranks.stepped, 2, "int8")
+    for title, (given, at_the_end, error) in together(results).items():
+        assert given == at_the_end, title
+        assert error[0] == "SyncError"
+        assert "call no optimizer.step()" in error[1]
+
+
+@pytest.mark.parametrize("what", ["dies", "breaks"])
+def test_failures_are_raised_by_step(what):
+    one, other = launch(ranks.failing, 2, what, may_die=[1])
+    assert (other == DIED) == (what == "dies")
+    for first, again, state in [one] if what == "dies" else [one, other]:
+        assert first[0] in ("TransportError", "TransportAborted", "PayloadError")
+        assert "rank " in first[1]
+        assert "task `" in first[1]
+        assert first[2] < HANG / 2
+        assert again[0] == "SyncError"
+        assert "step 2 failed" in again[1]
+        assert state[0] == "StateError"
+    if what == "breaks":
+        assert "ValueError: broken" in other[0][1]
+
+
+def test_a_synchronizer_that_is_let_go_leaves_nothing():
+    gone, _ = together(launch(ranks.rests, 2))
+    assert gone
+
+
+def test_compiled_graphs_of_gradients_scaled_and_without_data():
+    results = launch(ranks.more, 2)
+    for title in results[0]:
+        together([result[title][1] for result in results])
+        assert all(result[title][0] for result in results), title
+
+
+def test_all_reduce_of_one_tensor():
+    names = ("none", "int4_group", "dgc", "powersgd", "signum")
+    results = launch(ranks.all_reduced, 2, names)
+    together([{name: totals for name, (totals, _) in found.items()} for found, _ in results])
+    for found, errors in results:
+        assert max(found["none"][1]) < 0.01
+        assert max(found["int4_group"][1]) < 0.3
+        assert [kind for kind, _ in errors] == ["ConfigError", "ConfigError", "ConfigMismatch"]
+        assert "elements of all_reduce: rank 0: 3, rank 1: 4" in errors[2][1]
