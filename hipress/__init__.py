@@ -5,6 +5,7 @@
     model = hipress.wrap(model)                      # "auto": compress where it pays, or not
     model = hipress.wrap(model, "dgc", ratio=0.01)   # a DistributedDataParallel with our hook
     hipress.attach(ddp, "onebit_group", strategy="ring")
+    sync = hipress.Synchronizer(model, "dgc")        # without DDP: sync.step() ends a step
     state = hipress.state_dict(ddp); hipress.load_state_dict(ddp, state)
     print(hipress.report(ddp))
 """
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from hipress.adapters.synchronizer import Synchronizer
 from hipress.adapters.wrapping import attach, wrap
 from hipress.api import detach, load_state_dict, report, state_dict
+from hipress.collective import all_reduce
 from hipress.errors import (
     AgreementTimeout,
     ConfigError,
@@ -33,7 +36,9 @@ __all__ = [
     "HipressError",
     "StateError",
     "SyncError",
+    "Synchronizer",
     "__version__",
+    "all_reduce",
     "attach",
     "detach",
     "load_state_dict",

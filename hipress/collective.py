@@ -1,0 +1,141 @@
+"""all_reduce: one tensor, compressed."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch
+import torch.distributed as dist
+
+from casync.graph.graph import Program, build_program
+from casync.graph.plan import Choice, Tensor, partition
+from casync.rounds import refuse_workers
+from casync.topology import Topology
+from hipress import options as options_
+from hipress.arguments import group_of
+from hipress.errors import ConfigError
+from hipress.model import COMPRESSIBLE
+from hipress.options import AUTO, Options
+from hipress.plan.codecs import described, resolve, strategy_for
+from hipress.plan.rules import partitions
+from hipress.ranks import meeting as meetings
+from hipress.ranks.link import group_timeout
+from hipress.sync.engine import start_executor, wait_within
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+_Key = tuple[str, str, int]
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    compressor: str | os.PathLike[str] | Codec,
+    *,
+    strategy: str = AUTO,
+    seed: SupportsIndex = 0,
+    timeout: float | timedelta | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    **params: Any,
+) -> torch.Tensor:
+    """Average `tensor` over the ranks, compressed, in place; the same bits on every rank.
+
+    `tensor`: on the CPU, of float32, float16 or bfloat16 and any shape, which is compressed as one.
+    `compressor`, `strategy`, `seed`, `timeout` and `params` as for `wrap`; "auto" is none here.
+    Every rank of `process_group` (all ranks, by default) must call it, with the same arguments.
+
+    No residual is kept: what the codec leaves out of a call is lost, as for the first step of a
+    training. Stochastic codecs draw anew in each call, by `seed` and the number of calls before.
+    The first call with a codec connects the ranks, and the first one of a length plans; later ones
+    only send. With one rank, nothing happens.
+
+    Raises ConfigError, ConfigMismatch, AgreementTimeout as `wrap`, and casync.errors.CasyncError,
+    naming rank, peer and task, where it fails on the way.
+    """
+    group = group_of(process_group)
+    with meetings.failures_told(group):
+        options = options_.make(
+            compressor, strategy=strategy, seed=seed, params=params,
+            timeout=group_timeout(group) if timeout is None else timeout,
+        )  # fmt: skip
+        _refuse(tensor, options)
+        codec = resolve(options)
+        strategy = strategy_for(codec, options.strategy)
+        if refusal := refuse_workers(codec, group.size()):
+            raise ConfigError(refusal)
+    if group.size() == 1 or not tensor.numel():
+        return tensor
+    reducers = _REDUCERS.setdefault(group, {})
+    key = codec.digest, strategy, options.seed
+    if key not in reducers:
+        reducers[key] = _Reducer(codec, strategy, options, group)
+        weakref.finalize(group, reducers[key].close)
+    try:
+        reducers[key].run(tensor)
+    except BaseException:  # its connections are gone
+        reducers.pop(key).close()
+        raise
+    return tensor
+
+
+class _Reducer:
+    """Averages tensors of any length by one codec and strategy."""
+
+    def __init__(
+        self, codec: Codec, strategy: str, options: Options, group: dist.ProcessGroup
+    ) -> None:
+        self._codec, self._strategy, self._timeout = codec, strategy, options.timeout
+        self._meeting = meetings.meeting(group, options.timeout)
+        self._settle("codec", [described(codec), codec.digest, strategy, options.seed])
+        codecs = {codec.name: codec}
+        self._executor = start_executor("all_reduce", codecs, options, self._meeting, {})
+        self._programs: dict[int, Program] = {}
+        self._calls = 0
+
+    def run(self, tensor: torch.Tensor) -> None:
+        """Average, in place."""
+        flat = tensor.detach().float().contiguous().view(-1)
+        program = self._program(flat.numel())
+        wait_within(self._executor.submit(program, flat, {}, self._calls), None)
+        self._calls += 1
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(flat.view(tensor.shape))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._executor.close()
+
+    def _program(self, numel: int) -> Program:
+        if numel not in self._programs:
+            self._settle("elements", numel)
+            codecs, size = {self._codec.name: self._codec}, len(self._meeting.ranks)
+            cut = partitions(numel, self._codec, self._strategy, size)
+            choices = {"tensor": Choice(self._codec.name, self._strategy, cut)}
+            topology = Topology.flat(size)
+            parts = partition([Tensor("tensor", 0, 0, numel, 0)], choices, topology, codecs)
+            self._programs[numel] = build_program(parts, topology, codecs, self._meeting.rank)
+        return self._programs[numel]
+
+    def _settle(self, what: str, fact: Any) -> None:
+        self._meeting.settle({f"{what} of all_reduce": fact})
+
+
+#: by group, then by codec, strategy and seed
+_REDUCERS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[_Key, _Reducer]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _refuse(tensor: object, options: Options) -> None:
+    if options.automatic:
+        raise ConfigError('all_reduce needs a compressor by name: "auto" plans for a model')
+    if not isinstance(tensor, torch.Tensor):
+        raise ConfigError(f"all_reduce averages a tensor, not {tensor!r}")
+    if tensor.is_sparse or tensor.device.type != "cpu" or tensor.dtype not in COMPRESSIBLE:
+        kind = f"{tensor.dtype} {tensor.layout} on {tensor.device}".replace("torch.", "")
+        raise ConfigError(
+            f"all_reduce averages dense float32, float16 or bfloat16 on the CPU, not {kind}"
+        )
