@@ -1,7 +1,7 @@
 """How gradients are synchronized: the baselines that PyTorch has, and every HiPress codec.
 
-A method is written NAME or hipress:CODEC, and options of `hipress.wrap` follow:
-hipress:dgc:ratio=0.01:strategy=ring.
+A method is written NAME, hipress:CODEC (`hipress.wrap`) or sync:CODEC (`hipress.Synchronizer`, no
+DDP), and options follow: hipress:dgc:ratio=0.01:strategy=ring.
 """
 
 import difflib
@@ -19,6 +19,8 @@ BASELINES = {
 }
 #: baselines whose ranks train on their own, so that losses and equality mean nothing
 ALONE = ("none", "ddp-noop")
+#: ways to use a codec, and what tables call them
+WAYS = {"hipress": "HiPress", "sync": "HiPress, no DDP,"}
 AUTO = "auto"
 DEFAULTS = (
     *("none", "ddp-fp32", "ddp-fp16", "powersgd"),
@@ -32,6 +34,7 @@ class Method:
 
     text: str
     codec: str | None = None
+    way: str = ""  # a key of WAYS, with a codec
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -39,7 +42,9 @@ class Method:
         """What tables and charts call it."""
         if self.codec is None:
             return BASELINES[self.text]
-        return " ".join(["HiPress", self.codec, *(f"{k}={v}" for k, v in self.options.items())])
+        return " ".join(
+            [WAYS[self.way], self.codec, *(f"{k}={v}" for k, v in self.options.items())]
+        )
 
 
 def parse(text: str) -> Method:
@@ -48,9 +53,9 @@ def parse(text: str) -> Method:
     if name in BASELINES and not rest:
         return Method(name)
     codec, *options = rest.split(":")
-    if name != "hipress" or codec not in codecs():
+    if name not in WAYS or codec not in codecs():
         raise ValueError(f"unknown method {text!r}; {_nearest(name, codec)}")
-    return Method(text.strip(), codec, dict(_option(text, option) for option in options))
+    return Method(text.strip(), codec, name, dict(_option(text, option) for option in options))
 
 
 def parse_all(text: str) -> list[Method]:
@@ -89,8 +94,9 @@ def _compile(codec: str, given: dict[str, Any]) -> None:
 
 
 def _nearest(name: str, codec: str) -> str:
-    ways = {each: f"hipress:{each}" for each in codecs()}
-    if name != "hipress":
+    way = name if name in WAYS else "hipress"
+    ways = {each: f"{way}:{each}" for each in codecs()}
+    if name not in WAYS:
         ways |= {each: each for each in BASELINES}
     near = difflib.get_close_matches(codec or name, ways, 1)
     if near:
@@ -107,7 +113,7 @@ def codecs() -> list[str]:
 
 def available() -> list[str]:
     """Every method, as it is written on the command line."""
-    return [*BASELINES, *(f"hipress:{codec}" for codec in codecs())]
+    return [*BASELINES, *(f"{way}:{codec}" for way in WAYS for codec in codecs())]
 
 
 def _option(text: str, option: str) -> tuple[str, Any]:

@@ -22,10 +22,11 @@ ONE_BUCKET = 4096  # MB: PowerSGD's two all-reduces of several buckets cross eac
 
 @dataclass(frozen=True)
 class Synchronized:
-    """A model whose backward pass synchronizes gradients."""
+    """A model whose gradients are synchronized after its backward pass and `step`."""
 
     module: nn.Module
     sent: Callable[[int], int]  # steps taken so far -> payload bytes that this rank has sent so far
+    step: Callable[[], None] = lambda: None
 
 
 def synchronize(model: nn.Module, method: Method) -> Synchronized:
@@ -80,15 +81,24 @@ def _hipress(model: nn.Module, method: Method) -> Synchronized:
     import hipress  # not above: a baseline does without
 
     assert method.codec is not None
+    if method.way == "sync":
+        sync = hipress.Synchronizer(model, method.codec, **method.options)
+        return Synchronized(model, _sent(sync, model), sync.step)
     ddp = hipress.wrap(model, method.codec, **method.options)
+    return Synchronized(ddp, _sent(ddp, model))
+
+
+def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
+    """What hipress reports of what `wrap` or Synchronizer made."""
+    import hipress
 
     def sent(steps: int) -> int:
-        measured = hipress.report(ddp).measured
+        measured = hipress.report(made).measured
         if measured is None:  # hipress has left DDP's own all-reduce in place
             return _native(model)(steps)
         return round((measured.wire_bytes + measured.spared_bytes) * measured.steps)
 
-    return Synchronized(ddp, sent)
+    return sent
 
 
 def _native(model: nn.Module) -> Callable[[int], int]:

@@ -80,7 +80,7 @@ def _run(order: Order) -> dict[str, Any]:
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
     synchronized = synchronize(model.build(workload), methods.parse(job.method))
-    trainer = _Trainer(order, synchronized.module)
+    trainer = _Trainer(order, synchronized)
     dist.barrier()
     for step in range(job.warmup):
         trainer.step(step)
@@ -97,10 +97,11 @@ def _train(order: Order) -> dict[str, Any]:
 
 
 class _Trainer:
-    def __init__(self, order: Order, module: nn.Module) -> None:
-        self._order, self._module = order, module
+    def __init__(self, order: Order, synchronized: Synchronized) -> None:
+        self._order, self._module = order, synchronized.module
+        self._synchronize = synchronized.step
         self._training = model.OPTIMIZERS[order.job.workload.optimizer]
-        self._optimizer = self._training.make(module.parameters())
+        self._optimizer = self._training.make(self._module.parameters())
         self._numbers = np.load(order.corpus, mmap_mode="r")
         self.seconds: list[float] = []
         self.losses: list[float] = []
@@ -111,6 +112,7 @@ class _Trainer:
         self._optimizer.zero_grad()
         loss = self._module(words)
         loss.backward()
+        self._synchronize()
         nn.utils.clip_grad_norm_(self._module.parameters(), self._training.clip)
         self._optimizer.step()
         self.seconds.append(time.perf_counter() - start)
