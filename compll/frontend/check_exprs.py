@@ -128,15 +128,16 @@ class Expressions:
             return self.combined(tree, env, decoding)
         given = self.call_args(tree, env, name, decoding)
         args = tuple(a for a in given if a is not None)
-        if not self.can_call(tree, env) or len(args) < len(given):
+        complete = len(args) == len(given)
+        if not self.can_call(tree, env) or not complete:
             op = tree.op if tree.op in OPERATORS else check_names.meant_operator(tree.op)
-            return recovery.stand_in(self.pool, op, args, self.rules.whole)
+            return recovery.stand_in(self.pool, op, args, self.rules.whole, complete=complete)
         try:
             value = self.bounded(self.apply(tree, args, name))
         except RuleError as error:
             if not any(map(recovery.wrong, args)):
                 self.problems.add(tree.span, str(error), error.hint)
-            return recovery.stand_in(self.pool, tree.op, args, self.rules.whole)
+            return recovery.stand_in(self.pool, tree.op, args, self.rules.whole, complete=True)
         self.placed(tree, value)
         return value
 

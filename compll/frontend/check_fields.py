@@ -103,7 +103,7 @@ class Declarations(Expressions):
         """The fields of which declaration and value fit; the others go to `self.assumed`."""
         fields, self.assumed = [], dict[str, Field]()
         unread = {b.name for b in self.spec.encode} & set(self.spec.broken) & set(env)
-        for name in unread:  # declared, but as what could not be read
+        for name in (u for u in unread if not recovery.wrong(env[u])):  # the type was not read
             self.assumed[name] = Field(name, "float32", 32, env[name].type.shape, env[name].type.of)
         for item in self.spec.payload:
             storage, bits = self.storage(item)

@@ -93,7 +93,10 @@ def unique(spec: Spec, problems: Problems) -> None:
                 span, f"{name!r} already has a meaning in the language", "choose another name"
             )
         elif name in seen:
-            problems.add(span, f"{name!r} is defined twice", f"first at line {seen[name].line}")
+            hint = f"first at line {seen[name].line}"
+            if name in {s.name for s in spec.state}:
+                hint += "; give its new value another name, and that to `update:`"
+            problems.add(span, f"{name!r} is defined twice", hint)
         seen.setdefault(name, span)
     for p in spec.params:
         if p.name in TAKEN:

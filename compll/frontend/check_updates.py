@@ -17,7 +17,8 @@ class Updates(Declarations):
         known = {s.name: s for s in states}
         self.rules.encoding = True
         named, meant = {b.name for b in self.spec.update}, set[str]()
-        computed = {b.name for b in self.spec.encode} - {s.name for s in self.spec.state}
+        states_ = {s.name for s in self.spec.state} | set(self.spec.broken)
+        computed = {b.name for b in self.spec.encode} - states_
         for binding in self.spec.update:
             told = binding.name not in computed and self.excused(binding.name)
             if binding.name not in known and not told:

@@ -156,7 +156,7 @@ RESERVED = ("g", "n", "step", *CONSTANTS)
 SYNONYMS = {
     "average": "mean", "avg": "mean", "norm": "norm2", "l2": "norm2", "var": "std", "stddev": "std",
     "maximum": "max", "minimum": "min", "amax": "max", "amin": "min", "clamp": "clip",
-    "rand": "random", "uniform": "random", "bernoulli": "random", "magnitude": "abs",
+    "rand": "random", "uniform": "random", "magnitude": "abs",
     "topk": "top", "argsort": "top", "sort": "kth_largest", "quantile": "quantiles",
     "svd": "singular_values", "diag": "singular_values", "choice": "chosen", "multinomial": "chosen",
     "reshape": "matrix", "view": "matrix", "flatten": "flat", "dot": "matmul", "qr": "orthonormal",
@@ -169,6 +169,8 @@ SYNONYMS = {
 }  # fmt: skip
 #: what to write instead of what other languages call
 MEANT = {
+    "bernoulli": "random(0, 1) < p", "randint": "floor(random(0, 2)) is 0 or 1",
+    "norm1": "sum(abs(x))", "l1": "sum(abs(x))",
     "numel": "n is the number of elements", "size": "n is the number of elements",
     "zeros": "a number stands for any number of elements", "ones": "a number stands for any number of elements",
     "float": "numbers are float32 where it matters",

@@ -67,10 +67,12 @@ def meant(pool: Pool, value: Expr, whole: str) -> Expr:
     return pool.make(WRONG, (), replace(value.type, shape=shape), value.value)
 
 
-def stand_in(pool: Pool, op: str, args: Sequence[Expr], whole: str) -> Expr | None:
+def stand_in(
+    pool: Pool, op: str, args: Sequence[Expr], whole: str, *, complete: bool
+) -> Expr | None:
     """What a call that is wrong would probably have given; None where that is open.
 
-    args: those that could be read. whole: the level of one number.
+    args: those that could be read. whole: the level of one number. complete: whether none lacks.
     """
     rule = OPERATORS[op].rule if op in OPERATORS else ""
     if rule in TOTALS and (rule != "extreme" or len(args) == 1):
@@ -79,6 +81,8 @@ def stand_in(pool: Pool, op: str, args: Sequence[Expr], whole: str) -> Expr | No
     if rule not in (*TRUTHS, *NUMBERS) or not known:
         return None
     top = max(args, key=lambda a: ORDER.index(a.type.shape)).type
+    if not complete and top.shape not in ("n", "kept"):
+        return None
     shape = whole if top.shape == "static" else top.shape
     return pool.make(WRONG, (), Type("bool" if rule in TRUTHS else "float", shape, top.of))
 

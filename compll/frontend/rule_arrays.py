@@ -42,6 +42,6 @@ class ArrayRules(ElementRules):
         if type(block) is not int or block & (block - 1) or not 2 <= block <= MOST_BLOCK:
             raise RuleError(
                 f"hadamard: a block is a power of two from 2 to {MOST_BLOCK}",
-                "it must follow from the parameters alone",
+                "it must follow from the parameters alone, not from n: hadamard(x, 1024)",
             )
         return self.pool.make(op, (x,), Type("float", "n"), block)

@@ -119,7 +119,8 @@ class Conversions:
     def no_selection(self, op: str, args: tuple[Expr, ...]) -> None:
         if any(a.type.dtype == "selection" for a in args):
             raise RuleError(
-                f"{op} takes numbers, not a selection", "write x[selection] or count(selection)"
+                f"{op} takes numbers, not a selection",
+                "write x[selection], count(selection) or where(selection, a, b)",
             )
 
     def need_one_number(self, op: str, args: tuple[Expr, ...]) -> None:

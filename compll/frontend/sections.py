@@ -37,6 +37,19 @@ _ROWS = (
     SectionRow("unbiased", "chosen", "`true`: over the seeds and steps, the mean of what decode gives is `g`; tested for every spec that claims it; `false if residual else true`: as parameters say", choices=("false", "true")),
 )  # fmt: skip
 
+#: what people write in place of a choice
+MEANT = {
+    "feedback": {"true": "error", "yes": "error", "residual": "error", "false": "none"},
+    "merge": {"majority": "vote", "add": "sum", "mean": "decode", "average": "decode"},
+    "unbiased": {"yes": "true", "no": "false"},
+    "optimizers": {"adam": "any", "adamw": "any", "all": "any"},
+}
+#: an entry of a section that is a mapping
+EXAMPLES = {
+    "params": "ratio: 0.01", "state": "m: float32[n]", "payload": "q: uint8[n]",
+    "rounds": "p: mean", "update": "m: 0.9 * m + g",
+}  # fmt: skip
+
 SECTIONS: dict[str, SectionRow] = {row.name: row for row in _ROWS}
 REQUIRED = tuple(row.name for row in _ROWS if row.required)
 PARAM_KEYS = {

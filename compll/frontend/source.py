@@ -25,6 +25,10 @@ QUOTE = (
     "entries of a section are indented alike; "
     "quote a text that holds any of : # [ ] { } , & * ! | > ' \" % @ `"
 )
+#: brackets of a type, and what stands for them where YAML would take them for a list's
+BRACKETS, MASKS = "[]", "\u27e6\u27e7"
+UNMASK = str.maketrans(MASKS, BRACKETS)
+TYPE_BRACKETS = re.compile(r"(?:\[[^\[\]{}\n]*\])+")
 LIMIT_DEPTH = 16
 LIMIT_VALUES = 20_000
 
@@ -107,14 +111,18 @@ def read(path: Path) -> bytes:
 
 
 def parse(text: str, problems: Problems) -> Section | None:
-    """Parse a spec's text; positions are those of `text`."""
+    """Parse a spec's text; positions are those of `text`.
+
+    An unquoted `float32[n]` in braces is told, and read as if it were quoted.
+    """
     try:
         node = yaml.compose(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         span = Span(mark.line + 1, mark.column + 1) if mark else Span()
         problems.add(span, f"malformed YAML: {error.problem or error.context}", _hint(text, error))
-        return None
+        masked = _masked(text, error)
+        return None if masked is None else parse(masked, problems)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         problems.add(
             Span(), f"malformed YAML: {str(error).splitlines()[0] if str(error) else error!r}"
@@ -136,14 +144,32 @@ def parse(text: str, problems: Problems) -> Section | None:
 def _hint(text: str, error: yaml.MarkedYAMLError) -> str:
     """What to do about a text that is no YAML."""
     index = error.problem_mark.index if error.problem_mark else len(text)
+    begun = text[text.rfind("\n", 0, index) + 1 : index + 1]
+    if re.search(r":\s+\|\S", begun):
+        return "the magnitude of x is abs(x)"
     if "tab" in str(error.problem) or text[index : index + 1] == "\t":
         return "indent with spaces"
-    if "',' or" in str(error.problem) and text[index : index + 1] == "[":
-        # within braces YAML takes the bracket of `float32[n]` for a list's
+    if _is_bracket(text, error):
         before = re.split(r"[{,\n]|:\s", text[:index])[-1]
         after = re.split(r"[},\n]", text[index:], maxsplit=1)[0]
         return f'in braces, a text that holds a [ is quoted: "{(before + after).strip()}"'
     return QUOTE
+
+
+def _is_bracket(text: str, error: yaml.MarkedYAMLError) -> bool:
+    """Whether YAML, in braces, has taken the bracket of `float32[n]` for a list's."""
+    mark = error.problem_mark
+    return mark is not None and "',' or" in str(error.problem) and text[mark.index :][:1] == "["
+
+
+def _masked(text: str, error: yaml.MarkedYAMLError) -> str | None:
+    """The text with other signs in place of those brackets; None where it is wrong otherwise."""
+    at = error.problem_mark.index if error.problem_mark else 0
+    found = TYPE_BRACKETS.match(text, at) if _is_bracket(text, error) else None
+    if found is None:
+        return None
+    masks = found[0].translate(str.maketrans(BRACKETS, MASKS))
+    return text[:at] + masks + text[found.end() :]
 
 
 def _span(node: yaml.Node) -> Span:
@@ -154,7 +180,7 @@ class _Reader:
     """Turns composed nodes into values; counts them, since aliases can multiply a short text."""
 
     def __init__(self, text: str, problems: Problems) -> None:
-        self.text, self.problems = text, problems
+        self.text, self.problems = text.translate(UNMASK), problems
         self.left = LIMIT_VALUES
 
     def value(self, node: yaml.Node, depth: int) -> Value | None:
@@ -181,7 +207,8 @@ class _Reader:
             yield part
 
     def scalar(self, node: yaml.ScalarNode) -> Text:
-        value, span, quoted = str(node.value), _span(node), node.style in ("'", '"')
+        value, span = str(node.value).translate(UNMASK), _span(node)
+        quoted = node.style in ("'", '"')
         start, end = node.start_mark.index, node.end_mark.index
         if quoted:
             span, start = Span(span.line, span.col + 1), start + 1

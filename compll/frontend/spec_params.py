@@ -146,5 +146,5 @@ class ParamReader:
             return ()
         values: tuple[Value, ...] = entry.value.values if isinstance(entry.value, Items) else ()
         if not values or not all(isinstance(v, Text) for v in values):
-            self.problems.add(entry.value.span, "'choices' is a list of values")
+            self.problems.add(entry.value.span, "'choices' is a list of values", "like [1, 2]")
         return tuple(scalar(v) for v in values if isinstance(v, Text))

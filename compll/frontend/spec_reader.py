@@ -8,7 +8,7 @@ from typing import Any
 
 from compll.errors import Problems, Span, closest
 from compll.frontend import syntax
-from compll.frontend.sections import REQUIRED, SECTIONS
+from compll.frontend.sections import EXAMPLES, MEANT, REQUIRED, SECTIONS
 from compll.frontend.source import Entry, Section, Text
 from compll.frontend.spec import ANY, Binding, Chosen, Declared, Spec
 from compll.frontend.spec_names import check_name, mended
@@ -96,7 +96,7 @@ class _Reader:
         """`value`, which must be one of a section's choices."""
         known, entry = SECTIONS[name].choices, self.root.get(name)
         if value not in known and entry is not None:
-            close = closest(value, known)
+            close = MEANT.get(name, {}).get(value.lower()) or closest(value, known)
             self.problems.add(
                 entry.value.span,
                 f"{name!r} is one of {', '.join(known)}, not {value!r}",
@@ -119,7 +119,9 @@ class _Reader:
             return ()
         if not isinstance(entry.value, Section):
             self.problems.add(
-                entry.value.span, f"section {name!r} is a mapping of names", "like `name: ...`"
+                entry.value.span,
+                f"section {name!r} is a mapping of names",
+                f"like `{EXAMPLES.get(name, 'name: ...')}`",
             )
             self.broken.add(ANY)
             return ()

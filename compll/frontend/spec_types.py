@@ -17,7 +17,8 @@ UINTS = tuple(f"uint{bits}" for bits in UINT_BITS)
 #: what types are called elsewhere
 TYPE_SYNONYMS = {
     "float64": "float32", "double": "float32", "half": "float16", "byte": "uint8", "int8": "uint8",
-    "int16": "int32", "int64": "int32", "int": "int32", "bit": "bool",
+    "int16": "int32", "int64": "int32", "int": "int32", "bit": "uint1",
+    "fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
 }  # fmt: skip
 TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
 
@@ -56,6 +57,8 @@ def _known(base: str, value: Text, problems: Problems) -> bool:
     hint = nearest(TYPE_SYNONYMS.get(base, base), (*STORAGE, *UINTS))
     if re.fullmatch(r"uint\d+", base):
         hint = f"packed types are {', '.join(UINTS)}"
+    if base == "int1":
+        hint = "a sign is a bit: `q: x < 0`, as uint1[n], and where(q, -1, 1) in decode"
     if re.fullmatch(r"int[248]", base):
         hint = f"negative numbers are stored shifted: u{base} of q + {2 ** int(base[3:]) // 2}"
     problems.add(value.span, f"unknown type {base!r}", hint)

@@ -180,7 +180,9 @@ class _Reader:
         raise self.fail(
             node,
             f"{described(foreign)} is not part of the language",
-            "an expression is made of numbers, names, + - * / ** // % comparisons, "
+            "write transpose(m)"
+            if getattr(foreign, "attr", "") in ("T", "t")
+            else "an expression is made of numbers, names, + - * / ** // % comparisons, "
             "and, or, not, `a if c else b`, x[selection] and operators",
         )
 
