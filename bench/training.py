@@ -27,7 +27,11 @@ from hipress.demo.netns import parse_rate
 from hipress.demo.report import Report, markdown, rows
 
 RESULTS = Path(__file__).parent / "results"
-_STEPS = (*ALONE, *(name for name in DEFAULTS if name not in ALONE), "hipress:auto")
+_STEPS = (
+    *(*ALONE, *(name for name in DEFAULTS if name not in ALONE)),
+    *("hipress:auto", "sync:onebit_group"),
+)
+_DGC = "dgc:ratio=0.01:bits=16"
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ GROUPS = {
     "hosts2": Group(_STEPS),
     "hosts4": Group(_STEPS, hosts=4),
     "slow": Group(
-        (*ALONE, "ddp-fp16", "powersgd", "hipress:dgc:ratio=0.01:bits=16", "hipress:auto"),
+        (*ALONE, "ddp-fp16", "powersgd", f"hipress:{_DGC}", f"sync:{_DGC}", "hipress:auto"),
         rate="100mbit",
     ),
     "loopback": Group(("ddp-fp32", "hipress:auto"), loopback=True, steps=40, rounds=5),
@@ -64,11 +68,15 @@ GROUPS = {
 
 TARGETS = (
     Target("hosts2", "hipress:onebit_group", "ddp-fp16", 0.55),
-    Target("hosts2", "hipress:onebit_group", "none", 1.25),
+    Target("hosts2", "hipress:onebit_group", "none", 1.2),
+    Target("hosts2", "sync:onebit_group", "none", 1.15),
     Target("hosts2", "hipress:int4_group", "ddp-fp16", 0.62),
     Target("hosts4", "hipress:onebit_group", "ddp-fp16", 0.60),
     Target("hosts4", "hipress:int4_group", "ddp-fp16", 0.68),
-    Target("slow", "hipress:dgc:ratio=0.01:bits=16", "powersgd", 0.60),
+    Target("hosts4", "hipress:onebit_group", "none", 1.15),
+    Target("hosts4", "sync:onebit_group", "none", 1.12),
+    Target("slow", f"hipress:{_DGC}", "powersgd", 0.60),
+    Target("slow", f"sync:{_DGC}", "none", 1.2),
     Target("loopback", "hipress:auto", "ddp-fp32", 1.03),
 )
 

@@ -1,4 +1,4 @@
-"""What a user asks of a synchronized module: detach, report, state_dict, load_state_dict."""
+"""What a user asks of what wrap, attach or Synchronizer made: detach, report, states."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 
 def detach(ddp: DistributedDataParallel | Synchronizer) -> None:
-    """Stop compressing: end threads and connections. The module then averages uncompressed.
+    """Stop compressing: end threads and connections. Every rank must call this between the same
+    two steps.
 
-    `attach` may be called again. Every rank must call this between the same two steps.
+    A DDP module then averages uncompressed, and `attach` may be called again. What a Synchronizer
+    was made of is a plain module again; its `step` raises ConfigError.
 
     Raises StateError in a backward pass (from a hook, say) of which gradients are on their way.
     """
