@@ -73,10 +73,12 @@ class Synchronizer:
         self._known = {p for p in model.parameters() if p.requires_grad}
         self._steps: Steps | None = None
         engine: Engine | None = None
-        hooks = [] if self._stepper is None else [self._stepper.guard()]
+        hooks: list[RemovableHandle] = []
         if self._session.world_size > 1:
             self._steps, engine = self._connect(model)
             hooks += _hooks(self._steps)
+        if self._stepper is not None:
+            hooks.append(self._stepper.guard())
         self._session.start(self, engine, partial(_remove, hooks))
         SESSIONS[self] = self._session
         tell_plan(self._session)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.futures import Future
 
 from hipress.errors import SyncError
+from hipress.model import Param
 from hipress.ranks.link import broadcast, start_all_reduce_max
 from hipress.sync.engine import Engine, wait_within
 from hipress.sync.order import Bucket, Turns, buckets
@@ -78,7 +79,6 @@ class Steps:
         """Send what has not gone, and wait until every `.grad` is the average."""
         self._engine.refuse_broken()
         with self._failing("sync.step()"):
-            self._refuse_sparse()
             used, asked = self._ask_used()
             if self._turns is None:
                 self._turns = self._agree_on_turns()
@@ -157,24 +157,24 @@ class Steps:
 
     def _gradient(self, index: int) -> torch.Tensor:
         """A parameter's gradient; zeros where this rank has none."""
-        parameter, param = self.parameters[index], self._engine.params[index]
-        if parameter.grad is not None:
-            return parameter.grad
+        gradient, param = self.parameters[index].grad, self._engine.params[index]
+        if gradient is not None:
+            self._check(gradient, param)
+            return gradient
         if param.sparse:
-            rows, values = torch.empty((1, 0), dtype=torch.int64), (0, *param.shape[1:])
-            return torch.sparse_coo_tensor(
-                rows, torch.empty(values, dtype=param.dtype), param.shape
-            )
+            rows = torch.empty((1, 0), dtype=torch.int64)
+            values = torch.empty((0, *param.shape[1:]), dtype=param.dtype)
+            return torch.sparse_coo_tensor(rows, values, param.shape)
         return torch.empty_strided(param.shape, param.layout, dtype=param.dtype).zero_()
 
-    def _refuse_sparse(self) -> None:
-        for param, parameter in zip(self._engine.params, self.parameters, strict=True):
-            if parameter.grad is not None and parameter.grad.is_sparse != param.sparse:
-                raise SyncError(
-                    f"rank {self._engine.name}: the gradient of {param.name!r} is "
-                    f"{'dense' if param.sparse else 'sparse'}, which could not be foreseen: only "
-                    "that of nn.Embedding(sparse=True) and nn.EmbeddingBag(sparse=True) is sparse"
-                )
+    def _check(self, gradient: torch.Tensor, param: Param) -> None:
+        if gradient.is_sparse != param.sparse:
+            kinds = ("dense", "sparse") if param.sparse else ("sparse", "dense")
+            raise SyncError(
+                f"rank {self._engine.name}: the gradient of {param.name!r} is {kinds[0]}, expected "
+                f"was a {kinds[1]} one: only those of nn.Embedding(sparse=True) and "
+                "nn.EmbeddingBag(sparse=True) are sparse"
+            )
 
     def _name(self, index: int) -> str:
         return self._engine.params[index].name
