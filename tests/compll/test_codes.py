@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from compll.backends.cpu import codes as cpu_codes
 from compll.numerics import numbers
+from tests.tiers import first_fast
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
-@pytest.mark.parametrize("tile", [8, 64, 1024])
+@pytest.mark.parametrize("tile", first_fast([64, 8, 1024]))
 @given(count=st.integers(0, 2500), seed=st.integers(0, 99))
 def test_codes_of_selected_elements(bits, tile, count, seed):
     codes = np.random.default_rng(seed).integers(0, 1 << bits, count, np.uint8)

@@ -15,6 +15,7 @@ from compll.passes.ranges import ALL, bounds
 from compll.runtime.library import type_check
 from tests.compll.cuda_host import build
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.tiers import first_fast
 
 
 def function(text, *args):
@@ -51,11 +52,12 @@ decode: q + 10 * p
 """
 
 
-@pytest.mark.parametrize("group", [8, 64, 4096])
+@pytest.mark.parametrize("group", first_fast([64, 8, 4096]))
 def test_trits_of_groups(group, tmp_path, rng):
     pieces_equal(GROUPED.format(group=group), tmp_path, rng.standard_normal)
 
 
+@pytest.mark.slow
 def test_codes_of_large_groups_fit_shared_memory(tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text(GROUPED.format(group=4096))
@@ -219,7 +221,7 @@ feedback: error
 """
 
 
-@pytest.mark.parametrize("group", ["", "group: 8", "group: 128", "group: 1024"])
+@pytest.mark.parametrize("group", first_fast(["group: 128", "", "group: 8", "group: 1024"]))
 @pytest.mark.parametrize("least", ["1e-35", "0"])
 def test_tiles_with_numbers_beyond(group, least, tmp_path, rng):
     """Of some tiles all elements are zeros, or all but one; others hold what is hard to divide."""

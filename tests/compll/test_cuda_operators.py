@@ -26,7 +26,7 @@ decode: q * low
 """
 
 
-@pytest.mark.parametrize("tries", ["0", "7", "step", "2 + 200 * mean(a)", "-mean(a)"])
+@pytest.mark.parametrize("tries", first_fast(["2 + 200 * mean(a)", "0", "7", "step", "-mean(a)"]))
 def test_numbers_of_tries(tries, tmp_path, rng):
     pieces_equal(SEARCHES.format(tries=tries), tmp_path, rng.standard_normal)
 
@@ -245,7 +245,7 @@ TAGGED = BITMAP.replace("group: 64", "").replace("middle: float16", "middle: flo
 
 
 @pytest.mark.parametrize("text", [BITMAP, TAGGED], ids=["grouped", "whole"])
-@pytest.mark.parametrize("level", [0.0, 1.0, 1e9])
+@pytest.mark.parametrize("level", first_fast([1.0, 0.0, 1e9]))
 def test_spread_crosses_blocks(text, level, tmp_path, rng):
     sizes = (7001, 1, 0, 2048, 4100)
     pieces_equal(text, tmp_path, rng.standard_normal, lengths=sizes, level=level)
@@ -274,7 +274,7 @@ def test_groups_and_codes_of_every_size(group, bits, tmp_path, rng):
     pieces_equal(text, tmp_path, rng.standard_normal, writeback=bits > 1)
 
 
-@pytest.mark.parametrize("group", ["", "group: 32"])
+@pytest.mark.parametrize("group", first_fast(["", "group: 32"]))
 @pytest.mark.parametrize("decode", ["each + bits * 65536 + one", "scatter(index, few)"])
 def test_uint16(group, decode, tmp_path, rng):
     text = UINT16.replace("GROUP", group).replace("DECODE", decode)

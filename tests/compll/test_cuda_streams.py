@@ -19,7 +19,9 @@ decode: scatter(s, v)
 """
 
 
-@pytest.mark.parametrize("t, most", [(-1.0, 1.0), (1.0, 1.0), (2.5, 1.0), (9.0, 1.0), (1.0, 1e-3)])
+@pytest.mark.parametrize(
+    "t, most", first_fast([(1.0, 1.0), (-1.0, 1.0), (2.5, 1.0), (9.0, 1.0), (1.0, 1e-3)])
+)
 def test_streams_of_positions(t, most, tmp_path, rng):
     pieces_equal(STREAM, tmp_path, rng.standard_normal, t=t, most=most)
 

@@ -73,6 +73,7 @@ def test_fp32_twice_gives_the_same_losses():
     assert first.losses == second.losses
 
 
+@pytest.mark.slow
 def test_a_failing_rank_ends_the_run_with_its_message():
     place = Watched()
     result = runner.run(place, Job("ddp-fp32", steps=2, workload=replace(TINY, optimizer="adam")))
