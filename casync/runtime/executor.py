@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from weakref import WeakKeyDictionary
 
@@ -58,6 +59,7 @@ class Executor:
         timeout: float = 300.0,
         trace: list[TraceEvent] | None = None,
         delay: Callable[[str], None] | None = None,
+        span: Callable[[str], AbstractContextManager[object]] = nullcontext,
         ranks: Sequence[int] | None = None,
         watch: bool = False,
         deferred: Mapping[str, Sequence[str]] | None = None,
@@ -65,6 +67,8 @@ class Executor:
     ) -> None:
         """`timeout`: seconds a peer may take. `trace`: collects a tuple per task.
 
+        `span`: called with verb and codec of each task that computes or waits for a message, in the
+        thread that does; what it returns is entered for as long as that takes: for profilers.
         `ranks`: what errors call the transport's ranks besides their numbers, as global ones.
         `delay`: called with the text of each task in its lane before it takes effect; for tests
         that expose missing waits. The transport stays the caller's to close.
@@ -77,6 +81,7 @@ class Executor:
         """
         self.timeout = timeout
         self.delay = delay
+        self.span = span
         self.trace = trace
         self._names = _names(transport.world_size, ranks)
         self._transport: Transport | None = transport

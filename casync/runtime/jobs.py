@@ -146,6 +146,7 @@ class Prepared:
         self.steps = [self._step(i, task) for i, task in enumerate(program.tasks)]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
+        self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
 
     def reduce_view(self, job: Job, index: int) -> torch.Tensor:
         """What the native all-reduce combines: the payload, or the bucket in place of one."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
@@ -33,6 +34,7 @@ class Owner(Protocol):
 
     timeout: float
     delay: Callable[[str], None] | None
+    span: Callable[[str], AbstractContextManager[object]]
 
     def finish(self, job: Job, index: int, begin: float) -> None:
         """A task is done."""
@@ -124,7 +126,8 @@ class Compute:
                 self._owner.delay(job.tasks[index].text())
             begin = time.perf_counter()
             if step is not None:
-                step(job)
+                with self._owner.span(job.prepared.spans[index]):
+                    step(job)
             self._owner.finish(job, index, begin)
         except Exception as error:
             self._owner.fail(job, index, error)
@@ -165,7 +168,8 @@ class _Waiter:
     def _one(self, job: Job, index: int, handle: Handle, begin: float) -> None:
         task, slot = job.tasks[index], job.prepared.slots[index]
         try:
-            received = handle.wait(self._owner.timeout)
+            with self._owner.span(job.prepared.spans[index]):
+                received = handle.wait(self._owner.timeout)
             if self._owner.delay is not None:
                 self._owner.delay(task.text())
             if isinstance(task, Recv):

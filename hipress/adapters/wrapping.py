@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,9 @@ from hipress.sync.engine import Engine
 OPTIMIZER = "its step comes when all gradients have; hipress.Synchronizer takes one"
 #: DDP cannot forget a hook, so that of a module stays when hipress is detached
 HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
+
+
+ADVICE = 'With hipress.wrap: hipress.wrap(model, ..., ddp_kwargs={"find_unused_parameters": True})'
 
 
 @taking.function
@@ -57,6 +61,7 @@ def wrap(given: Arguments) -> DistributedDataParallel:
     except (TypeError, ValueError) as error:  # on every rank: they agree on all of it
         message = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
         raise ConfigError(message) from error
+    ddp.register_forward_hook(_advise, always_call=True)
     return _finish(ddp, session)
 
 
@@ -176,6 +181,15 @@ def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
         key: repr(value) if isinstance(value, simple) else type(value).__name__
         for key, value in ddp_kwargs.items()
     }
+
+
+def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
+    """A forward hook, which torch calls as an error passes, too: where DDP advises to look for
+    unused parameters, say how."""
+    error = sys.exc_info()[1]
+    unused = isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error)
+    if error is not None and unused and ADVICE not in getattr(error, "__notes__", ()):
+        error.add_note(ADVICE)
 
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:

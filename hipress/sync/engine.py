@@ -114,6 +114,7 @@ def start_executor(
         timeout=options.timeout,
         ranks=meeting.ranks,
         watch=True,
+        span=compat.profiled,
         checksum=options.checksum,
         deferred=deferred,
     )
@@ -205,7 +206,10 @@ class Engine:
         try:
             plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
             self._count(plan, buffer)  # now: an all-reduce gives a sparse buffer other rows
-            future = self._native(buffer) if plan is None else self._submit(plan, buffer)
+            future = compat.profiled_until_done(
+                f"bucket {self._latest}",
+                lambda: self._native(buffer) if plan is None else self._submit(plan, buffer),
+            )
         except Exception as error:
             named = self._with_context(error, "the bucket could not be handed over")
             self.abort(named)

@@ -7,17 +7,21 @@ import hashlib
 import os
 import signal
 import time
+import traceback
 import weakref
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import hipress
+from hipress import compat
 from hipress.session import SESSIONS
-from tests.hipress.common import SMALL_BUCKETS, make
+from tests.hipress.common import SMALL_BUCKETS, make, train
 from tests.hipress.fakes import Int8
 
 
@@ -200,3 +204,45 @@ def of_a_group(rank, _):
     if rank == 2:
         os._exit(1)
     return told(loss.backward)
+
+
+def unused(rank, world_size):
+    """What a model with an unused parameter says, by wrap with a compressor, without, by attach."""
+    found = []
+    for options in {"compressor": Int8()}, {"compressor": "auto"}, None:
+        if options is None:
+            ddp = hipress.attach(DistributedDataParallel(make(unused=True)), Int8())
+        else:
+            ddp = hipress.wrap(make(unused=True), **options)
+        try:
+            train(ddp, rank, range(2))
+        except RuntimeError as error:
+            found.append((str(error), "".join(traceback.format_exception(error))))
+    return found
+
+
+def compiled(rank, world_size):
+    """Graphs that torch.compile makes of a wrapped model, and of DDP alone."""
+    counts = []
+    for ddp in hipress.wrap(make(), Int8()), DistributedDataParallel(make()):
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        train(torch.compile(ddp, backend=counter), rank, range(2))
+        counts.append((counter.frame_count, counter.op_count))
+    return counts
+
+
+def profiled(rank, world_size, settings):
+    """Names of hipress's events, how many of each, and whether they last; and when it is over."""
+    ddp = hipress.wrap(make(), Int8(), exclude="first.*", ddp_kwargs=SMALL_BUCKETS)
+    train(ddp, rank, range(2))  # with the buckets that DDP will keep
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **settings) as p:
+        train(ddp, rank, range(2))
+    train(ddp, rank, range(1))
+    found = {}
+    for event in p.events():
+        if event.name.startswith("hipress:"):
+            found.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    over = not isinstance(compat.profiled("x"), torch.profiler.record_function)
+    shortest = min(max(times) for times in found.values())
+    return {name: len(times) for name, times in found.items()}, shortest > 0, over

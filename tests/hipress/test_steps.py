@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch._C._profiler import _ExperimentalConfig
 
 from tests.hipress import step_ranks
 from tests.hipress.launch import DIED, launch
@@ -82,3 +83,36 @@ def test_errors_name_the_ranks_of_the_job():
         "rank 1 (global 2) closed the connection in step 0 (rank 0 (global 1), peer 1 (global 2), "
     )
     assert message.startswith(told)
+
+
+def test_advice_on_unused_parameters_is_that_of_wrap():
+    for wrapped, automatic, attached in launch(step_ranks.unused, 2):
+        for message, text in wrapped, automatic:
+            assert "Expected to have finished reduction" in message
+            assert 'hipress.wrap(model, ..., ddp_kwargs={"find_unused_parameters": True})' in text
+        assert "hipress.wrap" not in attached[1]
+
+
+def test_what_wrap_adds_to_a_forward_pass_is_not_compiled():
+    ((ours, plain),) = launch(step_ranks.compiled, 1)
+    assert ours == plain
+    assert plain[0] > 0
+
+
+def test_a_profile_shows_buckets():
+    """As it shows DDP's all-reduces: from the thread of the backward pass until all is there."""
+    for counts, last, over in launch(step_ranks.profiled, 2, {}):
+        assert set(counts) >= {"hipress:bucket 0", "hipress:bucket 1"}
+        assert set(counts.values()) == {2}
+        assert all(name.startswith("hipress:bucket ") for name in counts)
+        assert last
+        assert over
+
+
+def test_a_profile_of_all_threads_shows_tasks():
+    config = {"experimental_config": _ExperimentalConfig(profile_all_threads=True)}
+    for counts, last, _ in launch(step_ranks.profiled, 2, config):
+        tasks = {name for name in counts if not name.startswith("hipress:bucket ")}
+        verbs = {"encode", "send", "recv", "decode", "merge"}
+        assert tasks >= {f"hipress:{verb} int8_fake" for verb in verbs}
+        assert last
