@@ -34,6 +34,7 @@ def test_version():
         (["--methods", "ddp"], "unknown method 'ddp'; choose from: none, ddp-noop, ddp-fp32,"),
         (["--methods", "hipress:twobit"], "hipress:auto, hipress:onebit_group, hipress:int4_group"),
         (["--methods", "hipress:onebit_grup"], "did you mean hipress:onebit_group?"),
+        (["--methods", "sync:onebit_grup"], "did you mean sync:onebit_group?"),
         (["--methods", "none,dgcc"], "did you mean hipress:dgc?"),
         (["--methods", "none,hipress:dgc:ratoi=1"], "no parameter 'ratoi'; did you mean 'ratio'?"),
         (["--methods", "none,hipress:dgc:ratio=7"], "parameter 'ratio' is from 1e-07 to 1, not 7"),
@@ -74,6 +75,7 @@ def test_options_have_their_types(text, options):
 
 def test_a_label_tells_codec_and_options():
     assert methods.parse("hipress:dgc:ratio=0.01").label == "HiPress dgc ratio=0.01"
+    assert methods.parse("sync:dgc").label == "HiPress, no DDP, dgc"
 
 
 def test_a_small_demo_writes_figures_and_chart(tmp_path, monkeypatch):

@@ -38,9 +38,9 @@ class Watched(Loopback):
 
 
 @pytest.mark.parametrize(
-    "method, payload", first_fast([("ddp-fp32", SIZE), ("ddp-fp16", SIZE / 2)])
+    "method, payload", first_fast([("ddp-fp32", SIZE), ("ddp-fp16", SIZE / 2), ("sync:none", SIZE)])
 )
-def test_a_baseline_trains_and_counts_its_bytes(method, payload):
+def test_a_method_trains_and_counts_its_bytes(method, payload):
     done = []
     result = runner.run(Loopback(), Job(method, steps=4, workload=TINY), done.append)
     assert result.error is None
