@@ -437,3 +437,43 @@ def all_reduced(rank, world_size, names):
         error_of(hipress.all_reduce, torch.ones(3 + rank), "none")[:2],
     ]
     return found, errors
+
+
+def alone(rank, world_size):
+    """A single rank: hashes of training with a Synchronizer that steps, and without any."""
+    plain, model = make(), make()
+    optimizer = sgd(plain)
+    for step in range(3):
+        x, y = data(rank, step)
+        nn.functional.mse_loss(plain(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sync = hipress.Synchronizer(model, "onebit_group", optimizer=sgd(model))
+    fit(sync, None, rank, range(3))
+    with sync.no_sync():
+        hipress.load_state_dict(sync, hipress.state_dict(sync))
+    installed = hipress.report(sync).installed
+    hipress.detach(sync)
+    return digest(plain), digest(model), installed, hipress.all_reduce(torch.ones(5), "onebit")
+
+
+class Gathered(torch.autograd.Function):
+    """Rows of a table, whose gradient is sparse as nobody could foresee."""
+
+    @staticmethod
+    def forward(context, table):
+        context.shape = table.shape
+        return table[:2] * 1
+
+    @staticmethod
+    def backward(context, gradient):
+        rows = torch.arange(2)[None]
+        return torch.sparse_coo_tensor(rows, gradient, context.shape)
+
+
+def unforeseen(rank, world_size):
+    """What a sparse gradient of a dense parameter raises."""
+    model = nn.Linear(4, 4, bias=False)
+    sync = hipress.Synchronizer(model, "none")
+    Gathered.apply(model.weight).sum().backward()
+    return error_of(sync.step)[:2]

@@ -180,6 +180,19 @@ def test_compiled_graphs_of_gradients_scaled_and_without_data():
         assert all(result[title][0] for result in results), title
 
 
+def test_a_single_rank_trains_as_without():
+    ((plain, own, installed, tensor),) = launch(ranks.alone, 1)
+    assert plain == own
+    assert not installed
+    assert tensor.tolist() == 5 * [1]
+
+
+def test_a_sparse_gradient_that_nobody_foresaw_is_told():
+    for kind, message in launch(ranks.unforeseen, 2):
+        assert kind == "SyncError"
+        assert "gradient of 'weight' is sparse, expected was a dense one" in message
+
+
 def test_all_reduce_of_one_tensor():
     names = ("none", "int4_group", "dgc", "powersgd", "signum")
     results = launch(ranks.all_reduced, 2, names)
