@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compll
 import hipress
 import hipress.plan.auto
-from compll import cache, library
+from compll.runtime import cache, library
 from tests.hipress.common import SMALL_BUCKETS, Scaled, difference, digest, error_of, make, train
 from tests.hipress.fakes import Int8
 

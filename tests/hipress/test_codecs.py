@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import compll
-from compll.backends import cpu_native
+from compll.backends.cpu import native as cpu_native
 from hipress.plan.codecs import SAFE
 from hipress.sync.state import deferrable_states
 from tests.hipress import codec_ranks
