@@ -115,7 +115,7 @@ def test_a_text_goes_elsewhere_where_its_folder_takes_no_more(root, there, monke
 
 def test_a_temporary_folder_ends_with_its_process(root):
     (root / "cache").write_text("no folder")
-    code = "from compll import cache; print(cache.folder('cpu'))"
+    code = "from compll.runtime import cache; print(cache.folder('cpu'))"
     env = os.environ | {"TMPDIR": str(root)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
