@@ -178,6 +178,7 @@ def test_what_is_written_back_is_drawn_tile_by_tile(tmp_path):
     np.testing.assert_array_equal(x, codec.decode(out[: used[0]], 3000))
 
 
+@pytest.mark.slow
 def test_without_a_state_there_is_a_fresh_one(tmp_path):
     """Also a residual: -0.0 + 0.0 is 0.0."""
     path = tmp_path / "counted.yaml"

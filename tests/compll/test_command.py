@@ -162,6 +162,7 @@ def test_backends_are_those_that_build():
     assert compll.runtime.library.backends() == ["cpu", "cuda", "reference"]
 
 
+@pytest.mark.slow
 def test_build(tmp_path):
     result = run("build", "terngrad_uniform", "-p", "bits=4", "-o", tmp_path)
     assert result.exit_code == 0, result.output

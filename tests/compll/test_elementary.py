@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import compll
 from compll.backends.cpu import elementary as cpu_elementary
 from compll.numerics import elementary
-from tests.tiers import first_fast
 
 NUMPY = elementary.NUMPY
 ENDS = [
@@ -57,7 +56,8 @@ def test_both_backends_give_the_same_bits(a, b):
         assert np.array_equal(ours, theirs, equal_nan=True), (a, b)
 
 
-@pytest.mark.parametrize("group", first_fast(["", "group: 64\n"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["", "group: 64\n"])
 def test_specs_that_use_them_agree(group, tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text(

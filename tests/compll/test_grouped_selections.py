@@ -75,9 +75,8 @@ def compiled(tmp_path, backend, text):
     return compll.compile(str(path), backend)
 
 
-@pytest.mark.parametrize(
-    "index, limit", first_fast([("gaps", "n"), ("uint32", "9"), ("elias", "n")])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("index, limit", [("gaps", "n"), ("uint32", "9"), ("elias", "n")])
 def test_values_of_groups_at_selected_elements(tmp_path, index, limit):
     text = SCALED.replace("INDEX", index).replace("LIMIT", limit)
     cpu, reference = (compiled(tmp_path, b, text) for b in ("cpu", "reference"))
@@ -116,7 +115,7 @@ update: {r: "UPDATE"}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "group, update",
-    first_fast([("", "where(kept, acc * random(0, 1), acc)"), ("group: 64", "acc")]),
+    [("", "where(kept, acc * random(0, 1), acc)"), ("group: 64", "acc")],
 )
 def test_what_is_selected_may_draw_alone(tmp_path, group, update):
     text = DRAWN.replace("GROUP", group).replace("UPDATE", update)

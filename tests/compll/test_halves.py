@@ -7,7 +7,6 @@ import compll
 from compll.numerics import halves
 from compll.tools.explain import found_traffic
 from tests.compll.cuda_host.pieces import pieces_equal
-from tests.tiers import first_fast
 
 MOMENTUM = """
 name: heavy
@@ -112,6 +111,7 @@ def test_what_is_no_residual_is_refused(name, value, message):
         compll.compile(name, residual=value)
 
 
+@pytest.mark.slow
 def test_no_residual_where_a_condition_leaves_feedback_out(tmp_path):
     path = spec(tmp_path, BY_CONDITION)
     with pytest.raises(compll.SpecError, match="with these parameters some has no error feedback"):
@@ -120,7 +120,8 @@ def test_no_residual_where_a_condition_leaves_feedback_out(tmp_path):
     assert state["residual"].nbytes == 6
 
 
-@pytest.mark.parametrize("text, storage", first_fast([(SUM, "float16"), (MOMENTUM, "bfloat16")]))
+@pytest.mark.slow
+@pytest.mark.parametrize("text, storage", [(MOMENTUM, "bfloat16"), (SUM, "float16")])
 def test_declared_states(tmp_path, storage, text):
     path = spec(tmp_path, text.format(storage=storage, other="float16"))
     codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
@@ -152,7 +153,8 @@ def test_declared_states_on_cuda(tmp_path, storage, text):
     pieces_equal(text, tmp_path, values)
 
 
-@pytest.mark.parametrize("storage", first_fast(["float16", "bfloat16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 def test_a_state_is_rounded_and_keeps_its_value_where_the_new_one_is_too_large(tmp_path, storage):
     codec = compll.compile(spec(tmp_path, SUM.format(storage=storage)))
     most = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}[storage]

@@ -53,7 +53,8 @@ def spec(folder, case):
     return path
 
 
-@pytest.mark.parametrize("case", first_fast(LATE))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LATE)
 def test_a_selection_waits_for_what_its_elements_need(case, tmp_path, rng):
     path = spec(tmp_path, LATE[case])
     cpu, reference = (compll.compile(path, target) for target in ("cpu", "reference"))

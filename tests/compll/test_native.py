@@ -233,6 +233,7 @@ def known():
     return kernels
 
 
+@pytest.mark.slow
 def test_what_merges_a_tile_is_no_part_of_its_only_caller():
     """As it was where another process compiled one of the two kernels that call it."""
     text = cpu.HopSource(compll.compile("onebit_group", "reference").module).text

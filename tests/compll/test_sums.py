@@ -14,7 +14,6 @@ from compll.backends.cpu import matrices as cpu_matrices
 from compll.numerics import numbers
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.compll.world import World
-from tests.tiers import first_fast
 
 SKETCH = """
 name: rows
@@ -144,7 +143,8 @@ def test_what_ranks_get_follows_what_they_give(target, tmp_path, rng):
         assert np.linalg.norm(state["residual"]) < 30 * np.linalg.norm(x)
 
 
-@pytest.mark.parametrize("group", first_fast(["", "group: 32"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["", "group: 32"])
 def test_integers_of_floats(group, tmp_path, rng):
     text = ALL.replace("GROUP", group)
     x = rng.standard_normal(1000).astype(np.float32)

@@ -57,6 +57,7 @@ update:
 """
 
 
+@pytest.mark.slow
 def test_tables_at_every_place(tmp_path):
     path = tmp_path / "tabled.yaml"
     path.write_text(SPEC)

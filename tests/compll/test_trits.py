@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import compll
 from compll.backends.cpu import trits as cpu_trits
 from compll.backends.reference import trits
-from tests.tiers import first_fast
 
 MORE = np.load(Path(__file__).parent / "golden" / "more.npz")
 INPUTS = np.load(Path(__file__).parent / "golden" / "published.npz")
@@ -66,10 +65,9 @@ def test_pack_round_trip(codes, tile):
     assert np.array_equal(trits.unpack(packed, len(codes), tile), codes)
 
 
-@pytest.mark.parametrize("group", first_fast(["", "group: 64"]))
-@pytest.mark.parametrize(
-    "kind, other", first_fast([("runs", "trit"), ("trit", "trit"), ("runs", "runs")])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["", "group: 64"])
+@pytest.mark.parametrize("kind, other", [("trit", "trit"), ("runs", "trit"), ("runs", "runs")])
 def test_fields_of_trits_side_by_side(kind, other, group, tmp_path):
     path = tmp_path / "plain.yaml"
     text = PLAIN.format(kind=kind, other=other, group=group)
