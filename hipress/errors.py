@@ -48,12 +48,13 @@ class DivergenceError(HipressError, RuntimeError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], meant: str = "") -> ConfigError:
-    """A ConfigError for a name that does not exist: what was meant, or the nearest one; and all."""
+    """A ConfigError for a name that does not exist: what was meant, the nearest one, or all."""
     names = sorted(known)
     close = closest(name, names, 0.5)
     hint = meant or (f"did you mean {close!r}?" if close else "")
-    message = f"unknown {kind} {name!r}. {hint}".rstrip()
-    return ConfigError(f"{message} Known: {', '.join(names) or '(none)'}.")
+    return ConfigError(
+        f"unknown {kind} {name!r}. {hint or 'Known: ' + (', '.join(names) or '(none)') + '.'}"
+    )
 
 
 def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:

@@ -93,10 +93,12 @@ def _refuse_arguments(params: Mapping[str, Any]) -> None:
 
 def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
     """A misspelt option of `wrap` arrives here, as if it were a parameter of the spec."""
+    from compll.errors import Problems
     from compll.frontend import derived
     from compll.runtime import library
 
-    known = [each.name for each in derived.accepted(library.load(name))]
+    untold = Problems("")  # compiling tells these, with all others
+    known = [each.name for each in derived.accepted(library.load(name, untold))]
     for given in params:
         if given not in known and (message := options_.of_ddp(given)):
             raise ConfigError(message)

@@ -161,3 +161,15 @@ def test_automatic_strategy(codec, suits):
 def test_strategy_that_cannot_work(codec, asked, message):
     with pytest.raises(ConfigError, match=message):
         strategy_for(codec, asked)
+
+
+def test_all_mistakes_of_a_spec_are_told_at_once(tmp_path):
+    """Those of form were told alone, before the others."""
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "name: own\nencode: {q: meen(g)}\npayload: {q: float32}\ndecode: q\nfeedback: true\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        resolve(options.make(str(path)))
+    assert "unknown operator 'meen'" in str(caught.value)
+    assert "'feedback' is one of none, error, own" in str(caught.value)
