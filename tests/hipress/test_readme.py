@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 import compll
+from casync import strategies
+from hipress import options
 from tests.walkthrough import follow, write
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +36,12 @@ def test_its_spec_compiles(tmp_path):
 
 def test_it_is_read_in_a_few_minutes():
     assert len(README.splitlines()) <= 130
+
+
+def test_every_option_and_strategy_is_described():
+    told = (ROOT / "docs" / "use.md").read_text("utf-8")
+    for name in {*options.names(), "compressor", *strategies.list_strategies()}:
+        assert f"`{name}`" in told, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
