@@ -38,12 +38,13 @@ class Row:
     @property
     def kept(self) -> bool:
         """Whether the mean is within 1% of fp32's, or within the spread of fp32's seeds."""
-        return self.finding("", {}).kept
+        return self.finding("", {}, default=True).kept
 
-    def finding(self, codec: str, params: dict[str, object]) -> Finding:
+    def finding(self, codec: str, params: dict[str, object], *, default: bool) -> Finding:
         """As hipress reads it."""
         return Finding(
-            codec, params, WORKLOADS[self.workload].kind, self.workload, self.steps, self.seeds,
+            codec, params, default, WORKLOADS[self.workload].kind, self.workload, self.steps,
+            self.seeds,
             None if math.isnan(self.difference) else round(self.difference, 5),
             round(self.noise, 5),
         )  # fmt: skip
@@ -96,7 +97,8 @@ def _findings(found: Iterable[Row]) -> Iterator[Finding]:
             method = methods.parse(f"hipress:{row.method}")
             assert method.codec is not None
             codec = compll.compile(method.codec, "reference", **method.options)
-            yield row.finding(codec.name, dict(codec.params))
+            usual = compll.compile(method.codec, "reference").params
+            yield row.finding(codec.name, dict(codec.params), default=codec.params == usual)
 
 
 def head(steps: int) -> tuple[str, ...]:

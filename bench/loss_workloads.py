@@ -25,7 +25,7 @@ from hipress.demo import corpus, job, model
 Batch = tuple[Tensor, ...]
 HELD_OUT = 100_000  # words at the end of the text
 LSTM = job.Workload()  # the demo's
-GPT = job.Workload(vocabulary=2000, width=128, batch=4, length=64)
+GPT = job.Workload(vocabulary=2000, width=64, batch=4, length=32)
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Workload:
 
 
 class GPT2(nn.Module):
-    """nanoGPT's shape (4 layers, 4 heads, width 128, context of 64, tied embeddings); returns the
-    mean cross-entropy (nats per word)."""
+    """nanoGPT's shape, smaller (4 layers, 4 heads, tied embeddings); returns the mean cross-entropy
+    (nats per word)."""
 
     def __init__(self, workload: job.Workload, layers: int = 4, heads: int = 4) -> None:
         super().__init__()

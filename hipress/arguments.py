@@ -20,6 +20,8 @@ from hipress.options import AUTO, Options
 from hipress.ranks.link import group_timeout
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from casync.codec import Codec
 
 P = ParamSpec("P")
@@ -39,7 +41,7 @@ class Arguments:
     model: nn.Module
     process_group: dist.ProcessGroup | None
     ddp_kwargs: Mapping[str, Any] | None
-    optimizer: Optimizer | None
+    optimizer: Optimizer | str | None
     options: Callable[..., Options]  # of the time-out that "None" means; raises ConfigError
 
     def settle(self, way: str, group: dist.ProcessGroup, **refused: str) -> Options:
@@ -64,9 +66,9 @@ def arguments(
     checksum: bool = False,
     down: str | os.PathLike[str] | Codec | None = AUTO,
     topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
+    optimizer: Optimizer | str | None = None,
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
-    optimizer: Optimizer | None = None,
     **params: Any,
 ) -> Arguments:
     """What each way in accepts, or refuses by name. `hipress.options.Options` explains them."""
@@ -75,7 +77,8 @@ def arguments(
         return options_.make(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
             seed=seed, timeout=default if timeout is None else timeout, verify=verify,
-            checksum=checksum, down=down, topology=topology, params=params,
+            checksum=checksum, down=down, topology=topology, optimizer=optimizer,
+            params=params,
         )  # fmt: skip
 
     return Arguments(model, process_group, ddp_kwargs, optimizer, options)

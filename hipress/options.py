@@ -14,8 +14,11 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress.errors import ConfigError, closest, unknown
+from hipress.optimizers import KINDS, kind_of
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from casync.codec import Codec
 
 SCOPES = ("tensor", "bucket", "model")
@@ -62,6 +65,10 @@ class Options:
     topology: which ranks of the group share a node, for strategies that go by it: ranks per node,
         or a list of ranks for each node. None: as LOCAL_WORLD_SIZE says, which torchrun sets, or
         ranks whose hosts have one name.
+    optimizer: what trains the model, a torch.optim.Optimizer or its class's name: "auto" then
+        chooses among all codecs that were measured to keep the loss under its kind, and a codec
+        that is named and loses is told. None: among those that keep it under every kind. Here it
+        is the kind, one of hipress.optimizers.KINDS (docs/losses.md).
     params: parameters of the codec, as its spec names them.
     """
 
@@ -76,6 +83,7 @@ class Options:
     checksum: bool = False
     down: str | Codec | None = AUTO
     topology: int | tuple[tuple[int, ...], ...] | None = None
+    optimizer: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,6 +101,8 @@ class Options:
             )
         if self.min_size is not None and self.min_size < 0:
             raise ConfigError(f"min_size must be None or at least 0, got {self.min_size}")
+        if self.optimizer not in (None, *KINDS):
+            raise unknown("kind of optimizer", str(self.optimizer), KINDS)
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be in 0 .. 2**64-1, got {self.seed}")
         if self.params and (self.automatic or not isinstance(self.compressor, str)):
@@ -176,7 +186,7 @@ def _check_codec(option: str, codec: object) -> None:
 def names() -> list[str]:
     """What `wrap` accepts besides a compressor and its parameters."""
     own = [each.name for each in fields(Options) if each.name not in ("compressor", "params")]
-    return [*own, "process_group", "ddp_kwargs", "optimizer"]
+    return [*own, "process_group", "ddp_kwargs"]
 
 
 def of_ddp(name: str) -> str:
@@ -199,11 +209,13 @@ def make(
     timeout: float | timedelta | None = None,
     down: str | os.PathLike[str] | Codec | None = AUTO,
     topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
+    optimizer: Optimizer | str | None = None,
     params: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Options:
     """Options from what a caller wrote: a path of any kind, one pattern or several, whole numbers
-    of any kind, seconds or a timedelta, parameters of Python or NumPy. Raises ConfigError."""
+    of any kind, seconds or a timedelta, an optimizer or its name, parameters of Python or NumPy.
+    Raises ConfigError."""
     if not isinstance(exclude, Iterable):
         raise ConfigError(
             f"exclude={exclude!r}: pass a pattern of parameter names, such as 'head.*', "
@@ -217,6 +229,7 @@ def make(
         timeout=_seconds(timeout),
         down=_path(down),
         topology=_nodes(topology),
+        optimizer=kind_of(optimizer),
         params={name: _plain(value) for name, value in (params or {}).items()},
         **rest,
     )

@@ -19,7 +19,7 @@ from hipress import __version__
 from hipress.errors import HipressError
 from hipress.model import Param, describe
 from hipress.options import AUTO, Options
-from hipress.plan import rules
+from hipress.plan import evidence, rules
 from hipress.plan.codecs import (
     call,
     compiling_told_by,
@@ -134,6 +134,18 @@ def tell_plan(session: Session) -> None:
     unexpected = asked and compressed_share(session.plan, session.params) < 0.5
     level = logging.WARNING if unexpected else logging.INFO
     log.log(level, "hipress: %s", describe_plan(session.plan, session.params))
+    if asked and session.options.optimizer is not None:
+        _tell_loss(session.options)
+
+
+def _tell_loss(options: Options) -> None:
+    """A warning of a codec that was measured to lose under this kind of optimizer."""
+    lost = evidence.worst(resolve(options), options.optimizer)
+    if lost is not None:
+        log.warning(
+            "hipress: %s did not keep the loss under %s: %s; docs/losses.md has what does",
+            label(options), options.optimizer, lost,
+        )  # fmt: skip
 
 
 def _codecs(options: Options) -> tuple[Codec, ...]:
@@ -155,6 +167,7 @@ def _facts(params: tuple[Param, ...], options: Options, codecs: Sequence[Codec])
         "down": [] if options.automatic else [described(codec) for codec in codecs[1:]],
         "strategy": options.strategy,
         "topology": str(options.topology),
+        "kind of optimizer": str(options.optimizer),
         "scope": options.scope,
         "exclude": sorted(set(options.exclude)),  # given as a set, every rank has its order
         "min_size": str(options.min_size),

@@ -52,10 +52,10 @@ class Synchronizer:
 
         `model`: a module on the CPU, before or after torch.compile; neither a
         DistributedDataParallel nor one of which another Synchronizer has parameters.
-        `optimizer`: steps parameters as their averages arrive, while others are on their way, bit
-        for bit as its step() after sync.step() would. It must treat every parameter by itself, as
-        SGD, Adam and AdamW do; its own step() is then refused, so GradScaler and gradient
-        clipping are, which need all averages first.
+        `optimizer`, unless it is a name: steps parameters as their averages arrive, while others
+        are on their way, bit for bit as its step() after sync.step() would. It must treat every
+        parameter by itself, as SGD, Adam and AdamW do; its own step() is then refused, so
+        GradScaler and gradient clipping are, which need all averages first.
         """
         group = group_of(given.process_group)
         with meetings.failures_told(group):
@@ -150,8 +150,10 @@ def _plain_module(model: object) -> nn.Module:
     return inner
 
 
-def _stepper(optimizer: Optimizer | None, model: nn.Module) -> Stepper | None:
-    return None if optimizer is None else Stepper(optimizer, set(model.parameters()))
+def _stepper(optimizer: Optimizer | str | None, model: nn.Module) -> Stepper | None:
+    if isinstance(optimizer, str | None):  # a name tells "auto" what trains, and steps nothing
+        return None
+    return Stepper(optimizer, set(model.parameters()))
 
 
 def _values(model: nn.Module) -> list[torch.Tensor]:

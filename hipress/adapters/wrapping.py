@@ -21,7 +21,6 @@ from hipress.ranks import meeting as meetings
 from hipress.session import SESSIONS, Session, prepare, tell_plan
 from hipress.sync.engine import Engine
 
-OPTIMIZER = "its step comes when all gradients have; hipress.Synchronizer takes one"
 #: DDP cannot forget a hook, so that of a module stays when hipress is detached
 HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
 
@@ -48,7 +47,7 @@ def wrap(given: Arguments) -> DistributedDataParallel:
     """
     group = group_of(_requested_group(given.process_group, given.ddp_kwargs))
     with meetings.failures_told(group):
-        options = given.settle("wrap", group, optimizer=OPTIMIZER)
+        options = given.settle("wrap", group)
         settings = _ddp_arguments(given.model, given.ddp_kwargs)
         if options.scope == "model":
             settings |= _one_bucket(given.model, settings)
@@ -76,9 +75,7 @@ def attach(given: Arguments) -> DistributedDataParallel:
     ddp = as_ddp(given.model)
     group, why = ddp.process_group, "the DistributedDataParallel has its own"
     with meetings.failures_told(group):
-        options = given.settle(
-            "attach", group, process_group=why, ddp_kwargs=why, optimizer=OPTIMIZER
-        )
+        options = given.settle("attach", group, process_group=why, ddp_kwargs=why)
         _refuse_python_reducer()
         _refuse_taken(ddp)
         if options.scope == "model":

@@ -1,4 +1,4 @@
-"""compressor="auto": per tensor, the cheapest of the safe codecs and of no codec at all.
+"""compressor="auto": per tensor, the cheapest of no codec and of those that keep the loss.
 
 [Note: never slower]
 A prediction is no promise, and on a CPU the codec takes cycles that the backward pass could use,
@@ -20,7 +20,8 @@ from casync.topology import Topology
 from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
-from hipress.plan.codecs import SAFE, compile_codec, strategy_for
+from hipress.plan import evidence
+from hipress.plan.codecs import compile_codec, strategy_for
 from hipress.plan.rules import Decision, Plan, excluded, partitions, raw, too_small
 
 if TYPE_CHECKING:
@@ -33,12 +34,13 @@ BATCH = 4 << 20  # bytes: smaller tensors share a message and its latency
 
 
 def candidates(options: Options) -> dict[str, Codec]:
-    """The safe codecs that the asked strategy can carry, compiled. ConfigError where none is."""
+    """The codecs that keep the loss under the optimizer and that the asked strategy can carry,
+    compiled. ConfigError where none is."""
     found, refusal = {}, None
-    for name in SAFE:
+    for name in evidence.trusted(options.optimizer):
         codec = compile_codec(name, {})
-        if codec.additive == "float32":
-            continue  # what the native all-reduce sends without a codec, too
+        if codec.additive == "float32" or codec.rounds or codec.vote:
+            continue  # what the native all-reduce sends anyway; what no formula predicts
         try:
             strategy_for(codec, options.strategy)
             found[name] = codec

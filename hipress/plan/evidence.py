@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-KINDS = ("sgd", "adam")  # of optimizers: with one rate for all elements, and with one for each
 LIMIT = 0.01  # of fp32's loss, above which it is not kept, unless fp32's seeds differ as much
-WORKLOADS = 2  # of a kind, on which a codec must have been measured before it is trusted
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,7 @@ class Finding:
 
     codec: str
     params: Mapping[str, Any]  # all of them
+    default: bool  # whether these are the spec's own
     optimizer: str  # one of KINDS
     workload: str  # of bench.losses
     steps: int
@@ -65,14 +64,28 @@ def of(codec: Codec, optimizer: str | None = None) -> tuple[Finding, ...]:
 
 
 def holds(codec: Codec, optimizer: str | None) -> bool:
-    """Whether a codec kept the loss wherever it was measured under this kind of optimizer (None:
-    under each), on WORKLOADS at least."""
-    return all(_holds(of(codec, kind)) for kind in ([optimizer] if optimizer else KINDS))
+    """Whether a codec kept the loss on every workload with this kind of optimizer (None: on every
+    workload)."""
+    return _hold(of(codec), optimizer)
 
 
-def _holds(found: tuple[Finding, ...]) -> bool:
-    enough = len({each.workload for each in found}) >= WORKLOADS
-    return enough and all(each.kept for each in found)
+def trusted(optimizer: str | None) -> tuple[str, ...]:
+    """Specs of which `holds` is true, with the parameters that they have by default."""
+    by_name: dict[str, list[Finding]] = {}
+    for each in findings():
+        if each.default:
+            by_name.setdefault(each.codec, []).append(each)
+    return tuple(name for name, found in by_name.items() if _hold(found, optimizer))
+
+
+def _hold(found: Sequence[Finding], optimizer: str | None) -> bool:
+    counted = [each for each in found if optimizer in (None, each.optimizer)]
+    measured = {each.workload for each in counted}
+    return measured >= _workloads(optimizer) and all(each.kept for each in counted)
+
+
+def _workloads(optimizer: str | None) -> set[str]:
+    return {each.workload for each in findings() if optimizer in (None, each.optimizer)}
 
 
 def worst(codec: Codec, optimizer: str | None) -> Finding | None:

@@ -88,6 +88,17 @@ def ineligible(rank, world_size):
     return logged(make().double(), "topk")
 
 
+def losing(rank, world_size):
+    """What is logged where a compressor is asked for that loses under an optimizer, or not."""
+    model = make()
+    return [
+        logged(model, "onebit_group", optimizer=torch.optim.AdamW(model.parameters())),
+        logged(make(), "onebit_group"),
+        logged(make(), "int8_group", optimizer="adam"),
+        logged(make(), optimizer="adam"),
+    ]
+
+
 def told(rank, world_size):
     """What is logged as models are wrapped: all compressed, nothing, some as asked, little, ..."""
     little = nn.Sequential(nn.Linear(2000, 1, bias=False), nn.Linear(1, 3000).double())

@@ -226,7 +226,8 @@ def refusals(rank, world_size):
         "types as one": (hipress.wrap, half, {"scope": "model"}),
         "parts as one": (hipress.wrap, make(), {"scope": "model", "exclude": "scale"}),
         "cap": (hipress.wrap, make(), {"scope": "model", "ddp_kwargs": {"bucket_cap_mb": 1}}),
-        "optimizer": (hipress.wrap, make(), {"optimizer": sgd(model)}),
+        "optimizer": (hipress.wrap, make(), {"optimizer": model}),
+        "optimizer's name": (hipress.Synchronizer, make(), {"optimizer": "adm"}),
         "lbfgs": (
             hipress.Synchronizer,
             (other := make()),

@@ -6,14 +6,16 @@ import pytest
 
 import compll
 from compll.backends.cpu import native as cpu_native
-from hipress.plan.codecs import SAFE
+from hipress.plan import evidence
 from hipress.sync.state import deferrable_states
 from tests.hipress import codec_ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast
 
 EXACT = {"none": 1e-5, "fp16": 1e-3, "bf16": 1e-2}
-CODECS = {name: {} for name in (*SAFE, "fp16", "onebit_group", "terngrad_uniform")}
+CODECS = {
+    name: {} for name in ("none", "bf16", "int4_group", "fp16", "onebit_group", "terngrad_uniform")
+}
 CODECS |= {"onebit_sgd": {}, "qsparse": {"ratio": 0.1}, "int8_group": {}}
 VOTES = {"signsgd": {}, "signum": {}}
 CODECS |= {"topk": {"ratio": 0.1}, "dgc": {"ratio": 0.1, "momentum": 0.0}}
@@ -60,7 +62,7 @@ def test_auto_installs_what_it_chose():
     results = launch(codec_ranks.automatic, 2, -1e9)
     for report, text, losses, digest, hooks in results:
         assert hooks == 1
-        assert {d["codec"] for d in report["decisions"]} <= {None, *SAFE}
+        assert {d["codec"] for d in report["decisions"]} <= {None, *evidence.trusted(None)}
         assert any(d["codec"] for d in report["decisions"])
         assert report["measured"]["steps"] == 5
         assert 0 < report["bytes_per_step"] < report["measured"]["ddp_wire_bytes"]
@@ -68,6 +70,18 @@ def test_auto_installs_what_it_chose():
         assert losses[-1] < losses[0]
         assert digest == results[0][3]
         assert report["decisions"] == results[0][0]["decisions"]
+
+
+def test_a_compressor_that_loses_under_the_optimizer_is_told():
+    under_adam, *silent = launch(codec_ranks.losing, 2)[0]
+    ((level, told),) = [line for line in under_adam if "loss" in line[1]]
+    assert level == "WARNING"
+    worst = evidence.worst(compll.compile("onebit_group", "reference"), "adam")
+    assert told == (
+        f"hipress: onebit_group() did not keep the loss under adam: {worst}; "
+        "docs/losses.md has what does"
+    )
+    assert not any("loss" in told for lines in silent for _, told in lines)
 
 
 def test_a_compressor_that_suits_nothing_is_told():

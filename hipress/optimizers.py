@@ -1,0 +1,39 @@
+"""The kind of an optimizer, by which losses were measured: see docs/losses.md."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from hipress.errors import ConfigError, unknown
+
+KINDS = ("sgd", "adam")
+"""One rate for all elements, with momentum or without; one for each, by what its gradients were."""
+
+_BY_NAME = {
+    **dict.fromkeys(("sgd", "asgd"), "sgd"),
+    **dict.fromkeys(("adam", "adamw", "adamax", "nadam", "radam", "sparseadam"), "adam"),
+    **dict.fromkeys(("adagrad", "adadelta", "adafactor", "rmsprop"), "adam"),
+}
+
+
+def kind_of(optimizer: object) -> str | None:
+    """One of KINDS, of an optimizer or of its class's name; None for None and for a class of
+    which nothing is known. ConfigError for what is no optimizer."""
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, str):
+        if optimizer.lower() not in _BY_NAME:
+            raise unknown("optimizer", optimizer, _BY_NAME)
+        return _BY_NAME[optimizer.lower()]
+    if isinstance(optimizer, type):
+        raise ConfigError(
+            f"optimizer is the class {optimizer.__name__}; pass an optimizer made of it, or its "
+            'name, such as "sgd" or "adam"'
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            'optimizer is a torch.optim.Optimizer, "sgd" or "adam", not '
+            f"a {type(optimizer).__name__}"
+        )
+    names = (each.__name__.lower() for each in type(optimizer).__mro__)
+    return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)

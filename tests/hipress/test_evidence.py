@@ -1,0 +1,125 @@
+"""Which codecs are trusted, by what was measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import compll
+from hipress import options
+from hipress.errors import ConfigError
+from hipress.optimizers import kind_of
+from hipress.plan import auto, evidence
+from hipress.plan.evidence import Finding
+
+
+def finding(codec="topk", params=None, *, default=True, kind="sgd", workload="a", **more):
+    known = {"steps": 200, "seeds": 3, "difference": 0.0, "noise": 0.0} | more
+    return Finding(codec, params or {"ratio": 0.01}, default, kind, workload, **known)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Replaces what was measured."""
+
+    def set_(*found):
+        monkeypatch.setattr(evidence, "findings", lambda: found)
+
+    return set_
+
+
+def topk(**params):
+    return compll.compile("topk", "reference", **params)
+
+
+def both(**more):
+    return [finding(workload=name, **more) for name in ("a", "b")]
+
+
+def test_a_codec_is_trusted_where_it_kept_the_loss_on_every_workload(measured):
+    measured(*both(), finding("dgc", workload="a"), finding("dgc", kind="adam", workload="c"))
+    assert evidence.holds(topk(), "sgd")
+    assert not evidence.holds(topk(), "adam")
+    assert not evidence.holds(topk(), None)
+    assert [evidence.trusted(kind) for kind in ("sgd", "adam", None)] == [("topk",), ("dgc",), ()]
+    measured(*both(), finding(kind="adam", workload="c"))
+    assert evidence.holds(topk(), None)
+    measured(finding(steps=200), finding(steps=1000, difference=0.02))
+    assert not evidence.holds(topk(), "sgd")
+
+
+@pytest.mark.parametrize(
+    "more, kept",
+    [({"difference": 0.009}, True), ({"difference": 0.011}, False),
+     ({"difference": 0.03, "noise": 0.04}, True), ({"difference": None, "noise": 9.0}, False)],
+)  # fmt: skip
+def test_one_workload_on_which_it_lost_is_enough(more, kept, measured):
+    measured(*both(), lost := finding(workload="c", **more))
+    assert evidence.holds(topk(), "sgd") == kept
+    assert evidence.worst(topk(), "sgd") == (None if kept else lost)
+    assert evidence.worst(topk(), "adam") is None
+
+
+def test_other_parameters_are_another_codec(measured):
+    measured(*both(params={"ratio": 0.05}, default=False))
+    assert not evidence.of(topk())
+    assert len(evidence.of(topk(ratio=0.05))) == 2
+    assert evidence.holds(topk(ratio=0.05), "sgd")
+    assert not evidence.trusted("sgd")
+
+
+def test_the_worst_is_named_with_its_figure(measured):
+    measured(*both(difference=0.072), finding(workload="c", difference=0.5, seeds=1))
+    told = str(evidence.worst(topk(), "sgd"))
+    assert told == "loss +50.0% against fp32 after 200 steps of c, 1 seed"
+    measured(*both(difference=0.5), finding(workload="c", difference=None))
+    assert str(evidence.worst(topk(), "sgd")).startswith("diverged against fp32")
+
+
+def test_auto_tries_what_keeps_the_loss_under_the_optimizer(measured):
+    measured(*both(), *both(codec="int8_group", params={}), *both(codec="signum", params={}))
+    found = auto.candidates(options.make("auto", optimizer="sgd"))
+    assert list(found) == ["topk", "int8_group"]  # no formula predicts votes
+
+
+def test_what_is_shipped_is_read():
+    assert {"bf16", "fp16", "int4_group"} <= set(evidence.trusted(None))
+    onebit = compll.compile("onebit_group", "reference")
+    assert evidence.worst(onebit, "adam") is not None
+    assert all(each.optimizer in ("sgd", "adam") for each in evidence.findings())
+    json.dumps([each.params for each in evidence.findings()])
+
+
+class Own(torch.optim.Optimizer):
+    """Of nothing known."""
+
+
+class OwnAdam(torch.optim.AdamW):
+    """A kind of Adam."""
+
+
+def parameters():
+    return [torch.nn.Parameter(torch.zeros(2))]
+
+
+@pytest.mark.parametrize(
+    "optimizer, kind",
+    [(None, None), ("SGD", "sgd"), ("adamw", "adam"), (torch.optim.SGD(parameters()), "sgd"),
+     (torch.optim.NAdam(parameters()), "adam"), (torch.optim.RMSprop(parameters()), "adam"),
+     (OwnAdam(parameters()), "adam"), (Own(parameters(), {}), None)],
+)  # fmt: skip
+def test_kinds_of_optimizers(optimizer, kind):
+    assert kind_of(optimizer) == kind
+    assert options.make("auto", optimizer=optimizer).optimizer == kind
+
+
+@pytest.mark.parametrize(
+    "wrong, told",
+    [("sdg", "unknown optimizer 'sdg'. did you mean 'sgd'?"), (torch.optim.SGD, "is the class SGD"),
+     (torch.nn.Linear(1, 1), "not a Linear"), (parameters(), "not a list")],
+)  # fmt: skip
+def test_what_is_no_optimizer_is_told(wrong, told):
+    with pytest.raises(ConfigError, match=told):
+        options.make("auto", optimizer=wrong)
