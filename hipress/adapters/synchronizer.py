@@ -87,10 +87,11 @@ class Synchronizer:
         session = self._session
         own = connect(session.meeting, "steps")
         broadcast(_values(model), own, session.options.timeout)
+        # Ranks send at moments of their own, so nothing may go between the user's collectives.
+        native = connect(session.meeting, "uncompressed")
         engine = Engine(
-            session.params, session.plan, session.options, session.group, session.meeting,
-            skips=True,
-        )  # fmt: skip
+            session.params, session.plan, session.options, native, session.meeting, skips=True
+        )
         named = dict(trainable(model))
         parameters = [named[param.name] for param in session.params]
         arrived = None if self._stepper is None else self._stepper.step

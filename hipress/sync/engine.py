@@ -62,7 +62,7 @@ def average(
 
     `timeout`: seconds, instead of the group's.
     """
-    buffer.div_(dist.get_world_size(group))
+    buffer.div_(group.size())
     options = dist.AllreduceOptions()  # dist.all_reduce has no argument for them
     if timeout is not None:
         options.timeout = timedelta(seconds=timeout)
@@ -137,8 +137,8 @@ class Engine:
         """skips: whether a step may lack buckets, whose parameters are unused; unused: whether
         averages of unused parameters are dropped."""
         self.params, self.plan, self.options = params, plan, options
-        self.group = group  # DDP's own group: a bucket left alone travels as it always did
-        rank = dist.get_rank(group)
+        self.group = group  # of buckets that travel as DDP would have them
+        rank = meeting.rank
         self.name = meeting.ranks[rank]  # this rank's global number
         self.buckets = BucketPlans(params, plan, options, rank)
         self._skips = skips

@@ -192,6 +192,38 @@ def own_order(rank, world_size):
     return found, hipress.state_dict(sync)["step"], first
 
 
+class Met(torch.autograd.Function):
+    """In whose backward pass all ranks meet, as a loss that gathers embeddings does."""
+
+    @staticmethod
+    def forward(context, x):
+        return x * 1
+
+    @staticmethod
+    def backward(context, gradient):
+        met = gradient.sum()
+        dist.all_reduce(met)
+        return gradient + met
+
+
+def meeting_within(rank, world_size):
+    """Gradients where ranks meet in a backward pass, before which one of them has sent what the
+    other holds back; nothing but `one` is compressed."""
+    order.LARGE_BYTES = 64
+    torch.manual_seed(0)
+    model = Heads()
+    sync = hipress.Synchronizer(model, "int4_group", exclude=["two.*", "three.*"])
+    found = []
+    for step in range(3):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        model.zero_grad()
+        hidden = model.two(Met.apply(model.one(x)))
+        (hidden if rank and step else model.three(hidden)).square().mean().backward()
+        sync.step()
+        found.append(gradients(model))
+    return found
+
+
 def gradients(model):
     """A sum of each."""
     return [p.grad.sum().item() for p in model.parameters()]

@@ -80,6 +80,11 @@ def test_ranks_whose_gradients_come_in_other_orders():
     assert first.startswith("three")  # as on rank 0
 
 
+def test_collectives_of_the_user_in_a_backward_pass_are_apart():
+    found = together(launch(ranks.meeting_within, 2))
+    assert len(found) == 3
+
+
 def test_a_second_gradient_in_a_step_is_refused():
     for rank, (second, step) in enumerate(launch(ranks.second_gradient, 2)):
         assert second[0] == step[0] == "SyncError"
