@@ -5,7 +5,6 @@ import pytest
 
 import compll
 from tests.compll.cuda_host.pieces import pieces_equal
-from tests.tiers import first_fast
 
 #: the same number, or numbers, as every type
 STORAGES = {"a": "int32", "b": "uint32", "c": "uint16"}
@@ -23,7 +22,8 @@ decode: exp2(e) * (a - 5) * (b - 6) * (c - 7) + where(e < 0, e, 0) + d
 """
 
 
-@pytest.mark.parametrize("group", first_fast(["", "group: 32"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["", "group: 32"])
 def test_numbers_below_zero_arrive(group, tmp_path, rng):
     """One number of the tensor, or of a group, was read as if it had no sign.
 

@@ -78,6 +78,7 @@ def test_a_label_tells_codec_and_options():
     assert methods.parse("sync:dgc").label == "HiPress, no DDP, dgc"
 
 
+@pytest.mark.slow
 def test_a_small_demo_writes_figures_and_chart(tmp_path, monkeypatch):
     tiny = Workload(vocabulary=200, width=16, batch=2, length=5)
     monkeypatch.setattr(command, "Workload", lambda optimizer="sgd": tiny)

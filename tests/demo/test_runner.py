@@ -52,6 +52,7 @@ def test_a_method_trains_and_counts_its_bytes(method, payload):
     assert result.wire_bytes is None or result.wire_bytes > payload
 
 
+@pytest.mark.slow
 def test_without_communication_nothing_is_sent():
     result = runner.run(Loopback(), Job("none", steps=2, workload=TINY))
     assert (result.error, result.payload_bytes, result.identical) == (None, 0, None)
