@@ -39,6 +39,7 @@ from tests.casync.fakes import (
     gradients,
     graph_of,
     jitter,
+    nodes_of,
     planned,
     states_of,
     tensors_of,
@@ -98,13 +99,14 @@ def encode(x, residual):
     return decoded, total - decoded
 
 
-def expected_ps(xs, worker, aggregator, owner):
+def expected_ps(xs, worker, aggregator, owner, world_size=None):
     total = xs[owner].copy()
     for rank in range(len(xs)):
         if rank != owner:
             decoded, worker[rank] = encode(xs[rank], worker[rank])
             total += decoded
-    mean, aggregator[owner] = encode(total * np.float32(1 / len(xs)), aggregator[owner])
+    share = np.float32(1 / (world_size or len(xs)))
+    mean, aggregator[owner] = encode(total * share, aggregator[owner])
     return mean
 
 
@@ -126,7 +128,31 @@ def expected_allgather(xs, worker, aggregator, owner):
     return sum(parts[1:], parts[0].copy())
 
 
-EXPECTED = {"ps": expected_ps, "ring": expected_ring, "allgather": expected_allgather}
+def expected_hierarchical(xs, worker, aggregator, owner):
+    """The sums of nodes of two go the way of `ps`, from and to leaders that stand where the owner
+    stands."""
+    topology = nodes_of(len(xs), 2)
+    place = topology.nodes[topology.node_of[owner]].index(owner)
+    leaders = [node[place % len(node)] for node in topology.nodes]
+    sums = [xs[leader].copy() for leader in leaders]
+    for total, node, leader in zip(sums, topology.nodes, leaders, strict=True):
+        for rank in node:
+            if rank != leader:
+                total += xs[rank]
+    inner = [[side[leader] for leader in leaders] for side in (worker, aggregator)]
+    mean = expected_ps(sums, *inner, leaders.index(owner), len(xs))
+    for side, values in zip((worker, aggregator), inner, strict=True):
+        for leader, value in zip(leaders, values, strict=True):
+            side[leader] = value
+    return mean
+
+
+EXPECTED = {
+    "ps": expected_ps,
+    "ring": expected_ring,
+    "allgather": expected_allgather,
+    "hierarchical": expected_hierarchical,
+}
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
@@ -155,6 +181,58 @@ def test_error_feedback_is_that_of_the_plain_algorithm(strategy, world_size):
     for rank in range(world_size):
         assert np.array_equal(states[rank]["sign", "worker"]["residual"], worker[rank])
         assert np.array_equal(states[rank]["sign", "aggregator"]["residual"], aggregator[rank])
+
+
+def both_ways(codec, down):
+    """A graph with a codec for each direction, and states by the workers' codec's name."""
+    graph = graph_of(SIZES, "ps", codec, 3, down=down)
+    sides = {"worker": CODECS[codec], "aggregator": CODECS[down]}
+    states = [{(codec, s): c.init_state(TOTAL) for s, c in sides.items()} for _ in range(3)]
+    return graph, states
+
+
+def test_owners_have_a_codec_and_feedback_of_their_own():
+    """Up a codec that encodes once, without loss; down signs, with a residual at the owners."""
+    graph, states = both_ways("once", "sign")
+    residual = np.zeros(TOTAL, np.float32)
+    with world(3, delay=jitter(2)) as executors:
+        for step in range(3):
+            buckets = gradients(TOTAL, 3, seed=step)
+            xs = [bucket.numpy().copy() for bucket in buckets]
+            run(executors, graph, buckets, states, step)
+            assert_identical(buckets)
+            for part in graph.parts:
+                for start, length, *_ in part.rows:
+                    at = slice(start, start + length)
+                    order = [part.owner, *(r for r in range(3) if r != part.owner)]
+                    total = sum((xs[rank][at] for rank in order[1:]), xs[order[0]][at])
+                    mean, residual[at] = encode(total * np.float32(1 / 3), residual[at])
+                    assert np.array_equal(buckets[0].numpy()[at], mean)
+    kept = sum(state["once", "aggregator"]["residual"] for state in states)
+    assert np.array_equal(kept, residual)
+    sent = [executor.counters.bytes_sent for executor in executors]
+    assert sum(sent) < 3 * sum(dry_run(graph).bytes_sent)
+
+
+def test_one_direction_may_go_uncompressed():
+    """As MXNet does: what owners send is the mean itself."""
+    graph, states = both_ways("sign", "raw")
+    worker = [np.zeros(TOTAL, np.float32) for _ in range(3)]
+    buckets = gradients(TOTAL, 3, seed=0)
+    xs = [bucket.numpy().copy() for bucket in buckets]
+    with world(3) as executors:
+        run(executors, graph, buckets, states)
+    assert_identical(buckets)
+    for part in graph.parts:
+        for start, length, *_ in part.rows:
+            at = slice(start, start + length)
+            total = xs[part.owner][at].copy()
+            for rank in (r for r in range(3) if r != part.owner):
+                decoded, worker[rank][at] = encode(xs[rank][at], worker[rank][at])
+                total += decoded
+            assert np.array_equal(buckets[0].numpy()[at], total * np.float32(1 / 3))
+    for rank in range(3):
+        assert np.array_equal(states[rank]["sign", "worker"]["residual"], worker[rank])
 
 
 @pytest.mark.parametrize("strategy, codec", PAIRS)

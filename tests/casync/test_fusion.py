@@ -3,9 +3,20 @@
 import pytest
 import torch
 
-from casync.graph.fusion import fused
+from casync.graph.fusion import fused, in_place
 from casync.graph.plan import Choice
-from tests.casync.fakes import CODECS, SIZES, Sign, gradients, planned, states_of, tensors_of, world
+from casync.raw import RAW
+from tests.casync.fakes import (
+    CODECS,
+    SIZES,
+    Sign,
+    gradients,
+    graph_of,
+    planned,
+    states_of,
+    tensors_of,
+    world,
+)
 
 
 class Fusing(Sign):
@@ -57,6 +68,22 @@ def test_the_results_are_the_same(strategy, world_size):
         assert torch.equal(one, other)
     owners = sum(len(fused(graph.slice(r), {"sign": fusing})) for r in range(world_size))
     assert fusing.taken == 2 * owners > 0
+
+
+def test_payloads_of_another_codec_are_not_taken_in():
+    codecs = CODECS | {"sign": Fusing()}
+    for up, down in (("exact", "sign"), ("sign", "exact")):
+        graph = graph_of(SIZES, "ps", up, 3, down=down)
+        assert not any(fused(graph.slice(rank), codecs) for rank in range(3))
+
+
+def test_raw_runs_are_summed_where_they_lie():
+    tensors = tensors_of([5, 9000])
+    choices = {t.name: Choice(RAW, "allreduce") for t in tensors}
+    program = planned(tensors, choices, 2, CODECS).slice(0)
+    assert in_place(program) == {task.payload for task in program.tasks}
+    for strategy in ("ps", "hierarchical", "allgather"):
+        assert not in_place(graph_of(SIZES, strategy, RAW, 3).slice(0))
 
 
 def test_the_sum_of_an_all_gather_is_not_taken_in():

@@ -1,0 +1,48 @@
+"""What a rank spends on its own slice of a graph: python -m bench.slices
+
+1024 ranks in nodes of 8, 100 tensors of a million elements, int4_group's payloads. The aim is 1 s
+and 200 MB; allgather has N-1 messages a tensor, which nobody would want of so many ranks.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import compll
+from casync.graph.graph import Program, build_program
+from casync.graph.plan import Choice, Tensor, partition
+from casync.topology import Topology
+
+RANKS, PER_NODE, TENSORS, ELEMENTS = 1024, 8, 100, 10**6
+STRATEGIES = ("ps", "ring", "hierarchical", "allgather")
+
+
+def own_slice(strategy: str) -> Program:
+    """The program of one rank."""
+    codecs = {"int4_group": compll.compile("int4_group")}
+    nodes = (range(first, first + PER_NODE) for first in range(0, RANKS, PER_NODE))
+    topology, starts = Topology.of(nodes), [i * ELEMENTS for i in range(TENSORS)]
+    tensors = [Tensor(f"t{i}", i, start, ELEMENTS, start) for i, start in enumerate(starts)]
+    choices = {tensor.name: Choice("int4_group", strategy) for tensor in tensors}
+    parts = partition(tensors, choices, topology, codecs)
+    return build_program(parts, topology, codecs, rank=17)
+
+
+def main() -> None:
+    """A line per strategy."""
+    print(f"{RANKS} ranks, {TENSORS} tensors of {ELEMENTS} elements")
+    for strategy in STRATEGIES:
+        begin = time.process_time()
+        program = own_slice(strategy)
+        seconds = time.process_time() - begin
+        tracemalloc.start()
+        own_slice(strategy)
+        peak = tracemalloc.get_traced_memory()[1] / 1e6
+        tracemalloc.stop()
+        sizes = f"{len(program.parts)} parts, {len(program.tasks)} tasks"
+        print(f"{strategy:12} {seconds:5.2f} s of CPU, {peak:4.0f} MB: {sizes}")
+
+
+if __name__ == "__main__":
+    main()
