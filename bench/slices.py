@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 import tracemalloc
 
-import compll
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import Choice, Tensor, partition
 from casync.topology import Topology
+from hipress.plan.codecs import compile_codec
 
 RANKS, PER_NODE, TENSORS, ELEMENTS = 1024, 8, 100, 10**6
 STRATEGIES = ("ps", "ring", "hierarchical", "allgather")
@@ -20,7 +20,7 @@ STRATEGIES = ("ps", "ring", "hierarchical", "allgather")
 
 def own_slice(strategy: str) -> Program:
     """The program of one rank."""
-    codecs = {"int4_group": compll.compile("int4_group")}
+    codecs = {"int4_group": compile_codec("int4_group", {})}
     nodes = (range(first, first + PER_NODE) for first in range(0, RANKS, PER_NODE))
     topology, starts = Topology.of(nodes), [i * ELEMENTS for i in range(TENSORS)]
     tensors = [Tensor(f"t{i}", i, start, ELEMENTS, start) for i, start in enumerate(starts)]

@@ -2,6 +2,11 @@
 
 A merge may be part of the encode that follows it: decode, add and encode in one kernel. And a raw
 payload that is summed natively may lie where it comes from and goes to, in the bucket.
+
+Only the last of an owner's merges is taken in. A chunk lies in the processor's cache: decoding and
+adding takes no longer than decoding alone, and one kernel for all payloads would save 5% of an
+owner's work at 4 ranks and 9% at 8 (int4_group, 262144 elements), while those that are there would
+wait for the last.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import evidence
-from hipress.plan.codecs import compile_codec, strategy_for
+from hipress.plan.codecs import compile_codec, strategy_for, ways_for
 from hipress.plan.rules import Decision, Plan, excluded, partitions, raw, too_small
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MARGIN = 0.25  # of a tensor's time: probes on a busy machine are off by as much
 CONTENTION = 2.0  # the backward pass and the other ranks of this host want the same cores
 MIN_GAIN_SECONDS = 1e-3  # seconds a step
+ONCE = 0.1  # of a tensor's time: what one quantization instead of two is worth
 BATCH = 4 << 20  # bytes: smaller tensors share a message and its latency
 
 
@@ -94,11 +95,12 @@ def _decide(
         return raw(param, why)
     plain = _shared(param, None, 1, ranks, costs)
     rivals = [
-        _rival(param, name, codec, costs, options, ranks)
+        _rival(param, name, codec, costs, strategy, ranks)
         for name, codec in codecs.items()
         if too_small(param, codec, options) is None
+        for strategy in ways_for(codec, options.strategy)
     ]
-    best = min(rivals, key=lambda d: d.seconds or 0.0, default=None)
+    best = min(rivals, key=_handicapped, default=None)
     seconds = None if best is None else best.seconds
     if best is None or seconds is None:
         return raw(param, "too small", plain)
@@ -111,13 +113,18 @@ def _decide(
 
 
 def _rival(
-    param: Param, name: str, codec: Codec, costs: Costs, options: Options, ranks: int
+    param: Param, name: str, codec: Codec, costs: Costs, strategy: str, ranks: int
 ) -> Decision:
-    strategy = strategy_for(codec, options.strategy)
     cut = partitions(param.numel, codec, strategy, ranks)
     chunks = cut * (ranks if strategies.load(strategy).SPREADS else 1)
     seconds = _shared(param, codec, chunks, ranks, costs, strategy)
     return Decision(param.name, param.numel, name, strategy, cut, "", None, seconds)
+
+
+def _handicapped(rival: Decision) -> float:
+    """Seconds; those of strategies whose owners encode the average once more count for more."""
+    again = strategies.load(rival.strategy).SPREADS != ""
+    return (rival.seconds or 0.0) * (1 + ONCE * again)
 
 
 def _shared(

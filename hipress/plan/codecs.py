@@ -140,6 +140,13 @@ def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> 
     return name
 
 
+def ways_for(codec: Codec, asked: str = AUTO) -> tuple[str, ...]:
+    """Strategies that the planner compares: what suits the codec, and instead of owners, which
+    encode once more, an exchange of all payloads."""
+    name = strategy_for(codec, asked)
+    return (name, "allgather") if asked == AUTO and name == "ps" else (name,)
+
+
 def _suited(codec: Codec) -> str:
     if codec.rounds or (codec.additive is not None and codec.fixed):
         return "allreduce"

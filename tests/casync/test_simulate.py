@@ -70,3 +70,22 @@ def test_nothing_takes_no_time():
     cluster = Cluster(Link(LINK, 1.0), ALL)
     assert simulate([build((), Topology.flat(2), CODECS)], cluster).makespan == 0.0
     assert simulate([], cluster).makespan == 0.0
+
+
+def test_nodes_with_slow_links_between_them():
+    """Two nodes of two: half the bytes between nodes, and less than 0.7 of the time of `ps`."""
+    cluster = Cluster(Link(1.25e7, 1e-4), {"half": CodecSpeed(1e9, 1e9)}, inside=Link(1e9, 1e-5))
+    flat, nodes = (
+        simulate([graph_of([10**6], strategy, "half", 4, per_node=2)], cluster)
+        for strategy in ("ps", "hierarchical")
+    )
+    assert sum(nodes.link_seconds) == pytest.approx(sum(flat.link_seconds) / 2)
+    assert nodes.makespan < 0.7 * flat.makespan
+
+
+def test_one_direction_takes_the_time_of_its_payloads():
+    """Signs up and numbers down, by hand: a chunk of 96 elements is 16 bytes up and 384 down."""
+    graph = graph_of([192], "ps", "sign", 2, partitions=1, per_node=1, down="raw", whole_bytes=0)
+    fast = CodecSpeed(1e12, 1e12)
+    cluster = Cluster(Link(LINK, 0.0), {"sign": fast}, raw=fast)
+    assert simulate([graph], cluster).makespan == pytest.approx(0.016 + 0.384, rel=1e-3)

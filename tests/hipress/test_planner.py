@@ -95,6 +95,21 @@ def test_a_gain_for_some_tensors_that_is_small_for_all(params):
     assert auto_plan([few, *many], {"int8_fake": Choosy()}, rates, alone, FOUR).compresses
 
 
+def test_one_quantization_where_it_costs_as_little_as_two(params):
+    """All payloads exchanged are N-1 times a payload, by way of owners less than twice; but owners
+    encode once more."""
+    rates = costs(link=1e7, codec=1e10)
+    for ranks, strategy in ((2, "allgather"), (4, "ps"), (16, "ps")):
+        codecs = {"int8_fake": Int8()}
+        made = auto_plan(params, codecs, rates, options.make("auto"), Topology.flat(ranks))
+        assert {d.strategy for d in made.decisions} == {strategy}
+        seconds = made.decisions[0].seconds
+        asked = options.make("auto", strategy="ps")
+        assert seconds <= 1.1 * auto_plan(
+            params, codecs, rates, asked, Topology.flat(ranks)
+        ).decisions[0].seconds  # fmt: skip
+
+
 def test_float32_is_reduced_as_fast_as_16_bit_numbers():
     slow, fast = [(4096.0, 2.0), (1e6, 9.0)], [(4096.0, 1.0), (1e6, 5.0), (4e6, 17.0)]
     found = probe._fit_reduces({"bfloat16": fast, "float32": slow})
