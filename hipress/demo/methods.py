@@ -90,7 +90,8 @@ def _compile(codec: str, given: dict[str, Any]) -> None:
     made = options.make(codec, **chosen, params=params)
     if not made.automatic:
         compiled = codecs.compile_codec(codec, made.params, target="reference")
-        codecs.strategy_for(compiled, made.strategy)
+        down = codecs.resolve_down(made, compiled, target="reference")
+        codecs.strategy_for(compiled, made.strategy, down)
 
 
 def _nearest(name: str, codec: str) -> str:

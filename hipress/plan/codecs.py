@@ -105,7 +105,7 @@ def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
             )
 
 
-def resolve_down(options: Options, codec: Codec) -> Codec | None:
+def resolve_down(options: Options, codec: Codec, target: str = "cpu") -> Codec | None:
     """The codec of owners, where it is another than that of workers. Raises ConfigError."""
     from casync.raw import Raw
 
@@ -114,7 +114,7 @@ def resolve_down(options: Options, codec: Codec) -> Codec | None:
     if isinstance(options.down, str):
         if options.down == AUTO:
             return None
-        made = compile_codec(options.down, {})
+        made = compile_codec(options.down, {}, target)
     else:
         made = options.down
     return None if made.digest == codec.digest else made
