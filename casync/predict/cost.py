@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["CodecCost", "Costs", "Line", "fit", "predict"]
+__all__ = ["PREDICTED", "CodecCost", "Costs", "Line", "fit", "predict"]
 
 
 @dataclass(frozen=True)
@@ -118,3 +118,5 @@ _FORMULAS: Mapping[str, Callable[[float, int, int, Line, CodecCost], float]] = {
     "ring": _ring,
     "allgather": _allgather,
 }
+#: strategies that have a formula; `simulate` has all
+PREDICTED = ("allreduce", *_FORMULAS)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from casync import strategies
-from casync.predict.cost import CodecCost, Costs, Line, predict
+from casync.predict.cost import PREDICTED, CodecCost, Costs, Line, predict
 from casync.topology import Topology
 from hipress.errors import ConfigError
 from hipress.model import Param
@@ -37,6 +37,11 @@ BATCH = 4 << 20  # bytes: smaller tensors share a message and its latency
 def candidates(options: Options) -> dict[str, Codec]:
     """The codecs that keep the loss under the optimizer and that the asked strategy can carry,
     compiled. ConfigError where none is."""
+    if options.strategy in strategies.list_strategies() and options.strategy not in PREDICTED:
+        raise ConfigError(
+            f'"auto" has no formula for strategy {options.strategy!r}: name a compressor, or use '
+            f"strategy {' or '.join(map(repr, PREDICTED))}"
+        )
     found, refusal = {}, None
     for name in evidence.trusted(options.optimizer):
         codec = compile_codec(name, {})

@@ -15,7 +15,7 @@ from hipress import options, session
 from hipress.errors import ConfigError
 from hipress.model import describe
 from hipress.plan import probe
-from hipress.plan.auto import auto_plan
+from hipress.plan.auto import auto_plan, candidates
 from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.reporting import Report, describe_plan
 from tests.hipress.common import Net
@@ -108,6 +108,11 @@ def test_one_quantization_where_it_costs_as_little_as_two(params):
         assert seconds <= 1.1 * auto_plan(
             params, codecs, rates, asked, Topology.flat(ranks)
         ).decisions[0].seconds  # fmt: skip
+
+
+def test_a_strategy_without_a_formula_needs_a_compressor_that_is_named():
+    with pytest.raises(ConfigError, match="no formula for strategy 'hierarchical'"):
+        candidates(options.make("auto", strategy="hierarchical"))
 
 
 def test_float32_is_reduced_as_fast_as_16_bit_numbers():
