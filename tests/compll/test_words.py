@@ -5,6 +5,7 @@ import pytest
 
 import compll
 from compll.errors import SpecError
+from tests.tiers import first_fast
 
 SPEC = """\
 name: modes
@@ -26,7 +27,7 @@ def spec(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("target", ["reference", "cpu"])
+@pytest.mark.parametrize("target", first_fast(["reference", "cpu"]))
 @pytest.mark.parametrize(
     "params, expected",
     [
