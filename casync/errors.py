@@ -31,7 +31,6 @@ __all__ = [
     "TransportAborted",
     "TransportError",
     "copy_to_raise",
-    "forget_frames",
 ]
 
 E = TypeVar("E", bound=BaseException)
@@ -83,12 +82,3 @@ def copy_to_raise(error: E) -> E:
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again
-
-
-def forget_frames(error: BaseException) -> None:
-    """Of an error that is kept, and of its causes. Frames hold operations, and so connections: in
-    a cycle through a future, into which Python's collector cannot look."""
-    cause: BaseException | None = error
-    while cause is not None:
-        cause.__traceback__ = None
-        cause = cause.__cause__

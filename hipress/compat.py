@@ -25,6 +25,7 @@ __all__ = [
     "GradBucket",  # public in torch.distributed, but not for type checkers; so are the stores
     "PrefixStore",
     "Store",
+    "another_client",
     "backward_id",
     "call_after_backward",
     "comm_hooks",
@@ -39,6 +40,7 @@ __all__ = [
     "skips_unused_buckets",
     "sparse_bytes",
     "store_address",
+    "store_host",
     "uncompiled",
     "uses_python_reducer",
 ]
@@ -52,11 +54,27 @@ def job_store() -> Store:
     return distributed_c10d._get_default_store()
 
 
+def store_host(store: Store) -> str | None:
+    """Host of a TCP store, below any prefix; None for stores that have none."""
+    host: str | None = getattr(_below_prefixes(store), "host", None)
+    return host
+
+
 def store_address(store: Store) -> str | None:
     """`host:port` of a TCP store, below any prefix; None for stores that have none."""
-    base = getattr(store, "_underlying_non_prefix_store", store)
-    host, port = getattr(base, "host", None), getattr(base, "port", None)
-    return None if host is None else f"{host}:{port}"
+    host = store_host(store)
+    return None if host is None else f"{host}:{getattr(_below_prefixes(store), 'port', None)}"
+
+
+def another_client(store: Store) -> Store:
+    """The same store with a connection of its own: calls that wait do not hold up each other's."""
+    again: Store = store.clone()  # type: ignore[attr-defined] # not in torch's annotations
+    return again
+
+
+def _below_prefixes(store: Store) -> Store:
+    below: Store = getattr(store, "_underlying_non_prefix_store", store)
+    return below
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:

@@ -4,9 +4,10 @@
     ├── ConfigError (ValueError)      an option, name or model that cannot be used; says what can
     │   └── ConfigMismatch            the ranks were configured differently; names both sides
     ├── AgreementTimeout (TimeoutError)   ranks that never arrived, or the job's silent store
+    ├── RankLost (RuntimeError)       another rank's process ended, or was interrupted
     ├── StateError (ValueError)       a state that does not fit this model, or of no whole step
     ├── SyncError (RuntimeError)      synchronizing gradients failed, now or in an earlier step
-    └── DivergenceError (RuntimeError)    verify=True found ranks with different gradients
+    └── DivergenceError (RuntimeError)    verify=True found ranks that differ
 
 The step in which casync fails raises its error as it is, a casync.errors.CasyncError. The module
 cannot take another step then: that is a SyncError with the first error as `__cause__`, or a
@@ -35,6 +36,10 @@ class AgreementTimeout(HipressError, TimeoutError):
     """Some ranks did not arrive, or the job's store did not answer, within the time-out."""
 
 
+class RankLost(HipressError, RuntimeError):
+    """Another rank ended, or was interrupted, so this one cannot go on."""
+
+
 class StateError(HipressError, ValueError):
     """A state dictionary that does not fit, or that a step which did not end does not allow."""
 
@@ -44,7 +49,7 @@ class SyncError(HipressError, RuntimeError):
 
 
 class DivergenceError(HipressError, RuntimeError):
-    """Ranks hold different gradients after a synchronization."""
+    """Ranks hold different gradients after a synchronization, or different parameters."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], meant: str = "") -> ConfigError:

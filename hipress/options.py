@@ -53,8 +53,9 @@ class Options:
     timeout: seconds that hipress waits for another rank, when attached and in a step; finite. None
         (in a call): the process group's. Collectives of DDP itself (bucket rebuild,
         buffers, all of them where nothing is installed) keep the process group's.
-    verify: hash every averaged gradient and compare the ranks, every step. Slow: for finding
-        faults.
+    verify: hash every averaged gradient and compare the ranks, every step; and the parameters, in
+        the second step and every 100 steps after it, so that a rank that skipped an optimizer's
+        step is found. Slow: for finding faults.
     checksum: send a CRC-32 with every compressed message, so that one that was damaged on its way
         is a PayloadError that names the rank it came from, part and step. Costs 0.25 ms for 1 MB
         of payload, 2.5 ms for 10 MB and 13 ms for 50 MB (4 GB/s), on either side. What native

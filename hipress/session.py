@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import platform
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +19,6 @@ from torch import nn
 from casync import strategies
 from casync.topology import Topology
 from hipress import __version__
-from hipress.errors import HipressError
 from hipress.model import Param, describe
 from hipress.options import AUTO, Options
 from hipress.plan import evidence, rules
@@ -30,7 +32,7 @@ from hipress.plan.codecs import (
 )
 from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
-from hipress.ranks.link import connect, silent_hint
+from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class Session:
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
         """Synchronize by this engine, if any, until `close`, or until `owner` is no more; then
         `release` tells its hooks."""
+        _tell_uncaught()
         self.engine = engine
         self.finalizer = weakref.finalize(owner, _end, engine, release)
 
@@ -77,6 +80,22 @@ class Session:
         """End threads and groups; the module is then synchronized without us, or not at all."""
         if self.finalizer is not None:
             self.finalizer()
+
+
+@functools.cache
+def _tell_uncaught() -> None:
+    """From now on, an exception that ends this program is told to the other ranks, which would see
+    a broken connection only."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if not hasattr(sys, "ps1"):  # else it ends nothing but a line that was typed
+            for session in list(SESSIONS.values()):
+                if session.engine is not None:
+                    session.engine.fail(error, "the program")
+
+    sys.excepthook = hook
 
 
 def _end(engine: Engine | None, release: Callable[[], None]) -> None:
@@ -99,26 +118,18 @@ def prepare(
 
     `module`: the model, as no DDP module is needed yet, or the DDP module.
     `facts`: more on which the ranks must agree, such as what DDP will be made with.
-    Raises ConfigError, ConfigMismatch or AgreementTimeout; on every rank, if on one.
+    Raises ConfigError, ConfigMismatch, AgreementTimeout or RankLost; on every rank, if on one.
     """
     meeting = meetings.meeting(group, options.timeout)
-    try:
+    with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
         params = describe(module)
         rules.check_patterns(params, options)
-        with compiling_told_by(meeting.rank == 0):
-            codecs = _codecs(options)
-    except Exception as error:
-        meeting.fail(error)
-        raise
+        codecs = _codecs(options)
     places = meeting.settle({**_facts(params, options, codecs), **facts}, nodes.place())
-    try:
+    with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
         topology = nodes.topology_of(options.topology, places, meeting.ranks)
-        with compiling_told_by(meeting.rank == 0):
-            session = _plan(params, codecs, options, topology, group, meeting)
-            _compile(session.plan)
-    except Exception as error:
-        meeting.fail(error)
-        raise
+        session = _plan(params, codecs, options, topology, group, meeting)
+        _compile(session.plan)
     meeting.settle({"plan": session.plan.facts()})
     return session
 
@@ -247,11 +258,8 @@ def _auto(
     from hipress.plan.auto import auto_plan
     from hipress.plan.probe import measure
 
-    try:
-        probe = measure(connect(meeting, "probe"), codecs)
-    except RuntimeError as error:
-        message = f"rank {meeting.ranks[meeting.rank]}: the link between ranks {meeting.ranks}"
-        message += f" could not be measured{silent_hint(meeting, 'measurement')}"
-        raise HipressError(f"{message}: {error}") from error
+    link = connect(meeting, "probe")
+    what = f"measuring the link between ranks {meeting.ranks}"
+    probe = meeting.attend(lambda: measure(link, codecs), what)
     plan = auto_plan(params, codecs, probe.costs, options, topology)
     return Session(params, options, plan, group, meeting, probe)

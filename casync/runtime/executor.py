@@ -24,7 +24,6 @@ from casync.errors import (
     TransportAborted,
     TransportError,
     copy_to_raise,
-    forget_frames,
 )
 from casync.graph.graph import Program
 from casync.graph.tasks import Decode, Encode, Merge, Recv, Reduce, Send, Task
@@ -264,10 +263,9 @@ class Executor:
             self._ended.wait(_ECHO)
         source = job.prepared.slots[index].source
         named = _named(error, job.tasks[index], job.step, source, self._names)
-        named.__cause__ = error
+        if not isinstance(error, TransportError):  # which has told all
+            named.__cause__ = error
         self._end(named)
-        if isinstance(error, TransportError):
-            forget_frames(error)
 
     def ends(self, seconds: float) -> bool:
         """See watch.Owner."""
@@ -310,6 +308,10 @@ def _named(
     where = f"rank {names[task.rank]}{beside}, task `{task.text()}`: {what}"
     if not isinstance(error, TransportError):
         return PayloadError(f"step {step} failed: {where}")
-    happened = "did not answer" if isinstance(error, PeerTimeout) else "closed the connection"
     who = f"rank {names[peer]}" if beside else "a rank"
-    return type(error)(f"{who} {happened} in step {step} ({where})")
+    happened = f"{who} closed the connection"
+    if isinstance(error, PeerTimeout):
+        happened = f"{who} did not answer"
+    elif isinstance(error, TransportAborted):
+        happened = "this rank closed its connections"
+    return type(error)(f"{happened} in step {step} ({where})")

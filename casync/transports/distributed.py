@@ -19,7 +19,7 @@ from casync.codec import Operation
 from casync.errors import PeerTimeout, TransportAborted, TransportError
 from casync.transports import Handle
 
-__all__ = ["DistributedTransport"]
+__all__ = ["DistributedTransport", "transport_error"]
 
 Connect: TypeAlias = Callable[[Sequence[int]], dist.ProcessGroup]
 
@@ -43,11 +43,12 @@ class _WorkHandle:
         try:
             self._work.wait(timedelta(seconds=timeout))
         except RuntimeError as error:
-            raise _mapped(error, self._what, timeout) from error
+            raise transport_error(error, self._what, timeout) from None
         return -1
 
 
-def _mapped(error: RuntimeError, what: str, timeout: float) -> TransportError:
+def transport_error(error: Exception, what: str, timeout: float = 0.0) -> TransportError:
+    """An error of torch as one of ours, with all that it says. `what`: failed, or timed out."""
     text = str(error)
     if "timed out" in text.lower():
         return PeerTimeout(f"{what} timed out after {timeout:g} s")
@@ -101,7 +102,7 @@ class DistributedTransport:
         try:
             return _WorkHandle(self._group.send([data], peer, _TAG + channel), data, what)
         except RuntimeError as error:
-            raise _mapped(error, what, 0.0) from error
+            raise transport_error(error, what) from None
 
     def post_recv(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
         """See Transport."""
@@ -109,7 +110,7 @@ class DistributedTransport:
         try:
             return _WorkHandle(self._group.recv([data], peer, _TAG + channel), data, what)
         except RuntimeError as error:
-            raise _mapped(error, what, 0.0) from error
+            raise transport_error(error, what) from None
 
     def post_reduce(
         self, data: torch.Tensor, ranks: Sequence[int], op: Operation = "sum"
@@ -121,7 +122,7 @@ class DistributedTransport:
         try:
             work = self._group_of(ranks).allreduce([data], options)
         except RuntimeError as error:
-            raise _mapped(error, what, 0.0) from error
+            raise transport_error(error, what) from None
         return _WorkHandle(work, data, what)
 
     def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
@@ -137,7 +138,7 @@ class DistributedTransport:
         try:
             return _WorkHandle(self._group.recv([data], peer, _WATCH_TAG), data, what)
         except RuntimeError as error:
-            raise _mapped(error, what, 0.0) from error
+            raise transport_error(error, what) from None
 
     def abort(self) -> None:
         """Let a receive time out that nobody answers: gloo then closes all of the group's pairs.

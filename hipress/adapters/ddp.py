@@ -57,11 +57,11 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
         return average(bucket.buffer(), state.group)
     try:
         _divide_by_active_ranks(state, bucket)
-        engine.begin(bucket.index())
+        engine.begin(bucket.index(), state.index)
         _at_end_of_backward(state, engine)
         future = engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
     except BaseException as error:  # a KeyboardInterrupt, too
-        engine.abort(SyncError(f"{type(error).__name__}: {error}"))
+        engine.fail(error)
         raise
     if bucket.is_last() and (state.first_step_delayed or state.backward_id < 0):
         engine.finish()  # nothing will call it before DDP itself waits

@@ -75,7 +75,8 @@ class Synchronizer:
         engine: Engine | None = None
         hooks: list[RemovableHandle] = []
         if self._session.world_size > 1:
-            self._steps, engine = self._connect(model)
+            with self._session.meeting.failures_told():
+                self._steps, engine = self._connect(model)
             hooks += _hooks(self._steps)
         if self._stepper is not None:
             hooks.append(self._stepper.guard())

@@ -41,9 +41,9 @@ def wrap(given: Arguments) -> DistributedDataParallel:
     torch.distributed must be initialized; with one rank nothing is installed.
 
     Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ,
-    AgreementTimeout for ranks that do not arrive or a job's store that does not answer in time, and
-    HipressError, of which these are kinds, where that store fails, or ranks cannot be connected or
-    their link not be measured.
+    AgreementTimeout for ranks that do not arrive or a job's store that does not answer in time,
+    RankLost when another rank ends or is interrupted meanwhile, and HipressError, of which these
+    are kinds, where that store fails, or ranks cannot be connected or their link not be measured.
     """
     group = group_of(_requested_group(given.process_group, given.ddp_kwargs))
     with meetings.failures_told(group):
@@ -54,14 +54,9 @@ def wrap(given: Arguments) -> DistributedDataParallel:
         facts = _facts(given.model, settings)
     # Before DDP: its own check of shapes cannot name the parameter, and may hang.
     session = prepare(given.model, options, group, facts)
-    _refuse_parts(session)
-    try:
-        ddp = DistributedDataParallel(given.model, process_group=given.process_group, **settings)
-    except (TypeError, ValueError) as error:  # on every rank: they agree on all of it
-        message = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
-        raise ConfigError(message) from error
-    ddp.register_forward_hook(_advise, always_call=True)
-    return _finish(ddp, session)
+    with session.meeting.failures_told():
+        _refuse_parts(session)
+        return _finish(_ddp(given, session, settings), session)
 
 
 @taking.function
@@ -82,7 +77,9 @@ def attach(given: Arguments) -> DistributedDataParallel:
             raise ConfigError(
                 'scope="model" is for wrap, which has DDP make one bucket, and for Synchronizer'
             )
-    return _finish(ddp, prepare(ddp, options, group, {"called": "hipress.attach"}))
+    session = prepare(ddp, options, group, {"called": "hipress.attach"})
+    with session.meeting.failures_told():
+        return _finish(ddp, session)
 
 
 def _requested_group(
@@ -178,6 +175,21 @@ def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
         key: repr(value) if isinstance(value, simple) else type(value).__name__
         for key, value in ddp_kwargs.items()
     }
+
+
+def _ddp(
+    given: Arguments, session: Session, settings: Mapping[str, Any]
+) -> DistributedDataParallel:
+    try:
+        ddp = DistributedDataParallel(given.model, process_group=given.process_group, **settings)
+    except (TypeError, ValueError) as error:  # on every rank: they agree on all of it
+        message = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
+        raise ConfigError(message) from error
+    except RuntimeError as error:  # of gloo, perhaps
+        session.meeting.raise_reason(error)
+        raise
+    ddp.register_forward_hook(_advise, always_call=True)
+    return ddp
 
 
 def _advise(ddp: nn.Module, inputs: object, output: object) -> None:

@@ -7,9 +7,9 @@ the group, or else derives the group's name from a count that may differ between
 
 [Note: connecting] Gloo's time-out holds for each of its attempts, of which it makes five for every
 pair of ranks: with half an hour, a rank that is stopped would hold up the others for 2.5 hours. So
-gloo connects in a thread of its own, and whoever asked waits for it no longer than the time-out.
-Gloo does not say for whom it waited, either. Ranks that are connected, or waited in vain, say so in
-the store: the one that does not is the one to look at.
+gloo connects in a thread of its own, and whoever asked waits for it no longer than the time-out, or
+than all ranks are there. Gloo does not say for whom it waited, either. Ranks that are connected, or
+waited in vain, say so in the store: the one that does not is the one to look at.
 """
 
 from __future__ import annotations
@@ -21,40 +21,28 @@ import torch
 import torch.distributed as dist
 
 from hipress import compat
-from hipress.errors import AgreementTimeout, HipressError
+from hipress.errors import HipressError
 from hipress.options import LONGEST
-from hipress.ranks.meeting import Meeting, run_in_thread
+from hipress.ranks.meeting import Meeting
 
 
 def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
     """A gloo group of the meeting's ranks; it ends when the last reference to it does.
 
     All ranks of the meeting must call this, within its time-out. See [Note: connecting].
-    Raises AgreementTimeout after that, and HipressError where gloo fails.
+    Raises what Meeting.attend does, and HipressError where gloo fails.
     """
-    store = compat.PrefixStore(f"hipress/{meeting.name}/{purpose}", meeting.store)
     rank, size, delay = meeting.rank, len(meeting.ranks), timedelta(seconds=meeting.timeout)
-    thread, outcome = run_in_thread(lambda: compat.gloo_group(store, rank, size, delay))
-    thread.join(meeting.timeout)
-    message = (
-        f"rank {meeting.ranks[rank]}: no connection between ranks {meeting.ranks} for {purpose}"
-    )
-    if not outcome.done():
-        message = f"{message} within {meeting.timeout:g} s"
-        raise AgreementTimeout(message + silent_hint(meeting, purpose))
-    try:
-        group = outcome.result()
-    except RuntimeError as error:
-        raise HipressError(f"{message}{silent_hint(meeting, purpose)}: {error}") from error
-    meeting.tell(purpose)
+
+    def make() -> dist.ProcessGroup:
+        own = compat.another_client(meeting.board.store)  # gloo waits in calls
+        store = compat.PrefixStore(f"hipress/{meeting.board.name}/{purpose}", own)
+        return compat.gloo_group(store, rank, size, delay)
+
+    what = f"connecting ranks {meeting.ranks} for {purpose}"
+    group = meeting.attend(make, what)
+    meeting.tell(what)
     return group
-
-
-def silent_hint(meeting: Meeting, purpose: str) -> str:
-    """Part of a message: which ranks may be why this one, and others with it, waited in vain."""
-    silent = meeting.silent(purpose)
-    names = ", ".join(map(str, silent))
-    return f" (no word from rank {names}, which may be stopped or cut off)" if silent else ""
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:

@@ -1,81 +1,82 @@
-"""Ranks compare their configurations before the first gradient moves.
+"""Ranks compare their configurations before the first gradient moves, and hear of one another.
 
 [Note: agreement]
 Two ranks that run different codecs would read each other's bytes as nonsense, or wait for ever.
 So at attach time each rank writes its configuration, as JSON, into the job's key-value store
 (the one of `init_process_group`), and reads everybody else's. No process group is needed, which
 is the point: a collective that one rank never joins cannot say who is missing; the store can.
-A rank whose own set-up failed writes that failure instead, so the others stop at once rather
-than at the time-out. One that has waited in vain writes that, too, where all look last: who comes
-later must not go on without it, and load a state, say, that it has not loaded.
 
-[Note: a store that does not answer]
-A call to a TCPStore waits for the reply of its host for ever, whatever the store's own time-out:
-a host that is stopped, or cut off, holds up everybody. So each call is made in a thread of its
-own, and whoever asked waits for it until the deadline only. The thread cannot be ended; while it
-waits, the store is not used again, since its next reply belongs to that call. It is a daemon, which
-holds up no exit, and torch releases the GIL around the call.
+[Note: stopping]
+A rank that cannot go on writes why where all look as they wait: one whose set-up failed, that is
+interrupted, that has waited in vain, or that found another's process ended (see
+[Note: presence]). So all stop at once, and who comes later does not go on without it, and load a
+state, say, that it has not loaded. The first reason counts: the others follow from it.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import logging
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
 from hipress import compat
-from hipress.compat import Store
-from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError
+from hipress.errors import AgreementTimeout, HipressError
+from hipress.ranks.board import TELL_SECONDS, Board, Stop, backoff, unless_silent
+from hipress.ranks.facts import compare
+from hipress.ranks.store import call_store, run_in_thread
 
-FAILED = "failed"
 OWN = "own"  # what may differ between ranks
-GAVE_UP = "gone"  # where a rank that no longer waits says so
-MIN_CALL_SECONDS = 2.0  # seconds that a call to the store has, however little is left of a time-out
-TELL_SECONDS = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
 SKEW_SECONDS = 2.0  # seconds within which ranks that wait in vain, as long as each other, say so
+LOOK_SECONDS = 0.2  # seconds between looks at the others, while a call waits for them
+DONE_SECONDS = 1.0  # seconds in which a call ends that no longer needs a rank that has ended
 T = TypeVar("T")
-log = logging.getLogger("hipress")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Meeting:
-    """One place in the store where the ranks of a group compare notes, any number of times."""
+    """Where the ranks of a group compare notes, any number of times."""
 
-    store: Store
-    rank: int  # within the group
-    ranks: tuple[int, ...]  # global numbers, by rank within the group
+    board: Board
     timeout: float  # seconds
-    name: str
-    _round: Iterator[int] = field(default_factory=itertools.count)
+    round: int = 0  # of notes that are compared next
+
+    @property
+    def rank(self) -> int:
+        """This rank within the group."""
+        return self.board.rank
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global numbers, by rank within the group."""
+        return self.board.ranks
 
     def of(self, some: Sequence[int]) -> Meeting:
-        """The place where some of these ranks, of which this is one, compare notes."""
-        name = f"{self.name}/{','.join(map(str, some))}"
-        ranks = tuple(self.ranks[rank] for rank in some)
-        return Meeting(self.store, some.index(self.rank), ranks, self.timeout, name)
+        """Where some of these ranks, of which this is one, compare notes."""
+        return Meeting(self.board.of(some), self.timeout)
 
     def settle(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
         """Return when every rank posted equal facts; by rank, what each has of its `own`.
 
-        Raises ConfigMismatch naming the first differing fact and both sides, or
-        AgreementTimeout naming the ranks that never arrived.
+        Raises ConfigMismatch naming the first differing fact and both sides, AgreementTimeout
+        naming the ranks that never arrived, or RankLost naming the one that ended.
         """
-        round_ = next(self._round)
-        deadline = time.monotonic() + self.timeout
-        self._post(round_, self.rank, {**facts, OWN: own}, deadline)
-        posted = self._collect(round_, deadline)
+        round_, deadline = self.round, time.monotonic() + self.timeout
+        self.round += 1
+        try:
+            self.board.post(round_, self.rank, {**facts, OWN: own}, deadline)
+            posted = self._collect(round_, deadline)
+        except HipressError:
+            raise
+        except BaseException as error:
+            self.board.stop(round_, Stop.of(error, self.board.here))
+            raise
         owned = [each.pop(OWN) for each in posted]
-        _compare(posted, self.ranks)
+        compare(posted, self.ranks)
         return owned
 
     def fail(self, error: BaseException) -> None:
@@ -83,87 +84,156 @@ class Meeting:
 
         Where they cannot be told, that is logged: `error` is what matters.
         """
-        facts = {FAILED: f"{type(error).__name__}: {error}"}
-        self._tell(next(self._round), self.rank, facts)
+        self.board.stop(self.round, Stop.of(error, self.board.here))
+        self.round += 1
+
+    @contextmanager
+    def failures_told(self) -> Iterator[None]:
+        """What fails inside, between rounds, or is interrupted, the others learn at once."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def attend(self, call: Callable[[], T], what: str) -> T:
+        """What a call returns that waits for the other ranks, as each makes it.
+
+        It runs in a thread of its own, so that this rank may be interrupted. Raises HipressError
+        for a RuntimeError of the call; AgreementTimeout after the time-out; and as soon as another
+        rank cannot go on, why.
+        """
+        deadline = time.monotonic() + self.timeout - self._skew
+        thread, outcome = run_in_thread(call)
+        lost: dict[int, float] = {}  # ranks that have ended, and since when that is known
+        while True:
+            thread.join(max(0.0, min(LOOK_SECONDS, deadline - time.monotonic())))
+            if outcome.done():
+                return self._result(outcome, what)
+            now = time.monotonic()
+            self._raise(self.board.look(self.round, (), deadline)[1])
+            lost = {rank: lost.get(rank, now) for rank in self.board.ended()}
+            if lost and now - min(lost.values()) > DONE_SECONDS:
+                self._stop(self.round, self.board.lost(min(lost)))
+            if now > deadline:
+                message = f"rank {self.board.here}: {what} took longer than {self.timeout:g} s"
+                raise AgreementTimeout(self._joined(message, what))
+
+    def _result(self, outcome: Future[T], what: str) -> T:
+        try:
+            return outcome.result()
+        except RuntimeError as error:  # of gloo
+            self.raise_reason(error)
+            message = f"rank {self.board.here}: {what} failed: {error}"
+            raise HipressError(self._joined(message, what)) from error
+
+    def raise_reason(self, error: Exception) -> None:
+        """Raise RankLost, or what another rank stopped by, where `error` follows from that."""
+        reason = self._reason()
+        if reason is not None:
+            self.board.stop(self.round, reason)
+        self._raise(reason, error)
+
+    def explained(self, error: Exception, what: str) -> str:
+        """What an error says that came as a connection broke, or a rank was waited for in vain, in
+        `what`; and before that why, as far as the others tell or can be seen."""
+        self.tell(what)
+        reason = self._reason()
+        if reason is not None:
+            return f"{reason.told(f' during {what}')}\n{error}"
+        return self._joined(str(error), what)
+
+    def _reason(self) -> Stop | None:
+        """Why a connection to another rank may have ended, as soon as that is known."""
+        deadline = time.monotonic() + DONE_SECONDS
+        with suppress(HipressError):  # of a store that does not answer
+            for pause in backoff():
+                ended = self.board.ended()
+                stop = self.board.look(self.round, (), deadline)[1]
+                if stop is not None or time.monotonic() > deadline:
+                    return stop
+                if ended:
+                    return self.board.lost(min(ended))
+                time.sleep(pause)
+        return None
 
     def tell(self, what: str) -> None:
         """Say that this rank waits for `what` no longer, for those that ask who is silent."""
-        self._tell(_over_key(what), self.rank, {})
+        self.board.tell(_over_key(what), {})
 
     def silent(self, what: str) -> list[int]:
         """Ranks that do not say, when this one does, that they wait for `what` no longer.
 
         Raises AgreementTimeout where the store does not answer.
         """
-        deadline = time.monotonic() + SKEW_SECONDS
-        missing = [rank for rank in range(len(self.ranks)) if rank != self.rank]
-        self._post(_over_key(what), self.rank, {}, deadline)
-        for pause in _backoff():
-            arrived, _ = self._arrived(_over_key(what), missing, deadline)
+        deadline = time.monotonic() + self._skew
+        missing = self.board.others
+        self.board.post(_over_key(what), self.rank, {}, deadline)
+        for pause in backoff():
+            arrived, _ = self.board.look(_over_key(what), missing, deadline)
             missing = [rank for rank in missing if rank not in arrived]
             if not missing or time.monotonic() > deadline:
                 break
             time.sleep(pause)
         return [self.ranks[rank] for rank in missing]
 
-    def _tell(self, round_: int | str, place: int | str, facts: Mapping[str, Any]) -> None:
-        deadline = time.monotonic() + min(self.timeout, TELL_SECONDS)
-        with _unless_silent():
-            self._post(round_, place, facts, deadline)
+    def _joined(self, message: str, what: str) -> str:
+        return "\n".join(each for each in (self._silence(what), message) if each)
 
-    def _key(self, round_: int | str, place: int | str) -> str:
-        return f"hipress/{self.name}/{round_}/{place}"
+    def _silence(self, what: str) -> str:
+        """A sentence on ranks that may be why this one, and others with it, waited in vain."""
+        try:
+            names = ", ".join(map(str, self.silent(what)))
+        except HipressError as error:
+            return str(error)
+        return (
+            f"no word from rank {names} during {what}: stopped, cut off or ended" if names else ""
+        )
 
-    def _post(
-        self, round_: int | str, place: int | str, facts: Mapping[str, Any], deadline: float
-    ) -> None:
-        text = json.dumps(facts, sort_keys=True, default=str)
-        self._call(lambda store: store.set(self._key(round_, place), text), deadline)
+    @property
+    def _skew(self) -> float:
+        """Of the time-out, what is left to ask who is silent."""
+        return min(SKEW_SECONDS, self.timeout / 2)
+
+    def _raise(self, stop: Stop | None, cause: Exception | None = None) -> None:
+        if stop is not None:
+            raise stop.error(self.board.here) from cause
+
+    def _stop(self, round_: int, stop: Stop) -> NoReturn:
+        """Stop by what this rank saw first."""
+        self.board.stop(round_, stop)
+        raise stop.error(self.board.here)
 
     def _collect(self, round_: int, deadline: float) -> list[dict[str, Any]]:
         """Everybody's facts; polls, because a store's own wait does not say who is missing."""
         missing = list(range(len(self.ranks)))
         found: dict[int, dict[str, Any]] = {}
-        for pause in _backoff():
-            arrived, gone = self._arrived(round_, missing, deadline)
-            for rank, text in arrived.items():
-                found[rank] = json.loads(text)
-                missing.remove(rank)
-                _raise_if_failed(found[rank], self.ranks[rank], self.ranks[self.rank])
-            if gone is not None:
-                message = json.loads(gone)["why"]
-                raise AgreementTimeout(f"rank {self.ranks[self.rank]} stops, because {message}")
+        for pause in backoff():
+            ended = self.board.ended()  # asked first: all that those have posted can be seen then
+            arrived, stop = self.board.look(round_, missing, deadline)
+            found |= arrived
+            missing = [rank for rank in missing if rank not in found]
+            self._raise(stop)
             if not missing:
                 break
+            lost = [rank for rank in missing if rank in ended]
+            if lost:
+                self._stop(round_, self.board.lost(lost[0]))
             if time.monotonic() > deadline:
-                message = self._absent(missing)
-                self._tell(round_, GAVE_UP, {"why": message})
-                raise AgreementTimeout(message)
+                error = AgreementTimeout(self._absent(missing))
+                self.board.stop(round_, Stop.of(error, self.board.here))
+                raise error
             time.sleep(pause)
         return [found[rank] for rank in range(len(self.ranks))]
 
-    def _arrived(
-        self, round_: int | str, missing: Sequence[int], deadline: float
-    ) -> tuple[dict[int, bytes], bytes | None]:
-        """What those of the missing posted who have arrived by now, and who waits no longer."""
-        keys = {rank: self._key(round_, rank) for rank in missing}
-        last = self._key(round_, GAVE_UP)
-
-        def look(store: Store) -> tuple[dict[int, bytes], bytes | None]:
-            found = {r: store.get(key) for r, key in keys.items() if store.check([key])}
-            return found, store.get(last) if store.check([last]) else None
-
-        return self._call(look, deadline)
-
-    def _call(self, call: Callable[[Store], T], deadline: float) -> T:
-        return call_store(self.store, call, deadline, self.ranks[self.rank])
-
     def _absent(self, missing: Sequence[int]) -> str:
         names = ", ".join(str(self.ranks[rank]) for rank in missing)
+        came = all(rank in self.board.present for rank in missing)
+        hint = " It has come, and did not go on: it may be stopped, or cut off." if came else ""
         return (
-            f"rank {self.ranks[self.rank]} waited {self.timeout:g} s for rank {names} of "
-            f"{len(self.ranks)}. Every rank must call hipress.wrap, attach and load_state_dict, "
-            "the same number of times and in the same order."
+            f"rank {self.board.here} waited {self.timeout:g} s for rank {names} of "
+            f"{len(self.ranks)}.{hint} Every rank must call hipress.wrap, attach and "
+            "load_state_dict, the same number of times and in the same order."
         )
 
 
@@ -175,7 +245,9 @@ def meeting(group: dist.ProcessGroup, timeout: float) -> Meeting:
     store = compat.job_store()
     key = f"hipress/{place}/meetings/{rank}"
     round_ = call_store(store, lambda it: it.add(key, 1), time.monotonic() + timeout, ranks[rank])
-    return Meeting(store, rank, ranks, timeout, f"{place}/{round_}")
+    board = Board(store, rank, ranks, f"{place}/{round_}")
+    board.announce(time.monotonic() + timeout)
+    return Meeting(board, timeout)
 
 
 @contextmanager
@@ -183,130 +255,12 @@ def failures_told(group: dist.ProcessGroup) -> Iterator[None]:
     """What fails inside, before this rank's meeting, the others learn at theirs."""
     try:
         yield
-    except Exception as error:
-        with _unless_silent():
+    except BaseException as error:
+        with unless_silent():
             meeting(group, TELL_SECONDS).fail(error)
         raise
-
-
-# Calls that had no answer in time, and may be waiting still.
-_UNANSWERED: weakref.WeakKeyDictionary[Store, threading.Thread] = weakref.WeakKeyDictionary()
-
-
-def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
-    """What `call(store)` returns. See [Note: a store that does not answer].
-
-    Raises AgreementTimeout where that takes longer than until `deadline` (of time.monotonic()),
-    at once where an earlier call is waiting still, and HipressError for the store's own errors.
-    """
-    before = _UNANSWERED.get(store)
-    if before is not None and before.is_alive():
-        message = f"rank {rank} still waits for an earlier answer of the job's store"
-        raise AgreementTimeout(message + _store_address(store))
-    start = time.monotonic()
-    thread, outcome = run_in_thread(lambda: call(store))
-    try:
-        thread.join(max(deadline - start, MIN_CALL_SECONDS))
-    finally:  # after a KeyboardInterrupt, too
-        if thread.is_alive():
-            _UNANSWERED[store] = thread
-    if not outcome.done():
-        message = f"rank {rank} waited {time.monotonic() - start:.3g} s for the job's store"
-        raise AgreementTimeout(message + _store_address(store))
-    try:
-        return outcome.result()
-    except RuntimeError as error:
-        raise HipressError(f"the job's store does not answer: {error}") from error
-
-
-def run_in_thread(call: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
-    """A call that may never return, in a thread of its own."""
-    outcome: Future[T] = Future()
-    thread = threading.Thread(target=_call, args=(call, outcome), daemon=True)
-    thread.start()
-    return thread, outcome
-
-
-def _call(call: Callable[[], T], outcome: Future[T]) -> None:
-    try:
-        outcome.set_result(call())
-    except Exception as error:
-        outcome.set_exception(error)
-
-
-def _store_address(store: Store) -> str:
-    """The end of a message: where a store is that does not answer."""
-    address = compat.store_address(store)
-    where = "" if address is None else f" at {address}"
-    return f"{where}, which does not answer: the process that keeps it may be stopped or cut off."
-
-
-@contextmanager
-def _unless_silent() -> Iterator[None]:
-    """An error is told to the others if the store answers, and never replaced."""
-    try:
-        yield
-    except HipressError as error:
-        log.warning("the other ranks could not be told of a failure: %s", error)
 
 
 def _over_key(what: str) -> str:
     """Whose keys are apart from those of gloo, which has its own below `what`."""
     return f"{what} is over"
-
-
-def _backoff() -> Iterator[float]:
-    """Short at first, since ranks mostly arrive together, then easy on the store."""
-    pause = 0.001
-    while True:
-        yield pause
-        pause = min(pause * 1.5, 0.1)
-
-
-def _raise_if_failed(facts: Mapping[str, Any], rank: int, here: int) -> None:
-    if FAILED in facts:
-        raise ConfigMismatch(f"rank {rank} failed, so rank {here} stops, too: {facts[FAILED]}")
-
-
-def _compare(posted: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
-    """Raise ConfigMismatch for the first fact on which a rank differs from the group's first."""
-    for other in range(1, len(posted)):
-        for key in sorted({*posted[0], *posted[other]}, key=_order):
-            left, right = posted[0].get(key), posted[other].get(key)
-            if key == "digests":
-                sides = left or {}, right or {}
-                # what a rank calls a spec, or where it found it, does not matter
-                if sorted(sides[0].values()) != sorted(sides[1].values()):
-                    raise ConfigMismatch(_other_text(*sides, ranks[0], ranks[other]))
-            elif left != right:
-                what, mine, yours = _narrow(key, left, right)
-                raise ConfigMismatch(
-                    f"ranks disagree on {what}: rank {ranks[0]}: {mine}, "
-                    f"rank {ranks[other]}: {yours}"
-                )
-
-
-def _other_text(left: Mapping[str, str], right: Mapping[str, str], one: int, other: int) -> str:
-    """Which codec has another text, or other parameters, on another rank."""
-    name = min(n for n in {*left, *right} if left.get(n) != right.get(n))
-    digests = " and ".join(str(side.get(name, "none"))[:12] for side in (left, right))
-    return (
-        f"{name} differs between ranks {one} and {other} (digests {digests}); "
-        "give every rank the same text and parameters"
-    )
-
-
-def _order(key: str) -> tuple[bool, bool, str]:
-    """What a reader recognizes first: the codec, then options, then digests and the plan."""
-    return (key != "compressor", key in ("digests", "plan"), key)
-
-
-def _narrow(key: str, left: Any, right: Any) -> tuple[str, str, str]:
-    """The differing entry when both sides are lists: one parameter, not all of them."""
-    if not (isinstance(left, list) and isinstance(right, list)):
-        return key, str(left), str(right)
-    for index, (mine, yours) in enumerate(itertools.zip_longest(left, right)):
-        if mine != yours:
-            absent = "nothing"
-            return f"{key}, entry {index}", str(mine or absent), str(yours or absent)
-    return key, str(left), str(right)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -16,10 +15,10 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.codec import FLOAT_BYTES, Codec
-from casync.errors import CasyncError, copy_to_raise
+from casync.errors import CasyncError, PeerTimeout, TransportError, copy_to_raise
 from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor
-from casync.transports.distributed import DistributedTransport
+from casync.transports.distributed import DistributedTransport, transport_error
 from hipress import compat
 from hipress.errors import HipressError, SyncError
 from hipress.model import Param
@@ -28,10 +27,9 @@ from hipress.plan.rules import Plan
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.sync.buckets import BucketPlan, BucketPlans
+from hipress.sync.optimizers import take_failed, watch_steps
 from hipress.sync.state import deferrable_states
-from hipress.sync.verify import Verifier
-
-log = logging.getLogger("hipress")
+from hipress.sync.verify import VERIFY_STEPS, Verifier
 
 #: seconds after a native all-reduce's own time-out; in torch 2.8 it is the group's
 NATIVE_TIMEOUT_SLACK = 1.0
@@ -139,6 +137,7 @@ class Engine:
         self.params, self.plan, self.options = params, plan, options
         self.group = group  # of buckets that travel as DDP would have them
         rank = meeting.rank
+        self._meeting = meeting
         self.name = meeting.ranks[rank]  # this rank's global number
         self.buckets = BucketPlans(params, plan, options, rank)
         self._skips = skips
@@ -151,6 +150,7 @@ class Engine:
         self._broken: BaseException | None = None
         self._broken_by = ""  # what broke
         self._verifier = self._verifying(meeting) if options.verify else None
+        watch_steps()
 
     def _verifying(self, meeting: Meeting) -> Verifier:
         try:
@@ -180,9 +180,10 @@ class Engine:
         """Whether a step has begun whose averages DDP has not got."""
         return self._latest >= 0 or bool(self.traffic.pending)
 
-    def begin(self, index: int) -> None:
+    def begin(self, index: int, parameters: Collection[torch.Tensor] = ()) -> None:
         """Bucket `index` is about to be reduced, maybe as the first of a step.
 
+        `parameters`: the model's, to see that the ranks' did not part since the last step.
         Buckets come in order, but DDP may leave out the first and the last ones, whose parameters
         are unused (`skip_all_reduce_unused_params`).
         """
@@ -192,6 +193,24 @@ class Engine:
             self.traffic.pending.clear()
             self.traffic.steps += 1
             self.step += 1
+            self._check(parameters)
+
+    def _check(self, parameters: Collection[torch.Tensor]) -> None:
+        """Raise SyncError where an optimizer failed on this rank only; with `verify`, have
+        parameters compared."""
+        failed = take_failed(parameters)
+        if failed is not None:
+            what = f"the step of {type(failed).__name__} before step {self._step_number}"
+            others = self._meeting.silent(what)  # of those that say the same
+            if others:
+                names = ", ".join(map(str, others))
+                raise SyncError(
+                    f"{what} raised an error, or was interrupted, on rank {self.name} and not on "
+                    f"rank {names}: their parameters differ"
+                )
+        if self._verifier and parameters and self._step_number % VERIFY_STEPS == 1:
+            checked = self._verifier.check_parameters(parameters, self.params, self._step_number)
+            self.traffic.pending.append((checked, None))
 
     def reduce(
         self, indices: tuple[int, ...], buffer: torch.Tensor, *, last: bool
@@ -211,8 +230,8 @@ class Engine:
                 lambda: self._native(buffer) if plan is None else self._submit(plan, buffer),
             )
         except Exception as error:
-            named = self._with_context(error, "the bucket could not be handed over")
-            self.abort(named)
+            named = self._not_begun(error)
+            self._executor.abort(named)  # so that the others learn it now
             error.__traceback__ = None  # it is kept, and would keep the callers' models
             future = Future()
             future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
@@ -257,26 +276,29 @@ class Engine:
         try:
             wait_within(future, seconds)
         except Exception as error:
-            named = self._with_context(error)
-            log.error("rank %d, step %d: %s", self.name, self._step_number, named)
-            self.fail(named, f"step {self._step_number}")
+            named = self._explained(self._with_context(error))
+            self.fail(named)
             error.__traceback__ = None
             raise copy_to_raise(named) from named.__cause__
         except BaseException as error:  # a KeyboardInterrupt: the step is lost
-            self.fail(error, f"step {self._step_number}")
+            self.fail(error)
             raise
         self.traffic.exposed_seconds += time.perf_counter() - start
 
-    def abort(self, error: Exception) -> None:
-        """This rank cannot go on: the others learn it now, not by their time-out."""
+    def fail(self, error: BaseException, what: str = "") -> None:
+        """No step may follow, since `what` failed, maybe on this rank only; by default the current
+        step. The first failure counts."""
+        if self._broken is not None:
+            return
+        if not isinstance(error, TransportError) or isinstance(error, PeerTimeout):
+            self._meeting.fail(error)  # others see a broken connection only
+        if not isinstance(error, CasyncError | HipressError):
+            text = f"{type(error).__name__}: {error}"
+            if not isinstance(error, Exception):
+                text = f"interrupted by a {type(error).__name__}"
+            error = SyncError(f"rank {self.name}: {text}")
+        self._broken, self._broken_by = copy_to_raise(error), what or f"step {self._step_number}"
         self._executor.abort(error)
-
-    def fail(self, error: BaseException, what: str) -> None:
-        """No step may follow, since `what` failed, maybe on this rank only."""
-        if not isinstance(error, Exception):
-            error = SyncError(f"rank {self.name}: interrupted by a {type(error).__name__}")
-        self._broken, self._broken_by = error, what
-        self.abort(error)
 
     def close(self) -> None:
         """End the threads. On detach, when the module dies, at exit; may repeat."""
@@ -300,18 +322,30 @@ class Engine:
         """What DDP does without a hook. Sparse gradients come here too."""
         return average(buffer, self.group, self.options.timeout)
 
-    def _with_context(
-        self,
-        error: Exception,
-        what: str = "the all-reduce of uncompressed gradients failed",
-    ) -> Exception:
-        """Errors of ours as they are; others, as torch's of a native all-reduce, with where."""
+    def _not_begun(self, error: Exception) -> Exception:
         if isinstance(error, CasyncError | HipressError):
             return error
-        where = f"rank {self.name}, step {self._step_number}"
-        named = SyncError(f"{where}: {what}: {type(error).__name__}: {error}")
+        what = f"the bucket could not be handed over: {type(error).__name__}: {error}"
+        named = SyncError(f"{self._where}: {what}")
         named.__cause__ = error
         return named
+
+    def _with_context(self, error: Exception) -> Exception:
+        """Errors of ours as they are; torch's, of a native all-reduce, with where."""
+        if isinstance(error, CasyncError | HipressError):
+            return error
+        what = f"{self._where}: the all-reduce of uncompressed gradients"
+        return transport_error(error, what, self.options.timeout)
+
+    def _explained(self, error: Exception) -> Exception:
+        """Of what other ranks are to blame for, with what is known of them."""
+        if not isinstance(error, TransportError):
+            return error
+        return type(error)(self._meeting.explained(error, f"step {self._step_number}"))
+
+    @property
+    def _where(self) -> str:
+        return f"rank {self.name}, step {self._step_number}"
 
     def _count(self, plan: BucketPlan | None, buffer: torch.Tensor) -> None:
         traffic = self.traffic

@@ -1,4 +1,4 @@
-"""verify=True: compare a hash of every averaged gradient between the ranks, every step."""
+"""verify=True: compare hashes of every averaged gradient, and now and then of parameters."""
 
 from __future__ import annotations
 
@@ -6,18 +6,38 @@ import hashlib
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
 from casync.runtime.exits import close_at_exit
+from casync.transports.distributed import transport_error
 from hipress.errors import DivergenceError, SyncError
 from hipress.model import Param
 from hipress.ranks.link import gather
 
-Request = tuple["Future[torch.Tensor]", "Future[torch.Tensor]", Sequence[Param], int]
+VERIFY_STEPS = 100
+"""Parameters are compared before the second step, and before every so many after it."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What to compare: hashes that are there already, or of what a future brings."""
+
+    future: Future[torch.Tensor]
+    checked: Future[torch.Tensor]
+    params: Sequence[Param]
+    step: int
+    hashes: Sequence[int] | None = None
+
+    @property
+    def what(self) -> str:
+        """What ranks hold."""
+        return "averages" if self.hashes is None else "parameters"
 
 
 class Verifier:
@@ -33,7 +53,7 @@ class Verifier:
         self._ranks = ranks
         self._name = ranks[group.rank()]
         self._process = os.getpid()
-        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hipress-verify", daemon=True)
         self._thread.start()
         close_at_exit(self)
@@ -46,7 +66,18 @@ class Verifier:
         if os.getpid() != self._process:
             return future
         checked: Future[torch.Tensor] = Future()
-        self._requests.put((future, checked, params, step))
+        self._requests.put(_Request(future, checked, params, step))
+        return checked
+
+    def check_parameters(
+        self, values: Iterable[torch.Tensor], params: Sequence[Param], step: int
+    ) -> Future[torch.Tensor]:
+        """A future that completes, with nothing, when ranks are found to hold the same
+        parameters; they may change as soon as this returns."""
+        nothing, checked = Future[torch.Tensor](), Future[torch.Tensor]()
+        nothing.set_result(torch.empty(0))
+        hashed = [hash_of(value) for value in values]
+        self._requests.put(_Request(nothing, checked, params, step, hashed))
         return checked
 
     def close(self) -> None:
@@ -60,42 +91,53 @@ class Verifier:
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
-            future, checked, params, step = request
             try:
-                buffer = future.wait()
-                self._compare(buffer, params, step)
+                buffer = request.future.wait()
+                mine = request.hashes or hashes(buffer, request.params)
+                self._compare(mine, request)
             except Exception as error:
                 self._group = None  # ends with the last reference: nobody waits for this rank
-                checked.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+                request.checked.set_exception(error)  # type: ignore[arg-type] # wrong in torch
             else:
-                checked.set_result(buffer)
+                request.checked.set_result(buffer)
 
-    def _compare(self, buffer: torch.Tensor, params: Sequence[Param], step: int) -> None:
-        where = f"rank {self._name}, step {step}"
+    def _compare(self, mine: Sequence[int], request: _Request) -> None:
+        where = f"rank {self._name}, step {request.step}"
         if self._group is None:
             raise SyncError(f"{where}: verify ended when an earlier bucket failed")
-        mine = torch.tensor(hashes(buffer, params), dtype=torch.int64)
         try:
-            everyone = gather(mine, self._group)
+            everyone = gather(torch.tensor(mine, dtype=torch.int64), self._group)
         except RuntimeError as error:
-            raise SyncError(f"{where}: verify could not compare ranks: {error}") from error
-        for rank, other in zip(self._ranks, everyone, strict=True):
-            different = (other != everyone[0]).nonzero()
-            if len(different):
-                name = params[int(different[0])].name
-                raise DivergenceError(
-                    f"step {step}: ranks {self._ranks[0]} and {rank} hold different averages of "
-                    f"{name!r} ({len(different)} of {len(params)} parameters of its bucket)"
-                )
+            raise transport_error(error, f"{where}: verify's exchange of hashes") from None
+        stacked = torch.stack(everyone)
+        different = (stacked != stacked[0]).any(0).nonzero().flatten().tolist()
+        if different:
+            held = stacked[:, different[0]].tolist()
+            what = f"{request.what} of {request.params[different[0]].name!r}"
+            raise DivergenceError(
+                f"step {request.step}: {_who(held, self._ranks, what)} "
+                f"({len(different)} of {len(request.params)} parameters compared)"
+            )
+
+
+def _who(held: Sequence[int], ranks: Sequence[int], what: str) -> str:
+    """Which ranks are the odd ones out, if most hold the same."""
+    most, count = Counter(held).most_common(1)[0]
+    if 2 * count <= len(ranks):
+        return f"ranks {' and '.join(map(str, ranks))} hold different {what}"
+    odd = [str(rank) for rank, own in zip(ranks, held, strict=True) if own != most]
+    return f"rank {' and '.join(odd)} holds other {what} than most ranks"
 
 
 def hashes(buffer: torch.Tensor, params: Sequence[Param]) -> list[int]:
     """A 63-bit hash of each parameter's gradient, bit for bit."""
     reals = 2 if params[0].dtype.is_complex else 1  # DDP's buckets hold these as pairs of reals
     pieces = torch.split(buffer.detach(), [reals * p.numel for p in params])
-    return [_hash(piece.contiguous().view(torch.uint8)) for piece in pieces]
+    return [hash_of(piece) for piece in pieces]
 
 
-def _hash(data: torch.Tensor) -> int:
+def hash_of(values: torch.Tensor) -> int:
+    """A 63-bit hash of a tensor's bits."""
+    data = values.detach().cpu().reshape(-1).view(torch.uint8)
     digest = hashlib.blake2b(data.numpy().data, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -18,18 +18,21 @@ import compll
 import hipress
 from compll.runtime.library import specs_dir
 from hipress.session import SESSIONS
-from tests.hipress.common import codec, error_of, make, train
+from tests.hipress.common import codec, digest, error_of, make, train
 from tests.hipress.fakes import Int8
 from tests.patience import HANG
 
 
 def mismatches(rank, world_size):
     """What each rank raises when one of them is configured differently."""
-    found = {}
+    found, kept = {}, []  # so that no rank closes connections that others are still making
     odd = rank == world_size - 1
 
+    def wrap(*args, **options):
+        kept.append(hipress.wrap(*args, **options))
+
     def attempt(title, name, model=None, **options):
-        found[title] = error_of(hipress.wrap, model or make(), codec(name), timeout=HANG, **options)
+        found[title] = error_of(wrap, model or make(), codec(name), timeout=HANG, **options)
 
     attempt("codec", "half" if odd else "int8")
     attempt("strategy", "int8", strategy="ring" if odd else "ps")
@@ -56,27 +59,27 @@ def mismatches(rank, world_size):
     attempt("residual_by_name", "topk", **({"residual": "bfloat16"} if odd else {}))
     for title, params in {"residual": {"residual": "bfloat16"}, "ratio": {"ratio": 0.25}}.items():
         compiled = compll.compile("topk", "reference", **(params if odd else {}))
-        found[title] = error_of(hipress.wrap, make(), compiled, timeout=HANG)
+        found[title] = error_of(wrap, make(), compiled, timeout=HANG)
     alike = "topk" if odd else compll.compile("topk", ratio=0.01)
-    found["alike"] = error_of(hipress.wrap, make(), alike, timeout=HANG)
+    found["alike"] = error_of(wrap, make(), alike, timeout=HANG)
     as_text = str(specs_dir() / "topk.yaml")
     by_path = "topk" if odd else as_text
-    found["path"] = error_of(hipress.wrap, make(), by_path, timeout=HANG)
+    found["path"] = error_of(wrap, make(), by_path, timeout=HANG)
     found["path_object"] = error_of(
-        hipress.wrap, make(), specs_dir() / "topk.yaml" if odd else as_text, timeout=HANG
+        wrap, make(), specs_dir() / "topk.yaml" if odd else as_text, timeout=HANG
     )
     found["numpy"] = error_of(
-        hipress.wrap, make(), codec("int8"), timeout=HANG,
+        wrap, make(), codec("int8"), timeout=HANG,
         **({"seed": np.int64(3), "min_size": np.int32(5)} if odd else {"seed": 3, "min_size": 5}),
     )  # fmt: skip
     found["written"] = error_of(
-        hipress.wrap, make(), "topk", timeout=HANG, **({} if odd else {"ratio": 0.01})
+        wrap, make(), "topk", timeout=HANG, **({} if odd else {"ratio": 0.01})
     )
     attempt("target", "topk" if odd else "int8", **({"target": "cuda"} if odd else {}))
     with tempfile.TemporaryDirectory() as folder:
         found["spec"] = _other_text(folder, odd)
     if not odd:  # the odd one never arrives
-        found["absent"] = error_of(hipress.wrap, make(), codec("int8"), timeout=1.0)
+        found["absent"] = error_of(wrap, make(), codec("int8"), timeout=1.0)
     return found
 
 
@@ -160,3 +163,56 @@ def damaged(rank, world_size):
 
         transport.post_send = damage
     return error_of(train, ddp, rank, range(1, 3))
+
+
+def skipped(rank, world_size):
+    """Rank 1 skips an optimizer's step; verify=True tells in the next."""
+    ddp = hipress.wrap(make(), codec("int8"), verify=True, timeout=HANG)
+    if rank == 1:
+        torch.optim.SGD.step = lambda self: None
+    return error_of(train, ddp, rank, range(3))[:2]
+
+
+class Raising(torch.optim.SGD):
+    """Raises in its second step."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps == 2:
+            raise ValueError("no step")
+        return super().step(closure)
+
+
+def optimizer_raises(rank, world_size, ranks):
+    """An optimizer's step raises on some ranks, whose programs go on; what the next steps raise."""
+    ddp = hipress.wrap(make(), codec("int8"), timeout=HANG)
+    kind = Raising if rank in ranks else torch.optim.SGD
+    optimizer, found = kind(ddp.parameters(), lr=0.01), []
+
+    def step():
+        ddp.zero_grad()
+        ddp(torch.randn(4, 7)).square().mean().backward()
+
+    for _ in range(4):
+        found.append(error_of(step)[:2])
+        with contextlib.suppress(ValueError):
+            optimizer.step()
+    return found
+
+
+def closures(rank, world_size):
+    """Backward passes within an optimizer's step, as L-BFGS and Lightning have them."""
+    ddp = hipress.wrap(make(), codec("int8"), timeout=HANG)
+    optimizer = torch.optim.LBFGS(ddp.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ddp(torch.ones(4, 7) * (rank + 1)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    return hipress.report(ddp).measured.steps, digest(ddp)

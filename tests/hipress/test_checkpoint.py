@@ -76,7 +76,7 @@ def test_ranks_load_states_of_one_step():
         assert "the step of the state to load: rank 0: 3, rank 1: 2" in message
         assert refused[0] in ("ConfigMismatch", "StateError")
         assert kept
-    assert "rank 1 failed, so rank 0 stops, too: StateError: " in results[0][1][1]
+    assert "rank 0 stops, because rank 1 failed: StateError: " in results[0][1][1]
     assert results[1][1][0] == "StateError"
     assert results[0][3] == results[1][3]
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import Options
 from hipress.ranks import meeting as meetings
+from hipress.ranks.board import Board
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.session import _auto
@@ -18,6 +19,7 @@ from tests.patience import HANG
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(meetings, "SKEW_SECONDS", 0.05)
+    monkeypatch.setattr(meetings, "DONE_SECONDS", 0.05)
 
 
 def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
@@ -25,11 +27,9 @@ def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
         raise RuntimeError("Connection refused")
 
     monkeypatch.setattr(dist, "ProcessGroupGloo", fail)
-    meeting = Meeting(dist.HashStore(), 1, (3, 5), HANG, "here")
-    told = (
-        r"^rank 5: no connection between ranks \(3, 5\) for it \(no word from rank 3, which .*\): "
-    )
-    with pytest.raises(HipressError, match=told + "Connection refused"):
+    meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), HANG)
+    told = r"^no word from rank 3 .*\nrank 5: connecting ranks \(3, 5\) for it failed: Connection"
+    with pytest.raises(HipressError, match=told):
         connect(meeting, "it")
 
 
@@ -39,7 +39,9 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
     released = threading.Event()
     monkeypatch.setattr(dist, "ProcessGroupGloo", lambda _, rank, *__: rank == 3 or released.wait())
     store, found = dist.HashStore(), []
-    *waiting, connected = [Meeting(store, rank, (3, 5, 8, 9), 0.05, "here") for rank in (0, 1, 3)]
+    *waiting, connected = [
+        Meeting(Board(store, rank, (3, 5, 8, 9), "here"), 2) for rank in (0, 1, 3)
+    ]
     connected = replace(connected, timeout=HANG)
 
     def wait_in_vain(meeting):
@@ -57,8 +59,8 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
     released.set()
     assert len(found) == 2
     for told in found:
-        assert "no connection between ranks (3, 5, 8, 9) for it within 0.05 s" in told
-        assert "no word from rank 8, which" in told
+        assert "connecting ranks (3, 5, 8, 9) for it took longer than 2 s" in told
+        assert told.startswith("no word from rank 8 during")
 
 
 def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
@@ -67,7 +69,7 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
 
     monkeypatch.setattr("hipress.session.connect", lambda meeting, purpose: None)
     monkeypatch.setattr("hipress.plan.probe.measure", measure)
-    meeting = Meeting(dist.HashStore(), 1, (3, 5), 0.05, "here")
-    told = r"^rank 5: the link between ranks \(3, 5\) could not .* \(no word from rank 3.*: closed"
+    meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), 0.05)
+    told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
-        _auto((), {}, Options(), None, meeting)
+        _auto((), {}, Options(), None, None, meeting)

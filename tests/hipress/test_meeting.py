@@ -16,7 +16,10 @@ import torch.distributed as dist
 
 from hipress import compat
 from hipress.errors import AgreementTimeout, ConfigError, HipressError
+from hipress.ranks import board as boards
 from hipress.ranks import meeting as meetings
+from hipress.ranks import store as stores
+from hipress.ranks.board import Board
 from hipress.ranks.meeting import Meeting
 from tests.hipress.launch import CONTEXT
 from tests.patience import HANG
@@ -24,13 +27,13 @@ from tests.patience import HANG
 SILENT = "the job's store at 127.0.0.1:{port}, which does not answer"
 EXIT = """
 import sys, torch.distributed as dist
-from hipress.ranks import meeting as meetings
-meetings.MIN_CALL_SECONDS = 0.1
+from hipress.ranks import meeting as meetings, store as stores
+stores.MIN_CALL_SECONDS = 0.1
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), wait_for_workers=False)
 print("connected", flush=True)
 sys.stdin.readline()
 try:
-    meetings.Meeting(store, 0, (0, 1), 0.1, "exit").settle({})
+    meetings.Meeting(meetings.Board(store, 0, (0, 1), "exit"), 0.1).settle({})
 except meetings.AgreementTimeout as error:
     print(error, flush=True)
 """
@@ -54,7 +57,9 @@ def place(monkeypatch):
     """This process is rank 1 of 3; whoever is late is late soon."""
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1, 2])
     monkeypatch.setattr(dist, "get_rank", lambda _: 1)
-    monkeypatch.setattr(meetings, "MIN_CALL_SECONDS", 0.1)
+    monkeypatch.setattr(stores, "MIN_CALL_SECONDS", 0.1)
+    monkeypatch.setattr(stores, "MOMENT", 0.1)
+    monkeypatch.setattr(boards, "TELL_SECONDS", 0.2)
     monkeypatch.setattr(meetings, "TELL_SECONDS", 0.2)
 
 
@@ -105,8 +110,8 @@ def test_a_stopped_host_before_the_meeting(host, client):
         assert SILENT.format(port=port) in str(error.value)
         with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
             meetings.meeting(None, HANG)  # at once
-    meetings._UNANSWERED[client].join(HANG)
-    assert meetings.meeting(None, HANG).name == "0,1,2/2"  # the late answer was the first
+    stores._UNANSWERED[client].join(HANG)
+    assert meetings.meeting(None, HANG).board.name == "0,1,2/2"  # the late answer was the first
 
 
 def test_a_stopped_host_during_the_meeting(host, client):
@@ -149,14 +154,14 @@ def test_errors_of_the_store(monkeypatch):
 def test_the_last_look_may_take_a_moment():
     """Who is missing is told, though no time is left for the call that finds it out."""
     with pytest.raises(AgreementTimeout, match=r"for rank 0, 2 of 3\. Every rank must call"):
-        Meeting(dist.HashStore(), 1, (0, 1, 2), 1e-9, "late").settle({})
+        Meeting(Board(dist.HashStore(), 1, (0, 1, 2), "late"), 1e-9).settle({})
 
 
 def test_who_comes_later_learns_that_a_rank_waits_no_longer():
     """Else it went on without that rank, and waited in DDP's constructor, or loaded a state."""
     store = dist.HashStore()
     early, late, last = [
-        Meeting(store, r, (0, 1, 2), t, "gone") for r, t in ((0, 0.1), (1, HANG), (2, HANG))
+        Meeting(Board(store, r, (0, 1, 2), "gone"), t) for r, t in ((0, 0.1), (1, HANG), (2, HANG))
     ]
     waiting = threading.Thread(target=lambda: found.append(errors_of(late)))
     found = []

@@ -30,7 +30,9 @@ def test_the_first_step_tells_what_went_wrong(static):
     )
     assert dead == DIED
     assert kind == "TransportError"
-    assert message.startswith("rank 1 closed the connection in step 0 (rank 0, peer 1, task `")
+    assert message.startswith(
+        "rank 1 ended during step 0\nrank 1 closed the connection in step 0 (rank 0, peer 1, task `"
+    )
     assert seconds < HANG / 2
 
 
@@ -79,7 +81,7 @@ def test_errors_name_the_ranks_of_the_job():
     _, (kind, message, _), dead = launch(step_ranks.of_a_group, 3, may_die=[2])
     assert dead == DIED
     assert kind == "TransportError"
-    told = (
+    told = "rank 2 ended during step 0\n" + (
         "rank 1 (global 2) closed the connection in step 0 (rank 0 (global 1), peer 1 (global 2), "
     )
     assert message.startswith(told)

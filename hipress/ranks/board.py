@@ -1,0 +1,151 @@
+"""What the ranks of a meeting write for one another into the job's store."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from hipress.compat import Store
+from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError, RankLost
+from hipress.ranks import presence
+from hipress.ranks.presence import Presence
+from hipress.ranks.store import call_store
+
+TELL_SECONDS = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
+T = TypeVar("T")
+log = logging.getLogger("hipress")
+_KINDS = {kind.__name__: kind for kind in (AgreementTimeout, ConfigMismatch, RankLost)}
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a rank cannot go on, as it tells the others."""
+
+    kind: str  # of the error that these raise
+    who: str  # such as "rank 1 failed"
+    what: str = ""
+
+    def error(self, rank: int) -> HipressError:
+        """What another rank raises by it."""
+        return _KINDS[self.kind](f"rank {rank} stops, because {self.told()}")
+
+    def told(self, when: str = "") -> str:
+        """A sentence, such as "rank 1 failed during step 2: ValueError: no such word"."""
+        return f"{self.who}{when}: {self.what}" if self.what else f"{self.who}{when}"
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> Stop:
+        """This rank's own."""
+        if isinstance(error, AgreementTimeout | RankLost):
+            return cls(type(error).__name__, str(error))
+        if isinstance(error, Exception):
+            return cls("ConfigMismatch", f"rank {rank} failed", f"{type(error).__name__}: {error}")
+        return cls("RankLost", f"rank {rank} was interrupted by a {type(error).__name__}")
+
+
+@dataclass(eq=False)
+class Board:
+    """One place in the store; notes on it belong to a round, or to something that has a name."""
+
+    store: Store
+    rank: int  # within the group
+    ranks: tuple[int, ...]  # global numbers, by rank within the group
+    name: str
+    present: dict[int, Presence] = field(default_factory=dict)  # of ranks that have come
+
+    @property
+    def here(self) -> int:
+        """This rank's global number."""
+        return self.ranks[self.rank]
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this one."""
+        return [rank for rank in range(len(self.ranks)) if rank != self.rank]
+
+    def post(
+        self, round_: int | str, place: int | str, facts: Mapping[str, Any], deadline: float
+    ) -> None:
+        """Write a note."""
+        key, text = self._key(round_, place), json.dumps(facts, sort_keys=True, default=str)
+        self._call(lambda store: store.set(key, text), deadline)
+
+    def tell(self, round_: int | str, facts: Mapping[str, Any]) -> None:
+        """Write this rank's note, if the store answers."""
+        with unless_silent():
+            self.post(round_, self.rank, facts, time.monotonic() + TELL_SECONDS)
+
+    def announce(self, deadline: float) -> None:
+        """Say that this rank has come, and where others may watch its process."""
+        here = presence.announce(self.store)
+        if here is not None:
+            self.post("present", self.rank, here.to_dict(), deadline)
+
+    def stop(self, round_: int, stop: Stop) -> None:
+        """See [Note: stopping] in meeting.py. The first one stays."""
+        key, deadline = self._key(round_, "stop"), time.monotonic() + TELL_SECONDS
+        with unless_silent():
+            if not self._call(lambda store: store.check([key]), deadline):
+                self.post(round_, "stop", asdict(stop), deadline)
+
+    def look(
+        self, round_: int | str, missing: Sequence[int], deadline: float
+    ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
+        """What those of the missing posted who have arrived by now, and why somebody stopped."""
+        unknown = [rank for rank in self.others if rank not in self.present]
+
+        def read(store: Store, place: int | str, ranks: Sequence[int | str]) -> dict[Any, Any]:
+            keys = {rank: self._key(place, rank) for rank in ranks}
+            return {r: json.loads(store.get(key)) for r, key in keys.items() if store.check([key])}
+
+        found, present, stop = self._call(
+            lambda it: (
+                read(it, round_, missing), read(it, "present", unknown), read(it, round_, ["stop"])
+            ),
+            deadline,
+        )  # fmt: skip
+        self.present |= {rank: Presence(**facts) for rank, facts in present.items()}
+        return found, Stop(**stop["stop"]) if stop else None
+
+    def ended(self) -> list[int]:
+        """Ranks that are known to have ended, among those that have come."""
+        return [rank for rank, one in self.present.items() if presence.has_ended(one, self.store)]
+
+    def lost(self, rank: int) -> Stop:
+        """Of a rank that has ended."""
+        return Stop("RankLost", f"rank {self.ranks[rank]} ended")
+
+    def of(self, some: Sequence[int]) -> Board:
+        """The place of some of these ranks, of which this is one."""
+        name = f"{self.name}/{','.join(map(str, some))}"
+        ranks = tuple(self.ranks[rank] for rank in some)
+        present = {i: self.present[rank] for i, rank in enumerate(some) if rank in self.present}
+        return Board(self.store, some.index(self.rank), ranks, name, present)
+
+    def _key(self, round_: int | str, place: int | str) -> str:
+        return f"hipress/{self.name}/{round_}/{place}"
+
+    def _call(self, call: Callable[[Store], T], deadline: float) -> T:
+        return call_store(self.store, call, deadline, self.here)
+
+
+@contextmanager
+def unless_silent() -> Iterator[None]:
+    """An error is told to the others if the store answers, and never replaced."""
+    try:
+        yield
+    except HipressError as error:
+        log.warning("the other ranks could not be told of a failure: %s", error)
+
+
+def backoff() -> Iterator[float]:
+    """Short at first, since ranks mostly arrive together, then easy on the store."""
+    pause = 0.001
+    while True:
+        yield pause
+        pause = min(pause * 1.5, 0.1)

@@ -1,0 +1,79 @@
+"""Calls to the job's key-value store that end in time.
+
+[Note: a store that does not answer]
+A call to a TCPStore waits for the reply of its host for ever, whatever the store's own time-out:
+a host that is stopped, or cut off, holds up everybody. So each call is made in a thread of its
+own, and whoever asked waits for it until the deadline only. The thread cannot be ended; while it
+waits, the store is not used again, since its next reply belongs to that call. It is a daemon, which
+holds up no exit, and torch releases the GIL around the call.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from hipress import compat
+from hipress.compat import Store
+from hipress.errors import AgreementTimeout, HipressError
+
+MIN_CALL_SECONDS = 2.0  # seconds that a call to the store has, however little is left of a time-out
+MOMENT = 0.5  # seconds for an answer that is on its way
+T = TypeVar("T")
+
+# Calls that had no answer in time, and may be waiting still.
+_UNANSWERED: weakref.WeakKeyDictionary[Store, threading.Thread] = weakref.WeakKeyDictionary()
+
+
+def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
+    """What `call(store)` returns. See [Note: a store that does not answer].
+
+    Raises AgreementTimeout where that takes longer than until `deadline` (of time.monotonic()),
+    soon where an earlier call is waiting still, and HipressError for the store's own errors.
+    """
+    before = _UNANSWERED.get(store)
+    if before is not None:
+        before.join(MOMENT)  # after a KeyboardInterrupt its answer may be on its way
+    if before is not None and before.is_alive():
+        message = f"rank {rank} still waits for an earlier answer of the job's store"
+        raise AgreementTimeout(message + _store_address(store))
+    start = time.monotonic()
+    thread, outcome = run_in_thread(lambda: call(store))
+    try:
+        thread.join(max(deadline - start, MIN_CALL_SECONDS))
+    finally:  # after a KeyboardInterrupt, too
+        if thread.is_alive():
+            _UNANSWERED[store] = thread
+    if not outcome.done():
+        message = f"rank {rank} waited {time.monotonic() - start:.3g} s for the job's store"
+        raise AgreementTimeout(message + _store_address(store))
+    try:
+        return outcome.result()
+    except RuntimeError as error:
+        raise HipressError(f"the job's store does not answer: {error}") from error
+
+
+def run_in_thread(call: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
+    """A call that may never return, in a thread of its own."""
+    outcome: Future[T] = Future()
+    thread = threading.Thread(target=_call, args=(call, outcome), daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def _call(call: Callable[[], T], outcome: Future[T]) -> None:
+    try:
+        outcome.set_result(call())
+    except Exception as error:
+        outcome.set_exception(error)
+
+
+def _store_address(store: Store) -> str:
+    """The end of a message: where a store is that does not answer."""
+    address = compat.store_address(store)
+    where = "" if address is None else f" at {address}"
+    return f"{where}, which does not answer: the process that keeps it may be stopped or cut off."

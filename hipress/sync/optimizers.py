@@ -1,0 +1,68 @@
+"""Optimizers whose step began and did not end.
+
+A step that raises on one rank leaves its parameters as they were, or partly new. Where the program
+goes on after that, averages of gradients of different models would follow, without an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+_begun: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+@functools.cache
+def watch_steps() -> None:
+    """From now on, know which optimizers' steps have begun and not ended."""
+    register_optimizer_step_pre_hook(_begin)
+    register_optimizer_step_post_hook(_end)
+
+
+def take_failed(parameters: Iterable[torch.Tensor]) -> Optimizer | None:
+    """An optimizer of some of these parameters whose step raised, if any; only once."""
+    for optimizer in list(_begun):
+        known = {id(parameter) for parameter in parameters}
+        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            _begun.discard(optimizer)
+            return optimizer
+    return None
+
+
+def _begin(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    if torch.compiler.is_compiling():  # a compiled step cannot be told apart from its closure
+        return None
+    _begun.add(optimizer)
+    own = (args[0], *(_closure(optimizer, each) for each in args[1:]))
+    return own, {name: _closure(optimizer, each) for name, each in kwargs.items()}
+
+
+def _end(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not torch.compiler.is_compiling():
+        _begun.discard(optimizer)
+
+
+def _closure(optimizer: Optimizer, given: Any) -> Any:
+    """What computes gradients anew within a step; meanwhile the step has not failed."""
+    if not callable(given):
+        return given
+
+    def closure(*args: Any, **kwargs: Any) -> Any:
+        _begun.discard(optimizer)
+        try:
+            return given(*args, **kwargs)
+        finally:
+            _begun.add(optimizer)
+
+    return closure

@@ -1,0 +1,90 @@
+"""What the ranks of test_lost.py do."""
+
+from __future__ import annotations
+
+import signal
+
+import torch.distributed as dist
+
+import hipress
+from hipress import compat, session
+from hipress.plan import probe
+from tests.hipress.common import codec, error_of, make, train
+from tests.patience import HANG
+
+# what one rank is in when it is lost, and how often it passes there before
+PLACES = {
+    "before it is heard of": (session, "describe", 0),
+    "compiling": (session, "_compile", 0),
+    "measuring": (probe, "_best", 3),
+    "connecting": (compat, "gloo_group", 0),
+}
+
+
+def at(place, signal_number):
+    """Have this process get a signal there, once; returns what undoes that."""
+    module, name, times = PLACES[place]
+    before, passed = getattr(module, name), [0]
+
+    def call(*args, **options):
+        passed[0] += 1
+        if passed[0] == times + 1:
+            signal.raise_signal(signal_number)
+            raise RuntimeError("where this is a thread of its own, it must not go on")
+        return before(*args, **options)
+
+    setattr(module, name, call)
+    return lambda: setattr(module, name, before)
+
+
+def wrap(place):
+    """With "auto" where the link is to be measured."""
+    name = "auto" if place == "measuring" else codec("int8")
+    return hipress.wrap(make(), name, timeout=HANG)
+
+
+def killed(rank, world_size, place):
+    """The last rank is killed in wrap."""
+    if rank == world_size - 1:
+        at(place, signal.SIGKILL)
+    return error_of(wrap, place)
+
+
+def interrupted(rank, world_size):
+    """Ctrl-C on the last rank, at one place after the other; then all wrap together."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start jobs without
+    found = {}
+    for place in PLACES:
+        undo = at(place, signal.SIGINT) if rank == world_size - 1 else None
+        try:
+            found[place] = error_of(wrap, place)
+        except KeyboardInterrupt:
+            found[place] = "interrupted"
+        if undo is not None:
+            undo()
+        dist.barrier()
+    found["at last"] = len(train(wrap(""), rank, range(2)))
+    return found
+
+
+def interrupted_while_it_waits(rank, _):
+    """Ctrl-C on rank 0, which waits for the others; these come later."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank > 0:
+        store.wait(["interrupted"])
+        return error_of(wrap, "")
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    looks = hipress.ranks.board.Board.look
+
+    def look(*args):  # rings when it has looked for the others
+        found = looks(*args)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        return found
+
+    hipress.ranks.board.Board.look = look
+    try:
+        wrap("")
+    except KeyboardInterrupt:
+        store.set("interrupted", "")
+        return "interrupted"
+    return "wrapped"

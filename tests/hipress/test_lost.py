@@ -1,0 +1,42 @@
+"""Ranks that are killed or interrupted in `wrap`: the others say so, long before the time-out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hipress import lost_ranks
+from tests.hipress.launch import DIED, launch
+from tests.patience import HANG
+
+
+@pytest.mark.parametrize("place", lost_ranks.PLACES)
+def test_a_rank_that_is_killed_in_wrap(place):
+    *waiting, dead = launch(lost_ranks.killed, 3, place, may_die=[2])
+    assert dead == DIED
+    for rank, (kind, message, seconds) in enumerate(waiting):
+        assert kind == "RankLost"
+        assert message == f"rank {rank} stops, because rank 2 ended"
+        assert seconds < HANG / 4
+
+
+def test_a_rank_that_is_interrupted_in_wrap():
+    *waiting, interrupted = launch(lost_ranks.interrupted, 3)
+    for place in lost_ranks.PLACES:
+        assert interrupted[place] == "interrupted"
+        for rank, found in enumerate(waiting):
+            kind, message, seconds = found[place]
+            assert kind == "RankLost"
+            assert message == (
+                f"rank {rank} stops, because rank 2 was interrupted by a KeyboardInterrupt"
+            )
+            assert seconds < HANG / 4
+    assert all(found["at last"] == 2 for found in (*waiting, interrupted))
+
+
+def test_a_rank_that_is_interrupted_while_it_waits():
+    first, *others = launch(lost_ranks.interrupted_while_it_waits, 3)
+    assert first == "interrupted"
+    for rank, (kind, message, seconds) in enumerate(others, 1):
+        assert kind == "RankLost"
+        assert f"rank {rank} stops, because rank 0 was interrupted" in message
+        assert seconds < HANG / 4
