@@ -24,6 +24,7 @@ from hipress.errors import (
     ConfigMismatch,
     DivergenceError,
     HipressError,
+    RankLost,
     StateError,
     SyncError,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigMismatch",
     "DivergenceError",
     "HipressError",
+    "RankLost",
     "StateError",
     "SyncError",
     "Synchronizer",

@@ -110,6 +110,15 @@ def test_a_rank_that_falls_silent(dtype, options, kind, part):
         assert seconds < HANG / 2
 
 
+def test_a_rank_that_compares_no_hashes():
+    *waiting, _ = launch(failure_ranks.silent_hashes, 3)
+    for kind, message, seconds in waiting:
+        assert kind in ("PeerTimeout", "TransportError")
+        assert message.startswith("no word from rank 2 during step 0: stopped, cut off or ended\n")
+        assert "verify's exchange of hashes" in message
+        assert seconds < HANG / 2
+
+
 def test_a_failed_step_keeps_no_module():
     """Its error was kept with the frames of the training loop: module, threads and connections
     stayed, once for each time that a process wrapped its model again."""
