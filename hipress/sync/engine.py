@@ -143,6 +143,7 @@ class Engine:
         self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self._latest = -1  # the bucket of the current step that came last; -1 between steps
+        self._checked: Future[torch.Tensor] | None = None  # parameters, before the current step
         self.traffic = Traffic()
         states = {key: deferrable_states(codec) for key, codec in plan.codecs.items()}
         deferred = states if unused else {}
@@ -209,8 +210,8 @@ class Engine:
                     f"rank {names}: their parameters differ"
                 )
         if self._verifier and parameters and self._step_number % VERIFY_STEPS == 1:
-            checked = self._verifier.check_parameters(parameters, self.params, self._step_number)
-            self.traffic.pending.append((checked, None))
+            step = self._step_number
+            self._checked = self._verifier.check_parameters(parameters, self.params, step)
 
     def reduce(
         self, indices: tuple[int, ...], buffer: torch.Tensor, *, last: bool
@@ -264,6 +265,9 @@ class Engine:
         """
         if self._latest >= 0 and not self._skips:
             return  # one of several backward passes of a step
+        checked, self._checked = self._checked, None
+        if checked is not None:
+            self.wait(checked, None)
         for number, (future, seconds) in enumerate(self.traffic.pending):
             self.wait(future, seconds)
             arrived(number)
