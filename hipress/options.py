@@ -58,8 +58,8 @@ class Options:
         step is found. Slow: for finding faults.
     checksum: send a CRC-32 with every compressed message, so that one that was damaged on its way
         is a PayloadError that names the rank it came from, part and step. Costs 0.25 ms for 1 MB
-        of payload, 2.5 ms for 10 MB and 13 ms for 50 MB (4 GB/s), on either side. What native
-        all-reduces sum, as uncompressed gradients, has none.
+        of payload, 2.5 ms for 10 MB and 27 ms for 50 MB on either side, on a busy machine. What
+        native all-reduces sum, as uncompressed gradients, has none.
     down: what owners encode averages with, which otherwise travel in the compressor's code: a
         spec's name or path, or a compiled codec, with feedback of its own; None or "none": float32,
         so that only gradients are compressed. For strategies with owners that average.
