@@ -21,8 +21,7 @@ STRATEGIES = ("ps", "ring", "hierarchical", "allgather")
 def own_slice(strategy: str) -> Program:
     """The program of one rank."""
     codecs = {"int4_group": compile_codec("int4_group", {})}
-    nodes = (range(first, first + PER_NODE) for first in range(0, RANKS, PER_NODE))
-    topology, starts = Topology.of(nodes), [i * ELEMENTS for i in range(TENSORS)]
+    topology, starts = Topology.even(RANKS, PER_NODE), [i * ELEMENTS for i in range(TENSORS)]
     tensors = [Tensor(f"t{i}", i, start, ELEMENTS, start) for i, start in enumerate(starts)]
     choices = {tensor.name: Choice("int4_group", strategy) for tensor in tensors}
     parts = partition(tensors, choices, topology, codecs)

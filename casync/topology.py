@@ -34,7 +34,13 @@ class Topology:
         """Every rank is a node of its own."""
         if world_size < 1:
             raise PlanError(f"world size {world_size} is not positive")
-        return cls(tuple((rank,) for rank in range(world_size)))
+        return cls.even(world_size, 1)
+
+    @classmethod
+    def even(cls, world_size: int, per_node: int) -> Topology:
+        """Nodes of so many neighbours; the last one may have fewer."""
+        firsts = range(0, world_size, per_node)
+        return cls(tuple(tuple(range(i, min(i + per_node, world_size))) for i in firsts))
 
     @classmethod
     def of(cls, nodes: Iterable[Iterable[int]]) -> Topology:
@@ -73,7 +79,10 @@ class Topology:
         return tuple(node[i % len(node)] for i in range(self.largest) for node in self.nodes)
 
     def __str__(self) -> str:
-        return _shown(self.nodes)
+        """Such as `2 nodes of 4`, or the ranks of each node."""
+        if self == Topology.even(self.world_size, self.largest):
+            return f"{len(self.nodes)} nodes of {self.largest}"
+        return f"nodes {', '.join(str(list(node)) for node in self.nodes)}"
 
 
 def _shown(nodes: Sequence[Sequence[int]]) -> str:

@@ -51,7 +51,7 @@ def _even(per_node: int, world_size: int) -> Topology:
             f"topology={per_node}: {world_size} ranks do not make nodes of {per_node}; give the "
             "number of ranks per node, or lists of ranks, such as [[0, 1], [2]]"
         )
-    return Topology.of(range(first, first + per_node) for first in range(0, world_size, per_node))
+    return Topology.even(world_size, per_node)
 
 
 def _listed(nodes: Sequence[Sequence[int]], world_size: int) -> Topology:

@@ -93,8 +93,13 @@ class Residuals:
 
     def state_scheme(self, index: int) -> str:
         """How a parameter travels, which decides what its state means and which rank has it:
-        `ring` keeps at workers what `ps` keeps at aggregators, `allgather` shares of the mean."""
+        `ring` keeps at workers what `ps` keeps at aggregators, `allgather` shares of the mean, and
+        `hierarchical` at the leaders of nodes what a node has."""
+        from casync import strategies
+
         strategy = self.plan.decisions[index].strategy
+        if strategies.load(strategy).SPREADS == "nodes":
+            strategy = f"{strategy} over {self.plan.topology}"
         return strategy if self.owned is not None else f"{strategy} by buckets"
 
     def place(self, key: str, indices: Sequence[int]) -> Arena:

@@ -179,12 +179,6 @@ def tensors_of(lengths: Sequence[int], first: int = 0) -> list[Tensor]:
     ]
 
 
-def nodes_of(world_size: int, per_node: int = 1) -> Topology:
-    """Ranks in nodes of so many; the last one may have fewer."""
-    ranks = range(world_size)
-    return Topology.of(ranks[i : i + per_node] for i in range(0, world_size, per_node))
-
-
 def planned(tensors, choices, world_size, codecs) -> Graph:
     """The graph of tensors on ranks that have a node each."""
     flat = Topology.flat(world_size)
@@ -195,7 +189,7 @@ def graph_of(
     lengths, strategy, codec, world_size, partitions=2, per_node=2, down=None, **options
 ) -> Graph:
     """The graph of tensors that all make the same choice."""
-    topology = nodes_of(world_size, per_node)
+    topology = Topology.even(world_size, per_node)
     tensors = tensors_of(lengths)
     choices = {t.name: Choice(codec, strategy, partitions, down) for t in tensors}
     return build(partition(tensors, choices, topology, CODECS, **options), topology, CODECS)

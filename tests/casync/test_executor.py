@@ -39,7 +39,6 @@ from tests.casync.fakes import (
     gradients,
     graph_of,
     jitter,
-    nodes_of,
     planned,
     states_of,
     tensors_of,
@@ -131,7 +130,7 @@ def expected_allgather(xs, worker, aggregator, owner):
 def expected_hierarchical(xs, worker, aggregator, owner):
     """The sums of nodes of two go the way of `ps`, from and to leaders that stand where the owner
     stands."""
-    topology = nodes_of(len(xs), 2)
+    topology = Topology.even(len(xs), 2)
     place = topology.nodes[topology.node_of[owner]].index(owner)
     leaders = [node[place % len(node)] for node in topology.nodes]
     sums = [xs[leader].copy() for leader in leaders]

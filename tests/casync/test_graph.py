@@ -14,7 +14,7 @@ from casync.graph.tasks import Recv, Reduce, Send
 from casync.graph.text import dot, dump, parse
 from casync.raw import RAW
 from casync.topology import Topology
-from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of, nodes_of, tensors_of
+from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of, tensors_of
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -181,7 +181,7 @@ def test_a_rank_builds_its_slice_of_the_whole_graph(strategy, codec, world_size,
 
 def slice_of_a_large_world(strategy):
     """Of 1024 ranks and 100 tensors of a million elements; bench/slices.py tells the seconds."""
-    topology, tensors = nodes_of(1024, 8), tensors_of([10**6] * 100)
+    topology, tensors = Topology.even(1024, 8), tensors_of([10**6] * 100)
     choices = {t.name: Choice("sign", strategy) for t in tensors}
     return build_program(partition(tensors, choices, topology, CODECS), topology, CODECS, 17)
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from casync.topology import Topology
 from hipress.errors import ConfigError
+from hipress.model import describe
+from hipress.options import Options
+from hipress.plan.rules import fixed_plan
 from hipress.ranks.nodes import topology_of
+from hipress.sync.state import Residuals
 from tests.hipress import strategy_ranks
+from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
 
 CASES = [
@@ -98,3 +104,16 @@ def test_a_group_within_the_job_has_nodes_of_its_own_ranks():
 def test_nodes_that_do_not_fit_are_refused(asked):
     with pytest.raises(ConfigError, match="topology"):
         topology_of(asked, places(*[("a", None)] * 4), range(4))
+
+
+def test_a_state_tells_of_its_nodes():
+    """Residuals are at leaders, which other nodes have elsewhere."""
+    params = describe(torch.nn.Linear(20, 30))
+    wanted = Options("int8", strategy="hierarchical", min_size=0)
+    schemes = {
+        Residuals(params, fixed_plan(params, Int8(), wanted, Topology.of(nodes))).state_scheme(0)
+        for nodes in ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    }
+    assert schemes == {
+        "hierarchical over 2 nodes of 2", "hierarchical over nodes [0, 2], [1, 3]"
+    }  # fmt: skip
