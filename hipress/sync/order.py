@@ -31,23 +31,23 @@ class Bucket:
         self.params = tuple(params)
         self.indices = tuple(param.index for param in params)
         self._views: list[torch.Tensor] = []  # of the buffer, by parameter, once there is one
-        self._buffer = torch.empty(0)
+        self._flat = torch.empty(0)
 
     def gather(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """The gradients one behind the other, each in its parameter's layout; a single one that
         has this layout in its own memory."""
         if len(gradients) == 1 and (gradients[0].is_sparse or self._in_place(gradients[0])):
             only = gradients[0].detach()
-            return only if only.is_sparse else only.as_strided((only.numel(),), (1,))
+            return only if only.is_sparse else _reals(only.as_strided((only.numel(),), (1,)))
         if not self._views:
             self._allocate()
         for view, gradient in zip(self._views, gradients, strict=True):
             view.copy_(gradient.detach())
-        return self._buffer
+        return self._flat
 
     def scatter(self, averages: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
         """Write back what `gather` copied."""
-        if averages is not self._buffer:
+        if averages is not self._flat:
             return
         for view, gradient in zip(self._views, gradients, strict=True):
             gradient.detach().copy_(view)
@@ -62,11 +62,17 @@ class Bucket:
         types = {param.dtype for param in self.params}
         kind = types.pop() if len(types) == 1 else torch.float32
         sizes = [param.numel for param in self.params]
-        self._buffer = torch.empty(sum(sizes), dtype=kind)
+        buffer = torch.empty(sum(sizes), dtype=kind)
+        self._flat = _reals(buffer)
         self._views = [
             piece.as_strided(param.shape, param.layout)
-            for piece, param in zip(torch.split(self._buffer, sizes), self.params, strict=True)
+            for piece, param in zip(torch.split(buffer, sizes), self.params, strict=True)
         ]
+
+
+def _reals(flat: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs, as DDP's buckets hold them."""
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
 def buckets(order: Sequence[Param], plan: Plan, options: Options) -> list[Bucket]:

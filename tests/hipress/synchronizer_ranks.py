@@ -108,6 +108,12 @@ def now_and_then(rank, world_size, name, options):
     return (got - wanted).norm().item() / got.norm().item(), there
 
 
+def doubles(gradient):
+    """A gradient of any kind as plain numbers."""
+    dense = gradient.to_dense()
+    return (torch.view_as_real(dense) if dense.is_complex() else dense).double()
+
+
 class Odd(nn.Module):
     """A tied and a frozen parameter, a sparse gradient, a half, a turned one, one of no elements,
     a complex and a double one, and buffers."""
@@ -122,12 +128,13 @@ class Odd(nn.Module):
         self.turned = nn.Parameter(torch.randn(12, 12).t())
         self.none = nn.Parameter(torch.zeros(0))
         self.long = nn.Parameter(torch.randn(12, dtype=torch.float64))
+        self.round_ = nn.Parameter(torch.randn(12, dtype=torch.complex64))
         self.norm = nn.BatchNorm1d(12)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.again(torch.tanh(self.tied(self.frozen(self.words(x)))))
         hidden = self.sixteen(hidden.bfloat16()).float() @ self.turned
-        return self.norm(hidden) * self.long + self.none.sum()
+        return self.norm(hidden * self.round_.abs()) * self.long + self.none.sum()
 
 
 def odd(rank, world_size, name, large):
@@ -136,7 +143,7 @@ def odd(rank, world_size, name, large):
     order.LARGE_BYTES = large
     torch.manual_seed(rank)
     model = Odd()
-    sync = hipress.Synchronizer(model, name, min_size=0)
+    sync = hipress.Synchronizer(model, name, min_size=0, verify=True)
     start = digest(model), float(model.norm.running_mean.sum())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses, close = [], []
@@ -148,11 +155,9 @@ def odd(rank, world_size, name, large):
         loss.backward()
         sync.step()
         for (key, parameter), gradient in zip(named.items(), own, strict=True):
-            mean = gradient.to_dense().double() / world_size
+            mean, mine = doubles(gradient) / world_size, doubles(parameter.grad)
             dist.all_reduce(mean)
-            close.append(
-                (key, bool(torch.allclose(parameter.grad.to_dense().double(), mean, atol=1e-2)))
-            )
+            close.append((key, torch.allclose(mine, mean, atol=1e-2)))
             assert parameter.grad.is_sparse == (key == "words.weight")
             assert parameter.grad.dtype == parameter.dtype
         losses.append(float(loss.detach()))
