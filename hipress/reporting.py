@@ -180,7 +180,7 @@ def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
     Sparse gradients are left out of all sums: what they take depends on the step.
     """
     if not plan.compresses:
-        return f"nothing is compressed, DDP's own all-reduce remains: {plan.why}"
+        return f"nothing is compressed, the native all-reduce remains: {plan.why}"
     done = [(p, d) for p, d in zip(params, plan.decisions, strict=True) if d.codec is not None]
     codecs = sorted({f"{_codec_name(d)} ({d.strategy})" for _, d in done})
     dense = [p for p in params if not p.sparse]

@@ -53,7 +53,7 @@ def test_auto_measures_and_decides():
         assert not report["installed"]
         assert hooks == 0
         assert report["probe"]["seconds"] > 0
-        assert "DDP's own all-reduce remains" in text
+        assert "the native all-reduce remains" in text
         assert losses[-1] < losses[0]
         assert digest == results[0][3]
 
@@ -88,7 +88,7 @@ def test_a_compressor_that_suits_nothing_is_told():
     ((level, told),), second = launch(codec_ranks.ineligible, 2)
     assert level == "WARNING"
     assert told.startswith(
-        "hipress: nothing is compressed, DDP's own all-reduce remains: no tensor"
+        "hipress: nothing is compressed, the native all-reduce remains: no tensor"
     )
     assert "type float64" in told
     assert second == []
@@ -111,7 +111,9 @@ def test_what_is_compressed_is_told_once_by_rank_0():
         "hipress: int8_fake (ps) for 9 of 9 parameters, 100.0% of 41,949 elements: 0.1678 MB of "
         "gradients become at most 0.05246 MB; compressor 'int8_fake' was asked for"
     )
-    assert automatic.startswith("hipress: nothing is compressed, DDP's own all-reduce remains: pre")
+    assert automatic.startswith(
+        "hipress: nothing is compressed, the native all-reduce remains: pre"
+    )
     assert "for 8 of 9 parameters, 6.0% of" in excluded
     assert "topk (ps) for 1 of 3 parameters, 25.0% of 8,000 elements" in little
     assert "MB of gradients (1 sparse ones aside) become at most" in sparse

@@ -224,7 +224,7 @@ def test_report_without_a_step(params):
     report = Report(0, 4, False, why, {}, made.decisions, None, None)
     assert report.bytes_sent == 0
     assert report.bytes_per_step == 1.5 * 4 * sum(p.numel for p in params)
-    assert "DDP's own all-reduce remains" in str(report)
+    assert "the native all-reduce remains" in str(report)
     assert report.to_dict()["decisions"][0]["codec"] is None
 
 
