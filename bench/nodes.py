@@ -1,0 +1,77 @@
+"""Nodes of two ranks on slow links: `ps` over all ranks against `hierarchical`.
+
+    python -m bench.netns run --hosts 2 --rate 100mbit -- python -m bench.nodes
+
+Every host starts its two ranks. Rank 0 prints, for each strategy, the median time of a step and
+what the host's interface sent in it, headers included. Little is computed, so a step is
+communication.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+PER_NODE, WIDTH, STEPS, WARM_UP = 2, 1024, 15, 4
+STRATEGIES = ("ps", "hierarchical")
+SENT = Path("/sys/class/net") / os.environ.get("GLOO_SOCKET_IFNAME", "lo") / "statistics/tx_bytes"
+
+
+def main() -> None:
+    """Start the ranks of this host; or be one of them."""
+    if "LOCAL_RANK" in os.environ:
+        _rank()
+        return
+    first = PER_NODE * int(os.environ["RANK"])
+    size = PER_NODE * int(os.environ["WORLD_SIZE"])
+    shared = {**os.environ, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(PER_NODE)}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "bench.nodes"],
+            env={**shared, "RANK": str(first + local), "LOCAL_RANK": str(local)},
+        )
+        for local in range(PER_NODE)
+    ]
+    sys.exit(max(child.wait() for child in children))
+
+
+def _rank() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for strategy in STRATEGIES:
+        seconds, sent = _train(strategy)
+        if dist.get_rank() == 0:
+            print(f"{strategy:12} {1e3 * seconds:6.0f} ms, {sent / 1e6:.2f} MB a step", flush=True)
+    dist.destroy_process_group()
+
+
+def _train(strategy: str) -> tuple[float, float]:
+    """Median seconds of a step, and bytes that this host's interface sent in one."""
+    import hipress
+
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(8)]
+    model = hipress.wrap(nn.Sequential(*layers), "int4_group", strategy=strategy)
+    times, sent = [], 0
+    for step in range(WARM_UP + STEPS):
+        dist.barrier()
+        begin = time.perf_counter()
+        if step == WARM_UP:
+            sent = int(SENT.read_text())
+        model(torch.randn(4, WIDTH)).square().mean().backward()
+        times.append(time.perf_counter() - begin)
+    dist.barrier()
+    sent = int(SENT.read_text()) - sent
+    hipress.detach(model)
+    return statistics.median(times[WARM_UP:]), sent / STEPS
+
+
+if __name__ == "__main__":
+    main()
