@@ -11,8 +11,9 @@ from casync.errors import PlanError
 
 __all__ = ["Spread", "Topology"]
 
-#: over what a strategy spreads the owners of chunks: nothing, all ranks, or all nodes evenly
-Spread: TypeAlias = Literal["", "ranks", "nodes"]
+#: over what a strategy spreads the owners of chunks: nothing, all ranks, or all nodes evenly; with
+#: "tensors" a tensor that is not cut has one owner, and all ranks own as many as any other
+Spread: TypeAlias = Literal["", "ranks", "nodes", "tensors"]
 
 
 @dataclass(frozen=True)

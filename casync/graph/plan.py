@@ -183,14 +183,16 @@ def _split(
     """`turn`: whose turn it is to own the first chunk."""
     if t.length == 0:
         return
-    turns = topology.turns(load(choice.strategy).SPREADS)
+    spread = load(choice.strategy).SPREADS
+    turns = topology.turns(spread)
     first = (turns or topology.ranks)[turn % len(turns or topology.ranks)]
     if _is_run(choice) or t.length * FLOAT_BYTES < whole_bytes:
         yield _Piece(choice, first, True, (t.start, t.length, t.index, 0, t.state))
         return
     most = max(1, FLOAT_BYTES * t.length // max(1, whole_bytes // 2))
     align = lcm(*(codecs[key].align for key in (choice.codec, choice.down) if key))
-    size = _chunk(t.length, min(most, choice.partitions * max(1, len(turns))), align)
+    owners = 1 if spread == "tensors" else max(1, len(turns))  # of a tensor
+    size = _chunk(t.length, min(most, choice.partitions * owners), align)
     for number, at in enumerate(range(0, t.length, size)):
         row = (t.start + at, min(size, t.length - at), t.index, at, t.state + at)
         owner = turns[(turn + number) % len(turns)] if turns else first

@@ -167,7 +167,7 @@ def partitions(numel: int, codec: Codec, strategy: str, world_size: int) -> int:
     if codec.align == 1 and codec.additive is None:
         return 1
     chunks = max(1, math.ceil(numel / CHUNK))
-    if not strategies.load(strategy).SPREADS:
+    if strategies.load(strategy).SPREADS in ("", "tensors"):
         return chunks
     return max(1, math.ceil(chunks / world_size))
 

@@ -165,11 +165,11 @@ class Residuals:
         return self.codec_at(key, side).init_state(total, tensors=len(self.params))
 
     def _sides(self, key: str) -> tuple[str, ...]:
-        """An aggregator needs state only where it encodes again."""
+        """Aggregators need state only where they encode besides, not instead of, a worker."""
         from casync import strategies
 
         used = {d.strategy for d in self.plan.decisions if d.codec == key}
-        again = self.plan.down(key).reencodes and any(strategies.load(s).SPREADS for s in used)
+        again = self.plan.down(key).reencodes and any(strategies.load(s).TWO_WAY for s in used)
         return (WORKER, AGGREGATOR) if again else (WORKER,)
 
 

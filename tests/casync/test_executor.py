@@ -146,11 +146,30 @@ def expected_hierarchical(xs, worker, aggregator, owner):
     return mean
 
 
+def expected_gtopk(xs, worker, aggregator, owner):
+    """A binomial tree by recursion: a place and those behind it, up to twice its distance."""
+    n = len(xs)
+
+    def total(place, distance):
+        rank = (owner + place) % n
+        below, step = xs[rank].copy(), 1
+        while step < distance and place + step < n:
+            below += total(place + step, step)
+            step *= 2
+        if place == 0:
+            below = below * np.float32(1 / n)
+        decoded, worker[rank] = encode(below, worker[rank])
+        return decoded
+
+    return total(0, n)
+
+
 EXPECTED = {
     "ps": expected_ps,
     "ring": expected_ring,
     "allgather": expected_allgather,
     "hierarchical": expected_hierarchical,
+    "gtopk": expected_gtopk,
 }
 
 

@@ -50,10 +50,24 @@ def test_ps_push_slots_do_not_conflict():
         assert len({t.rank for t in group}) == len({t.peer for t in group}) == 4
 
 
-def test_every_rank_encodes_a_part_once_in_a_ring():
-    graph = graph_of(SIZES, "ring", "sign", 5)
+@pytest.mark.parametrize("strategy", ["ring", "gtopk"])
+def test_every_rank_encodes_a_part_once(strategy):
+    graph = graph_of(SIZES, strategy, "sign", 5)
     keys = [(t.rank, t.part) for t in graph.tasks if t.verb == "encode"]
     assert len(keys) == len(set(keys)) == 5 * len(graph.parts)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7, 8])
+def test_a_tree_is_as_deep_as_a_logarithm(world_size):
+    """One message up from every rank but the owner, one down to it, and few levels."""
+    graph = graph_of([120000], "gtopk", "exact", world_size, partitions=1, whole_bytes=4000)
+    levels = (world_size - 1).bit_length()
+    report = dry_run(graph)
+    assert len(graph.parts) == 1
+    assert sum(report.messages) == 2 * (world_size - 1)
+    assert max(report.bytes_received) <= 4 * 120000 * levels
+    sends = [t for t in graph.tasks if isinstance(t, Send)]
+    assert len({t.slot for t in sends}) == 2 * levels
 
 
 def test_slices_hold_every_task_once():
@@ -186,7 +200,7 @@ def slice_of_a_large_world(strategy):
     return build_program(partition(tensors, choices, topology, CODECS), topology, CODECS, 17)
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "hierarchical"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "hierarchical", "gtopk"])
 def test_a_slice_of_a_large_world_has_few_tasks(strategy):
     assert len(slice_of_a_large_world(strategy).tasks) < 100_000
 

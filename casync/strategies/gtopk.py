@@ -1,0 +1,66 @@
+"""A tree of merges, at each of which the k largest of the sum are kept: gTop-k (Shi et al. 2019).
+
+Ranks form a binomial tree below a tensor's owner. Each adds its children's payloads to its own
+gradient, encodes the sum once, and gives that to its parent; the owner's payload, the average, goes
+down the tree unchanged. So every message has k values, and a rank takes part in log2(N) of them, up
+and down, where `allgather` gives it (N-1) k to receive.
+
+As published the k values are of whole tensors. Two things differ, so that no value is ever lost.
+There a rank selects before it merges; here what it has not selected takes part as well. There a
+rejected value goes back to the rank that it came from, unless another rank's value of that element
+gets through; here the rank that rejects keeps it, in the residual of its one encode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from casync.strategies import refuse_single_encoder
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+    from casync.graph.builder import Builder
+    from casync.graph.plan import Part
+    from casync.topology import Spread, Topology
+
+SPREADS: Spread = "tensors"
+TWO_WAY = False
+
+
+def refuses(codec: Codec, down: Codec) -> str | None:
+    """Needs a codec that may encode sums."""
+    return refuse_single_encoder(codec, codec, "gtopk")
+
+
+def build(b: Builder, part: Part, topology: Topology) -> None:
+    """Up the tree, one level a phase, and down again."""
+    n, owner = b.world_size, part.owner
+    levels = (n - 1).bit_length()
+    edges = list(_edges(n, None if b.only is None else (b.only - owner) % n))
+    for level, parent, child in edges:
+        b.phase = level
+        source, target = (owner + child) % n, (owner + parent) % n
+        payload = b.encode(source, part, part.codec, "worker")
+        b.send(payload, part, source, target, channel=0)
+        b.merge(target, part, payload)
+    b.phase = levels
+    mean = b.encode(owner, part, part.codec, "worker", average=True, writeback=True)
+    for level, parent, child in reversed(edges):
+        b.phase = 2 * levels - 1 - level
+        target = (owner + child) % n
+        b.send(mean, part, (owner + parent) % n, target, channel=1)
+        b.decode(target, part, mean)
+
+
+def _edges(n: int, only: int | None) -> Iterable[tuple[int, int, int]]:
+    """(level, parent, child) of the tree over places 0 to n - 1, or those of one place.
+
+    At a level, places that are multiples of twice its distance take in those a distance behind.
+    """
+    for level in range((n - 1).bit_length()):
+        distance = 1 << level
+        parents = range(0, n - distance, 2 * distance)
+        for parent in parents if only is None else (only, only - distance):
+            if parent in parents:
+                yield level, parent, parent + distance
