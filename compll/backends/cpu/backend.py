@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 from compll.backends.cpu.decode_add_encode import fuses
 from compll.backends.cpu.load import load
 from compll.backends.cpu.outline import outline
+from compll.backends.cpu.pieces import Rows, fresh
+from compll.backends.cpu.tiles import TileKernels
 from compll.backends.reference.array_kernels import ArrayKernels
 from compll.errors import PayloadError
 from compll.ir.expr import Expr
 from compll.ir.layout import limits
 from compll.ir.module import HALVES, Module
 from compll.ir.program import Unsupported
-from compll.ir.static import Number, evaluate
+from compll.ir.static import Number
+from compll.ir.tile import NotLowered
 from compll.passes.refusal import refused
 from compll.passes.schedule import schedule
 from compll.runtime.arrays import HostArrays
@@ -155,7 +158,7 @@ class Kernels:
         self.names = [s.name for s in module.states if s.shape == "n"] + [
             s.name for s in module.states if s.shape != "n"
         ]
-        self.rows: dict[tuple[str, int, int], list[float]] = {}
+        self.rows = Rows(params)
         self.bounds: dict[int, list[int]] = {}
         self.fuses = fuses(module)
         self.hop_kernels: Any = None
@@ -165,18 +168,7 @@ class Kernels:
 
     def static(self, kernel: str, table: I64, step: int) -> NDArray[np.float64]:
         """Host-computed values of every piece, float64 [m, statics]."""
-        exprs = self.source.statics[kernel]
-        rows = [self.row(kernel, exprs, n, step) for n in table[:, 1].tolist()]
-        return np.array(rows, np.float64).reshape(len(table), len(exprs))
-
-    def row(self, kernel: str, exprs: list[Expr], n: int, step: int) -> list[float]:
-        key = (kernel, n, step)
-        if key not in self.rows:
-            if len(self.rows) > 4096:
-                self.rows.clear()
-            env = self.params | {"n": n, "step": step}
-            self.rows[key] = [float(evaluate(e, env)) for e in exprs]
-        return self.rows[key]
+        return self.rows.of(kernel, self.source.statics[kernel], table, step)
 
     def limits(self, table: I64) -> I64:
         """The bound of every piece's selections, int64 [m, selections]."""
@@ -209,7 +201,7 @@ class Kernels:
     ) -> I64:
         """Encode all pieces in one call."""
         if state is None and self.module.updates:
-            state, table = self.fresh(table)
+            state, table = fresh(self.module, table)
         name = "encode" if state is None else "encode_feed"
         if name not in self.source.statics:
             name = "encode"
@@ -271,13 +263,6 @@ class Kernels:
                 self.hop_kernels = load(self.module.name, hop.text)
         return self.hop_kernels
 
-    def fresh(self, table: I64) -> tuple[State, I64]:
-        """Zero states for a call without any, and the table that goes with them."""
-        table = table.copy()
-        table[:, 4] = np.cumsum(table[:, 1]) - table[:, 1]
-        size = {True: int(table[:, 1].sum()), False: int(table[:, 2].max(initial=0)) + 1}
-        return {s.name: np.zeros(size[s.shape == "n"], s.dtype) for s in self.module.states}, table
-
     def decode_batch(
         self, payload: NDArray[np.uint8], table: I64, at: I64, used: I64, out: F32, *, add: bool
     ) -> None:
@@ -327,8 +312,11 @@ def array_kernels(module: Module, params: Mapping[str, Number]) -> ArrayKernels:
     return ArrayKernels(module, params, NUMBA, partial(ProductRun, loops=loops, kernels=kernels))
 
 
-def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
+def build(module: Module, params: Mapping[str, Number]) -> TileKernels | Kernels | ArrayKernels:
     """The backend's entry point."""
     if module.arrays:
         return array_kernels(module, params)
-    return Kernels(module, params)
+    try:
+        return TileKernels(module, params)
+    except NotLowered:
+        return Kernels(module, params)

@@ -1,0 +1,100 @@
+"""LLVM IR to functions that ctypes calls: compiled once, then loaded as objects from the cache."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+import compll
+from compll.runtime.cache import alone, folder, spare, usual, write
+
+_numbers = itertools.count()
+
+
+@cache
+def machine() -> Any:
+    """This processor, as LLVM compiles for it."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features().flatten()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(llvm.get_host_cpu_name(), features, opt=3, reloc="pic")
+
+
+@cache
+def version() -> str:
+    """What an object depends on besides its tile program: the compiler itself and the processor."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(compll.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    features = llvm.get_host_cpu_features().flatten()
+    known = (llvmlite.__version__, llvm.get_host_cpu_name(), features, digest.hexdigest())
+    return " ".join(known)
+
+
+def optimized(text: str) -> Any:
+    """An LLVM module of this text, optimized for this processor."""
+    module = llvm.parse_assembly(text)
+    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+    tuning.loop_vectorization = tuning.slp_vectorization = False  # vectors are there already
+    builder = llvm.create_pass_builder(machine(), tuning)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def stored(name: str, program: str, text: Callable[[], str]) -> bytes:
+    """The object of a tile program, from the cache or compiled of the LLVM IR that `text` gives."""
+    digest = hashlib.sha256(f"{program}{version()}".encode()).hexdigest()[:20]
+    file = f"{name}_{digest}.o"
+    with suppress(OSError):
+        return _checked((usual("cpu") / file).read_bytes())
+    path = folder("cpu") / file
+    with alone(path):
+        with suppress(OSError):
+            return _checked(path.read_bytes())
+        made: bytes = machine().emit_object(optimized(text()))
+        data = hashlib.sha256(made).digest() + made
+        try:
+            write(path, data)
+        except OSError:
+            with suppress(OSError):
+                write(spare("cpu") / file, data)
+        return made
+
+
+def _checked(data: bytes) -> bytes:
+    """The object of a file; OSError where it is damaged, which then is made again."""
+    made = data[32:]
+    if hashlib.sha256(made).digest() != data[:32]:
+        raise OSError("a damaged object")
+    return made
+
+
+class Library:
+    """Functions of an object. A call takes addresses and numbers, and releases the GIL."""
+
+    def __init__(self, image: bytes, signatures: dict[str, Sequence[Any]]) -> None:
+        builder = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
+        for name in signatures:
+            builder.export_symbol(name)
+        self._linker = linker()
+        self._linked = builder.link(self._linker, f"compll{next(_numbers)}")
+        self.functions = {
+            name: ctypes.CFUNCTYPE(None, *kinds)(self._linked[name])
+            for name, kinds in signatures.items()
+        }
+
+
+@cache
+def linker() -> Any:
+    """LLVM's just-in-time linker."""
+    return llvm.create_lljit_compiler(machine())

@@ -1,0 +1,51 @@
+"""What the host computes of a batch's pieces before kernels run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.ir.expr import Expr
+from compll.ir.module import Module
+from compll.ir.static import Number, evaluate
+from compll.numerics.types import F64, I64
+from compll.runtime.batches import State
+
+#: pieces whose numbers are remembered
+REMEMBERED = 4096
+
+
+class Rows:
+    """Values known before any data, a row for each piece."""
+
+    def __init__(self, params: Mapping[str, Number]) -> None:
+        self.params = dict(params)
+        self.known: dict[tuple[str, int, int], list[float]] = {}
+
+    def of(self, kernel: str, exprs: list[Expr], table: I64, step: int) -> F64:
+        """float64 [m, expressions], for the kernel of this name."""
+        rows = [self.row(kernel, exprs, n, step) for n in table[:, 1].tolist()]
+        return np.array(rows, np.float64).reshape(len(table), len(exprs))
+
+    def row(self, kernel: str, exprs: list[Expr], n: int, step: int) -> list[float]:
+        """Those of a piece of n elements."""
+        key = (kernel, n, step)
+        if key not in self.known:
+            if len(self.known) > REMEMBERED:
+                self.known.clear()
+            env = self.params | {"n": n, "step": step}
+            self.known[key] = [float(evaluate(e, env)) for e in exprs]
+        return self.known[key]
+
+
+def fresh(module: Module, table: I64) -> tuple[State, I64]:
+    """Zero states for a call without any, and the table that goes with them."""
+    table = table.copy()
+    table[:, 4] = np.cumsum(table[:, 1]) - table[:, 1]
+    size = {True: int(table[:, 1].sum()), False: int(table[:, 2].max(initial=0)) + 1}
+    states: dict[str, NDArray[np.generic]] = {
+        s.name: np.zeros(size[s.shape == "n"], s.dtype) for s in module.states
+    }
+    return states, table

@@ -1,0 +1,418 @@
+"""Tile programs as LLVM IR: a function over a batch's pieces, which calls one for each walk.
+
+A last, shorter tile is copied to scratch memory and padded with zeros, walked over as a full one,
+and what it made copied back; its packed codes lie otherwise (see [Note: packing] in layout.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu import instructions as ins
+from compll.backends.cpu.instructions import F32, F64, I1, I8, I32, I64, KINDS, PTR, VOID, Builder
+from compll.backends.cpu.walks import (
+    LEAST,
+    MOST,
+    WalkPrinter,
+    apply,
+    at,
+    item_bytes,
+    load_as,
+    loop,
+    number,
+    stored_as,
+)
+from compll.ir.layout import header
+from compll.ir.module import Field
+from compll.ir.tile import Kernel, Store, Value, Walk
+from compll.numerics.numbers import LANES, MASK
+
+#: columns of a batch's table
+COLUMNS = ("start", "n", "tensor", "first", "state")
+#: bytes of a piece from which on decoded values are written past the cache
+PAST = 4 << 20
+ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
+#: what a kernel is given before its states: name, type in LLVM IR and for ctypes
+GIVEN = (
+    ("x", PTR, ADDRESS), ("table", PTR, ADDRESS), ("rows", I64, WORD), ("payload", PTR, ADDRESS),
+    ("at", PTR, ADDRESS), ("used", PTR, ADDRESS), ("statics", PTR, ADDRESS),
+    ("seed", I64, WORD), ("step", I64, WORD), ("scale", F32, ctypes.c_float),
+    ("back", I8, ctypes.c_int8), ("data", PTR, ADDRESS), ("data_at", PTR, ADDRESS),
+    ("data_used", PTR, ADDRESS),
+)  # fmt: skip
+
+
+def signature(kernel: Kernel) -> list[Any]:
+    """The kinds of a kernel's arguments, for ctypes."""
+    return [kind for _, _, kind in GIVEN] + [ADDRESS] * len(kernel.states)
+
+
+def module_text(name: str, kernels: Sequence[Kernel]) -> str:
+    """The LLVM IR of a module's kernels."""
+    module = ir.Module(name)
+    helpers = Helpers(module)
+    for kernel in kernels:
+        Printer(module, kernel, helpers).emit()
+    return str(module)
+
+
+class Helpers:
+    """Functions that kernels of a module share, each built when first asked for."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self.module = module
+        self.built: dict[str, Any] = {}
+
+    def get(self, name: str, result: Any, kinds: list[Any], body: Callable[..., Any]) -> Any:
+        """The function of this name; body(builder, *arguments) gives its result."""
+        if name not in self.built:
+            function = ir.Function(self.module, ir.FunctionType(result, kinds), name)
+            function.linkage = "internal"
+            self.built[name] = function
+            b = Builder(function.append_basic_block("entry"))
+            found = body(b, *function.args)
+            b.ret_void() if result == VOID else b.ret(found)
+        return self.built[name]
+
+    @property
+    def keys(self) -> Any:
+        """The keys of a stream of draws (see [Note: random draws] in numbers.py)."""
+        return self.get("keys", I64, [I64] * 5, _keys)
+
+    def codes(self, bits: int, tile: int, *, wide: bool) -> Any:
+        """Codes of a shorter tile as those of a full one (wide), or the other way."""
+        name = f"{'widen' if wide else 'narrow'}{bits}_{tile}"
+        return self.get(
+            name, VOID, [PTR, PTR, I64], lambda b, *a: _repacked(b, *a, bits, tile, wide)
+        )
+
+
+def _keys(b: Builder, *words: Any) -> Any:
+    def c(value: int) -> Any:
+        return number(I64, value & MASK)
+
+    state = c(0)
+    for word in words:
+        x = b.add(b.xor(state, word), c(0x9E3779B97F4A7C15))
+        x = b.mul(b.xor(x, b.lshr(x, c(30))), c(0xBF58476D1CE4E5B9))
+        x = b.mul(b.xor(x, b.lshr(x, c(27))), c(0x94D049BB133111EB))
+        state = b.xor(x, b.lshr(x, c(31)))
+    return state
+
+
+def _repacked(b: Builder, source: Any, into: Any, m: Any, bits: int, tile: int, wide: bool) -> None:
+    """Each of m codes from its place in `source` to that in `into`, which is cleared before."""
+    full = number(I64, tile * bits // 8)
+    short = b.lshr(b.add(b.mul(m, number(I64, bits)), number(I64, 7)), number(I64, 3))
+    from_width, to_width = (short, full) if wide else (full, short)
+    with loop(b, to_width) as j:
+        b.store(number(I8, 0), at(b, into, j))
+    with loop(b, m) as i:
+        byte = b.load(at(b, source, b.urem(i, from_width)), typ=I8)
+        shift = b.trunc(b.mul(b.udiv(i, from_width), number(I64, bits)), I8)
+        code = b.and_(b.lshr(byte, shift), number(I8, (1 << bits) - 1))
+        place = at(b, into, b.urem(i, to_width))
+        moved = b.shl(code, b.trunc(b.mul(b.udiv(i, to_width), number(I64, bits)), I8))
+        b.store(b.or_(b.load(place, typ=I8), moved), place)
+
+
+class Printer:
+    """Builds the functions of one kernel."""
+
+    def __init__(self, module: ir.Module, kernel: Kernel, helpers: Helpers) -> None:
+        self.module, self.kernel, self.helpers = module, kernel, helpers
+        self.tile, self.spec = kernel.tile, kernel.module
+        kinds = [kind for _, kind, _ in GIVEN] + [PTR] * len(kernel.states)
+        self.function = ir.Function(module, ir.FunctionType(VOID, kinds), kernel.name)
+        names = [name for name, _, _ in GIVEN] + [f"state {s.name}" for s in kernel.states]
+        self.given = dict(zip(names, self.function.args, strict=True))
+        self.encodes = not kernel.name.startswith("decode")
+        self.hops = "hop" in kernel.name
+        self.walks = {id(w): self.walk(i, w) for i, w in enumerate(kernel.walks)}
+        self.b = Builder(self.function.append_basic_block("entry"))
+
+    def walk(self, index: int, walk: Walk) -> list[WalkPrinter]:
+        """The functions of a walk: with usual stores, and for decode such past the cache."""
+        plain = not self.encodes and not self.kernel.adds
+        found = []
+        for past in (False, True)[: 1 + plain]:
+            name = f"{self.kernel.name}_walk{index}{'_past' * past}"
+            found.append(WalkPrinter(self.module, name, walk, self.tile, past))
+            found[-1].emit(self.helpers.keys if found[-1].draws else None)
+        return found
+
+    def emit(self) -> None:
+        """The function's body: a loop over pieces."""
+        b = self.b
+        with loop(b, self.given["rows"]) as p:
+            row = at(b, self.given["table"], b.mul(p, number(I64, 40)))
+            self.row = {
+                name: b.load(at(b, row, number(I64, 8 * i)), typ=I64)
+                for i, name in enumerate(COLUMNS)
+            }
+            self.p = p
+            with b.if_then(b.icmp_signed(">", self.row["n"], number(I64, 0))):
+                self.piece()
+        if not self.encodes:
+            b.fence("seq_cst")  # stores past the cache are seen by other threads from here on
+        b.ret_void()
+
+    def piece(self) -> None:
+        b, n = self.b, self.row["n"]
+        self.local: dict[int, Any] = {}
+        self.totals: dict[int, Any] = {}
+        self.tiles = b.udiv(b.add(n, number(I64, self.tile - 1)), number(I64, self.tile))
+        self.pointers = {"g": at(b, self.given["x"], self.bytes(self.row["start"], 4))}
+        for s in self.kernel.states:
+            name = f"state {s.name}"
+            self.pointers[name] = at(
+                b, self.given[name], self.bytes(self.row["state"], item_bytes(s))
+            )
+        end = self.fields("payload", "out" if self.encodes else "in", "at")
+        if self.hops:
+            self.fields("data", "in", "data_at")
+        if not self.encodes and self.spec.status:
+            return self.told(end)
+        self.steps()
+        if self.encodes:
+            self.close(end)
+        return None
+
+    def bytes(self, count: Any, size: int) -> Any:
+        """The bytes of so many elements."""
+        return self.b.mul(count, number(I64, size))
+
+    def fields(self, payload: str, prefix: str, starts: str) -> Any:
+        """Pointers to a payload's fields; its length without the status byte."""
+        b = self.b
+        base = b.load(at(b, self.given[starts], self.bytes(self.p, 8)), typ=I64)
+        start = at(b, self.given[payload], base)
+        length: Any = number(I64, 4 * sum(map(len, header(self.spec))))
+        for f in self.spec.fields:
+            self.pointers[f"{prefix} {f.name}"] = at(b, start, length)
+            length = b.add(length, self.size(f))
+        self.pointers[f"{prefix} status"] = at(b, start, length)
+        return length
+
+    def size(self, f: Field) -> Any:
+        """Bytes of a field."""
+        b, n = self.b, self.row["n"]
+        if not f.packed:
+            count = {"scalar": number(I64, 1), "group": self.tiles, "n": n}[f.shape]
+            return self.bytes(count, item_bytes(f))
+        full = b.udiv(n, number(I64, self.tile))
+        rest = b.urem(n, number(I64, self.tile))
+        return b.add(self.bytes(full, self.tile * f.bits // 8), self.code_bytes(f, rest))
+
+    def code_bytes(self, f: Field, count: Any) -> Any:
+        """Bytes of so many packed codes of one tile."""
+        bits = self.b.add(self.bytes(count, f.bits), number(I64, 7))
+        return self.b.lshr(bits, number(I64, 3))
+
+    def told(self, end: Any) -> None:
+        """Decode, but for a payload that tells that the gradient was not finite: NaN."""
+        b = self.b
+        bad = b.load(self.pointers["in status"], typ=I8)
+        with b.if_else(b.icmp_unsigned("!=", bad, number(I8, 0))) as (then, otherwise):
+            with then, loop(b, self.row["n"]) as i:
+                b.store(number(F32, float("nan")), at(b, self.pointers["g"], self.bytes(i, 4)))
+            with otherwise:
+                self.steps()
+
+    def close(self, end: Any) -> None:
+        """The status byte, and the payload's length."""
+        b = self.b
+        if self.spec.status:
+            assert self.kernel.bad is not None
+            high = b.icmp_signed(">=", self.value(self.kernel.bad), number(I32, ins.INFINITE))
+            b.store(b.zext(high, I8), self.pointers["out status"])
+            end = b.add(end, number(I64, 1))
+        b.store(end, at(b, self.given["used"], self.bytes(self.p, 8)))
+
+    # values of a piece
+
+    def value(self, v: Value) -> Any:
+        """A value of the piece, built where it is first needed."""
+        if id(v) not in self.local:
+            self.local[id(v)] = self.make(v)
+        return self.local[id(v)]
+
+    def make(self, v: Value) -> Any:
+        b = self.b
+        if v.op == "const":
+            return number(KINDS[v.kind], v.attr)
+        if v.op == "scale":
+            return self.given["scale"]
+        if v.op == "static":
+            return self.static(v)
+        if v.op == "total":
+            return self.total(v)
+        if v.op == "load":
+            found = load_as(b, self.pointers[f"in {v.attr.name}"], v.attr.storage, 0)
+            return ins.convert(b, found, KINDS[v.kind])
+        return apply(b, v, [self.value(a) for a in v.args])
+
+    def static(self, v: Value) -> Any:
+        """A number of the piece's row of those that the host computes."""
+        b = self.b
+        index = b.add(self.bytes(self.p, len(self.kernel.statics)), number(I64, v.attr))
+        found = b.load(at(b, self.given["statics"], self.bytes(index, 8)), typ=F64)
+        if v.kind == "bool":
+            return b.fcmp_unordered("!=", found, number(F64, 0.0))
+        return ins.convert(b, found, KINDS[v.kind])
+
+    def total(self, v: Value) -> Any:
+        """What a walk's fold comes to over all tiles."""
+        b, room = self.b, self.totals[id(v.args[0])]
+        if v.attr != "sum":
+            found = b.load(room, typ=I32)
+            return found if v.kind == "i32" else b.fpext(ins.unkey(b, found), F64)
+        width = LANES // 2
+        while width:
+            for_lane = width
+            with loop(b, number(I64, for_lane)) as lane:
+                low = at(b, room, self.bytes(lane, 8))
+                high = at(b, low, number(I64, 8 * for_lane))
+                b.store(b.fadd(b.load(low, typ=F64), b.load(high, typ=F64)), low)
+            width //= 2
+        return b.load(room, typ=F64)
+
+    # walks
+
+    def steps(self) -> None:
+        for step in self.kernel.steps:
+            if isinstance(step, Walk):
+                self.run(step)
+            else:
+                self.store(step)
+
+    def store(self, s: Store) -> None:
+        """A value of the piece, into the payload."""
+        assert s.field is not None
+        kind = I32 if s.value.kind in ("i32", "i64") else F32
+        value = ins.convert(self.b, self.value(s.value), kind)
+        self.b.store(
+            stored_as(self.b, value, s.field.storage), self.pointers[f"out {s.name}"], align=1
+        )
+
+    def run(self, walk: Walk) -> None:
+        """Over all full tiles, then over the last one if it is shorter."""
+        b, n = self.b, self.row["n"]
+        usual, *past = self.walks[id(walk)]
+        for f in walk.folds:
+            self.open_total(f)
+        pieces = [self.value(v) for v in usual.needs.pieces]
+        full = b.udiv(n, number(I64, self.tile))
+        rest = b.urem(n, number(I64, self.tile))
+        pointers = dict(self.pointers)
+        if past:
+            with b.if_else(self.large()) as (then, otherwise):
+                with then:
+                    self.call(
+                        past[0], pointers, pieces, full, number(I64, self.tile), number(I64, 0)
+                    )
+                with otherwise:
+                    self.call(usual, pointers, pieces, full, number(I64, self.tile), number(I64, 0))
+        else:
+            self.call(usual, pointers, pieces, full, number(I64, self.tile), number(I64, 0))
+        with b.if_then(b.icmp_unsigned("!=", rest, number(I64, 0))):
+            self.last_tile(usual, walk, pieces, full, rest)
+
+    def large(self) -> Any:
+        """Whether what is decoded is more than caches hold, and begins where such stores may."""
+        b = self.b
+        much = b.icmp_signed(">=", self.row["n"], number(I64, PAST // 4))
+        address = b.ptrtoint(self.pointers["g"], I64)
+        even = b.icmp_unsigned("==", b.and_(address, number(I64, 15)), number(I64, 0))
+        return b.and_(much, even)
+
+    def open_total(self, f: Value) -> None:
+        """Where a walk adds up a fold."""
+        b = self.b
+        kind, count = (F64, LANES) if f.attr == "sum" else (I32, 1)
+        room = self.totals[id(f)] = self.b.room(kind, count)
+        start = {"sum": 0.0, "max": LEAST, "min": MOST}[f.attr]
+        with loop(b, number(I64, count)) as lane:
+            b.store(number(kind, start), at(b, room, self.bytes(lane, 8 if f.attr == "sum" else 4)))
+
+    def call(
+        self, one: WalkPrinter, pointers: Any, pieces: list[Any], count: Any, m: Any, done: Any
+    ) -> None:
+        b = self.b
+        arrays = [pointers[name] for name in one.needs.arrays]
+        sums = [self.totals[id(v)] for v in one.needs.sums]
+        first = b.add(self.row["first"], self.bytes(done, self.tile))
+        back = b.icmp_unsigned("!=", self.given["back"], number(I8, 0))
+        numbers = {
+            "count": count, "m": m, "done": done, "first": first, "back": back,
+            "seed": self.given["seed"], "step": self.given["step"], "tensor": self.row["tensor"],
+        }  # fmt: skip
+        b.call(one.function, [*arrays, *sums, *pieces, *numbers.values()])
+
+    # the last, shorter tile
+
+    def last_tile(
+        self, one: WalkPrinter, walk: Walk, pieces: list[Any], full: Any, rest: Any
+    ) -> None:
+        """Walk over a copy of it, with zeros behind its end."""
+        pointers, after = {}, []
+        for name in one.needs.arrays:
+            place, size, f = self.where(name, full)
+            if f is not None and f.shape == "group":
+                pointers[name] = place
+                continue
+            room = pointers[name] = self.b.room(I8, self.tile * 4)
+            self.copy_in(name, f, place, room, rest, size)
+            if any(self.name(s) == name for s in walk.stores):
+                after.append((name, f, place, room, size))
+        self.call(one, pointers, pieces, number(I64, 1), rest, full)
+        for name, f, place, room, size in after:
+            self.copy_out(name, f, place, room, rest, size)
+
+    def where(self, name: str, full: Any) -> tuple[Any, int, Field | None]:
+        """An array's last tile, the bytes of an element, and the field that it is."""
+        known = {f"state {s.name}": s for s in self.kernel.states}
+        for f in self.spec.fields:
+            known[f"in {f.name}"] = known[f"out {f.name}"] = f
+        found = known.get(name)
+        if found is None:
+            return at(self.b, self.pointers[name], self.bytes(full, 4 * self.tile)), 4, None
+        per = {"group": item_bytes(found), "n": self.tile * found.item_bits // 8}[found.shape]
+        place = at(self.b, self.pointers[name], self.bytes(full, per))
+        return place, max(1, item_bytes(found)), found
+
+    @staticmethod
+    def name(s: Store) -> str:
+        """The array that a store writes."""
+        return {"gradient": "g", "state": f"state {s.name}", "payload": f"out {s.name}"}[s.target]
+
+    def copy_in(
+        self, name: str, f: Field | None, place: Any, room: Any, rest: Any, size: int
+    ) -> None:
+        b = self.b
+        if name.startswith("out"):
+            return
+        if f is not None and f.packed:
+            b.call(self.helpers.codes(f.bits, self.tile, wide=True), [place, room, rest])
+            return
+        with loop(b, number(I64, self.tile * size)) as i:
+            b.store(number(I8, 0), at(b, room, i))
+        with loop(b, self.bytes(rest, size)) as i:
+            b.store(b.load(at(b, place, i), typ=I8), at(b, room, i))
+
+    def copy_out(
+        self, name: str, f: Field | None, place: Any, room: Any, rest: Any, size: int
+    ) -> None:
+        b = self.b
+        if f is not None and f.packed and name.startswith("out"):
+            b.call(self.helpers.codes(f.bits, self.tile, wide=False), [room, place, rest])
+            return
+        with loop(b, self.bytes(rest, size)) as i:
+            b.store(b.load(at(b, room, i), typ=I8), at(b, place, i))
+
+
+__all__ = ["GIVEN", "I1", "Printer", "module_text", "signature"]

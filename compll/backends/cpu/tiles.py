@@ -1,0 +1,171 @@
+"""Kernels of tile programs: what they are given, and which of them are compiled when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.backends.cpu import jit, printer
+from compll.backends.cpu.decode_add_encode import fuses
+from compll.backends.cpu.pieces import Rows, fresh
+from compll.errors import PayloadError
+from compll.ir.layout import payload_bytes
+from compll.ir.module import Module
+from compll.ir.program import Unsupported
+from compll.ir.static import Number
+from compll.ir.tile import Kernel, text
+from compll.numerics.types import F32, I64, U8
+from compll.passes import lower
+from compll.passes.refusal import refused
+from compll.passes.schedule import schedule
+from compll.runtime.arrays import HostArrays
+from compll.runtime.batches import Incoming, State
+
+
+def kernels(module: Module) -> dict[str, list[Kernel]]:
+    """A spec's tile programs, by what is compiled together. Raises NotLowered, SpecError.
+
+    stateless: of a spec with states, the encode without them, which training never needs. hop:
+    encodes that take a payload in.
+    """
+    found: dict[str, list[Kernel]] = {"first": [], "stateless": [], "hop": []}
+    for feed in (True, False):
+        if (feed and not module.states) or (not feed and module.updates):
+            continue
+        try:
+            program = schedule(module, feed=feed)
+        except Unsupported as why:
+            raise refused(module, "cpu", why) from why
+        name = "encode_feed" if feed else "encode"
+        later = module.states and not feed
+        found["stateless" if later else "first"].append(lower.encode(program, name, feed=feed))
+        if fuses(module):
+            found["hop"].append(lower.encode(program, f"hop_{name}", feed=feed, hop=True))
+    for add in (False, True):
+        name = "decode_add" if add else "decode_set"
+        found["first"].append(lower.decode(module, name, add=add))
+    return found
+
+
+class TileKernels:
+    """The backend's batch interface (see batches.Backend), for specs that are lowered to tiles."""
+
+    arrays = HostArrays()
+
+    def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
+        self.module, self.params = module, dict(params)
+        self.parts = kernels(module)
+        self.by_name = {k.name: k for part in self.parts.values() for k in part}
+        self.rows = Rows(params)
+        self.sizes: dict[int, int] = {}
+        self.fuses = fuses(module)
+        self.writes_back = module.decoded is not None
+        self.libraries: dict[str, jit.Library] = {}
+        self.lock = threading.Lock()
+        self.library("first")
+
+    def library(self, part: str) -> jit.Library:
+        """The functions that are compiled together, at their first use."""
+        with self.lock:
+            if part not in self.libraries:
+                self.libraries[part] = self.load(self.parts[part])
+            return self.libraries[part]
+
+    def load(self, part: list[Kernel]) -> jit.Library:
+        name = self.module.name
+        program = "".join(map(text, part))
+        image = jit.stored(name, program, lambda: printer.module_text(name, part))
+        return jit.Library(image, {k.name: printer.signature(k) for k in part})
+
+    def call(self, name: str, given: Mapping[str, Any], states: list[NDArray[Any]]) -> None:
+        """Run a kernel. given: arrays and numbers, by the names of its parameters."""
+        part = next(p for p, found in self.parts.items() if self.by_name[name] in found)
+        function = self.library(part).functions[name]
+        function(*(_passed(given.get(n, 0)) for n, _, _ in printer.GIVEN), *map(_passed, states))
+
+    def statics(self, name: str, table: I64, step: int) -> Any:
+        """Host-computed values of every piece."""
+        return self.rows.of(name, self.by_name[name].statics, table, step)
+
+    def encode_batch(
+        self,
+        x: F32,
+        table: I64,
+        out: U8,
+        at: I64,
+        state: State | None,
+        *,
+        seed: int,
+        step: int,
+        scale: float,
+        writeback: bool,
+        incoming: Incoming | None = None,
+    ) -> I64:
+        """Encode all pieces in one call."""
+        if state is None and self.module.updates:
+            state, table = fresh(self.module, table)
+        fed = state is not None and bool(self.module.states)
+        name = ("hop_" if incoming is not None else "") + ("encode_feed" if fed else "encode")
+        states = [state[s.name] for s in self.by_name[name].states] if state is not None else []
+        back = writeback and self.writes_back
+        used = np.zeros(len(table), np.int64)
+        given = {
+            "x": x, "table": table, "rows": len(table), "payload": out, "at": at, "used": used,
+            "statics": self.statics(name, table, step), "seed": _signed(seed), "step": step,
+            "scale": scale, "back": back,
+        }  # fmt: skip
+        if incoming is not None:
+            given |= {"data": incoming.payload, "data_at": incoming.at, "data_used": incoming.used}
+        self.call(name, given, states)
+        if writeback and not back:
+            self.decode_batch(out, table, at, used, x, add=False)
+        elif back and self.module.status:
+            self.write_told(x, table, out, at, used)
+        return used
+
+    def write_told(self, x: F32, table: I64, out: U8, at: I64, used: I64) -> None:
+        """Decode what is told not to be finite: encode knows that when it has written x back."""
+        rows = np.flatnonzero(used)
+        rows = rows[out[at[rows] + used[rows] - 1] != 0]  # the status bytes
+        if len(rows):
+            self.decode_batch(out, table[rows], at[rows], used[rows], x, add=False)
+
+    def decode_batch(
+        self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool
+    ) -> None:
+        """Decode all pieces in one call, after all were checked."""
+        for n, size in zip(table[:, 1].tolist(), used.tolist(), strict=True):
+            if size != self.size(n):
+                name = self.module.name
+                raise PayloadError(f"{name}: {size} bytes are no payload of {n} elements")
+        name = "decode_add" if add else "decode_set"
+        given = {
+            "x": out, "table": table, "rows": len(table), "payload": payload, "at": at,
+            "used": used, "statics": self.statics(name, table, 0),
+        }  # fmt: skip
+        self.call(name, given, [])
+
+    def size(self, n: int) -> int:
+        """The bytes of a payload of n elements."""
+        if n not in self.sizes:
+            if len(self.sizes) > 4096:
+                self.sizes.clear()
+            self.sizes[n] = payload_bytes(self.module, n, self.params)
+        return self.sizes[n]
+
+    def raise_found(self) -> None:
+        """A bad payload was told at once."""
+
+
+def _passed(value: Any) -> Any:
+    """An array's address, or a number."""
+    return value.ctypes.data if isinstance(value, np.ndarray) else value
+
+
+def _signed(seed: int) -> int:
+    """The 64 bits of a seed as ctypes takes them."""
+    return seed - (1 << 64) if seed >> 63 else seed

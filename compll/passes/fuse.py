@@ -1,0 +1,130 @@
+"""A walk's body as few loops over the lanes of a tile, for backends that keep tiles in memory.
+
+A fold needs all lanes, so what is made of it belongs to a later stage. Within a stage, loops differ
+by their stride: a loop goes over `stride` places, at each of which it visits the lanes place,
+place + stride, place + 2 * stride, ... That is the order of sums, and how packed codes lie in bytes
+(see [Note: packing] in layout.py). What overwrites the gradient or a state comes in the last loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from compll.ir.module import Field
+from compll.ir.tile import Store, Value, Walk, order
+from compll.numerics.numbers import lane_count
+
+#: from how many instructions on a value that several loops use is kept instead of made again
+WORTH = 2
+COSTS = {"draw": 10, "div": 4, "sqrt": 4, "exp": 10, "log": 10, "log2": 10, "pow": 20, "load": 0}
+
+
+@dataclass
+class Loop:
+    """What one loop over lanes computes. kept: values that later loops read."""
+
+    stage: int
+    stride: int
+    folds: list[Value] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    kept: list[Value] = field(default_factory=list)
+
+
+def loops(walk: Walk, tile: int) -> list[Loop]:
+    """The loops, in order."""
+    stages = _stages(walk)
+    found: list[Loop] = []
+    folds = [v for v in order(_roots(walk)) if v.op == "fold"]
+    for fold in folds:
+        stride = lane_count(tile) if fold.attr == "sum" else 0
+        _loop(found, stages[id(fold)] - 1, stride).folds.append(fold)
+    lane_stores = [s for s in walk.stores if s.value.level == "lane"]
+    for store in lane_stores:
+        if not store.in_place:
+            _loop(found, stages[id(store.value)], _stride(store, tile)).stores.append(store)
+    last = [s for s in lane_stores if s.in_place]
+    if last:
+        stage = max([one.stage for one in found] + [stages[id(s.value)] for s in last])
+        together = [one for one in found if one.stage == stage and not one.folds]
+        loop = together[-1] if together else Loop(stage, 0)
+        found = [one for one in found if one is not loop] + [loop]
+        loop.stores += last
+    found.sort(key=lambda one: one.stage)  # stable: the last of its stage stays the last
+    for one in found:
+        one.stride = one.stride or tile
+    _keep(found)
+    return found
+
+
+def _roots(walk: Walk) -> list[Value]:
+    return [*walk.folds, *(s.value for s in walk.stores)]
+
+
+def _stages(walk: Walk) -> dict[int, int]:
+    """After how many rounds of folds each value is known."""
+    stages: dict[int, int] = {}
+    for v in order(_roots(walk)):
+        stages[id(v)] = max([stages[id(a)] for a in v.args], default=0) + (v.op == "fold")
+    return stages
+
+
+def _stride(store: Store, tile: int) -> int:
+    """Over how many bytes a tile's packed codes extend; 0: any stride will do."""
+    f = store.field
+    return tile * f.bits // 8 if store.packed and f is not None and f.bits < 8 else 0
+
+
+def _loop(found: list[Loop], stage: int, stride: int) -> Loop:
+    """The loop of this stage and stride; one that may have any stride takes another's."""
+    for one in found:
+        if one.stage == stage and (one.stride == stride or 0 in (one.stride, stride)):
+            one.stride = one.stride or stride
+            return one
+    found.append(Loop(stage, stride))
+    return found[-1]
+
+
+def _keep(found: list[Loop]) -> None:
+    """Have values that several loops use, and that take time, kept by the first of them.
+
+    Of what a kept value is made, nothing else needs to be.
+    """
+    users: dict[int, list[Loop]] = {}
+    values: dict[int, Value] = {}
+    for one in found:
+        for v in order_of_lanes(one, ()):
+            users.setdefault(id(v), []).append(one)
+            values[id(v)] = v
+    kept: set[int] = set()
+    for v in reversed(list(values.values())):
+        by = users[id(v)]
+        within = [w for w in values.values() if any(a is v for a in w.args)]
+        inside = any(id(w) in kept and users[id(w)] == by for w in within)
+        if len(by) > 1 and v.kind in ("f32", "i32") and cost(v) >= WORTH and not inside:
+            kept.add(id(v))
+            by[0].kept.append(v)
+
+
+def order_of_lanes(loop: Loop, known: Iterable[int]) -> list[Value]:
+    """The lane values that a loop computes, but those known already and what they are made of."""
+    given = set(known)
+    roots = [f.args[0] for f in loop.folds] + [s.value for s in loop.stores] + loop.kept
+    seen: dict[int, Value] = {}
+
+    def visit(v: Value) -> None:
+        if v.level != "lane" or id(v) in seen or id(v) in given:
+            return
+        for a in v.args:
+            visit(a)
+        seen[id(v)] = v
+
+    for root in roots:
+        visit(root)
+    return list(seen.values())
+
+
+def cost(v: Value) -> int:
+    """About how many instructions a lane of a value takes, with what it is made of."""
+    own = 2 if v.op == "load" and isinstance(v.attr, Field) and v.attr.item_bits < 32 else 1
+    return COSTS.get(v.op, own) + sum(cost(a) for a in v.args if a.level == "lane")
