@@ -2,8 +2,8 @@
 
 A kernel works on pieces of a gradient, a piece on its tiles: TILE elements, or a group. Values are
 instructions without side effects; their level says how often they change: once per `lane` (element
-of a tile), per `tile`, or per `piece`. What a walk over the tiles leaves behind are its stores. Lanes
-beyond the end of a last, shorter tile read zeros, take no part in folds and are not stored.
+of a tile), per `tile`, or per `piece`. What a walk over the tiles leaves behind are its stores.
+Lanes beyond the end of a last, shorter tile read zeros, take no part in folds and are not stored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from compll.ir.expr import Expr
 from compll.ir.module import Field, Module
 
 LEVELS = ("piece", "tile", "lane")
+#: what a field or state has a value for, by its shape
+PER = {"scalar": "piece", "group": "tile", "n": "lane"}
 
 
 class NotLowered(Exception):
@@ -112,6 +114,9 @@ def order(roots: Iterable[Value]) -> Iterator[Value]:
 def text(kernel: Kernel) -> str:
     """A kernel to read, and to tell kernels apart by."""
     lines = [f"kernel {kernel.name}, tiles of {kernel.tile}"]
+    status = ["status"] * kernel.module.status
+    lines.append(f"  payload {', '.join([*map(_declared, kernel.module.fields), *status])}")
+    lines += [f"  state {_declared(s)}" for s in kernel.states]
     names: dict[int, str] = {}
     for number, static in enumerate(kernel.statics):
         lines.append(f"  static {number} = {static}")
@@ -139,7 +144,15 @@ def _line(value: Value, names: dict[int, str]) -> str:
 
 
 def _store(store: Store, names: dict[int, str]) -> str:
-    kind = "" if store.field is None else f" as {store.field.storage}{store.field.bits or ''}"
+    kind = "" if store.field is None else f" as {_type(store.field)}"
     verb = "pack" if store.packed else "store"
     where = "if back: " if store.back else ""
     return f"{where}{verb} {store.target} {store.name}, {names[id(store.value)]}{kind}"
+
+
+def _declared(f: Field) -> str:
+    return f"{f.name}: {_type(f)} per {PER[f.shape]}"
+
+
+def _type(f: Field) -> str:
+    return f"{f.storage}{f.bits}" if f.packed else f.storage

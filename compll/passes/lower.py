@@ -12,7 +12,8 @@ from compll.ir.expr import Expr, walk
 from compll.ir.layout import tile_of
 from compll.ir.module import WHOLE, Field, Module
 from compll.ir.program import Pass, Program, Sink
-from compll.ir.tile import LEVELS, Kernel, NotLowered, Store, Value, Walk
+from compll.ir.tile import Kernel, NotLowered, Store, Value, Walk
+from compll.passes.schedule import hops, schedule
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
 WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
@@ -24,7 +25,17 @@ FLOATS = ARITHMETIC | {
     "div", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "pow", "mod", "floordiv",
     "float16", "bfloat16", "bfloat16_up", "exp2",
 }  # fmt: skip
-WHOLES = ARITHMETIC | {"bitand", "bitor", "bitxor", "shl", "shr", "trunc", "exponent"}
+WHOLES = ARITHMETIC | {
+    "floordiv",
+    "mod",
+    "bitand",
+    "bitor",
+    "bitxor",
+    "shl",
+    "shr",
+    "trunc",
+    "exponent",
+}
 TRUTHS = {
     "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isfinite", "isnan", "where",
 }  # fmt: skip
@@ -181,12 +192,22 @@ def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Ker
     kernel = Kernel(name, module, tile_of(module), states=list(module.states) if feed else [])
     values = _Values(module, kernel)
     if hop:
-        values.incoming = values.of(module.decode)
+        values.incoming = _incoming(values)
     for one in program.passes:
         kernel.steps.append(_walk(values, program, one))
     for sink in program.scalars:
         kernel.steps.append(_stored(values, sink))
     return kernel
+
+
+def _incoming(values: _Values) -> Value:
+    """What the payload that is taken in decodes to: NaN where it tells of a NaN or infinity."""
+    value = values.of(values.module.decode)
+    if not values.module.status:
+        return value
+    told = values.make("told", (), "bool", "piece")
+    nan = values.make("const", (), "f32", "piece", float("nan"))
+    return values.make("where", [told, nan, value], "f32", "lane")
 
 
 def _walk(values: _Values, program: Program, one: Pass) -> Walk:
@@ -235,6 +256,24 @@ def decode(module: Module, name: str, *, add: bool) -> Kernel:
     return kernel
 
 
-def highest(*values: Value) -> str:
-    """The level of what is made of these."""
-    return max((v.level for v in values), key=LEVELS.index, default="piece")
+def kernels(module: Module) -> dict[str, list[Kernel]]:
+    """A spec's tile programs, by what is compiled together. Raises NotLowered, Unsupported.
+
+    stateless: of a spec with states, the encode without them, which training never needs. hop:
+    encodes that take a payload in, where one walk is enough: several would decode in each.
+    """
+    _whole(module)
+    found: dict[str, list[Kernel]] = {"first": [], "stateless": [], "hop": []}
+    for feed in (True, False):
+        if (feed and not module.states) or (not feed and module.updates):
+            continue
+        program = schedule(module, feed=feed)
+        name = "encode_feed" if feed else "encode"
+        later = module.states and not feed
+        found["stateless" if later else "first"].append(encode(program, name, feed=feed))
+        if hops(module) and len(program.passes) == 1:
+            found["hop"].append(encode(program, f"hop_{name}", feed=feed, hop=True))
+    for add in (False, True):
+        name = "decode_add" if add else "decode_set"
+        found["first"].append(decode(module, name, add=add))
+    return found

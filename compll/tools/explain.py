@@ -11,8 +11,10 @@ from compll.ir.layout import limits, tile_of
 from compll.ir.module import Module
 from compll.ir.places import places
 from compll.ir.printer import Printer
-from compll.ir.program import LIBRARY, Pass, Program
-from compll.passes import feedback
+from compll.ir.program import LIBRARY, Pass, Program, Unsupported
+from compll.ir.tile import NotLowered
+from compll.ir.tile import text as tile_text
+from compll.passes import feedback, lower
 from compll.passes.array_steps import steps
 from compll.passes.array_traffic import rounds_text, traffic_of
 from compll.passes.schedule import hops, schedule
@@ -20,7 +22,7 @@ from compll.passes.traffic import Traffic, Walk, merge_traffic
 from compll.runtime.codec import Codec
 from compll.tools import artifacts
 
-STAGES = ("syntax", "types", "feedback", "layout", "passes", "traffic", "source")
+STAGES = ("syntax", "types", "feedback", "layout", "passes", "tiles", "traffic", "source")
 SIZES = (1, 1000, 1_000_000, 100_000_000)
 
 
@@ -43,10 +45,21 @@ def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
         "feedback": lambda: _feedback(module),
         "layout": lambda: _layout(codec),
         "passes": lambda: passes(module),
+        "tiles": lambda: tiles(module),
         "traffic": lambda: walks(module),
         "source": lambda: _source(codec, target),
     }
     return "\n".join(makers[name]())
+
+
+def tiles(module: Module) -> Iterator[str]:
+    """The tile programs, where there are such."""
+    try:
+        found = lower.kernels(module)
+    except (NotLowered, Unsupported) as why:
+        yield f"not lowered to tiles: {why}"
+        return
+    yield "\n".join(tile_text(kernel) for part in found.values() for kernel in part).rstrip()
 
 
 def _source(codec: Codec, target: str) -> Iterator[str]:

@@ -196,9 +196,10 @@ def test_mistakes_give_one_line(args, code, words):
     assert "Traceback" not in result.output
 
 
-def test_generated_source_is_the_golden_one(request):
-    path = GOLDEN / "onebit_group.cpu.txt"
-    text = compll.compile("onebit_group").backend.source.text
+@pytest.mark.parametrize("name", ["onebit_group", "int4_group", "terngrad"])
+def test_tile_programs_are_the_golden_ones(name, request):
+    path = GOLDEN / f"{name}.tiles.txt"
+    text = run("explain", name, "--stage", "tiles").output
     if request.config.getoption("--update-golden"):
         path.write_text(text)
     assert text == path.read_text(), "run pytest with --update-golden if the change is meant"
@@ -232,7 +233,7 @@ def test_cache_serves_processes_one_after_the_other_and_at_once(tmp_path):
         for job in jobs:
             out, err = job.communicate(timeout=HANG)
             assert out.strip() == "fine", err
-    assert list((tmp_path / "cpu").glob("mxnet_2bit_*.py"))
+    assert list((tmp_path / "cpu").glob("mxnet_2bit_*.o"))
 
 
 @pytest.mark.slow

@@ -80,12 +80,12 @@ def test_a_wrong_length_is_refused():
         )
 
 
-@pytest.mark.parametrize("name", ["signsgd", "int4_group"])
+@pytest.mark.parametrize("name", ["signsgd", "terngrad"])
 def test_what_aggregators_need_can_be_compiled_ahead(name):
     codec = compll.compile(name)
     codec.prepare()
-    assert (codec.backend.hop_kernels is not None) == codec.fuses
-    assert codec.fuses == (name == "signsgd")
+    assert ("hop" in codec.backend.libraries) == codec.fuses
+    assert codec.fuses == (name == "signsgd")  # several walks would each decode
 
 
 @pytest.mark.parametrize("name", ["onebit", "dgc"])

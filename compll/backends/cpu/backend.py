@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.cpu.decode_add_encode import fuses
 from compll.backends.cpu.load import load
 from compll.backends.cpu.outline import outline
 from compll.backends.cpu.pieces import Rows, fresh
@@ -116,29 +115,6 @@ class Source:
         self.text = "\n\n".join([*parts, *stateless])
 
 
-class HopSource:
-    """The text of decode-add-encode kernels; compiled when one is first asked for."""
-
-    def __init__(self, module: Module) -> None:
-        from compll.backends.cpu.decode_add_encode import Hopping, Merging
-
-        merging = Merging(module)
-        tile = JIT_INNER + merging.kernel()
-        self.statics: dict[str, list[Expr]] = {"decode": merging.statics}
-        parts = [head(module), tile]
-        for name, feed in (("encode", False), ("encode_feed", True)):
-            if (feed and not module.states) or (not feed and module.updates):
-                continue
-            encoder = Hopping(schedule(module, feed=feed), feed)
-            states = encoder.state_types()
-            incoming = "uint8[::1], int64[::1], int64[::1], float64[:, ::1]"
-            signature = f"void({ARRAYS}, uint64, int64, float32, boolean, {incoming}{states})"
-            text = encoder.kernel().replace("def encode(", f"def {name}(")
-            parts.append(DECLARE.format(signature) + text)
-            self.statics[name] = encoder.statics
-        self.text = "\n\n".join(parts)
-
-
 def head(module: Module) -> str:
     """How the text of kernels begins."""
     halves = any(s.storage in HALVES for s in module.states)
@@ -160,8 +136,7 @@ class Kernels:
         ]
         self.rows = Rows(params)
         self.bounds: dict[int, list[int]] = {}
-        self.fuses = fuses(module)
-        self.hop_kernels: Any = None
+        self.fuses = False
         self.lock = threading.Lock()
         elementwise = module.decoded is not None and not module.selections
         self.writes_back = elementwise
@@ -211,12 +186,8 @@ class Kernels:
             else []
         )
         back = writeback and self.writes_back
-        kernels, prefix = self.kernels, ""
-        extra: tuple[Any, ...] = ()
-        if incoming is not None:
-            kernels, prefix = self.hop(), "hop_"
-            extra = (*incoming, self.static("hop_decode", table, 0))
-        elif name == "encode" and self.source.stateless:
+        kernels = self.kernels
+        if name == "encode" and self.source.stateless:
             kernels = self.stateless()
         used = np.zeros(len(table), np.int64)
         getattr(kernels, name)(
@@ -226,12 +197,11 @@ class Kernels:
             at,
             used,
             self.limits(table),
-            self.static(prefix + name, table, step),
+            self.static(name, table, step),
             seed,
             step,
             scale,
             back,
-            *extra,
             *states,
         )
         if writeback and not back:
@@ -253,15 +223,6 @@ class Kernels:
             if self.stateless_kernels is None:
                 self.stateless_kernels = load(self.module.name, self.source.stateless)
         return self.stateless_kernels
-
-    def hop(self) -> Any:
-        """The kernels that decode, add and encode; compiled at the first call."""
-        with self.lock:
-            if self.hop_kernels is None:
-                hop = HopSource(self.module)
-                self.source.statics |= {f"hop_{name}": s for name, s in hop.statics.items()}
-                self.hop_kernels = load(self.module.name, hop.text)
-        return self.hop_kernels
 
     def decode_batch(
         self, payload: NDArray[np.uint8], table: I64, at: I64, used: I64, out: F32, *, add: bool
@@ -318,5 +279,5 @@ def build(module: Module, params: Mapping[str, Number]) -> TileKernels | Kernels
         return array_kernels(module, params)
     try:
         return TileKernels(module, params)
-    except NotLowered:
+    except (NotLowered, Unsupported):
         return Kernels(module, params)

@@ -11,10 +11,6 @@ from typing import Any, NamedTuple
 
 #: numba's options of every kernel
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-#: what kernels call that stays a function of its own. Once a part of the one kernel that calls it,
-#: LLVM no longer knew that the kernel's indices are not negative: onebit_group decoded, added and
-#: encoded at a third of its speed (where two kernels call it, it becomes a part of neither)
-APART = "merge_tile"
 #: in which a residual is kept; uint16 holds bfloat16's bits
 RESIDUALS = ("float32", "uint16")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 
 from compll.numerics.elementary import functions
@@ -18,7 +19,8 @@ HALF, F32, F64, PTR, VOID = (
     ir.HalfType(), ir.FloatType(), ir.DoubleType(), ir.PointerType(), ir.VoidType(),
 )  # fmt: skip
 KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64}
-#: what a number is asked of LLVM
+#: whether this processor lacks conversions of float16, for which LLVM would call a library
+SOFT_HALVES = llvm.get_host_cpu_features().get("f16c") is False
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
 WEYL = 0x9E3779B9
 
@@ -39,7 +41,7 @@ def element(x: Any) -> Any:
     return x.type.element if isinstance(x.type, ir.VectorType) else x.type
 
 
-class Builder(ir.IRBuilder):
+class Builder(ir.IRBuilder):  # type: ignore[misc]
     """LLVM's builder, with the few things that IR text needs and it has no words for."""
 
     def intrinsic(self, name: str, *args: Any) -> Any:
@@ -95,7 +97,7 @@ class _Number:
         return _Number(self.b, self.b.fdiv(self.x, self.of(o)))
 
     def __rmul__(self, o: Any) -> _Number:
-        return self * o
+        return _Number(self.b, self.b.fmul(self.x, self.of(o)))
 
     def __neg__(self) -> _Number:
         return _Number(self.b, self.b.fneg(self.x))
@@ -253,11 +255,33 @@ def _sign(b: Builder, x: Any) -> Any:
 
 
 def _floordiv(b: Builder, x: Any, y: Any) -> Any:
-    return b.intrinsic("floor", b.fdiv(x, y))
+    if element(x) in (F32, F64):
+        return b.intrinsic("floor", b.fdiv(x, y))
+    safe, _, below = _parted(b, x, y)
+    zero = const(element(x), x, 0)
+    found = b.sub(b.sdiv(x, safe), b.zext(below, x.type))
+    found = b.select(b.icmp_signed("==", y, const(element(x), x, -1)), b.neg(x), found)
+    return b.select(b.icmp_signed("==", y, zero), zero, found)
 
 
 def _mod(b: Builder, x: Any, y: Any) -> Any:
-    return b.fsub(x, b.fmul(y, _floordiv(b, x, y)))
+    if element(x) in (F32, F64):
+        return b.fsub(x, b.fmul(y, _floordiv(b, x, y)))
+    safe, rest, below = _parted(b, x, y)
+    return b.select(below, b.add(rest, safe), rest)
+
+
+def _parted(b: Builder, x: Any, y: Any) -> tuple[Any, Any, Any]:
+    """A divisor that no processor traps at, the rest, and whether that is on the other side of 0.
+
+    By 0 and -1 the rest is 0, as it is by 1.
+    """
+    near_zero = b.icmp_unsigned("<", b.add(y, const(element(x), x, 1)), const(element(x), x, 2))
+    safe = b.select(near_zero, const(element(x), x, 1), y)
+    rest = b.srem(x, safe)
+    zero = const(element(x), x, 0)
+    other = b.icmp_signed("<", b.xor(rest, safe), zero)
+    return safe, rest, b.and_(other, b.icmp_signed("!=", rest, zero))
 
 
 def _shl(b: Builder, x: Any, y: Any) -> Any:
@@ -302,9 +326,45 @@ def _bfloat16_up(b: Builder, x: Any) -> Any:
     return b.bitcast(b.select(is_finite(b, x), up, raw), lanes(F32, x))
 
 
-def half(b: Builder, x: Any) -> Any:
-    """float32 to the type of 16 bits."""
-    return b.fptrunc(x, lanes(HALF, x))
+def float16_bits(b: Builder, x: Any) -> Any:
+    """float16 bits as int32, nearest even."""
+    if not SOFT_HALVES:
+        found = b.bitcast(b.fptrunc(x, lanes(HALF, x)), lanes(I16, x))
+        return b.zext(found, lanes(I32, x))
+    raw, size = bits(b, x), magnitude_bits(b, x)
+
+    def c(value: int) -> Any:
+        return const(I32, x, value)
+
+    odd = b.and_(b.lshr(size, c(13)), c(1))
+    normal = b.lshr(b.add(b.add(size, c(0xFFF - 0x38000000)), odd), c(13))
+    # the unit of a float in [.5, 1) is that of the numbers below 2**-14
+    near_zero = b.fadd(b.bitcast(size, x.type), const(F32, x, 0.5))
+    tiny = b.sub(bits(b, near_zero), c(0x3F000000))
+    found = b.select(b.icmp_signed("<", size, c(0x38800000)), tiny, normal)
+    found = b.select(b.icmp_signed(">=", size, c(0x477FF000)), c(0x7C00), found)
+    nan = b.or_(c(0x7E00), b.and_(b.lshr(size, c(13)), c(0x3FF)))
+    found = b.select(b.icmp_signed(">", size, c(INFINITE)), nan, found)
+    return b.or_(found, b.and_(b.lshr(raw, c(16)), c(0x8000)))
+
+
+def of_float16(b: Builder, x: Any) -> Any:
+    """float32 of float16 bits as int32."""
+    single_lanes = lanes(F32, x)
+    if not SOFT_HALVES:
+        return b.fpext(b.bitcast(b.trunc(x, lanes(I16, x)), lanes(HALF, x)), single_lanes)
+
+    def c(value: int) -> Any:
+        return const(I32, x, value)
+
+    size = b.and_(x, c(0x7FFF))
+    normal = b.add(b.shl(size, c(13)), c(0x38000000))
+    large = b.add(normal, c(0x38000000))
+    large = b.select(b.icmp_signed(">", size, c(0x7C00)), b.or_(large, c(0x400000)), large)
+    tiny = b.bitcast(b.fmul(b.sitofp(size, single_lanes), const(F32, x, 2.0**-24)), x.type)
+    found = b.select(b.icmp_signed("<", size, c(0x400)), tiny, normal)
+    found = b.select(b.icmp_signed(">=", size, c(0x7C00)), large, found)
+    return b.bitcast(b.or_(found, b.shl(b.and_(x, c(0x8000)), c(16))), single_lanes)
 
 
 def single(row: Any) -> Any:
@@ -387,7 +447,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "trunc": truncated,
     "exponent": _exponent,
     "exp2": _exp2,
-    "float16": single(lambda b, x: b.fpext(half(b, x), lanes(F32, x))),
+    "float16": single(lambda b, x: of_float16(b, float16_bits(b, x))),
     "bfloat16": single(lambda b, x: of_bfloat16(b, bfloat16_bits(b, x))),
     "bfloat16_up": single(_bfloat16_up),
     "float32": single(lambda b, x: x),

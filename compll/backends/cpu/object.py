@@ -26,7 +26,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrtdynmod
 
-from compll.backends.cpu.declare import APART, OPTIONS, Declared
+from compll.backends.cpu.declare import OPTIONS, Declared
 from compll.backends.cpu.native import (
     DATA,
     DESCR,
@@ -313,8 +313,6 @@ def emitted(library: Any, text: str, known: dict[str, str], entries: set[str]) -
     for one in whole.functions:
         if not one.is_declaration and one.name not in entries:
             one.linkage = "internal"
-            if APART in one.name:
-                one.add_function_attribute("noinline")
     whole.verify()
     with wide(library._codegen) as machine:
         library._optimize_final_module()

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
@@ -33,8 +34,8 @@ from compll.numerics.numbers import LANES, MASK
 
 #: columns of a batch's table
 COLUMNS = ("start", "n", "tensor", "first", "state")
-#: bytes of a piece from which on decoded values are written past the cache
-PAST = 4 << 20
+#: bytes of a piece from which on decoded values are written past the cache: more than it holds
+PAST = 1 << 24
 ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
 #: what a kernel is given before its states: name, type in LLVM IR and for ctypes
 GIVEN = (
@@ -49,6 +50,11 @@ GIVEN = (
 def signature(kernel: Kernel) -> list[Any]:
     """The kinds of a kernel's arguments, for ctypes."""
     return [kind for _, _, kind in GIVEN] + [ADDRESS] * len(kernel.states)
+
+
+def gains() -> bool:
+    """Whether this processor is known to gain by stores past the cache; see docs/tile-ir.md."""
+    return bool(llvm.get_host_cpu_name().startswith("znver"))
 
 
 def module_text(name: str, kernels: Sequence[Kernel]) -> str:
@@ -86,9 +92,11 @@ class Helpers:
     def codes(self, bits: int, tile: int, *, wide: bool) -> Any:
         """Codes of a shorter tile as those of a full one (wide), or the other way."""
         name = f"{'widen' if wide else 'narrow'}{bits}_{tile}"
-        return self.get(
-            name, VOID, [PTR, PTR, I64], lambda b, *a: _repacked(b, *a, bits, tile, wide)
-        )
+
+        def body(b: Builder, source: Any, into: Any, m: Any) -> None:
+            _repacked(b, source, into, m, bits=bits, tile=tile, wide=wide)
+
+        return self.get(name, VOID, [PTR, PTR, I64], body)
 
 
 def _keys(b: Builder, *words: Any) -> Any:
@@ -104,7 +112,9 @@ def _keys(b: Builder, *words: Any) -> Any:
     return state
 
 
-def _repacked(b: Builder, source: Any, into: Any, m: Any, bits: int, tile: int, wide: bool) -> None:
+def _repacked(
+    b: Builder, source: Any, into: Any, m: Any, *, bits: int, tile: int, wide: bool
+) -> None:
     """Each of m codes from its place in `source` to that in `into`, which is cleared before."""
     full = number(I64, tile * bits // 8)
     short = b.lshr(b.add(b.mul(m, number(I64, bits)), number(I64, 7)), number(I64, 3))
@@ -137,7 +147,7 @@ class Printer:
 
     def walk(self, index: int, walk: Walk) -> list[WalkPrinter]:
         """The functions of a walk: with usual stores, and for decode such past the cache."""
-        plain = not self.encodes and not self.kernel.adds
+        plain = not self.encodes and not self.kernel.adds and gains()
         found = []
         for past in (False, True)[: 1 + plain]:
             name = f"{self.kernel.name}_walk{index}{'_past' * past}"
@@ -216,8 +226,8 @@ class Printer:
     def told(self, end: Any) -> None:
         """Decode, but for a payload that tells that the gradient was not finite: NaN."""
         b = self.b
-        bad = b.load(self.pointers["in status"], typ=I8)
-        with b.if_else(b.icmp_unsigned("!=", bad, number(I8, 0))) as (then, otherwise):
+        bad = self.value(Value("told", (), "bool", "piece"))
+        with b.if_else(bad) as (then, otherwise):
             with then, loop(b, self.row["n"]) as i:
                 b.store(number(F32, float("nan")), at(b, self.pointers["g"], self.bytes(i, 4)))
             with otherwise:
@@ -251,6 +261,9 @@ class Printer:
             return self.static(v)
         if v.op == "total":
             return self.total(v)
+        if v.op == "told":
+            status = b.load(self.pointers["in status"], typ=I8)
+            return b.icmp_unsigned("!=", status, number(I8, 0))
         if v.op == "load":
             found = load_as(b, self.pointers[f"in {v.attr.name}"], v.attr.storage, 0)
             return ins.convert(b, found, KINDS[v.kind])

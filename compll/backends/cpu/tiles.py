@@ -10,45 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cpu import jit, printer
-from compll.backends.cpu.decode_add_encode import fuses
 from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError
 from compll.ir.layout import payload_bytes
 from compll.ir.module import Module
-from compll.ir.program import Unsupported
 from compll.ir.static import Number
 from compll.ir.tile import Kernel, text
 from compll.numerics.types import F32, I64, U8
 from compll.passes import lower
-from compll.passes.refusal import refused
-from compll.passes.schedule import schedule
 from compll.runtime.arrays import HostArrays
 from compll.runtime.batches import Incoming, State
-
-
-def kernels(module: Module) -> dict[str, list[Kernel]]:
-    """A spec's tile programs, by what is compiled together. Raises NotLowered, SpecError.
-
-    stateless: of a spec with states, the encode without them, which training never needs. hop:
-    encodes that take a payload in.
-    """
-    found: dict[str, list[Kernel]] = {"first": [], "stateless": [], "hop": []}
-    for feed in (True, False):
-        if (feed and not module.states) or (not feed and module.updates):
-            continue
-        try:
-            program = schedule(module, feed=feed)
-        except Unsupported as why:
-            raise refused(module, "cpu", why) from why
-        name = "encode_feed" if feed else "encode"
-        later = module.states and not feed
-        found["stateless" if later else "first"].append(lower.encode(program, name, feed=feed))
-        if fuses(module):
-            found["hop"].append(lower.encode(program, f"hop_{name}", feed=feed, hop=True))
-    for add in (False, True):
-        name = "decode_add" if add else "decode_set"
-        found["first"].append(lower.decode(module, name, add=add))
-    return found
 
 
 class TileKernels:
@@ -58,11 +29,11 @@ class TileKernels:
 
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, dict(params)
-        self.parts = kernels(module)
+        self.parts = lower.kernels(module)
         self.by_name = {k.name: k for part in self.parts.values() for k in part}
         self.rows = Rows(params)
         self.sizes: dict[int, int] = {}
-        self.fuses = fuses(module)
+        self.fuses = bool(self.parts["hop"])
         self.writes_back = module.decoded is not None
         self.libraries: dict[str, jit.Library] = {}
         self.lock = threading.Lock()
@@ -80,6 +51,10 @@ class TileKernels:
         program = "".join(map(text, part))
         image = jit.stored(name, program, lambda: printer.module_text(name, part))
         return jit.Library(image, {k.name: printer.signature(k) for k in part})
+
+    def text(self) -> str:
+        """The tile programs."""
+        return "\n".join(text(k) for part in self.parts.values() for k in part)
 
     def call(self, name: str, given: Mapping[str, Any], states: list[NDArray[Any]]) -> None:
         """Run a kernel. given: arrays and numbers, by the names of its parameters."""

@@ -25,6 +25,12 @@ WIDTH = 16
 UNROLLED = 8
 #: bytes ahead of a load that are asked for
 AHEAD = 8192
+#: storages of 16 bits: from their bits as int32, and to them
+HALVES: dict[str, tuple[Any, Any]] = {
+    "float16": (ins.of_float16, ins.float16_bits),
+    "bfloat16": (ins.of_bfloat16, ins.bfloat16_bits),
+    "uint16": (lambda b, x: x, lambda b, x: x),
+}
 LEAST, MOST = -(2**31) + 1, 2**31 - 1
 
 
@@ -66,25 +72,15 @@ def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
     def of(kind: Any) -> Any:
         return b.load(pointer, typ=ir.VectorType(kind, count) if count else kind, align=1)
 
-    if storage == "float16":
-        x = of(ins.HALF)
-        return b.fpext(x, ins.lanes(F32, x))
-    if storage in ("bfloat16", "uint16"):
+    if storage in HALVES:
         x = of(I16)
-        wide = b.zext(x, ins.lanes(I32, x))
-        return ins.of_bfloat16(b, wide) if storage == "bfloat16" else wide
+        return HALVES[storage][0](b, b.zext(x, ins.lanes(I32, x)))
     return of(F32 if storage == "float32" else I32)
 
 
 def stored_as(b: Builder, x: Any, storage: str) -> Any:
     """What is written of a float32 or int32 value."""
-    if storage == "float16":
-        return ins.half(b, x)
-    if storage == "bfloat16":
-        return b.trunc(ins.bfloat16_bits(b, x), ins.lanes(I16, x))
-    if storage == "uint16":
-        return b.trunc(x, ins.lanes(I16, x))
-    return x
+    return b.trunc(HALVES[storage][1](b, x), ins.lanes(I16, x)) if storage in HALVES else x
 
 
 @dataclass

@@ -1,0 +1,115 @@
+"""Tile programs on the CPU: other processors' vectors, the cache of objects, calls at once."""
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+import compll
+from compll.backends.cpu import instructions, jit
+from compll.backends.cpu.tiles import TileKernels
+from tests.tiers import first_fast
+
+SIZES = (1, 100, 1024, 2048 + 77)
+
+
+@pytest.fixture
+def empty(monkeypatch, tmp_path):
+    """An empty cache."""
+    for name in ("usual", "folder", "spare"):
+        monkeypatch.setattr(jit, name, lambda kind: tmp_path)
+    return tmp_path
+
+
+def machine(name):
+    """Another processor, as LLVM compiles for it."""
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(name, "", opt=3, reloc="pic")
+
+
+def fresh(name):
+    """A spec's kernels, not those that other tests have."""
+    codec = compll.compile(name, "reference")
+    return codec, TileKernels(codec.module, codec.params)
+
+
+def encoded(kernels, codec, x, step):
+    """Payload, state and what is decoded."""
+    n = len(x)
+    table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
+    out, y = np.zeros(codec.payload_bytes(n), np.uint8), np.zeros(n, np.float32)
+    state = codec.init_state(n) or None
+    used = kernels.encode_batch(
+        x, table, out, at, state, seed=5, step=step, scale=1.0, writeback=False
+    )
+    kernels.decode_batch(out, table, at, used, y, add=False)
+    return [out[: used[0]], y, *(state or {}).values()]
+
+
+@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64-v2"])
+@pytest.mark.parametrize(
+    "name", first_fast(["fp16", "onebit_group", "int4_group", "terngrad", "natural"])
+)
+def test_narrower_vectors_give_the_same_bits(name, processor, empty, monkeypatch, rng):
+    if not llvm.get_process_triple().startswith("x86_64"):
+        pytest.skip("another family of processors")
+    jit.machine()
+    monkeypatch.setattr(jit, "machine", lambda: machine(processor))
+    monkeypatch.setattr(jit, "linker", lambda: llvm.create_lljit_compiler(machine(processor)))
+    monkeypatch.setattr(instructions, "SOFT_HALVES", processor == "x86-64-v2")
+    codec, kernels = fresh(name)
+    reference = codec.backend
+    for n in SIZES:
+        x = (rng.standard_normal(n) * np.exp(6 * rng.standard_normal(n))).astype(np.float32)
+        found = [encoded(one, codec, x.copy(), 1) for one in (kernels, reference)]
+        for one, other in zip(*found, strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("damage", [lambda d: b"", lambda d: d[:-9], lambda d: d[:-1] + b"x"])
+def test_a_damaged_object_is_made_again(damage, empty, monkeypatch):
+    fresh("fp16")
+    (file,) = empty.glob("fp16_*.o")
+    whole = file.read_bytes()
+    monkeypatch.setattr(jit, "optimized", lambda text: pytest.fail("compiled"))
+    fresh("fp16")  # from the cache
+    monkeypatch.undo()
+    file.write_bytes(damage(whole))
+    image = jit._checked
+    with pytest.raises(OSError, match="damaged"):
+        image(file.read_bytes())
+    for name in ("usual", "folder"):
+        monkeypatch.setattr(jit, name, lambda kind: empty)
+    fresh("fp16")
+    assert image(file.read_bytes()) == whole[32:]
+
+
+def test_a_full_disk_is_no_hindrance(empty, monkeypatch):
+    def full(path, data):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(jit, "write", full)
+    codec, kernels = fresh("bf16")
+    x = np.arange(100, dtype=np.float32)
+    assert np.array_equal(encoded(kernels, codec, x, 0)[1], x)
+    assert not [*empty.glob("*.o")]
+
+
+def test_what_waits_for_another_process_takes_what_that_made(empty):
+    calls = []
+    program = "declare void @f()\n"
+
+    def text():
+        calls.append(1)
+        return program
+
+    assert jit.stored("f", "program", text) == jit.stored("f", "program", text)
+    assert calls == [1]
+    assert not [*empty.glob("*.lock")]
+
+
+def test_seeds_of_64_bits_are_taken(rng):
+    codec = compll.compile("int4_group")
+    reference = compll.compile("int4_group", "reference")
+    x = rng.standard_normal(500).astype(np.float32)
+    for seed in (2**63, 2**64 - 1):
+        assert np.array_equal(codec.encode(x, seed=seed), reference.encode(x, seed=seed))
