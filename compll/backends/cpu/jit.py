@@ -14,7 +14,6 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-import compll
 from compll.runtime.cache import alone, folder, spare, usual, write
 
 _numbers = itertools.count()
@@ -34,7 +33,7 @@ def machine() -> Any:
 def version() -> str:
     """What an object depends on besides its tile program: the compiler itself and the processor."""
     digest = hashlib.sha256()
-    for path in sorted(Path(compll.__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
         digest.update(path.read_bytes())
     features = llvm.get_host_cpu_features().flatten()
     known = (llvmlite.__version__, llvm.get_host_cpu_name(), features, digest.hexdigest())
