@@ -154,6 +154,9 @@ class WalkPrinter:
         self.lanes = {id(f): self.b.room(F32, lane_count(tile)) for f in sums}
         self.draws = sorted({v.attr for v in order(self.roots) if v.op == "draw"})
         self.asked: set[str] = set()
+        # two arrays' tiles push each other out of a small first level of the cache
+        arrays = [n for n in self.needs.arrays if n == "g" or n.startswith("state")]
+        self.level = 3 if len(arrays) == 1 else 2
         self.written: set[int] = set()
 
     @property
@@ -373,7 +376,7 @@ class Lanes:
             b.module, ir.FunctionType(VOID, [PTR, I32, I32, I32]), full
         )
         ahead = at(b, pointer, number(I64, AHEAD))
-        b.call(known, [ahead, number(I32, 0), number(I32, 3), number(I32, 1)])
+        b.call(known, [ahead, number(I32, 0), number(I32, self.walk.level), number(I32, 1)])
 
     def op_load(self, v: Value) -> Any:
         f = v.attr if isinstance(v.attr, Field) else None
