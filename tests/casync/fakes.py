@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,9 +16,11 @@ from casync.graph.graph import Graph, build
 from casync.graph.plan import Choice, Tensor, partition
 from casync.raw import with_raw
 from casync.runtime.executor import Executor
+from casync.runtime.replay import replay
 from casync.strategies import list_strategies, refuses
 from casync.topology import Topology
 from casync.transports.memory import Hub
+from casync.transports.rendezvous import Meeting
 from tests.patience import HANG
 
 SIZES = (0, 1, 7, 31, 33, 1000, 100003)
@@ -218,6 +221,27 @@ def world(size: int, *, codecs=CODECS, timeout=HANG, **options) -> Iterator[list
     finally:
         for executor in executors:
             executor.close()
+
+
+def meet(graph: Graph, buckets: Sequence[torch.Tensor], states=None, step: int = 0) -> Meeting:
+    """Run a graph without tags, a thread per rank; raises the first rank's error, of rank order."""
+    meeting = Meeting(graph.world_size, HANG)
+    with ThreadPoolExecutor(graph.world_size) as pool:
+        futures = [
+            pool.submit(
+                replay,
+                graph.slice(rank),
+                meeting,
+                CODECS,
+                bucket,
+                states[rank] if states else {},
+                step,
+            )
+            for rank, bucket in enumerate(buckets)
+        ]
+    for future in futures:
+        future.result()
+    return meeting
 
 
 def jitter(seed: int):

@@ -1,15 +1,37 @@
-"""Transports without tags: slots keep every strategy from deadlock, and the proof finds faults."""
+"""Transports without tags: slots keep every strategy from deadlock, and the proof finds faults.
+
+What the dry run proves, threads do on a transport that is like that.
+"""
 
 import dataclasses
+import re
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from casync.errors import DeadlockError
 from casync.graph.dryrun import dry_run
 from casync.graph.plan import Choice
 from casync.graph.tasks import Recv, Reduce, Send
 from casync.raw import RAW
-from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of, planned, tensors_of
+from casync.runtime.replay import replay
+from casync.transports.rendezvous import Meeting, Transfer
+from tests.casync.fakes import (
+    CODECS,
+    PAIRS,
+    SIZES,
+    gradients,
+    graph_of,
+    meet,
+    planned,
+    states_of,
+    tensors_of,
+    world,
+)
+
+SMALL = (7, 31, 3000)
 
 
 @pytest.mark.parametrize("world_size, per_node", [(1, 1), (2, 1), (3, 2), (5, 2), (8, 4)])
@@ -39,17 +61,83 @@ def with_tasks(graph, changed):
     return dataclasses.replace(graph, tasks=tasks)
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
-def test_exchanged_slots_are_caught(strategy):
-    """On one rank only: it waits for what its peers send when they have what it has not sent."""
-    graph = graph_of(SIZES, strategy, "exact", 3)
+def exchanged(strategy):
+    """A graph of whose first two slots rank 0 exchanges the numbers."""
+    graph = graph_of(SMALL, strategy, "exact", 3, whole_bytes=4000)
     mine = transfers(graph, 0)
     first, second = sorted({t.slot for _, t in mine})[:2]
     other = {first: second, second: first}
     changed = {i: dataclasses.replace(t, slot=other[t.slot]) for i, t in mine if t.slot in other}
-    dry_run(with_tasks(graph, changed))  # gloo has tags
+    return with_tasks(graph, changed)
+
+
+@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather", "gtopk"])
+def test_exchanged_slots_are_caught(strategy):
+    """On one rank only: it waits for what its peers send when they have what it has not sent."""
+    graph = exchanged(strategy)
+    dry_run(graph)  # gloo has tags
     with pytest.raises(DeadlockError):
-        dry_run(with_tasks(graph, changed), semantics="rendezvous")
+        dry_run(graph, semantics="rendezvous")
+
+
+@pytest.mark.parametrize("strategy", ["ps", "ring", "gtopk"])
+def test_exchanged_slots_block_all_ranks_who_are_told(strategy):
+    with pytest.raises(DeadlockError) as caught:
+        meet(exchanged(strategy), gradients(sum(SMALL), 3, seed=0))
+    text = str(caught.value)
+    if "cannot send" in text:
+        assert re.search(r"rank 0 is at slot \d+ and cannot send `send rank=0", text)
+    else:
+        assert "no rank can go on" in text
+        for rank in range(3):
+            assert re.search(rf"rank {rank} is (blocked in `\w+ rank={rank}|gone|at its end)", text)
+
+
+@pytest.mark.parametrize("world_size, per_node", [(2, 1), (3, 2), (4, 2), (8, 4)])
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_threads_get_through_with_the_bits_of_the_executor(strategy, codec, world_size, per_node):
+    """Two steps; and on every link both sides counted what the dry run says."""
+    graph = graph_of(SMALL, strategy, codec, world_size, per_node=per_node, whole_bytes=4000)
+    total = sum(SMALL)
+    states, others = ([states_of(total) for _ in range(world_size)] for _ in range(2))
+    with world(world_size) as executors:
+        for step in range(2):
+            buckets = gradients(total, world_size, seed=step)
+            wanted = [bucket.clone() for bucket in buckets]
+            futures = [
+                executor.submit(graph.slice(rank), wanted[rank], others[rank], step)
+                for rank, executor in enumerate(executors)
+            ]
+            torch.futures.wait_all(futures)
+            meeting = meet(graph, buckets, states, step)
+            assert all(map(torch.equal, buckets, wanted))
+    sent = Counter()
+    for (source, _), size in meeting.bytes.items():
+        sent[source] += size
+    assert [sent[r] for r in range(world_size)] == list(dry_run(graph).bytes_sent)
+
+
+def test_a_rank_that_has_left_is_told():
+    meeting = Meeting(2)
+    meeting.leave(1)
+    with pytest.raises(DeadlockError, match=r"rank 0 is blocked in `hello`; rank 1 is at its end"):
+        meeting.exchange(0, [Transfer("send", (1,), torch.zeros(1), "hello")])
+
+
+def test_sizes_must_agree():
+    """As they must in a transport whose messages have no length of their own."""
+    graph = graph_of([1000], "ps", "exact", 2, partitions=1)
+    longer = dataclasses.replace(graph.parts[0], rows=((0, 1001, 0, 0, 0),))
+    other = dataclasses.replace(graph, parts=(longer,))
+    meeting, buckets = Meeting(2), [torch.zeros(1001) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(replay, each.slice(rank), meeting, CODECS, buckets[rank], {})
+            for rank, each in enumerate((graph, other))
+        ]
+    for future in futures:
+        with pytest.raises(DeadlockError, match=r"sizes differ: `send .* of 400\d bytes; `recv"):
+            future.result()
 
 
 def test_a_send_that_is_not_ready_blocks_the_stream():

@@ -45,7 +45,7 @@ def _gloo(ends, rank, size, path):
 MAKERS = {"memory": memory, "distributed": distributed}
 
 
-@pytest.fixture(params=list_transports())
+@pytest.fixture(params=sorted(set(list_transports()) - {"rendezvous"}))  # which has no posts
 def make(request, tmp_path):
     """Makes the endpoints of n ranks; a new transport needs a maker above."""
     return lambda size: MAKERS[request.param](size, tmp_path / "store")
