@@ -69,6 +69,11 @@ class Topology:
         """Ranks of the largest node."""
         return max(map(len, self.nodes))
 
+    @property
+    def nested(self) -> bool:
+        """Whether there are several nodes, and one has several ranks."""
+        return 1 < len(self.nodes) < self.world_size
+
     def turns(self, spread: Spread) -> Sequence[int]:
         """Ranks that own chunks, in turn: with "nodes" each node has as many turns as another."""
         if spread != "nodes":

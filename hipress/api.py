@@ -16,6 +16,8 @@ from hipress.session import SESSIONS, Session, plain_options
 
 if TYPE_CHECKING:
     from hipress.reporting import Report
+    from hipress.sync.buckets import BucketPlans
+    from hipress.sync.engine import Engine
 
 
 def detach(ddp: DistributedDataParallel | Synchronizer) -> None:
@@ -44,16 +46,19 @@ def report(ddp: DistributedDataParallel | Synchronizer) -> Report:
 
     session = _session(_target(ddp))
     engine, size = session.engine, session.world_size
+    tuner = None if engine is None else engine.tuner
     measured = measure_of(engine.traffic, engine.counters, size) if engine else None
     return Report(
         rank=session.rank,
         world_size=size,
         installed=engine is not None,
-        why=describe_plan(session.plan, session.params),
+        why=describe_plan(session.current_plan, session.params),
         options=plain_options(session.options),
-        decisions=session.plan.decisions,
+        decisions=session.current_plan.decisions,
         measured=measured,
         probe=session.probe,
+        tried=tuner.tried if tuner else (),
+        trial_seconds=tuner.trial_seconds if tuner else None,
     )
 
 
@@ -97,25 +102,40 @@ def load_state_dict(
     session = _session(_target(ddp))
     _refuse_unfinished(session)
     engine = session.engine
-    residuals = engine.buckets.residuals if engine else Residuals(session.params, session.plan)
     try:
+        buckets = None if engine is None else _buckets_for(engine, state)
+        residuals = buckets.residuals if buckets else Residuals(session.params, session.plan)
         fitting = checkpoint.validate(residuals, state, session.rank, session.world_size, strict)
     except Exception as error:
         session.meeting.fail(error)
         raise
     try:
         if session.world_size > 1:  # by the step ranks draw alike, and begin a factor alike
-            session.meeting.settle({"the step of the state to load": state["step"]})
+            plan = {"its plan": buckets.plan.label} if engine and engine.tuner and buckets else {}
+            session.meeting.settle({"the step of the state to load": state["step"], **plan})
         checkpoint.restore(residuals, state, fitting)
         session.loaded_step = state["step"]
-        if engine is not None:
-            engine.step = session.loaded_step
+        if engine is not None and buckets is not None:
+            engine.resume(session.loaded_step, buckets)
     except ConfigMismatch:  # on every rank
         raise
     except BaseException as error:  # a KeyboardInterrupt, too: another rank may have loaded it
         if engine is not None:
             engine.fail(copy_to_raise(error), "load_state_dict")
         raise
+
+
+def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
+    """The engine's buckets; by another of the plans that it may try, if only that fits a state."""
+    from hipress.sync import checkpoint
+    from hipress.sync.state import Residuals
+
+    if engine.tuner is None:
+        return engine.buckets
+    for plan in (engine.plan, *engine.tuner.plans):
+        if checkpoint.names_fit(Residuals(engine.params, plan), state):
+            return engine.buckets if plan is engine.plan else engine.planned(plan)
+    return engine.buckets
 
 
 def _target(module: DistributedDataParallel | Synchronizer) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hipress.model import Param
 from hipress.plan.rules import Decision, Plan
+from hipress.plan.trial import Tried
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -64,6 +65,8 @@ class Report:
     decisions: tuple[Decision, ...]
     measured: Measured | None
     probe: Probe | None
+    tried: tuple[Tried, ...] = ()  # by "auto", in the last trial
+    trial_seconds: float | None = None  # what that cost; None before its end
 
     @property
     def bytes_sent(self) -> int:
@@ -90,6 +93,8 @@ class Report:
             "decisions": [asdict(d) for d in self.decisions],
             "measured": None if self.measured is None else asdict(self.measured),
             "probe": None if self.probe is None else self.probe.to_dict(),
+            "tried": [asdict(each) for each in self.tried],
+            "trial_seconds": self.trial_seconds,
         }
 
     def __str__(self) -> str:
@@ -112,6 +117,8 @@ class Report:
         yield _decision_table(self.decisions)
         if self.measured is not None:
             yield _time_table(self.measured)
+        if self.tried:
+            yield _tried_table(self.tried, self.trial_seconds)
         if self.probe is not None:
             yield _probe_table(self.probe)
 
@@ -286,6 +293,25 @@ def _time_table(m: Measured) -> Table:
     table.add_row("decode, and add up", _ms(m.decode_seconds))
     table.add_row("waiting for messages, with nothing to encode or decode", _ms(m.wait_seconds))
     table.add_row("backward pass is over, waiting for the last buckets", _ms(m.exposed_seconds))
+    return table
+
+
+def _tried_table(tried: Sequence[Tried], cost: float | None) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Plans tried", title_justify="left", caption_justify="left")
+    table.caption = (
+        "predicted: to synchronize all gradients. step: median on the slowest rank; "
+        + ("being tried." if cost is None else f"the trial cost {cost:.2f} s.")
+    )
+    for name in ("plan", "predicted ms", "steps", "step ms", "spread ms", "verdict"):
+        table.add_column(name, justify="left" if name in ("plan", "verdict") else "right")
+    for each in tried:
+        times = map(_ms, (each.step_seconds, each.spread_seconds))
+        table.add_row(
+            escape(each.plan), _ms(each.predicted_seconds), str(each.steps), *times, each.verdict
+        )
     return table
 
 

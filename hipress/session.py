@@ -34,12 +34,14 @@ from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
+from hipress.sync.engine import Engine
+from hipress.sync.tuner import Tuner
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+    from hipress.plan.auto import Search
     from hipress.plan.probe import Probe
     from hipress.plan.rules import Plan
-    from hipress.sync.engine import Engine
 
 log = logging.getLogger("hipress")
 
@@ -55,6 +57,7 @@ class Session:
     group: dist.ProcessGroup  # whose ranks average
     meeting: Meeting
     probe: Probe | None = None
+    search: Search | None = None  # of plans to try while training
     engine: Engine | None = None
     finalizer: Any = None
     loaded_step: int = 0  # of a loaded state, where no engine counts
@@ -68,6 +71,20 @@ class Session:
     def world_size(self) -> int:
         """Ranks in the group."""
         return len(self.meeting.ranks)
+
+    @property
+    def current_plan(self) -> Plan:
+        """By which gradients travel now."""
+        return self.plan if self.engine is None else self.engine.plan
+
+    def make_engine(self, group: dist.ProcessGroup, **how: bool) -> Engine:
+        """An engine, for `start`. `group`: of buckets that travel uncompressed; `how`: see there.
+        Every rank must call this."""
+        plan, tuner = self.plan, None
+        if self.search is not None and self.probe is not None:
+            tuner = Tuner(self.search, self.probe.costs, self.meeting)
+            plan = tuner.plan
+        return Engine(self.params, plan, self.options, group, self.meeting, tuner=tuner, **how)
 
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
         """Synchronize by this engine, if any, until `close`, or until `owner` is no more; then
@@ -256,11 +273,14 @@ def _auto(
     group: dist.ProcessGroup,
     meeting: Meeting,
 ) -> Session:
-    from hipress.plan.auto import auto_plan
+    from hipress.plan.auto import Search
     from hipress.plan.probe import measure
 
     link = connect(meeting, "probe")
     what = f"measuring the link between ranks {meeting.ranks}"
-    probe = meeting.attend(lambda: measure(link, codecs), what)
-    plan = auto_plan(params, codecs, probe.costs, options, topology)
-    return Session(params, options, plan, group, meeting, probe)
+    probe = meeting.attend(lambda: measure(link, codecs, topology), what)
+    search = Search(params, codecs, options, topology)
+    first, *others = search.plans(probe.costs)
+    for plan in others:
+        _compile(plan)
+    return Session(params, options, first, group, meeting, probe, search if others else None)

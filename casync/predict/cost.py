@@ -17,6 +17,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from casync.topology import Topology
+
 __all__ = ["PREDICTED", "CodecCost", "Costs", "Line", "fit", "predict"]
 
 
@@ -44,9 +46,10 @@ class CodecCost:
 class Costs:
     """Everything measured: the link and the codecs."""
 
-    exchange: Line  # every rank sends to one and receives from another, at the same time
+    exchange: Line  # every rank sends to one, of another node, and receives from one, all at once
     reduce: Mapping[str, Line]  # native all-reduce by number type ("float32", "bfloat16")
     codecs: Mapping[str, CodecCost]
+    inside: Line = Line(0.0, 0.0)  # as `exchange`, within nodes; of a nested topology
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
@@ -66,7 +69,7 @@ def predict(
     codec: str | None,
     strategy: str,
     partitions: int,
-    ranks: int,
+    topology: Topology,
     costs: Costs,
     additive: str | None = None,
 ) -> float:
@@ -79,44 +82,64 @@ def predict(
         return costs.reduce["float32"](size)
     if strategy == "allreduce":
         return _all_reduce(size, costs.codecs[codec], costs.reduce[additive or "float32"])
-    return _FORMULAS[strategy](size, partitions, ranks, costs.exchange, costs.codecs[codec])
+    return _FORMULAS[strategy](size, partitions, topology, costs, costs.codecs[codec])
 
 
 def _all_reduce(m: float, codec: CodecCost, reduce: Line) -> float:
     return codec.encode(m) + reduce(m * codec.rate) + codec.decode(m)
 
 
-def _ps(m: float, k: int, n: int, link: Line, codec: CodecCost) -> float:
+def _others(size: float, topology: Topology, costs: Costs) -> float:
+    """Seconds in which a rank sends as much to every other one, in turn, as all ranks do."""
+    near = topology.largest - 1 if topology.nested else 0
+    far = topology.world_size - 1 - near
+    return near * costs.inside(size) + far * costs.exchange(size)
+
+
+def _ps(m: float, k: int, topology: Topology, costs: Costs, codec: CodecCost) -> float:
     """Owners on the workers: alpha 2(N-1), in ceil(K/N) batches.
 
     A rank encodes all chunks and its own again; it merges N-1 contributions to each chunk that
     it owns and decodes the chunks of the others.
     """
+    n, chunk = topology.world_size, m / k
     rounds = math.ceil(k / n)
-    chunk = m / k
-    send = 2 * (n - 1) * rounds * link(codec.rate * chunk)
+    send = 2 * rounds * _others(codec.rate * chunk, topology, costs)
     return send + (k + rounds) * codec.encode(chunk) + 2 * (n - 1) * rounds * codec.decode(chunk)
 
 
-def _ring(m: float, k: int, n: int, link: Line, codec: CodecCost) -> float:
+def _ring(m: float, k: int, topology: Topology, costs: Costs, codec: CodecCost) -> float:
     """alpha 2(N-1), beta N, gamma 2(N-1): what a rank encodes and decodes as chunks go around."""
+    n, chunk = topology.world_size, m / k
     rounds = math.ceil(k / n)
-    chunk = m / k
-    send = 2 * (n - 1) * rounds * link(codec.rate * chunk)
+    send = 2 * (n - 1) * rounds * costs.exchange(codec.rate * chunk)
     return send + n * rounds * codec.encode(chunk) + 2 * (n - 1) * rounds * codec.decode(chunk)
 
 
-def _allgather(m: float, k: int, n: int, link: Line, codec: CodecCost) -> float:
+def _allgather(m: float, k: int, topology: Topology, costs: Costs, codec: CodecCost) -> float:
     """Everybody encodes once, sends N-1 times and decodes everybody."""
-    chunk = m / k
-    send = (n - 1) * k * link(codec.rate * chunk)
+    n, chunk = topology.world_size, m / k
+    send = k * _others(codec.rate * chunk, topology, costs)
     return send + k * codec.encode(chunk) + n * k * codec.decode(chunk)
 
 
-_FORMULAS: Mapping[str, Callable[[float, int, int, Line, CodecCost], float]] = {
+def _hierarchical(m: float, k: int, topology: Topology, costs: Costs, codec: CodecCost) -> float:
+    """In each of M nodes a rank leads K/L chunks, of which it owns K/(L M): raw to the leaders,
+    `ps` between those of a chunk, and back."""
+    n, members, chunk = len(topology.nodes), topology.largest, m / k
+    led, rounds = math.ceil(k / members), math.ceil(k / members / n)
+    near = (members - 1) * led
+    inside = near * (costs.inside(chunk) + costs.inside(codec.rate * chunk) + codec.decode(chunk))
+    send = 2 * (n - 1) * rounds * costs.exchange(codec.rate * chunk)
+    work = (led + rounds) * codec.encode(chunk) + 2 * (n - 1) * rounds * codec.decode(chunk)
+    return inside + send + work
+
+
+_FORMULAS: Mapping[str, Callable[[float, int, Topology, Costs, CodecCost], float]] = {
     "ps": _ps,
     "ring": _ring,
     "allgather": _allgather,
+    "hierarchical": _hierarchical,
 }
 #: strategies that have a formula; `simulate` has all
 PREDICTED = ("allreduce", *_FORMULAS)

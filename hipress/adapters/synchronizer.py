@@ -90,9 +90,7 @@ class Synchronizer:
         broadcast(_values(model), own, session.options.timeout)
         # Ranks send at moments of their own, so nothing may go between the user's collectives.
         native = connect(session.meeting, "uncompressed")
-        engine = Engine(
-            session.params, session.plan, session.options, native, session.meeting, skips=True
-        )
+        engine = session.make_engine(native, skips=True)
         named = dict(trainable(model))
         parameters = [named[param.name] for param in session.params]
         arrived = None if self._stepper is None else self._stepper.step

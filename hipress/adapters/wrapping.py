@@ -19,7 +19,6 @@ from hipress.errors import ConfigError, unknown
 from hipress.model import as_ddp, frozen_tensors, refuse_part, refuse_shared, trainable
 from hipress.ranks import meeting as meetings
 from hipress.session import SESSIONS, Session, prepare, tell_plan
-from hipress.sync.engine import Engine
 
 #: DDP cannot forget a hook, so that of a module stays when hipress is detached
 HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
@@ -203,7 +202,7 @@ def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:
     _refuse_taken(ddp)
-    if session.plan.compresses:
+    if session.plan.compresses or session.search is not None:
         _install(ddp, session)
     tell_plan(session)
     SESSIONS[ddp] = session
@@ -212,14 +211,8 @@ def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataPa
 
 def _install(ddp: DistributedDataParallel, session: Session) -> None:
     """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
-    engine = Engine(
-        session.params,
-        session.plan,
-        session.options,
-        session.group,
-        session.meeting,
-        skips=compat.skips_unused_buckets(ddp),
-        unused=ddp.find_unused_parameters,
+    engine = session.make_engine(
+        session.group, skips=compat.skips_unused_buckets(ddp), unused=ddp.find_unused_parameters
     )
     if ddp not in HOOKS:
         HOOKS[ddp] = HookState(ddp, session.group, ddp.static_graph)

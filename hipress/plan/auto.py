@@ -1,21 +1,21 @@
-"""compressor="auto": per tensor, the cheapest of no codec and of those that keep the loss.
+"""compressor="auto": plans of the codecs that keep the loss, the one predicted fastest first.
 
 [Note: never slower]
-A prediction is no promise, and on a CPU the codec takes cycles that the backward pass could use,
-which waiting for a slow link does not. So codec times are counted CONTENTION times, which keeps
-compression off a loopback or a link as fast as memory, and it has to win clearly: by MARGIN of
-the tensor's time and of that of all tensors that may be compressed, and by MIN_GAIN_SECONDS.
-Otherwise nothing is installed and DDP's own all-reduce remains, untouched.
+A prediction is no promise: on a CPU the codec takes cycles that the backward pass could use, which
+waiting for a slow link does not. So predictions only rank, and what they rank first is tried on
+real steps against DDP's own all-reduce: see [Note: turns] in trial.py. Where all codecs are
+predicted to be FAR slower than that, or it to take less than MIN_GAIN_SECONDS, nothing is tried
+nor installed, and DDP remains untouched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from casync import strategies
-from casync.predict.cost import PREDICTED, CodecCost, Costs, Line, predict
+from casync.predict.cost import PREDICTED, Costs, predict
 from casync.topology import Topology
 from hipress.errors import ConfigError
 from hipress.model import Param
@@ -27,9 +27,9 @@ from hipress.plan.rules import Decision, Plan, excluded, partitions, raw, too_sm
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-MARGIN = 0.25  # of a tensor's time: probes on a busy machine are off by as much
-CONTENTION = 2.0  # the backward pass and the other ranks of this host want the same cores
-MIN_GAIN_SECONDS = 1e-3  # seconds a step
+TRIED = 3  # plans, besides the native all-reduce
+FAR = 2.0  # times the fastest prediction: plans above are not tried
+MIN_GAIN_SECONDS = 1e-3  # seconds a step that the native all-reduce takes: nothing to gain below
 ONCE = 0.1  # of a tensor's time: what one quantization instead of two is worth
 BATCH = 4 << 20  # bytes: smaller tensors share a message and its latency
 
@@ -57,86 +57,104 @@ def candidates(options: Options) -> dict[str, Codec]:
     return found
 
 
-def auto_plan(
-    params: Sequence[Param],
-    codecs: Mapping[str, Codec],
-    costs: Costs,
-    options: Options,
-    topology: Topology,
-) -> Plan:
-    """Decide tensor by tensor; give all of it up when the whole gain is too small."""
-    costs, ranks = _contended(costs), topology.world_size
-    decisions = tuple(_decide(p, codecs, costs, options, ranks) for p in params)
-    gain = sum((d.raw_seconds or 0.0) - (d.seconds or 0.0) for d in decisions if d.codec)
-    least = max(MIN_GAIN_SECONDS, MARGIN * sum(d.raw_seconds or 0.0 for d in decisions))
-    if gain < least:
-        why = f"predicted gain {gain * 1e3:.2f} ms a step, less than {least * 1e3:.3g} ms"
-        return Plan(tuple(_give_up(d) for d in decisions), topology, {}, why)
-    used = {d.codec for d in decisions}
-    why = f"predicted gain {gain * 1e3:.1f} ms a step"
-    return Plan(decisions, topology, {k: c for k, c in codecs.items() if k in used}, why)
+@dataclass(frozen=True)
+class Search:
+    """What plans are made of."""
+
+    params: Sequence[Param]
+    codecs: Mapping[str, Codec]
+    options: Options
+    topology: Topology
+
+    def plans(self, costs: Costs) -> tuple[Plan, ...]:
+        """Plans worth a try, by predicted time, and that of the native all-reduce, which is among
+        them; it alone where nothing is."""
+        choices = [self._choices(param, costs) for param in self.params]
+        native = self._plan([each.native for each in choices])
+        if native.seconds < MIN_GAIN_SECONDS:
+            why = f"it is predicted to take {native.seconds * 1e3:.2f} ms a step"
+            return (replace(native, why=why),)
+        ways = dict.fromkeys(way for each in choices for way in each.rivals)
+        made = [self._plan([c.cheapest(some) for c in choices]) for some in ([w] for w in ways)]
+        made.append(self._plan([each.cheapest(ways) for each in choices]))
+        distinct = {str(plan.facts()): plan for plan in made if plan.compresses}
+        best = min([native.seconds, *(plan.seconds for plan in distinct.values())])
+        near = [plan for plan in distinct.values() if plan.seconds <= FAR * best]
+        tried = sorted(near, key=_weighed)[:TRIED]
+        why = f"predicted to take {native.seconds * 1e3:.3g} ms a step"
+        if not tried:
+            why += ", and no compressor nearly as little"
+        told = [replace(plan, why=_told(plan, native)) for plan in tried]
+        return tuple(sorted([*told, replace(native, why=why)], key=_weighed))
+
+    def _choices(self, param: Param, costs: Costs) -> _Choices:
+        why = excluded(param, self.options)
+        if why is not None:
+            return _Choices(raw(param, why), {})
+        plain = _shared(param, None, 1, self.topology, costs)
+        return _Choices(
+            raw(param, "", plain),
+            {
+                (name, way): self._rival(param, name, way, costs, plain)
+                for name, codec in self.codecs.items()
+                if too_small(param, codec, self.options) is None
+                for way in ways_for(codec, self.options.strategy, self.topology)
+            },
+        )
+
+    def _rival(self, param: Param, name: str, way: str, costs: Costs, plain: float) -> Decision:
+        codec = self.codecs[name]
+        owners = len(self.topology.turns(strategies.load(way).SPREADS)) or 1
+        cut = partitions(param.numel, codec, way, owners)
+        seconds = _shared(param, codec, cut * owners, self.topology, costs, way)
+        return Decision(param.name, param.numel, name, way, cut, "gains time", plain, seconds)
+
+    def _plan(self, decisions: Sequence[Decision]) -> Plan:
+        used = {d.codec for d in decisions}
+        codecs = {key: codec for key, codec in self.codecs.items() if key in used}
+        return Plan(tuple(decisions), self.topology, codecs)
 
 
-def _contended(costs: Costs) -> Costs:
-    """The costs with slower codecs; see [Note: never slower]."""
-
-    def slower(line: Line) -> Line:
-        return Line(CONTENTION * line.latency, CONTENTION * line.per_byte)
-
-    return replace(
-        costs,
-        codecs={
-            name: CodecCost(slower(c.encode), slower(c.decode), c.rate)
-            for name, c in costs.codecs.items()
-        },
-    )
+def _told(plan: Plan, native: Plan) -> str:
+    own, other = plan.seconds * 1e3, native.seconds * 1e3
+    return f"predicted to take {own:.3g} ms a step, DDP's own all-reduce {other:.3g} ms"
 
 
-def _decide(
-    param: Param, codecs: Mapping[str, Codec], costs: Costs, options: Options, ranks: int
-) -> Decision:
-    why = excluded(param, options)
-    if why is not None:
-        return raw(param, why)
-    plain = _shared(param, None, 1, ranks, costs)
-    rivals = [
-        _rival(param, name, codec, costs, strategy, ranks)
-        for name, codec in codecs.items()
-        if too_small(param, codec, options) is None
-        for strategy in ways_for(codec, options.strategy)
-    ]
-    best = min(rivals, key=_handicapped, default=None)
-    seconds = None if best is None else best.seconds
-    if best is None or seconds is None:
-        return raw(param, "too small", plain)
-    best = replace(best, raw_seconds=plain)
-    gain = 1 - seconds / plain
-    if gain <= MARGIN:
-        would = "gain too little" if gain > 0 else "take longer"
-        return raw(param, f"{best.codec} would {would}", plain)
-    return replace(best, why="gains time")
+def _weighed(plan: Plan) -> float:
+    return sum(map(_handicapped, plan.decisions))
 
 
-def _rival(
-    param: Param, name: str, codec: Codec, costs: Costs, strategy: str, ranks: int
-) -> Decision:
-    cut = partitions(param.numel, codec, strategy, ranks)
-    chunks = cut * (ranks if strategies.load(strategy).SPREADS else 1)
-    seconds = _shared(param, codec, chunks, ranks, costs, strategy)
-    return Decision(param.name, param.numel, name, strategy, cut, "", None, seconds)
-
-
-def _handicapped(rival: Decision) -> float:
+def _handicapped(decision: Decision) -> float:
     """Seconds; those of strategies whose owners encode the average once more count for more."""
-    again = strategies.load(rival.strategy).SPREADS != ""
-    return (rival.seconds or 0.0) * (1 + ONCE * again)
+    again = strategies.load(decision.strategy).SPREADS != ""
+    return (decision.seconds or 0.0) * (1 + ONCE * again)
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What may happen to one parameter."""
+
+    native: Decision
+    rivals: Mapping[tuple[str, str], Decision]  # by codec and strategy
+
+    def cheapest(self, ways: Iterable[tuple[str, str]]) -> Decision:
+        """The fastest of these and of no codec."""
+        if self.native.seconds is None:
+            return self.native
+        rivals = [self.rivals[way] for way in ways if way in self.rivals]
+        best = min(rivals, key=_handicapped, default=None)
+        if best is None or best.seconds is None:
+            return replace(self.native, why="too small")
+        if best.seconds >= self.native.seconds:
+            return replace(self.native, why=f"{best.codec} would take longer")
+        return best
 
 
 def _shared(
     param: Param,
     codec: Codec | None,
     chunks: int,
-    ranks: int,
+    topology: Topology,
     costs: Costs,
     strategy: str = "allreduce",
 ) -> float:
@@ -145,18 +163,5 @@ def _shared(
     size = max(own, float(BATCH))
     name = None if codec is None else codec.name
     additive = None if codec is None else codec.additive
-    whole = predict(size, name, strategy, chunks, ranks, costs, additive)
+    whole = predict(size, name, strategy, chunks, topology, costs, additive)
     return whole * own / size
-
-
-def _give_up(decision: Decision) -> Decision:
-    if decision.codec is None:
-        return decision
-    return replace(
-        decision,
-        codec=None,
-        strategy="allreduce",
-        partitions=1,
-        why="the whole gain is too small",
-        seconds=decision.raw_seconds,
-    )

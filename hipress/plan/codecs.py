@@ -15,6 +15,7 @@ from hipress.options import AUTO, Options
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+    from casync.topology import Topology
 
 
 def resolve(options: Options) -> Codec:
@@ -140,11 +141,14 @@ def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> 
     return name
 
 
-def ways_for(codec: Codec, asked: str = AUTO) -> tuple[str, ...]:
-    """Strategies that the planner compares: what suits the codec, and instead of owners, which
-    encode once more, an exchange of all payloads."""
+def ways_for(codec: Codec, asked: str, topology: Topology) -> tuple[str, ...]:
+    """Strategies that the planner compares: `asked`, or what suits the codec, and instead of owners
+    an exchange of all payloads, which encodes once, and what goes by nodes, where there are."""
     name = strategy_for(codec, asked)
-    return (name, "allgather") if asked == AUTO and name == "ps" else (name,)
+    if asked != AUTO or name != "ps":
+        return (name,)
+    ring = () if codec.stateful else ("ring",)  # one that encodes N times, with feedback or not
+    return (name, "allgather", *ring, *(["hierarchical"] * topology.nested))
 
 
 def _suited(codec: Codec) -> str:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from casync.predict.cost import CodecCost, Costs, Line, fit
+from casync.topology import Topology
 from hipress.ranks.link import all_reduce_max
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ SMALL, LARGE, HUGE = 4 << 10, 1 << 20, 4 << 20  # bytes on the link
 QUICK, SLOW = 0.005, 0.03  # seconds: below, HUGE is measured too; above, nothing is repeated
 ELEMENTS = (1 << 16, 1 << 20)  # what codecs are timed on
 REPEATS = 7
+MESSAGE, MESSAGES = 1 << 18, 3  # bytes; how many are timed to notice that the link has changed
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -44,20 +46,47 @@ class Probe:
         return {"seconds": self.seconds, **asdict(self.costs)}
 
 
-def measure(group: dist.ProcessGroup, codecs: Mapping[str, Codec]) -> Probe:
+def measure(group: dist.ProcessGroup, codecs: Mapping[str, Codec], topology: Topology) -> Probe:
     """Measure the link of `group` and the speed of `codecs`. Every rank must call it."""
     for codec in codecs.values():  # compiling is not part of the measurement
         _time_codec(codec, 64, 1)
     start = time.perf_counter()
     needed = {"float32"} | {c.additive for c in codecs.values() if c.additive is not None}
-    costs = Costs(
-        exchange=fit(_curve(_exchange(group), group)),
-        reduce=_fit_reduces(
-            {name: _curve(_reduce(group, DTYPES[name]), group) for name in sorted(needed)}
-        ),
-        codecs={name: _codec_cost(codec, group) for name, codec in codecs.items()},
-    )
+    link = _link(group, needed, topology)
+    costs = replace(link, codecs={name: _codec_cost(c, group) for name, c in codecs.items()})
     return Probe(costs, all_reduce_max([time.perf_counter() - start], group)[0])
+
+
+def measure_link(group: dist.ProcessGroup, before: Costs, topology: Topology) -> Costs:
+    """As `before`, but for the link, which is measured anew. Every rank must call it."""
+    return replace(_link(group, before.reduce, topology), codecs=before.codecs)
+
+
+def message_seconds(group: dist.ProcessGroup, topology: Topology) -> float:
+    """How long a message takes now. Every rank must call it."""
+    return _best(_exchange(group, _across(topology))(MESSAGE), MESSAGES, group)
+
+
+def _link(group: dist.ProcessGroup, types: Iterable[str], topology: Topology) -> Costs:
+    reduces = {name: _curve(_reduce(group, DTYPES[name]), group) for name in sorted(types)}
+    exchange = fit(_curve(_exchange(group, _across(topology)), group))
+    inside = Line(0.0, 0.0)
+    if topology.nested:
+        inside = fit(_curve(_exchange(group, _around(topology.nodes)), group))
+    return Costs(exchange, _fit_reduces(reduces), {}, inside)
+
+
+def _across(topology: Topology) -> list[int]:
+    """By rank, to whom it sends: a rank of another node, so that all its ranks share its link."""
+    order = [rank for node in topology.nodes for rank in node]
+    step = topology.largest if topology.nested else 1
+    return [order[(order.index(rank) + step) % len(order)] for rank in topology.ranks]
+
+
+def _around(nodes: Sequence[Sequence[int]]) -> list[int]:
+    """By rank, to whom it sends: the next one of its node; itself where it is alone."""
+    pairs = {r: node[(i + 1) % len(node)] for node in nodes for i, r in enumerate(node)}
+    return [pairs[rank] for rank in sorted(pairs)]
 
 
 def _fit_reduces(curves: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Line]:
@@ -75,19 +104,18 @@ def _fit_reduces(curves: Mapping[str, Sequence[tuple[float, float]]]) -> dict[st
 Operation = Callable[[int], Callable[[], None]]  # bytes -> something to time
 
 
-def _exchange(group: dist.ProcessGroup) -> Operation:
-    """Send to the next rank and receive from the one before."""
-    rank, size = group.rank(), group.size()
+def _exchange(group: dist.ProcessGroup, targets: Sequence[int]) -> Operation:
+    """Send to one rank and receive from one, at the same time. `targets`: by rank, to whom."""
+    rank = group.rank()
+    target, source = targets[rank], targets.index(rank)
 
     def prepare(count: int) -> Callable[[], None]:
         out, into = torch.zeros(count, dtype=torch.uint8), torch.empty(count, dtype=torch.uint8)
 
         def run() -> None:
-            works = (
-                group.recv([into], (rank - 1) % size, 0),
-                group.send([out], (rank + 1) % size, 0),
-            )
-            for work in works:
+            if target == rank:
+                return
+            for work in group.recv([into], source, 0), group.send([out], target, 0):
                 work.wait()
 
         return run

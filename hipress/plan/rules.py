@@ -1,7 +1,6 @@
 """What happens to each parameter: left alone, or which codec, strategy and partitions.
 
-A fixed compressor is applied to everything it suits. "auto" compares predicted times, from
-what `hipress.plan.probe` measured, and leaves a tensor alone unless compression clearly wins.
+A fixed compressor is applied to everything it suits; "auto" compares several plans.
 """
 
 from __future__ import annotations
@@ -56,6 +55,17 @@ class Plan:
     def compresses(self) -> bool:
         """Whether any parameter is compressed; if not, DDP's own all-reduce remains."""
         return any(d.codec is not None for d in self.decisions)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted to synchronize all gradients; 0 where nothing was predicted."""
+        return sum(d.seconds or 0.0 for d in self.decisions)
+
+    @property
+    def label(self) -> str:
+        """Such as `bf16 (allreduce) and int4_group (ps)`."""
+        used = {(d.codec.partition("(")[0], d.strategy) for d in self.decisions if d.codec}
+        return " and ".join(f"{codec} ({way})" for codec, way in sorted(used)) or "no compression"
 
     def down(self, key: str) -> Codec:
         """What owners encode with where workers encode with codec `key`."""

@@ -6,13 +6,17 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import Choice, Tensor, assign_owners, partition
+from casync.graph.tasks import Encode
 from casync.raw import RAW
+from casync.runtime.deferral import as_torch
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.rules import NATIVE, Plan, partitions
-from hipress.sync.state import Arena, Residuals, States
+from hipress.sync.state import RESIDUAL, Arena, Residuals, States
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,30 @@ class BucketPlan:
     compressed: int  # elements that codecs take
     arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
 
+    def unsent(self) -> torch.Tensor:
+        """What residuals hold, as a gradient of this rank that adds as much to the average: flat
+        float32, in the bucket's order. What is encoded as a share of the mean counts N times."""
+        program = self.program
+        total = torch.zeros(sum(unit.length for unit in self.units))
+        for task in program.tasks:
+            if not isinstance(task, Encode):
+                continue
+            part = program.parts[task.part]
+            residual = self.states.get((part.codec, task.side), {}).get(RESIDUAL)
+            if residual is None:
+                continue
+            factor = program.world_size if task.average else 1
+            for start, length, _, _, at in part.rows:
+                values = as_torch(residual[at : at + length])
+                total[start : start + length] += factor * values.float()
+        return total
+
 
 class BucketPlans:
     """Makes each bucket's BucketPlan once. DDP makes its buckets anew after step 0."""
 
     def __init__(self, params: Sequence[Param], plan: Plan, options: Options, rank: int) -> None:
-        self._params, self._plan = params, plan
+        self._params, self.plan = params, plan
         self._rank, self._topology = rank, plan.topology
         self._merges = options.scope != "tensor"
         owners = assign_owners([p.numel for p in params], plan.topology.world_size)
@@ -59,6 +81,20 @@ class BucketPlans:
             self._take_state(plan)
         return plan
 
+    def unsent(self) -> dict[int, torch.Tensor]:
+        """What residuals hold of each parameter that has any, by index: see BucketPlan.unsent."""
+        return {
+            index: piece
+            for indices, plan in self._made.items()
+            if plan is not None
+            for index, piece in zip(indices, self.pieces(indices, plan.unsent()), strict=True)
+            if piece.any()
+        }
+
+    def pieces(self, indices: Sequence[int], buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """By parameter, what lies in a bucket."""
+        return torch.split(buffer, [self._params[index].numel for index in indices])
+
     def _forget(self, indices: Sequence[int]) -> None:
         """Drop what these parameters were in before DDP made its buckets anew: with each goes a
         program, and the executor's buffers of it."""
@@ -71,14 +107,14 @@ class BucketPlans:
         for param in self._params:
             alone = Tensor(param.name, param.index, 0, param.numel, 0)
             choices = {param.name: self._choice((param.index,), param.numel)}
-            codecs, owners = self._plan.codecs, self._owners
+            codecs, owners = self.plan.codecs, self._owners
             parts = partition([alone], choices, self._topology, codecs, owners=owners)
             if any(part.owner == self._rank for part in parts):
                 owned.add(param.index)
         return frozenset(owned)
 
     def _make(self, indices: tuple[int, ...]) -> BucketPlan | None:
-        if all(self._plan.decisions[i].codec is None for i in indices):
+        if all(self.plan.decisions[i].codec is None for i in indices):
             return None
         units = self._units(indices)
         compressed = sum(unit.length for unit in units if unit.choice.codec != RAW)
@@ -100,18 +136,18 @@ class BucketPlans:
     def _runs(self, indices: Sequence[int]) -> list[tuple[int, ...]]:
         if not self._merges:
             return [(i,) for i in indices]
-        groups = itertools.groupby(indices, key=lambda i: self._plan.decisions[i].codec)
+        groups = itertools.groupby(indices, key=lambda i: self.plan.decisions[i].codec)
         return [tuple(members) for _, members in groups]
 
     def _choice(self, members: Sequence[int], length: int) -> Choice:
-        decision = self._plan.decisions[members[0]]
+        decision = self.plan.decisions[members[0]]
         if decision.codec is None:
             return Choice(RAW, NATIVE)
         cut = decision.partitions
         if len(members) > 1:
-            codec = self._plan.codecs[decision.codec]
+            codec = self.plan.codecs[decision.codec]
             cut = partitions(length, codec, decision.strategy, self._topology.world_size)
-        down = self._plan.downs.get(decision.codec)
+        down = self.plan.downs.get(decision.codec)
         return Choice(decision.codec, decision.strategy, cut, down)
 
     def _compile(self, units: Sequence[Unit]) -> Program:
@@ -125,7 +161,7 @@ class BucketPlans:
             state = places[first].offset if not self._merges and first in places else at
             tensors.append(Tensor(name, first, unit.start, unit.length, state))
             choices[name], owners[name] = unit.choice, self._owners[name]
-        codecs = self._plan.codecs
+        codecs = self.plan.codecs
         parts = partition(tensors, choices, self._topology, codecs, owners=owners)
         return build_program(parts, self._topology, codecs, self._rank)
 

@@ -72,6 +72,12 @@ def validate(
     return [] if moved else good
 
 
+def names_fit(residuals: Residuals, saved: Mapping[str, Any]) -> bool:
+    """Whether a state is of these parameters, codecs and strategies."""
+    _check_format(saved)
+    return not _check_names(residuals, saved)
+
+
 def _stateful(residuals: Residuals) -> dict[str, tuple[Param, str]]:
     """Parameters of which there is state, by name, and their codecs' keys."""
     found: dict[str, tuple[Param, str]] = {}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,9 @@ from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.optimizers import take_failed, watch_steps
 from hipress.sync.state import deferrable_states
 from hipress.sync.verify import VERIFY_STEPS, Verifier
+
+if TYPE_CHECKING:
+    from hipress.sync.tuner import Tuner
 
 #: seconds after a native all-reduce's own time-out; in torch 2.8 it is the group's
 NATIVE_TIMEOUT_SLACK = 1.0
@@ -129,25 +132,29 @@ class Engine:
         group: dist.ProcessGroup,
         meeting: Meeting,
         *,
+        tuner: Tuner | None = None,
         skips: bool = False,
         unused: bool = False,
     ) -> None:
-        """skips: whether a step may lack buckets, whose parameters are unused; unused: whether
-        averages of unused parameters are dropped."""
+        """tuner: says by which plan each step goes, from `plan` on. skips: whether a step may lack
+        buckets, whose parameters are unused; unused: whether averages of these are dropped."""
         self.params, self.plan, self.options = params, plan, options
         self.group = group  # of buckets that travel as DDP would have them
         rank = meeting.rank
         self._meeting = meeting
         self.name = meeting.ranks[rank]  # this rank's global number
         self.buckets = BucketPlans(params, plan, options, rank)
+        self._tuner = tuner
+        self._owed: dict[int, torch.Tensor] = {}  # see `_switch`
         self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self._latest = -1  # the bucket of the current step that came last; -1 between steps
         self._checked: Future[torch.Tensor] | None = None  # parameters, before the current step
         self.traffic = Traffic()
-        states = {key: deferrable_states(codec) for key, codec in plan.codecs.items()}
+        codecs = plan.codecs if tuner is None else tuner.codecs
+        states = {key: deferrable_states(codec) for key, codec in codecs.items()}
         deferred = states if unused else {}
-        self._executor = start_executor("gradients", plan.codecs, options, meeting, deferred)
+        self._executor = start_executor("gradients", codecs, options, meeting, deferred)
         self._broken: BaseException | None = None
         self._broken_by = ""  # what broke
         self._verifier = self._verifying(meeting) if options.verify else None
@@ -194,6 +201,7 @@ class Engine:
             self.traffic.pending.clear()
             self.traffic.steps += 1
             self.step += 1
+            self._retune()
             self._check(parameters)
 
     def _check(self, parameters: Collection[torch.Tensor]) -> None:
@@ -225,6 +233,8 @@ class Engine:
         plan = None
         try:
             plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
+            if not self._owed.keys().isdisjoint(indices):
+                self._pay(indices, buffer)
             self._count(plan, buffer)  # now: an all-reduce gives a sparse buffer other rows
             future = compat.profiled_until_done(
                 f"bucket {self._latest}",
@@ -303,12 +313,54 @@ class Engine:
             error = SyncError(f"rank {self.name}: {text}")
         self._broken, self._broken_by = copy_to_raise(error), what or f"step {self._step_number}"
         self._executor.abort(error)
+        if self._tuner is not None:
+            self._tuner.close()
 
     def close(self) -> None:
         """End the threads. On detach, when the module dies, at exit; may repeat."""
         self._executor.close()
+        if self._tuner is not None:
+            self._tuner.close()
         if self._verifier is not None:
             self._verifier.close()
+
+    @property
+    def tuner(self) -> Tuner | None:
+        """What chooses the plan, if it may change."""
+        return self._tuner
+
+    def planned(self, plan: Plan) -> BucketPlans:
+        """Buckets by this plan, without any state: for `resume`."""
+        return BucketPlans(self.params, plan, self.options, self._meeting.rank)
+
+    def resume(self, step: int, buckets: BucketPlans) -> None:
+        """Go on from this step by these buckets, with the state that they have."""
+        if self._tuner is not None and buckets is not self.buckets:
+            self._tuner.hold(buckets.plan)
+        self.plan, self.buckets, self.step = buckets.plan, buckets, step
+        self._owed.clear()
+
+    def _retune(self) -> None:
+        """A step begins, maybe by another plan."""
+        if self._tuner is None or self.broken:
+            return
+        plan = self._tuner.next()
+        if plan is not self.plan:
+            self._switch(plan)
+
+    def _switch(self, plan: Plan) -> None:
+        """Go by another plan. Residuals are not lost: what they held is owed, and added to the
+        gradients of this step, before a codec takes them."""
+        for index, values in self.buckets.unsent().items():
+            self._owed[index] = self._owed.get(index, 0) + values
+        self.plan, self.buckets = plan, self.planned(plan)
+
+    def _pay(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
+        """Add what is owed to the gradients of a bucket; not where they are zero, as those of
+        parameters are that this rank did not use: see [Note: unused parameters] in state.py."""
+        for index, piece in zip(indices, self.buckets.pieces(indices, buffer), strict=True):
+            if index in self._owed and piece.any():
+                piece.add_(self._owed.pop(index))
 
     @property
     def _step_number(self) -> int:

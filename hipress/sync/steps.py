@@ -136,8 +136,8 @@ class Steps:
     def _send(self, bucket: Bucket) -> None:
         gradients = [self._gradient(index) for index in bucket.indices]
         unused = self._unused.intersection(bucket.indices)
-        self._kept |= self._engine.buckets.residuals.copy(unused)
         self._engine.begin(len(self._sent), self.parameters)
+        self._kept |= self._engine.buckets.residuals.copy(unused)
         flat = bucket.gather(gradients)
         future = self._engine.reduce(bucket.indices, flat, last=False)
         self._sent.append(_Sent(bucket, gradients, flat, future))

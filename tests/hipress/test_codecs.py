@@ -53,35 +53,25 @@ def test_auto_measures_and_decides():
         assert not report["installed"]
         assert hooks == 0
         assert report["probe"]["seconds"] > 0
+        assert report["tried"] == []
         assert "the native all-reduce remains" in text
         assert losses[-1] < losses[0]
         assert digest == results[0][3]
 
 
-def test_auto_installs_what_it_chose():
-    results = launch(codec_ranks.automatic, 2, -1e9)
+def test_auto_installs_what_it_tries():
+    results = launch(codec_ranks.automatic, 2, 0.0)
     for report, text, losses, digest, hooks in results:
         assert hooks == 1
         assert {d["codec"] for d in report["decisions"]} <= {None, *evidence.trusted(None)}
-        assert any(d["codec"] for d in report["decisions"])
         assert report["measured"]["steps"] == 5
-        assert 0 < report["bytes_per_step"] < report["measured"]["ddp_wire_bytes"]
-        assert "gains time" in text
+        assert len(report["tried"]) == 4
+        assert sum(each["plan"] == "no compression" for each in report["tried"]) == 1
+        assert "Plans tried" in text
+        assert "being tried" in text
         assert losses[-1] < losses[0]
         assert digest == results[0][3]
         assert report["decisions"] == results[0][0]["decisions"]
-
-
-def test_a_compressor_that_loses_under_the_optimizer_is_told():
-    under_adam, *silent = launch(codec_ranks.losing, 2)[0]
-    ((level, told),) = [line for line in under_adam if "loss" in line[1]]
-    assert level == "WARNING"
-    worst = evidence.worst(compll.compile("onebit_group", "reference"), "adam")
-    assert told == (
-        f"hipress: onebit_group() did not keep the loss under adam: {worst}; "
-        "docs/losses.md has what does"
-    )
-    assert not any("loss" in told for lines in silent for _, told in lines)
 
 
 def test_a_compressor_that_suits_nothing_is_told():
@@ -111,9 +101,8 @@ def test_what_is_compressed_is_told_once_by_rank_0():
         "hipress: int8_fake (ps) for 9 of 9 parameters, 100.0% of 41,949 elements: 0.1678 MB of "
         "gradients become at most 0.05246 MB; compressor 'int8_fake' was asked for"
     )
-    assert automatic.startswith(
-        "hipress: nothing is compressed, the native all-reduce remains: pre"
-    )
+    told = "hipress: nothing is compressed, the native all-reduce remains: it is predicted to take"
+    assert automatic.startswith(told)
     assert "for 8 of 9 parameters, 6.0% of" in excluded
     assert "topk (ps) for 1 of 3 parameters, 25.0% of 8,000 elements" in little
     assert "MB of gradients (1 sparse ones aside) become at most" in sparse

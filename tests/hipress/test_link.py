@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from casync.topology import Topology
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import Options
 from hipress.ranks import meeting as meetings
@@ -64,7 +65,7 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
 
 
 def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
-    def measure(group, codecs):
+    def measure(group, codecs, topology):
         raise RuntimeError("closed by peer")
 
     monkeypatch.setattr("hipress.session.connect", lambda meeting, purpose: None)
@@ -72,4 +73,4 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), 0.05)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
-        _auto((), {}, Options(), None, None, meeting)
+        _auto((), {}, Options(), Topology.flat(2), None, meeting)

@@ -15,7 +15,7 @@ from hipress import options, session
 from hipress.errors import ConfigError
 from hipress.model import describe
 from hipress.plan import probe
-from hipress.plan.auto import auto_plan, candidates
+from hipress.plan.auto import FAR, TRIED, Search, candidates
 from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.reporting import Report, describe_plan
 from tests.hipress.common import Net
@@ -46,8 +46,14 @@ def params():
     return describe(model)
 
 
-def plan(params, costs, **wanted):
-    return auto_plan(params, CODECS, costs, options.make("auto", **wanted), FOUR)
+def plans(params, costs, codecs=CODECS, topology=FOUR, **wanted):
+    """What is tried, by prediction."""
+    return Search(params, codecs, options.make("auto", **wanted), topology).plans(costs)
+
+
+def plan(*args, **wanted):
+    """What is tried first."""
+    return plans(*args, **wanted)[0]
 
 
 def test_slow_link_compresses_most(params):
@@ -59,40 +65,55 @@ def test_slow_link_compresses_most(params):
         assert decision.why == "gains time"
 
 
+def test_the_fastest_predictions_are_tried_and_the_native_all_reduce(params):
+    made = plans(params, costs(link=1e7, codec=1e10))
+    assert len(made) == TRIED + 1
+    assert [each.seconds for each in made] == sorted(each.seconds for each in made)
+    assert [each.compresses for each in made] == [True, True, True, False]
+    assert len({each.label for each in made}) == 4
+    assert made[-1].label == "no compression"
+    assert "predicted to take" in made[0].why
+
+
 def test_fast_link_leaves_everything_alone(params):
-    made = plan(params, costs(link=1e10, codec=1e9))
+    (made,) = plans(params, costs(link=1e10, codec=1e9))
     assert not made.compresses
     assert made.codecs == {}
-    assert "would take longer" in made.decisions[0].why
 
 
 def test_slow_codec_leaves_everything_alone(params):
-    assert not plan(params, costs(link=1e8, codec=1e7)).compresses
-
-
-def test_a_gain_too_small_in_all(params):
-    made = plan(params[1:], costs(link=1e8, codec=1e12))
+    (made,) = plans(params, costs(link=1e8, codec=1e7))
     assert not made.compresses
-    assert "less than 1 ms" in made.why
-    assert made.decisions[0].seconds == made.decisions[0].raw_seconds
+    assert "no compressor nearly as little" in made.why
 
 
-def test_a_gain_for_some_tensors_that_is_small_for_all(params):
-    """It takes a quarter of what all of them cost, those that are excluded left out."""
-    few, many = params[0], [dataclasses.replace(params[0], numel=2 * params[0].numel)] * 5
-    rates = costs(link=1e8, codec=1e12)
+def test_nothing_is_tried_where_there_is_nothing_to_gain(params):
+    (made,) = plans(params[1:], costs(link=1e8, codec=1e12))
+    assert not made.compresses
+    assert made.why.startswith("it is predicted to take 0.")
+
+
+def test_what_is_far_slower_is_not_tried(params, monkeypatch):
+    made = plans(params, costs(link=1e7, codec=1e10))
+    best = made[0].seconds
+    assert all(each.seconds <= FAR * best for each in made if each.compresses)
+    assert any("half_fake" in each.label for each in made)
+    monkeypatch.setattr("hipress.plan.auto.FAR", 1.05)
+    made = plans(params, costs(link=1e7, codec=1e10))
+    assert all("int8_fake" in each.label for each in made[:-1])
+    assert not made[-1].compresses
+
+
+def test_tensors_that_a_codec_would_slow_down_stay_as_they_are(params):
+    """A chunk of a small tensor pays the latency of many messages."""
 
     class Choosy(Int8):
         def suits(self, numel):
-            return numel == few.numel
+            return numel == params[0].numel
 
-    made = auto_plan([few, *many], {"int8_fake": Choosy()}, rates, options.make("auto"), FOUR)
-    assert not made.compresses
-    assert "less than" in made.why
-    assert "the whole gain is too small" in made.decisions[0].why
-    alone = options.make("auto", exclude="many")
-    many = [dataclasses.replace(each, name="many") for each in many]
-    assert auto_plan([few, *many], {"int8_fake": Choosy()}, rates, alone, FOUR).compresses
+    made = plan(params, costs(link=1e8, codec=1e12), codecs={"int8_fake": Choosy()})
+    assert [d.codec for d in made.decisions] == ["int8_fake", None, None, None]
+    assert {d.why for d in made.decisions[1:]} == {"too small"}
 
 
 def test_one_quantization_where_it_costs_as_little_as_two(params):
@@ -100,19 +121,27 @@ def test_one_quantization_where_it_costs_as_little_as_two(params):
     encode once more."""
     rates = costs(link=1e7, codec=1e10)
     for ranks, strategy in ((2, "allgather"), (4, "ps"), (16, "ps")):
-        codecs = {"int8_fake": Int8()}
-        made = auto_plan(params, codecs, rates, options.make("auto"), Topology.flat(ranks))
+        codecs, topology = {"int8_fake": Int8()}, Topology.flat(ranks)
+        made = plan(params, rates, codecs=codecs, topology=topology)
         assert {d.strategy for d in made.decisions} == {strategy}
-        seconds = made.decisions[0].seconds
-        asked = options.make("auto", strategy="ps")
-        assert seconds <= 1.1 * auto_plan(
-            params, codecs, rates, asked, Topology.flat(ranks)
-        ).decisions[0].seconds  # fmt: skip
+        asked = plan(params, rates, codecs=codecs, topology=topology, strategy="ps")
+        assert made.seconds <= 1.1 * asked.seconds
+
+
+def test_nodes_whose_ranks_share_a_link_are_tried_as_such(params):
+    """Only a share of 1/4 of what flat strategies send crosses between the nodes."""
+    rates = dataclasses.replace(costs(link=1e7, codec=1e10), inside=Line(1e-5, 1e-10))
+    nodes = Topology.of([range(4), range(4, 8)])
+    first, *others = plans(params, rates, codecs={"int8_fake": Int8()}, topology=nodes)
+    assert first.label == "int8_fake (hierarchical)"
+    assert not any("ring" in each.label for each in others)  # of a codec with feedback
+    flat = plans(params, rates, codecs={"int8_fake": Int8()}, topology=Topology.flat(8))
+    assert not any("hierarchical" in each.label for each in flat)
 
 
 def test_a_strategy_without_a_formula_needs_a_compressor_that_is_named():
-    with pytest.raises(ConfigError, match="no formula for strategy 'hierarchical'"):
-        candidates(options.make("auto", strategy="hierarchical"))
+    with pytest.raises(ConfigError, match="no formula for strategy 'vote'"):
+        candidates(options.make("auto", strategy="vote"))
 
 
 def test_float32_is_reduced_as_fast_as_16_bit_numbers():
@@ -209,13 +238,13 @@ def test_fit_is_exact_on_a_line_and_never_negative():
 def test_formulas():
     """Per strategy, for a free codec of rate r: what crosses the link (SeCoPa's alpha)."""
     given = Costs(Line(0, 1.0), {"float32": Line(0, 2.0)}, {"c": CodecCost(FREE, FREE, 0.1)})
-    assert predict(100, None, "ps", 4, 4, given) == 200
-    assert predict(100, "c", "allreduce", 1, 4, given) == pytest.approx(20)
-    assert predict(100, "c", "ps", 4, 4, given) == pytest.approx(2 * 3 * 0.1 * 100 / 4)
-    assert predict(100, "c", "ring", 4, 4, given) == pytest.approx(2 * 3 * 0.1 * 100 / 4)
-    assert predict(100, "c", "allgather", 1, 4, given) == pytest.approx(3 * 0.1 * 100)
+    assert predict(100, None, "ps", 4, FOUR, given) == 200
+    assert predict(100, "c", "allreduce", 1, FOUR, given) == pytest.approx(20)
+    assert predict(100, "c", "ps", 4, FOUR, given) == pytest.approx(2 * 3 * 0.1 * 100 / 4)
+    assert predict(100, "c", "ring", 4, FOUR, given) == pytest.approx(2 * 3 * 0.1 * 100 / 4)
+    assert predict(100, "c", "allgather", 1, FOUR, given) == pytest.approx(3 * 0.1 * 100)
     work = dataclasses.replace(given, codecs={"c": CodecCost(Line(0, 1.0), FREE, 0.0)})
-    assert predict(100, "c", "ps", 4, 4, work) == pytest.approx(125)  # all of it, and its own part
+    assert predict(100, "c", "ps", 4, FOUR, work) == pytest.approx(125)  # and its own part
 
 
 def test_report_without_a_step(params):

@@ -1,0 +1,156 @@
+"""Try, then commit: which of several plans to keep, by the steps that were taken with each.
+
+[Note: turns] A prediction only says which plans are worth a try. They take turns in the first steps
+of training, so that a moment at which the machine was busy does not decide. Every time is that of
+the slowest rank, so all ranks know the same times, and what follows from them is the same on all.
+A turn's first steps do not count: buffers are made, and DDP makes its buckets anew after one. A
+plan that is clearly slower than another one is out as soon as that shows.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+TURNS = 2  # of a plan
+COUNTED = 5  # steps of a turn; all turns of a plan: ten
+SETTLING = 2  # steps of a turn before these
+SLOW = 1.25  # times the best plan's median: both of two steps above that are enough to be out
+DRIFT = 0.25  # of a step's time, or of a message's, from which the choice is looked at again
+WINDOW = 25  # steps of which a median is taken; two in a row must have drifted
+MESSAGE_NOISE = 1e-3  # seconds: differences of a message's time below mean nothing
+
+
+@dataclass
+class Trial:
+    """Plans, known by their position, in turns. After each step tell its time to `observe`; the
+    next one goes by `current`."""
+
+    plans: int
+    kept: int  # this one stays unless another wins by more than the spread
+    times: list[list[float]] = field(init=False)  # seconds of counted steps, by plan
+    current: int = field(default=0, init=False)
+    spent: float = field(default=0.0, init=False)  # seconds of all steps
+    steps: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.times = [[] for _ in range(self.plans)]
+        self._waiting = [*range(self.plans)] * TURNS
+        self._left = 0  # steps of this turn
+        self._begin()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to try; `current` is the choice then."""
+        return self._left == 0
+
+    def observe(self, seconds: float) -> bool:
+        """A step by `current` took the slowest rank this long; whether the trial is over."""
+        self.spent += seconds
+        self.steps += 1
+        self._left -= 1
+        if self._left < COUNTED:
+            self.times[self.current].append(seconds)
+            if self._lost(self.current):
+                self._left = 0
+        if self._left == 0:
+            self._begin()
+        return self.over
+
+    def stop(self) -> None:
+        """Try no more."""
+        self._waiting, self._left = [], 0
+        self.current = self._choice()
+
+    def median(self, plan: int) -> float | None:
+        """Seconds of a counted step; None of a plan without one."""
+        return statistics.median(self.times[plan]) if self.times[plan] else None
+
+    def spread(self, plan: int) -> float:
+        """Seconds by which half of the counted steps are off the median."""
+        middle = statistics.median(self.times[plan])
+        return statistics.median(abs(each - middle) for each in self.times[plan])
+
+    def _begin(self) -> None:
+        """The next turn, or the choice."""
+        left = [plan for plan in range(self.plans) if not self._lost(plan)]
+        waiting = [plan for plan in self._waiting if plan in left] if len(left) > 1 else []
+        self._left = SETTLING + COUNTED if waiting else 0
+        self.current = waiting[0] if waiting else self._choice()
+        self._waiting = waiting[1:]
+
+    def _lost(self, plan: int) -> bool:
+        """Whether this plan is clearly slower than another one."""
+        mine, others = self.times[plan], self.times[:plan] + self.times[plan + 1 :]
+        medians = [statistics.median(times) for times in others if len(times) > 1]
+        return len(mine) > 1 and bool(medians) and min(mine[-2:]) > SLOW * min(medians)
+
+    def _choice(self) -> int:
+        tried = [plan for plan in range(self.plans) if self.times[plan]]
+        best = min(tried, key=lambda plan: statistics.median(self.times[plan]), default=self.kept)
+        if self.kept not in tried:
+            return best
+        gain = statistics.median(self.times[self.kept]) - statistics.median(self.times[best])
+        return best if gain > max(self.spread(self.kept), self.spread(best)) else self.kept
+
+
+@dataclass
+class Watch:
+    """Whether steps, or the link, are no longer what they were when a plan was chosen."""
+
+    step: float | None = None  # seconds, by which the plan was chosen; None: those of the first
+    message: float | None = None  # window count
+    patience: int = 2  # windows in a row
+    drifting: int = field(default=0, init=False)
+
+    def drifted(self, step: float, message: float) -> bool:
+        """A window's median step, and a message's time, of the slowest rank: whether it is time to
+        look at the choice again."""
+        self.step = step if self.step is None else self.step
+        self.message = message if self.message is None else self.message
+        link = abs(message - self.message) > MESSAGE_NOISE and _far(message, self.message)
+        self.drifting = self.drifting + 1 if link or _far(step, self.step) else 0
+        return self.drifting >= self.patience
+
+
+def _far(now: float, before: float) -> bool:
+    return abs(now - before) > DRIFT * before
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One plan, as predicted and as measured. Seconds are of the slowest rank; None: not tried."""
+
+    plan: str
+    predicted_seconds: float  # to synchronize all gradients
+    steps: int  # that counted
+    step_seconds: float | None
+    spread_seconds: float | None
+    verdict: str
+
+
+def results(trial: Trial, labels: Sequence[str], predicted: Sequence[float]) -> tuple[Tried, ...]:
+    """What a trial found, by plan."""
+    return tuple(
+        Tried(
+            label,
+            seconds,
+            len(trial.times[plan]),
+            trial.median(plan),
+            trial.spread(plan) if trial.times[plan] else None,
+            _verdict(trial, plan),
+        )
+        for plan, (label, seconds) in enumerate(zip(labels, predicted, strict=True))
+    )
+
+
+def _verdict(trial: Trial, plan: int) -> str:
+    if not trial.over:
+        return "being tried"
+    if plan == trial.current:
+        return "kept"
+    mine, best = trial.median(plan), trial.median(trial.current)
+    if mine is None or best is None:
+        return "not tried"
+    return "slower" if mine >= best else "faster by less than the spread"

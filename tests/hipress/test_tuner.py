@@ -1,0 +1,163 @@
+"""Switching between plans while training: state is handed on, and ranks stay together."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from casync.topology import Topology
+from hipress.plan import trial
+from hipress.plan.rules import NATIVE
+from hipress.sync import tuner as tuners
+from hipress.sync.tuner import Tuner
+from tests.hipress import tuner_ranks
+from tests.hipress.launch import launch
+
+CHAINS = {
+    2: ["int8", "int8", "sparse", "sparse", NATIVE, "ring", "all", "int8", "ring", NATIVE],
+    4: ["nodes", "nodes", "int8", "nodes", "sparse", NATIVE],
+}
+
+
+@pytest.mark.parametrize("scope", ["tensor", "bucket"])
+@pytest.mark.parametrize("world_size", CHAINS)
+def test_what_a_dropped_codec_kept_is_handed_on(world_size, scope):
+    """Nothing is lost: after a step that sends all, sums of averages are those of gradients."""
+    names = CHAINS[world_size]
+    results = launch(tuner_ranks.handed_on, world_size, names, scope)
+    for name, (off, _) in zip(names, results[0], strict=True):
+        assert (off < 1e-4) == (name == NATIVE), (name, off)
+    for other in results[1:]:
+        assert other == results[0]
+
+
+@pytest.mark.parametrize("way", ["wrap", "attach", "synchronizer", "unused"])
+def test_ranks_agree_on_one_plan_and_stay_together(way):
+    """verify=True compares every average, through all switches of a trial."""
+    (first, text, digest), *others = launch(tuner_ranks.agreed, 2, way)
+    for report, _, other in others:
+        assert other == digest
+        for key in ("tried", "trial_seconds", "decisions"):
+            assert report[key] == first[key]
+    verdicts = [each["verdict"] for each in first["tried"]]
+    assert verdicts.count("kept") == 1
+    assert len(verdicts) == 4
+    assert all(each["steps"] == 6 and each["step_seconds"] > 0 for each in first["tried"])
+    assert "the trial cost" in " ".join(text.split())
+    kept = first["tried"][verdicts.index("kept")]["plan"]
+    codecs = {d["codec"] for d in first["decisions"] if d["codec"]}
+    assert all(codec in kept for codec in codecs)
+    assert (not codecs) == (kept == "no compression")
+
+
+def test_a_rank_that_dies_amid_a_trial_is_noticed():
+    (kind, message, seconds), _ = launch(tuner_ranks.dies, 2, may_die=[1])
+    assert seconds < 30
+    assert (kind, message) == ("RankLost", "rank 0 stops, because rank 1 ended")
+
+
+def test_a_failure_on_one_rank_ends_the_trial_on_all():
+    (first, again), (own, _) = launch(tuner_ranks.stops, 2)
+    assert first[0] == "SyncError"
+    assert "rank 1" in first[1]
+    assert "out of paper" in first[1]
+    assert first[2] < 30
+    assert again[0] in ("SyncError", "RuntimeError")  # DDP's own, of the step that did not end
+    assert "out of paper" in own[1]
+
+
+def test_a_state_is_loaded_into_the_plan_it_was_saved_by():
+    for before, after, codecs, stateful in launch(tuner_ranks.resumed, 2):
+        assert stateful
+        assert before == after
+        assert codecs == {"int8_fake"}
+
+
+class Search:
+    """Three plans; by other costs, two others."""
+
+    topology = Topology.flat(2)
+    codecs: ClassVar[dict[str, object]] = {}
+
+    def plans(self, costs):
+        names = {"slow": ["a", "b", "native"], "fast": ["native", "c"]}[costs]
+        return tuple(
+            SimpleNamespace(
+                label=name, compresses=name != "native", seconds=1.0, facts=lambda n=name: n
+            )
+            for name in names
+        )
+
+
+class Clock:
+    """Advances by what a step by each plan takes."""
+
+    def __init__(self, seconds):
+        self.now, self.seconds = 0.0, seconds
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """A tuner, and a function that takes steps and returns the plans they went by."""
+    link = SimpleNamespace(costs="slow", message=0.01)
+    monkeypatch.setattr(tuners, "connect", lambda meeting, purpose: object())
+    monkeypatch.setattr(tuners, "all_reduce_max", lambda values, group: values)
+    monkeypatch.setattr(tuners.probe, "message_seconds", lambda *_: link.message)
+    monkeypatch.setattr(tuners.probe, "measure_link", lambda *_: link.costs)
+    meeting = SimpleNamespace(rank=0, attend=lambda call, what: call())
+    clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
+    tuner = Tuner(Search(), "slow", meeting, clock)
+
+    def steps(count):
+        taken = []
+        for _ in range(count):
+            taken.append(tuner.next().label)
+            clock.now += clock.seconds[taken[-1]]
+        return taken
+
+    return tuner, steps, clock, link
+
+
+def test_after_a_trial_the_choice_holds(scripted):
+    tuner, steps, _, _ = scripted
+    assert set(steps(32)) == {"a", "b", "native"}  # the last one is out early
+    assert set(steps(300)) == {"a"}
+    assert [each.verdict for each in tuner.tried] == ["kept", "slower", "slower"]
+    assert tuner.trial_seconds == pytest.approx(14 * 0.02 + 4 * 0.2)
+
+
+def test_drift_leads_to_another_look_with_the_current_plan_to_beat(scripted):
+    tuner, steps, clock, link = scripted
+    steps(32 + 3 * trial.WINDOW)
+    link.costs, link.message = "fast", 0.001
+    clock.seconds |= {"native": 0.06}
+    taken = steps(3 * trial.WINDOW)
+    assert set(taken[: trial.WINDOW]) == {"a"}  # the end of a window, and all of another
+    assert set(taken) == {"a", "native", "c"}
+    assert set(steps(200)) == {"c"}
+    assert [each.plan for each in tuner.tried] == ["a", "native", "c"]
+
+
+def test_a_look_in_vain_makes_patient(scripted):
+    _, steps, clock, _ = scripted
+    steps(32 + trial.WINDOW)
+    clock.seconds |= {"a": 0.14, "b": 0.17}
+    trials = []
+    for _ in range(40):
+        trials.append(len(set(steps(trial.WINDOW))) > 1)
+        clock.seconds |= {name: clock.seconds[name] * 1.3 for name in ("a", "b")}
+        clock.seconds["native"] = 9.0
+    first, second, third, *_ = (number for number, each in enumerate(trials) if each)
+    assert third > second > first
+
+
+def test_none_is_compared_with_after_close(scripted):
+    tuner, steps, _, _ = scripted
+    steps(3)
+    tuner.close()
+    assert set(steps(50)) == {"a"}

@@ -1,0 +1,173 @@
+"""What the ranks of test_tuner.py do."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import hipress
+import hipress.plan.auto
+from casync.predict.cost import CodecCost, Costs, Line
+from casync.topology import Topology
+from hipress import options
+from hipress.model import describe
+from hipress.plan import probe, trial
+from hipress.plan.rules import NATIVE, Plan, fixed_plan, raw
+from hipress.ranks import meeting as meetings
+from hipress.session import SESSIONS
+from hipress.sync.engine import Engine
+from tests.hipress.common import UNREBUILT, data, digest, error_of, make, train
+from tests.hipress.fakes import Halves, Int8, Sparse
+
+
+class Script:
+    """A Tuner whose choices are given: a plan for each step."""
+
+    def __init__(self, plans):
+        self.plans = plans
+        self.codecs = {key: codec for plan in plans for key, codec in plan.codecs.items()}
+        self._next = iter(plans)
+
+    def next(self):
+        return next(self._next)
+
+    def close(self):
+        pass
+
+
+PLANS = {
+    "int8": (Int8, "ps"),
+    "ring": (Int8, "ring"),
+    "nodes": (Int8, "hierarchical"),
+    "all": (Int8, "allgather"),
+    "sparse": (Sparse, "allgather"),
+}
+
+
+def made(params, name, topology) -> Plan:
+    if name == NATIVE:
+        return Plan(tuple(raw(p, "asked for") for p in params), topology)
+    codec, strategy = PLANS[name]
+    wanted = options.make(codec(), strategy=strategy, min_size=0)
+    return fixed_plan(params, codec(), wanted, topology)
+
+
+def gradients(params, rank, step):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(sum(p.numel for p in params), generator=generator)
+
+
+def handed_on(rank, world_size, names, scope):
+    """How far sums of averages are from those of what was computed, by step; and their digests."""
+    params = describe(make())
+    topology = Topology.of([range(2), range(2, 4)]) if world_size == 4 else Topology.flat(2)
+    plans = {name: made(params, name, topology) for name in names}
+    script = [plans[name] for name in names]
+    wanted = options.make("auto", min_size=0, timeout=30, scope=scope)
+    group = dist.group.WORLD
+    engine = Engine(
+        params, script[0], wanted, group, meetings.meeting(group, 30), tuner=Script(script)
+    )
+    total = exact = torch.zeros(1)
+    found = []
+    for step in range(len(script)):
+        buffer = gradients(params, rank, step)
+        engine.begin(0)
+        engine.reduce(tuple(range(len(params))), buffer, last=True)
+        engine.finish()
+        total = total + buffer
+        exact = exact + sum(gradients(params, r, step) for r in range(world_size)) / world_size
+        found.append(((total - exact).abs().max().item(), total.tolist()))
+    engine.close()
+    return found
+
+
+def slow_link(group, codecs, topology):
+    """What a probe of a link finds that every codec is worth a try on."""
+    slow = {name: Line(1e-3, 1e-6) for name in probe.DTYPES}
+    work = CodecCost(Line(1e-6, 1e-10), Line(1e-6, 1e-10), 0.3)
+    return probe.Probe(Costs(Line(1e-5, 1e-9), slow, dict.fromkeys(codecs, work)), 0.0)
+
+
+def quick(plans=None):
+    """Trials of short turns, of everything there is; `plans`: fake codecs."""
+    trial.COUNTED = 3
+    hipress.plan.auto.MIN_GAIN_SECONDS = 0.0
+    hipress.plan.auto.FAR = 1e9
+    trial.SLOW = 1e9
+    probe.measure = slow_link
+    if plans is not None:
+        hipress.plan.auto.candidates = lambda _: {c.name: c for c in plans}
+
+
+def steps(sync, model, rank, count):
+    """Training without DDP."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    for step in range(count):
+        x, y = data(rank, step)
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        sync.step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def agreed(rank, world_size, way):
+    """A whole trial with real codecs: report, text, digest."""
+    quick()
+    model = make(unused=way == "unused")
+    if way == "synchronizer":
+        ddp = hipress.Synchronizer(model, verify=True)
+        steps(ddp, model, rank, 50)
+    else:
+        if way == "attach":
+            ddp = hipress.attach(DistributedDataParallel(model), verify=True)
+        else:
+            kwargs = UNREBUILT if way == "unused" else {"bucket_cap_mb": 0.02}
+            ddp = hipress.wrap(model, verify=True, ddp_kwargs=kwargs)
+        train(ddp, rank, range(50))
+    report = hipress.report(ddp)
+    return report.to_dict(), str(report), digest(model)
+
+
+def dies(rank, world_size):
+    """Rank 1 is gone amid a trial; what rank 0 is told."""
+    quick()
+    ddp = hipress.wrap(make(), timeout=60)
+    train(ddp, rank, range(3))
+    if rank == 1:
+        os._exit(1)
+    return error_of(train, ddp, rank, range(3, 10))
+
+
+def stops(rank, world_size):
+    """Rank 1's next step fails before it begins; what the ranks are told."""
+    quick()
+    ddp = hipress.wrap(make(), timeout=60)
+    train(ddp, rank, range(3))
+    if rank == 1:
+        SESSIONS[ddp].engine.fail(RuntimeError("out of paper"), "this test")
+    first = error_of(train, ddp, rank, range(3, 4))
+    return first, error_of(train, ddp, rank, range(4, 5))
+
+
+def resumed(rank, world_size):
+    """A state that was saved by the plan that a trial kept, loaded where a trial begins."""
+    quick([Int8(), Halves()])
+    ddp = hipress.wrap(make())
+    engine = SESSIONS[ddp].engine
+    int8 = next(plan for plan in engine.tuner.plans if "int8" in plan.label)
+    engine.resume(0, engine.planned(int8))
+    train(ddp, rank, range(4), momentum=0.0)
+    saved, model = hipress.state_dict(ddp), {k: v.clone() for k, v in ddp.state_dict().items()}
+    train(ddp, rank, range(4, 8), momentum=0.0)
+    again = hipress.wrap(make())
+    first = SESSIONS[again].engine.tuner.plans
+    SESSIONS[again].engine.resume(0, SESSIONS[again].engine.planned(first[-1]))
+    again.load_state_dict(model)
+    hipress.load_state_dict(again, saved)
+    train(again, rank, range(4, 8), momentum=0.0)
+    labels = {d.codec for d in hipress.report(again).decisions}
+    return digest(ddp), digest(again), labels, saved["codecs"] != {}
