@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from casync.codec import FLOAT_BYTES, Bytes, Codec, CodecDefaults, Floats, Ints, State
+from casync.regions import Codecs
 
 __all__ = ["RAW", "Raw", "with_raw"]
 
@@ -83,6 +84,6 @@ def _pairs(x: Floats, table: Ints, data: Bytes, at: Ints) -> Sequence[tuple[Floa
     ]
 
 
-def with_raw(codecs: Mapping[str, Codec]) -> dict[str, Codec]:
-    """The codecs of a caller, and raw."""
-    return {RAW: Raw(), **codecs}
+def with_raw(codecs: Mapping[str, Codec]) -> Codecs:
+    """The codecs of a caller, raw, and regions of them."""
+    return Codecs({RAW: Raw(), **codecs})

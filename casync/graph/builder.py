@@ -12,8 +12,8 @@ in tasks.py. What a transfer waits for must have travelled in an earlier phase.
 [Note: own slice] A rank needs its own tasks only, of a graph that grows with the square of the
 world. With `only` a builder takes a strategy's calls as ever, and drops the tasks of other ranks.
 Payloads have the numbers that they have in the whole graph, if a strategy that mentions a rank's
-encode of a part mentions all those before it. It should not go through all ranks: see `ranks` and
-`others`.
+encode of a part mentions all those before it, or says how many there are. It should not go through
+all ranks: see `ranks` and `others`.
 """
 
 from __future__ import annotations
@@ -81,9 +81,13 @@ class Builder:
         *,
         average: bool = False,
         writeback: bool = False,
+        number: int | None = None,
     ) -> int:
-        """Encode the rank's bucket piece; returns the new payload's number."""
-        payload = self._number(rank, part, codec)
+        """Encode the rank's bucket piece; returns the new payload's number.
+
+        `number`: how many encodes of this rank and part come before, where not all are mentioned.
+        """
+        payload = self._number(rank, part, codec, number)
         if not self._wants(rank):
             return payload
         task = Encode(rank, part.id, payload, codec, side, average, writeback)
@@ -185,9 +189,10 @@ class Builder:
                 raise PlanError(f"`{text}` is in a phase before that of what it waits for")
         return tuple(self._tasks[at] for at in order), waits
 
-    def _number(self, rank: int, part: Part, codec: str) -> int:
+    def _number(self, rank: int, part: Part, codec: str, made: int | None = None) -> int:
         """Of a new payload; see [Note: own slice]."""
-        made = self._made.get((rank, part.id), 0)
+        if made is None:
+            made = self._made.get((rank, part.id), 0)
         self._made[rank, part.id] = made + 1
         payload = (made * self._parts + part.id) * self.world_size + rank
         self._codecs[payload] = codec

@@ -67,6 +67,7 @@ class Part:
     rows: tuple[Row, ...]  # the codec's table: START, LENGTH, TENSOR, OFFSET, STATE
     down: str | None = None  # of owners, where that is another one
     rounds: tuple[Operation, ...] = ()  # all-reduces that build on one another; else whole payloads
+    align: int = 1  # a piece may be cut at multiples of this many elements
 
     @property
     def elements(self) -> int:
@@ -131,7 +132,12 @@ def _part(number: int, pieces: Sequence[_Piece], codecs: Mapping[str, Codec]) ->
     choice, owner = pieces[0].choice, pieces[0].owner
     rounds = tuple(one.op for one in codecs[choice.codec].rounds)
     rows = _rows(pieces)
-    return Part(number, choice.codec, choice.strategy, owner, rows, choice.down, rounds)
+    align = _align(choice, codecs)
+    return Part(number, choice.codec, choice.strategy, owner, rows, choice.down, rounds, align)
+
+
+def _align(choice: Choice, codecs: Mapping[str, Codec]) -> int:
+    return lcm(*(codecs[key].align for key in (choice.codec, choice.down) if key))
 
 
 def _check(
@@ -190,9 +196,8 @@ def _split(
         yield _Piece(choice, first, True, (t.start, t.length, t.index, 0, t.state))
         return
     most = max(1, FLOAT_BYTES * t.length // max(1, whole_bytes // 2))
-    align = lcm(*(codecs[key].align for key in (choice.codec, choice.down) if key))
     owners = 1 if spread == "tensors" else max(1, len(turns))  # of a tensor
-    size = _chunk(t.length, min(most, choice.partitions * owners), align)
+    size = _chunk(t.length, min(most, choice.partitions * owners), _align(choice, codecs))
     for number, at in enumerate(range(0, t.length, size)):
         row = (t.start + at, min(size, t.length - at), t.index, at, t.state + at)
         owner = turns[(turn + number) % len(turns)] if turns else first

@@ -20,6 +20,7 @@ from casync.graph.fusion import in_place
 from casync.graph.graph import Graph, Program
 from casync.graph.tasks import Decode, Encode, Recv, Reduce, ReduceRound, Send, Task
 from casync.raw import RAW
+from casync.regions import NONZERO, whole_key
 from casync.topology import Topology
 
 __all__ = ["Cluster", "CodecSpeed", "Link", "Timeline", "simulate"]
@@ -157,11 +158,13 @@ class _Simulation:
 
     def _cost(self, program: Program, i: int) -> float:
         task = program.tasks[i]
-        speed = self._cluster.raw if task.codec == RAW else self._cluster.codecs[task.codec]
+        codec, regions = whole_key(task.codec)
+        speed = self._cluster.raw if codec in (RAW, NONZERO) else self._cluster.codecs[codec]
         if isinstance(task, Decode) and task.payload in self._in_place[program]:
             return 0.0
         rate = speed.encode if isinstance(task, Encode) else speed.decode
-        return speed.launch + program.parts[task.part].elements * FLOAT_BYTES / rate
+        size = program.parts[task.part].elements * FLOAT_BYTES / regions
+        return speed.launch + size / rate
 
     def _transfer(self, rank: int, task: Send) -> None:
         """Give the link what is at the head of the peer's channel."""

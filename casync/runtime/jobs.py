@@ -34,6 +34,7 @@ from casync.graph.tasks import (
 )
 from casync.memory.slots import Slot
 from casync.raw import with_raw
+from casync.regions import whole_key
 from casync.rounds import as_rounds
 from casync.runtime.deferral import Deferred, defer, restore, zero_pieces
 from casync.transports import Handle
@@ -202,7 +203,7 @@ class Prepared:
 
     def _encode(self, task: Encode, slot: Slot, taken: Slot | None) -> Step:
         table, scale = self._tables[task.part], self._factor(task)
-        codec, names = self._codecs[task.codec], self._deferred.get(task.codec, ())
+        codec, names = self._codecs[task.codec], self._deferred.get(whole_key(task.codec)[0], ())
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
         key = self._parts[task.part].codec, task.side  # of the states, whatever this side's codec
         seed, writeback = self._seeds[task.side], task.writeback

@@ -16,7 +16,7 @@ from casync.runtime.deferral import as_torch
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.rules import NATIVE, Plan, partitions
-from hipress.sync.state import RESIDUAL, Arena, Residuals, States
+from hipress.sync.state import AGGREGATOR, RESIDUAL, Arena, Residuals, States
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,13 @@ class BucketPlan:
         float32, in the bucket's order. What is encoded as a share of the mean counts N times."""
         program = self.program
         total = torch.zeros(sum(unit.length for unit in self.units))
-        for task in program.tasks:
-            if not isinstance(task, Encode):
-                continue
-            part = program.parts[task.part]
-            residual = self.states.get((part.codec, task.side), {}).get(RESIDUAL)
+        encodes = (task for task in program.tasks if isinstance(task, Encode))
+        for number, side, average in dict.fromkeys((t.part, t.side, t.average) for t in encodes):
+            part = program.parts[number]
+            residual = self.states.get((part.codec, side), {}).get(RESIDUAL)
             if residual is None:
                 continue
-            factor = program.world_size if task.average else 1
+            factor = program.world_size if average else 1
             for start, length, _, _, at in part.rows:
                 values = as_torch(residual[at : at + length])
                 total[start : start + length] += factor * values.float()
@@ -109,7 +108,8 @@ class BucketPlans:
             choices = {param.name: self._choice((param.index,), param.numel)}
             codecs, owners = self.plan.codecs, self._owners
             parts = partition([alone], choices, self._topology, codecs, owners=owners)
-            if any(part.owner == self._rank for part in parts):
+            tasks = build_program(parts, self._topology, codecs, self._rank).tasks
+            if any(isinstance(task, Encode) and task.side == AGGREGATOR for task in tasks):
                 owned.add(param.index)
         return frozenset(owned)
 

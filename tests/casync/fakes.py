@@ -189,13 +189,21 @@ def planned(tensors, choices, world_size, codecs) -> Graph:
 
 
 def graph_of(
-    lengths, strategy, codec, world_size, partitions=2, per_node=2, down=None, **options
+    lengths,
+    strategy,
+    codec,
+    world_size,
+    partitions=2,
+    per_node=2,
+    down=None,
+    codecs=CODECS,
+    **options,
 ) -> Graph:
     """The graph of tensors that all make the same choice."""
     topology = Topology.even(world_size, per_node)
     tensors = tensors_of(lengths)
     choices = {t.name: Choice(codec, strategy, partitions, down) for t in tensors}
-    return build(partition(tensors, choices, topology, CODECS, **options), topology, CODECS)
+    return build(partition(tensors, choices, topology, codecs, **options), topology, codecs)
 
 
 def gradients(length: int, world_size: int, seed: int) -> list[torch.Tensor]:

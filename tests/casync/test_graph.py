@@ -129,7 +129,7 @@ def test_a_send_stuck_behind_another_is_named():
         [
             "casync graph 2",
             "nodes [[0], [1]]",
-            'part 0 ["exact", null, "ps", 0, [[0, 1, 0, 0, 0]], {"exact": 4}, []]',
+            'part 0 ["exact", null, "ps", 0, [[0, 1, 0, 0, 0]], {"exact": 4}, [], 1]',
             f"0: encode rank=0 {FIRST} side=worker average=0 writeback=0",
             f"1: encode rank=0 {SECOND} side=worker average=0 writeback=0 after 6",
             f"2: send rank=0 {SECOND} peer=1 channel=0 slot=0 after 1",
@@ -200,7 +200,7 @@ def slice_of_a_large_world(strategy):
     return build_program(partition(tensors, choices, topology, CODECS), topology, CODECS, 17)
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "hierarchical", "gtopk"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "hierarchical", "gtopk", "oktopk"])
 def test_a_slice_of_a_large_world_has_few_tasks(strategy):
     assert len(slice_of_a_large_world(strategy).tasks) < 100_000
 

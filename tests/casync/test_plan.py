@@ -26,7 +26,7 @@ def plan(tensors, choice, world_size, **options):
 
 
 def test_strategies_are_found():
-    found = "allgather", "allreduce", "gtopk", "hierarchical", "ps", "ring", "vote"
+    found = "allgather", "allreduce", "gtopk", "hierarchical", "oktopk", "ps", "ring", "vote"
     assert list_strategies() == found
 
 

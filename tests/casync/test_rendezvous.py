@@ -31,7 +31,7 @@ from tests.casync.fakes import (
     world,
 )
 
-SMALL = (7, 31, 3000)
+SMALL = (7, 31, 40000)  # the last one in regions
 
 
 @pytest.mark.parametrize("world_size, per_node", [(1, 1), (2, 1), (3, 2), (5, 2), (8, 4)])

@@ -27,6 +27,8 @@ CASES = [
     ("terngrad", {"down": "none"}),
     ("none", {"strategy": "hierarchical", "topology": 2, "down": "none"}),
     ("topk", {"ratio": 0.1, "strategy": "gtopk"}),
+    ("topk", {"ratio": 0.1, "strategy": "oktopk"}),
+    ("dgc", {"ratio": 0.1, "momentum": 0.0, "strategy": "oktopk", "down": "topk"}),
 ]
 
 
@@ -45,6 +47,7 @@ def test_nodes_and_directions_train():
     [
         (2, "sparse", {"down": "int8"}),
         (3, "int8", {"strategy": "hierarchical", "topology": [[0, 1], [2]]}),
+        (3, "int8", {"strategy": "oktopk"}),
     ],
 )
 def test_states_of_both_directions_resume_bit_for_bit(size, name, options, tmp_path):

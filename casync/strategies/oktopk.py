@@ -1,0 +1,77 @@
+"""Split, reduce by regions, all-gather: Ok-Topk (Li and Hoefler 2022), with regions that stay.
+
+Each rank selects from its whole tensor, once. Each region of the tensor has an owner, to whom the
+others send what they selected there, however much that is. The owner adds it up, selects from the
+sum, and sends that to everybody. With k values selected in either go a rank sends, on average, not
+more than 2 (N-1)/N k values, whatever the world size, and `allgather` (N-1) k.
+
+As published: selection from whole tensors, a split by what was selected, a second selection from
+the sums. What differs: regions have equal numbers of elements, so owners' residuals stay where they
+are, while there they follow what is selected; an owner keeps what it rejects, which there goes back
+to the ranks it came from; it selects by the codec, in its region, so that what it sends back needs
+no balancing. Thresholds are the codec's: none is kept from step to step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from casync.codec import FLOAT_BYTES
+from casync.regions import NONZERO, region_key
+from casync.strategies import refuse_single_encoder
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+    from casync.graph.builder import Builder
+    from casync.graph.plan import Part
+    from casync.topology import Spread, Topology
+
+SPREADS: Spread = "tensors"
+TWO_WAY = True
+
+SMALLEST = 64 << 10  # bytes of gradient in a region: see [Note: how small a chunk may be]
+
+
+def refuses(codec: Codec, down: Codec) -> str | None:
+    """As `ps`: ranks encode once, owners of regions again."""
+    return refuse_single_encoder(codec, down, "oktopk")
+
+
+def build(b: Builder, part: Part, topology: Topology) -> None:
+    """Select; give owners what is in their regions; select again; give that to all."""
+    n, count = b.world_size, _regions(part, b.world_size)
+    owners = [(part.owner + number) % n for number in range(count)]
+    pairs = sorted(  # at a distance a phase, in which each rank sends to one and receives from one
+        ((other - owner) % n, number, owner, other)
+        for number, owner in enumerate(owners)
+        for other in b.others(owner, topology.ranks)
+    )
+    for rank in b.ranks:
+        b.encode(rank, part, part.codec, "worker", writeback=True, number=0)
+    selected = [region_key(NONZERO, number, count, part.align) for number in range(count)]
+    pushed = [
+        b.encode(other, part, selected[number], "worker", number=distance)
+        for distance, number, _, other in pairs
+    ]
+    for payload, (distance, _, owner, other) in zip(pushed, pairs, strict=True):
+        b.phase = distance - 1
+        b.send(payload, part, other, owner, channel=0)
+        b.merge(owner, part, payload)
+    b.phase = n - 1
+    means = [_encode_mean(b, part, owner, number, count) for number, owner in enumerate(owners)]
+    for distance, number, owner, other in pairs:
+        b.phase = n - 2 + distance
+        b.send(means[number], part, owner, other, channel=1)
+        b.decode(other, part, means[number])
+
+
+def _encode_mean(b: Builder, part: Part, owner: int, number: int, count: int) -> int:
+    """The owner of a region encodes the average, from the sum that is there."""
+    codec, last = region_key(part.down or part.codec, number, count, part.align), b.world_size
+    return b.encode(owner, part, codec, "aggregator", average=True, writeback=True, number=last)
+
+
+def _regions(part: Part, most: int) -> int:
+    """One for a part of small tensors, which may be with others next: [Note: parts do not move]."""
+    largest = max(length for _, length, *_ in part.rows)
+    return max(1, min(most, FLOAT_BYTES * largest // SMALLEST))

@@ -1,0 +1,108 @@
+"""Regions of pieces: together they are the whole, and volume does not grow with the world."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casync.graph.layout import Layout
+from casync.graph.plan import Part
+from casync.raw import with_raw
+from casync.regions import NONZERO, region_key, whole_key
+from tests.casync.fakes import CODECS, Sparse, gradients, graph_of, world
+
+REGIONS = with_raw(CODECS)
+
+
+class Largest(Sparse):
+    """A hundredth of the elements, those of largest magnitude."""
+
+    name = "largest"
+    stateful = True
+
+    def pack(self, x):
+        kept, most = np.zeros_like(x), np.argsort(-np.abs(x))[: len(x) // 100]
+        kept[most] = x[most]
+        return super().pack(kept)
+
+
+@given(
+    st.lists(st.integers(1, 200), min_size=1, max_size=4),
+    st.integers(1, 5),
+    st.sampled_from([1, 8, 32]),
+    st.sampled_from([NONZERO, "exact", "half", "sparse"]),
+    st.floats(0, 1),
+)
+def test_regions_add_up_to_the_whole(lengths, count, align, codec, density):
+    """Each is decoded on its own, and touches nothing else."""
+    starts = np.cumsum([0, *lengths[:-1]]).tolist()
+    rows = tuple((s, n, 0, 0, s) for s, n in zip(starts, lengths, strict=True))
+    table = np.array(rows, np.int64)
+    random = np.random.default_rng(0)
+    x = (random.integers(-9, 9, sum(lengths)) * (random.random(sum(lengths)) < density)).astype(
+        np.float32
+    )
+    got, total = np.full_like(x, 7), np.ones_like(x)
+    for number in range(count):
+        region = REGIONS[region_key(codec, number, count, align)]
+        layout = Layout.of(Part(0, codec, "oktopk", 0, rows), region)
+        message = layout.buffer()
+        at, used, _ = layout.pack(message, region.encode_batch(x, table, message, layout.at))
+        region.decode_batch(message, table, at, used, got)
+        region.decode_batch(message, table, at, used, total, add=True)
+    assert np.array_equal(got, x)
+    assert np.array_equal(total, x + 1)
+
+
+def test_keys_name_codec_and_region():
+    assert whole_key(region_key("a:b", 3, 8, 32)) == ("a:b", 8)
+    assert whole_key("topk") == ("topk", 1)
+    with pytest.raises(KeyError, match="zip"):
+        REGIONS[region_key("zip", 0, 2, 1)]
+
+
+@pytest.mark.parametrize("index", [[3, 3], [5, 2], [0, 10]])
+def test_bad_indices_are_refused(index):
+    payload = np.concatenate([np.array(index, np.uint32), np.ones(2, np.uint32)]).view(np.uint8)
+    with pytest.raises(ValueError, match="ascend below 10"):
+        decode(payload)
+
+
+@pytest.mark.parametrize("size", [12, 48])
+def test_bad_lengths_are_refused(size):
+    with pytest.raises(ValueError, match=f"{size} bytes are no pairs"):
+        decode(np.zeros(size, np.uint8))
+
+
+def decode(payload):
+    table, used = np.array([[0, 10, 0, 0, 0]]), np.array([len(payload)])
+    at, out = np.zeros(1, np.int64), np.zeros(10, np.float32)
+    REGIONS[region_key(NONZERO, 0, 1, 1)].decode_batch(payload, table, at, used, out)
+
+
+def sent(strategy, world_size, length=1 << 18):
+    """Bytes that ranks send in a step, on average; gradients differ in where they are large."""
+    codecs = CODECS | {"largest": Largest()}
+    graph = graph_of([length], strategy, "largest", world_size, partitions=1, codecs=codecs)
+    buckets = gradients(length, world_size, seed=0)
+    for rank, bucket in enumerate(buckets):
+        bucket[rank * 1000 : rank * 1000 + 20000] *= 10
+    with world(world_size, codecs=codecs) as executors:
+        torch.futures.wait_all(
+            [
+                executor.submit(graph.slice(rank), buckets[rank], {}, 0)
+                for rank, executor in enumerate(executors)
+            ]
+        )
+        assert all(torch.equal(bucket, buckets[0]) for bucket in buckets)
+        return sum(executor.counters.bytes_sent for executor in executors) / world_size
+
+
+def test_the_volume_of_oktopk_does_not_grow_with_the_world():
+    """Below 6 k words, of which selection up and down are 2 each; that of an all-gather grows."""
+    k = (1 << 18) // 100
+    for world_size in (2, 4, 8):
+        share = (world_size - 1) / world_size
+        assert sent("oktopk", world_size) <= 1.02 * 4 * 4 * k * share
+    assert sent("allgather", 8) > 3 * sent("oktopk", 8)
