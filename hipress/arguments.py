@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar
 
 import torch.distributed as dist
@@ -67,6 +68,7 @@ def arguments(
     down: str | os.PathLike[str] | Codec | None = AUTO,
     topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
     optimizer: Optimizer | str | None = None,
+    rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
@@ -78,7 +80,7 @@ def arguments(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
             seed=seed, timeout=default if timeout is None else timeout, verify=verify,
             checksum=checksum, down=down, topology=topology, optimizer=optimizer,
-            params=params,
+            rules=rules, params=params,
         )  # fmt: skip
 
     return Arguments(model, process_group, ddp_kwargs, optimizer, options)

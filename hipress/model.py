@@ -43,9 +43,14 @@ class Param:
         """Dense and of a type that float32 represents exactly."""
         return not self.sparse and self.dtype in COMPRESSIBLE
 
+    @property
+    def named_shape(self) -> str:
+        """Such as `head.weight 1000x512`."""
+        return f"{self.name} {_shape(self.shape)}"
+
     def __str__(self) -> str:
         strides = f" strides {self.strides}" if self.strides else ""
-        return f"{self.name} {_shape(self.shape)} {_type(self.dtype)}{strides}"
+        return f"{self.named_shape} {_type(self.dtype)}{strides}"
 
 
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

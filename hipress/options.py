@@ -70,6 +70,11 @@ class Options:
         chooses among all codecs that were measured to keep the loss under its kind, and a codec
         that is named and loses is told. None: among those that keep it under every kind. Here it
         is the kind, one of hipress.optimizers.KINDS (docs/losses.md).
+    rules: compressors of their own for some parameters, by fnmatch patterns of names, or of names
+        and shapes, as in "*.weight 1000x*"; the first that matches counts, and one that gets no
+        parameter is refused. A mapping such as {"*embed*": "int8_group", "*.bias": None}, or the
+        path of a YAML file of one; a value is a name, a path, a compiled codec, None (uncompressed)
+        or a mapping of `compressor` and its parameters.
     params: parameters of the codec, as its spec names them.
     """
 
@@ -85,6 +90,7 @@ class Options:
     down: str | Codec | None = AUTO
     topology: int | tuple[tuple[int, ...], ...] | None = None
     optimizer: str | None = None
+    rules: Mapping[str, Any] | str | os.PathLike[str] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

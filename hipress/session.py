@@ -21,7 +21,7 @@ from casync.topology import Topology
 from hipress import __version__
 from hipress.model import Param, describe
 from hipress.options import AUTO, Options
-from hipress.plan import evidence, rules
+from hipress.plan import evidence, overrides, rules
 from hipress.plan.codecs import (
     call,
     compiling_told_by,
@@ -142,10 +142,13 @@ def prepare(
         params = describe(module)
         rules.check_patterns(params, options)
         codecs = _codecs(options)
-    places = meeting.settle({**_facts(params, options, codecs), **facts}, nodes.place())
+        ruled = overrides.compiled(options)
+        overrides.assign(ruled, params)
+    places = meeting.settle({**_facts(params, options, codecs, ruled), **facts}, nodes.place())
     with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
         topology = nodes.topology_of(options.topology, places, meeting.ranks)
-        session = _plan(params, codecs, options, topology, group, meeting)
+        ours = overrides.decide(ruled, params, codecs, options, topology.world_size)
+        session = _plan(params, codecs, options, topology, ours, group, meeting)
         _compile(session.plan)
     meeting.settle({"plan": session.plan.facts()})
     return session
@@ -159,7 +162,7 @@ def tell_plan(session: Session) -> None:
     if session.rank != 0:
         return
     asked = session.world_size > 1 and not session.options.automatic
-    all_asked = asked and not session.options.exclude
+    all_asked = asked and not (session.options.exclude or session.options.rules)
     unexpected = all_asked and compressed_share(session.plan, session.params) < 0.5
     level = logging.WARNING if unexpected else logging.INFO
     log.log(level, "hipress: %s", describe_plan(session.plan, session.params))
@@ -189,7 +192,12 @@ def _codecs(options: Options) -> tuple[Codec, ...]:
     return (codec,) if down is None else (codec, down)
 
 
-def _facts(params: tuple[Param, ...], options: Options, codecs: Sequence[Codec]) -> dict[str, Any]:
+def _facts(
+    params: tuple[Param, ...],
+    options: Options,
+    codecs: Sequence[Codec],
+    ruled: Sequence[overrides.Rule],
+) -> dict[str, Any]:
     """Everything that must be equal on all ranks."""
     return {
         "compressor": AUTO if options.automatic else described(codecs[0]),
@@ -204,7 +212,9 @@ def _facts(params: tuple[Param, ...], options: Options, codecs: Sequence[Codec])
         "verify": options.verify,
         "checksum": options.checksum,
         "parameters": [str(p) for p in params],
-        "digests": {_called(n, codec, options): codec.digest for n, codec in enumerate(codecs)},
+        "rules": list(map(str, ruled)),
+        "digests": {_called(n, codec, options): codec.digest for n, codec in enumerate(codecs)}
+        | {rule.why: rule.codec.digest for rule in ruled if rule.codec is not None},
         "versions": _versions(),
     }
 
@@ -230,6 +240,7 @@ def plain_options(options: Options) -> dict[str, Any]:
     own = {each.name: getattr(options, each.name) for each in fields(options)}
     down = options.down
     own["down"] = down if isinstance(down, str | None) else described(down)
+    own["rules"] = overrides.shown(options.rules)
     return own | {"compressor": label(options), "params": dict(options.params)}
 
 
@@ -242,6 +253,7 @@ def _plan(
     codecs: Sequence[Codec],
     options: Options,
     topology: Topology,
+    ours: overrides.Overrides,
     group: dist.ProcessGroup,
     meeting: Meeting,
 ) -> Session:
@@ -251,10 +263,12 @@ def _plan(
         return Session(params, options, plan, group, meeting)
     if not options.automatic:
         codec, *down = codecs
-        plan = rules.fixed_plan(params, codec, options, topology, *down)
+        plan = ours.apply(rules.fixed_plan(params, codec, options, topology, *down))
         return Session(params, options, plan, group, meeting)
+    from hipress.plan.auto import Search
+
     candidates = {codec.name: codec for codec in codecs}
-    return _auto(params, candidates, options, topology, group, meeting)
+    return _auto(Search(params, candidates, options, topology, ours), group, meeting)
 
 
 def _compile(plan: Plan) -> None:
@@ -265,22 +279,14 @@ def _compile(plan: Plan) -> None:
             plan.codecs[key].prepare()
 
 
-def _auto(
-    params: tuple[Param, ...],
-    codecs: Mapping[str, Codec],
-    options: Options,
-    topology: Topology,
-    group: dist.ProcessGroup,
-    meeting: Meeting,
-) -> Session:
-    from hipress.plan.auto import Search
+def _auto(search: Search, group: dist.ProcessGroup, meeting: Meeting) -> Session:
     from hipress.plan.probe import measure
 
-    link = connect(meeting, "probe")
+    link, topology = connect(meeting, "probe"), search.topology
     what = f"measuring the link between ranks {meeting.ranks}"
-    probe = meeting.attend(lambda: measure(link, codecs, topology), what)
-    search = Search(params, codecs, options, topology)
+    probe = meeting.attend(lambda: measure(link, search.codecs, topology), what)
     first, *others = search.plans(probe.costs)
     for plan in others:
         _compile(plan)
-    return Session(params, options, first, group, meeting, probe, search if others else None)
+    trial = search if others else None
+    return Session(tuple(search.params), search.options, first, group, meeting, probe, trial)

@@ -22,6 +22,7 @@ from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import evidence
 from hipress.plan.codecs import compile_codec, strategy_for, ways_for
+from hipress.plan.overrides import NO_RULES, Overrides
 from hipress.plan.rules import Decision, Plan, excluded, partitions, raw, too_small
 
 if TYPE_CHECKING:
@@ -65,10 +66,11 @@ class Search:
     codecs: Mapping[str, Codec]
     options: Options
     topology: Topology
+    overrides: Overrides = NO_RULES  # what is decided already
 
     def plans(self, costs: Costs) -> tuple[Plan, ...]:
-        """Plans worth a try, by predicted time, and that of the native all-reduce, which is among
-        them; it alone where nothing is."""
+        """Plans worth a try, by predicted time, and then that of the native all-reduce; it alone
+        where no other is."""
         choices = [self._choices(param, costs) for param in self.params]
         native = self._plan([each.native for each in choices])
         if native.seconds < MIN_GAIN_SECONDS:
@@ -77,7 +79,7 @@ class Search:
         ways = dict.fromkeys(way for each in choices for way in each.rivals)
         made = [self._plan([c.cheapest(some) for c in choices]) for some in ([w] for w in ways)]
         made.append(self._plan([each.cheapest(ways) for each in choices]))
-        distinct = {str(plan.facts()): plan for plan in made if plan.compresses}
+        distinct = {str(p.facts()): p for p in made if p.facts() != native.facts()}
         best = min([native.seconds, *(plan.seconds for plan in distinct.values())])
         near = [plan for plan in distinct.values() if plan.seconds <= FAR * best]
         tried = sorted(near, key=_weighed)[:TRIED]
@@ -85,9 +87,11 @@ class Search:
         if not tried:
             why += ", and no compressor nearly as little"
         told = [replace(plan, why=_told(plan, native)) for plan in tried]
-        return tuple(sorted([*told, replace(native, why=why)], key=_weighed))
+        return (*told, replace(native, why=why))
 
     def _choices(self, param: Param, costs: Costs) -> _Choices:
+        if param.index in self.overrides.decisions:
+            return _Choices(self.overrides.decisions[param.index], {})
         why = excluded(param, self.options)
         if why is not None:
             return _Choices(raw(param, why), {})
@@ -112,7 +116,7 @@ class Search:
     def _plan(self, decisions: Sequence[Decision]) -> Plan:
         used = {d.codec for d in decisions}
         codecs = {key: codec for key, codec in self.codecs.items() if key in used}
-        return Plan(tuple(decisions), self.topology, codecs)
+        return Plan(tuple(decisions), self.topology, {**codecs, **self.overrides.codecs})
 
 
 def _told(plan: Plan, native: Plan) -> str:

@@ -90,11 +90,11 @@ def fixed_plan(
 ) -> Plan:
     """`codec` for every parameter it suits. `down`: what owners encode with, if another."""
     strategy, world_size = strategy_for(codec, options.strategy, down), topology.world_size
-    if refusal := refuse_workers(codec, world_size):
-        raise ConfigError(refusal)
-    shaped = options.scope == "tensor"  # a run of a bucket has no shape
-    own = {p.shape: for_shape(codec, p.shape) if shaped else (codec.name, codec) for p in params}
-    decisions = [_fixed(p, *own[p.shape], strategy, options, world_size) for p in params]
+    refuse_many(codec, world_size)
+    own = {p.shape: own_codec(codec, p, options) for p in params}
+    decisions = [
+        fixed(p, *own[p.shape], strategy, "asked for", options, world_size) for p in params
+    ]
     used = {d.codec for d in decisions}
     codecs = {key: each for key, each in own.values() if key in used}
     if not codecs:
@@ -106,6 +106,17 @@ def fixed_plan(
     downs = dict.fromkeys(codecs, key)
     why += f", and {down.name!r} down"
     return Plan(tuple(decisions), topology, {**codecs, key: down}, why, downs)
+
+
+def refuse_many(codec: Codec, world_size: int) -> None:
+    """Raise ConfigError for a codec whose payloads do not add up over so many ranks."""
+    if refusal := refuse_workers(codec, world_size):
+        raise ConfigError(refusal)
+
+
+def own_codec(codec: Codec, param: Param, options: Options) -> tuple[str, Codec]:
+    """What a parameter gets of a codec, and its key; a run of a bucket has no shape."""
+    return for_shape(codec, param.shape) if options.scope == "tensor" else (codec.name, codec)
 
 
 def _none_eligible(codec: Codec, decisions: Sequence[Decision]) -> str:
@@ -182,11 +193,18 @@ def partitions(numel: int, codec: Codec, strategy: str, world_size: int) -> int:
     return max(1, math.ceil(chunks / world_size))
 
 
-def _fixed(
-    param: Param, key: str, codec: Codec, strategy: str, options: Options, world_size: int
+def fixed(
+    param: Param,
+    key: str,
+    codec: Codec,
+    strategy: str,
+    why: str,
+    options: Options,
+    world_size: int,
 ) -> Decision:
-    why = excluded(param, options) or too_small(param, codec, options)
-    if why is not None:
-        return raw(param, why)
+    """This codec for a parameter, if it suits. `key`: that of the codec in the plan."""
+    refusal = excluded(param, options) or too_small(param, codec, options)
+    if refusal is not None:
+        return raw(param, refusal)
     cut = partitions(param.numel, codec, strategy, world_size)
-    return Decision(param.name, param.numel, key, strategy, cut, "asked for")
+    return Decision(param.name, param.numel, key, strategy, cut, why)

@@ -47,8 +47,7 @@ class Tuner:
         self._search, self._costs, self._clock, self._meeting = search, costs, clock, meeting
         self._group: dist.ProcessGroup | None = connect(meeting, "trial")  # None after `close`
         self.plans = search.plans(costs)
-        native = next(i for i, plan in enumerate(self.plans) if not plan.compresses)
-        self._trial = Trial(len(self.plans), kept=native)
+        self._trial = Trial(len(self.plans), kept=len(self.plans) - 1)  # the native all-reduce
         self._watch, self._patience = Watch(), Watch.patience
         self._begun: float | None = None  # the step that is under way
         self._window: list[float] = []
@@ -56,7 +55,7 @@ class Tuner:
     @property
     def codecs(self) -> Mapping[str, Codec]:
         """Of all plans that there may be."""
-        return self._search.codecs
+        return {**self._search.codecs, **self._search.overrides.codecs}
 
     @property
     def plan(self) -> Plan:

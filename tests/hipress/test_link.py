@@ -9,6 +9,7 @@ import torch.distributed as dist
 from casync.topology import Topology
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import Options
+from hipress.plan.auto import Search
 from hipress.ranks import meeting as meetings
 from hipress.ranks.board import Board
 from hipress.ranks.link import connect
@@ -73,4 +74,4 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), 0.05)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
-        _auto((), {}, Options(), Topology.flat(2), None, meeting)
+        _auto(Search((), {}, Options(), Topology.flat(2)), None, meeting)

@@ -1,0 +1,180 @@
+"""Rules by name and shape: which codec takes which parameters, whatever the others get."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from hipress.errors import ConfigError
+from hipress.model import Param
+from hipress.options import Options
+from hipress.plan.codecs import compile_codec, described, strategy_for
+from hipress.plan.rules import Decision, Plan, fixed, own_codec, raw, refuse_many
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What happens to parameters that a pattern matches and no earlier one does."""
+
+    pattern: str  # of names; with a space, of names and shapes: "*.weight 1000x*"
+    codec: Codec | None  # None: uncompressed
+
+    def matches(self, param: Param) -> bool:
+        """Whether the pattern is that of a parameter."""
+        return fnmatchcase(param.named_shape if " " in self.pattern else param.name, self.pattern)
+
+    @property
+    def why(self) -> str:
+        """Of a decision by this rule."""
+        return f"rule {self.pattern!r}"
+
+    def __str__(self) -> str:
+        return f"{self.pattern}: {None if self.codec is None else described(self.codec)}"
+
+
+def compiled(options: Options) -> tuple[Rule, ...]:
+    """The rules of a mapping or a YAML file, with their codecs. Raises ConfigError."""
+    return tuple(_rule(pattern, wanted, options) for pattern, wanted in _load(options.rules))
+
+
+def _load(given: Any) -> Sequence[tuple[str, Any]]:
+    if isinstance(given, str | os.PathLike):
+        given = _read(given)
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise ConfigError(
+            'rules are patterns of names with compressors, such as {"*embed*": "int8_group", '
+            f'"*.bias": None}}, or a YAML file of such, not {given!r}'
+        )
+    return list(given.items())
+
+
+def _read(path: str | os.PathLike[str]) -> Any:
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return yaml.safe_load(file)
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"rules {os.fspath(path)!r} cannot be read: {error}") from error
+
+
+def _rule(pattern: str, wanted: Any, options: Options) -> Rule:
+    try:
+        codec = _codec(wanted)
+        if codec is not None:
+            strategy_for(codec, options.strategy)
+    except ConfigError as error:
+        raise ConfigError(f"rule {pattern!r}: {error}") from error
+    return Rule(pattern, codec)
+
+
+def _codec(wanted: Any) -> Codec | None:
+    """A compiled codec, the name or path of one, or a mapping of `compressor` and parameters."""
+    if wanted is None or callable(getattr(wanted, "encode_batch", None)):
+        codec: Codec | None = wanted
+        return codec
+    name, params = wanted, {}
+    if isinstance(wanted, Mapping):
+        params = dict(wanted)
+        name = params.pop("compressor", None)
+    if isinstance(name, os.PathLike):
+        name = os.fspath(name)
+    if not isinstance(name, str):
+        raise ConfigError(
+            "a rule has a compressor's name or path, None, or a mapping such as "
+            f'{{"compressor": "topk", "ratio": 0.1}}, not {wanted!r}'
+        )
+    return compile_codec(name, params)
+
+
+def shown(given: Any) -> Any:
+    """Rules as JSON takes them: a path, or compressors by pattern."""
+    if not isinstance(given, Mapping):
+        return os.fspath(given)
+    return {pattern: _shown(wanted) for pattern, wanted in given.items()}
+
+
+def _shown(wanted: Any) -> Any:
+    if callable(getattr(wanted, "encode_batch", None)):
+        return described(wanted)
+    return dict(wanted) if isinstance(wanted, Mapping) else wanted and os.fspath(wanted)
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What rules decide. An index of a parameter is its place in the model."""
+
+    decisions: Mapping[int, Decision]
+    codecs: Mapping[str, Codec]  # by their keys in a plan
+
+    def apply(self, plan: Plan) -> Plan:
+        """The plan, but for the parameters of rules."""
+        decisions = [self.decisions.get(i, d) for i, d in enumerate(plan.decisions)]
+        kept = {d.codec for d in decisions}
+        kept |= {down for key, down in plan.downs.items() if key in kept}
+        codecs = {key: codec for key, codec in plan.codecs.items() if key in kept}
+        downs = {key: down for key, down in plan.downs.items() if key in kept}
+        return replace(
+            plan, decisions=tuple(decisions), codecs={**codecs, **self.codecs}, downs=downs
+        )
+
+
+NO_RULES = Overrides({}, {})
+
+
+def decide(
+    rules: Sequence[Rule],
+    params: Sequence[Param],
+    codecs: Sequence[Codec],
+    options: Options,
+    world_size: int,
+) -> Overrides:
+    """What the rules decide. `codecs`: those of other parameters, from which keys must differ.
+    ConfigError for a rule that gets no parameter."""
+    others = {codec.name: codec.digest for codec in codecs}
+    decisions: dict[int, Decision] = {}
+    used: dict[str, Codec] = {}
+    for index, rule in sorted(assign(rules, params).items()):
+        if rule.codec is None:
+            decisions[index] = raw(params[index], rule.why)
+            continue
+        refuse_many(rule.codec, world_size)
+        key, codec = own_codec(rule.codec, params[index], options)
+        if others.setdefault(codec.name, codec.digest) != codec.digest:
+            key = described(codec)
+        way = strategy_for(codec, options.strategy)
+        decision = fixed(params[index], key, codec, way, rule.why, options, world_size)
+        decisions[index] = decision
+        if decision.codec is not None:
+            used[key] = codec
+    return Overrides(decisions, used)
+
+
+def assign(rules: Sequence[Rule], params: Sequence[Param]) -> dict[int, Rule]:
+    """By index of a parameter, the first rule that matches it. ConfigError for a rule that gets
+    none."""
+    found: dict[int, Rule] = {}
+    for rule in rules:
+        matched = [param for param in params if rule.matches(param)]
+        mine = [param.index for param in matched if param.index not in found]
+        if not mine:
+            raise ConfigError(_useless(rule, [found[p.index] for p in matched], params))
+        found.update(dict.fromkeys(mine, rule))
+    return found
+
+
+def _useless(rule: Rule, earlier: Sequence[Rule], params: Sequence[Param]) -> str:
+    if earlier:
+        return (
+            f"rule {rule.pattern!r} gets no parameter: rule {earlier[0].pattern!r} before it "
+            "matches the same; the first that matches counts"
+        )
+    names = [param.named_shape if " " in rule.pattern else param.name for param in params]
+    more = ", ..." if len(names) > 8 else ""
+    return f"rule {rule.pattern!r} matches no parameter of {', '.join(names[:8])}{more}"

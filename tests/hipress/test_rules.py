@@ -1,0 +1,124 @@
+"""Rules by name and shape: which codec takes which parameter."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from casync.topology import Topology
+from hipress import options
+from hipress.errors import ConfigError
+from hipress.model import describe
+from hipress.plan import overrides
+from hipress.plan.rules import fixed_plan
+from hipress.session import plain_options
+from tests.hipress import rules_ranks
+from tests.hipress.common import make
+from tests.hipress.fakes import Halves, Int8, Sparse
+from tests.hipress.launch import launch
+
+PARAMS = describe(make())
+TWO = Topology.flat(2)
+
+
+def decided(rules, compressor=None, **more):
+    """The decisions of a plan for Net, by name."""
+    codec = Int8() if compressor is None else compressor
+    wanted = options.make(codec, rules=rules, **more)
+    ours = overrides.decide(overrides.compiled(wanted), PARAMS, [codec], wanted, 2)
+    plan = ours.apply(fixed_plan(PARAMS, codec, wanted, TWO))
+    assert {d.codec for d in plan.decisions} - {None} == set(plan.codecs)
+    return {d.name: (d.codec, d.why) for d in plan.decisions}, plan
+
+
+def test_the_first_match_wins_and_the_rest_gets_the_compressor():
+    found, plan = decided({"second.weight": Halves(), "second.*": None, "*.weight 131*": None})
+    assert found["second.weight"] == ("half_fake", "rule 'second.weight'")
+    assert found["second.bias"] == (None, "rule 'second.*'")
+    assert found["norm.weight"] == found["first.weight"] == (None, "rule '*.weight 131*'")
+    assert found["last.weight"] == ("int8_fake", "asked for")
+    strategies = {d.name: d.strategy for d in plan.decisions}
+    assert strategies["second.weight"] == "allreduce"
+    assert strategies["last.weight"] == "ps"
+
+
+def test_shapes_are_matched_whole():
+    found, _ = decided({"* 301x131": None, "* 1": None})
+    assert Counter(why for _, why in found.values())["rule '* 301x131'"] == 1
+    assert found["scale"] == (None, "rule '* 1'")
+
+
+def test_one_codec_with_two_sets_of_parameters():
+    rules = {
+        "first.weight": {"compressor": "topk", "ratio": 0.5},
+        "second.weight": {"compressor": "topk", "ratio": 0.25},
+        "*": None,
+    }
+    found, plan = decided(rules, min_size=0)
+    one, other = found["first.weight"][0], found["second.weight"][0]
+    assert plan.codecs[one].params["ratio"] == 0.5
+    assert plan.codecs[other].params["ratio"] == 0.25
+
+
+def test_a_codec_that_does_not_suit_leaves_a_parameter_alone():
+    found, _ = decided({"scale": Sparse()})
+    assert found["scale"] == (None, "fewer than 1024 elements")
+
+
+def test_rules_come_from_a_file(tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text('"*.bias":\nsecond.*: {compressor: topk, ratio: 0.5}\n')
+    found, plan = decided(path, min_size=0)
+    assert found["second.bias"] == (None, "rule '*.bias'")
+    assert plan.codecs[found["second.weight"][0]].params["ratio"] == 0.5
+    assert plain_options(options.make("auto", rules=path))["rules"] == str(path)
+
+
+def test_options_show_rules_as_json_takes_them():
+    wanted = options.make("auto", rules={"a": None, "b": "topk", "c": {"compressor": "topk"}})
+    assert plain_options(wanted)["rules"] == {"a": None, "b": "topk", "c": {"compressor": "topk"}}
+    assert plain_options(options.make("auto", rules={"a": Int8()}))["rules"] == {"a": "int8_fake()"}
+
+
+@pytest.mark.parametrize(
+    "rules, told",
+    [
+        ({"lost.*": None}, r"rule 'lost\.\*' matches no parameter of scale, first\.weight"),
+        ({"lost 3x3": None}, "rule 'lost 3x3' matches no parameter of scale 1, first.weight 131x7"),
+        ({"*": None, "*.bias": "topk"}, r"rule '\*\.bias' gets no parameter: rule '\*' before it"),
+        ({"*": "onebt"}, r"rule '\*': unknown compressor 'onebt'. did you mean 'onebit'"),
+        ({"*": {"compressor": "topk", "ration": 1}}, r"rule '\*': .*no parameter 'ration'"),
+        ({"*": {"ratio": 1}}, r"rule '\*': a rule has a compressor's name or path, None, or a map"),
+        ({"*": 3}, r"rule '\*': a rule has a compressor's name"),
+        (["*.bias"], "rules are patterns of names with compressors"),
+        ({3: None}, "rules are patterns of names with compressors"),
+        ("nowhere.yaml", "rules 'nowhere.yaml' cannot be read: .*No such file"),
+    ],
+)
+def test_mistakes_are_named(rules, told):
+    with pytest.raises(ConfigError, match=told):
+        decided(rules)
+
+
+def test_a_strategy_that_cannot_carry_a_rules_codec():
+    with pytest.raises(ConfigError, match=r"rule 'second.*': .*sparse_fake.*'ps'"):
+        decided({"second.*": Sparse()}, strategy="ps")
+
+
+def test_a_file_that_is_no_yaml(tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text("a: [")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        decided(path)
+
+
+def test_ranks_train_by_rules_and_by_auto_for_the_rest():
+    for fixed, auto, mismatch, useless in launch(rules_ranks.ruled, 2):
+        assert fixed == {"second.weight": "half_fake", "second.bias": None, "last.weight": "int8"}
+        assert auto["second.weight"] == "half_fake"
+        assert auto["second.bias"] is None
+        assert mismatch[0] == "ConfigMismatch"
+        assert "rules" in mismatch[1]
+        assert useless[0] in ("ConfigError", "ConfigMismatch")
+        assert "rule 'lost' matches no parameter" in useless[1]
