@@ -7,6 +7,7 @@ import typer
 
 from hipress import __version__
 from hipress.demo.command import demo
+from hipress.plan.command import plan, probe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -14,6 +15,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo)
+app.command("probe")(probe)
+app.command("plan")(plan)
 
 
 def show_version(wanted: bool) -> None:

@@ -89,6 +89,11 @@ class Search:
         told = [replace(plan, why=_told(plan, native)) for plan in tried]
         return (*told, replace(native, why=why))
 
+    def choices(self, param: Param, costs: Costs) -> list[Decision]:
+        """All that may happen to a parameter, the fastest first."""
+        made = self._choices(param, costs)
+        return sorted([*made.rivals.values(), made.native], key=_handicapped)
+
     def _choices(self, param: Param, costs: Costs) -> _Choices:
         if param.index in self.overrides.decisions:
             return _Choices(self.overrides.decisions[param.index], {})

@@ -1,0 +1,152 @@
+"""`hipress probe` and `hipress plan`: measurements to a file, and what "auto" makes of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import torch
+import torch.distributed as dist
+import typer
+from torch import nn
+
+from casync.predict.cost import Costs
+from hipress import options
+from hipress.errors import HipressError
+from hipress.model import Param, describe
+from hipress.plan import probe as probing
+from hipress.plan import profile as profiles
+from hipress.plan.auto import Search, candidates
+from hipress.plan.rules import Decision
+from hipress.ranks import meeting as meetings
+from hipress.ranks import nodes
+from hipress.ranks.link import connect
+
+Optimizer = Annotated[
+    str | None, typer.Option(help="Kind that trains, such as sgd or adamw: what auto may choose.")
+]
+
+
+def probe(
+    output: Annotated[Path, typer.Option(help="Where rank 0 writes the profile.")] = Path(
+        "profile.json"
+    ),
+    optimizer: Optimizer = None,
+) -> None:
+    """Measures link and compressors on the ranks that torchrun started, into a profile.
+
+    torchrun --nproc-per-node 2 --no-python hipress probe
+    """
+    if "RANK" not in os.environ:
+        _fail("start it on every rank: torchrun --nproc-per-node 2 --no-python hipress probe")
+    dist.init_process_group("gloo")
+    try:
+        _probe(output, optimizer)
+    except HipressError as error:
+        _fail(str(error))
+    finally:
+        dist.destroy_process_group()
+
+
+def _probe(output: Path, optimizer: str | None) -> None:
+    wanted = options.make("auto", optimizer=optimizer)
+    codecs = candidates(wanted)
+    assert dist.group.WORLD is not None
+    meeting = meetings.meeting(dist.group.WORLD, wanted.timeout)
+    places = meeting.settle({"codecs": sorted(codecs)}, nodes.place())
+    topology = nodes.topology_of(None, places, meeting.ranks)
+    link = connect(meeting, "probe")
+    what = "measuring the link"
+    measured = meeting.attend(lambda: probing.measure(link, codecs, topology), what)
+    if meeting.rank == 0:
+        profiles.write(output, measured.costs, topology, codecs)
+        typer.echo(
+            f"{output}: nodes {topology}, {len(codecs)} compressors, {measured.seconds:.1f} s"
+        )
+    meeting.settle({"written": True})
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="What makes the model, as package.module:function, or shapes: 10000x512,512."
+        ),
+    ],
+    profile: Annotated[Path, typer.Option(help="Of `hipress probe`.")] = Path("profile.json"),
+    optimizer: Optimizer = None,
+) -> None:
+    """Prints the plans that "auto" would try for a model on a profile, and why, by tensor."""
+    try:
+        wanted = options.make("auto", optimizer=optimizer)
+        read, codecs = profiles.read(profile), candidates(wanted)
+        params = describe(_model(model))
+    except HipressError as error:
+        _fail(str(error))
+    for difference in read.differences(codecs):
+        typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
+    known = {name: codec for name, codec in codecs.items() if name in read.costs.codecs}
+    search = Search(params, known, wanted, read.topology)
+    _show(search, params, read.costs)
+
+
+def _model(text: str) -> nn.Module:
+    if ":" not in text:
+        return _shapes(text)
+    module, _, name = text.partition(":")
+    sys.path.insert(0, "")
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError) as error:
+        _fail(f"{text!r} makes no model: {type(error).__name__}: {error}")
+    if not isinstance(made, nn.Module):
+        _fail(f"{text!r} makes a {type(made).__name__}, not a torch.nn.Module")
+    return made
+
+
+def _shapes(text: str) -> nn.Module:
+    """A module whose parameters have these shapes."""
+    try:
+        shapes = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
+        return nn.ParameterList([torch.empty(shape) for shape in shapes])
+    except (ValueError, RuntimeError):
+        _fail(f"{text!r}: give package.module:function, or shapes such as 10000x512,512")
+
+
+def _show(search: Search, params: Sequence[Param], costs: Costs) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    plans = search.plans(costs)
+    table = Table("plan", "ms a step", title="Tried, in this order", title_justify="left")
+    for each in plans:
+        table.add_row(each.label, f"{each.seconds * 1e3:.2f}")
+    console.print(table)
+    console.print(f"{plans[0].label}: {plans[0].why}")
+    table = Table(title="The first, by tensor", title_justify="left")
+    for name in ("tensor", "choice", "ms", "why", "otherwise", "ms"):
+        table.add_column(name, justify="right" if name == "ms" else "left")
+    for param, decision in zip(params, plans[0].decisions, strict=True):
+        other = next((d for d in search.choices(param, costs) if _way(d) != _way(decision)), None)
+        cells = [param.named_shape, _way(decision), _ms(decision), decision.why]
+        table.add_row(*cells, *(["-", "-"] if other is None else [_way(other), _ms(other)]))
+    console.print(table)
+
+
+def _way(decision: Decision) -> str:
+    cut = f", {decision.partitions} parts" if decision.partitions > 1 else ""
+    return f"{decision.codec or 'no compression'} ({decision.strategy}{cut})"
+
+
+def _ms(decision: Decision) -> str:
+    return "-" if decision.seconds is None else f"{decision.seconds * 1e3:.3f}"
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"hipress: {message}", err=True)
+    raise typer.Exit(2)
