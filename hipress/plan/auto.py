@@ -10,7 +10,7 @@ nor installed, and DDP remains untouched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -71,15 +71,15 @@ class Search:
     def plans(self, costs: Costs) -> tuple[Plan, ...]:
         """Plans worth a try, by predicted time, and then that of the native all-reduce; it alone
         where no other is."""
-        choices = [self._choices(param, costs) for param in self.params]
-        native = self._plan([each.native for each in choices])
+        priced: dict[int, _Choices] = {}  # by length: a large model has many of few
+        choices = [self._choices(param, costs, priced) for param in self.params]
+        native = self._plan(choices, ())
         if native.seconds < MIN_GAIN_SECONDS:
             why = f"it is predicted to take {native.seconds * 1e3:.2f} ms a step"
             return (replace(native, why=why),)
         ways = dict.fromkeys(way for each in choices for way in each.rivals)
-        made = [self._plan([c.cheapest(some) for c in choices]) for some in ([w] for w in ways)]
-        made.append(self._plan([each.cheapest(ways) for each in choices]))
-        distinct = {str(p.facts()): p for p in made if p.facts() != native.facts()}
+        made = [self._plan(choices, some) for some in (*([way] for way in ways), ways)]
+        distinct = {_what(plan): plan for plan in made if _what(plan) != _what(native)}
         best = min([native.seconds, *(plan.seconds for plan in distinct.values())])
         near = [plan for plan in distinct.values() if plan.seconds <= FAR * best]
         tried = sorted(near, key=_weighed)[:TRIED]
@@ -91,15 +91,20 @@ class Search:
 
     def choices(self, param: Param, costs: Costs) -> list[Decision]:
         """All that may happen to a parameter, the fastest first."""
-        made = self._choices(param, costs)
+        made = self._choices(param, costs, {})
         return sorted([*made.rivals.values(), made.native], key=_handicapped)
 
-    def _choices(self, param: Param, costs: Costs) -> _Choices:
+    def _choices(self, param: Param, costs: Costs, priced: dict[int, _Choices]) -> _Choices:
         if param.index in self.overrides.decisions:
             return _Choices(self.overrides.decisions[param.index], {})
         why = excluded(param, self.options)
         if why is not None:
             return _Choices(raw(param, why), {})
+        if param.numel not in priced:
+            priced[param.numel] = self._price(param, costs)
+        return priced[param.numel]
+
+    def _price(self, param: Param, costs: Costs) -> _Choices:
         plain = _shared(param, None, 1, self.topology, costs)
         return _Choices(
             raw(param, "", plain),
@@ -118,10 +123,21 @@ class Search:
         seconds = _shared(param, codec, cut * owners, self.topology, costs, way)
         return Decision(param.name, param.numel, name, way, cut, "gains time", plain, seconds)
 
-    def _plan(self, decisions: Sequence[Decision]) -> Plan:
+    def _plan(self, choices: Sequence[_Choices], ways: Collection[_Way]) -> Plan:
+        """For each parameter the fastest of these ways and of no codec."""
+        best = {each: each.cheapest(ways) for each in dict.fromkeys(choices)}
+        decisions = tuple(
+            replace(best[each], name=param.name)
+            for param, each in zip(self.params, choices, strict=True)
+        )
         used = {d.codec for d in decisions}
         codecs = {key: codec for key, codec in self.codecs.items() if key in used}
-        return Plan(tuple(decisions), self.topology, {**codecs, **self.overrides.codecs})
+        return Plan(decisions, self.topology, {**codecs, **self.overrides.codecs})
+
+
+def _what(plan: Plan) -> tuple[tuple[str | None, str], ...]:
+    """In what plans differ that are tried."""
+    return tuple((d.codec, d.strategy) for d in plan.decisions)
 
 
 def _told(plan: Plan, native: Plan) -> str:
@@ -139,16 +155,19 @@ def _handicapped(decision: Decision) -> float:
     return (decision.seconds or 0.0) * (1 + ONCE * again)
 
 
-@dataclass(frozen=True)
+_Way = tuple[str, str]  # codec and strategy
+
+
+@dataclass(frozen=True, eq=False)
 class _Choices:
-    """What may happen to one parameter."""
+    """What may happen to parameters of a length."""
 
     native: Decision
-    rivals: Mapping[tuple[str, str], Decision]  # by codec and strategy
+    rivals: Mapping[_Way, Decision]
 
-    def cheapest(self, ways: Iterable[tuple[str, str]]) -> Decision:
+    def cheapest(self, ways: Collection[_Way]) -> Decision:
         """The fastest of these and of no codec."""
-        if self.native.seconds is None:
+        if self.native.seconds is None or not ways:
             return self.native
         rivals = [self.rivals[way] for way in ways if way in self.rivals]
         best = min(rivals, key=_handicapped, default=None)

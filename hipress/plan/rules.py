@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ class Plan:
     def facts(self) -> list[dict[str, Any]]:
         """What all ranks must have in common, as JSON takes it."""
         keys = ("name", "codec", "strategy", "partitions")
-        return [{k: v for k, v in asdict(d).items() if k in keys} for d in self.decisions]
+        return [{key: getattr(d, key) for key in keys} for d in self.decisions]
 
 
 def fixed_plan(

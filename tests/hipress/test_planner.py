@@ -60,6 +60,7 @@ def test_slow_link_compresses_most(params):
     made = plan(params, costs(link=1e7, codec=1e10))
     assert {d.codec for d in made.decisions} == {"int8_fake"}
     assert set(made.codecs) == {"int8_fake"}
+    assert [d.name for d in made.decisions] == [p.name for p in params]  # three of one length
     for decision in made.decisions:
         assert decision.seconds < decision.raw_seconds
         assert decision.why == "gains time"
