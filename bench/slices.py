@@ -15,7 +15,7 @@ from casync.topology import Topology
 from hipress.plan.codecs import compile_codec
 
 RANKS, PER_NODE, TENSORS, ELEMENTS = 1024, 8, 100, 10**6
-STRATEGIES = ("ps", "ring", "hierarchical", "allgather")
+STRATEGIES = ("ps", "ring", "hierarchical", "gtopk", "oktopk", "allgather")
 
 
 def own_slice(strategy: str) -> Program:
