@@ -21,7 +21,7 @@ from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import evidence
-from hipress.plan.codecs import compile_codec, strategy_for, ways_for
+from hipress.plan.codecs import RESIDUAL, compile_codec, flat_names, strategy_for, ways_for
 from hipress.plan.overrides import NO_RULES, Overrides
 from hipress.plan.rules import Decision, Plan, excluded, partitions, raw, too_small
 
@@ -48,6 +48,8 @@ def candidates(options: Options) -> dict[str, Codec]:
         codec = compile_codec(name, {})
         if codec.additive == "float32" or codec.rounds or codec.vote:
             continue  # what the native all-reduce sends anyway; what no formula predicts
+        if not flat_names(codec) <= {RESIDUAL}:
+            continue  # a momentum, or a sum kept by hand, could not be handed on to another codec
         try:
             strategy_for(codec, options.strategy)
             found[name] = codec

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from casync.topology import Topology
 
 
+RESIDUAL = "residual"  # what derived error feedback keeps; other states have other names
+
+
+def flat_names(codec: Codec) -> set[str]:
+    """Names of the states with a value per element; the others have one per tensor."""
+    return {name for name, array in codec.init_state(7, tensors=3).items() if array.size == 7}
+
+
 def resolve(options: Options) -> Codec:
     """The codec that `options` name. Raises ConfigError, with the nearest name when unknown."""
     if isinstance(options.compressor, str):

@@ -15,8 +15,9 @@ from casync.raw import RAW
 from casync.runtime.deferral import as_torch
 from hipress.model import Param
 from hipress.options import Options
+from hipress.plan.codecs import RESIDUAL
 from hipress.plan.rules import NATIVE, Plan, partitions
-from hipress.sync.state import AGGREGATOR, RESIDUAL, Arena, Residuals, States
+from hipress.sync.state import AGGREGATOR, Arena, Residuals, States
 
 
 @dataclass(frozen=True)

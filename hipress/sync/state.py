@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hipress.model import Param
+from hipress.plan.codecs import RESIDUAL, flat_names
 from hipress.plan.rules import Plan
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 #: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
 Floats = npt.NDArray[Any]
 WORKER, AGGREGATOR = "worker", "aggregator"
-RESIDUAL = "residual"  # what error feedback keeps; other states have other names
 Copied = dict[int, dict[str, dict[str, Floats]]]  # by parameter index, side, name
 States = Mapping[tuple[str, str], dict[str, Floats]]
 
@@ -190,8 +190,3 @@ def _silent(codec: Codec) -> bool:
     used = codec.encode_batch(x, table, out, at, state=state)
     codec.decode_batch(out, table, at, used, x)
     return not x.any() and not any(state[name].any() for name in flat_names(codec))
-
-
-def flat_names(codec: Codec) -> set[str]:
-    """Names of the states with a value per element; the others have one per tensor."""
-    return {name for name, array in codec.init_state(7, tensors=3).items() if array.size == 7}
