@@ -17,7 +17,7 @@ from compll.ir.module import Field, Module
 
 LEVELS = ("piece", "tile", "lane")
 #: what a field or state has a value for, by its shape
-PER = {"scalar": "piece", "group": "tile", "n": "lane"}
+PER = {"scalar": "piece", "group": "tile", "n": "lane", "kept": "selected lane"}
 
 
 class NotLowered(Exception):
@@ -43,12 +43,14 @@ class Store:
     """A value that leaves. target: payload | state | gradient.
 
     A state takes up no NaN or infinity. back: only where the caller wants the gradient decoded.
+    place: of a scattered value, the element that it goes to.
     """
 
     target: str
     field: Field | None
     value: Value
     back: bool = False
+    place: Value | None = None
 
     @property
     def name(self) -> str:
@@ -67,34 +69,88 @@ class Store:
 
 
 @dataclass
+class Compact:
+    """Lanes that a walk appends to arrays, in order: all for which `always` holds, and the first
+    `limit` for which `first` does. parts: the arrays, and what goes there.
+    """
+
+    selection: str
+    parts: list[tuple[Field, Value]]
+    always: Value | None = None
+    first: Value | None = None
+    limit: Value | None = None
+
+    @property
+    def roots(self) -> list[Value]:
+        """The lanes' values that it needs."""
+        conditions = [v for v in (self.always, self.first) if v is not None]
+        return conditions + [v for _, v in self.parts]
+
+
+@dataclass
 class Walk:
-    """A loop over the tiles of a piece. folds: those that are totalled over all tiles."""
+    """A loop over the tiles of a piece, or of the elements of a selection (`of`).
+
+    folds: those that are totalled over all tiles.
+    """
 
     stores: list[Store] = field(default_factory=list)
     folds: list[Value] = field(default_factory=list)
+    compact: Compact | None = None
+    of: str = ""
+
+    @property
+    def roots(self) -> list[Value]:
+        """All that it computes."""
+        compacted = self.compact.roots if self.compact else []
+        places = [s.place for s in self.stores if s.place is not None]
+        return [*self.folds, *compacted, *places, *(s.value for s in self.stores)]
+
+
+@dataclass
+class KthLargest:
+    """Finds the k-th largest order key of all lanes, and how many are larger.
+
+    walk: compacts the keys that are at least `least`, which the step chooses; found, larger: the
+    values of the piece that it makes.
+    """
+
+    walk: Walk
+    k: Value
+    least: Value
+    found: Value
+    larger: Value
 
 
 @dataclass
 class Kernel:
-    """encode or decode. steps: walks, in order, and stores of one value per piece between them.
+    """encode, decode or check. steps: walks, in order; searches and stores of the piece between.
 
     statics: what the host computes for each piece; bad: the total that tells whether the gradient
-    was finite, which the status byte says; adds: whether decode adds to what is there.
+    was finite, which the status byte says, of a check whether an index is not;
+    limits: the most elements of each selection; adds: whether decode adds to what is there.
     """
 
     name: str
     module: Module
     tile: int
-    steps: list[Walk | Store] = field(default_factory=list)
+    steps: list[Walk | Store | KthLargest] = field(default_factory=list)
     statics: list[Expr] = field(default_factory=list)
     states: list[Field] = field(default_factory=list)
     bad: Value | None = None
+    limits: dict[str, Value] = field(default_factory=dict)
     adds: bool = False
 
     @property
     def walks(self) -> list[Walk]:
         """The walks alone."""
-        return [s for s in self.steps if isinstance(s, Walk)]
+        found = [s.walk if isinstance(s, KthLargest) else s for s in self.steps]
+        return [s for s in found if isinstance(s, Walk)]
+
+    @property
+    def compacted(self) -> list[Field]:
+        """The arrays that selected elements are put together in."""
+        return [f for w in self.walks if w.compact is not None for f, _ in w.compact.parts]
 
 
 def order(roots: Iterable[Value]) -> Iterator[Value]:
@@ -121,16 +177,23 @@ def text(kernel: Kernel) -> str:
     for number, static in enumerate(kernel.statics):
         lines.append(f"  static {number} = {static}")
     for step in kernel.steps:
-        walk = isinstance(step, Walk)
-        lines += ["  for each tile:"] if walk else []
-        stores = step.stores if isinstance(step, Walk) else [step]
-        folds = step.folds if isinstance(step, Walk) else []
-        for value in order([s.value for s in stores] + folds):
+        inner = step.walk if isinstance(step, KthLargest) else step
+        stores = inner.stores if isinstance(inner, Walk) else [inner]
+        roots = inner.roots if isinstance(inner, Walk) else [inner.value]
+        if isinstance(inner, Walk):
+            lines.append(f"  for each tile{f' of {inner.of}' * bool(inner.of)}:")
+        for value in order(roots):
             if id(value) not in names:
                 names[id(value)] = f"%{len(names)}"
                 # what is known before the walk stands where it is first needed
                 lines.append(f"    {_line(value, names)}")
         lines += [f"    {_store(s, names)}" for s in stores]
+        if isinstance(inner, Walk) and inner.compact is not None:
+            lines += _compact(inner.compact, names)
+        if isinstance(step, KthLargest):
+            names |= {id(step.found): f"%{len(names)}", id(step.larger): f"%{len(names) + 1}"}
+            found = f"{names[id(step.found)]}, {names[id(step.larger)]}"
+            lines.append(f"  {found} = kth largest of them, k = {_scalar(step.k)}")
     if kernel.bad is not None:
         lines.append(f"  status {names.get(id(kernel.bad.args[0]), '')} not finite")
     return "\n".join(lines) + "\n"
@@ -143,11 +206,24 @@ def _line(value: Value, names: dict[int, str]) -> str:
     return f"{names[id(value)]} = {value.op} {parts}".rstrip() + f" : {value.kind} {value.level}"
 
 
+def _scalar(value: Value) -> str:
+    return f"{value.op} {value.attr}" if not value.args else value.op
+
+
+def _compact(one: Compact, names: dict[int, str]) -> list[str]:
+    conditions = [f"where {names[id(one.always)]}"] if one.always is not None else []
+    if one.first is not None and one.limit is not None:
+        conditions.append(f"the first {_scalar(one.limit)} where {names[id(one.first)]}")
+    parts = ", ".join(f"{f.name} = {names[id(v)]}" for f, v in one.parts)
+    return [f"    compact {one.selection} {', '.join(conditions)}: {parts}"]
+
+
 def _store(store: Store, names: dict[int, str]) -> str:
     kind = "" if store.field is None else f" as {_type(store.field)}"
     verb = "pack" if store.packed else "store"
     where = "if back: " if store.back else ""
-    return f"{where}{verb} {store.target} {store.name}, {names[id(store.value)]}{kind}"
+    to = "" if store.place is None else f" at {names[id(store.place)]}"
+    return f"{where}{verb} {store.target} {store.name}{to}, {names[id(store.value)]}{kind}"
 
 
 def _declared(f: Field) -> str:

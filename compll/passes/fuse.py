@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from compll.ir.module import Field
-from compll.ir.tile import Store, Value, Walk, order
+from compll.ir.tile import Compact, Store, Value, Walk, order
 from compll.numerics.numbers import lane_count
 
 #: from how many instructions on a value that several loops use is kept instead of made again
@@ -29,10 +29,13 @@ class Loop:
     folds: list[Value] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
     kept: list[Value] = field(default_factory=list)
+    compact: Compact | None = None
 
 
 def loops(walk: Walk, tile: int) -> list[Loop]:
     """The loops, in order."""
+    if walk.compact is not None:  # in order, and what is stored tells what was selected
+        return [Loop(0, tile, list(walk.folds), walk.stores, compact=walk.compact)]
     stages = _stages(walk)
     found: list[Loop] = []
     folds = [v for v in order(_roots(walk)) if v.op == "fold"]
@@ -58,7 +61,7 @@ def loops(walk: Walk, tile: int) -> list[Loop]:
 
 
 def _roots(walk: Walk) -> list[Value]:
-    return [*walk.folds, *(s.value for s in walk.stores)]
+    return walk.roots
 
 
 def _stages(walk: Walk) -> dict[int, int]:
@@ -110,6 +113,8 @@ def order_of_lanes(loop: Loop, known: Iterable[int]) -> list[Value]:
     """The lane values that a loop computes, but those known already and what they are made of."""
     given = set(known)
     roots = [f.args[0] for f in loop.folds] + [s.value for s in loop.stores] + loop.kept
+    roots += [s.place for s in loop.stores if s.place is not None]
+    roots += loop.compact.roots if loop.compact is not None else []
     seen: dict[int, Value] = {}
 
     def visit(v: Value) -> None:

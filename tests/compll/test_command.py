@@ -196,7 +196,7 @@ def test_mistakes_give_one_line(args, code, words):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("name", ["onebit_group", "int4_group", "terngrad"])
+@pytest.mark.parametrize("name", ["onebit_group", "int4_group", "terngrad", "topk"])
 def test_tile_programs_are_the_golden_ones(name, request):
     path = GOLDEN / f"{name}.tiles.txt"
     text = run("explain", name, "--stage", "tiles").output

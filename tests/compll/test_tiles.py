@@ -47,7 +47,7 @@ def encoded(kernels, codec, x, step):
 
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64-v2"])
 @pytest.mark.parametrize(
-    "name", first_fast(["fp16", "onebit_group", "int4_group", "terngrad", "natural"])
+    "name", first_fast(["fp16", "topk", "onebit_group", "int4_group", "terngrad", "natural"])
 )
 def test_narrower_vectors_give_the_same_bits(name, processor, empty, monkeypatch, rng):
     if not llvm.get_process_triple().startswith("x86_64"):
@@ -113,3 +113,54 @@ def test_seeds_of_64_bits_are_taken(rng):
     x = rng.standard_normal(500).astype(np.float32)
     for seed in (2**63, 2**64 - 1):
         assert np.array_equal(codec.encode(x, seed=seed), reference.encode(x, seed=seed))
+
+
+SELECTED = (1, 17, 1000, 1024, 5000, 70000)
+GRADIENTS = {
+    "normal": lambda x: x,
+    "ties": lambda x: np.round(2 * x),
+    "zeros": lambda x: 0 * x,
+    "half zeros": lambda x: np.where(np.arange(len(x)) % 1000 < 500, 0, x),
+    "not finite": lambda x: np.where(np.arange(len(x)) % 7, x, np.nan) / (np.arange(len(x)) % 11),
+    "sorted": np.sort,
+}
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_selection_equals_the_reference(gradient, rng):
+    """A batch of pieces, some larger than the sample by which the threshold is found."""
+    codec, kernels = fresh("topk")
+    table = np.array(
+        [[sum(SELECTED[:i]), n, i, 0, sum(SELECTED[:i])] for i, n in enumerate(SELECTED)]
+    )
+    sizes = [codec.payload_bytes(n) for n in SELECTED]
+    at = np.cumsum([0, *sizes[:-1]])
+    with np.errstate(all="ignore"):
+        x = GRADIENTS[gradient](rng.standard_normal(sum(SELECTED))).astype(np.float32)
+    before = rng.integers(-1, 2, len(x)).astype(np.float32)
+
+    def made(backend):
+        out, y, added = np.zeros(sum(sizes), np.uint8), np.ones_like(x), np.ones_like(x)
+        state = {"residual": before.copy()}
+        used = backend.encode_batch(
+            x.copy(), table, out, at, state, seed=1, step=2, scale=0.5, writeback=False
+        )
+        backend.decode_batch(out, table, at, used, y, add=False)
+        backend.decode_batch(out, table, at, used, added, add=True)
+        return out, y, added, state["residual"]
+
+    with np.errstate(all="ignore"):
+        for one, other in zip(made(kernels), made(codec.backend), strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+def test_a_position_outside_its_piece_is_refused_before_anything_is_written(rng):
+    _, kernels = fresh("topk")
+    x = rng.standard_normal(2000).astype(np.float32)
+    table, at = np.array([[0, 1000, 0, 0, 0], [1000, 1000, 1, 0, 1000]]), np.array([0, 80])
+    out, y = np.zeros(160, np.uint8), np.ones_like(x)
+    used = kernels.encode_batch(x, table, out, at, None, seed=1, step=2, scale=1.0, writeback=False)
+    out[80:84] = np.frombuffer(np.uint32(1000).tobytes(), np.uint8)
+    with pytest.raises(compll.PayloadError, match="outside the tensor of 1000"):
+        kernels.decode_batch(out, table, at, used, y, add=False)
+    assert (y == 1).all()

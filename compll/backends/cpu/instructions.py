@@ -394,6 +394,13 @@ def convert(b: Builder, x: Any, to: Any) -> Any:
     return b.trunc(x, target) if kind.width > to.width else b.sext(x, target)
 
 
+def _as_count(b: Builder, x: Any, n: Any) -> Any:
+    """A number of elements, 0..n; NaN is 0."""
+    x, most = convert(b, x, F64), convert(b, n, F64)
+    whole = b.fptosi(b.select(b.fcmp_ordered(">", x, const(F64, x, 0)), x, const(F64, x, 0)), I64)
+    return b.select(b.fcmp_ordered(">=", x, most), n, whole)
+
+
 def hashed(b: Builder, counter: Any, k1: Any) -> Any:
     """A draw in [0, 1) of a keyed counter (see [Note: random draws] in numbers.py)."""
 
@@ -453,4 +460,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "float32": single(lambda b, x: x),
     "magnitude_bits": magnitude_bits,
     "spread": lambda b, x: x,
+    "order_key": key,
+    "as_count": _as_count,
+    "outside": lambda b, x, n: b.icmp_unsigned(">=", b.zext(x, lanes(I64, x)), n),
 }

@@ -15,6 +15,7 @@ from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.instructions import F32, F64, I1, I8, I32, I64, KINDS, PTR, VOID, Builder
+from compll.backends.cpu.kth_largest import Search
 from compll.backends.cpu.walks import (
     LEAST,
     MOST,
@@ -25,11 +26,12 @@ from compll.backends.cpu.walks import (
     load_as,
     loop,
     number,
+    store_name,
     stored_as,
 )
 from compll.ir.layout import header
 from compll.ir.module import Field
-from compll.ir.tile import Kernel, Store, Value, Walk
+from compll.ir.tile import Kernel, KthLargest, Store, Value, Walk
 from compll.numerics.numbers import LANES, MASK
 
 #: columns of a batch's table
@@ -43,7 +45,8 @@ GIVEN = (
     ("at", PTR, ADDRESS), ("used", PTR, ADDRESS), ("statics", PTR, ADDRESS),
     ("seed", I64, WORD), ("step", I64, WORD), ("scale", F32, ctypes.c_float),
     ("back", I8, ctypes.c_int8), ("data", PTR, ADDRESS), ("data_at", PTR, ADDRESS),
-    ("data_used", PTR, ADDRESS),
+    ("data_used", PTR, ADDRESS), ("scratch", PTR, ADDRESS), ("room", I64, WORD),
+    ("bad", PTR, ADDRESS),
 )  # fmt: skip
 
 
@@ -140,14 +143,14 @@ class Printer:
         self.function = ir.Function(module, ir.FunctionType(VOID, kinds), kernel.name)
         names = [name for name, _, _ in GIVEN] + [f"state {s.name}" for s in kernel.states]
         self.given = dict(zip(names, self.function.args, strict=True))
-        self.encodes = not kernel.name.startswith("decode")
+        self.encodes = not kernel.name.startswith(("decode", "check"))
         self.hops = "hop" in kernel.name
         self.walks = {id(w): self.walk(i, w) for i, w in enumerate(kernel.walks)}
         self.b = Builder(self.function.append_basic_block("entry"))
 
     def walk(self, index: int, walk: Walk) -> list[WalkPrinter]:
         """The functions of a walk: with usual stores, and for decode such past the cache."""
-        plain = not self.encodes and not self.kernel.adds and gains()
+        plain = not self.encodes and not self.kernel.adds and not walk.of and gains()
         found = []
         for past in (False, True)[: 1 + plain]:
             name = f"{self.kernel.name}_walk{index}{'_past' * past}"
@@ -158,6 +161,10 @@ class Printer:
     def emit(self) -> None:
         """The function's body: a loop over pieces."""
         b = self.b
+        if self.kernel.name.startswith("decode") and self.spec.selections:
+            b.call(self.module.globals["check"], self.function.args)
+            with b.if_then(b.icmp_signed("!=", self.bad(), number(I64, 0)), likely=False):
+                b.ret_void()
         with loop(b, self.given["rows"]) as p:
             row = at(b, self.given["table"], b.mul(p, number(I64, 40)))
             self.row = {
@@ -171,6 +178,10 @@ class Printer:
             b.fence("seq_cst")  # stores past the cache are seen by other threads from here on
         b.ret_void()
 
+    def bad(self) -> Any:
+        """The number of a piece with positions outside its tensor, from 1; 0: of none."""
+        return self.b.load(self.given["bad"], typ=I64)
+
     def piece(self) -> None:
         b, n = self.b, self.row["n"]
         self.local: dict[int, Any] = {}
@@ -182,12 +193,25 @@ class Printer:
             self.pointers[name] = at(
                 b, self.given[name], self.bytes(self.row["state"], item_bytes(s))
             )
+        self.counts: dict[str, Any] = {}
+        for i, f in enumerate(self.kernel.compacted):
+            offset = b.mul(self.given["room"], number(I64, i))
+            self.pointers[f"kept {f.name}"] = at(b, self.given["scratch"], offset)
+        for walk in self.kernel.walks:
+            if walk.compact is not None:
+                name = walk.compact.selection
+                self.counts[name] = self.pointers[f"count {name}"] = b.room(I64, 2)
         end = self.fields("payload", "out" if self.encodes else "in", "at")
         if self.hops:
             self.fields("data", "in", "data_at")
-        if not self.encodes and self.spec.status:
+        if not self.encodes and self.spec.status and self.kernel.name != "check":
             return self.told(end)
         self.steps()
+        if self.kernel.name == "check":
+            assert self.kernel.bad is not None
+            outside = b.icmp_signed(">", self.value(self.kernel.bad), number(I32, 0))
+            number_of = b.add(self.p, number(I64, 1))
+            b.store(b.select(outside, number_of, self.bad()), self.given["bad"])
         if self.encodes:
             self.close(end)
         return None
@@ -210,13 +234,18 @@ class Printer:
 
     def size(self, f: Field) -> Any:
         """Bytes of a field."""
-        b, n = self.b, self.row["n"]
+        b, n = self.b, self.kept(f.of)
         if not f.packed:
-            count = {"scalar": number(I64, 1), "group": self.tiles, "n": n}[f.shape]
+            counts = {"scalar": number(I64, 1), "group": self.tiles}
+            count = counts.get(f.shape, n)
             return self.bytes(count, item_bytes(f))
         full = b.udiv(n, number(I64, self.tile))
         rest = b.urem(n, number(I64, self.tile))
         return b.add(self.bytes(full, self.tile * f.bits // 8), self.code_bytes(f, rest))
+
+    def kept(self, selection: str) -> Any:
+        """How many elements a selection has; "": those of the piece."""
+        return self.value(self.kernel.limits[selection]) if selection else self.row["n"]
 
     def code_bytes(self, f: Field, count: Any) -> Any:
         """Bytes of so many packed codes of one tile."""
@@ -255,6 +284,8 @@ class Printer:
         b = self.b
         if v.op == "const":
             return number(KINDS[v.kind], v.attr)
+        if v.op == "size":
+            return self.row["n"]
         if v.op == "scale":
             return self.given["scale"]
         if v.op == "static":
@@ -300,6 +331,10 @@ class Printer:
         for step in self.kernel.steps:
             if isinstance(step, Walk):
                 self.run(step)
+            elif isinstance(step, KthLargest):
+                Search(self, step).emit()
+            elif step.target == "zero":
+                self.zero()
             else:
                 self.store(step)
 
@@ -314,7 +349,9 @@ class Printer:
 
     def run(self, walk: Walk) -> None:
         """Over all full tiles, then over the last one if it is shorter."""
-        b, n = self.b, self.row["n"]
+        b, n = self.b, self.kept(walk.of)
+        if walk.compact is not None and walk.compact.limit is not None:
+            self.open_counts(walk.compact.selection, self.value(walk.compact.limit))
         usual, *past = self.walks[id(walk)]
         for f in walk.folds:
             self.open_total(f)
@@ -334,6 +371,40 @@ class Printer:
             self.call(usual, pointers, pieces, full, number(I64, self.tile), number(I64, 0))
         with b.if_then(b.icmp_unsigned("!=", rest, number(I64, 0))):
             self.last_tile(usual, walk, pieces, full, rest)
+
+    def open_counts(self, selection: str, limit: Any) -> None:
+        """Nothing is compacted yet, and `limit` elements may be."""
+        for i, value in enumerate((number(I64, 0), limit)):
+            self.b.store(value, at(self.b, self.counts[selection], number(I64, 8 * i)))
+
+    def zero(self) -> None:
+        """The gradient's elements, past the cache where they are more than it holds."""
+        b, size = self.b, self.bytes(self.row["n"], 4)
+        if not gains():
+            return self.clear(number(I64, 0), size)
+        with b.if_else(self.large()) as (then, otherwise):
+            with then:
+                start = b.and_(b.neg(b.ptrtoint(self.pointers["g"], I64)), number(I64, 63))
+                lines = b.add(start, b.and_(b.sub(size, start), number(I64, -64)))
+                self.clear(number(I64, 0), start)
+                with loop(b, lines, 64, start) as offset:
+                    zeros = ir.Constant(ir.VectorType(F32, 16), None)
+                    made = b.store(zeros, at(b, self.pointers["g"], offset), align=64)
+                    made.set_metadata("nontemporal", b.module.add_metadata([number(I32, 1)]))
+                self.clear(lines, size)
+                b.fence("seq_cst")
+            with otherwise:
+                self.clear(number(I64, 0), size)
+        return None
+
+    def clear(self, start: Any, stop: Any) -> None:
+        """Bytes of the gradient from `start` to `stop`."""
+        b, full = self.b, "llvm.memset.p0.i64"
+        known = b.module.globals.get(full) or ir.Function(
+            b.module, ir.FunctionType(VOID, [PTR, I8, I64, I1]), full
+        )
+        place = at(b, self.pointers["g"], start)
+        b.call(known, [place, number(I8, 0), b.sub(stop, start), number(I1, 0)])
 
     def large(self) -> Any:
         """Whether what is decoded is more than caches hold, and begins where such stores may."""
@@ -374,13 +445,16 @@ class Printer:
         """Walk over a copy of it, with zeros behind its end."""
         pointers, after = {}, []
         for name in one.needs.arrays:
+            if (walk.of and name == "g") or (not walk.of and name.startswith(("kept", "count"))):
+                pointers[name] = self.pointers[name]
+                continue
             place, size, f = self.where(name, full)
             if f is not None and f.shape == "group":
                 pointers[name] = place
                 continue
             room = pointers[name] = self.b.room(I8, self.tile * 4)
             self.copy_in(name, f, place, room, rest, size)
-            if any(self.name(s) == name for s in walk.stores):
+            if any(store_name(s) == name for s in walk.stores):
                 after.append((name, f, place, room, size))
         self.call(one, pointers, pieces, number(I64, 1), rest, full)
         for name, f, place, room, size in after:
@@ -394,14 +468,9 @@ class Printer:
         found = known.get(name)
         if found is None:
             return at(self.b, self.pointers[name], self.bytes(full, 4 * self.tile)), 4, None
-        per = {"group": item_bytes(found), "n": self.tile * found.item_bits // 8}[found.shape]
+        per = item_bytes(found) if found.shape == "group" else self.tile * found.item_bits // 8
         place = at(self.b, self.pointers[name], self.bytes(full, per))
         return place, max(1, item_bytes(found)), found
-
-    @staticmethod
-    def name(s: Store) -> str:
-        """The array that a store writes."""
-        return {"gradient": "g", "state": f"state {s.name}", "payload": f"out {s.name}"}[s.target]
 
     def copy_in(
         self, name: str, f: Field | None, place: Any, room: Any, rest: Any, size: int

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cpu import jit, printer
+from compll.backends.cpu.compaction import SLACK
 from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError
 from compll.ir.layout import payload_bytes
@@ -34,7 +35,7 @@ class TileKernels:
         self.rows = Rows(params)
         self.sizes: dict[int, int] = {}
         self.fuses = bool(self.parts["hop"])
-        self.writes_back = module.decoded is not None
+        self.writes_back = module.decoded is not None and not module.selections
         self.libraries: dict[str, jit.Library] = {}
         self.lock = threading.Lock()
         self.library("first")
@@ -58,9 +59,17 @@ class TileKernels:
 
     def call(self, name: str, given: Mapping[str, Any], states: list[NDArray[Any]]) -> None:
         """Run a kernel. given: arrays and numbers, by the names of its parameters."""
+        if self.by_name[name].compacted:
+            given = {**given, **self.scratch(self.by_name[name], given["table"])}
         part = next(p for p, found in self.parts.items() if self.by_name[name] in found)
         function = self.library(part).functions[name]
         function(*(_passed(given.get(n, 0)) for n, _, _ in printer.GIVEN), *map(_passed, states))
+
+    @staticmethod
+    def scratch(kernel: Kernel, table: I64) -> dict[str, Any]:
+        """Memory for what is put together of a piece; what is not touched costs nothing."""
+        room = 4 * (int(table[:, 1].max(initial=0)) + kernel.tile + SLACK)
+        return {"scratch": np.empty(room * len(kernel.compacted), np.uint8), "room": room}
 
     def statics(self, name: str, table: I64, step: int) -> Any:
         """Host-computed values of every piece."""
@@ -118,11 +127,17 @@ class TileKernels:
                 name = self.module.name
                 raise PayloadError(f"{name}: {size} bytes are no payload of {n} elements")
         name = "decode_add" if add else "decode_set"
+        bad = np.zeros(1, np.int64)
         given = {
             "x": out, "table": table, "rows": len(table), "payload": payload, "at": at,
-            "used": used, "statics": self.statics(name, table, 0),
+            "used": used, "statics": self.statics(name, table, 0), "bad": bad,
         }  # fmt: skip
         self.call(name, given, [])
+        if bad[0]:
+            n = int(table[bad[0] - 1, 1])
+            raise PayloadError(
+                f"{self.module.name}: an index lies outside the tensor of {n} elements"
+            )
 
     def size(self, n: int) -> int:
         """The bytes of a payload of n elements."""

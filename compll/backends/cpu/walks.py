@@ -14,9 +14,10 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
+from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.instructions import F32, F64, I8, I16, I32, I64, KINDS, PTR, VOID, Builder
 from compll.ir.module import Field
-from compll.ir.tile import Store, Value, Walk, order
+from compll.ir.tile import Compact, Store, Value, Walk, order
 from compll.numerics.numbers import LANES, lane_count
 from compll.passes.fuse import Loop, loops, order_of_lanes
 
@@ -94,10 +95,12 @@ class Arrays:
 
 def given(walk: Walk) -> Arrays:
     """The arrays, values of the piece and accumulators that a walk needs, in its parameters' order."""
-    roots = [*walk.folds, *(s.value for s in walk.stores)]
-    found = list(order(roots))
+    found = list(order(walk.roots))
     names = [array_of(v) for v in found if v.op in ("load", "unpack") and v.level != "piece"]
     names += [store_name(s) for s in walk.stores]
+    if walk.compact is not None:
+        names += [f"kept {f.name}" for f, _ in walk.compact.parts]
+        names.append(f"count {walk.compact.selection}")
     inside = [v for v in found if v.level != "piece"]
     pieces = [a for v in inside for a in v.args if a.level == "piece"]
     pieces += [s.value for s in walk.stores if s.value.level == "piece"]
@@ -110,12 +113,14 @@ def array_of(v: Value) -> str:
     if v.attr == "g":
         return "g"
     assert isinstance(v.attr, Field)
+    if v.attr.shape == "kept" and v.attr.expr is None:
+        return f"kept {v.attr.name}"
     return f"state {v.attr.name}" if v.attr.expr is None else f"in {v.attr.name}"
 
 
 def store_name(s: Store) -> str:
     """The array that a store writes."""
-    return {"gradient": "g", "state": f"state {s.name}", "payload": f"out {s.name}"}[s.target]
+    return {"state": f"state {s.name}", "payload": f"out {s.name}"}.get(s.target, "g")
 
 
 class WalkPrinter:
@@ -162,7 +167,7 @@ class WalkPrinter:
     @property
     def roots(self) -> list[Value]:
         """All that the walk computes."""
-        return [*self.walk.folds, *(s.value for s in self.walk.stores)]
+        return self.walk.roots
 
     def emit(self, keys: Any) -> None:
         """The function's body. keys: the function that gives the keys of a draw."""
@@ -170,6 +175,7 @@ class WalkPrinter:
         slots = {d: (b.room(I32), b.room(I32)) for d in self.draws}
         high = b.room(I64)
         b.store(number(I64, -1), high)
+        self.compaction = self.open_compaction()
         with loop(b, self.numbers["count"]) as t:
             self.t, self.local = t, dict(self.known)
             self.element = b.add(self.numbers["first"], b.mul(t, number(I64, self.tile)))
@@ -182,7 +188,17 @@ class WalkPrinter:
             for one in self.loops:
                 self.one_loop(one)
                 self.stores_of_tiles()
+        if self.compaction is not None:
+            self.compaction.close()
         b.ret_void()
+
+    def open_compaction(self) -> Compaction | None:
+        """What appends the walk's selected lanes."""
+        one = self.walk.compact
+        if one is None:
+            return None
+        arrays = [self.pointers[f"kept {f.name}"] for f, _ in one.parts]
+        return Compaction(self.b, one, self.pointers[f"count {one.selection}"], arrays)
 
     # values of a tile
 
@@ -279,6 +295,8 @@ class Lanes:
         self.tile, self.stride = walk.tile, one.stride
         widths = [self.tile * f.bits // 8 for f in self.small_codes()]
         self.width = min([WIDTH, self.stride, *widths])
+        if any(s.place is not None for s in stores):
+            self.width = 1
         self.best: dict[int, Any] = {}
         self.mine: set[str] = set()
 
@@ -331,11 +349,31 @@ class Lanes:
             b.store(self.value(v), pointer, align=4)
         for f in self.one.folds:
             self.fold(f)
+        if self.one.compact is not None:
+            self.selected = self.compact(self.one.compact)
         ready = [(s, self.value(s.value)) for s in self.stores]
         for s, value in ready:
             self.store(s, value)
 
+    def compact(self, one: Compact) -> Any:
+        """Append the selected lanes; which they are."""
+        always, first = (
+            None if v is None else self.masked(self.value(v), 0) for v in (one.always, one.first)
+        )
+        assert self.walk.compaction is not None
+        parts = [self.value(v) for _, v in one.parts]
+        return self.walk.compaction.lanes(always, first, parts)
+
     # values
+
+    def op_selected(self, v: Value) -> Any:
+        return self.selected
+
+    def op_position(self, v: Value) -> Any:
+        b, w = self.b, self.width
+        tile = b.add(self.walk.numbers["done"], self.walk.t)
+        first = b.trunc(b.add(b.mul(tile, number(I64, self.tile)), self.index), I32)
+        return b.add(b.splat(first, w), ir.Constant(ir.VectorType(I32, w), list(range(w))))
 
     def value(self, v: Value) -> Any:
         """A vector of lanes."""
@@ -366,7 +404,7 @@ class Lanes:
 
     def ask(self, name: str, pointer: Any) -> None:
         """Have what lies ahead of it brought nearer, once a walk."""
-        if self.walk.past or (name in self.walk.asked and name not in self.mine):
+        if self.walk.past or self.width == 1 or (name in self.walk.asked and name not in self.mine):
             return
         self.walk.asked.add(name)
         self.mine.add(name)
@@ -480,6 +518,8 @@ class Lanes:
         b = self.b
         if s.packed:
             return self.pack(s, value)
+        if s.place is not None:
+            return self.scatter(s, value, self.value(s.place))
         storage = "float32" if s.field is None else s.field.storage
         pointer = self.pointer(store_name(s), item_bytes(s.field))
         if s.target == "state":
@@ -490,6 +530,15 @@ class Lanes:
             one = b.module.add_metadata([number(I32, 1)])
             made.set_metadata("nontemporal", one)
         return None
+
+    def scatter(self, s: Store, value: Any, place: Any) -> None:
+        """A lane to its own element, or added to it. Vectors of one: more would only be parted."""
+        b, lane = self.b, number(I32, 0)
+        with b.if_then(b.icmp_signed("<", self.index, self.walk.numbers["m"])):
+            element = b.zext(b.extract_element(place, lane), I64)
+            to = at(b, self.walk.pointers["g"], b.mul(element, number(I64, 4)))
+            own = b.extract_element(value, lane)
+            b.store(b.fadd(b.load(to, typ=F32), own) if s.target == "scatter_add" else own, to)
 
     def finite_or_before(self, s: Store, value: Any) -> Any:
         """A state's value, or where it is NaN or infinite when stored, the one before."""

@@ -1,0 +1,106 @@
+"""Compaction within a walk: the selected of some lanes are appended to arrays, in order.
+
+llvm.experimental.vector.compress is one instruction with AVX-512; elsewhere LLVM stores each lane
+and moves the place on if it is selected, without a branch. Whole vectors are written, so arrays
+have SLACK more elements than they hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu import instructions as ins
+from compll.backends.cpu.instructions import I32, I64, Builder
+from compll.ir.tile import Compact
+
+SLACK = 64
+
+
+def _at(b: Builder, pointer: Any, count: Any, size: int) -> Any:
+    return b.gep(pointer, [b.mul(count, ir.Constant(I64, size))], source_etype=ins.I8)
+
+
+def count_bits(b: Builder, x: Any) -> Any:
+    """How many bits are set, as int64."""
+    return b.zext(b.ctpop(x), I64)
+
+
+class Compaction:
+    """The instructions of one Compact in a walk's function.
+
+    counts: the address of how many are taken by now, and how many of `first` still may be.
+    """
+
+    def __init__(self, b: Builder, one: Compact, counts: Any, arrays: list[Any]) -> None:
+        self.b, self.one, self.counts, self.arrays = b, one, counts, arrays
+        self.taken, self.left = b.room(I64), b.room(I64)
+        for i, place in enumerate((self.taken, self.left)):
+            b.store(b.load(_at(b, counts, ir.Constant(I64, i), 8), typ=I64), place)
+
+    def close(self) -> None:
+        """After the last tile: tell the counts."""
+        b = self.b
+        for i, place in enumerate((self.taken, self.left)):
+            b.store(b.load(place, typ=I64), _at(b, self.counts, ir.Constant(I64, i), 8))
+
+    def lanes(self, always: Any, first: Any, parts: list[Any]) -> Any:
+        """Append the selected of some lanes; which of them are. parts: what goes to each array."""
+        b = self.b
+        like = always if always is not None else first
+        found: Any = ir.Constant(I32, 0)
+        if always is not None:
+            found = self.bits(always)
+        if first is not None:
+            found = b.or_(found, self.limited(self.bits(first)))
+        hit = b.bitcast(b.trunc(found, ir.IntType(like.type.count)), like.type)
+        with b.if_then(b.icmp_unsigned("!=", found, ir.Constant(I32, 0))):
+            taken = b.load(self.taken, typ=I64)
+            for array, value in zip(self.arrays, parts, strict=True):
+                b.store(self.together(value, hit), _at(b, array, taken, 4), align=4)
+            b.store(b.add(taken, count_bits(b, found)), self.taken)
+        return hit
+
+    def bits(self, mask: Any) -> Any:
+        """A vector of truths as the bits of a word."""
+        return self.b.zext(self.b.bitcast(mask, ir.IntType(mask.type.count)), I32)
+
+    def limited(self, bits: Any) -> Any:
+        """The first of these bits, as many as are left."""
+        b = self.b
+        word = b.room(I32)
+        b.store(bits, word)
+        with b.if_then(b.icmp_unsigned("!=", bits, ir.Constant(I32, 0)), likely=False):
+            left = b.sub(b.load(self.left, typ=I64), count_bits(b, bits))
+            few = b.icmp_signed("<", left, ir.Constant(I64, 0))
+            b.store(b.select(few, ir.Constant(I64, 0), left), self.left)
+            with b.if_then(few, likely=False):
+                self.cut(word, b.neg(left))
+        return b.load(word, typ=I32)
+
+    def cut(self, word: Any, over: Any) -> None:
+        """Clear the highest bits that are set."""
+        b = self.b
+        before, body, after = b.block, b.append_basic_block("cut"), b.append_basic_block("was_cut")
+        b.branch(body)
+        b.position_at_end(body)
+        turn = b.phi(I64)
+        turn.add_incoming(over, before)
+        now = b.load(word, typ=I32)
+        highest = b.lshr(ir.Constant(I32, -(2**31)), b.ctlz(now, ir.Constant(ins.I1, 0)))
+        b.store(b.xor(now, highest), word)
+        rest = b.sub(turn, ir.Constant(I64, 1))
+        turn.add_incoming(rest, b.block)
+        b.cbranch(b.icmp_signed(">", rest, ir.Constant(I64, 0)), body, after)
+        b.position_at_end(after)
+
+    def together(self, value: Any, hit: Any) -> Any:
+        """The selected lanes at the beginning of a vector."""
+        b, kind = self.b, value.type
+        letter = "f32" if kind.element == ins.F32 else "i32"
+        full = f"llvm.experimental.vector.compress.v{kind.count}{letter}"
+        known = b.module.globals.get(full) or ir.Function(
+            b.module, ir.FunctionType(kind, [kind, hit.type, kind]), full
+        )
+        return b.call(known, [value, hit, ir.Constant(kind, ir.Undefined)])

@@ -1,0 +1,219 @@
+"""Typed expressions as instructions of a tile program: levels and conversions become visible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from compll.ir.expr import Expr, walk
+from compll.ir.module import WHOLE, Field, Module, Selection
+from compll.ir.program import Sink
+from compll.ir.tile import Kernel, NotLowered, Store, Value
+
+KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
+WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
+SHAPES = {"n": "lane", "kept": "lane", "group": "tile", "scalar": "piece", "static": "piece"}
+FOLDS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
+#: instructions of the same name and meaning as the operator, by what they are of
+ARITHMETIC = {"add", "sub", "mul", "neg", "abs", "min", "max", "sign", "where"}
+FLOATS = ARITHMETIC | {
+    "div", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "pow", "mod", "floordiv",
+    "float16", "bfloat16", "bfloat16_up", "exp2",
+}  # fmt: skip
+WHOLES = ARITHMETIC | {
+    "floordiv",
+    "mod",
+    "bitand",
+    "bitor",
+    "bitxor",
+    "shl",
+    "shr",
+    "trunc",
+    "exponent",
+}
+TRUTHS = {
+    "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isfinite", "isnan", "where",
+}  # fmt: skip
+BY_KIND = {
+    "f32": FLOATS, "i32": WHOLES, "bool": TRUTHS,
+    "f64": FLOATS - {"exp2"}, "i64": {"add", "sub", "mul", "neg"},
+}  # fmt: skip
+
+
+class Kept:
+    """The arrays that a selection's elements are put together in."""
+
+    def __init__(self, selection: Selection, values: Values) -> None:
+        self.selection, self.values = selection, values
+        self.parts: dict[int, tuple[Field, Value]] = {}
+
+    def load(self, value: Value) -> Value:
+        """What is captured of the selected elements, as a walk over them reads it."""
+        if id(value) not in self.parts:
+            storage = {"f32": "float32", "i32": "int32"}.get(value.kind)
+            if storage is None:
+                raise NotLowered("conditions of selected elements")
+            name = f"{self.selection.name}.{len(self.parts)}"
+            f = Field(name, storage, 0, "kept", self.selection.name)
+            self.parts[id(value)] = f, value
+        f = self.parts[id(value)][0]
+        return self.values.make("load", (), value.kind, "lane", f)
+
+
+class Values:
+    """Typed expressions as instructions; equal ones are one."""
+
+    def __init__(self, module: Module, kernel: Kernel) -> None:
+        self.module, self.kernel = module, kernel
+        self.fields = {f.name: f for f in module.fields}
+        self.states = {s.name: s for s in module.states}
+        self.done: dict[int, Value] = {}
+        self.made: dict[Any, Value] = {}
+        self.incoming: Value | None = None
+        self.kept: Kept | None = None
+
+    def make(
+        self, op: str, args: Iterable[Value], kind: str, level: str, attr: Any = None
+    ) -> Value:
+        """The one instruction with these parts."""
+        args = tuple(args)
+        known = id(attr) if isinstance(attr, Field) else (attr.__class__, repr(attr))
+        key = (op, *map(id, args), kind, level, known)
+        if key not in self.made:
+            self.made[key] = Value(op, args, kind, level, attr)
+        return self.made[key]
+
+    def of(self, expr: Expr) -> Value:
+        """The instruction that gives an expression's value."""
+        for e in walk(expr, into=lambda e: id(e) not in self.done and e.type.shape != "static"):
+            if id(e) not in self.done and e.type.shape in SHAPES:
+                self.done[id(e)] = self.one(e)
+        return self.done[id(expr)]
+
+    def one(self, e: Expr) -> Value:
+        level = SHAPES[e.type.shape]
+        if e.type.shape == "static":
+            return self.static(e)
+        if e.op in FOLDS and level == "tile":
+            return self.fold(e)
+        if e.op in FOLDS and e.args[0].type.shape == "n":
+            return self.make("total", [self.fold(e)], "f64", "piece", FOLDS[e.op])
+        special = getattr(self, f"op_{e.op}", None)
+        kind = (WIDE if level == "piece" else KINDS).get(e.type.dtype, "")
+        if special is not None:
+            found: Value = special(e, kind, level)
+            return found
+        op = "where" if e.op == "choose" else e.op
+        if op not in BY_KIND.get(kind, ()):
+            raise NotLowered(f"{e.op} of {e.type}")
+        args = [self.narrow(self.done[id(a)], level) for a in e.args]
+        return self.make(op, args, kind, level)
+
+    def narrow(self, value: Value, level: str) -> Value:
+        """A piece's number as lanes and tiles compute with: 32 bits."""
+        if level == "piece" or value.kind not in ("f64", "i64"):
+            return value
+        if value.op == "const":
+            kind = {"f64": "f32", "i64": "i32"}[value.kind]
+            return self.make("const", (), kind, "piece", value.attr)
+        kind = {"f64": "f32", "i64": "i32"}[value.kind]
+        return self.make("convert", [value], kind, "piece")
+
+    def static(self, e: Expr) -> Value:
+        """A number that the host knows: a constant, or one of the piece's row of statics."""
+        inner = e
+        while inner.op in ("float", "int", "lift") and inner.args:
+            inner = inner.args[0]
+        kind = WIDE[e.type.dtype]
+        if inner.op == "const" and e.type.dtype in ("float", "int"):
+            number = float(inner.value) if kind == "f64" else int(inner.value)
+            return self.make("const", (), kind, "piece", number)
+        known = next((i for i, s in enumerate(self.kernel.statics) if s is e), None)
+        if known is None:
+            known = len(self.kernel.statics)
+            self.kernel.statics.append(e)
+        return self.make("static", (), kind, "piece", known)
+
+    def fold(self, e: Expr) -> Value:
+        """A tile's sum, in the order of [Note: order of sums], or its largest or smallest value."""
+        what = FOLDS[e.op]
+        arg = self.of(e.args[0])
+        return self.make("fold", [arg], "f32", "tile", what)
+
+    # operators that are more than an instruction of their name
+
+    def op_input(self, e: Expr, kind: str, level: str) -> Value:
+        g = self.make("load", (), "f32", "lane", "g")
+        if self.incoming is not None:
+            g = self.make("add", [g, self.incoming], "f32", "lane")
+        return self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
+
+    def op_state(self, e: Expr, kind: str, level: str) -> Value:
+        if level != "lane":
+            raise NotLowered("a state per tensor")
+        return self.make("load", (), "f32", "lane", self.states[str(e.value)])
+
+    def op_lift(self, e: Expr, kind: str, level: str) -> Value:
+        value = self.done[id(e.args[0])]
+        return self.narrow(value, level) if level != "piece" else value
+
+    def op_float(self, e: Expr, kind: str, level: str) -> Value:
+        return self.make("convert", [self.done[id(e.args[0])]], kind, level)
+
+    op_int = op_float
+
+    def op_uniform(self, e: Expr, kind: str, level: str) -> Value:
+        return self.make("draw", (), "f32", "lane", int(e.value))
+
+    def op_group_size(self, e: Expr, kind: str, level: str) -> Value:
+        return self.make("count", (), kind, level)
+
+    def op_code(self, e: Expr, kind: str, level: str) -> Value:
+        return self.code(self.fields[str(e.value)], self.done[id(e.args[0])])
+
+    def code(self, f: Field, value: Value) -> Value:
+        """What a packed field stores of a value; it is rounded down, so `floor` changes nothing."""
+        if f.trits:
+            raise NotLowered("trits")
+        if value.op == "floor":
+            (value,) = value.args
+        return self.make("code", [value], "i32", "lane", f.bits)
+
+    def op_field(self, e: Expr, kind: str, level: str) -> Value:
+        f = self.fields[str(e.value)]
+        if f.trits:
+            raise NotLowered("trits")
+        return self.make("unpack" if f.packed else "load", (), kind, level, f)
+
+    def op_in(self, e: Expr, kind: str, level: str) -> Value:
+        return self.make("selected", (), kind, level, str(e.value))
+
+    def op_gather(self, e: Expr, kind: str, level: str) -> Value:
+        assert self.kept is not None
+        return self.kept.load(self.of(e.args[0]))
+
+    def op_indices(self, e: Expr, kind: str, level: str) -> Value:
+        assert self.kept is not None
+        return self.kept.load(self.make("position", (), "i32", "lane"))
+
+    def op_float32(self, e: Expr, kind: str, level: str) -> Value:
+        value = self.done[id(e.args[0])]
+        return value if kind == "f32" else self.make("float32", [value], kind, level)
+
+    def stored(self, sink: Sink) -> Store:
+        """What leaves a walk, or stands after it."""
+        value = self.of(sink.expr)
+        if sink.kind == "back":
+            return Store("gradient", None, value, back=True)
+        if sink.kind == "state":
+            return Store("state", self.states[sink.name], value)
+        f = sink.field
+        assert f is not None
+        if f.packed:
+            value = self.code(f, value)
+        elif f.storage in WHOLE:
+            if value.kind not in ("i32", "i64"):
+                raise NotLowered("whole numbers of floats")
+        elif value.kind in ("i32", "bool", "i64"):
+            value = self.make("convert", [value], "f32", value.level)
+        return Store("payload", f, value)
