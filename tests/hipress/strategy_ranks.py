@@ -70,5 +70,6 @@ def refused(rank, world_size):
     }
     found = {title: error_of(hipress.wrap, make(), "topk", **case) for title, case in cases.items()}
     found["auto"] = error_of(hipress.wrap, make(), down="int4_group")
-    found["codec"] = error_of(hipress.wrap, make(), "dgc", strategy="hierarchical")
+    for strategy in ("hierarchical", "gtopk", "oktopk"):
+        found[strategy] = error_of(hipress.wrap, make(), "dgc", strategy=strategy)
     return {title: error[:2] for title, error in found.items()}

@@ -37,3 +37,15 @@ def test_programs_of_former_buckets_are_dropped(plans):
     plans.plan_for((1, 0))
     gc.collect()
     assert programs[2]() is None
+
+
+def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
+    """With oktopk for each region of another rank, too; an owner's is a share of the mean."""
+    params = describe(torch.nn.Linear(200, 300, bias=False))
+    wanted = Options("auto", strategy="oktopk", min_size=0)
+    plan = fixed_plan(params, Int8(), wanted, Topology.flat(2))
+    bucket = BucketPlans(params, plan, wanted, 0).plan_for((0,))
+    (key, _), *_ = bucket.states
+    bucket.states[key, "worker"]["residual"][:] = 1
+    bucket.states[key, "aggregator"]["residual"][:30000] = 0.5
+    assert bucket.unsent().tolist() == [2.0] * 30000 + [1.0] * 30000

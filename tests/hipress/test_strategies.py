@@ -74,7 +74,9 @@ def test_what_cannot_be_is_told_on_every_rank():
             "downs": ("ConfigMismatch", "ranks disagree on down"),
             "not twice": ("ConfigError", "'dgc' cannot encode twice"),
             "auto": ("ConfigError", "down needs a compressor that is named"),
-            "codec": ("ConfigError", "'dgc' cannot encode twice"),
+            "hierarchical": ("ConfigError", "'dgc' cannot encode twice"),
+            "gtopk": ("ConfigError", "strategy 'gtopk' needs; use strategy 'allgather'"),
+            "oktopk": ("ConfigError", "strategy 'oktopk' needs; use strategy 'allgather'"),
         }.items():
             assert errors[title][0] == kind, (title, errors[title])
             assert expected in errors[title][1], title
