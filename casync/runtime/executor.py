@@ -143,7 +143,7 @@ class Executor:
             if not empty:
                 self._queued.append(job)
                 self._start_queued()
-        self._communication.post()
+        self._communication.wake()
         if empty:
             job.future.set_result(bucket)
         return job.future
