@@ -143,7 +143,6 @@ class Executor:
             if not empty:
                 self._queued.append(job)
                 self._start_queued()
-        self._communication.wake()
         if empty:
             job.future.set_result(bucket)
         return job.future
@@ -227,18 +226,16 @@ class Executor:
                 if job.waits[following] == 0:
                     self._release(job, following)
             job.left -= 1
-            last = not job.left
-            if last:
-                self._end_of(job, end)
-        self._communication.post()
-        if last:
-            _tell(job)
-
-    def _end_of(self, job: Job, now: float) -> None:
-        del self._running[job.sequence]
-        job.prepared.busy = False
-        self.counters.job_seconds += now - job.started
-        self._start_queued()
+            if job.left:
+                return
+            del self._running[job.sequence]
+            job.prepared.busy = False
+            self.counters.job_seconds += end - job.started
+            self._start_queued()
+        try:
+            job.future.set_result(job.bucket)
+        except Exception:  # a done-callback's; it must not end a lane
+            _log.exception("a callback of the bucket's future raised")
 
     def _count(self, job: Job, index: int, begin: float, end: float) -> None:
         task, slot, counters = job.tasks[index], job.prepared.slots[index], self.counters
@@ -291,14 +288,6 @@ class Executor:
             self._transport.abort()  # before callers go on, whose buckets it may still write
         for job in jobs:
             job.future.set_exception(error)  # type: ignore[arg-type] # torch types it as a value
-
-
-def _tell(job: Job) -> None:
-    """Give the caller the bucket."""
-    try:
-        job.future.set_result(job.bucket)
-    except Exception:  # a done-callback's; it must not end a lane
-        _log.exception("a callback of the bucket's future raised")
 
 
 def _names(world_size: int, ranks: Sequence[int] | None) -> list[str]:

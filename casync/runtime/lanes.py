@@ -1,18 +1,17 @@
 """The executor's threads.
 
 [Note: lanes] One compute lane runs encodes, decodes and merges, the most urgent ready one first:
-what another rank waits for, then in job order. Posting never blocks: receives are posted when a job
-starts, sends and reduces when ready, FIFO per peer and channel. So the order is the same on both
-sides, whatever the order in which payloads got ready. Sends are posted by the thread that made them
-ready, which saves a wake-up; receives by a thread for that, since whoever submits has a backward
-pass to run: there, eight receives took 0.3 ms, and 3 where cores were scarce. One thread posts at a
-time; what others put meanwhile, it posts as well.
+what another rank waits for, then in job order. One communication lane posts, and never blocks:
+receives when a job starts, sends and reduces when ready, FIFO per peer and channel. So the order
+is the same on both sides, whatever the order in which payloads got ready. Waiters block on what
+was posted, one per peer and channel, in that order; they cost nothing while they wait.
 
-Waiters block on what was posted, one per peer and channel, in that order; they cost nothing while
-they wait. One for all would need an answer to "which is done": gloo gives none for messages
-(is_completed() stays False until wait(), get_future() is not implemented, and a wait that times out
-breaks all connections). A second message to recv_anysource, as a bell, costs more than it saves: 64
-KB to and fro take 175 microseconds, 210 with a waiter's wake-up, 250 with bells.
+Fewer threads were tried. One waiter for all would need an answer to "which is done": gloo gives
+none for messages (is_completed() stays False until wait(), get_future() is not implemented, and a
+wait that times out breaks all connections). A second message to recv_anysource, as a bell, costs
+more than it saves: 64 KB to and fro take 175 microseconds, 210 with a waiter's wake-up, 250 with
+bells. Posting in the thread that makes a task ready keeps submit, and so the backward pass, for 0.3
+to 3 ms instead of 0.1; where only sends were posted so, bench.tasks found nothing gained.
 """
 
 from __future__ import annotations
@@ -72,11 +71,12 @@ def _spawn(run: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-def _let_go(lane: object) -> None:
+def _let_go(lane: object, thread: threading.Thread) -> None:
     """Forget what a lane that has ended no longer needs. In a cycle connections would live on until
     Python's collector finds them, maybe in a forked child, where their threads are missing."""
-    vars(lane).pop("_owner", None)
-    vars(lane).pop("_transport", None)
+    if not thread.is_alive():
+        vars(lane).pop("_owner", None)
+        vars(lane).pop("_transport", None)
 
 
 class Compute:
@@ -108,8 +108,7 @@ class Compute:
             self._changed.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
-        if not self._thread.is_alive():
-            _let_go(self)
+        _let_go(self, self._thread)
 
     def _run(self) -> None:
         while (item := self._next()) is not None:
@@ -159,8 +158,7 @@ class _Waiter:
     def join(self, patience: float) -> None:
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
-        if not self._thread.is_alive():
-            _let_go(self)
+        _let_go(self, self._thread)
 
     def _run(self) -> None:
         while (posted := self._queue.get()) is not None:
@@ -189,120 +187,85 @@ class _Waiter:
 
 
 class Communication:
-    """What is posted, and its waiters."""
+    """The communication lane and its waiters."""
 
     def __init__(self, owner: Owner, transport: Transport, watch: bool) -> None:
         self._owner = owner
         self._transport = transport
-        self._given: deque[tuple[Job, int]] = deque()
-        self._wakes: SimpleQueue[bool] = SimpleQueue()
-        self._posting = threading.RLock()  # again: a future's callback may close the executor
+        self._queue: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
         self._order: dict[_Lane, deque[tuple[Job, int]]] = defaultdict(deque)
         self._waiters: dict[_Lane, _Waiter] = {}
+        self._thread = _spawn(self._run, "communication")
         everybody = range(transport.world_size) if watch else ()
         peers = [each for each in everybody if each != transport.rank]
         self._watches = [Watch(owner, transport, peer, self._waiting) for peer in peers]
-        self._thread = _spawn(self._run, "communication")
 
     def start(self, job: Job) -> None:
-        """Take a job's receives and the order of its sends; jobs in the same order on all ranks.
-
-        As `put`, this only takes note: the caller may hold locks until it calls `post` or `wake`.
-        """
-        self._given.append((job, -1))
+        """Post a job's receives and take its sends into the order; jobs in the same order."""
+        self._queue.put((job, -1))
 
     def put(self, job: Job, index: int) -> None:
         """A send or reduce is ready."""
-        self._given.append((job, index))
-
-    def post(self) -> None:
-        """Post what was given. Where another thread is at it, that one goes on with this."""
-        while self._given and self._posting.acquire(blocking=False):
-            try:
-                while self._given:
-                    self._take(*self._given.popleft())
-            finally:
-                self._posting.release()
-
-    def wake(self) -> None:
-        """Have a thread post: for callers with other things to do."""
-        self._wakes.put(True)
+        self._queue.put((job, index))
 
     def close(self, patience: float) -> None:
-        """Stop the threads, after the executor has ended."""
-        end = time.monotonic() + patience
-        self._wakes.put(False)
+        """Stop the threads."""
+        self._queue.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
         for waiter in list(self._waiters.values()):
             waiter.stop()
+        end = time.monotonic() + patience
         for waiter in list(self._waiters.values()):
             waiter.join(max(0.0, end - time.monotonic()))
         for watch in self._watches:
             watch.join(max(0.0, end - time.monotonic()))
         self._watches.clear()
-        if self._posting.acquire(timeout=patience):
-            self._given.clear()
-            self._order.clear()
-            _let_go(self)
-            self._posting.release()
+        _let_go(self, self._thread)
 
     def _run(self) -> None:
-        while self._wakes.get():
-            self.post()
-
-    def _take(self, job: Job, index: int) -> None:
-        if self._owner.failed:
-            self._order.clear()
-        elif index < 0:
-            self._start(job)
-        else:
-            self._ready(job, index)
+        while (item := self._queue.get()) is not None:
+            if self._owner.failed:
+                self._order.clear()
+            elif item[1] < 0:
+                self._start(item[0])
+            else:
+                self._ready(*item)
+            del item
 
     def _start(self, job: Job) -> None:
-        """Post its receives; a waiter gets its own together, so that it wakes once."""
-        receives: dict[_Lane, list[Posted]] = defaultdict(list)
         for index, task in enumerate(job.tasks):
             if isinstance(task, Recv):
-                receives[_lane(task)].extend(self._post(job, index, task))
+                self._post(job, index, task)
             elif isinstance(task, Send | Reduce):
                 self._order[_lane(task)].append((job, index))
-        for lane, posted in receives.items():
-            self._await(lane, posted)
 
     def _ready(self, job: Job, index: int) -> None:
         """Post it and what waits behind it, or leave it until it is its turn."""
         job.ready.add(index)
-        lane = _lane(job.tasks[index])
-        order = self._order[lane]
+        order = self._order[_lane(job.tasks[index])]
         while order and order[0][1] in order[0][0].ready:
             first, number = order.popleft()
-            posted = self._post(first, number, first.tasks[number])
-            if lane[0] != Send.verb:
-                self._await(lane, posted)
-                continue
-            first.sent.extend(each[1:] for each in posted)
-            if len(first.sent) == first.prepared.sends:
-                self._await(_SENDS, [(first, *sent) for sent in first.sent])
+            self._post(first, number, first.tasks[number])
 
-    def _post(self, job: Job, index: int, task: Task) -> list[Posted]:
-        """What to wait for; nothing where it broke."""
+    def _post(self, job: Job, index: int, task: Task) -> None:
         begin = time.perf_counter()
         try:
             if self._owner.delay is not None:
                 self._owner.delay(f"post {task.text()}")
-            return [(job, index, self._posted(job, index, task), begin)]
+            self._await(job, index, self._posted(job, index, task), begin)
         except Exception as error:
             self._owner.fail(job, index, error)
-            return []
 
-    def _await(self, lane: _Lane, posted: list[Posted]) -> None:
+    def _await(self, job: Job, index: int, handle: Handle, begin: float) -> None:
         """Give it to its waiter: a thread, which an interpreter that is ending does not start."""
-        try:
-            self._waiter(lane).put(posted)
-        except Exception as error:
-            for job, index, *_ in posted:
-                self._owner.fail(job, index, error)
+        task = job.tasks[index]
+        if not isinstance(task, Send):
+            self._waiter(_lane(task)).put(((job, index, handle, begin),))
+            return
+        job.sent.append((index, handle, begin))
+        if len(job.sent) == job.prepared.sends:
+            self._waiter(_SENDS).put([(job, *sent) for sent in job.sent])
 
     def _posted(self, job: Job, index: int, task: Task) -> Handle:
         slot = job.prepared.slots[index]

@@ -2,8 +2,7 @@
 
 A transport posts operations without blocking and gives handles to wait on. Messages between two
 ranks on one channel arrive in the order in which they were sent; so do receives match them. Posts
-come from one thread at a time, waits from several. (rendezvous.py is apart: it has no channels, and
-groups.)
+come from one thread, waits from several. (rendezvous.py is apart: it has no channels, and groups.)
 """
 
 from __future__ import annotations
