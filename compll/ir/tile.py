@@ -8,7 +8,7 @@ Lanes beyond the end of a last, shorter tile read zeros, take no part in folds a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,11 @@ class Walk:
         places = [s.place for s in self.stores if s.place is not None]
         return [*self.folds, *compacted, *places, *(s.value for s in self.stores)]
 
+    @property
+    def values(self) -> list[Value]:
+        """What it computes, arguments first, and the piece's values that this needs."""
+        return list(order_inside(self.roots))
+
 
 @dataclass
 class KthLargest:
@@ -153,8 +158,10 @@ class Kernel:
         return [f for w in self.walks if w.compact is not None for f, _ in w.compact.parts]
 
 
-def order(roots: Iterable[Value]) -> Iterator[Value]:
-    """Every value that the roots need, once, arguments first."""
+def order(
+    roots: Iterable[Value], into: Callable[[Value], bool] = lambda v: True
+) -> Iterator[Value]:
+    """Every value that the roots need, once, arguments first; those of values `into` holds for."""
     seen: set[int] = set()
     stack = [(root, False) for root in reversed(list(roots))]
     while stack:
@@ -164,7 +171,12 @@ def order(roots: Iterable[Value]) -> Iterator[Value]:
         elif id(value) not in seen:
             seen.add(id(value))
             stack.append((value, True))
-            stack.extend((a, False) for a in reversed(value.args))
+            stack.extend((a, False) for a in reversed(value.args if into(value) else ()))
+
+
+def order_inside(roots: Iterable[Value]) -> Iterator[Value]:
+    """order, but not what the piece's values are made of: a total's fold is an earlier walk's."""
+    return order(roots, into=lambda v: v.level != "piece")
 
 
 def text(kernel: Kernel) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from compll.ir.module import Field
-from compll.ir.tile import Compact, Store, Value, Walk, order
+from compll.ir.tile import Compact, Store, Value, Walk
 from compll.numerics.numbers import lane_count
 
 #: from how many instructions on a value that several loops use is kept instead of made again
@@ -38,7 +38,7 @@ def loops(walk: Walk, tile: int) -> list[Loop]:
         return [Loop(0, tile, list(walk.folds), walk.stores, compact=walk.compact)]
     stages = _stages(walk)
     found: list[Loop] = []
-    folds = [v for v in order(_roots(walk)) if v.op == "fold"]
+    folds = [v for v in walk.values if v.op == "fold"]
     for fold in folds:
         stride = lane_count(tile) if fold.attr == "sum" else 0
         _loop(found, stages[id(fold)] - 1, stride).folds.append(fold)
@@ -60,15 +60,12 @@ def loops(walk: Walk, tile: int) -> list[Loop]:
     return found
 
 
-def _roots(walk: Walk) -> list[Value]:
-    return walk.roots
-
-
 def _stages(walk: Walk) -> dict[int, int]:
     """After how many rounds of folds each value is known."""
     stages: dict[int, int] = {}
-    for v in order(_roots(walk)):
-        stages[id(v)] = max([stages[id(a)] for a in v.args], default=0) + (v.op == "fold")
+    for v in walk.values:
+        made_of = [stages[id(a)] for a in v.args if v.level != "piece"]
+        stages[id(v)] = max(made_of, default=0) + (v.op == "fold")
     return stages
 
 

@@ -53,7 +53,7 @@ def binaries(target: str, texts: Texts, arch: str) -> Binaries:
 
 
 def _cpu(module: Module, params: Mapping[str, Number]) -> Texts:
-    from compll.backends.cpu.backend import Source, loops_text
+    from compll.backends.cpu.numba_kernels import Source, loops_text
 
     if module.arrays:
         from compll.backends.cpu.loops import Loops

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu import backend as cpu
 from compll.backends.cpu import load as cpu_load
 from compll.backends.cpu import native as cpu_native
+from compll.backends.cpu import numba_kernels as cpu
 from compll.backends.cpu import object as cpu_object
 from compll.backends.cpu import parallel_compile as cpu_apart
 from compll.backends.cpu.declare import Declared

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu.backend import Source
+from compll.backends.cpu.numba_kernels import Source
 from compll.numerics.numbers import sample_positions
 from compll.runtime.library import locate
 from tests.tiers import first_fast

@@ -84,7 +84,7 @@ def test_a_wrong_length_is_refused():
 def test_what_aggregators_need_can_be_compiled_ahead(name):
     codec = compll.compile(name)
     codec.prepare()
-    assert ("hop" in codec.backend.libraries) == codec.fuses
+    assert any(name.startswith("hop") for name in codec.backend.functions) == codec.fuses
     assert codec.fuses == (name == "signsgd")  # several walks would each decode
 
 

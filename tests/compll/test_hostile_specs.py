@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import backend as cpu
+from compll.backends.cpu import numba_kernels as cpu
 from compll.frontend.source import LIMIT_BYTES
 
 SPEC = """name: x

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu.backend import Source
+from compll.backends.cpu.numba_kernels import Source
 from compll.backends.cpu.outline import outline
 
 ROUNDS = """

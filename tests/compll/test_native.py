@@ -12,9 +12,9 @@ import pytest
 from numba.core.registry import cpu_target
 
 import compll
-from compll.backends.cpu import backend as cpu
 from compll.backends.cpu import load as cpu_load
 from compll.backends.cpu import native as cpu_native
+from compll.backends.cpu import numba_kernels as cpu
 from compll.backends.cpu import object as cpu_object
 from compll.backends.cpu.declare import declared
 from compll.backends.cpu.native import Stored

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu import backend as cpu
+from compll.backends.cpu import numba_kernels as cpu
 from compll.runtime.library import locate
 
 GOOD = """name: example

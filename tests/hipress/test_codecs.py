@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import compll
-from compll.backends.cpu import native as cpu_native
 from hipress.plan import evidence
 from hipress.sync.state import deferrable_states
 from tests.hipress import codec_ranks
@@ -84,7 +83,6 @@ def test_a_compressor_that_suits_nothing_is_told():
     assert second == []
 
 
-@pytest.mark.skipif(not cpu_native.possible(), reason="numba's own cache serves here")
 def test_compiling_is_told_by_rank_0_once(tmp_path):
     first, second = launch(codec_ranks.compiled, 2, str(tmp_path))
     assert second == [[], []]

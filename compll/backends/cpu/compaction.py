@@ -2,7 +2,7 @@
 
 llvm.experimental.vector.compress is one instruction with AVX-512; elsewhere LLVM stores each lane
 and moves the place on if it is selected, without a branch. Whole vectors are written, so arrays
-have SLACK more elements than they hold.
+have SLACK (interface.py) more elements than they hold.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from llvmlite import ir
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.instructions import I32, I64, Builder
 from compll.ir.tile import Compact
-
-SLACK = 64
 
 
 def _at(b: Builder, pointer: Any, count: Any, size: int) -> Any:

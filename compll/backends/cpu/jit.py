@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
+import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -16,6 +18,7 @@ import llvmlite.binding as llvm
 
 from compll.runtime.cache import alone, folder, spare, usual, write
 
+log = logging.getLogger("compll")
 _numbers = itertools.count()
 
 
@@ -32,9 +35,11 @@ def machine() -> Any:
 @cache
 def version() -> str:
     """What an object depends on besides its tile program: the compiler itself and the processor."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
-        digest.update(path.read_bytes())
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
+    for folder_of in ("backends/cpu", "ir", "numerics", "passes"):
+        for name in sorted(os.listdir(root / folder_of)):
+            if name.endswith(".py"):
+                digest.update((root / folder_of / name).read_bytes())
     features = llvm.get_host_cpu_features().flatten()
     known = (llvmlite.__version__, llvm.get_host_cpu_name(), features, digest.hexdigest())
     return " ".join(known)
@@ -60,6 +65,7 @@ def stored(name: str, program: str, text: Callable[[], str]) -> bytes:
     with alone(path):
         with suppress(OSError):
             return _checked(path.read_bytes())
+        log.info("compiling kernels of %s, which are then cached", name)
         made: bytes = machine().emit_object(optimized(text()))
         data = hashlib.sha256(made).digest() + made
         try:

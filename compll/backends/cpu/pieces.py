@@ -26,6 +26,8 @@ class Rows:
 
     def of(self, kernel: str, exprs: list[Expr], table: I64, step: int) -> F64:
         """float64 [m, expressions], for the kernel of this name."""
+        if not exprs:
+            return np.empty((len(table), 0))
         rows = [self.row(kernel, exprs, n, step) for n in table[:, 1].tolist()]
         return np.array(rows, np.float64).reshape(len(table), len(exprs))
 

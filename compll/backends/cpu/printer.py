@@ -7,7 +7,7 @@ and what it made copied back; its packed codes lie otherwise (see [Note: packing
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -15,6 +15,7 @@ from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.instructions import F32, F64, I1, I8, I32, I64, KINDS, PTR, VOID, Builder
+from compll.backends.cpu.interface import GIVEN, signature
 from compll.backends.cpu.kth_largest import Search
 from compll.backends.cpu.walks import (
     LEAST,
@@ -28,6 +29,7 @@ from compll.backends.cpu.walks import (
     number,
     store_name,
     stored_as,
+    streamed,
 )
 from compll.ir.layout import header
 from compll.ir.module import Field
@@ -36,23 +38,9 @@ from compll.numerics.numbers import LANES, MASK
 
 #: columns of a batch's table
 COLUMNS = ("start", "n", "tensor", "first", "state")
-#: bytes of a piece from which on decoded values are written past the cache: more than it holds
+#: bytes from which on an array is written past the cache: more than it holds
 PAST = 1 << 24
-ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
-#: what a kernel is given before its states: name, type in LLVM IR and for ctypes
-GIVEN = (
-    ("x", PTR, ADDRESS), ("table", PTR, ADDRESS), ("rows", I64, WORD), ("payload", PTR, ADDRESS),
-    ("at", PTR, ADDRESS), ("used", PTR, ADDRESS), ("statics", PTR, ADDRESS),
-    ("seed", I64, WORD), ("step", I64, WORD), ("scale", F32, ctypes.c_float),
-    ("back", I8, ctypes.c_int8), ("data", PTR, ADDRESS), ("data_at", PTR, ADDRESS),
-    ("data_used", PTR, ADDRESS), ("scratch", PTR, ADDRESS), ("room", I64, WORD),
-    ("bad", PTR, ADDRESS),
-)  # fmt: skip
-
-
-def signature(kernel: Kernel) -> list[Any]:
-    """The kinds of a kernel's arguments, for ctypes."""
-    return [kind for _, _, kind in GIVEN] + [ADDRESS] * len(kernel.states)
+TYPES = {ctypes.c_void_p: PTR, ctypes.c_int64: I64, ctypes.c_float: F32, ctypes.c_int8: I8}
 
 
 def gains() -> bool:
@@ -139,9 +127,9 @@ class Printer:
     def __init__(self, module: ir.Module, kernel: Kernel, helpers: Helpers) -> None:
         self.module, self.kernel, self.helpers = module, kernel, helpers
         self.tile, self.spec = kernel.tile, kernel.module
-        kinds = [kind for _, kind, _ in GIVEN] + [PTR] * len(kernel.states)
+        kinds = [TYPES[kind] for kind in signature(kernel)]
         self.function = ir.Function(module, ir.FunctionType(VOID, kinds), kernel.name)
-        names = [name for name, _, _ in GIVEN] + [f"state {s.name}" for s in kernel.states]
+        names = [*GIVEN, *(f"state {s.name}" for s in kernel.states)]
         self.given = dict(zip(names, self.function.args, strict=True))
         self.encodes = not kernel.name.startswith(("decode", "check"))
         self.hops = "hop" in kernel.name
@@ -149,10 +137,9 @@ class Printer:
         self.b = Builder(self.function.append_basic_block("entry"))
 
     def walk(self, index: int, walk: Walk) -> list[WalkPrinter]:
-        """The functions of a walk: with usual stores, and for decode such past the cache."""
-        plain = not self.encodes and not self.kernel.adds and not walk.of and gains()
+        """The functions of a walk: with usual stores, and with such past the cache."""
         found = []
-        for past in (False, True)[: 1 + plain]:
+        for past in (False, True)[: 1 + bool(gains() and streamed(walk))]:
             name = f"{self.kernel.name}_walk{index}{'_past' * past}"
             found.append(WalkPrinter(self.module, name, walk, self.tile, past))
             found[-1].emit(self.helpers.keys if found[-1].draws else None)
@@ -174,7 +161,7 @@ class Printer:
             self.p = p
             with b.if_then(b.icmp_signed(">", self.row["n"], number(I64, 0))):
                 self.piece()
-        if not self.encodes:
+        if any(len(found) > 1 for found in self.walks.values()):
             b.fence("seq_cst")  # stores past the cache are seen by other threads from here on
         b.ret_void()
 
@@ -360,7 +347,8 @@ class Printer:
         rest = b.urem(n, number(I64, self.tile))
         pointers = dict(self.pointers)
         if past:
-            with b.if_else(self.large()) as (then, otherwise):
+            arrays = {store_name(s): item_bytes(s.field) for s in streamed(walk)}
+            with b.if_else(self.large(arrays)) as (then, otherwise):
                 with then:
                     self.call(
                         past[0], pointers, pieces, full, number(I64, self.tile), number(I64, 0)
@@ -382,7 +370,7 @@ class Printer:
         b, size = self.b, self.bytes(self.row["n"], 4)
         if not gains():
             return self.clear(number(I64, 0), size)
-        with b.if_else(self.large()) as (then, otherwise):
+        with b.if_else(self.large({"g": 4})) as (then, otherwise):
             with then:
                 start = b.and_(b.neg(b.ptrtoint(self.pointers["g"], I64)), number(I64, 63))
                 lines = b.add(start, b.and_(b.sub(size, start), number(I64, -64)))
@@ -406,13 +394,19 @@ class Printer:
         place = at(b, self.pointers["g"], start)
         b.call(known, [place, number(I8, 0), b.sub(stop, start), number(I1, 0)])
 
-    def large(self) -> Any:
-        """Whether what is decoded is more than caches hold, and begins where such stores may."""
+    def large(self, arrays: Mapping[str, int]) -> Any:
+        """Whether arrays are more than caches hold, and begin where stores past them may.
+
+        arrays: the bytes of their elements, as many as the piece has.
+        """
         b = self.b
-        much = b.icmp_signed(">=", self.row["n"], number(I64, PAST // 4))
-        address = b.ptrtoint(self.pointers["g"], I64)
-        even = b.icmp_unsigned("==", b.and_(address, number(I64, 15)), number(I64, 0))
-        return b.and_(much, even)
+        found: Any = number(I1, 1)
+        for name, size in arrays.items():
+            much = b.icmp_signed(">=", self.bytes(self.row["n"], size), number(I64, PAST))
+            address = b.ptrtoint(self.pointers[name], I64)
+            even = b.icmp_unsigned("==", b.and_(address, number(I64, 15)), number(I64, 0))
+            found = b.and_(found, b.and_(much, even))
+        return found
 
     def open_total(self, f: Value) -> None:
         """Where a walk adds up a fold."""
@@ -495,6 +489,3 @@ class Printer:
             return
         with loop(b, self.bytes(rest, size)) as i:
             b.store(b.load(at(b, room, i), typ=I8), at(b, place, i))
-
-
-__all__ = ["GIVEN", "I1", "Printer", "module_text", "signature"]

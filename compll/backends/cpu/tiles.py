@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.cpu import jit, printer
-from compll.backends.cpu.compaction import SLACK
+from compll.backends.cpu import jit
+from compll.backends.cpu.interface import GIVEN, SLACK, signature
 from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError
 from compll.ir.layout import payload_bytes
@@ -21,6 +22,8 @@ from compll.numerics.types import F32, I64, U8
 from compll.passes import lower
 from compll.runtime.arrays import HostArrays
 from compll.runtime.batches import Incoming, State
+
+_START = ctypes.c_char * 0
 
 
 class TileKernels:
@@ -36,22 +39,29 @@ class TileKernels:
         self.sizes: dict[int, int] = {}
         self.fuses = bool(self.parts["hop"])
         self.writes_back = module.decoded is not None and not module.selections
-        self.libraries: dict[str, jit.Library] = {}
+        self.libraries: list[jit.Library] = []
+        self.functions: dict[str, Callable[..., None]] = {}
         self.lock = threading.Lock()
-        self.library("first")
+        self.load(self.parts["first"])
 
-    def library(self, part: str) -> jit.Library:
-        """The functions that are compiled together, at their first use."""
-        with self.lock:
-            if part not in self.libraries:
-                self.libraries[part] = self.load(self.parts[part])
-            return self.libraries[part]
-
-    def load(self, part: list[Kernel]) -> jit.Library:
+    def load(self, part: list[Kernel]) -> None:
+        """Have the functions that are compiled together, unless they are there."""
         name = self.module.name
-        program = "".join(map(text, part))
-        image = jit.stored(name, program, lambda: printer.module_text(name, part))
-        return jit.Library(image, {k.name: printer.signature(k) for k in part})
+        with self.lock:
+            if part[0].name in self.functions:
+                return
+            program = "".join(map(text, part))
+            image = jit.stored(name, program, lambda: _printed(name, part))
+            library = jit.Library(image, {k.name: signature(k) for k in part})
+            self.libraries.append(library)
+            self.functions |= library.functions
+
+    def function(self, name: str) -> Callable[..., None]:
+        """A kernel, compiled at its first use with those of its part."""
+        if name not in self.functions:
+            kernel = self.by_name[name]
+            self.load(next(part for part in self.parts.values() if kernel in part))
+        return self.functions[name]
 
     def text(self) -> str:
         """The tile programs."""
@@ -61,9 +71,7 @@ class TileKernels:
         """Run a kernel. given: arrays and numbers, by the names of its parameters."""
         if self.by_name[name].compacted:
             given = {**given, **self.scratch(self.by_name[name], given["table"])}
-        part = next(p for p, found in self.parts.items() if self.by_name[name] in found)
-        function = self.library(part).functions[name]
-        function(*(_passed(given.get(n, 0)) for n, _, _ in printer.GIVEN), *map(_passed, states))
+        self.function(name)(*[_passed(given.get(n, 0)) for n in GIVEN], *map(_passed, states))
 
     @staticmethod
     def scratch(kernel: Kernel, table: I64) -> dict[str, Any]:
@@ -151,9 +159,20 @@ class TileKernels:
         """A bad payload was told at once."""
 
 
+def _printed(name: str, part: list[Kernel]) -> str:
+    """Their LLVM IR."""
+    from compll.backends.cpu.printer import module_text  # takes longer than to load an object
+
+    return module_text(name, part)
+
+
 def _passed(value: Any) -> Any:
     """An array's address, or a number."""
-    return value.ctypes.data if isinstance(value, np.ndarray) else value
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.flags.writeable:
+        return ctypes.addressof(_START.from_buffer(value.data))
+    return value.ctypes.data  # of any array, and several times as slow
 
 
 def _signed(seed: int) -> int:

@@ -17,7 +17,7 @@ from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.instructions import F32, F64, I8, I16, I32, I64, KINDS, PTR, VOID, Builder
 from compll.ir.module import Field
-from compll.ir.tile import Compact, Store, Value, Walk, order
+from compll.ir.tile import Compact, Store, Value, Walk, order, order_inside
 from compll.numerics.numbers import LANES, lane_count
 from compll.passes.fuse import Loop, loops, order_of_lanes
 
@@ -26,6 +26,8 @@ WIDTH = 16
 UNROLLED = 8
 #: bytes ahead of a load that are asked for
 AHEAD = 8192
+#: bytes that a cache holds together
+LINE = 64
 #: storages of 16 bits: from their bits as int32, and to them
 HALVES: dict[str, tuple[Any, Any]] = {
     "float16": (ins.of_float16, ins.float16_bits),
@@ -95,16 +97,13 @@ class Arrays:
 
 def given(walk: Walk) -> Arrays:
     """The arrays, values of the piece and accumulators that a walk needs, in its parameters' order."""
-    found = list(order(walk.roots))
+    found = walk.values
     names = [array_of(v) for v in found if v.op in ("load", "unpack") and v.level != "piece"]
     names += [store_name(s) for s in walk.stores]
     if walk.compact is not None:
         names += [f"kept {f.name}" for f, _ in walk.compact.parts]
         names.append(f"count {walk.compact.selection}")
-    inside = [v for v in found if v.level != "piece"]
-    pieces = [a for v in inside for a in v.args if a.level == "piece"]
-    pieces += [s.value for s in walk.stores if s.value.level == "piece"]
-    pieces = [v for v in dict.fromkeys(pieces) if v.op != "const"]
+    pieces = [v for v in found if v.level == "piece" and v.op != "const"]
     return Arrays(list(dict.fromkeys(names)), pieces, list(dict.fromkeys(walk.folds)))
 
 
@@ -121,6 +120,17 @@ def array_of(v: Value) -> str:
 def store_name(s: Store) -> str:
     """The array that a store writes."""
     return {"state": f"state {s.name}", "payload": f"out {s.name}"}.get(s.target, "g")
+
+
+def streamed(walk: Walk) -> list[Store]:
+    """Stores of floats per lane to arrays that the walk does not read: such may go past the cache."""
+    read = {array_of(v) for v in walk.values if v.op == "load" and v.level == "lane"}
+    return [
+        s
+        for s in walk.stores
+        if not walk.of and s.target in ("gradient", "payload") and not s.packed
+        and s.value.level == "lane" and store_name(s) not in read
+    ]  # fmt: skip
 
 
 class WalkPrinter:
@@ -157,17 +167,12 @@ class WalkPrinter:
         }
         sums = [f for one in self.loops for f in one.folds if f.attr == "sum"]
         self.lanes = {id(f): self.b.room(F32, lane_count(tile)) for f in sums}
-        self.draws = sorted({v.attr for v in order(self.roots) if v.op == "draw"})
+        self.draws = sorted({v.attr for v in walk.values if v.op == "draw"})
         self.asked: set[str] = set()
         # two arrays' tiles push each other out of a small first level of the cache
         arrays = [n for n in self.needs.arrays if n == "g" or n.startswith("state")]
         self.level = 3 if len(arrays) == 1 else 2
         self.written: set[int] = set()
-
-    @property
-    def roots(self) -> list[Value]:
-        """All that the walk computes."""
-        return self.walk.roots
 
     def emit(self, keys: Any) -> None:
         """The function's body. keys: the function that gives the keys of a draw."""
@@ -242,7 +247,7 @@ class WalkPrinter:
     def stores_of_tiles(self) -> None:
         """Stores of one value per tile that are known by now."""
         for s in self.walk.stores:
-            ready = all(v.op != "fold" or id(v) in self.local for v in order([s.value]))
+            ready = all(v.op != "fold" or id(v) in self.local for v in order_inside([s.value]))
             if s.value.level == "lane" or not ready or id(s) in self.written:
                 continue
             self.written.add(id(s))
@@ -344,6 +349,7 @@ class Lanes:
         b = self.b
         self.offset, self.index = known, b.add(self.place, offset)
         self.values: dict[int, Any] = {}
+        self.asked: set[str] = set()
         for v in self.one.kept:
             pointer = at(b, self.walk.buffers[id(v)], b.mul(self.index, number(I64, 4)))
             b.store(self.value(v), pointer, align=4)
@@ -398,22 +404,32 @@ class Lanes:
         b = self.b
         base = b.mul(self.walk.t, number(I64, self.tile))
         element = b.add(base, self.index)
-        found = at(b, self.walk.pointers[name], b.mul(element, number(I64, size)))
-        self.ask(name, found)
-        return found
+        self.ask(name, size)
+        return at(b, self.walk.pointers[name], b.mul(element, number(I64, size)))
 
-    def ask(self, name: str, pointer: Any) -> None:
-        """Have what lies ahead of it brought nearer, once a walk."""
-        if self.walk.past or self.width == 1 or (name in self.walk.asked and name not in self.mine):
+    def ask(self, name: str, size: int) -> None:
+        """Have what lies ahead brought nearer, once a walk: line after line, whatever the stride.
+
+        Lanes in order a processor brings nearer itself, and asking hinders it.
+        """
+        asked_before = name in self.asked or (name in self.walk.asked and name not in self.mine)
+        if asked_before or self.walk.past or self.stride == self.tile:
             return
         self.walk.asked.add(name)
         self.mine.add(name)
-        b = self.b
+        self.asked.add(name)
+        b, turn = self.b, self.width * size  # bytes a visit
+        if self.offset is not None and self.offset // self.stride * turn % LINE:
+            return  # a part of a line that was asked for
+        visit = b.udiv(b.sub(self.index, self.place), number(I64, self.stride))
+        before = b.mul(self.place, number(I64, self.tile // self.stride * size))
+        tiles = b.mul(self.walk.t, number(I64, self.tile * size))
+        offset = b.add(b.add(tiles, before), b.mul(visit, number(I64, turn)))
         full = "llvm.prefetch.p0"
         known = b.module.globals.get(full) or ir.Function(
             b.module, ir.FunctionType(VOID, [PTR, I32, I32, I32]), full
         )
-        ahead = at(b, pointer, number(I64, AHEAD))
+        ahead = at(b, self.walk.pointers[name], b.add(offset, number(I64, AHEAD)))
         b.call(known, [ahead, number(I32, 0), number(I32, self.walk.level), number(I32, 1)])
 
     def op_load(self, v: Value) -> Any:
@@ -437,11 +453,12 @@ class Lanes:
         byte, plane = self.byte_and_plane(width)
         start = b.mul(self.walk.t, number(I64, width))
         pointer = at(b, self.walk.pointers[array_of(v)], b.add(start, byte))
-        x = b.load(pointer, typ=ir.VectorType(I8, w), align=1)
-        if f.bits < 8 and plane is not None:
-            shift = b.splat(b.trunc(b.mul(plane, number(I64, f.bits)), I8), w)
-            x = b.and_(b.lshr(x, shift), ir.Constant(x.type, [(1 << f.bits) - 1] * w))
-        return b.zext(x, ir.VectorType(I32, w))
+        x = b.zext(b.load(pointer, typ=ir.VectorType(I8, w), align=1), ir.VectorType(I32, w))
+        if f.bits == 8:
+            return x
+        # as words: processors have no shift of bytes
+        shift = b.splat(b.trunc(b.mul(plane, number(I64, f.bits)), I32), w)
+        return b.and_(b.lshr(x, shift), ins.const(I32, x, (1 << f.bits) - 1))
 
     def byte_and_plane(self, width: int) -> tuple[Any, Any]:
         """In which byte of `width` the codes in hand lie, and as which of its codes."""
@@ -525,7 +542,7 @@ class Lanes:
         if s.target == "state":
             value = self.finite_or_before(s, value)
         made = b.store(stored_as(b, value, storage), pointer, align=1)
-        if self.walk.past and s.target == "gradient":
+        if self.walk.past and s in streamed(self.walk.walk):
             made.align = 16
             one = b.module.add_metadata([number(I32, 1)])
             made.set_metadata("nontemporal", one)

@@ -1,0 +1,25 @@
+"""What kernels are called with. Apart from their printer, which a process with cached objects
+never imports."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from compll.ir.tile import Kernel
+
+#: elements that arrays of selected ones have besides them: whole vectors are written
+SLACK = 64
+ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
+#: what a kernel is given before its states, and of what type
+GIVEN: dict[str, Any] = {
+    "x": ADDRESS, "table": ADDRESS, "rows": WORD, "payload": ADDRESS, "at": ADDRESS,
+    "used": ADDRESS, "statics": ADDRESS, "seed": WORD, "step": WORD, "scale": ctypes.c_float,
+    "back": ctypes.c_int8, "data": ADDRESS, "data_at": ADDRESS, "data_used": ADDRESS,
+    "scratch": ADDRESS, "room": WORD, "bad": ADDRESS,
+}  # fmt: skip
+
+
+def signature(kernel: Kernel) -> list[Any]:
+    """The types of a kernel's arguments, for ctypes."""
+    return [*GIVEN.values(), *[ADDRESS] * len(kernel.states)]
