@@ -408,12 +408,9 @@ class Lanes:
         return at(b, self.walk.pointers[name], b.mul(element, number(I64, size)))
 
     def ask(self, name: str, size: int) -> None:
-        """Have what lies ahead brought nearer, once a walk: line after line, whatever the stride.
-
-        Lanes in order a processor brings nearer itself, and asking hinders it.
-        """
+        """Have what lies ahead brought nearer, once a walk: line after line, whatever the stride."""
         asked_before = name in self.asked or (name in self.walk.asked and name not in self.mine)
-        if asked_before or self.walk.past or self.stride == self.tile:
+        if asked_before or self.walk.past or self.width == 1:
             return
         self.walk.asked.add(name)
         self.mine.add(name)
