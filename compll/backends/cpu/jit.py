@@ -62,10 +62,10 @@ def stored(name: str, program: str, text: Callable[[], str]) -> bytes:
     with suppress(OSError):
         return _checked((usual("cpu") / file).read_bytes())
     path = folder("cpu") / file
+    log.info("compiling kernels of %s, which are then cached", name)
     with alone(path):
         with suppress(OSError):
             return _checked(path.read_bytes())
-        log.info("compiling kernels of %s, which are then cached", name)
         made: bytes = machine().emit_object(optimized(text()))
         data = hashlib.sha256(made).digest() + made
         try:
