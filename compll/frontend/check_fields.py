@@ -104,7 +104,8 @@ class Declarations(Expressions):
         fields, self.assumed = [], dict[str, Field]()
         unread = {b.name for b in self.spec.encode} & set(self.spec.broken) & set(env)
         for name in (u for u in unread if not recovery.wrong(env[u])):  # the type was not read
-            self.assumed[name] = Field(name, "float32", 32, env[name].type.shape, env[name].type.of)
+            made = env[name].type
+            self.assumed[name] = Field(name, "float32", 32, made.shape, made.of, dims=made.dims)
         for item in self.spec.payload:
             storage, bits = self.storage(item)
             value = env.get(item.name)

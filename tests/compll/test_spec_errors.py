@@ -1,5 +1,7 @@
 """Wrong specs: every problem at once, with its place and a hint; never a traceback."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -387,3 +389,12 @@ def test_giant_powers_and_deep_nesting_end(tmp_path):
     try_compile(GOOD.replace("mean(abs(g))", "-" * 3000 + "g"), tmp_path)
     try_compile("[" * 5000, tmp_path)
     try_compile("a: &x [*x]", tmp_path)
+
+
+def test_a_matrix_whose_type_was_not_written_keeps_its_shape(tmp_path):
+    path = tmp_path / "atomo.yaml"
+    text = locate("atomo").read_text()
+    path.write_text(re.sub(r"(payload:\n  left:).*", r"\1", text))
+    with pytest.raises(compll.SpecError) as found:
+        compll.compile(path, "reference")
+    assert [d.message for d in found.value.diagnostics] == ["'left' needs a type"]
