@@ -127,6 +127,14 @@ class KthLargest:
     larger: Value
 
 
+@dataclass(frozen=True)
+class Stream:
+    """Positions of varying length: an encode stores the array in the field, others load it."""
+
+    field: Field
+    array: Field
+
+
 @dataclass
 class Kernel:
     """encode, decode or check. steps: walks, in order; searches and stores of the piece between.
@@ -139,7 +147,7 @@ class Kernel:
     name: str
     module: Module
     tile: int
-    steps: list[Walk | Store | KthLargest] = field(default_factory=list)
+    steps: list[Walk | Store | KthLargest | Stream] = field(default_factory=list)
     statics: list[Expr] = field(default_factory=list)
     states: list[Field] = field(default_factory=list)
     bad: Value | None = None
@@ -155,7 +163,9 @@ class Kernel:
     @property
     def compacted(self) -> list[Field]:
         """The arrays that selected elements are put together in."""
-        return [f for w in self.walks if w.compact is not None for f, _ in w.compact.parts]
+        found = [f for w in self.walks if w.compact is not None for f, _ in w.compact.parts]
+        found += [s.array for s in self.steps if isinstance(s, Stream)]
+        return list({f.name: f for f in found}.values())
 
 
 def order(
@@ -189,6 +199,9 @@ def text(kernel: Kernel) -> str:
     for number, static in enumerate(kernel.statics):
         lines.append(f"  static {number} = {static}")
     for step in kernel.steps:
+        if isinstance(step, Stream):
+            lines.append(f"  stream {step.field.name}, {step.array.name} as {step.field.storage}")
+            continue
         inner = step.walk if isinstance(step, KthLargest) else step
         stores = inner.stores if isinstance(inner, Walk) else [inner]
         roots = inner.roots if isinstance(inner, Walk) else [inner.value]

@@ -6,7 +6,7 @@ What tile programs do not have yet raises NotLowered, here, in values.py and in 
 from __future__ import annotations
 
 from compll.ir.layout import tile_of
-from compll.ir.module import POSITIONS, Module
+from compll.ir.module import Module
 from compll.ir.program import Pass, Program
 from compll.ir.tile import Kernel, NotLowered, Store, Value, Walk
 from compll.passes import selections
@@ -20,7 +20,7 @@ def _whole(module: Module) -> None:
         raise NotLowered("matrices and rounds")
     selections.refuse(module)
     for f in (*module.fields, *module.states):
-        if f.trits or f.shape not in SHAPES or f.storage in POSITIONS:
+        if f.trits or f.shape not in SHAPES or f.storage in ("golomb", "elias"):
             raise NotLowered(f"a field {f.storage}[{f.shape}]")
     if any(s.shape != "n" for s in module.states):
         raise NotLowered("a state per tensor")

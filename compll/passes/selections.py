@@ -6,16 +6,16 @@ What belongs to them follows as a walk over what was put together. See docs/tile
 from __future__ import annotations
 
 from compll.ir.expr import Expr, walk
-from compll.ir.module import Field, Module, Selection
+from compll.ir.module import POSITIONS, Field, Module, Selection
 from compll.ir.program import Pass, Program
-from compll.ir.tile import Compact, Kernel, KthLargest, NotLowered, Store, Value, Walk
+from compll.ir.tile import Compact, Kernel, KthLargest, NotLowered, Store, Stream, Value, Walk
 from compll.passes.values import Kept, Values
 
 
 def refuse(module: Module) -> None:
     """Raise NotLowered for what is not lowered yet."""
-    if len(module.selections) > 1 or any(s.kind != "top" for s in module.selections):
-        raise NotLowered("filters, drawn selections, and several")
+    if len(module.selections) > 1 or any(s.kind == "drawn" for s in module.selections):
+        raise NotLowered("drawn selections, and several")
     if module.selections and module.decode.op != "scatter":
         raise NotLowered("a decode that spreads")
     if module.selections and module.group:
@@ -56,18 +56,35 @@ def encode(values: Values, program: Program, one: Pass, usual: Walk) -> None:
     """A pass that selects: the search, the walk, and one over what it selected."""
     (s,) = one.selections
     _refuse_pass(program, one, usual)
-    step, compact = search(values, s)
     values.kept = Kept(s, values)
-    after = Walk(of=s.name)
+    if s.kind == "top":
+        step, compact = search(values, s)
+        values.kernel.steps.append(step)
+    else:
+        compact = _filter(values, s)
+    usual.compact, after = compact, Walk(of=s.name)
+    values.kernel.steps.append(usual)
     for sink in one.kept:
-        after.stores.append(values.stored(sink))
+        f = sink.field
+        if f is not None and f.storage in POSITIONS:
+            values.kernel.steps.append(Stream(f, values.of(sink.expr).attr))
+        else:
+            after.stores.append(values.stored(sink))
     compact.parts = list(values.kept.parts.values())
-    usual.compact = compact
-    values.kernel.steps += [step, usual, after]
+    values.kernel.steps.append(after)
+
+
+def _filter(values: Values, s: Selection) -> Compact:
+    """The elements for which a condition holds, as many as are allowed."""
+    key = values.of(s.key)
+    if s.unlimited:
+        return Compact(s.name, [], always=key)
+    return Compact(s.name, [], first=key, limit=limit(values, s))
 
 
 def _refuse_pass(program: Program, one: Pass, usual: Walk) -> None:
-    if len(program.passes) != 1 or len(one.selections) != 1 or one.late:
+    states = any(x.kind == "state" for p in program.passes[:-1] for x in p.sinks)
+    if program.passes[-1] is not one or len(one.selections) != 1 or one.late or states:
         raise NotLowered("selections of several walks, and totals of what is selected")
     if any(f.attr == "sum" for f in usual.folds) or any(s.packed for s in usual.stores):
         raise NotLowered("sums and codes in the walk that selects")
@@ -76,6 +93,7 @@ def _refuse_pass(program: Program, one: Pass, usual: Walk) -> None:
 def scattered(values: Values, kernel: Kernel, decode: Expr, *, add: bool) -> None:
     """A decode that places the selected elements."""
     index, value = (values.of(a) for a in decode.args)
+    stream(values, kernel, decode)
     if value.level != "lane" or any(e.op == "uniform" for e in walk(decode)):
         raise NotLowered("a number at selected elements")
     if not add:
@@ -85,8 +103,20 @@ def scattered(values: Values, kernel: Kernel, decode: Expr, *, add: bool) -> Non
     kernel.steps.append(Walk([store], of=decode.args[0].type.of))
 
 
+def stream(values: Values, kernel: Kernel, decode: Expr) -> bool:
+    """Whether a payload's positions are a stream, which then is loaded."""
+    f = values.fields[str(decode.args[0].value)]
+    if f.storage in POSITIONS:
+        kernel.steps.append(Stream(f, values.of(decode.args[0]).attr))
+    return f.storage in POSITIONS
+
+
 def check(values: Values, kernel: Kernel, decode: Expr) -> None:
     """Whether a payload's positions lie in the tensor; `bad` tells."""
+    if stream(values, kernel, decode):
+        return
+    if any(s.dynamic for s in values.module.selections):
+        raise NotLowered("a filter's positions that are no stream")
     index = values.of(decode.args[0])
     outside = values.make("outside", [index, size(values)], "bool", "lane")
     found = values.make("convert", [outside], "i32", "lane")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from compll.ir.expr import Expr, walk
-from compll.ir.module import WHOLE, Field, Module, Selection
+from compll.ir.module import POSITIONS, WHOLE, Field, Module, Selection
 from compll.ir.program import Sink
 from compll.ir.tile import Kernel, NotLowered, Store, Value
 
@@ -183,22 +183,28 @@ class Values:
         f = self.fields[str(e.value)]
         if f.trits:
             raise NotLowered("trits")
+        if f.storage in POSITIONS:
+            f = Field(f.name, "int32", 0, "kept", f.of)
         return self.make("unpack" if f.packed else "load", (), kind, level, f)
 
     def op_in(self, e: Expr, kind: str, level: str) -> Value:
         return self.make("selected", (), kind, level, str(e.value))
 
     def op_gather(self, e: Expr, kind: str, level: str) -> Value:
-        assert self.kept is not None
-        return self.kept.load(self.of(e.args[0]))
+        return self.of_selected().load(self.of(e.args[0]))
 
     def op_indices(self, e: Expr, kind: str, level: str) -> Value:
-        assert self.kept is not None
-        return self.kept.load(self.make("position", (), "i32", "lane"))
+        return self.of_selected().load(self.make("position", (), "i32", "lane"))
 
     def op_float32(self, e: Expr, kind: str, level: str) -> Value:
         value = self.done[id(e.args[0])]
         return value if kind == "f32" else self.make("float32", [value], kind, level)
+
+    def of_selected(self) -> Kept:
+        """The selection whose elements are walked over."""
+        if self.kept is None:
+            raise NotLowered("selected elements before the walk that selects")
+        return self.kept
 
     def stored(self, sink: Sink) -> Store:
         """What leaves a walk, or stands after it."""

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import instructions, jit
+from compll.backends.cpu import compaction, instructions, jit
 from compll.backends.cpu.tiles import TileKernels
 from tests.tiers import first_fast
 
@@ -47,7 +47,8 @@ def encoded(kernels, codec, x, step):
 
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64-v2"])
 @pytest.mark.parametrize(
-    "name", first_fast(["fp16", "topk", "onebit_group", "int4_group", "terngrad", "natural"])
+    "name",
+    first_fast(["fp16", "topk", "threshold", "onebit_group", "int4_group", "terngrad", "natural"]),
 )
 def test_narrower_vectors_give_the_same_bits(name, processor, empty, monkeypatch, rng):
     if not llvm.get_process_triple().startswith("x86_64"):
@@ -55,6 +56,7 @@ def test_narrower_vectors_give_the_same_bits(name, processor, empty, monkeypatch
     jit.machine()
     monkeypatch.setattr(jit, "machine", lambda: machine(processor))
     monkeypatch.setattr(jit, "linker", lambda: llvm.create_lljit_compiler(machine(processor)))
+    monkeypatch.setattr(compaction, "COMPRESSES", False)
     monkeypatch.setattr(instructions, "SOFT_HALVES", processor == "x86-64-v2")
     codec, kernels = fresh(name)
     reference = codec.backend
@@ -126,10 +128,11 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.parametrize("name", ["topk", "threshold", "adaptive_threshold", "wangni"])
 @pytest.mark.parametrize("gradient", GRADIENTS)
-def test_a_selection_equals_the_reference(gradient, rng):
+def test_a_selection_equals_the_reference(gradient, name, rng):
     """A batch of pieces, some larger than the sample by which the threshold is found."""
-    codec, kernels = fresh("topk")
+    codec, kernels = fresh(name)
     table = np.array(
         [[sum(SELECTED[:i]), n, i, 0, sum(SELECTED[:i])] for i, n in enumerate(SELECTED)]
     )
@@ -141,13 +144,13 @@ def test_a_selection_equals_the_reference(gradient, rng):
 
     def made(backend):
         out, y, added = np.zeros(sum(sizes), np.uint8), np.ones_like(x), np.ones_like(x)
-        state = {"residual": before.copy()}
+        state = {name: before.copy() for name in codec.init_state(1)}
         used = backend.encode_batch(
             x.copy(), table, out, at, state, seed=1, step=2, scale=0.5, writeback=False
         )
         backend.decode_batch(out, table, at, used, y, add=False)
         backend.decode_batch(out, table, at, used, added, add=True)
-        return out, y, added, state["residual"]
+        return out, used, y, added, *state.values()
 
     with np.errstate(all="ignore"):
         for one, other in zip(made(kernels), made(codec.backend), strict=True):
@@ -164,3 +167,26 @@ def test_a_position_outside_its_piece_is_refused_before_anything_is_written(rng)
     with pytest.raises(compll.PayloadError, match="outside the tensor of 1000"):
         kernels.decode_batch(out, table, at, used, y, add=False)
     assert (y == 1).all()
+
+
+@pytest.mark.parametrize("place", range(0, 40, 3))
+def test_a_damaged_stream_is_refused_as_by_the_reference_or_read_alike(place, rng):
+    codec, kernels = fresh("threshold")
+    x = np.where(rng.random(3000) < 0.01, 1, 0).astype(np.float32)
+    table, at = np.array([[0, 3000, 0, 0, 0]]), np.zeros(1, np.int64)
+    out = np.zeros(codec.payload_bytes(3000), np.uint8)
+    used = kernels.encode_batch(
+        x.copy(), table, out, at, None, seed=1, step=2, scale=1.0, writeback=False
+    )
+    for value in (0, 127, 128, 255):
+        damaged = out.copy()
+        damaged[place] = value
+        told = []
+        for backend in (kernels, codec.backend):
+            y = np.zeros_like(x)
+            try:
+                backend.decode_batch(damaged, table, at, used, y, add=False)
+                told.append(y.tobytes())
+            except compll.PayloadError:
+                told.append("refused")
+        assert told[0] == told[1]

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.instructions import I32, I64, Builder
 from compll.ir.tile import Compact
+
+#: whether this processor puts lanes together at once, which is cheaper than a branch around it
+COMPRESSES = bool(llvm.get_host_cpu_features().get("avx512f"))
 
 
 def _at(b: Builder, pointer: Any, count: Any, size: int) -> Any:
@@ -53,12 +57,19 @@ class Compaction:
         if first is not None:
             found = b.or_(found, self.limited(self.bits(first)))
         hit = b.bitcast(b.trunc(found, ir.IntType(like.type.count)), like.type)
-        with b.if_then(b.icmp_unsigned("!=", found, ir.Constant(I32, 0))):
-            taken = b.load(self.taken, typ=I64)
-            for array, value in zip(self.arrays, parts, strict=True):
-                b.store(self.together(value, hit), _at(b, array, taken, 4), align=4)
-            b.store(b.add(taken, count_bits(b, found)), self.taken)
+        if COMPRESSES:
+            self.append(parts, hit, found)
+        else:
+            with b.if_then(b.icmp_unsigned("!=", found, ir.Constant(I32, 0))):
+                self.append(parts, hit, found)
         return hit
+
+    def append(self, parts: list[Any], hit: Any, found: Any) -> None:
+        """Store the selected lanes, and move on by as many."""
+        b, taken = self.b, self.b.load(self.taken, typ=I64)
+        for array, value in zip(self.arrays, parts, strict=True):
+            b.store(self.together(value, hit), _at(b, array, taken, 4), align=4)
+        b.store(b.add(taken, count_bits(b, found)), self.taken)
 
     def bits(self, mask: Any) -> Any:
         """A vector of truths as the bits of a word."""

@@ -13,6 +13,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from compll.backends.cpu import gap_stream
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.instructions import F32, F64, I1, I8, I32, I64, KINDS, PTR, VOID, Builder
 from compll.backends.cpu.interface import GIVEN, signature
@@ -32,8 +33,8 @@ from compll.backends.cpu.walks import (
     streamed,
 )
 from compll.ir.layout import header
-from compll.ir.module import Field
-from compll.ir.tile import Kernel, KthLargest, Store, Value, Walk
+from compll.ir.module import POSITIONS, Field
+from compll.ir.tile import Compact, Kernel, KthLargest, Store, Stream, Value, Walk
 from compll.numerics.numbers import LANES, MASK
 
 #: columns of a batch's table
@@ -181,27 +182,98 @@ class Printer:
                 b, self.given[name], self.bytes(self.row["state"], item_bytes(s))
             )
         self.counts: dict[str, Any] = {}
+        self.sizes: dict[str, Any] = {}
+        self.lengths: dict[str, Any] = {}
         for i, f in enumerate(self.kernel.compacted):
-            offset = b.mul(self.given["room"], number(I64, i))
+            offset = b.add(b.mul(self.given["room"], number(I64, i)), number(I64, 64))
             self.pointers[f"kept {f.name}"] = at(b, self.given["scratch"], offset)
         for walk in self.kernel.walks:
             if walk.compact is not None:
                 name = walk.compact.selection
                 self.counts[name] = self.pointers[f"count {name}"] = b.room(I64, 2)
+        if self.kernel.name == "check":
+            return self.check()
+        if not self.encodes:
+            self.read_header()
         end = self.fields("payload", "out" if self.encodes else "in", "at")
         if self.hops:
             self.fields("data", "in", "data_at")
-        if not self.encodes and self.spec.status and self.kernel.name != "check":
+        if not self.encodes and self.spec.status:
             return self.told(end)
         self.steps()
-        if self.kernel.name == "check":
-            assert self.kernel.bad is not None
-            outside = b.icmp_signed(">", self.value(self.kernel.bad), number(I32, 0))
-            number_of = b.add(self.p, number(I64, 1))
-            b.store(b.select(outside, number_of, self.bad()), self.given["bad"])
         if self.encodes:
-            self.close(end)
+            self.close(self.fields("payload", "out", "at"))
         return None
+
+    def check(self) -> None:
+        """Tell of a payload of another length than its counts say, and of bad positions."""
+        b = self.b
+        piece = b.add(self.p, number(I64, 1))
+        used = b.load(at(b, self.given["used"], self.bytes(self.p, 8)), typ=I64)
+        before = self.bad()
+        b.store(b.neg(piece), self.given["bad"])
+        head = 4 * sum(map(len, header(self.spec)))
+        with b.if_then(b.icmp_signed(">=", used, number(I64, head))):
+            self.read_header()
+            fits: Any = number(I1, 1)
+            for name, size in self.sizes.items():
+                most = self.value(self.kernel.limits[name])
+                fits = b.and_(fits, b.icmp_signed("<=", size, most))
+            end = b.add(self.fields("payload", "in", "at"), number(I64, int(self.spec.status)))
+            with b.if_then(b.and_(fits, b.icmp_signed("==", end, used))):
+                self.good: Any = number(I1, 1)
+                self.steps()
+                if self.kernel.bad is not None:
+                    outside = self.value(self.kernel.bad)
+                    self.good = b.icmp_signed("<=", outside, number(I32, 0))
+                b.store(b.select(self.good, before, piece), self.given["bad"])
+
+    def header_place(self, name: str, *, length: bool) -> Any:
+        """Where a selection's count, or a field's length, stands in the payload."""
+        counted, lengths = header(self.spec)
+        index = len(counted) + lengths.index(name) if length else counted.index(name)
+        return at(self.b, self.start, number(I64, 4 * index))
+
+    def read_header(self) -> None:
+        """The counts and lengths that a payload begins with."""
+        self.find_start("payload", "at")
+        b, (counted, lengths) = self.b, header(self.spec)
+        for name in counted:
+            place = self.header_place(name, length=False)
+            self.sizes[name] = b.zext(b.load(place, typ=I32, align=1), I64)
+        for name in lengths:
+            place = self.header_place(name, length=True)
+            self.lengths[name] = b.zext(b.load(place, typ=I32, align=1), I64)
+
+    def find_start(self, payload: str, starts: str) -> Any:
+        """The piece's payload."""
+        b = self.b
+        base = b.load(at(b, self.given[starts], self.bytes(self.p, 8)), typ=I64)
+        self.start = at(b, self.given[payload], base)
+        return self.start
+
+    def stream(self, step: Stream) -> None:
+        """Positions, to the payload or from there."""
+        b, f = self.b, step.field
+        array, count = self.pointers[f"kept {step.array.name}"], self.kept(f.of)
+        b.store(number(I32, -1), at(b, array, number(I64, -4)))
+        if self.encodes:
+            out = self.pointers[f"out {f.name}"]
+            end = b.call(gap_stream.store(self.helpers), [array, count, out])
+            self.lengths[f.name] = b.sub(end, b.ptrtoint(out, I64))
+            place = self.header_place(f.name, length=True)
+            b.store(b.trunc(self.lengths[f.name], I32), place, align=1)
+            self.fields("payload", "out", "at")
+            return
+        data = self.pointers[f"in {f.name}"]
+        end = at(b, data, self.lengths[f.name])
+        given = [data, end, count, self.row["n"], array]
+        if self.kernel.name == "check":
+            found = b.call(gap_stream.load(self.helpers), given)
+            self.good = b.icmp_signed("!=", found, number(I64, 0))
+            return
+        with b.if_then(b.icmp_signed("!=", self.given["rows"], number(I64, 1))):
+            b.call(gap_stream.load(self.helpers), given)  # those of one piece are there, from check
 
     def bytes(self, count: Any, size: int) -> Any:
         """The bytes of so many elements."""
@@ -210,18 +282,24 @@ class Printer:
     def fields(self, payload: str, prefix: str, starts: str) -> Any:
         """Pointers to a payload's fields; its length without the status byte."""
         b = self.b
-        base = b.load(at(b, self.given[starts], self.bytes(self.p, 8)), typ=I64)
-        start = at(b, self.given[payload], base)
+        start = self.find_start(payload, starts)
         length: Any = number(I64, 4 * sum(map(len, header(self.spec))))
         for f in self.spec.fields:
             self.pointers[f"{prefix} {f.name}"] = at(b, start, length)
-            length = b.add(length, self.size(f))
+            size = self.size(f)
+            if size is None:
+                return length  # where the others lie is not known yet
+            length = b.add(length, size)
         self.pointers[f"{prefix} status"] = at(b, start, length)
         return length
 
     def size(self, f: Field) -> Any:
-        """Bytes of a field."""
+        """Bytes of a field; None while it is not known."""
+        if f.storage in POSITIONS:
+            return self.lengths.get(f.name)
         b, n = self.b, self.kept(f.of)
+        if n is None:
+            return None
         if not f.packed:
             counts = {"scalar": number(I64, 1), "group": self.tiles}
             count = counts.get(f.shape, n)
@@ -232,6 +310,8 @@ class Printer:
 
     def kept(self, selection: str) -> Any:
         """How many elements a selection has; "": those of the piece."""
+        if selection in header(self.spec)[0]:
+            return self.sizes.get(selection)
         return self.value(self.kernel.limits[selection]) if selection else self.row["n"]
 
     def code_bytes(self, f: Field, count: Any) -> Any:
@@ -317,7 +397,11 @@ class Printer:
     def steps(self) -> None:
         for step in self.kernel.steps:
             if isinstance(step, Walk):
+                self.open_selection(step.compact)
                 self.run(step)
+                self.close_selection(step.compact)
+            elif isinstance(step, Stream):
+                self.stream(step)
             elif isinstance(step, KthLargest):
                 Search(self, step).emit()
             elif step.target == "zero":
@@ -337,8 +421,6 @@ class Printer:
     def run(self, walk: Walk) -> None:
         """Over all full tiles, then over the last one if it is shorter."""
         b, n = self.b, self.kept(walk.of)
-        if walk.compact is not None and walk.compact.limit is not None:
-            self.open_counts(walk.compact.selection, self.value(walk.compact.limit))
         usual, *past = self.walks[id(walk)]
         for f in walk.folds:
             self.open_total(f)
@@ -359,6 +441,20 @@ class Printer:
             self.call(usual, pointers, pieces, full, number(I64, self.tile), number(I64, 0))
         with b.if_then(b.icmp_unsigned("!=", rest, number(I64, 0))):
             self.last_tile(usual, walk, pieces, full, rest)
+
+    def open_selection(self, one: Compact | None) -> None:
+        if one is not None:
+            most = number(I64, 0) if one.limit is None else self.value(one.limit)
+            self.open_counts(one.selection, most)
+
+    def close_selection(self, one: Compact | None) -> None:
+        """What follows from how many elements were selected."""
+        if one is None or one.selection not in header(self.spec)[0]:
+            return
+        count = self.sizes[one.selection] = self.b.load(self.counts[one.selection], typ=I64)
+        place = self.header_place(one.selection, length=False)
+        self.b.store(self.b.trunc(count, I32), place, align=1)
+        self.fields("payload", "out", "at")
 
     def open_counts(self, selection: str, limit: Any) -> None:
         """Nothing is compacted yet, and `limit` elements may be."""

@@ -14,7 +14,7 @@ from compll.backends.cpu import jit
 from compll.backends.cpu.interface import GIVEN, SLACK, signature
 from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError
-from compll.ir.layout import payload_bytes
+from compll.ir.layout import is_fixed, payload_bytes
 from compll.ir.module import Module
 from compll.ir.static import Number
 from compll.ir.tile import Kernel, text
@@ -37,6 +37,7 @@ class TileKernels:
         self.by_name = {k.name: k for part in self.parts.values() for k in part}
         self.rows = Rows(params)
         self.sizes: dict[int, int] = {}
+        self.fixed = is_fixed(module)
         self.fuses = bool(self.parts["hop"])
         self.writes_back = module.decoded is not None and not module.selections
         self.libraries: list[jit.Library] = []
@@ -131,7 +132,7 @@ class TileKernels:
     ) -> None:
         """Decode all pieces in one call, after all were checked."""
         for n, size in zip(table[:, 1].tolist(), used.tolist(), strict=True):
-            if size != self.size(n):
+            if (self.fixed or n == 0) and size != self.size(n):
                 name = self.module.name
                 raise PayloadError(f"{name}: {size} bytes are no payload of {n} elements")
         name = "decode_add" if add else "decode_set"
@@ -141,6 +142,9 @@ class TileKernels:
             "used": used, "statics": self.statics(name, table, 0), "bad": bad,
         }  # fmt: skip
         self.call(name, given, [])
+        if bad[0] < 0:
+            n, size = int(table[-bad[0] - 1, 1]), int(used[-bad[0] - 1])
+            raise PayloadError(f"{self.module.name}: {size} bytes are no payload of {n} elements")
         if bad[0]:
             n = int(table[bad[0] - 1, 1])
             raise PayloadError(
