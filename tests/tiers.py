@@ -4,7 +4,8 @@ import pytest
 
 
 def first_fast(values):
-    """Parameters of which the fast tests take the first: each compiles another spec, much alike."""
+    """Parameters of which the fast tests take the first: each compiles another spec, or starts more
+    ranks, much alike."""
     first, *others = values
     each = (value if isinstance(value, tuple) else (value,) for value in others)
     return [first, *(pytest.param(*value, marks=pytest.mark.slow) for value in each)]

@@ -8,6 +8,7 @@ import torch
 from casync.graph.plan import Choice
 from tests.casync.fakes import CODECS, Sign, gradients, planned, states_of, tensors_of, world
 from tests.casync.test_fusion import Fusing
+from tests.tiers import first_fast
 
 SIZES = (40, 700, 100003)
 UNUSED = slice(40, 740)
@@ -38,7 +39,7 @@ def synchronized(codec, strategy, steps, holds):
     return found
 
 
-@pytest.mark.parametrize("codec", [Sign, Fusing])
+@pytest.mark.parametrize("codec", first_fast([Sign, Fusing]))
 @pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
 def test_what_nobody_used_neither_sends_nor_loses_residuals(strategy, codec):
     steps = [gradients(sum(SIZES), 3, seed) for seed in range(3)]
@@ -51,7 +52,7 @@ def test_what_nobody_used_neither_sends_nor_loses_residuals(strategy, codec):
         assert torch.equal(one[UNUSED], other[UNUSED])
 
 
-@pytest.mark.parametrize("unused", range(3))
+@pytest.mark.parametrize("unused", first_fast(range(3)))
 @pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
 def test_what_another_rank_used_takes_all_residuals_that_it_passes(strategy, unused):
     """A rank that never used a tensor, but aggregates it, kept its residuals for ever."""

@@ -9,11 +9,12 @@ import pytest
 
 from tests.casync import ranks
 from tests.hipress.launch import DIED, launch
+from tests.tiers import first_fast
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", first_fast([3, 2]))
 def test_all_strategies_agree(size):
     launch(ranks.exchange, size)
 

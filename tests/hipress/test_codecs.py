@@ -34,6 +34,7 @@ def test_every_codec_trains(world_size):
 REST = sorted(set(compll.list_specs()) - set(CODECS) - set(VOTES))
 
 
+@pytest.mark.slow  # training; tests/compll holds each to the reference
 @pytest.mark.parametrize("names", [REST[i : i + 6] for i in range(0, len(REST), 6)], ids="-".join)
 def test_every_other_spec_keeps_the_ranks_together(names):
     for name in names:

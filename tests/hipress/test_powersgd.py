@@ -11,6 +11,7 @@ import compll
 from compll.numerics.matrices import random_matrix
 from tests.hipress import common, rounds_ranks
 from tests.hipress.launch import launch
+from tests.tiers import first_fast
 
 
 def together(results):
@@ -19,7 +20,7 @@ def together(results):
     return results[0]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", first_fast([3, 2, 4]))
 def test_training_follows_plain_ddp(world_size):
     results = launch(rounds_ranks.low_rank, world_size)
     for title in results[0]:

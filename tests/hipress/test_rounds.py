@@ -6,6 +6,7 @@ import pytest
 
 from tests.hipress import common, rounds_ranks
 from tests.hipress.launch import launch
+from tests.tiers import first_fast
 
 CASES = {
     "randomk": {
@@ -24,7 +25,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", first_fast([2, 4]))
 def test_training_follows_plain_ddp(name, world_size):
     results = launch(rounds_ranks.in_rounds, world_size, name, CASES[name])
     for title in CASES[name]:
@@ -48,6 +49,7 @@ SPECTRAL = {
 }
 
 
+@pytest.mark.slow
 def test_singular_vectors_need_no_rounds():
     results = launch(rounds_ranks.in_rounds, 2, "atomo", SPECTRAL)
     for title, (options, _) in SPECTRAL.items():

@@ -9,6 +9,7 @@ from tests.hipress import synchronizer_ranks as ranks
 from tests.hipress.launch import DIED, launch
 from tests.hipress.test_training import together
 from tests.patience import HANG
+from tests.tiers import first_fast
 
 IN_PLACE = 64  # bytes from which the tests' gradients are not gathered
 EVERYTHING = {"min_size": 0}  # in sums of three uncompressed ranks the place decides
@@ -21,7 +22,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name, world_size", [("int8", 2), ("sparse", 3)])
+@pytest.mark.parametrize("name, world_size", first_fast([("int8", 2), ("sparse", 3)]))
 def test_ten_steps_are_those_of_wrap_bit_for_bit(name, world_size):
     results = launch(ranks.beside_wrap, world_size, name, CASES)
     for title in CASES:
@@ -57,14 +58,16 @@ def test_wrap_compresses_a_model_as_one():
     assert trains
 
 
-@pytest.mark.parametrize("name, options", [("onebit_group", {}), ("topk", {"min_size": 0})])
+@pytest.mark.parametrize(
+    "name, options", first_fast([("onebit_group", {}), ("topk", {"min_size": 0})])
+)
 def test_what_nobody_used_keeps_its_residual_and_no_gradient(name, options):
     for error, there in launch(ranks.now_and_then, 2, name, options):
         assert error < 1e-5
         assert there == 3 * [True, False, True]
 
 
-@pytest.mark.parametrize("large", [LARGE_BYTES, IN_PLACE])
+@pytest.mark.parametrize("large", first_fast([LARGE_BYTES, IN_PLACE]))
 def test_parameters_of_every_kind(large):
     """Tied, frozen, sparse, bfloat16, transposed, empty, float64; and broadcast from rank 0."""
     results = launch(ranks.odd, 2, "none", large)
@@ -138,7 +141,7 @@ def test_parameters_that_are_freed_later_are_told():
     assert "'first.weight' was frozen" in message
 
 
-@pytest.mark.parametrize("name", ["int8", "sparse"])
+@pytest.mark.parametrize("name", first_fast(["int8", "sparse"]))
 def test_states_are_those_of_wrap(name):
     results = launch(ranks.states, 2, name)
     together([result[2:] for result in results])
@@ -179,6 +182,7 @@ def test_a_synchronizer_that_is_let_go_leaves_nothing():
     assert gone
 
 
+@pytest.mark.slow
 def test_compiled_graphs_of_gradients_scaled_and_without_data():
     results = launch(ranks.more, 2)
     for title in results[0]:
