@@ -71,6 +71,7 @@ def test_what_is_held_out_is_not_trained_on():
         assert held.isdisjoint(each.numpy().tobytes() for each in DIGITS.batch(1, 0, step)[0])
 
 
+@pytest.mark.slow
 def test_a_bad_codec_shows():
     """mxnet_2bit sends nothing before half a unit has gathered, which gradients take long for."""
     plain, good, bad = (trained(m, 100)[0].final for m in ("fp32", "int8_group", "mxnet_2bit"))

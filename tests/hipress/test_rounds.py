@@ -24,7 +24,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", first_fast(sorted(CASES, reverse=True)))
 @pytest.mark.parametrize("world_size", first_fast([2, 4]))
 def test_training_follows_plain_ddp(name, world_size):
     results = launch(rounds_ranks.in_rounds, world_size, name, CASES[name])

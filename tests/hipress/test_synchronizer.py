@@ -31,7 +31,7 @@ def test_ten_steps_are_those_of_wrap_bit_for_bit(name, world_size):
         assert losses == others, title
 
 
-@pytest.mark.parametrize("scope", ["tensor", "model"])
+@pytest.mark.parametrize("scope", first_fast(["tensor", "model"]))
 def test_uncompressed_steps_are_those_of_plain_ddp(scope):
     for _, far, steps in together([[each] for each in launch(ranks.beside_plain, 2, scope)]):
         assert far < 1e-6

@@ -7,6 +7,7 @@ import torch
 
 from tests.hipress import common, training_ranks
 from tests.hipress.launch import launch
+from tests.tiers import first_fast
 
 CASES = {
     "one bucket": ({}, {}, {}),
@@ -26,7 +27,7 @@ def together(results):
 
 
 @pytest.mark.parametrize("name", sorted(FAR))
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", first_fast([3, 2]))
 def test_follows_plain_ddp(name, world_size):
     results = launch(training_ranks.parity, world_size, name, CASES)
     for title in CASES:
@@ -60,7 +61,7 @@ def test_accumulated_steps_send_once():
     assert sent["one bucket"] < 0.4 * found["one bucket"]["report"]["measured"]["ddp_wire_bytes"]
 
 
-@pytest.mark.parametrize("name", ["int8", "half"])
+@pytest.mark.parametrize("name", first_fast(["int8", "half"]))
 def test_buckets_do_not_matter(name):
     """State follows the parameter: one bucket or many, before and after DDP rebuilds them."""
     digests, _ = together(
@@ -111,7 +112,7 @@ def test_a_join_may_divide_by_the_ranks_that_are_still_active(name, ddp_kwargs, 
         assert detached < 1e-6
 
 
-@pytest.mark.parametrize("name", ["int8", "onebit_group"])
+@pytest.mark.parametrize("name", first_fast(["int8", "onebit_group"]))
 def test_parameters_without_elements_change_nothing(name):
     results = launch(training_ranks.empties, 2, name, EMPTIES)
     for title in EMPTIES:

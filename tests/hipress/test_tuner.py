@@ -14,6 +14,7 @@ from hipress.sync import tuner as tuners
 from hipress.sync.tuner import Tuner
 from tests.hipress import tuner_ranks
 from tests.hipress.launch import launch
+from tests.tiers import first_fast
 
 CHAINS = {
     2: ["int8", "int8", "sparse", "sparse", NATIVE, "ring", "all", "int8", "ring", NATIVE],
@@ -21,7 +22,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("scope", ["tensor", "bucket"])
+@pytest.mark.parametrize("scope", first_fast(["tensor", "bucket"]))
 @pytest.mark.parametrize("world_size", CHAINS)
 def test_what_a_dropped_codec_kept_is_handed_on(world_size, scope):
     """Nothing is lost: after a step that sends all, sums of averages are those of gradients."""
@@ -33,7 +34,7 @@ def test_what_a_dropped_codec_kept_is_handed_on(world_size, scope):
         assert other == results[0]
 
 
-@pytest.mark.parametrize("way", ["wrap", "attach", "synchronizer", "unused"])
+@pytest.mark.parametrize("way", first_fast(["wrap", "attach", "synchronizer", "unused"]))
 def test_ranks_agree_on_one_plan_and_stay_together(way):
     """verify=True compares every average, through all switches of a trial."""
     (first, text, digest), *others = launch(tuner_ranks.agreed, 2, way)
