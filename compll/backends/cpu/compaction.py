@@ -12,8 +12,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.instructions import I32, I64, Builder
+from compll.backends.cpu.builder import F32, I1, I8, I32, I64, Builder
 from compll.ir.tile import Compact
 
 #: whether this processor puts lanes together at once, which is cheaper than a branch around it
@@ -21,7 +20,7 @@ COMPRESSES = bool(llvm.get_host_cpu_features().get("avx512f"))
 
 
 def _at(b: Builder, pointer: Any, count: Any, size: int) -> Any:
-    return b.gep(pointer, [b.mul(count, ir.Constant(I64, size))], source_etype=ins.I8)
+    return b.gep(pointer, [b.mul(count, ir.Constant(I64, size))], source_etype=I8)
 
 
 def count_bits(b: Builder, x: Any) -> Any:
@@ -97,7 +96,7 @@ class Compaction:
         turn = b.phi(I64)
         turn.add_incoming(over, before)
         now = b.load(word, typ=I32)
-        highest = b.lshr(ir.Constant(I32, -(2**31)), b.ctlz(now, ir.Constant(ins.I1, 0)))
+        highest = b.lshr(ir.Constant(I32, -(2**31)), b.ctlz(now, ir.Constant(I1, 0)))
         b.store(b.xor(now, highest), word)
         rest = b.sub(turn, ir.Constant(I64, 1))
         turn.add_incoming(rest, b.block)
@@ -107,9 +106,7 @@ class Compaction:
     def together(self, value: Any, hit: Any) -> Any:
         """The selected lanes at the beginning of a vector."""
         b, kind = self.b, value.type
-        letter = "f32" if kind.element == ins.F32 else "i32"
+        letter = "f32" if kind.element == F32 else "i32"
         full = f"llvm.experimental.vector.compress.v{kind.count}{letter}"
-        known = b.module.globals.get(full) or ir.Function(
-            b.module, ir.FunctionType(kind, [kind, hit.type, kind]), full
-        )
+        known = b.declared(full, kind, [kind, hit.type, kind])
         return b.call(known, [value, hit, ir.Constant(kind, ir.Undefined)])

@@ -10,8 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.instructions import I1, I8, I16, I32, I64, PTR, Builder
-from compll.backends.cpu.walks import at, loop, number
+from compll.backends.cpu.builder import I1, I8, I16, I32, I64, PTR, Builder, at, loop, number
 
 CHUNK = 16
 BYTES, WORDS = ir.VectorType(I8, CHUNK), ir.VectorType(I32, CHUNK)

@@ -9,158 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
-from llvmlite import ir
-
-from compll.numerics.elementary import functions
-
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-HALF, F32, F64, PTR, VOID = (
-    ir.HalfType(), ir.FloatType(), ir.DoubleType(), ir.PointerType(), ir.VoidType(),
+from compll.backends.cpu.builder import (
+    F32,
+    F64,
+    I1,
+    I32,
+    I64,
+    KINDS,
+    Builder,
+    const,
+    element,
+    lanes,
+)
+from compll.backends.cpu.float_bits import (
+    bfloat16_bits,
+    bfloat16_up,
+    bits,
+    float16_bits,
+    is_finite,
+    key,
+    magnitude_bits,
+    of_bfloat16,
+    of_float16,
 )  # fmt: skip
-KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64}
-#: whether this processor lacks conversions of float16, for which LLVM would call a library
-SOFT_HALVES = llvm.get_host_cpu_features().get("f16c") is False
-MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
+from compll.backends.cpu.transcendental import elementary
+from compll.ir.tile import Value
+
 WEYL = 0x9E3779B9
-
-
-def lanes(kind: Any, like: Any) -> Any:
-    """The type with elements of `kind` that has as many lanes as the value `like`."""
-    return ir.VectorType(kind, like.type.count) if isinstance(like.type, ir.VectorType) else kind
-
-
-def const(kind: Any, like: Any, number: float) -> Any:
-    """The number in every lane."""
-    made = lanes(kind, like)
-    return ir.Constant(made, [number] * made.count if made is not kind else number)
-
-
-def element(x: Any) -> Any:
-    """The type of one lane."""
-    return x.type.element if isinstance(x.type, ir.VectorType) else x.type
-
-
-class Builder(ir.IRBuilder):  # type: ignore[misc]
-    """LLVM's builder, with the few things that IR text needs and it has no words for."""
-
-    def intrinsic(self, name: str, *args: Any) -> Any:
-        """A call of an intrinsic that is overloaded by its first argument's type."""
-        kind = args[0].type
-        letters = {HALF: "f16", F32: "f32", F64: "f64", I32: "i32", I64: "i64"}
-        inner = letters[element(args[0])]
-        suffix = f"v{kind.count}{inner}" if isinstance(kind, ir.VectorType) else inner
-        full = f"llvm.{name}.{suffix}"
-        result = element(args[0]) if name.startswith("vector.reduce") else kind
-        known = self.module.globals.get(full)
-        if known is None:
-            signature = ir.FunctionType(result, [a.type for a in args])
-            known = ir.Function(self.module, signature, full)
-        return self.call(known, args)
-
-    def room(self, kind: Any, count: int = 1) -> Any:
-        """Memory of the function, for values of a kind."""
-        with self.goto_entry_block():
-            found = self.alloca(ir.ArrayType(kind, count))
-        found.align, found.type = 64, PTR
-        return found
-
-    def splat(self, x: Any, count: int) -> Any:
-        """A number in `count` lanes."""
-        kind = ir.VectorType(x.type, count)
-        empty = ir.Constant(kind, ir.Undefined)
-        first = self.insert_element(empty, x, ir.Constant(I32, 0))
-        zeros = ir.Constant(ir.VectorType(I32, count), [0] * count)
-        return self.shuffle_vector(first, empty, zeros)
-
-
-class _Number:
-    """A float64 value with Python's operators, for `numerics.elementary`."""
-
-    def __init__(self, b: Builder, x: Any) -> None:
-        self.b, self.x = b, x
-
-    def of(self, other: Any) -> Any:
-        """Another number's LLVM value."""
-        return other.x if isinstance(other, _Number) else const(F64, self.x, float(other))
-
-    def __add__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fadd(self.x, self.of(o)))
-
-    def __sub__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fsub(self.x, self.of(o)))
-
-    def __mul__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fmul(self.x, self.of(o)))
-
-    def __truediv__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fdiv(self.x, self.of(o)))
-
-    def __rmul__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fmul(self.x, self.of(o)))
-
-    def __neg__(self) -> _Number:
-        return _Number(self.b, self.b.fneg(self.x))
-
-    def __lt__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fcmp_ordered("<", self.x, self.of(o)))
-
-    def __gt__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fcmp_ordered(">", self.x, self.of(o)))
-
-    def __eq__(self, o: object) -> _Number:  # type: ignore[override]
-        return _Number(self.b, self.b.fcmp_ordered("==", self.x, self.of(o)))
-
-    def __ne__(self, o: object) -> _Number:  # type: ignore[override]
-        return _Number(self.b, self.b.fcmp_unordered("!=", self.x, self.of(o)))
-
-    def __and__(self, o: _Number) -> _Number:
-        return _Number(self.b, self.b.and_(self.x, o.x))
-
-    def __or__(self, o: _Number) -> _Number:
-        return _Number(self.b, self.b.or_(self.x, o.x))
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _elementary(b: Builder) -> Any:
-    """exp, log, log2 and power, made of this builder's instructions."""
-
-    def call(name: str) -> Callable[[_Number], _Number]:
-        return lambda v: _Number(b, b.intrinsic(name, v.x))
-
-    def where(c: _Number, a: Any, o: Any) -> _Number:
-        first, second = (
-            v.x if isinstance(v, _Number) else const(F64, c.x, float(v)) for v in (a, o)
-        )
-        return _Number(b, b.select(c.x, first, second))
-
-    def power_of_two(k: _Number) -> _Number:
-        biased = b.add(b.fptosi(k.x, lanes(I64, k.x)), const(I64, k.x, 1023))
-        return _Number(b, b.bitcast(b.shl(biased, const(I64, k.x, 52)), k.x.type))
-
-    def split(v: _Number) -> tuple[_Number, _Number]:
-        tiny = call("fabs")(v) < 2.2250738585072014e-308
-        bits = b.bitcast(where(tiny, v * 18014398509481984.0, v).x, lanes(I64, v.x))
-        kept = b.and_(bits, const(I64, v.x, (1 << 52) - 1))
-        mantissa = b.bitcast(b.or_(kept, const(I64, v.x, 1022 << 52)), v.x.type)
-        biased = b.and_(b.lshr(bits, const(I64, v.x, 52)), const(I64, v.x, 2047))
-        exponent = b.sitofp(b.sub(biased, const(I64, v.x, 1022)), v.x.type)
-        return _Number(b, mantissa), _Number(b, exponent) - where(tiny, 54.0, 0.0)
-
-    return functions(where, split, power_of_two, call("rint"), call("floor"), call("fabs"))
-
-
-def elementary(name: str) -> Any:
-    """The row of one of these functions: float64, of a float32 rounded at the end."""
-
-    def row(b: Builder, *args: Any) -> Any:
-        single = element(args[0]) == F32
-        wide = [b.fpext(x, lanes(F64, x)) if single else x for x in args]
-        found = getattr(_elementary(b), name)(*(_Number(b, x) for x in wide)).x
-        return b.fptrunc(found, lanes(F32, found)) if single else found
-
-    return row
 
 
 def unary(name: str) -> Any:
@@ -191,35 +66,6 @@ def arithmetic(of_floats: str, of_ints: str) -> Any:
         return getattr(b, of_floats if element(x) in (F32, F64) else of_ints)(x, *rest)
 
     return row
-
-
-def bits(b: Builder, x: Any) -> Any:
-    """A float32's bits."""
-    return b.bitcast(x, lanes(I32, x))
-
-
-def magnitude_bits(b: Builder, x: Any) -> Any:
-    """A float32's bits without the sign: they order as magnitudes do."""
-    return b.and_(bits(b, x), const(I32, x, MAGNITUDE))
-
-
-def key(b: Builder, x: Any) -> Any:
-    """int32 that orders as the floats do (see order_key in numbers.py)."""
-    raw = bits(b, x) if element(x) == F32 else x
-    return b.xor(raw, b.and_(b.ashr(raw, const(I32, x, 31)), const(I32, x, MAGNITUDE)))
-
-
-def unkey(b: Builder, x: Any) -> Any:
-    """Inverse of key."""
-    return b.bitcast(key(b, x), lanes(F32, x))
-
-
-def is_finite(b: Builder, x: Any) -> Any:
-    """Whether a float is neither infinite nor NaN."""
-    if element(x) == F64:
-        size = b.intrinsic("fabs", x)
-        return b.fcmp_ordered("<", size, const(F64, x, float("inf")))
-    return b.icmp_signed("<", magnitude_bits(b, x), const(I32, x, INFINITE))
 
 
 def _clamped(b: Builder, x: Any, least: float, most: float) -> Any:
@@ -304,67 +150,6 @@ def _exp2(b: Builder, x: Any) -> Any:
 def _exponent(b: Builder, x: Any) -> Any:
     field = b.and_(b.lshr(bits(b, x), const(I32, x, 23)), const(I32, x, 255))
     return b.sub(field, const(I32, x, 127))
-
-
-def bfloat16_bits(b: Builder, x: Any) -> Any:
-    """bfloat16 bits as int32, nearest even; NaN stays NaN."""
-    raw = bits(b, x)
-    odd = b.and_(b.lshr(raw, const(I32, x, 16)), const(I32, x, 1))
-    near = b.add(b.add(raw, const(I32, x, 0x7FFF)), odd)
-    quiet = b.or_(raw, const(I32, x, 0x400000))
-    return b.lshr(b.select(b.fcmp_unordered("uno", x, x), quiet, near), const(I32, x, 16))
-
-
-def of_bfloat16(b: Builder, x: Any) -> Any:
-    """float32 of bfloat16 bits as int32."""
-    return b.bitcast(b.shl(x, const(I32, x, 16)), lanes(F32, x))
-
-
-def _bfloat16_up(b: Builder, x: Any) -> Any:
-    raw = bits(b, x)
-    up = b.and_(b.add(raw, const(I32, x, 0xFFFF)), const(I32, x, -65536))
-    return b.bitcast(b.select(is_finite(b, x), up, raw), lanes(F32, x))
-
-
-def float16_bits(b: Builder, x: Any) -> Any:
-    """float16 bits as int32, nearest even."""
-    if not SOFT_HALVES:
-        found = b.bitcast(b.fptrunc(x, lanes(HALF, x)), lanes(I16, x))
-        return b.zext(found, lanes(I32, x))
-    raw, size = bits(b, x), magnitude_bits(b, x)
-
-    def c(value: int) -> Any:
-        return const(I32, x, value)
-
-    odd = b.and_(b.lshr(size, c(13)), c(1))
-    normal = b.lshr(b.add(b.add(size, c(0xFFF - 0x38000000)), odd), c(13))
-    # the unit of a float in [.5, 1) is that of the numbers below 2**-14
-    near_zero = b.fadd(b.bitcast(size, x.type), const(F32, x, 0.5))
-    tiny = b.sub(bits(b, near_zero), c(0x3F000000))
-    found = b.select(b.icmp_signed("<", size, c(0x38800000)), tiny, normal)
-    found = b.select(b.icmp_signed(">=", size, c(0x477FF000)), c(0x7C00), found)
-    nan = b.or_(c(0x7E00), b.and_(b.lshr(size, c(13)), c(0x3FF)))
-    found = b.select(b.icmp_signed(">", size, c(INFINITE)), nan, found)
-    return b.or_(found, b.and_(b.lshr(raw, c(16)), c(0x8000)))
-
-
-def of_float16(b: Builder, x: Any) -> Any:
-    """float32 of float16 bits as int32."""
-    single_lanes = lanes(F32, x)
-    if not SOFT_HALVES:
-        return b.fpext(b.bitcast(b.trunc(x, lanes(I16, x)), lanes(HALF, x)), single_lanes)
-
-    def c(value: int) -> Any:
-        return const(I32, x, value)
-
-    size = b.and_(x, c(0x7FFF))
-    normal = b.add(b.shl(size, c(13)), c(0x38000000))
-    large = b.add(normal, c(0x38000000))
-    large = b.select(b.icmp_signed(">", size, c(0x7C00)), b.or_(large, c(0x400000)), large)
-    tiny = b.bitcast(b.fmul(b.sitofp(size, single_lanes), const(F32, x, 2.0**-24)), x.type)
-    found = b.select(b.icmp_signed("<", size, c(0x400)), tiny, normal)
-    found = b.select(b.icmp_signed(">=", size, c(0x7C00)), large, found)
-    return b.bitcast(b.or_(found, b.shl(b.and_(x, c(0x8000)), c(16))), single_lanes)
 
 
 def single(row: Any) -> Any:
@@ -456,7 +241,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "exp2": _exp2,
     "float16": single(lambda b, x: of_float16(b, float16_bits(b, x))),
     "bfloat16": single(lambda b, x: of_bfloat16(b, bfloat16_bits(b, x))),
-    "bfloat16_up": single(_bfloat16_up),
+    "bfloat16_up": single(bfloat16_up),
     "float32": single(lambda b, x: x),
     "magnitude_bits": magnitude_bits,
     "spread": lambda b, x: x,
@@ -464,3 +249,12 @@ ROWS: dict[str, Callable[..., Any]] = {
     "as_count": _as_count,
     "outside": lambda b, x, n: b.icmp_unsigned(">=", b.zext(x, lanes(I64, x)), n),
 }
+
+
+def apply(b: Builder, v: Value, args: list[Any]) -> Any:
+    """An instruction without a meaning of its own to loops, by its row."""
+    if v.op == "convert":
+        return convert(b, args[0], KINDS[v.kind])
+    if v.op == "code":
+        return code(b, args[0], (1 << v.attr) - 1)
+    return ROWS[v.op](b, *args)

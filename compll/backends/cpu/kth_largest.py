@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.instructions import F64, I8, I32, I64, PTR, Builder
-from compll.backends.cpu.walks import at, item_bytes, loop, number
+from compll.backends.cpu.builder import F64, I8, I16, I32, I64, PTR, Builder, at, loop, number
+from compll.backends.cpu.instructions import WEYL
+from compll.backends.cpu.last_tile import where
+from compll.backends.cpu.storages import item_bytes
 from compll.ir.tile import KthLargest
 
 #: elements of the sample; bits of a digit
@@ -122,15 +123,15 @@ class Search:
         pointers = dict(p.pointers)
         inputs = [x for x in usual.needs.arrays if x == "g" or x.startswith("state")]
         for name in inputs:
-            _, size, _ = p.where(name, number(I64, 0))
+            _, size, _ = where(p, name, number(I64, 0))
             pointers[name] = b.room(I8, SAMPLE * size)
         with loop(b, number(I64, SAMPLE)) as j:
-            hashed = b.lshr(b.mul(b.trunc(j, I32), number(I32, ins.WEYL)), number(I32, 8))
+            hashed = b.lshr(b.mul(b.trunc(j, I32), number(I32, WEYL)), number(I32, 8))
             start = b.udiv(b.mul(j, n), number(I64, SAMPLE))
             i = b.add(start, b.urem(b.zext(hashed, I64), stretch))
             for name in inputs:
-                place, size, f = p.where(name, number(I64, 0))
-                kind = {2: ins.I16, 4: I32}[item_bytes(f)]
+                place, size, f = where(p, name, number(I64, 0))
+                kind = {2: I16, 4: I32}[item_bytes(f)]
                 found = b.load(at(b, place, b.mul(i, number(I64, size))), typ=kind, align=1)
                 b.store(found, at(b, pointers[name], b.mul(j, number(I64, size))), align=1)
         p.open_counts(self.name, number(I64, 0))

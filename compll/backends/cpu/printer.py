@@ -7,46 +7,46 @@ and what it made copied back; its packed codes lie otherwise (see [Note: packing
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from compll.backends.cpu import gap_stream
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.instructions import F32, F64, I1, I8, I32, I64, KINDS, PTR, VOID, Builder
-from compll.backends.cpu.interface import GIVEN, signature
-from compll.backends.cpu.kth_largest import Search
-from compll.backends.cpu.walks import (
-    LEAST,
-    MOST,
-    WalkPrinter,
-    apply,
+from compll.backends.cpu.arrays import store_name, streamed
+from compll.backends.cpu.builder import (
+    F32,
+    F64,
+    I1,
+    I8,
+    I32,
+    I64,
+    KINDS,
+    PTR,
+    VOID,
+    Builder,
     at,
-    item_bytes,
-    load_as,
     loop,
     number,
-    store_name,
-    stored_as,
-    streamed,
 )
+from compll.backends.cpu.float_bits import INFINITE, unkey
+from compll.backends.cpu.helpers import Helpers
+from compll.backends.cpu.interface import GIVEN, signature
+from compll.backends.cpu.kth_largest import Search
+from compll.backends.cpu.lane_folds import LEAST, MOST
+from compll.backends.cpu.last_tile import LastTile
+from compll.backends.cpu.past_cache import gains, large, zero
+from compll.backends.cpu.payload_fields import PayloadFields
+from compll.backends.cpu.storages import item_bytes, load_as, stored_as
+from compll.backends.cpu.walks import WalkPrinter
 from compll.ir.layout import header
-from compll.ir.module import POSITIONS, Field
 from compll.ir.tile import Compact, Kernel, KthLargest, Store, Stream, Value, Walk
-from compll.numerics.numbers import LANES, MASK
+from compll.numerics.numbers import LANES
 
 #: columns of a batch's table
 COLUMNS = ("start", "n", "tensor", "first", "state")
-#: bytes from which on an array is written past the cache: more than it holds
-PAST = 1 << 24
 TYPES = {ctypes.c_void_p: PTR, ctypes.c_int64: I64, ctypes.c_float: F32, ctypes.c_int8: I8}
-
-
-def gains() -> bool:
-    """Whether this processor is known to gain by stores past the cache; see docs/tile-ir.md."""
-    return bool(llvm.get_host_cpu_name().startswith("znver"))
 
 
 def module_text(name: str, kernels: Sequence[Kernel]) -> str:
@@ -56,70 +56,6 @@ def module_text(name: str, kernels: Sequence[Kernel]) -> str:
     for kernel in kernels:
         Printer(module, kernel, helpers).emit()
     return str(module)
-
-
-class Helpers:
-    """Functions that kernels of a module share, each built when first asked for."""
-
-    def __init__(self, module: ir.Module) -> None:
-        self.module = module
-        self.built: dict[str, Any] = {}
-
-    def get(self, name: str, result: Any, kinds: list[Any], body: Callable[..., Any]) -> Any:
-        """The function of this name; body(builder, *arguments) gives its result."""
-        if name not in self.built:
-            function = ir.Function(self.module, ir.FunctionType(result, kinds), name)
-            function.linkage = "internal"
-            self.built[name] = function
-            b = Builder(function.append_basic_block("entry"))
-            found = body(b, *function.args)
-            b.ret_void() if result == VOID else b.ret(found)
-        return self.built[name]
-
-    @property
-    def keys(self) -> Any:
-        """The keys of a stream of draws (see [Note: random draws] in numbers.py)."""
-        return self.get("keys", I64, [I64] * 5, _keys)
-
-    def codes(self, bits: int, tile: int, *, wide: bool) -> Any:
-        """Codes of a shorter tile as those of a full one (wide), or the other way."""
-        name = f"{'widen' if wide else 'narrow'}{bits}_{tile}"
-
-        def body(b: Builder, source: Any, into: Any, m: Any) -> None:
-            _repacked(b, source, into, m, bits=bits, tile=tile, wide=wide)
-
-        return self.get(name, VOID, [PTR, PTR, I64], body)
-
-
-def _keys(b: Builder, *words: Any) -> Any:
-    def c(value: int) -> Any:
-        return number(I64, value & MASK)
-
-    state = c(0)
-    for word in words:
-        x = b.add(b.xor(state, word), c(0x9E3779B97F4A7C15))
-        x = b.mul(b.xor(x, b.lshr(x, c(30))), c(0xBF58476D1CE4E5B9))
-        x = b.mul(b.xor(x, b.lshr(x, c(27))), c(0x94D049BB133111EB))
-        state = b.xor(x, b.lshr(x, c(31)))
-    return state
-
-
-def _repacked(
-    b: Builder, source: Any, into: Any, m: Any, *, bits: int, tile: int, wide: bool
-) -> None:
-    """Each of m codes from its place in `source` to that in `into`, which is cleared before."""
-    full = number(I64, tile * bits // 8)
-    short = b.lshr(b.add(b.mul(m, number(I64, bits)), number(I64, 7)), number(I64, 3))
-    from_width, to_width = (short, full) if wide else (full, short)
-    with loop(b, to_width) as j:
-        b.store(number(I8, 0), at(b, into, j))
-    with loop(b, m) as i:
-        byte = b.load(at(b, source, b.urem(i, from_width)), typ=I8)
-        shift = b.trunc(b.mul(b.udiv(i, from_width), number(I64, bits)), I8)
-        code = b.and_(b.lshr(byte, shift), number(I8, (1 << bits) - 1))
-        place = at(b, into, b.urem(i, to_width))
-        moved = b.shl(code, b.trunc(b.mul(b.udiv(i, to_width), number(I64, bits)), I8))
-        b.store(b.or_(b.load(place, typ=I8), moved), place)
 
 
 class Printer:
@@ -182,8 +118,7 @@ class Printer:
                 b, self.given[name], self.bytes(self.row["state"], item_bytes(s))
             )
         self.counts: dict[str, Any] = {}
-        self.sizes: dict[str, Any] = {}
-        self.lengths: dict[str, Any] = {}
+        self.payload = PayloadFields(self)
         for i, f in enumerate(self.kernel.compacted):
             offset = b.add(b.mul(self.given["room"], number(I64, i)), number(I64, 64))
             self.pointers[f"kept {f.name}"] = at(b, self.given["scratch"], offset)
@@ -194,15 +129,15 @@ class Printer:
         if self.kernel.name == "check":
             return self.check()
         if not self.encodes:
-            self.read_header()
-        end = self.fields("payload", "out" if self.encodes else "in", "at")
+            self.payload.read_header()
+        end = self.payload.fields("payload", "out" if self.encodes else "in", "at")
         if self.hops:
-            self.fields("data", "in", "data_at")
+            self.payload.fields("data", "in", "data_at")
         if not self.encodes and self.spec.status:
             return self.told(end)
         self.steps()
         if self.encodes:
-            self.close(self.fields("payload", "out", "at"))
+            self.close(self.payload.fields("payload", "out", "at"))
         return None
 
     def check(self) -> None:
@@ -214,12 +149,14 @@ class Printer:
         b.store(b.neg(piece), self.given["bad"])
         head = 4 * sum(map(len, header(self.spec)))
         with b.if_then(b.icmp_signed(">=", used, number(I64, head))):
-            self.read_header()
+            self.payload.read_header()
             fits: Any = number(I1, 1)
-            for name, size in self.sizes.items():
+            for name, size in self.payload.sizes.items():
                 most = self.value(self.kernel.limits[name])
                 fits = b.and_(fits, b.icmp_signed("<=", size, most))
-            end = b.add(self.fields("payload", "in", "at"), number(I64, int(self.spec.status)))
+            end = b.add(
+                self.payload.fields("payload", "in", "at"), number(I64, int(self.spec.status))
+            )
             with b.if_then(b.and_(fits, b.icmp_signed("==", end, used))):
                 self.good: Any = number(I1, 1)
                 self.steps()
@@ -228,45 +165,21 @@ class Printer:
                     self.good = b.icmp_signed("<=", outside, number(I32, 0))
                 b.store(b.select(self.good, before, piece), self.given["bad"])
 
-    def header_place(self, name: str, *, length: bool) -> Any:
-        """Where a selection's count, or a field's length, stands in the payload."""
-        counted, lengths = header(self.spec)
-        index = len(counted) + lengths.index(name) if length else counted.index(name)
-        return at(self.b, self.start, number(I64, 4 * index))
-
-    def read_header(self) -> None:
-        """The counts and lengths that a payload begins with."""
-        self.find_start("payload", "at")
-        b, (counted, lengths) = self.b, header(self.spec)
-        for name in counted:
-            place = self.header_place(name, length=False)
-            self.sizes[name] = b.zext(b.load(place, typ=I32, align=1), I64)
-        for name in lengths:
-            place = self.header_place(name, length=True)
-            self.lengths[name] = b.zext(b.load(place, typ=I32, align=1), I64)
-
-    def find_start(self, payload: str, starts: str) -> Any:
-        """The piece's payload."""
-        b = self.b
-        base = b.load(at(b, self.given[starts], self.bytes(self.p, 8)), typ=I64)
-        self.start = at(b, self.given[payload], base)
-        return self.start
-
     def stream(self, step: Stream) -> None:
         """Positions, to the payload or from there."""
         b, f = self.b, step.field
-        array, count = self.pointers[f"kept {step.array.name}"], self.kept(f.of)
+        array, count = self.pointers[f"kept {step.array.name}"], self.payload.kept(f.of)
         b.store(number(I32, -1), at(b, array, number(I64, -4)))
         if self.encodes:
             out = self.pointers[f"out {f.name}"]
             end = b.call(gap_stream.store(self.helpers), [array, count, out])
-            self.lengths[f.name] = b.sub(end, b.ptrtoint(out, I64))
-            place = self.header_place(f.name, length=True)
-            b.store(b.trunc(self.lengths[f.name], I32), place, align=1)
-            self.fields("payload", "out", "at")
+            self.payload.lengths[f.name] = b.sub(end, b.ptrtoint(out, I64))
+            place = self.payload.header_place(f.name, length=True)
+            b.store(b.trunc(self.payload.lengths[f.name], I32), place, align=1)
+            self.payload.fields("payload", "out", "at")
             return
         data = self.pointers[f"in {f.name}"]
-        end = at(b, data, self.lengths[f.name])
+        end = at(b, data, self.payload.lengths[f.name])
         given = [data, end, count, self.row["n"], array]
         if self.kernel.name == "check":
             found = b.call(gap_stream.load(self.helpers), given)
@@ -278,46 +191,6 @@ class Printer:
     def bytes(self, count: Any, size: int) -> Any:
         """The bytes of so many elements."""
         return self.b.mul(count, number(I64, size))
-
-    def fields(self, payload: str, prefix: str, starts: str) -> Any:
-        """Pointers to a payload's fields; its length without the status byte."""
-        b = self.b
-        start = self.find_start(payload, starts)
-        length: Any = number(I64, 4 * sum(map(len, header(self.spec))))
-        for f in self.spec.fields:
-            self.pointers[f"{prefix} {f.name}"] = at(b, start, length)
-            size = self.size(f)
-            if size is None:
-                return length  # where the others lie is not known yet
-            length = b.add(length, size)
-        self.pointers[f"{prefix} status"] = at(b, start, length)
-        return length
-
-    def size(self, f: Field) -> Any:
-        """Bytes of a field; None while it is not known."""
-        if f.storage in POSITIONS:
-            return self.lengths.get(f.name)
-        b, n = self.b, self.kept(f.of)
-        if n is None:
-            return None
-        if not f.packed:
-            counts = {"scalar": number(I64, 1), "group": self.tiles}
-            count = counts.get(f.shape, n)
-            return self.bytes(count, item_bytes(f))
-        full = b.udiv(n, number(I64, self.tile))
-        rest = b.urem(n, number(I64, self.tile))
-        return b.add(self.bytes(full, self.tile * f.bits // 8), self.code_bytes(f, rest))
-
-    def kept(self, selection: str) -> Any:
-        """How many elements a selection has; "": those of the piece."""
-        if selection in header(self.spec)[0]:
-            return self.sizes.get(selection)
-        return self.value(self.kernel.limits[selection]) if selection else self.row["n"]
-
-    def code_bytes(self, f: Field, count: Any) -> Any:
-        """Bytes of so many packed codes of one tile."""
-        bits = self.b.add(self.bytes(count, f.bits), number(I64, 7))
-        return self.b.lshr(bits, number(I64, 3))
 
     def told(self, end: Any) -> None:
         """Decode, but for a payload that tells that the gradient was not finite: NaN."""
@@ -334,7 +207,7 @@ class Printer:
         b = self.b
         if self.spec.status:
             assert self.kernel.bad is not None
-            high = b.icmp_signed(">=", self.value(self.kernel.bad), number(I32, ins.INFINITE))
+            high = b.icmp_signed(">=", self.value(self.kernel.bad), number(I32, INFINITE))
             b.store(b.zext(high, I8), self.pointers["out status"])
             end = b.add(end, number(I64, 1))
         b.store(end, at(b, self.given["used"], self.bytes(self.p, 8)))
@@ -365,7 +238,7 @@ class Printer:
         if v.op == "load":
             found = load_as(b, self.pointers[f"in {v.attr.name}"], v.attr.storage, 0)
             return ins.convert(b, found, KINDS[v.kind])
-        return apply(b, v, [self.value(a) for a in v.args])
+        return ins.apply(b, v, [self.value(a) for a in v.args])
 
     def static(self, v: Value) -> Any:
         """A number of the piece's row of those that the host computes."""
@@ -381,7 +254,7 @@ class Printer:
         b, room = self.b, self.totals[id(v.args[0])]
         if v.attr != "sum":
             found = b.load(room, typ=I32)
-            return found if v.kind == "i32" else b.fpext(ins.unkey(b, found), F64)
+            return found if v.kind == "i32" else b.fpext(unkey(b, found), F64)
         width = LANES // 2
         while width:
             for_lane = width
@@ -405,7 +278,7 @@ class Printer:
             elif isinstance(step, KthLargest):
                 Search(self, step).emit()
             elif step.target == "zero":
-                self.zero()
+                zero(self)
             else:
                 self.store(step)
 
@@ -420,7 +293,7 @@ class Printer:
 
     def run(self, walk: Walk) -> None:
         """Over all full tiles, then over the last one if it is shorter."""
-        b, n = self.b, self.kept(walk.of)
+        b, n = self.b, self.payload.kept(walk.of)
         usual, *past = self.walks[id(walk)]
         for f in walk.folds:
             self.open_total(f)
@@ -430,7 +303,7 @@ class Printer:
         pointers = dict(self.pointers)
         if past:
             arrays = {store_name(s): item_bytes(s.field) for s in streamed(walk)}
-            with b.if_else(self.large(arrays)) as (then, otherwise):
+            with b.if_else(large(self, arrays)) as (then, otherwise):
                 with then:
                     self.call(
                         past[0], pointers, pieces, full, number(I64, self.tile), number(I64, 0)
@@ -440,7 +313,7 @@ class Printer:
         else:
             self.call(usual, pointers, pieces, full, number(I64, self.tile), number(I64, 0))
         with b.if_then(b.icmp_unsigned("!=", rest, number(I64, 0))):
-            self.last_tile(usual, walk, pieces, full, rest)
+            LastTile(self, full, rest).walk(usual, walk, pieces)
 
     def open_selection(self, one: Compact | None) -> None:
         if one is not None:
@@ -451,58 +324,15 @@ class Printer:
         """What follows from how many elements were selected."""
         if one is None or one.selection not in header(self.spec)[0]:
             return
-        count = self.sizes[one.selection] = self.b.load(self.counts[one.selection], typ=I64)
-        place = self.header_place(one.selection, length=False)
+        count = self.payload.sizes[one.selection] = self.b.load(self.counts[one.selection], typ=I64)
+        place = self.payload.header_place(one.selection, length=False)
         self.b.store(self.b.trunc(count, I32), place, align=1)
-        self.fields("payload", "out", "at")
+        self.payload.fields("payload", "out", "at")
 
     def open_counts(self, selection: str, limit: Any) -> None:
         """Nothing is compacted yet, and `limit` elements may be."""
         for i, value in enumerate((number(I64, 0), limit)):
             self.b.store(value, at(self.b, self.counts[selection], number(I64, 8 * i)))
-
-    def zero(self) -> None:
-        """The gradient's elements, past the cache where they are more than it holds."""
-        b, size = self.b, self.bytes(self.row["n"], 4)
-        if not gains():
-            return self.clear(number(I64, 0), size)
-        with b.if_else(self.large({"g": 4})) as (then, otherwise):
-            with then:
-                start = b.and_(b.neg(b.ptrtoint(self.pointers["g"], I64)), number(I64, 63))
-                lines = b.add(start, b.and_(b.sub(size, start), number(I64, -64)))
-                self.clear(number(I64, 0), start)
-                with loop(b, lines, 64, start) as offset:
-                    zeros = ir.Constant(ir.VectorType(F32, 16), None)
-                    made = b.store(zeros, at(b, self.pointers["g"], offset), align=64)
-                    made.set_metadata("nontemporal", b.module.add_metadata([number(I32, 1)]))
-                self.clear(lines, size)
-                b.fence("seq_cst")
-            with otherwise:
-                self.clear(number(I64, 0), size)
-        return None
-
-    def clear(self, start: Any, stop: Any) -> None:
-        """Bytes of the gradient from `start` to `stop`."""
-        b, full = self.b, "llvm.memset.p0.i64"
-        known = b.module.globals.get(full) or ir.Function(
-            b.module, ir.FunctionType(VOID, [PTR, I8, I64, I1]), full
-        )
-        place = at(b, self.pointers["g"], start)
-        b.call(known, [place, number(I8, 0), b.sub(stop, start), number(I1, 0)])
-
-    def large(self, arrays: Mapping[str, int]) -> Any:
-        """Whether arrays are more than caches hold, and begin where stores past them may.
-
-        arrays: the bytes of their elements, as many as the piece has.
-        """
-        b = self.b
-        found: Any = number(I1, 1)
-        for name, size in arrays.items():
-            much = b.icmp_signed(">=", self.bytes(self.row["n"], size), number(I64, PAST))
-            address = b.ptrtoint(self.pointers[name], I64)
-            even = b.icmp_unsigned("==", b.and_(address, number(I64, 15)), number(I64, 0))
-            found = b.and_(found, b.and_(much, even))
-        return found
 
     def open_total(self, f: Value) -> None:
         """Where a walk adds up a fold."""
@@ -526,62 +356,3 @@ class Printer:
             "seed": self.given["seed"], "step": self.given["step"], "tensor": self.row["tensor"],
         }  # fmt: skip
         b.call(one.function, [*arrays, *sums, *pieces, *numbers.values()])
-
-    # the last, shorter tile
-
-    def last_tile(
-        self, one: WalkPrinter, walk: Walk, pieces: list[Any], full: Any, rest: Any
-    ) -> None:
-        """Walk over a copy of it, with zeros behind its end."""
-        pointers, after = {}, []
-        for name in one.needs.arrays:
-            if (walk.of and name == "g") or (not walk.of and name.startswith(("kept", "count"))):
-                pointers[name] = self.pointers[name]
-                continue
-            place, size, f = self.where(name, full)
-            if f is not None and f.shape == "group":
-                pointers[name] = place
-                continue
-            room = pointers[name] = self.b.room(I8, self.tile * 4)
-            self.copy_in(name, f, place, room, rest, size)
-            if any(store_name(s) == name for s in walk.stores):
-                after.append((name, f, place, room, size))
-        self.call(one, pointers, pieces, number(I64, 1), rest, full)
-        for name, f, place, room, size in after:
-            self.copy_out(name, f, place, room, rest, size)
-
-    def where(self, name: str, full: Any) -> tuple[Any, int, Field | None]:
-        """An array's last tile, the bytes of an element, and the field that it is."""
-        known = {f"state {s.name}": s for s in self.kernel.states}
-        for f in self.spec.fields:
-            known[f"in {f.name}"] = known[f"out {f.name}"] = f
-        found = known.get(name)
-        if found is None:
-            return at(self.b, self.pointers[name], self.bytes(full, 4 * self.tile)), 4, None
-        per = item_bytes(found) if found.shape == "group" else self.tile * found.item_bits // 8
-        place = at(self.b, self.pointers[name], self.bytes(full, per))
-        return place, max(1, item_bytes(found)), found
-
-    def copy_in(
-        self, name: str, f: Field | None, place: Any, room: Any, rest: Any, size: int
-    ) -> None:
-        b = self.b
-        if name.startswith("out"):
-            return
-        if f is not None and f.packed:
-            b.call(self.helpers.codes(f.bits, self.tile, wide=True), [place, room, rest])
-            return
-        with loop(b, number(I64, self.tile * size)) as i:
-            b.store(number(I8, 0), at(b, room, i))
-        with loop(b, self.bytes(rest, size)) as i:
-            b.store(b.load(at(b, place, i), typ=I8), at(b, room, i))
-
-    def copy_out(
-        self, name: str, f: Field | None, place: Any, room: Any, rest: Any, size: int
-    ) -> None:
-        b = self.b
-        if f is not None and f.packed and name.startswith("out"):
-            b.call(self.helpers.codes(f.bits, self.tile, wide=False), [room, place, rest])
-            return
-        with loop(b, self.bytes(rest, size)) as i:
-            b.store(b.load(at(b, room, i), typ=I8), at(b, place, i))

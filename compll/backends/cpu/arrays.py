@@ -1,0 +1,55 @@
+"""The arrays, values of the piece and accumulators that a walk's function is given, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compll.ir.module import Field
+from compll.ir.tile import Store, Value, Walk
+
+
+@dataclass
+class Arrays:
+    """What a walk is given, by name: pointers to its first tile."""
+
+    arrays: list[str]
+    pieces: list[Value]
+    sums: list[Value]
+
+
+def given(walk: Walk) -> Arrays:
+    """The arrays, values of the piece and accumulators that a walk needs, in its parameters' order."""
+    found = walk.values
+    names = [array_of(v) for v in found if v.op in ("load", "unpack") and v.level != "piece"]
+    names += [store_name(s) for s in walk.stores]
+    if walk.compact is not None:
+        names += [f"kept {f.name}" for f, _ in walk.compact.parts]
+        names.append(f"count {walk.compact.selection}")
+    pieces = [v for v in found if v.level == "piece" and v.op != "const"]
+    return Arrays(list(dict.fromkeys(names)), pieces, list(dict.fromkeys(walk.folds)))
+
+
+def array_of(v: Value) -> str:
+    """The array that a load reads: the gradient, a state, or an incoming payload's field."""
+    if v.attr == "g":
+        return "g"
+    assert isinstance(v.attr, Field)
+    if v.attr.shape == "kept" and v.attr.expr is None:
+        return f"kept {v.attr.name}"
+    return f"state {v.attr.name}" if v.attr.expr is None else f"in {v.attr.name}"
+
+
+def store_name(s: Store) -> str:
+    """The array that a store writes."""
+    return {"state": f"state {s.name}", "payload": f"out {s.name}"}.get(s.target, "g")
+
+
+def streamed(walk: Walk) -> list[Store]:
+    """Stores of floats per lane to arrays that the walk does not read: such may go past the cache."""
+    read = {array_of(v) for v in walk.values if v.op == "load" and v.level == "lane"}
+    return [
+        s
+        for s in walk.stores
+        if not walk.of and s.target in ("gradient", "payload") and not s.packed
+        and s.value.level == "lane" and store_name(s) not in read
+    ]  # fmt: skip

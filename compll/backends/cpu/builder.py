@@ -1,0 +1,92 @@
+"""LLVM's types and its builder, with the few things that IR text needs and it has no words for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+HALF, F32, F64, PTR, VOID = (
+    ir.HalfType(), ir.FloatType(), ir.DoubleType(), ir.PointerType(), ir.VoidType(),
+)  # fmt: skip
+KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64}
+
+
+def lanes(kind: Any, like: Any) -> Any:
+    """The type with elements of `kind` that has as many lanes as the value `like`."""
+    return ir.VectorType(kind, like.type.count) if isinstance(like.type, ir.VectorType) else kind
+
+
+def const(kind: Any, like: Any, number: float) -> Any:
+    """The number in every lane."""
+    made = lanes(kind, like)
+    return ir.Constant(made, [number] * made.count if made is not kind else number)
+
+
+def element(x: Any) -> Any:
+    """The type of one lane."""
+    return x.type.element if isinstance(x.type, ir.VectorType) else x.type
+
+
+def number(kind: Any, value: float) -> Any:
+    """A constant."""
+    return ir.Constant(kind, value)
+
+
+def at(b: Builder, pointer: Any, offset: Any) -> Any:
+    """The address so many bytes behind another."""
+    return b.gep(pointer, [offset], source_etype=I8)
+
+
+class Builder(ir.IRBuilder):  # type: ignore[misc]
+    """LLVM's builder, with the few things that IR text needs and it has no words for."""
+
+    def intrinsic(self, name: str, *args: Any) -> Any:
+        """A call of an intrinsic that is overloaded by its first argument's type."""
+        kind = args[0].type
+        letters = {HALF: "f16", F32: "f32", F64: "f64", I32: "i32", I64: "i64"}
+        inner = letters[element(args[0])]
+        suffix = f"v{kind.count}{inner}" if isinstance(kind, ir.VectorType) else inner
+        full = f"llvm.{name}.{suffix}"
+        result = element(args[0]) if name.startswith("vector.reduce") else kind
+        return self.call(self.declared(full, result, [a.type for a in args]), args)
+
+    def declared(self, name: str, result: Any, kinds: list[Any]) -> Any:
+        """A function of LLVM."""
+        known = self.module.globals.get(name)
+        return known or ir.Function(self.module, ir.FunctionType(result, kinds), name)
+
+    def room(self, kind: Any, count: int = 1) -> Any:
+        """Memory of the function, for values of a kind."""
+        with self.goto_entry_block():
+            found = self.alloca(ir.ArrayType(kind, count))
+        found.align, found.type = 64, PTR
+        return found
+
+    def splat(self, x: Any, count: int) -> Any:
+        """A number in `count` lanes."""
+        kind = ir.VectorType(x.type, count)
+        empty = ir.Constant(kind, ir.Undefined)
+        first = self.insert_element(empty, x, ir.Constant(I32, 0))
+        zeros = ir.Constant(ir.VectorType(I32, count), [0] * count)
+        return self.shuffle_vector(first, empty, zeros)
+
+
+@contextmanager
+def loop(b: Builder, count: Any, step: int = 1, start: Any = None) -> Iterator[Any]:
+    """What is built within it runs for 0, step, ... below count."""
+    before = b.block
+    body, after = b.append_basic_block("loop"), b.append_basic_block("after")
+    first = number(I64, 0) if start is None else start
+    b.cbranch(b.icmp_signed("<", first, count), body, after)
+    b.position_at_end(body)
+    index = b.phi(I64)
+    index.add_incoming(first, before)
+    yield index
+    following = b.add(index, number(I64, step))
+    index.add_incoming(following, b.block)
+    b.cbranch(b.icmp_signed("<", following, count), body, after)
+    b.position_at_end(after)

@@ -1,0 +1,75 @@
+"""Functions that the kernels of a module share, each built when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu.builder import I8, I64, PTR, VOID, Builder, at, loop, number
+from compll.numerics.numbers import MASK
+
+
+class Helpers:
+    """Functions that kernels of a module share, each built when first asked for."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self.module = module
+        self.built: dict[str, Any] = {}
+
+    def get(self, name: str, result: Any, kinds: list[Any], body: Callable[..., Any]) -> Any:
+        """The function of this name; body(builder, *arguments) gives its result."""
+        if name not in self.built:
+            function = ir.Function(self.module, ir.FunctionType(result, kinds), name)
+            function.linkage = "internal"
+            self.built[name] = function
+            b = Builder(function.append_basic_block("entry"))
+            found = body(b, *function.args)
+            b.ret_void() if result == VOID else b.ret(found)
+        return self.built[name]
+
+    @property
+    def keys(self) -> Any:
+        """The keys of a stream of draws (see [Note: random draws] in numbers.py)."""
+        return self.get("keys", I64, [I64] * 5, _keys)
+
+    def codes(self, bits: int, tile: int, *, wide: bool) -> Any:
+        """Codes of a shorter tile as those of a full one (wide), or the other way."""
+        name = f"{'widen' if wide else 'narrow'}{bits}_{tile}"
+
+        def body(b: Builder, source: Any, into: Any, m: Any) -> None:
+            _repacked(b, source, into, m, bits=bits, tile=tile, wide=wide)
+
+        return self.get(name, VOID, [PTR, PTR, I64], body)
+
+
+def _keys(b: Builder, *words: Any) -> Any:
+    def c(value: int) -> Any:
+        return number(I64, value & MASK)
+
+    state = c(0)
+    for word in words:
+        x = b.add(b.xor(state, word), c(0x9E3779B97F4A7C15))
+        x = b.mul(b.xor(x, b.lshr(x, c(30))), c(0xBF58476D1CE4E5B9))
+        x = b.mul(b.xor(x, b.lshr(x, c(27))), c(0x94D049BB133111EB))
+        state = b.xor(x, b.lshr(x, c(31)))
+    return state
+
+
+def _repacked(
+    b: Builder, source: Any, into: Any, m: Any, *, bits: int, tile: int, wide: bool
+) -> None:
+    """Each of m codes from its place in `source` to that in `into`, which is cleared before."""
+    full = number(I64, tile * bits // 8)
+    short = b.lshr(b.add(b.mul(m, number(I64, bits)), number(I64, 7)), number(I64, 3))
+    from_width, to_width = (short, full) if wide else (full, short)
+    with loop(b, to_width) as j:
+        b.store(number(I8, 0), at(b, into, j))
+    with loop(b, m) as i:
+        byte = b.load(at(b, source, b.urem(i, from_width)), typ=I8)
+        shift = b.trunc(b.mul(b.udiv(i, from_width), number(I64, bits)), I8)
+        code = b.and_(b.lshr(byte, shift), number(I8, (1 << bits) - 1))
+        place = at(b, into, b.urem(i, to_width))
+        moved = b.shl(code, b.trunc(b.mul(b.udiv(i, to_width), number(I64, bits)), I8))
+        b.store(b.or_(b.load(place, typ=I8), moved), place)

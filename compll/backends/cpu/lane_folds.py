@@ -1,0 +1,142 @@
+"""Folds of a loop over lanes: sums in the order that the language defines, and extremes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu import instructions as ins
+from compll.backends.cpu.builder import F32, F64, I32, I64, Builder, at, number
+from compll.backends.cpu.float_bits import key, unkey
+from compll.ir.module import Field
+from compll.ir.tile import Value
+from compll.numerics.numbers import LANES, lane_count
+
+LEAST, MOST = -(2**31) + 1, 2**31 - 1
+
+
+class Folds:
+    """Those of one loop, whose lanes `lanes` (a Lanes) has in hand."""
+
+    def __init__(self, lanes: Any, folds: list[Value]) -> None:
+        self.lanes, self.b, self.walk, self.folds = lanes, lanes.b, lanes.walk, folds
+        self.width = lanes.width
+        self.parts: dict[int, Any] = {}
+        self.best: dict[int, Any] = {}
+
+    def open(self) -> None:
+        """Before the loop."""
+        b, w = self.b, self.width
+        for f in self.folds:
+            if f.attr != "sum":
+                self.best[id(f)] = b.room(I32, w)
+                start = self.start(f)
+                b.store(ir.Constant(ir.VectorType(I32, w), [start] * w), self.best[id(f)])
+
+    def open_place(self) -> None:
+        """Before the lanes that are added up at a place."""
+        b, w = self.b, self.width
+        for f in self.sums():
+            part = self.parts[id(f)] = b.room(F32, w)
+            # -0.0 + x is x, also where x is -0.0
+            b.store(ir.Constant(ir.VectorType(F32, w), [-0.0] * w), part)
+
+    def close_place(self) -> None:
+        """Keep the sums of a place."""
+        b, w = self.b, self.width
+        for f in self.sums():
+            room = at(b, self.walk.lanes[id(f)], b.mul(self.lanes.place, number(I64, 4)))
+            b.store(b.load(self.parts[id(f)], typ=ir.VectorType(F32, w)), room, align=4)
+
+    def sums(self) -> list[Value]:
+        """The folds that are sums."""
+        return [f for f in self.folds if f.attr == "sum"]
+
+    @staticmethod
+    def start(f: Value) -> int:
+        """The key from which on a fold takes larger, or smaller ones."""
+        return MOST if f.attr == "min" else LEAST
+
+    def fold(self, f: Value) -> None:
+        """Take up the lanes in hand."""
+        b, w = self.b, self.width
+        x = self.lanes.value(f.args[0])
+        if f.attr == "sum":
+            masked = self.lanes.masked(x, 0.0) if not zero_at_zero(f.args[0]) else x
+            part = self.parts[id(f)]
+            b.store(b.fadd(b.load(part, typ=ir.VectorType(F32, w)), masked), part)
+            return
+        keys = x if f.kind == "i32" else key(b, x)
+        if not (f.attr == "max" and at_least_zero(f.args[0]) and zero_at_zero(f.args[0])):
+            keys = self.lanes.masked(keys, self.start(f))
+        best = self.best[id(f)]
+        now = b.load(best, typ=ir.VectorType(I32, w))
+        b.store(ins.ROWS[f.attr](b, now, keys), best)
+
+    def finish(self, f: Value) -> None:
+        """The fold's value, after the loop; and what it adds to its total."""
+        b, w = self.b, self.width
+        if f.attr == "sum":
+            found = self.folded_sum(self.walk.lanes[id(f)])
+        else:
+            best = b.load(self.best[id(f)], typ=ir.VectorType(I32, w))
+            found = b.intrinsic(f"vector.reduce.s{f.attr}", best)
+        sums = self.walk.sums.get(id(f))
+        if sums is not None and f.attr == "sum":
+            tile = b.add(self.walk.numbers["done"], self.walk.t)
+            lane = b.and_(tile, number(I64, LANES - 1))
+            place = at(b, sums, b.mul(lane, number(I64, 8)))
+            b.store(b.fadd(b.load(place, typ=F64), b.fpext(found, F64)), place)
+        elif sums is not None:
+            b.store(ins.ROWS[f.attr](b, b.load(sums, typ=I32), found), sums)
+        if f.attr != "sum" and f.kind == "f32":
+            found = unkey(b, found)
+        self.walk.local[id(f)] = found
+
+    def folded_sum(self, room: Any) -> Any:
+        """The sum of the lanes, by halves."""
+        b, lanes = self.b, lane_count(self.walk.tile)
+        w = min(16, lanes)
+        parts = [
+            b.load(at(b, room, number(I64, 4 * o)), typ=ir.VectorType(F32, w), align=4)
+            for o in range(0, lanes, w)
+        ]
+        return halved(b, parts, w)
+
+
+def halved(b: Builder, parts: list[Any], count: int) -> Any:
+    """The sum of vectors' lanes: the upper half is added to the lower one, and so on."""
+    while len(parts) > 1:
+        half = len(parts) // 2
+        parts = [b.fadd(x, y) for x, y in zip(parts[:half], parts[half:], strict=True)]
+    (x,) = parts
+    while count > 1:
+        count //= 2
+        low, high = (
+            b.shuffle_vector(
+                x, x, ir.Constant(ir.VectorType(I32, count), list(range(o, o + count)))
+            )
+            for o in (0, count)
+        )
+        x = b.fadd(low, high)
+    return b.extract_element(x, number(I32, 0))
+
+
+def zero_at_zero(v: Value) -> bool:
+    """Whether lanes are zero where the gradient and the states are zero."""
+    if v.op in ("load", "unpack"):
+        return not (isinstance(v.attr, Field) and v.attr.expr is not None)
+    if v.op in ("add", "sub"):
+        return all(map(zero_at_zero, v.args))
+    if v.op in ("neg", "abs", "floor", "ceil", "round", "sqrt", "float16", "magnitude_bits"):
+        return zero_at_zero(v.args[0])
+    if v.op == "mul" and v.args[1].op == "scale":
+        return zero_at_zero(v.args[0])
+    # no other product: zero times an infinite number is NaN; the square of a zero is safe
+    return v.op == "mul" and v.args[0] is v.args[1] and zero_at_zero(v.args[0])
+
+
+def at_least_zero(v: Value) -> bool:
+    """Whether no lane is negative."""
+    return v.op in ("abs", "magnitude_bits")

@@ -1,0 +1,88 @@
+"""Stores of a loop over lanes: to arrays, to packed bytes, or each lane to a place of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu.arrays import store_name, streamed
+from compll.backends.cpu.builder import F32, I8, I32, I64, at, const, number
+from compll.backends.cpu.float_bits import INFINITE, magnitude_bits
+from compll.backends.cpu.storages import item_bytes, stored_as
+from compll.ir.tile import Store, Value, order
+
+
+class Stores:
+    """Those of one loop, whose lanes `lanes` (a Lanes) has in hand."""
+
+    def __init__(self, lanes: Any, stores: list[Store]) -> None:
+        self.lanes, self.b, self.walk, self.stores = lanes, lanes.b, lanes.walk, stores
+        self.words: dict[tuple[int, int], Any] = {}
+
+    def store(self, s: Store, value: Any) -> None:
+        """Store the lanes in hand."""
+        b = self.b
+        if s.packed:
+            return self.pack(s, value)
+        if s.place is not None:
+            return self.scatter(s, value, self.lanes.value(s.place))
+        storage = "float32" if s.field is None else s.field.storage
+        pointer = self.lanes.pointer(store_name(s), item_bytes(s.field))
+        if s.target == "state":
+            value = self.finite_or_before(s, value)
+        made = b.store(stored_as(b, value, storage), pointer, align=1)
+        if self.walk.past and s in streamed(self.walk.walk):
+            made.align = 16
+            one = b.module.add_metadata([number(I32, 1)])
+            made.set_metadata("nontemporal", one)
+        return None
+
+    def scatter(self, s: Store, value: Any, place: Any) -> None:
+        """A lane to its own element, or added to it. Vectors of one: more would only be parted."""
+        b, lane = self.b, number(I32, 0)
+        with b.if_then(b.icmp_signed("<", self.lanes.index, self.walk.numbers["m"])):
+            element = b.zext(b.extract_element(place, lane), I64)
+            to = at(b, self.walk.pointers["g"], b.mul(element, number(I64, 4)))
+            own = b.extract_element(value, lane)
+            b.store(b.fadd(b.load(to, typ=F32), own) if s.target == "scatter_add" else own, to)
+
+    def finite_or_before(self, s: Store, value: Any) -> Any:
+        """A state's value, or where it is NaN or infinite when stored, the one before."""
+        b, f = self.b, s.field
+        assert f is not None
+        load = Value("load", (), "f32", "lane", f)
+        loaded = [v for v in order([s.value]) if v.op == "load" and v.attr is f]
+        before = self.lanes.value(loaded[0]) if loaded else self.lanes.op_load(load)
+        too_large = {"bfloat16": 0x7F7F8000, "float16": 0x477FF000}.get(f.storage, INFINITE)
+        size = magnitude_bits(b, value)
+        fits = b.icmp_signed("<", size, const(I32, value, too_large))
+        return b.select(fits, value, before)
+
+    def pack(self, s: Store, value: Any) -> None:
+        """Codes that share bytes are put together; complete bytes are written by write_words."""
+        b, f = self.b, s.field
+        assert f is not None
+        codes = b.trunc(value, ir.VectorType(I8, self.lanes.width))
+        width = self.walk.tile * f.bits // 8
+        if f.bits == 8:
+            self.write_bytes(s, codes, self.lanes.index, width)
+            return
+        assert self.lanes.offset is not None
+        first, plane = self.lanes.offset % width, self.lanes.offset // width
+        moved = b.shl(codes, ir.Constant(codes.type, [plane * f.bits] * self.lanes.width))
+        word = self.words.get((id(s), first))
+        self.words[id(s), first] = moved if word is None else b.or_(word, moved)
+
+    def write_words(self) -> None:
+        """The bytes of a place, which are complete."""
+        for (key, first), word in self.words.items():
+            (s,) = [s for s in self.stores if id(s) == key]
+            assert s.field is not None
+            byte = self.b.add(self.lanes.place, number(I64, first))
+            self.write_bytes(s, word, byte, self.walk.tile * s.field.bits // 8)
+
+    def write_bytes(self, s: Store, codes: Any, byte: Any, width: int) -> None:
+        b = self.b
+        start = b.mul(self.walk.t, number(I64, width))
+        b.store(codes, at(b, self.walk.pointers[store_name(s)], b.add(start, byte)), align=1)

@@ -1,0 +1,206 @@
+"""A loop over the lanes of a tile; see passes/fuse.py for its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu import instructions as ins
+from compll.backends.cpu.arrays import array_of
+from compll.backends.cpu.builder import (
+    I8,
+    I32,
+    I64,
+    KINDS,
+    PTR,
+    VOID,
+    at,
+    const,
+    element,
+    loop,
+    number,
+)
+from compll.backends.cpu.lane_folds import Folds
+from compll.backends.cpu.lane_stores import Stores
+from compll.backends.cpu.storages import item_bytes, load_as
+from compll.ir.module import Field
+from compll.ir.tile import Compact, Store, Value
+from compll.passes.fuse import Loop, order_of_lanes
+
+WIDTH = 16
+#: passes over places of a tile that are written out, not looped over
+UNROLLED = 8
+#: bytes ahead of a load that are asked for
+AHEAD = 8192
+#: bytes that a cache holds together
+LINE = 64
+
+
+class Lanes:
+    """One loop. walk: the WalkPrinter whose function it stands in."""
+
+    def __init__(self, walk: Any, one: Loop, stores: list[Store], known: Iterable[int]) -> None:
+        self.walk, self.b, self.one, self.written = walk, walk.b, one, stores
+        self.from_buffers = set(known)
+        self.tile, self.stride = walk.tile, one.stride
+        widths = [self.tile * f.bits // 8 for f in self.small_codes()]
+        self.width = min([WIDTH, self.stride, *widths])
+        if any(s.place is not None for s in stores):
+            self.width = 1
+        self.folds = Folds(self, one.folds)
+        self.mine: set[str] = set()
+
+    def small_codes(self) -> list[Field]:
+        """Fields of which several codes lie in a byte."""
+        fields = [s.field for s in self.written if s.packed and s.field is not None]
+        values = order_of_lanes(self.one, self.from_buffers)
+        fields += [v.attr for v in values if v.op == "unpack"]
+        return [f for f in fields if f.bits < 8]
+
+    def emit(self) -> None:
+        b, w = self.b, self.width
+        self.folds.open()
+        passes = self.tile // self.stride
+        with loop(b, number(I64, self.stride), w) as place:
+            self.place = place
+            self.folds.open_place()
+            stores = self.stores = Stores(self, self.written)
+            if passes <= UNROLLED:
+                for number_of in range(passes):
+                    self.visit(number(I64, number_of * self.stride), number_of * self.stride)
+            else:
+                with loop(b, number(I64, self.tile), self.stride) as offset:
+                    self.visit(offset, None)
+            stores.write_words()
+            self.folds.close_place()
+        for f in self.one.folds:
+            self.folds.finish(f)
+
+    def visit(self, offset: Any, known: int | None) -> None:
+        """The lanes from place + offset on. known: the offset, where it is a constant."""
+        b = self.b
+        self.offset, self.index = known, b.add(self.place, offset)
+        self.values: dict[int, Any] = {}
+        self.asked: set[str] = set()
+        for v in self.one.kept:
+            pointer = at(b, self.walk.buffers[id(v)], b.mul(self.index, number(I64, 4)))
+            b.store(self.value(v), pointer, align=4)
+        for f in self.one.folds:
+            self.folds.fold(f)
+        if self.one.compact is not None:
+            self.selected = self.compact(self.one.compact)
+        ready = [(s, self.value(s.value)) for s in self.written]
+        for s, value in ready:
+            self.stores.store(s, value)
+
+    def compact(self, one: Compact) -> Any:
+        """Append the selected lanes; which they are."""
+        always, first = (
+            None if v is None else self.masked(self.value(v), 0) for v in (one.always, one.first)
+        )
+        assert self.walk.compaction is not None
+        parts = [self.value(v) for _, v in one.parts]
+        return self.walk.compaction.lanes(always, first, parts)
+
+    # values
+
+    def op_selected(self, v: Value) -> Any:
+        return self.selected
+
+    def op_position(self, v: Value) -> Any:
+        b, w = self.b, self.width
+        tile = b.add(self.walk.numbers["done"], self.walk.t)
+        first = b.trunc(b.add(b.mul(tile, number(I64, self.tile)), self.index), I32)
+        return b.add(b.splat(first, w), ir.Constant(ir.VectorType(I32, w), list(range(w))))
+
+    def value(self, v: Value) -> Any:
+        """A vector of lanes."""
+        if id(v) not in self.values:
+            self.values[id(v)] = self.make(v)
+        return self.values[id(v)]
+
+    def make(self, v: Value) -> Any:
+        b, w = self.b, self.width
+        if v.level != "lane":
+            return b.splat(self.walk.of_tile(v), w)
+        if id(v) in self.from_buffers:
+            pointer = at(b, self.walk.buffers[id(v)], b.mul(self.index, number(I64, 4)))
+            return b.load(pointer, typ=ir.VectorType(KINDS[v.kind], w), align=4)
+        special = getattr(self, f"op_{v.op}", None)
+        if special is not None:
+            return special(v)
+        return ins.apply(b, v, [self.value(a) for a in v.args])
+
+    def pointer(self, name: str, size: int) -> Any:
+        """Of the lanes in hand, in an array of elements of `size` bytes."""
+        b = self.b
+        base = b.mul(self.walk.t, number(I64, self.tile))
+        element = b.add(base, self.index)
+        self.ask(name, size)
+        return at(b, self.walk.pointers[name], b.mul(element, number(I64, size)))
+
+    def ask(self, name: str, size: int) -> None:
+        """Have what lies ahead brought nearer, once a walk: line after line, whatever the stride."""
+        asked_before = name in self.asked or (name in self.walk.asked and name not in self.mine)
+        if asked_before or self.walk.past or self.width == 1:
+            return
+        self.walk.asked.add(name)
+        self.mine.add(name)
+        self.asked.add(name)
+        b, turn = self.b, self.width * size  # bytes a visit
+        if self.offset is not None and self.offset // self.stride * turn % LINE:
+            return  # a part of a line that was asked for
+        visit = b.udiv(b.sub(self.index, self.place), number(I64, self.stride))
+        before = b.mul(self.place, number(I64, self.tile // self.stride * size))
+        tiles = b.mul(self.walk.t, number(I64, self.tile * size))
+        offset = b.add(b.add(tiles, before), b.mul(visit, number(I64, turn)))
+        known = b.declared("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
+        ahead = at(b, self.walk.pointers[name], b.add(offset, number(I64, AHEAD)))
+        b.call(known, [ahead, number(I32, 0), number(I32, self.walk.level), number(I32, 1)])
+
+    def op_load(self, v: Value) -> Any:
+        f = v.attr if isinstance(v.attr, Field) else None
+        storage = "float32" if f is None else f.storage
+        found = load_as(self.b, self.pointer(array_of(v), item_bytes(f)), storage, self.width)
+        return ins.convert(self.b, found, KINDS[v.kind])
+
+    def op_draw(self, v: Value) -> Any:
+        b, w = self.b, self.width
+        counter, second = self.walk.counters[v.attr]
+        spread = b.mul(b.trunc(self.index, I32), number(I32, ins.WEYL))
+        base = b.splat(b.add(counter, spread), w)
+        steps = [lane * ins.WEYL & 0xFFFFFFFF for lane in range(w)]
+        own = b.add(base, ir.Constant(ir.VectorType(I32, w), steps))
+        return ins.hashed(b, own, b.splat(second, w))
+
+    def op_unpack(self, v: Value) -> Any:
+        b, w, f = self.b, self.width, v.attr
+        width = self.tile * f.bits // 8
+        byte, plane = self.byte_and_plane(width)
+        start = b.mul(self.walk.t, number(I64, width))
+        pointer = at(b, self.walk.pointers[array_of(v)], b.add(start, byte))
+        x = b.zext(b.load(pointer, typ=ir.VectorType(I8, w), align=1), ir.VectorType(I32, w))
+        if f.bits == 8:
+            return x
+        # as words: processors have no shift of bytes
+        shift = b.splat(b.trunc(b.mul(plane, number(I64, f.bits)), I32), w)
+        return b.and_(b.lshr(x, shift), const(I32, x, (1 << f.bits) - 1))
+
+    def byte_and_plane(self, width: int) -> tuple[Any, Any]:
+        """In which byte of `width` the codes in hand lie, and as which of its codes."""
+        b = self.b
+        if self.offset is not None and width % self.stride == 0:
+            byte = b.add(self.place, number(I64, self.offset % width))
+            return byte, number(I64, self.offset // width)
+        byte = b.and_(self.index, number(I64, width - 1))
+        return byte, b.lshr(self.index, number(I64, width.bit_length() - 1))
+
+    def masked(self, x: Any, other: float) -> Any:
+        """x, and another number in lanes beyond the tile's end."""
+        b, w = self.b, self.width
+        lane = ir.Constant(ir.VectorType(I32, w), list(range(w)))
+        left = b.trunc(b.sub(self.walk.numbers["m"], self.index), I32)
+        inside = b.icmp_signed("<", lane, b.splat(left, w))
+        return b.select(inside, x, const(element(x), x, other))

@@ -1,0 +1,78 @@
+"""A last, shorter tile: walked over as a full one, in scratch memory with zeros behind its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.backends.cpu.arrays import store_name
+from compll.backends.cpu.builder import I8, I64, at, loop, number
+from compll.backends.cpu.storages import item_bytes
+from compll.backends.cpu.walks import WalkPrinter
+from compll.ir.module import Field
+from compll.ir.tile import Walk
+
+
+class LastTile:
+    """Of the piece that `printer` (a Printer) is at. full: tiles before it; rest: its elements."""
+
+    def __init__(self, printer: Any, full: Any, rest: Any) -> None:
+        self.printer, self.b, self.full, self.rest = printer, printer.b, full, rest
+
+    def walk(self, one: WalkPrinter, walk: Walk, pieces: list[Any]) -> None:
+        """Walk over a copy of it, with zeros behind its end."""
+        b, full, rest = self.b, self.full, self.rest
+        pointers, after = {}, []
+        for name in one.needs.arrays:
+            if (walk.of and name == "g") or (not walk.of and name.startswith(("kept", "count"))):
+                pointers[name] = self.printer.pointers[name]
+                continue
+            place, size, f = where(self.printer, name, full)
+            if f is not None and f.shape == "group":
+                pointers[name] = place
+                continue
+            room = pointers[name] = b.room(I8, self.printer.tile * 4)
+            self.copy_in(name, f, place, room, size)
+            if any(store_name(s) == name for s in walk.stores):
+                after.append((name, f, place, room, size))
+        self.printer.call(one, pointers, pieces, number(I64, 1), rest, full)
+        for name, f, place, room, size in after:
+            self.copy_out(name, f, place, room, size)
+
+    def copy_in(self, name: str, f: Field | None, place: Any, room: Any, size: int) -> None:
+        b, rest = self.b, self.rest
+        if name.startswith("out"):
+            return
+        if f is not None and f.packed:
+            b.call(
+                self.printer.helpers.codes(f.bits, self.printer.tile, wide=True),
+                [place, room, rest],
+            )
+            return
+        with loop(b, number(I64, self.printer.tile * size)) as i:
+            b.store(number(I8, 0), at(b, room, i))
+        with loop(b, self.printer.bytes(rest, size)) as i:
+            b.store(b.load(at(b, place, i), typ=I8), at(b, room, i))
+
+    def copy_out(self, name: str, f: Field | None, place: Any, room: Any, size: int) -> None:
+        b, rest = self.b, self.rest
+        if f is not None and f.packed and name.startswith("out"):
+            b.call(
+                self.printer.helpers.codes(f.bits, self.printer.tile, wide=False),
+                [room, place, rest],
+            )
+            return
+        with loop(b, self.printer.bytes(rest, size)) as i:
+            b.store(b.load(at(b, room, i), typ=I8), at(b, place, i))
+
+
+def where(printer: Any, name: str, full: Any) -> tuple[Any, int, Field | None]:
+    """An array's last tile, the bytes of an element, and the field that it is."""
+    known = {f"state {s.name}": s for s in printer.kernel.states}
+    for f in printer.spec.fields:
+        known[f"in {f.name}"] = known[f"out {f.name}"] = f
+    found = known.get(name)
+    if found is None:
+        return at(printer.b, printer.pointers[name], printer.bytes(full, 4 * printer.tile)), 4, None
+    per = item_bytes(found) if found.shape == "group" else printer.tile * found.item_bits // 8
+    place = at(printer.b, printer.pointers[name], printer.bytes(full, per))
+    return place, max(1, item_bytes(found)), found

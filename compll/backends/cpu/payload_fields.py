@@ -1,0 +1,92 @@
+"""Where a payload's fields lie: its counts and lengths, and what follows from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.backends.cpu.builder import I32, I64, at, number
+from compll.backends.cpu.storages import item_bytes
+from compll.ir.layout import header
+from compll.ir.module import POSITIONS, Field
+
+
+class PayloadFields:
+    """Of the piece that `printer` (a Printer) is at.
+
+    sizes: how many elements selections have, and lengths: how many bytes fields, by name, of those
+    that differ from payload to payload, once they are known.
+    """
+
+    def __init__(self, printer: Any) -> None:
+        self.printer, self.b = printer, printer.b
+        self.spec, self.tile = printer.spec, printer.tile
+        self.sizes: dict[str, Any] = {}
+        self.lengths: dict[str, Any] = {}
+
+    def header_place(self, name: str, *, length: bool) -> Any:
+        """Where a selection's count, or a field's length, stands in the payload."""
+        counted, lengths = header(self.spec)
+        index = len(counted) + lengths.index(name) if length else counted.index(name)
+        return at(self.b, self.start, number(I64, 4 * index))
+
+    def read_header(self) -> None:
+        """The counts and lengths that a payload begins with."""
+        self.find_start("payload", "at")
+        b, (counted, lengths) = self.b, header(self.spec)
+        for name in counted:
+            place = self.header_place(name, length=False)
+            self.sizes[name] = b.zext(b.load(place, typ=I32, align=1), I64)
+        for name in lengths:
+            place = self.header_place(name, length=True)
+            self.lengths[name] = b.zext(b.load(place, typ=I32, align=1), I64)
+
+    def find_start(self, payload: str, starts: str) -> Any:
+        """The piece's payload."""
+        b = self.b
+        base = b.load(
+            at(b, self.printer.given[starts], self.printer.bytes(self.printer.p, 8)), typ=I64
+        )
+        self.start = at(b, self.printer.given[payload], base)
+        return self.start
+
+    def fields(self, payload: str, prefix: str, starts: str) -> Any:
+        """Pointers to a payload's fields; its length without the status byte."""
+        b = self.b
+        start = self.find_start(payload, starts)
+        length: Any = number(I64, 4 * sum(map(len, header(self.spec))))
+        for f in self.spec.fields:
+            self.printer.pointers[f"{prefix} {f.name}"] = at(b, start, length)
+            size = self.size(f)
+            if size is None:
+                return length  # where the others lie is not known yet
+            length = b.add(length, size)
+        self.printer.pointers[f"{prefix} status"] = at(b, start, length)
+        return length
+
+    def size(self, f: Field) -> Any:
+        """Bytes of a field; None while it is not known."""
+        if f.storage in POSITIONS:
+            return self.lengths.get(f.name)
+        b, n = self.b, self.kept(f.of)
+        if n is None:
+            return None
+        if not f.packed:
+            counts = {"scalar": number(I64, 1), "group": self.printer.tiles}
+            count = counts.get(f.shape, n)
+            return self.printer.bytes(count, item_bytes(f))
+        full = b.udiv(n, number(I64, self.tile))
+        rest = b.urem(n, number(I64, self.tile))
+        return b.add(self.printer.bytes(full, self.tile * f.bits // 8), self.code_bytes(f, rest))
+
+    def kept(self, selection: str) -> Any:
+        """How many elements a selection has; "": those of the piece."""
+        if selection in header(self.spec)[0]:
+            return self.sizes.get(selection)
+        if selection:
+            return self.printer.value(self.printer.kernel.limits[selection])
+        return self.printer.row["n"]
+
+    def code_bytes(self, f: Field, count: Any) -> Any:
+        """Bytes of so many packed codes of one tile."""
+        bits = self.b.add(self.printer.bytes(count, f.bits), number(I64, 7))
+        return self.b.lshr(bits, number(I64, 3))

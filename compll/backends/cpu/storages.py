@@ -1,0 +1,40 @@
+"""How values lie in memory that are not packed: float32 and int32, or 16 bits of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu import float_bits
+from compll.backends.cpu.builder import F32, I16, I32, Builder, lanes
+from compll.ir.module import Field
+
+#: storages of 16 bits: from their bits as int32, and to them
+HALVES: dict[str, tuple[Any, Any]] = {
+    "float16": (float_bits.of_float16, float_bits.float16_bits),
+    "bfloat16": (float_bits.of_bfloat16, float_bits.bfloat16_bits),
+    "uint16": (lambda b, x: x, lambda b, x: x),
+}
+
+
+def item_bytes(f: Field | None) -> int:
+    """Bytes of one value in memory; of the gradient where there is no field."""
+    return 4 if f is None else f.item_bits // 8
+
+
+def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
+    """Values of a storage as float32 or int32; count 0: one, not a vector."""
+
+    def of(kind: Any) -> Any:
+        return b.load(pointer, typ=ir.VectorType(kind, count) if count else kind, align=1)
+
+    if storage in HALVES:
+        x = of(I16)
+        return HALVES[storage][0](b, b.zext(x, lanes(I32, x)))
+    return of(F32 if storage == "float32" else I32)
+
+
+def stored_as(b: Builder, x: Any, storage: str) -> Any:
+    """What is written of a float32 or int32 value."""
+    return b.trunc(HALVES[storage][1](b, x), lanes(I16, x)) if storage in HALVES else x
