@@ -17,7 +17,8 @@ from casync.errors import DeadlockError
 from casync.graph.graph import Program
 from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.runtime.jobs import Job, Prepared, States
-from casync.transports.rendezvous import Meeting, Transfer
+from casync.transports import Transfer
+from casync.transports.rendezvous import Meeting
 
 __all__ = ["replay"]
 

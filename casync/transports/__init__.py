@@ -2,21 +2,24 @@
 
 A transport posts operations without blocking and gives handles to wait on. Messages between two
 ranks on one channel arrive in the order in which they were sent; so do receives match them. Posts
-come from one thread, waits from several. (rendezvous.py is apart: it has no channels, and groups.)
+come from one thread, waits from several.
+
+A transport without tags, such as NCCL's, has groups instead: see SlotTransport.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from casync.codec import Operation
 
-__all__ = ["Handle", "Transport", "list_transports"]
+__all__ = ["Handle", "SlotTransport", "Transfer", "Transport", "list_transports"]
 
 
 class Handle(Protocol):
@@ -67,6 +70,48 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Break all connections: waits end with TransportError, here and at the peers."""
+        ...
+
+    def close(self) -> None:
+        """Release the endpoint."""
+        ...
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A member of a group."""
+
+    kind: Literal["send", "recv", "reduce"]
+    ranks: tuple[int, ...]  # the peer, or all that reduce, in ascending order
+    data: torch.Tensor  # flat; overwritten by what is received, or by the sum
+    name: str  # for errors
+    op: Operation = "sum"
+
+
+class SlotTransport(Protocol):
+    """One rank's endpoint of a transport without tags. See [Note: slots] in graph/tasks.py."""
+
+    @property
+    def rank(self) -> int:
+        """This endpoint's rank."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def exchange(self, transfers: Sequence[Transfer]) -> Callable[[], bool] | None:
+        """Post a group on the stream that is current, behind what is there.
+
+        On a device the host does not wait, and what comes behind it on that stream finds it
+        complete. In host memory it is complete when this returns, or, where a function is
+        returned, when that says so. Raises TransportError and DeadlockError.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Break all connections: groups end, here and at the peers."""
         ...
 
     def close(self) -> None:

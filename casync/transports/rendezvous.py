@@ -10,29 +10,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-from casync.codec import Operation
 from casync.errors import DeadlockError, PeerTimeout, copy_to_raise
+from casync.transports import Transfer
 
-__all__ = ["Meeting", "Transfer"]
+__all__ = ["Endpoint", "Meeting"]
 
 _Key: TypeAlias = tuple[str, tuple[int, ...]]  # what meets, and whose: (source, target) of messages
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A member of a group."""
-
-    kind: Literal["send", "recv", "reduce"]
-    ranks: tuple[int, ...]  # the peer, or all that reduce, in ascending order
-    data: torch.Tensor  # flat; overwritten by what is received, or by the sum
-    name: str  # for errors
-    op: Operation = "sum"
 
 
 @dataclass
@@ -50,7 +39,7 @@ class Meeting:
     def __init__(self, world_size: int, timeout: float = 300.0) -> None:
         """`timeout`: seconds that a rank waits for one that is neither blocked nor gone."""
         self.bytes: Counter[tuple[int, int]] = Counter()  # sent so far, by source and target
-        self._world_size, self._timeout = world_size, timeout
+        self.world_size, self._timeout = world_size, timeout
         self._changed = threading.Condition()
         self._queues: dict[_Key, dict[int, deque[tuple[Transfer, _Group]]]]
         self._queues = defaultdict(lambda: defaultdict(deque))
@@ -58,20 +47,33 @@ class Meeting:
         self._gone: dict[int, str] = {}
         self._error: DeadlockError | None = None
 
+    def endpoints(self) -> list[Endpoint]:
+        """A transport per rank."""
+        return [Endpoint(self, rank) for rank in range(self.world_size)]
+
     def exchange(self, rank: int, transfers: Sequence[Transfer]) -> None:
         """Post a group and wait for all of it; raises DeadlockError and PeerTimeout."""
+        done = self.post(rank, transfers)
+        with self._changed:
+            if not self._changed.wait_for(done, self._timeout):
+                raise PeerTimeout(f"{self._where(rank)} for {self._timeout:g} s")
+
+    def post(self, rank: int, transfers: Sequence[Transfer]) -> Callable[[], bool]:
+        """Post a group; what tells whether it is complete, or raises DeadlockError. Meanwhile the
+        rank posts no other."""
         group = _Group(rank, transfers, len(transfers))
         with self._changed:
             self._blocked[rank] = group
             for transfer in transfers:
                 self._post(transfer, group)
             self._tell_deadlock()
-            if not self._changed.wait_for(
-                lambda: not group.left or self._error is not None, self._timeout
-            ):
-                raise PeerTimeout(f"{self._where(rank)} for {self._timeout:g} s")
+
+        def done() -> bool:
             if group.left and self._error is not None:
                 raise copy_to_raise(self._error)
+            return not group.left
+
+        return done
 
     def leave(self, rank: int, why: str = "at its end") -> None:
         """This rank exchanges nothing more: `why` is told to those who wait for it."""
@@ -101,13 +103,13 @@ class Meeting:
         for _, group in met:
             group.left -= 1
             if not group.left:
-                self._blocked.pop(group.rank)
+                self._blocked.pop(group.rank, None)
         self._changed.notify_all()
 
     def _tell_deadlock(self) -> None:
         """If nobody is left who could post anything."""
-        if self._blocked and len(self._blocked) + len(self._gone) == self._world_size:
-            where = [self._where(rank) for rank in range(self._world_size)]
+        if self._blocked and len(self._blocked) + len(self._gone) == self.world_size:
+            where = [self._where(rank) for rank in range(self.world_size)]
             self._end("no rank can go on: " + "; ".join(where))
 
     def _where(self, rank: int) -> str:
@@ -120,6 +122,26 @@ class Meeting:
         if self._error is None:
             self._error = DeadlockError(why)
         self._changed.notify_all()
+
+
+class Endpoint:
+    """One rank's. See SlotTransport for its members."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.rank, self.world_size = rank, meeting.world_size
+        self._meeting = meeting
+
+    def exchange(self, transfers: Sequence[Transfer]) -> None:
+        """See SlotTransport: complete when this returns."""
+        self._meeting.exchange(self.rank, transfers)
+
+    def abort(self) -> None:
+        """See SlotTransport."""
+        self._meeting.leave(self.rank, "gone")
+
+    def close(self) -> None:
+        """See SlotTransport."""
+        self._meeting.leave(self.rank)
 
 
 def _key(transfer: Transfer, rank: int) -> _Key:

@@ -17,7 +17,8 @@ from casync.graph.plan import Choice
 from casync.graph.tasks import Recv, Reduce, Send
 from casync.raw import RAW
 from casync.runtime.replay import replay
-from casync.transports.rendezvous import Meeting, Transfer
+from casync.transports import Transfer
+from casync.transports.rendezvous import Meeting
 from tests.casync.fakes import (
     CODECS,
     PAIRS,

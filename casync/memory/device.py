@@ -1,0 +1,107 @@
+"""Memory of a CUDA device, from torch's caching allocator.
+
+[Note: whose memory is in use] The allocator gives freed memory out again in the order of the stream
+it was allocated in; ours are others. What we make is told to it with `record_stream`, once, as it
+is made: a program that is dropped does not free what a stream still reads. Buckets are the
+caller's, and `record_stream` in every step would keep each away from the allocator until it has
+looked at events; there the averaged bucket's future orders the caller's stream behind ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from casync.memory import Event, Stream
+
+__all__ = ["DeviceMemory"]
+
+
+class _Event:
+    """A CUDA event without times, which are dear."""
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def done(self) -> bool:
+        """See Event."""
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """See Event; the interpreter is free meanwhile."""
+        self.event.synchronize()
+
+
+class _Stream:
+    """A CUDA stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+
+    def after(self, event: Event) -> None:
+        """See Stream."""
+        self.stream.wait_event(cast(_Event, event).event)
+
+    def run(self, work: Callable[[], object]) -> None:
+        """See Stream. What it launches goes to torch's current stream, and so do our kernels."""
+        with torch.cuda.stream(self.stream):
+            work()
+
+    def record(self, event: Event) -> None:
+        """See Stream."""
+        cast(_Event, event).event.record(self.stream)
+
+
+class DeviceMemory:
+    """Of one device. See Memory for its members."""
+
+    host = False
+
+    def __init__(self, device: torch.device) -> None:
+        """`device`: with its number, such as cuda:0."""
+        self.device = device
+        self._streams: list[torch.cuda.Stream] = []
+
+    def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """See Memory, and [Note: whose memory is in use]."""
+        made = torch.zeros(count, dtype=dtype, device=self.device)
+        for stream in self._streams if count else ():
+            made.record_stream(stream)
+        return made
+
+    def staging(self, count: int) -> torch.Tensor:
+        """See Memory."""
+        return torch.zeros(count, dtype=torch.uint8, pin_memory=True)
+
+    def array(self, tensor: torch.Tensor) -> Any:
+        """See Memory."""
+        return tensor.detach()
+
+    def tensor(self, array: Any) -> torch.Tensor:
+        """See Memory."""
+        return torch.as_tensor(array, device=self.device)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See Memory."""
+        target.copy_(source, non_blocking=True)
+
+    def stream(self, *, urgent: bool = False) -> Stream:
+        """See Memory."""
+        priority = -1 if urgent else 0
+        made = torch.cuda.Stream(self.device, priority=priority)  # type: ignore[no-untyped-call]
+        self._streams.append(made)
+        return _Stream(made)
+
+    def caller(self) -> Stream:
+        """See Memory."""
+        return _Stream(torch.cuda.current_stream(self.device))
+
+    def event(self) -> Event:
+        """See Memory."""
+        return _Event()
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """See Memory."""
+        return torch.futures.Future(devices=[self.device])

@@ -1,0 +1,82 @@
+"""Host memory: work is done when it was called, so streams have nothing to order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from casync.memory import Event, Stream
+
+__all__ = ["HostMemory"]
+
+
+class _Done:
+    """An event of what is done."""
+
+    def done(self) -> bool:
+        """See Event."""
+        return True
+
+    def wait(self) -> None:
+        """See Event."""
+
+
+class _Now:
+    """A stream that is done with all that it was given."""
+
+    def after(self, event: Event) -> None:
+        """See Stream."""
+
+    def run(self, work: Callable[[], object]) -> None:
+        """See Stream."""
+        work()
+
+    def record(self, event: Event) -> None:
+        """See Stream."""
+
+
+class HostMemory:
+    """See Memory for its members."""
+
+    host = True
+    device = torch.device("cpu")
+
+    def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """See Memory; untouched pages cost nothing, as NumPy's."""
+        raw = np.zeros(count * dtype.itemsize, np.uint8)
+        return torch.from_numpy(raw).view(dtype)
+
+    def staging(self, count: int) -> torch.Tensor:
+        """See Memory."""
+        return self.zeros(count, torch.uint8)
+
+    def array(self, tensor: torch.Tensor) -> Any:
+        """See Memory."""
+        return tensor.detach().numpy()
+
+    def tensor(self, array: Any) -> torch.Tensor:
+        """See Memory."""
+        return torch.from_numpy(array)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See Memory."""
+        target.copy_(source)
+
+    def stream(self, *, urgent: bool = False) -> Stream:
+        """See Memory."""
+        return _Now()
+
+    def caller(self) -> Stream:
+        """See Memory."""
+        return _Now()
+
+    def event(self) -> Event:
+        """See Memory."""
+        return _Done()
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """See Memory."""
+        return torch.futures.Future()
