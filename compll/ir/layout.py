@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from compll.ir import exclusive
 from compll.ir.matrices import extents
-from compll.ir.module import POSITIONS, Field, Module, Selection
+from compll.ir.module import VARYING, Field, Module, Selection
 from compll.ir.static import Number, as_count, evaluate
 
 TILE = 1024
@@ -111,7 +111,7 @@ def limit(selection: Selection, params: Mapping[str, Number], n: int) -> int:
 def header(module: Module) -> tuple[list[str], list[str]]:
     """What a payload begins with: names of counted selections, and of fields of varying length."""
     counted = [s.name for s in module.selections if s.dynamic]
-    return counted, [f.name for f in module.fields if f.storage in (*POSITIONS, "runs")]
+    return counted, [f.name for f in module.fields if f.storage in VARYING]
 
 
 def layout(

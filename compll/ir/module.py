@@ -11,6 +11,8 @@ from compll.ir.expr import Expr, Pool
 #: storages of positions, of varying length
 POSITIONS = ("gaps", "golomb", "elias")
 PACKED = ("uint", "trit", "runs")
+#: storages of which a payload tells how many bytes they take
+VARYING = (*POSITIONS, "runs")
 #: storages of integers that are not packed
 WHOLE = ("int32", "uint32", "uint16")
 #: how a state of 16 bits is kept: NumPy has no bfloat16, so its bits as whole numbers
@@ -57,6 +59,11 @@ class Field:
     def trits(self) -> bool:
         """Whether it holds values of 0, 1 and 2, five in a byte (see [Note: trits] in trits.py)."""
         return self.storage in ("trit", "runs")
+
+    @property
+    def parts(self) -> bool:
+        """Whether a value is some bits of a byte that it shares with others."""
+        return self.packed and self.bits < 8 and not self.trits
 
     def packed_bytes(self, count: int) -> int:
         """Bytes of one tile of `count` packed values."""

@@ -18,6 +18,8 @@ from compll.ir.module import Field, Module
 LEVELS = ("piece", "tile", "lane")
 #: what a field or state has a value for, by its shape
 PER = {"scalar": "piece", "group": "tile", "n": "lane", "kept": "selected lane"}
+#: shape of an array of a kernel's own that has room for every lane
+SCRATCH = "scratch"
 
 
 class NotLowered(Exception):
@@ -40,7 +42,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Store:
-    """A value that leaves. target: payload | state | gradient.
+    """A value that leaves. target: payload | state | gradient | scratch.
 
     A state takes up no NaN or infinity. back: only where the caller wants the gradient decoded.
     place: of a scattered value, the element that it goes to.
@@ -60,12 +62,12 @@ class Store:
     @property
     def in_place(self) -> bool:
         """Whether it overwrites what later loads would read."""
-        return self.target != "payload"
+        return self.target not in ("payload", SCRATCH)
 
     @property
     def packed(self) -> bool:
         """Whether several lanes go into one byte."""
-        return self.target == "payload" and self.field is not None and self.field.packed
+        return not self.in_place and self.field is not None and self.field.packed
 
 
 @dataclass
@@ -129,7 +131,7 @@ class KthLargest:
 
 @dataclass(frozen=True)
 class Stream:
-    """Positions of varying length: an encode stores the array in the field, others load it."""
+    """Values of varying length: an encode stores the array in the field, others load it."""
 
     field: Field
     array: Field
@@ -161,9 +163,10 @@ class Kernel:
         return [s for s in found if isinstance(s, Walk)]
 
     @property
-    def compacted(self) -> list[Field]:
-        """The arrays that selected elements are put together in."""
+    def scratch(self) -> list[Field]:
+        """Its own arrays: what selected elements are put together in, and what streams hold."""
         found = [f for w in self.walks if w.compact is not None for f, _ in w.compact.parts]
+        found += [s.field for w in self.walks for s in w.stores if s.target == SCRATCH and s.field]
         found += [s.array for s in self.steps if isinstance(s, Stream)]
         return list({f.name: f for f in found}.values())
 
@@ -256,4 +259,4 @@ def _declared(f: Field) -> str:
 
 
 def _type(f: Field) -> str:
-    return f"{f.storage}{f.bits}" if f.packed else f.storage
+    return f"{f.storage}{f.bits}" if f.packed and not f.trits else f.storage

@@ -72,7 +72,7 @@ def _stages(walk: Walk) -> dict[int, int]:
 def _stride(store: Store, tile: int) -> int:
     """Over how many bytes a tile's packed codes extend; 0: any stride will do."""
     f = store.field
-    return tile * f.bits // 8 if store.packed and f is not None and f.bits < 8 else 0
+    return f.packed_bytes(tile) if store.packed and f is not None and f.parts else 0
 
 
 def _loop(found: list[Loop], stage: int, stride: int) -> Loop:

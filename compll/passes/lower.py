@@ -5,10 +5,10 @@ What tile programs do not have yet raises NotLowered, here, in values.py and in 
 
 from __future__ import annotations
 
-from compll.ir.layout import tile_of
+from compll.ir.layout import is_fixed, tile_of
 from compll.ir.module import Module
 from compll.ir.program import Pass, Program
-from compll.ir.tile import Kernel, NotLowered, Store, Value, Walk
+from compll.ir.tile import Kernel, NotLowered, Store, Stream, Value, Walk
 from compll.passes import selections
 from compll.passes.schedule import hops, schedule
 from compll.passes.values import SHAPES, Values
@@ -20,7 +20,7 @@ def _whole(module: Module) -> None:
         raise NotLowered("matrices and rounds")
     selections.refuse(module)
     for f in (*module.fields, *module.states):
-        if f.trits or f.shape not in SHAPES or f.storage in ("golomb", "elias"):
+        if f.shape not in SHAPES or f.storage in ("golomb", "elias"):
             raise NotLowered(f"a field {f.storage}[{f.shape}]")
     if any(s.shape != "n" for s in module.states):
         raise NotLowered("a state per tensor")
@@ -43,7 +43,14 @@ def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Ker
             kernel.steps.append(usual)
     for sink in program.scalars:
         kernel.steps.append(values.stored(sink))
+    kernel.steps += _runs(values)
     return kernel
+
+
+def _runs(values: Values) -> list[Stream]:
+    """What shortens or lengthens runs of trits."""
+    runs = [f for f in values.module.fields if f.storage == "runs"]
+    return [Stream(f, values.bytes_of_trits(f)) for f in runs]
 
 
 def _incoming(values: Values) -> Value:
@@ -75,12 +82,11 @@ def decode(module: Module, name: str, *, add: bool) -> Kernel:
     kernel = Kernel(name, module, tile_of(module), adds=add)
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
+    kernel.steps += _runs(values)
     if module.decode.op == "scatter":
         selections.scattered(values, kernel, module.decode, add=add)
         return kernel
-    value = values.of(module.decode)
-    if value.level != "lane":
-        value = values.make("spread", [values.narrow(value, "lane")], "f32", "lane")
+    value = values.lanes(values.of(module.decode))
     if add:
         there = values.make("load", (), "f32", "lane", "g")
         value = values.make("add", [there, value], "f32", "lane")
@@ -89,11 +95,13 @@ def decode(module: Module, name: str, *, add: bool) -> Kernel:
 
 
 def check(module: Module) -> Kernel:
-    """The kernel that finds payloads with positions outside their tensors."""
+    """The kernel that finds payloads with wrong lengths, or positions outside their tensors."""
     kernel = Kernel("check", module, tile_of(module))
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
-    selections.check(values, kernel, module.decode)
+    kernel.steps += _runs(values)
+    if module.selections:
+        selections.check(values, kernel, module.decode)
     return kernel
 
 
@@ -112,9 +120,9 @@ def kernels(module: Module) -> dict[str, list[Kernel]]:
         name = "encode_feed" if feed else "encode"
         later = module.states and not feed
         found["stateless" if later else "first"].append(encode(program, name, feed=feed))
-        if hops(module) and len(program.passes) == 1:
+        if hops(module) and len(program.passes) == 1 and is_fixed(module):
             found["hop"].append(encode(program, f"hop_{name}", feed=feed, hop=True))
-    if module.selections:
+    if module.selections or not is_fixed(module):
         found["first"].append(check(module))  # which the decodes call first
     for add in (False, True):
         name = "decode_add" if add else "decode_set"

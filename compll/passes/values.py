@@ -8,7 +8,7 @@ from typing import Any
 from compll.ir.expr import Expr, walk
 from compll.ir.module import POSITIONS, WHOLE, Field, Module, Selection
 from compll.ir.program import Sink
-from compll.ir.tile import Kernel, NotLowered, Store, Value
+from compll.ir.tile import SCRATCH, Kernel, NotLowered, Store, Value
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
 WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
@@ -29,6 +29,7 @@ WHOLES = ARITHMETIC | {
     "shl",
     "shr",
     "trunc",
+    "trit",
     "exponent",
 }
 TRUTHS = {
@@ -36,7 +37,7 @@ TRUTHS = {
 }  # fmt: skip
 BY_KIND = {
     "f32": FLOATS, "i32": WHOLES, "bool": TRUTHS,
-    "f64": FLOATS - {"exp2"}, "i64": {"add", "sub", "mul", "neg"},
+    "f64": FLOATS, "i64": WHOLES - {"trit"},
 }  # fmt: skip
 
 
@@ -119,6 +120,13 @@ class Values:
         kind = {"f64": "f32", "i64": "i32"}[value.kind]
         return self.make("convert", [value], kind, "piece")
 
+    def lanes(self, value: Value) -> Value:
+        """A value as one of lanes, all of them alike if it has a lower level."""
+        if value.level == "lane":
+            return value
+        value = self.narrow(value, "lane")
+        return self.make("repeat", [value], value.kind, "lane")
+
     def static(self, e: Expr) -> Value:
         """A number that the host knows: a constant, or one of the piece's row of statics."""
         inner = e
@@ -174,18 +182,23 @@ class Values:
     def code(self, f: Field, value: Value) -> Value:
         """What a packed field stores of a value; it is rounded down, so `floor` changes nothing."""
         if f.trits:
-            raise NotLowered("trits")
+            return value  # is one
         if value.op == "floor":
             (value,) = value.args
         return self.make("code", [value], "i32", "lane", f.bits)
 
     def op_field(self, e: Expr, kind: str, level: str) -> Value:
         f = self.fields[str(e.value)]
-        if f.trits:
-            raise NotLowered("trits")
+        if f.storage == "runs":
+            f = self.bytes_of_trits(f)
         if f.storage in POSITIONS:
             f = Field(f.name, "int32", 0, "kept", f.of)
         return self.make("unpack" if f.packed else "load", (), kind, level, f)
+
+    @staticmethod
+    def bytes_of_trits(f: Field) -> Field:
+        """The array that holds what runs are made of."""
+        return Field(f.name, "trit", f.bits, SCRATCH)
 
     def op_in(self, e: Expr, kind: str, level: str) -> Value:
         return self.make("selected", (), kind, level, str(e.value))
@@ -209,6 +222,8 @@ class Values:
     def stored(self, sink: Sink) -> Store:
         """What leaves a walk, or stands after it."""
         value = self.of(sink.expr)
+        if sink.expr.type.shape in ("n", "kept"):
+            value = self.lanes(value)
         if sink.kind == "back":
             return Store("gradient", None, value, back=True)
         if sink.kind == "state":
@@ -217,6 +232,8 @@ class Values:
         assert f is not None
         if f.packed:
             value = self.code(f, value)
+            if f.storage == "runs":
+                return Store(SCRATCH, self.bytes_of_trits(f), value)
         elif f.storage in WHOLE:
             if value.kind not in ("i32", "i64"):
                 raise NotLowered("whole numbers of floats")

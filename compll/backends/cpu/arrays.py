@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compll.ir.module import Field
-from compll.ir.tile import Store, Value, Walk
+from compll.ir.tile import SCRATCH, Store, Value, Walk
 
 
 @dataclass
@@ -34,14 +34,22 @@ def array_of(v: Value) -> str:
     if v.attr == "g":
         return "g"
     assert isinstance(v.attr, Field)
-    if v.attr.shape == "kept" and v.attr.expr is None:
-        return f"kept {v.attr.name}"
+    if v.attr.shape in ("kept", SCRATCH) and v.attr.expr is None:
+        return f"{v.attr.shape} {v.attr.name}"
     return f"state {v.attr.name}" if v.attr.expr is None else f"in {v.attr.name}"
 
 
 def store_name(s: Store) -> str:
     """The array that a store writes."""
-    return {"state": f"state {s.name}", "payload": f"out {s.name}"}.get(s.target, "g")
+    prefix = {"state": "state", "payload": "out", SCRATCH: SCRATCH}.get(s.target)
+    return f"{prefix} {s.name}" if prefix else "g"
+
+
+def trit_arrays(walk: Walk) -> tuple[list[str], list[str]]:
+    """The arrays of trits that a walk reads, and those that it writes."""
+    read = [v for v in walk.values if v.op == "unpack" and v.attr.trits]
+    written = [s for s in walk.stores if s.packed and s.field and s.field.trits]
+    return list(map(array_of, read)), list(map(store_name, written))
 
 
 def streamed(walk: Walk) -> list[Store]:

@@ -17,8 +17,8 @@ BYTES, WORDS = ir.VectorType(I8, CHUNK), ir.VectorType(I32, CHUNK)
 
 
 def store(helpers: Any) -> Any:
-    """store_gaps(positions, count, out): the address behind the last gap, as int64."""
-    return helpers.get("store_gaps", I64, [PTR, I64, PTR], _store)
+    """store_gaps(positions, count, n, out): the address behind the last gap, as int64."""
+    return helpers.get("store_gaps", I64, [PTR, I64, I64, PTR], _store)
 
 
 def load(helpers: Any) -> Any:
@@ -35,7 +35,7 @@ def _small(b: Builder, gaps: Any) -> Any:
     return b.icmp_unsigned("<", found, number(I32, 128))
 
 
-def _store(b: Builder, positions: Any, count: Any, out: Any) -> Any:
+def _store(b: Builder, positions: Any, count: Any, n: Any, out: Any) -> Any:
     end = b.room(I64)
     b.store(b.ptrtoint(out, I64), end)
     with loop(b, count, CHUNK) as j:

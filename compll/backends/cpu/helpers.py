@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
+from compll.backends.cpu import trit_tiles
 from compll.backends.cpu.builder import I8, I64, PTR, VOID, Builder, at, loop, number
+from compll.backends.cpu.storages import code_bytes
+from compll.ir.module import Field
 from compll.numerics.numbers import MASK
 
 
@@ -34,12 +38,15 @@ class Helpers:
         """The keys of a stream of draws (see [Note: random draws] in numbers.py)."""
         return self.get("keys", I64, [I64] * 5, _keys)
 
-    def codes(self, bits: int, tile: int, *, wide: bool) -> Any:
+    def codes(self, f: Field, tile: int, *, wide: bool) -> Any:
         """Codes of a shorter tile as those of a full one (wide), or the other way."""
-        name = f"{'widen' if wide else 'narrow'}{bits}_{tile}"
+        name = f"{'widen' if wide else 'narrow'}_{'trits' if f.trits else f.bits}_{tile}"
 
         def body(b: Builder, source: Any, into: Any, m: Any) -> None:
-            _repacked(b, source, into, m, bits=bits, tile=tile, wide=wide)
+            full, short = number(I64, f.packed_bytes(tile)), code_bytes(b, f, m)
+            widths = (short, full) if wide else (full, short)
+            repack = trit_tiles.repack if f.trits else partial(_repack, bits=f.bits)
+            repack(b, source, into, m, *widths)
 
         return self.get(name, VOID, [PTR, PTR, I64], body)
 
@@ -57,13 +64,10 @@ def _keys(b: Builder, *words: Any) -> Any:
     return state
 
 
-def _repacked(
-    b: Builder, source: Any, into: Any, m: Any, *, bits: int, tile: int, wide: bool
+def _repack(
+    b: Builder, source: Any, into: Any, m: Any, from_width: Any, to_width: Any, *, bits: int
 ) -> None:
     """Each of m codes from its place in `source` to that in `into`, which is cleared before."""
-    full = number(I64, tile * bits // 8)
-    short = b.lshr(b.add(b.mul(m, number(I64, bits)), number(I64, 7)), number(I64, 3))
-    from_width, to_width = (short, full) if wide else (full, short)
     with loop(b, to_width) as j:
         b.store(number(I8, 0), at(b, into, j))
     with loop(b, m) as i:

@@ -83,7 +83,9 @@ def code(b: Builder, x: Any, most: int) -> Any:
 
 
 def truncated(b: Builder, x: Any) -> Any:
-    """As int32; 0 for infinity and NaN."""
+    """As int32; 0 for infinity and NaN. A float64 is one that int64 holds."""
+    if element(x) == F64:
+        return b.fptosi(x, lanes(I64, x))
     whole = b.fptosi(_clamped(b, x, -(2.0**31), 2.0**31 - 128), lanes(I32, x))
     return b.select(is_finite(b, x), whole, const(I32, x, 0))
 
@@ -131,23 +133,30 @@ def _parted(b: Builder, x: Any, y: Any) -> tuple[Any, Any, Any]:
 
 
 def _shl(b: Builder, x: Any, y: Any) -> Any:
-    few = b.icmp_unsigned("<", y, const(I32, y, 32))
-    left = b.shl(x, b.and_(y, const(I32, y, 31)))
-    return b.select(few, left, const(I32, x, 0))
+    kind = element(x)
+    few = b.icmp_unsigned("<", y, const(kind, y, kind.width))
+    left = b.shl(x, b.and_(y, const(kind, y, kind.width - 1)))
+    return b.select(few, left, const(kind, x, 0))
 
 
 def _shr(b: Builder, x: Any, y: Any) -> Any:
-    few = b.icmp_unsigned("<", y, const(I32, y, 32))
-    return b.ashr(x, b.select(few, y, const(I32, y, 31)))
+    kind = element(x)
+    few = b.icmp_unsigned("<", y, const(kind, y, kind.width))
+    return b.ashr(x, b.select(few, y, const(kind, y, kind.width - 1)))
 
 
 def _exp2(b: Builder, x: Any) -> Any:
+    if element(x) == I64:
+        near = b.trunc(_clamped(b, x, -127, 128), lanes(I32, x))
+        return b.fpext(_exp2(b, near), lanes(F64, x))
     exact = _clamped(b, x, -127, 128)
     biased = b.shl(b.add(exact, const(I32, x, 127)), const(I32, x, 23))
     return b.bitcast(biased, lanes(F32, x))
 
 
 def _exponent(b: Builder, x: Any) -> Any:
+    if element(x) == F64:
+        return b.sext(_exponent(b, b.fptrunc(x, lanes(F32, x))), lanes(I64, x))
     field = b.and_(b.lshr(bits(b, x), const(I32, x, 23)), const(I32, x, 255))
     return b.sub(field, const(I32, x, 127))
 
@@ -237,6 +246,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "shl": _shl,
     "shr": _shr,
     "trunc": truncated,
+    "trit": lambda b, x: code(b, x, 2),
     "exponent": _exponent,
     "exp2": _exp2,
     "float16": single(lambda b, x: of_float16(b, float16_bits(b, x))),
@@ -244,7 +254,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "bfloat16_up": single(bfloat16_up),
     "float32": single(lambda b, x: x),
     "magnitude_bits": magnitude_bits,
-    "spread": lambda b, x: x,
+    "repeat": lambda b, x: x,
     "order_key": key,
     "as_count": _as_count,
     "outside": lambda b, x, n: b.icmp_unsigned(">=", b.zext(x, lanes(I64, x)), n),

@@ -64,7 +64,10 @@ class Stores:
         b, f = self.b, s.field
         assert f is not None
         codes = b.trunc(value, ir.VectorType(I8, self.lanes.width))
-        width = self.walk.tile * f.bits // 8
+        if f.trits:
+            b.store(codes, at(b, self.walk.trits.codes[store_name(s)], self.lanes.index), align=1)
+            return
+        width = f.packed_bytes(self.walk.tile)
         if f.bits == 8:
             self.write_bytes(s, codes, self.lanes.index, width)
             return
@@ -80,7 +83,7 @@ class Stores:
             (s,) = [s for s in self.stores if id(s) == key]
             assert s.field is not None
             byte = self.b.add(self.lanes.place, number(I64, first))
-            self.write_bytes(s, word, byte, self.walk.tile * s.field.bits // 8)
+            self.write_bytes(s, word, byte, s.field.packed_bytes(self.walk.tile))
 
     def write_bytes(self, s: Store, codes: Any, byte: Any, width: int) -> None:
         b = self.b

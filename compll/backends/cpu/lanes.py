@@ -45,7 +45,7 @@ class Lanes:
         self.walk, self.b, self.one, self.written = walk, walk.b, one, stores
         self.from_buffers = set(known)
         self.tile, self.stride = walk.tile, one.stride
-        widths = [self.tile * f.bits // 8 for f in self.small_codes()]
+        widths = [f.packed_bytes(self.tile) for f in self.small_codes()]
         self.width = min([WIDTH, self.stride, *widths])
         if any(s.place is not None for s in stores):
             self.width = 1
@@ -57,7 +57,7 @@ class Lanes:
         fields = [s.field for s in self.written if s.packed and s.field is not None]
         values = order_of_lanes(self.one, self.from_buffers)
         fields += [v.attr for v in values if v.op == "unpack"]
-        return [f for f in fields if f.bits < 8]
+        return [f for f in fields if f.parts]
 
     def emit(self) -> None:
         b, w = self.b, self.width
@@ -177,7 +177,10 @@ class Lanes:
 
     def op_unpack(self, v: Value) -> Any:
         b, w, f = self.b, self.width, v.attr
-        width = self.tile * f.bits // 8
+        if f.trits:
+            place = at(b, self.walk.trits.codes[array_of(v)], self.index)
+            return b.zext(b.load(place, typ=ir.VectorType(I8, w), align=1), ir.VectorType(I32, w))
+        width = f.packed_bytes(self.tile)
         byte, plane = self.byte_and_plane(width)
         start = b.mul(self.walk.t, number(I64, width))
         pointer = at(b, self.walk.pointers[array_of(v)], b.add(start, byte))

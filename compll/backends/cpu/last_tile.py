@@ -9,7 +9,7 @@ from compll.backends.cpu.builder import I8, I64, at, loop, number
 from compll.backends.cpu.storages import item_bytes
 from compll.backends.cpu.walks import WalkPrinter
 from compll.ir.module import Field
-from compll.ir.tile import Walk
+from compll.ir.tile import SCRATCH, Walk
 
 
 class LastTile:
@@ -44,7 +44,7 @@ class LastTile:
             return
         if f is not None and f.packed:
             b.call(
-                self.printer.helpers.codes(f.bits, self.printer.tile, wide=True),
+                self.printer.helpers.codes(f, self.printer.tile, wide=True),
                 [place, room, rest],
             )
             return
@@ -55,9 +55,9 @@ class LastTile:
 
     def copy_out(self, name: str, f: Field | None, place: Any, room: Any, size: int) -> None:
         b, rest = self.b, self.rest
-        if f is not None and f.packed and name.startswith("out"):
+        if f is not None and f.packed and name.startswith(("out", SCRATCH)):
             b.call(
-                self.printer.helpers.codes(f.bits, self.printer.tile, wide=False),
+                self.printer.helpers.codes(f, self.printer.tile, wide=False),
                 [room, place, rest],
             )
             return
@@ -70,9 +70,12 @@ def where(printer: Any, name: str, full: Any) -> tuple[Any, int, Field | None]:
     known = {f"state {s.name}": s for s in printer.kernel.states}
     for f in printer.spec.fields:
         known[f"in {f.name}"] = known[f"out {f.name}"] = f
+    known |= {f"{SCRATCH} {f.name}": f for f in printer.kernel.scratch if f.shape == SCRATCH}
     found = known.get(name)
     if found is None:
         return at(printer.b, printer.pointers[name], printer.bytes(full, 4 * printer.tile)), 4, None
-    per = item_bytes(found) if found.shape == "group" else printer.tile * found.item_bits // 8
+    per = printer.tile * item_bytes(found)
+    if found.packed or found.shape == "group":
+        per = found.packed_bytes(printer.tile) if found.packed else item_bytes(found)
     place = at(printer.b, printer.pointers[name], printer.bytes(full, per))
     return place, max(1, item_bytes(found)), found

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cpu.builder import I32, I64, at, number
-from compll.backends.cpu.storages import item_bytes
+from compll.backends.cpu.storages import code_bytes, item_bytes
 from compll.ir.layout import header
-from compll.ir.module import POSITIONS, Field
+from compll.ir.module import VARYING, Field
 
 
 class PayloadFields:
@@ -65,7 +65,7 @@ class PayloadFields:
 
     def size(self, f: Field) -> Any:
         """Bytes of a field; None while it is not known."""
-        if f.storage in POSITIONS:
+        if f.storage in VARYING:
             return self.lengths.get(f.name)
         b, n = self.b, self.kept(f.of)
         if n is None:
@@ -76,7 +76,7 @@ class PayloadFields:
             return self.printer.bytes(count, item_bytes(f))
         full = b.udiv(n, number(I64, self.tile))
         rest = b.urem(n, number(I64, self.tile))
-        return b.add(self.printer.bytes(full, self.tile * f.bits // 8), self.code_bytes(f, rest))
+        return b.add(self.printer.bytes(full, f.packed_bytes(self.tile)), code_bytes(b, f, rest))
 
     def kept(self, selection: str) -> Any:
         """How many elements a selection has; "": those of the piece."""
@@ -85,8 +85,3 @@ class PayloadFields:
         if selection:
             return self.printer.value(self.printer.kernel.limits[selection])
         return self.printer.row["n"]
-
-    def code_bytes(self, f: Field, count: Any) -> Any:
-        """Bytes of so many packed codes of one tile."""
-        bits = self.b.add(self.printer.bytes(count, f.bits), number(I64, 7))
-        return self.b.lshr(bits, number(I64, 3))

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu import gap_stream
+from compll.backends.cpu import gap_stream, trit_tiles
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.arrays import store_name, streamed
 from compll.backends.cpu.builder import (
@@ -46,6 +46,8 @@ from compll.numerics.numbers import LANES
 
 #: columns of a batch's table
 COLUMNS = ("start", "n", "tensor", "first", "state")
+#: routines that store and load fields of varying length
+STREAMS = {"gaps": gap_stream, "runs": trit_tiles}
 TYPES = {ctypes.c_void_p: PTR, ctypes.c_int64: I64, ctypes.c_float: F32, ctypes.c_int8: I8}
 
 
@@ -85,7 +87,7 @@ class Printer:
     def emit(self) -> None:
         """The function's body: a loop over pieces."""
         b = self.b
-        if self.kernel.name.startswith("decode") and self.spec.selections:
+        if self.kernel.name.startswith("decode") and "check" in self.module.globals:
             b.call(self.module.globals["check"], self.function.args)
             with b.if_then(b.icmp_signed("!=", self.bad(), number(I64, 0)), likely=False):
                 b.ret_void()
@@ -119,9 +121,9 @@ class Printer:
             )
         self.counts: dict[str, Any] = {}
         self.payload = PayloadFields(self)
-        for i, f in enumerate(self.kernel.compacted):
+        for i, f in enumerate(self.kernel.scratch):
             offset = b.add(b.mul(self.given["room"], number(I64, i)), number(I64, 64))
-            self.pointers[f"kept {f.name}"] = at(b, self.given["scratch"], offset)
+            self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], offset)
         for walk in self.kernel.walks:
             if walk.compact is not None:
                 name = walk.compact.selection
@@ -162,17 +164,21 @@ class Printer:
                 self.steps()
                 if self.kernel.bad is not None:
                     outside = self.value(self.kernel.bad)
-                    self.good = b.icmp_signed("<=", outside, number(I32, 0))
-                b.store(b.select(self.good, before, piece), self.given["bad"])
+                    inside = b.icmp_signed("<=", outside, number(I32, 0))
+                    self.good = b.and_(self.good, inside)
+                wrong = piece if self.spec.selections else b.neg(piece)
+                b.store(b.select(self.good, before, wrong), self.given["bad"])
 
     def stream(self, step: Stream) -> None:
-        """Positions, to the payload or from there."""
-        b, f = self.b, step.field
-        array, count = self.pointers[f"kept {step.array.name}"], self.payload.kept(f.of)
+        """Values of varying length, to the payload or from there."""
+        b, f, routine = self.b, step.field, STREAMS[step.field.storage]
+        array = self.pointers[f"{step.array.shape} {step.array.name}"]
+        runs = f.storage == "runs"  # of bytes, not of positions
+        count = self.payload.size(step.array) if runs else self.payload.kept(f.of)
         b.store(number(I32, -1), at(b, array, number(I64, -4)))
         if self.encodes:
             out = self.pointers[f"out {f.name}"]
-            end = b.call(gap_stream.store(self.helpers), [array, count, out])
+            end = b.call(routine.store(self.helpers), [array, count, self.row["n"], out])
             self.payload.lengths[f.name] = b.sub(end, b.ptrtoint(out, I64))
             place = self.payload.header_place(f.name, length=True)
             b.store(b.trunc(self.payload.lengths[f.name], I32), place, align=1)
@@ -182,11 +188,11 @@ class Printer:
         end = at(b, data, self.payload.lengths[f.name])
         given = [data, end, count, self.row["n"], array]
         if self.kernel.name == "check":
-            found = b.call(gap_stream.load(self.helpers), given)
-            self.good = b.icmp_signed("!=", found, number(I64, 0))
+            found = b.call(routine.load(self.helpers), given)
+            self.good = b.and_(self.good, b.icmp_signed("!=", found, number(I64, 0)))
             return
         with b.if_then(b.icmp_signed("!=", self.given["rows"], number(I64, 1))):
-            b.call(gap_stream.load(self.helpers), given)  # those of one piece are there, from check
+            b.call(routine.load(self.helpers), given)  # those of one piece are there, from check
 
     def bytes(self, count: Any, size: int) -> Any:
         """The bytes of so many elements."""
@@ -237,6 +243,8 @@ class Printer:
             return b.icmp_unsigned("!=", status, number(I8, 0))
         if v.op == "load":
             found = load_as(b, self.pointers[f"in {v.attr.name}"], v.attr.storage, 0)
+            if v.attr.storage == "uint32":
+                return b.zext(found, I64)
             return ins.convert(b, found, KINDS[v.kind])
         return ins.apply(b, v, [self.value(a) for a in v.args])
 

@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import float_bits
-from compll.backends.cpu.builder import F32, I16, I32, Builder, lanes
+from compll.backends.cpu.builder import F32, I16, I32, I64, Builder, lanes, number
 from compll.ir.module import Field
 
 #: storages of 16 bits: from their bits as int32, and to them
@@ -21,6 +21,13 @@ HALVES: dict[str, tuple[Any, Any]] = {
 def item_bytes(f: Field | None) -> int:
     """Bytes of one value in memory; of the gradient where there is no field."""
     return 4 if f is None else f.item_bits // 8
+
+
+def code_bytes(b: Builder, f: Field, count: Any) -> Any:
+    """Bytes of so many packed codes of one tile."""
+    if f.trits:
+        return b.udiv(b.add(count, number(I64, 4)), number(I64, 5))
+    return b.lshr(b.add(b.mul(count, number(I64, f.bits)), number(I64, 7)), number(I64, 3))
 
 
 def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:

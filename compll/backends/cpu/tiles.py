@@ -70,7 +70,7 @@ class TileKernels:
 
     def call(self, name: str, given: Mapping[str, Any], states: list[NDArray[Any]]) -> None:
         """Run a kernel. given: arrays and numbers, by the names of its parameters."""
-        if self.by_name[name].compacted:
+        if self.by_name[name].scratch:
             given = {**given, **self.scratch(self.by_name[name], given["table"])}
         self.function(name)(*[_passed(given.get(n, 0)) for n in GIVEN], *map(_passed, states))
 
@@ -78,7 +78,7 @@ class TileKernels:
     def scratch(kernel: Kernel, table: I64) -> dict[str, Any]:
         """Memory for what is put together of a piece; what is not touched costs nothing."""
         room = 4 * (int(table[:, 1].max(initial=0)) + kernel.tile + SLACK)
-        return {"scratch": np.empty(room * len(kernel.compacted), np.uint8), "room": room}
+        return {"scratch": np.empty(room * len(kernel.scratch), np.uint8), "room": room}
 
     def statics(self, name: str, table: I64, step: int) -> Any:
         """Host-computed values of every piece."""

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.arrays import array_of, given, store_name
+from compll.backends.cpu.arrays import array_of, given, store_name, trit_arrays
 from compll.backends.cpu.builder import (
     F32,
     I1,
@@ -28,6 +28,7 @@ from compll.backends.cpu.builder import (
 from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.lanes import Lanes
 from compll.backends.cpu.storages import item_bytes, load_as, stored_as
+from compll.backends.cpu.trit_tiles import Tiles
 from compll.ir.tile import Value, Walk, order_inside
 from compll.numerics.numbers import lane_count
 from compll.passes.fuse import Loop, loops, order_of_lanes
@@ -81,6 +82,7 @@ class WalkPrinter:
         high = b.room(I64)
         b.store(number(I64, -1), high)
         self.compaction = self.open_compaction()
+        self.trits = Tiles(b, self.tile, trit_arrays(self.walk), self.pointers)
         with loop(b, self.numbers["count"]) as t:
             self.t, self.local = t, dict(self.known)
             self.element = b.add(self.numbers["first"], b.mul(t, number(I64, self.tile)))
@@ -90,9 +92,11 @@ class WalkPrinter:
             self.asked.clear()
             self.written.clear()
             self.stores_of_tiles()
+            self.trits.unpack(t)
             for one in self.loops:
                 self.one_loop(one)
                 self.stores_of_tiles()
+            self.trits.pack(t)
         if self.compaction is not None:
             self.compaction.close()
         b.ret_void()

@@ -1,0 +1,171 @@
+"""Trits of a tile, five in a byte, and runs of bytes of ones: [Note: trits] in reference/trits.py.
+
+Within a walk the codes of a tile are bytes of their own, which are packed when all are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu.builder import I8, I16, I32, I64, PTR, Builder, at, loop, number
+
+DIGITS, ONES, FIRST, LONGEST = 5, 121, 243, 14
+CHUNK = 16
+
+
+class Tiles:
+    """The codes of a walk's arrays of trits: of the tile in hand, a byte each."""
+
+    def __init__(
+        self, b: Builder, tile: int, arrays: tuple[list[str], list[str]], pointers: dict[str, Any]
+    ) -> None:
+        self.b, self.pointers = b, pointers
+        self.width = -(-tile // DIGITS)
+        self.read, self.written = map(set, arrays)
+        names = sorted(self.read | self.written)
+        self.codes = {name: b.room(I8, DIGITS * self.width) for name in names}
+        for room in self.codes.values():
+            for i in range(tile, DIGITS * self.width):  # what fills the last byte
+                b.store(number(I8, 1), at(b, room, number(I64, i)))
+
+    def bytes(self, name: str, t: Any) -> Any:
+        """Those of tile t in an array."""
+        return at(self.b, self.pointers[name], self.b.mul(t, number(I64, self.width)))
+
+    def unpack(self, t: Any) -> None:
+        """Make the codes of all that is read."""
+        for name in sorted(self.read):
+            unpack(self.b, self.bytes(name, t), self.codes[name], self.width)
+
+    def pack(self, t: Any) -> None:
+        """Write the codes of all that is written."""
+        for name in sorted(self.written):
+            pack(self.b, self.codes[name], self.bytes(name, t), self.width)
+
+
+@contextmanager
+def _vectors(b: Builder, width: int) -> Iterator[tuple[int, Any]]:
+    """What is built within it runs for some of `width` bytes: how many, and the first of them.
+
+    The last may be some of those before, too.
+    """
+    size = min(CHUNK, 1 << width.bit_length() - 1)
+    if size == width:
+        yield size, number(I64, 0)
+        return
+    last = number(I64, width - size)
+    with loop(b, number(I64, width), size) as offset:
+        yield size, b.select(b.icmp_signed("<", offset, last), offset, last)
+
+
+def pack(b: Builder, codes: Any, out: Any, width: int) -> None:
+    """5 * width codes, bytes of 0, 1 or 2, as `width` bytes."""
+    with _vectors(b, width) as (size, start):
+        kind = ir.VectorType(I8, size)
+        found: Any = ir.Constant(kind, [0] * size)
+        for digit in range(DIGITS):
+            place = at(b, codes, b.add(start, number(I64, digit * width)))
+            tripled = b.add(b.add(found, found), found)
+            found = b.add(tripled, b.load(place, typ=kind, align=1))
+        b.store(found, at(b, out, start), align=1)
+
+
+def unpack(b: Builder, data: Any, codes: Any, width: int) -> None:
+    """Inverse of pack."""
+    with _vectors(b, width) as (size, start):
+        kind, wide = ir.VectorType(I8, size), ir.VectorType(I16, size)
+        three, by, down = (ir.Constant(wide, [c] * size) for c in (3, 171, 9))
+        left: Any = b.zext(b.load(at(b, data, start), typ=kind, align=1), wide)
+        found = []
+        for _ in range(DIGITS - 1):
+            rest = b.lshr(b.mul(left, by), down)  # a third: exactly, below 256
+            found.append(b.trunc(b.sub(left, b.mul(rest, three)), kind))
+            left = rest
+        found.append(b.trunc(b.urem(left, three), kind))  # 3 in bytes that no pack has made
+        # in order, when all are known: LLVM's scalar replacement breaks stores in other orders
+        for digit, code in enumerate(reversed(found)):
+            place = at(b, codes, b.add(start, number(I64, digit * width)))
+            b.store(code, place, align=1)
+
+
+def repack(b: Builder, source: Any, into: Any, m: Any, from_width: Any, to_width: Any) -> None:
+    """Each of m trits from its place in `source` to that in `into`, between ones."""
+    with loop(b, to_width) as j:
+        b.store(number(I8, ONES), at(b, into, j))
+    with loop(b, m) as i:
+        byte = b.zext(b.load(at(b, source, b.urem(i, from_width)), typ=I8), I32)
+        digit = b.urem(b.udiv(byte, _weight(b, b.udiv(i, from_width))), number(I32, 3))
+        place = at(b, into, b.urem(i, to_width))
+        moved = b.mul(b.sub(digit, number(I32, 1)), _weight(b, b.udiv(i, to_width)))
+        b.store(b.add(b.load(place, typ=I8), b.trunc(moved, I8)), place)
+
+
+def _weight(b: Builder, plane: Any) -> Any:
+    """3**(4 - plane)."""
+    found: Any = number(I32, 81)
+    for i, weight in enumerate((27, 9, 3, 1), 1):
+        here = b.icmp_unsigned(">=", plane, number(I64, i))
+        found = b.select(here, number(I32, weight), found)
+    return found
+
+
+# runs
+
+
+def store(helpers: Any) -> Any:
+    """store_runs(data, count, n, out): `count` bytes of trits, shortened; the address behind."""
+    return helpers.get("store_runs", I64, [PTR, I64, I64, PTR], _store)
+
+
+def load(helpers: Any) -> Any:
+    """load_runs(data, end, count, n, out): 1 if these stand for `count` bytes of trits, else 0."""
+    return helpers.get("load_runs", I64, [PTR, PTR, I64, I64, PTR], _load)
+
+
+def _store(b: Builder, data: Any, count: Any, n: Any, out: Any) -> Any:
+    """Without a branch: the byte for the run so far is written, and again when it is longer."""
+    end, run = b.room(I64), b.room(I64)
+    b.store(b.ptrtoint(out, I64), end)
+    b.store(number(I64, 0), run)
+    zero, one = number(I64, 0), number(I64, 1)
+    with loop(b, count) as i:
+        byte, before, to = (
+            b.load(at(b, data, i), typ=I8),
+            b.load(run, typ=I64),
+            b.load(end, typ=I64),
+        )
+        is_one = b.icmp_unsigned("==", byte, number(I8, ONES))
+        longer = b.add(before, one)
+        to = b.add(to, b.select(is_one, zero, _some(b, before)))
+        code = b.add(b.trunc(longer, I8), number(I8, FIRST - 2))
+        code = b.select(b.icmp_unsigned("==", longer, one), number(I8, ONES), code)
+        b.store(b.select(is_one, code, byte), b.inttoptr(to, PTR))
+        full = b.icmp_unsigned("==", longer, number(I64, LONGEST))
+        done = b.or_(b.not_(is_one), full)
+        b.store(b.add(to, b.zext(done, I64)), end)
+        b.store(b.select(done, zero, longer), run)
+    return b.add(b.load(end, typ=I64), _some(b, b.load(run, typ=I64)))
+
+
+def _some(b: Builder, count: Any) -> Any:
+    return b.zext(b.icmp_unsigned("!=", count, number(I64, 0)), I64)
+
+
+def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, out: Any) -> Any:
+    """A byte becomes a whole vector, of which the next covers what is too much."""
+    length = b.sub(b.ptrtoint(stop, I64), b.ptrtoint(data, I64))
+    done = b.room(I64)
+    b.store(number(I64, 0), done)
+    too_many = b.add(count, number(I64, 1))
+    with loop(b, length) as i:
+        byte, to = b.load(at(b, data, i), typ=I8), b.load(done, typ=I64)
+        is_run = b.icmp_unsigned(">=", byte, number(I8, FIRST))
+        run = b.sub(b.zext(byte, I64), number(I64, FIRST - 2))
+        b.store(b.splat(b.select(is_run, number(I8, ONES), byte), CHUNK), at(b, out, to), align=1)
+        to = b.add(to, b.select(is_run, run, number(I64, 1)))
+        b.store(b.select(b.icmp_unsigned("<", to, too_many), to, too_many), done)
+    return b.zext(b.icmp_unsigned("==", b.load(done, typ=I64), count), I64)
