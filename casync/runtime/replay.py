@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -18,47 +19,38 @@ from casync.graph.graph import Program
 from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.runtime.jobs import Job, Prepared, States
 from casync.transports import Transfer
-from casync.transports.rendezvous import Meeting
 
 __all__ = ["replay"]
+
+Exchange: TypeAlias = Callable[[Sequence[Transfer]], object]
 
 
 def replay(
     program: Program,
-    meeting: Meeting,
+    exchange: Exchange,
     codecs: Mapping[str, Codec],
     bucket: torch.Tensor,
     states: States,
     step: int = 0,
     seed: int = 0,
 ) -> None:
-    """Synchronize `bucket` in place, as Executor.submit does, and leave the meeting.
+    """Synchronize `bucket` in place, as Executor.submit does.
 
-    Raises DeadlockError where ranks wait for each other, and what a task raises.
+    exchange: a SlotTransport's, complete when it returns. Raises DeadlockError where a slot needs
+    what travels in a later one, and what a task or `exchange` raises.
     """
     job = Job(0, program, Prepared(program, codecs, seed), bucket, states, step)
-    why = "at its end"
-    try:
-        _run(job, program.rank, meeting)
-    except Exception as error:
-        why = f"gone: {error}"
-        raise
-    finally:
-        meeting.leave(program.rank, why)
-
-
-def _run(job: Job, rank: int, meeting: Meeting) -> None:
     ready = [i for i in job.prepared.first if not _travels(job.tasks[i])]
     for slot, members in _slots(job.tasks):
         _compute(job, ready)
         late = [job.tasks[i].text() for i in members if job.waits[i]]
         if late:
             raise DeadlockError(
-                f"rank {rank} is at slot {slot} and cannot send `{late[0]}`, which needs "
+                f"rank {program.rank} is at slot {slot} and cannot send `{late[0]}`, which needs "
                 "what travels in a later slot",
                 tuple(late),
             )
-        meeting.exchange(rank, [_transfer(job, i) for i in members])
+        exchange([_transfer(job, i) for i in members])
         for i in members:
             _arrived(job, i)
             _unlock(job, i, ready)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -231,21 +232,26 @@ def world(size: int, *, codecs=CODECS, timeout=HANG, **options) -> Iterator[list
             executor.close()
 
 
+def attend(program, meeting: Meeting, bucket, states=None, step: int = 0) -> None:
+    """Run a rank's program without tags; then the rank leaves, and says why."""
+    why = "at its end"
+    try:
+        exchange = partial(meeting.exchange, program.rank)
+        replay(program, exchange, CODECS, bucket, states or {}, step)
+    except Exception as error:
+        why = f"gone: {error}"
+        raise
+    finally:
+        meeting.leave(program.rank, why)
+
+
 def meet(graph: Graph, buckets: Sequence[torch.Tensor], states=None, step: int = 0) -> Meeting:
     """Run a graph without tags, a thread per rank; raises the first rank's error, of rank order."""
     meeting = Meeting(graph.world_size, HANG)
     with ThreadPoolExecutor(graph.world_size) as pool:
         futures = [
-            pool.submit(
-                replay,
-                graph.slice(rank),
-                meeting,
-                CODECS,
-                bucket,
-                states[rank] if states else {},
-                step,
-            )
-            for rank, bucket in enumerate(buckets)
+            pool.submit(attend, graph.slice(r), meeting, bucket, states and states[r], step)
+            for r, bucket in enumerate(buckets)
         ]
     for future in futures:
         future.result()

@@ -8,8 +8,12 @@ import torch
 import torch.distributed as dist
 
 from casync.errors import CasyncError
+from casync.memory.host import HostMemory
+from casync.nccl.distributed import connector
 from casync.runtime.executor import Executor
+from casync.runtime.replay import replay
 from casync.transports.distributed import DistributedTransport
+from casync.transports.nccl import NcclTransport
 from tests.casync.fakes import (
     CODECS,
     PAIRS,
@@ -55,6 +59,21 @@ def exchange(rank, size):
                 mean = torch.stack(given).mean(0)
                 torch.testing.assert_close(bucket, mean, rtol=tolerance, atol=tolerance)
         assert executor.counters.jobs == 3 * len(PAIRS)
+    dist.barrier()
+    transport.close()
+
+
+def grouped(rank, size):
+    """Strategies with messages and with reduces of some ranks, through torch's process groups."""
+    connect = connector(range(size), HANG, torch.device("cpu"), backend="gloo")
+    transport = NcclTransport(connect, rank, size, HostMemory(), HANG, stream=lambda: 0)
+    for strategy in ("ps", "hierarchical"):
+        program = graph_of(SIZES, strategy, "exact", size).slice(rank)
+        given = gradients(TOTAL, size, seed=7)
+        bucket = given[rank].clone()
+        replay(program, transport.exchange, CODECS, bucket, {})
+        assert same_everywhere(bucket)
+        torch.testing.assert_close(bucket, torch.stack(given).mean(0))
     dist.barrier()
     transport.close()
 

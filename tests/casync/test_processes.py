@@ -19,6 +19,11 @@ def test_all_strategies_agree(size):
     launch(ranks.exchange, size)
 
 
+def test_torchs_groups_of_messages_agree():
+    """The calls that are NCCL's on devices, here over gloo."""
+    launch(ranks.grouped, 3)
+
+
 def test_a_killed_peer_is_noticed():
     *out, dead = launch(ranks.killed, 3, may_die=[2])
     assert dead == DIED

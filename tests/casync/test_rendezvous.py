@@ -16,13 +16,13 @@ from casync.graph.dryrun import dry_run
 from casync.graph.plan import Choice
 from casync.graph.tasks import Recv, Reduce, Send
 from casync.raw import RAW
-from casync.runtime.replay import replay
 from casync.transports import Transfer
 from casync.transports.rendezvous import Meeting
 from tests.casync.fakes import (
     CODECS,
     PAIRS,
     SIZES,
+    attend,
     gradients,
     graph_of,
     meet,
@@ -33,11 +33,13 @@ from tests.casync.fakes import (
 )
 from tests.tiers import first_fast
 
+WORLDS = [(3, 2), (2, 1), (4, 2), (5, 3), (6, 3), (7, 4), (8, 4)]
 SMALL = (7, 31, 40000)  # the last one in regions
 
 
 @pytest.mark.parametrize(
-    "world_size, per_node", first_fast([(5, 2), (1, 1), (2, 1), (3, 2), (8, 4)])
+    "world_size, per_node",
+    first_fast([(5, 2), (1, 1), *WORLDS]),
 )
 @pytest.mark.parametrize("strategy, codec", PAIRS)
 def test_every_strategy_gets_through(strategy, codec, world_size, per_node):
@@ -65,6 +67,10 @@ def with_tasks(graph, changed):
     return dataclasses.replace(graph, tasks=tasks)
 
 
+#: of 3 ranks, among whom no two slots could be exchanged without harm; allreduce has but one
+SEVERAL = sorted({strategy for strategy, _ in PAIRS} - {"allreduce", "vote"})
+
+
 def exchanged(strategy):
     """A graph of whose first two slots rank 0 exchanges the numbers."""
     graph = graph_of(SMALL, strategy, "exact", 3, whole_bytes=4000)
@@ -75,7 +81,7 @@ def exchanged(strategy):
     return with_tasks(graph, changed)
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather", "gtopk"])
+@pytest.mark.parametrize("strategy", SEVERAL)
 def test_exchanged_slots_are_caught(strategy):
     """On one rank only: it waits for what its peers send when they have what it has not sent."""
     graph = exchanged(strategy)
@@ -84,7 +90,7 @@ def test_exchanged_slots_are_caught(strategy):
         dry_run(graph, semantics="rendezvous")
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "gtopk"])
+@pytest.mark.parametrize("strategy", SEVERAL)
 def test_exchanged_slots_block_all_ranks_who_are_told(strategy):
     with pytest.raises(DeadlockError) as caught:
         meet(exchanged(strategy), gradients(sum(SMALL), 3, seed=0))
@@ -97,7 +103,7 @@ def test_exchanged_slots_block_all_ranks_who_are_told(strategy):
             assert re.search(rf"rank {rank} is (blocked in `\w+ rank={rank}|gone|at its end)", text)
 
 
-@pytest.mark.parametrize("world_size, per_node", first_fast([(3, 2), (2, 1), (4, 2), (8, 4)]))
+@pytest.mark.parametrize("world_size, per_node", first_fast(WORLDS))
 @pytest.mark.parametrize("strategy, codec", PAIRS)
 def test_threads_get_through_with_the_bits_of_the_executor(strategy, codec, world_size, per_node):
     """Two steps; and on every link both sides counted what the dry run says."""
@@ -136,7 +142,7 @@ def test_sizes_must_agree():
     meeting, buckets = Meeting(2), [torch.zeros(1001) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         futures = [
-            pool.submit(replay, each.slice(rank), meeting, CODECS, buckets[rank], {})
+            pool.submit(attend, each.slice(rank), meeting, buckets[rank])
             for rank, each in enumerate((graph, other))
         ]
     for future in futures:

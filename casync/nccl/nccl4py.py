@@ -1,0 +1,70 @@
+"""NCCL through nccl4py, NVIDIA's binding."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+
+from casync.codec import Operation
+from casync.nccl import Communicator, binding
+
+__all__ = ["Nccl4py"]
+
+_FINE = (0, 7)  # ncclSuccess and ncclInProgress
+
+
+class Nccl4py:
+    """See Library. Raises PlanError where nccl4py is missing."""
+
+    def __init__(self) -> None:
+        self._core: Any = binding("nccl4py", "nccl.core")
+
+    def unique_id(self) -> bytes:
+        """See Library."""
+        return bytes(self._core.get_unique_id())
+
+    def connect(self, unique_id: bytes, rank: int, size: int) -> Communicator:
+        """See Library."""
+        core = self._core
+        made = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
+        return _Communicator(core, made)
+
+
+class _Communicator:
+    """See Communicator. nccl4py reads address, count and type from a torch tensor."""
+
+    def __init__(self, core: Any, made: Any) -> None:
+        self._core, self._made = core, made
+        self._ops = {"sum": core.SUM, "max": core.MAX}
+
+    def group(self) -> AbstractContextManager[object]:
+        """See Communicator."""
+        return cast(AbstractContextManager[object], self._core.group())
+
+    def send(self, data: torch.Tensor, peer: int, stream: int) -> None:
+        """See Communicator."""
+        self._made.send(data, peer, stream=stream)
+
+    def recv(self, data: torch.Tensor, peer: int, stream: int) -> None:
+        """See Communicator."""
+        self._made.recv(data, peer, stream=stream)
+
+    def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
+        """See Communicator."""
+        self._made.allreduce(data, data, self._ops[op], stream=stream)
+
+    def failure(self) -> str:
+        """See Communicator."""
+        if not self._made.is_valid or int(self._made.get_async_error()) in _FINE:
+            return ""
+        return str(self._made.get_last_error())
+
+    def abort(self) -> None:
+        """See Communicator."""
+        self._made.abort()
+
+    def close(self) -> None:
+        """See Communicator."""
+        self._made.destroy()

@@ -1,0 +1,116 @@
+"""NCCL through pynccl 0.1.2, ctypes of 2020: for what has no nccl4py.
+
+It finds libnccl by NUMBA_NCCLLIB, a directory; unset, that of NVIDIA's wheel is taken, which torch
+for CUDA brings along. It has no bfloat16, which NCCL itself got later, and lengths of 32 bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from casync.codec import Operation
+from casync.errors import PlanError
+from casync.nccl import Communicator, binding
+
+__all__ = ["Pynccl"]
+
+_LONGEST = 2**31 - 1  # elements of a call
+_FINE = (0, 7)  # ncclSuccess and ncclInProgress
+_OPS = {"sum": 0, "max": 2}  # ncclRedOp_t
+_TYPES = {torch.uint8: 1, torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}  # ncclDataType_t
+
+
+class Pynccl:
+    """See Library. Raises PlanError where pynccl or libnccl is missing."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("NUMBA_NCCLLIB", _wheel())
+        module = binding("pynccl", "pynccl", "pip install pynccl")
+        self._ids: Any = binding("pynccl", "pynccl.binding", "pip install pynccl").ncclUniqueId
+        try:
+            self._calls: Any = module.Nccl()
+        except Exception as error:  # what it raises where libnccl is not found
+            raise PlanError(
+                f"NCCL through pynccl cannot be used ({error}): "
+                "set NUMBA_NCCLLIB to the directory of libnccl.so.2"
+            ) from error
+
+    def unique_id(self) -> bytes:
+        """See Library."""
+        return bytes(self._calls.get_unique_id())
+
+    def connect(self, unique_id: bytes, rank: int, size: int) -> Communicator:
+        """See Library."""
+        made = self._calls.get_comm()
+        given = self._ids.from_buffer_copy(unique_id)
+        self._calls.comm_init_rank(ctypes.byref(made), size, given, rank)
+        return _Communicator(self._calls, made)
+
+
+class _Communicator:
+    """See Communicator."""
+
+    def __init__(self, calls: Any, made: ctypes.c_void_p) -> None:
+        self._calls, self._made = calls, made
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """See Communicator."""
+        self._calls.group_start()
+        try:
+            yield
+        finally:
+            self._calls.group_end()
+
+    def send(self, data: torch.Tensor, peer: int, stream: int) -> None:
+        """See Communicator."""
+        for piece in torch.split(data, _LONGEST):
+            self._calls.pp_send(*_buffer(piece), peer, self._made, stream)
+
+    def recv(self, data: torch.Tensor, peer: int, stream: int) -> None:
+        """See Communicator."""
+        for piece in torch.split(data, _LONGEST):
+            self._calls.pp_recv(*_buffer(piece), peer, self._made, stream)
+
+    def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
+        """See Communicator."""
+        for piece in torch.split(data, _LONGEST):
+            place, count, kind = _buffer(piece)
+            self._calls.all_reduce(place, place, count, kind, _OPS[op], self._made, stream)
+
+    def failure(self) -> str:
+        """See Communicator."""
+        status = ctypes.c_int(0)
+        self._calls.comm_get_async_error(self._made, ctypes.byref(status))
+        return "" if status.value in _FINE else f"ncclResult_t {status.value}"
+
+    def abort(self) -> None:
+        """See Communicator."""
+        self._calls.comm_abort(self._made)
+
+    def close(self) -> None:
+        """See Communicator."""
+        self._calls.comm_destroy(self._made)
+
+
+def _buffer(data: torch.Tensor) -> tuple[int, int, int]:
+    """Address, elements and type."""
+    return data.data_ptr(), data.numel(), _TYPES[data.dtype]
+
+
+def _wheel() -> str:
+    """The directory of libnccl in NVIDIA's wheel; "" where that is not installed."""
+    try:
+        found = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:  # not even the name space
+        return ""
+    places = found.submodule_search_locations if found else None
+    return str(Path(next(iter(places))) / "lib") if places else ""

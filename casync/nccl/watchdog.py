@@ -1,0 +1,83 @@
+"""Notices that a call or a group on a stream takes too long. See [Note: time-outs on a device]."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from casync.errors import PeerTimeout, TransportError
+from casync.memory import Event
+
+__all__ = ["Watchdog"]
+
+_Task: TypeAlias = tuple[float, Sequence[str]]  # since when, and what
+
+_LOOKS = 20  # in a time-out
+_LONGEST = 1.0  # seconds from look to look
+
+
+class Watchdog:
+    """A thread that calls `fail` once, with the error; what `failure` says is one, too."""
+
+    def __init__(
+        self,
+        rank: int,
+        timeout: float,
+        fail: Callable[[TransportError], None],
+        failure: Callable[[], str],
+    ) -> None:
+        self._rank, self._timeout = rank, timeout
+        self._fail, self._failure = fail, failure
+        self._call: _Task | None = None
+        self._groups: deque[tuple[_Task, Event, object]] = deque()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="casync-nccl-watch", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def call(self, names: Sequence[str]) -> Iterator[None]:
+        """Calls that may block; those inside of others are watched themselves."""
+        outer, self._call = self._call, (time.monotonic(), names)
+        try:
+            yield
+        finally:
+            self._call = outer
+
+    def watch(self, event: Event, names: Sequence[str], data: object) -> None:
+        """A group that was just put on a stream, the event behind it, and what it must keep."""
+        self._groups.append(((time.monotonic(), names), event, data))
+
+    def close(self) -> None:
+        """Wait for all groups, or for one's time-out, then end."""
+        while not all(event.done() for _, event, _ in list(self._groups)):
+            if self._ends.wait(1e-3):
+                break
+        self.stop()
+
+    def stop(self) -> None:
+        """End."""
+        self._ends.set()
+
+    def _run(self) -> None:
+        pause = min(_LONGEST, self._timeout / _LOOKS)
+        while not self._ends.wait(pause):
+            error = self._look()
+            if error is not None:
+                self._fail(error)
+                return
+
+    def _look(self) -> TransportError | None:
+        while self._groups and self._groups[0][1].done():
+            self._groups.popleft()
+        oldest = self._call or (self._groups[0][0] if self._groups else None)
+        since, names = oldest or (time.monotonic(), ())
+        what = ", ".join(f"`{name}`" for name in names) or "nothing"
+        if time.monotonic() - since >= self._timeout:
+            return PeerTimeout(f"rank {self._rank} waited {self._timeout:g} s for {what}")
+        failure = self._failure()
+        where = f"rank {self._rank}, waiting for {what}"
+        return TransportError(f"NCCL failed ({where}): {failure}") if failure else None

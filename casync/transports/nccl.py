@@ -1,0 +1,170 @@
+"""NCCL: what is on the device moves from device to device. See [Note: slots] in graph/tasks.py.
+
+[Note: order in a slot] A slot is a group of all its messages, then a group of the reduces of each
+set of ranks, in the order of the graph. All ranks post them so on one stream; so no two ranks ever
+wait for each other in different communicators. Messages without bytes are left out on both sides.
+
+[Note: time-outs on a device] A call that connects two ranks blocks the host until both are there,
+and a kernel that waits for a peer occupies the device without an end. Only aborting the
+communicator ends either. So a thread looks at the call under way and at an event behind each
+group, the oldest first; after the time-out it aborts, and what is called next raises the error. The
+peers find out at their own time-outs, or from NCCL where that tells of a peer that is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+
+from casync.errors import TransportAborted, TransportError, copy_to_raise
+from casync.memory import Memory
+from casync.nccl import Communicator, Connect
+from casync.nccl.watchdog import Watchdog
+from casync.transports import Transfer
+
+__all__ = ["NcclTransport"]
+
+_PATIENCE = 5.0  # seconds that abort() waits for NCCL
+
+
+class NcclTransport:
+    """An endpoint. Calls of `exchange` come from one thread at a time. See SlotTransport."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        rank: int,
+        world_size: int,
+        memory: Memory,
+        timeout: float,
+        *,
+        tell: Callable[[TransportError], None] = lambda error: None,
+        stream: Callable[[], int] | None = None,
+    ) -> None:
+        """Connects all ranks, which all call it; `connect` is called again for those that reduce
+        among themselves, as they first do.
+
+        memory: of the device. timeout: seconds that a peer may take. tell: is called with the error
+        that ends this endpoint, unless that is its own abort. stream: the current cudaStream_t.
+        Where a CUDA graph takes down what goes to it, whoever replays that has to watch.
+        """
+        self._rank, self._world_size = rank, world_size
+        self._connect, self._tell = connect, tell
+        self._stream = stream or _current_stream
+        self._memory = memory
+        self._error: TransportError | None = None
+        self._made: dict[tuple[int, ...], Communicator] = {}
+        self._everybody = tuple(range(world_size))
+        self._watchdog = Watchdog(rank, timeout, self._fail, self._failure)
+        self._communicator(self._everybody)
+
+    @property
+    def rank(self) -> int:
+        """See SlotTransport."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """See SlotTransport."""
+        return self._world_size
+
+    def exchange(self, transfers: Sequence[Transfer]) -> None:
+        """See SlotTransport and [Note: order in a slot]."""
+        full = [transfer for transfer in transfers if transfer.data.numel()]
+        stream, names = self._stream(), [each.name for each in full]
+        messages = [each for each in full if each.kind != "reduce"]
+        reduces: dict[tuple[int, ...], list[Transfer]] = {}
+        for each in (each for each in full if each.kind == "reduce"):
+            reduces.setdefault(each.ranks, []).append(each)
+        with self._blocking(names):
+            if messages:
+                _post(self._communicator(self._everybody), messages, stream)
+            for ranks, sums in reduces.items():
+                _post(self._communicator(ranks), sums, stream)
+        if not _capturing():
+            event = self._memory.event()
+            self._memory.caller().record(event)
+            self._watchdog.watch(event, names, full)
+
+    def abort(self) -> None:
+        """See SlotTransport."""
+        self._end(TransportAborted(f"rank {self._rank} closed its communicators"))
+
+    def close(self) -> None:
+        """See SlotTransport. What is under way ends first, or at the time-out."""
+        self._watchdog.close()
+        self._all(lambda communicator: communicator.close())
+
+    @contextmanager
+    def _blocking(self, names: Sequence[str]) -> Iterator[None]:
+        """Calls of NCCL; an error of theirs, or the one that ended them, as ours."""
+        self._check()
+        try:
+            with self._watchdog.call(names):
+                yield
+        except TransportError:
+            raise
+        except Exception as error:
+            self._check()  # it was aborted, and that error says why
+            raise TransportError(f"{', '.join(names)} failed: {error}") from error
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise copy_to_raise(self._error)
+
+    def _communicator(self, ranks: tuple[int, ...]) -> Communicator:
+        if ranks not in self._made:
+            with self._blocking([f"connecting ranks {list(ranks)}"]):
+                self._made[ranks] = self._connect(ranks)
+        return self._made[ranks]
+
+    def _failure(self) -> str:
+        """The first one of a communicator."""
+        return next(filter(None, (each.failure() for each in list(self._made.values()))), "")
+
+    def _fail(self, error: TransportError) -> None:
+        """The watchdog's."""
+        if self._error is None:
+            self._end(error)
+            self._tell(error)
+
+    def _end(self, error: TransportError) -> None:
+        if self._error is None:
+            self._error = error
+            self._watchdog.stop()
+            self._all(lambda communicator: communicator.abort())
+
+    def _all(self, call: Callable[[Communicator], None]) -> None:
+        """In a thread: NCCL may wait for ranks that are gone."""
+
+        def run() -> None:
+            for communicator in list(self._made.values()):
+                with suppress(Exception):
+                    call(communicator)
+
+        thread = threading.Thread(target=run, name="casync-nccl-end", daemon=True)
+        thread.start()
+        thread.join(_PATIENCE)
+
+
+def _post(communicator: Communicator, transfers: Sequence[Transfer], stream: int) -> None:
+    with communicator.group():
+        for each in transfers:
+            if each.kind == "send":
+                communicator.send(each.data, each.ranks[0], stream)
+            elif each.kind == "recv":
+                communicator.recv(each.data, each.ranks[0], stream)
+            else:
+                communicator.all_reduce(each.data, each.op, stream)
+
+
+def _current_stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
