@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 import tempfile
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -31,18 +31,11 @@ class Empty(CodecDefaults):
     """Payloads of zeros, for nothing."""
 
     name = digest = "empty"
-    align = 1
     fixed = reencodes = fuses = True
-    additive = None
-    vote = stateful = False
 
     def payload_bytes(self, n: int) -> int:
         """See Codec."""
         return BYTES
-
-    def init_state(self, n: int, tensors: int = 1) -> dict[str, Any]:
-        """See Codec."""
-        return {}
 
     def encode_batch(self, x: Floats, table: Ints, out: Bytes, at: Ints, **_: object) -> Ints:
         """See Codec."""

@@ -180,7 +180,16 @@ class CodecDefaults:
     """What most codecs answer to the members of Codec that describe special cases; to inherit."""
 
     params: Mapping[str, Any] = MappingProxyType({})
+    align: int = 1
+    additive: str | None = None
+    vote: bool = False
+    fuses: bool = False
+    stateful: bool = False
     rounds: Sequence[Round] = ()
+
+    def init_state(self, n: int, tensors: int = 1) -> dict[str, npt.NDArray[Any]]:
+        """None."""
+        return {}
 
     def for_shape(self, shape: Sequence[int]) -> Self:
         """See Codec."""

@@ -19,21 +19,13 @@ class Raw(CodecDefaults):
     """Payloads are the float32 values. See Codec for its members."""
 
     name = digest = RAW
-    align = 1
     fixed = True
-    additive: str | None = "float32"
-    vote = False
+    additive = "float32"
     reencodes = True
-    fuses = False
-    stateful = False
 
     def payload_bytes(self, n: int) -> int:
         """See Codec."""
         return FLOAT_BYTES * n
-
-    def init_state(self, n: int, tensors: int = 1) -> dict[str, Any]:
-        """None."""
-        return {}
 
     def encode_batch(
         self,

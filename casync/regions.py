@@ -48,10 +48,6 @@ class Codecs(dict[str, Codec]):
 class Region(CodecDefaults):
     """A codec on a region of every piece. See Codec for its members."""
 
-    additive: str | None = None
-    vote = False
-    fuses = False
-
     def __init__(self, inner: Codec, number: int, count: int, align: int) -> None:
         self._inner, self._number, self._count = inner, number, count
         self.name = f"{inner.name}, region {number} of {count}"
@@ -108,21 +104,12 @@ class Nonzero(CodecDefaults):
     """Indices and values of what is not zero, or all values where those are no more bytes."""
 
     name = digest = NONZERO
-    align = 1
     fixed = False
-    additive: str | None = None
-    vote = False
     reencodes = True
-    fuses = False
-    stateful = False
 
     def payload_bytes(self, n: int) -> int:
         """See Codec."""
         return FLOAT_BYTES * n
-
-    def init_state(self, n: int, tensors: int = 1) -> dict[str, Any]:
-        """None."""
-        return {}
 
     def encode_batch(
         self,

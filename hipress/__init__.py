@@ -6,6 +6,7 @@
     model = hipress.wrap(model, "dgc", ratio=0.01)   # a DistributedDataParallel with our hook
     hipress.attach(ddp, "onebit_group", strategy="ring")
     sync = hipress.Synchronizer(model, "dgc")        # without DDP: sync.step() ends a step
+    gossip = hipress.Gossip(model, "int4_group")     # parameters, with neighbours only
     state = hipress.state_dict(ddp); hipress.load_state_dict(ddp, state)
     print(hipress.report(ddp))
 """
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from hipress.adapters.gossip import Gossip
 from hipress.adapters.synchronizer import Synchronizer
 from hipress.adapters.wrapping import attach, wrap
 from hipress.api import detach, load_state_dict, report, state_dict
 from hipress.collective import all_reduce
+from hipress.consensus import consensus_distance
 from hipress.errors import (
     AgreementTimeout,
     ConfigError,
@@ -34,6 +37,7 @@ __all__ = [
     "ConfigError",
     "ConfigMismatch",
     "DivergenceError",
+    "Gossip",
     "HipressError",
     "RankLost",
     "StateError",
@@ -42,6 +46,7 @@ __all__ = [
     "__version__",
     "all_reduce",
     "attach",
+    "consensus_distance",
     "detach",
     "load_state_dict",
     "report",

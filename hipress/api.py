@@ -1,14 +1,15 @@
-"""What a user asks of what wrap, attach or Synchronizer made: detach, report, states."""
+"""What a user asks of what wrap, attach, Synchronizer or Gossip made: detach, report, states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.nn.parallel import DistributedDataParallel
 
 from casync.errors import copy_to_raise
 from hipress import compat
+from hipress.adapters.gossip import Gossip
 from hipress.adapters.synchronizer import Synchronizer
 from hipress.errors import ConfigError, ConfigMismatch, StateError
 from hipress.model import as_ddp
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from hipress.sync.buckets import BucketPlans
     from hipress.sync.engine import Engine
 
+Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip
 
-def detach(ddp: DistributedDataParallel | Synchronizer) -> None:
+
+def detach(ddp: Synchronized) -> None:
     """Stop compressing: end threads and connections. Every rank must call this between the same
     two steps.
 
@@ -40,7 +43,7 @@ def detach(ddp: DistributedDataParallel | Synchronizer) -> None:
     del SESSIONS[ddp]
 
 
-def report(ddp: DistributedDataParallel | Synchronizer) -> Report:
+def report(ddp: Synchronized) -> Report:
     """Choices, bytes and times so far; print it or take its `to_dict()`."""
     from hipress.reporting import Report, describe_plan, measure_of
 
@@ -62,7 +65,7 @@ def report(ddp: DistributedDataParallel | Synchronizer) -> Report:
     )
 
 
-def state_dict(ddp: DistributedDataParallel | Synchronizer) -> dict[str, Any]:
+def state_dict(ddp: Synchronized) -> dict[str, Any]:
     """This rank's step counter and residuals, by parameter name; call it between steps.
 
     Residuals differ between ranks: save one file per rank, or with torch.distributed.checkpoint
@@ -84,9 +87,7 @@ def state_dict(ddp: DistributedDataParallel | Synchronizer) -> dict[str, Any]:
     return checkpoint.export(session.engine.buckets.residuals, session.engine.step, rank, size)
 
 
-def load_state_dict(
-    ddp: DistributedDataParallel | Synchronizer, state: Mapping[str, Any], *, strict: bool = True
-) -> None:
+def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Continue where `state_dict` was taken, bit for bit (scope "tensor"; same world size and
     strategy). Every rank must call this, between the same two steps, with states of one step.
 
@@ -114,6 +115,8 @@ def load_state_dict(
             plan = {"its plan": buckets.plan.label} if engine and engine.tuner and buckets else {}
             session.meeting.settle({"the step of the state to load": state["step"], **plan})
         checkpoint.restore(residuals, state, fitting)
+        if session.loaded is not None:
+            session.loaded(residuals)
         session.loaded_step = state["step"]
         if engine is not None and buckets is not None:
             engine.resume(session.loaded_step, buckets)
@@ -138,12 +141,12 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     return engine.buckets
 
 
-def _target(module: DistributedDataParallel | Synchronizer) -> Any:
+def _target(module: Synchronized) -> Any:
     """By what its session is found."""
-    return module if isinstance(module, Synchronizer) else as_ddp(module)
+    return module if isinstance(module, Synchronizer | Gossip) else as_ddp(module)
 
 
-def _session(ddp: DistributedDataParallel | Synchronizer) -> Session:
+def _session(ddp: Synchronized) -> Session:
     session = SESSIONS.get(ddp)
     if session is None:
         raise ConfigError("hipress is not attached to this module; use hipress.wrap or attach")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hipress.model import Param
-from hipress.plan.rules import Decision, Plan
+from hipress.plan.rules import UNCOMPRESSED, Decision, Plan
 from hipress.plan.trial import Tried
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
     """
     if not plan.compresses:
         return f"nothing is compressed, the native all-reduce remains: {plan.why}"
-    done = [(p, d) for p, d in zip(params, plan.decisions, strict=True) if d.codec is not None]
+    done = [(p, d) for p, d in zip(params, plan.decisions, strict=True) if _compressed(d)]
     codecs = sorted({f"{_codec_name(d)} ({d.strategy})" for _, d in done})
     dense = [p for p in params if not p.sparse]
     before = sum(_nbytes(p) for p in dense)
@@ -197,7 +197,7 @@ def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
     return (
         f"{' and '.join(codecs)} for {len(done)} of {len(params)} parameters, "
         f"{compressed_share(plan, params):.1%} of {sum(p.numel for p in dense):,} elements: "
-        f"{before / 1e6:.4g} MB of gradients{sparse} become at most {after / 1e6:.4g} MB; "
+        f"{before / 1e6:.4g} MB a step{sparse} become at most {after / 1e6:.4g} MB; "
         f"{plan.why}"
     )
 
@@ -205,8 +205,12 @@ def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
 def compressed_share(plan: Plan, params: Sequence[Param]) -> float:
     """Of the elements of all dense gradients, those that are compressed (0 to 1)."""
     total = sum(p.numel for p in params if not p.sparse)
-    done = sum(d.numel for d in plan.decisions if d.codec is not None)
+    done = sum(d.numel for d in plan.decisions if _compressed(d))
     return done / total if total else 0.0
+
+
+def _compressed(decision: Decision) -> bool:
+    return decision.codec not in (None, UNCOMPRESSED)
 
 
 def _nbytes(param: Param) -> int:

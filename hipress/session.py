@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hipress.plan.auto import Search
     from hipress.plan.probe import Probe
     from hipress.plan.rules import Plan
+    from hipress.sync.state import Residuals
 
 log = logging.getLogger("hipress")
 
@@ -61,6 +62,7 @@ class Session:
     engine: Engine | None = None
     finalizer: Any = None
     loaded_step: int = 0  # of a loaded state, where no engine counts
+    loaded: Callable[[Residuals], None] | None = None  # to be called with what a state was put into
 
     @property
     def rank(self) -> int:
@@ -130,11 +132,13 @@ def prepare(
     options: Options,
     group: dist.ProcessGroup,
     facts: Mapping[str, Any],
+    adapt: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Session:
     """Agree with the other ranks and plan. See [Note: agreement].
 
     `module`: the model, as no DDP module is needed yet, or the DDP module.
     `facts`: more on which the ranks must agree, such as what DDP will be made with.
+    `adapt`: makes another plan of the one for gradients.
     Raises ConfigError, ConfigMismatch, AgreementTimeout or RankLost; on every rank, if on one.
     """
     meeting = meetings.meeting(group, options.timeout)
@@ -149,6 +153,7 @@ def prepare(
         topology = nodes.topology_of(options.topology, places, meeting.ranks)
         ours = overrides.decide(ruled, params, codecs, options, topology.world_size)
         session = _plan(params, codecs, options, topology, ours, group, meeting)
+        session.plan = adapt(session.plan)
         _compile(session.plan)
     meeting.settle({"plan": session.plan.facts()})
     return session

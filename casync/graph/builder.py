@@ -28,6 +28,7 @@ from casync.graph.tasks import (
     DecodeRounds,
     Encode,
     EncodeRound,
+    Follow,
     Merge,
     Recv,
     Reduce,
@@ -111,6 +112,12 @@ class Builder:
         if self._wants(rank):
             task = Merge(rank, part.id, payload, self._codecs[payload])
             self._write(task, (self._get(rank, payload),))
+
+    def follow(self, rank: int, part: Part, payload: int, peer: int) -> None:
+        """Add the payload to the rank's copy of what `peer` encodes against."""
+        if self._wants(rank):
+            task = Follow(rank, part.id, payload, self._codecs[payload], peer)
+            self._add(task, (self._get(rank, payload),))
 
     def send(self, payload: int, part: Part, source: int, target: int, *, channel: int) -> None:
         """Move a payload, unchanged, from one rank to another."""

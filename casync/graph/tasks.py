@@ -1,7 +1,8 @@
 """The primitives of a synchronization, as frozen tasks with a text form that parses back.
 
 CaSync has five: encode, decode, merge, send, recv. `reduce` is the native collective, for
-payloads that add without decoding. `merge` is decode-and-add: codecs fuse the two.
+payloads that add without decoding. `merge` is decode-and-add: codecs fuse the two. `follow` adds to
+a state instead of the bucket.
 
 A payload has a number and a codec. The encode that makes it gives both; sends, receives and
 decodes name them, on whichever rank they run: a payload forwarded unchanged keeps its number.
@@ -30,6 +31,7 @@ __all__ = [
     "DecodeRounds",
     "Encode",
     "EncodeRound",
+    "Follow",
     "Merge",
     "Recv",
     "Reduce",
@@ -80,6 +82,14 @@ class Merge(_Base):
     """Payload decoded and added to the bucket piece."""
 
     verb: ClassVar[str] = "merge"
+
+
+@dataclass(frozen=True, slots=True)
+class Follow(_Base):
+    """Payload decoded and added to the copy of its sender's estimate: see estimates.py."""
+
+    verb: ClassVar[str] = "follow"
+    peer: int  # who encoded it
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +145,12 @@ class DecodeRounds(Decode):
     verb: ClassVar[str] = "decode_rounds"
 
 
-Task: TypeAlias = Encode | Decode | Merge | Send | Recv | Reduce
+Task: TypeAlias = Encode | Decode | Merge | Follow | Send | Recv | Reduce
 
 _KINDS: dict[str, type[Task]] = {
     k.verb: k
     for k in (
-        *(Encode, Decode, Merge, Send, Recv, Reduce),
+        *(Encode, Decode, Merge, Follow, Send, Recv, Reduce),
         *(EncodeRound, ReduceRound, DecodeRounds),
     )
 }

@@ -20,6 +20,7 @@ _COLOURS = {
     "encode": "gold",
     "decode": "khaki",
     "merge": "orange",
+    "follow": "orange",
     "send": "skyblue",
     "recv": "lightblue",
     "reduce": "palegreen",

@@ -26,7 +26,7 @@ from casync.errors import (
     copy_to_raise,
 )
 from casync.graph.graph import Program
-from casync.graph.tasks import Decode, Encode, Merge, Recv, Reduce, Send, Task
+from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send, Task
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
 from casync.runtime.jobs import Job, Prepared, States
@@ -244,7 +244,7 @@ class Executor:
         match task:
             case Encode():
                 counters.encode_seconds += end - begin
-            case Decode() | Merge():
+            case Decode() | Merge() | Follow():
                 counters.decode_seconds += end - begin
             case Send():
                 counters.bytes_sent += slot.contents[2]

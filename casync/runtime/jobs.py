@@ -16,6 +16,7 @@ import torch
 
 from casync.codec import Codec, Floats, State
 from casync.errors import PlanError
+from casync.estimates import copy_of
 from casync.graph.fusion import fused, in_place
 from casync.graph.graph import Program
 from casync.graph.layout import Layout
@@ -25,6 +26,7 @@ from casync.graph.tasks import (
     DecodeRounds,
     Encode,
     EncodeRound,
+    Follow,
     Merge,
     Recv,
     ReduceRound,
@@ -199,6 +201,8 @@ class Prepared:
             return _nothing
         if isinstance(task, Decode | Merge):
             return self._decode(task, self.slots[index], isinstance(task, Merge))
+        if isinstance(task, Follow):
+            return self._follow(task, self.slots[index])
         return None
 
     def _encode(self, task: Encode, slot: Slot, taken: Slot | None) -> Step:
@@ -285,6 +289,17 @@ class Prepared:
         def step(job: Job) -> None:
             at, used, _ = slot.contents
             decode(slot.array, table, at, used, job.array, add=add, step=job.step)
+
+        return step
+
+    def _follow(self, task: Follow, slot: Slot) -> Step:
+        decode, table = self._codecs[task.codec].decode_batch, self._tables[task.part].copy()
+        table[:, 0] = table[:, 4]  # where pieces are in the state's arrays
+        key, name = (self._parts[task.part].codec, "worker"), copy_of(task.peer)
+
+        def step(job: Job) -> None:
+            (at, used, _), copy = slot.contents, job.states[key][name]
+            decode(slot.array, table, at, used, copy, add=True, step=job.step)
 
         return step
 

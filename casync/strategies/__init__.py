@@ -1,7 +1,8 @@
 """Synchronization strategies; the module's name is the strategy's name.
 
 A strategy module has two functions and two constants, described by `Strategy`. To add one, add
-a file here.
+a file here. A name may go on behind a colon, as in `gossip:torus`: its module reads what comes then
+from the part.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def list_strategies() -> tuple[str, ...]:
 
 @cache
 def load(name: str) -> Strategy:
-    """The strategy module `name`; raises PlanError when there is none."""
-    if name not in list_strategies():
+    """The strategy module of a name; raises PlanError when there is none."""
+    module, *_ = name.split(":")
+    if module not in list_strategies():
         raise PlanError(f"unknown strategy {name!r}; one of {', '.join(list_strategies())}")
-    return cast(Strategy, importlib.import_module(f"{__name__}.{name}"))
+    return cast(Strategy, importlib.import_module(f"{__name__}.{module}"))
 
 
 def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:

@@ -9,15 +9,13 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hipress import compat
+from hipress.adapters.plain import plain_module, refuse_step, values
 from hipress.adapters.stepping import Stepper
 from hipress.arguments import Arguments, group_of, taking
-from hipress.errors import ConfigError, SyncError
-from hipress.model import frozen_tensors, local, refuse_shared, trainable
+from hipress.model import frozen_tensors, trainable
 from hipress.ranks import meeting as meetings
 from hipress.ranks.link import broadcast, connect
 from hipress.session import SESSIONS, prepare, tell_plan
@@ -61,7 +59,7 @@ class Synchronizer:
         with meetings.failures_told(group):
             why = "it makes no DistributedDataParallel"
             options = given.settle("Synchronizer", group, ddp_kwargs=why)
-            model = _plain_module(given.model)
+            model = plain_module(given.model, self)
             self._stepper = _stepper(given.optimizer, model)
             facts = {
                 "called": "hipress.Synchronizer",
@@ -87,7 +85,7 @@ class Synchronizer:
     def _connect(self, model: nn.Module) -> tuple[Steps, Engine]:
         session = self._session
         own = connect(session.meeting, "steps")
-        broadcast(_values(model), own, session.options.timeout)
+        broadcast(values(model), own, session.options.timeout)
         # Ranks send at moments of their own, so nothing may go between the user's collectives.
         native = connect(session.meeting, "uncompressed")
         engine = session.make_engine(native, skips=True)
@@ -113,54 +111,17 @@ class Synchronizer:
         Raises the first failure, which names rank, peer and task (casync.errors.CasyncError or
         SyncError); after one no step may follow, and that is a SyncError, too.
         """
-        if SESSIONS.get(self) is not self._session:
-            raise ConfigError("hipress is detached from this Synchronizer; make another one")
-        self._refuse_strangers()
+        refuse_step(self, self._session, self._known)
         if self._steps is not None:
             self._steps.finish()
         if self._stepper is not None:
             self._stepper.finish()
-
-    def _refuse_strangers(self) -> None:
-        for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad and parameter not in self._known:
-                raise SyncError(
-                    f"{name!r} was frozen, or not there, when the Synchronizer was made, and is "
-                    "not synchronized; hipress.detach it and make another one"
-                )
-
-
-def _plain_module(model: object) -> nn.Module:
-    """What is synchronized; ConfigError for what cannot be."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
-    inner = compat.uncompiled(model)
-    if isinstance(inner, DistributedDataParallel):
-        raise ConfigError(
-            "a Synchronizer takes a module without DDP, but this is a DistributedDataParallel: "
-            "pass its .module here, or it to hipress.attach"
-        )
-    for name, parameter in trainable(inner):
-        if local(parameter) is not parameter:
-            raise ConfigError(
-                f"parameter {name!r} is a DTensor (of FSDP or tensor parallelism), which a "
-                "Synchronizer does not average"
-            )
-    refuse_shared(inner, [each.module for each in SESSIONS])
-    return inner
 
 
 def _stepper(optimizer: Optimizer | str | None, model: nn.Module) -> Stepper | None:
     if isinstance(optimizer, str | None):  # a name tells "auto" what trains, and steps nothing
         return None
     return Stepper(optimizer, set(model.parameters()))
-
-
-def _values(model: nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers, frozen ones too, but those that DDP would leave alone."""
-    ignored = compat.names_ignored_by_ddp(model)
-    named = (*model.named_parameters(), *model.named_buffers())
-    return [tensor for name, tensor in named if name not in ignored and tensor.numel()]
 
 
 def _hooks(steps: Steps) -> list[RemovableHandle]:

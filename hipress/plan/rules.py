@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from casync.codec import Codec
 
 NATIVE = "allreduce"  # how a tensor without codec travels
+UNCOMPRESSED = "uncompressed"  # key of the codec by which it does in gossip
 SLACK = 64  # bytes
 CHUNK = 1 << 20  # elements: a bigger tensor is cut, so that encoding overlaps the transfer
 

@@ -31,13 +31,8 @@ class Fake(CodecDefaults):
     """A codec out of `pack(x) -> bytes` and `unpack(bytes, n) -> x`; feedback when stateful."""
 
     name = "fake"
-    align = 1
     fixed = True
-    additive: str | None = None
-    vote = False
-    fuses = False
     reencodes = True
-    stateful = False
 
     @property
     def digest(self):

@@ -26,7 +26,17 @@ def plan(tensors, choice, world_size, **options):
 
 
 def test_strategies_are_found():
-    found = "allgather", "allreduce", "gtopk", "hierarchical", "oktopk", "ps", "ring", "vote"
+    found = (
+        "allgather",
+        "allreduce",
+        "gossip",
+        "gtopk",
+        "hierarchical",
+        "oktopk",
+        "ps",
+        "ring",
+        "vote",
+    )
     assert list_strategies() == found
 
 
@@ -133,7 +143,7 @@ def test_assign_owners_balances():
         (Choice("exact", "ring", down="sign"), ["ring", "one direction", "'ps'"]),
         (Choice("exact", "ps", down="once"), ["once", "ps", "encode twice"]),
         (Choice("exact", "ps", down="zip"), ["zip", "exact"]),
-        (Choice("exact", "star"), ["star", "allgather, allreduce, gtopk, hierarchical, "]),
+        (Choice("exact", "star"), ["star", "allgather, allreduce, gossip, gtopk, "]),
         (Choice("zip", "ps"), ["zip", "exact"]),
         (Choice("exact", "ps", 0), ["partitions 0"]),
     ],

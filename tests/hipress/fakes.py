@@ -23,9 +23,6 @@ class Int8(CodecDefaults):
     digest: str = "int8_fake/1"
     align: int = 16
     fixed: bool = True
-    additive: str | None = None
-    vote: bool = False
-    fuses: bool = False
     reencodes: bool = True
     stateful: bool = True
     skew: float = 0.0  # added by decode: makes a rank disagree with the others
@@ -89,19 +86,12 @@ class Halves(CodecDefaults):
 
     name: str = "half_fake"
     digest: str = "half_fake/1"
-    align: int = 1
     fixed: bool = True
     additive: str | None = "float16"
-    vote: bool = False
-    fuses: bool = False
     reencodes: bool = True
-    stateful: bool = False
 
     def payload_bytes(self, n: int) -> int:
         return 2 * n
-
-    def init_state(self, n: int, tensors: int = 1):
-        return {}
 
     def encode_batch(self, x, table, out, at, *, state=None, seed=0, step=0, scale=1.0,
                      writeback=False):  # fmt: skip
@@ -124,11 +114,7 @@ class Sparse(CodecDefaults):
 
     name: str = "sparse_fake"
     digest: str = "sparse_fake/1"
-    align: int = 1
     fixed: bool = False
-    additive: str | None = None
-    vote: bool = False
-    fuses: bool = False
     reencodes: bool = False
     stateful: bool = True
 

@@ -97,14 +97,14 @@ def test_what_is_compressed_is_told_once_by_rank_0():
     assert [level for ((level, _),) in first] == ["INFO", "INFO", "INFO", "WARNING", "INFO"]
     fixed, automatic, excluded, little, sparse = [text for ((_, text),) in first]
     assert fixed == (
-        "hipress: int8_fake (ps) for 9 of 9 parameters, 100.0% of 41,949 elements: 0.1678 MB of "
-        "gradients become at most 0.05246 MB; compressor 'int8_fake' was asked for"
+        "hipress: int8_fake (ps) for 9 of 9 parameters, 100.0% of 41,949 elements: 0.1678 MB a "
+        "step become at most 0.05246 MB; compressor 'int8_fake' was asked for"
     )
     told = "hipress: nothing is compressed, the native all-reduce remains: it is predicted to take"
     assert automatic.startswith(told)
     assert "for 8 of 9 parameters, 6.0% of" in excluded
     assert "topk (ps) for 1 of 3 parameters, 25.0% of 8,000 elements" in little
-    assert "MB of gradients (1 sparse ones aside) become at most" in sparse
+    assert "MB a step (1 sparse ones aside) become at most" in sparse
 
 
 def test_reports_count_the_same_gradients_with_and_without_compression():

@@ -1,0 +1,195 @@
+"""Gossip: parameters averaged with those of neighbours, compressed, after the optimizer's step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch.distributed as dist
+from torch import nn
+
+from casync.errors import PlanError
+from casync.strategies.gossip import LINKS, grid
+from hipress import options as options_
+from hipress.adapters.plain import plain_module, refuse_step, values
+from hipress.arguments import group_of
+from hipress.errors import ConfigError, unknown
+from hipress.model import COMPRESSIBLE, frozen_tensors, trainable
+from hipress.options import Options
+from hipress.plan.gossip import gossip_plan, step_sizes
+from hipress.plan.rules import Plan
+from hipress.ranks import meeting as meetings
+from hipress.ranks.link import broadcast, connect, group_timeout
+from hipress.session import SESSIONS, prepare, tell_plan
+from hipress.sync.engine import Engine
+from hipress.sync.mixing import Mixing, agree
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+_REFUSED = {
+    "verify": "ranks hold different parameters by design; hipress.consensus_distance says how far",
+    "optimizer": "call gossip.step() after the optimizer's",
+}
+
+
+class Gossip:
+    """Averages the parameters of a module with those of neighbours, compressed: CHOCO-SGD.
+
+    ::
+
+        gossip = hipress.Gossip(model, "int4_group", topology="ring")
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()  # each rank by its own gradient
+        gossip.step()     # parameters come nearer to those of neighbours
+
+    In place of averages of gradients. A step sends each neighbour one payload, however many ranks
+    there are. In return ranks hold different parameters, by design: their average is that of
+    training with averaged gradients (for SGD without momentum, in the limit of small steps), and
+    `hipress.consensus_distance` measures how far they are from it.
+
+    With neighbours j of rank i, weights w = 1 / (1 + neighbours), the same for all (Metropolis),
+    codec Q, and estimates x_hat, of which neighbours hold copies, after the optimizer's step
+    (Koloskova, Stich, Jaggi, ICML 2019, algorithm 2)::
+
+        q_i = Q(x_i - x_hat_i);  x_hat_j += q_j, for i and its neighbours
+        x_i += gamma sum over neighbours of w (x_hat_j - x_hat_i)
+
+    Estimates begin as the parameters, which are broadcast from rank 0, as buffers are, when this is
+    made. They take the memory of 1 + neighbours models, in float32.
+
+    `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it. Each rank saves its own
+    model and its own state; in a resumed training make it first, then load both.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        compressor: str | os.PathLike[str] | Codec,
+        *,
+        topology: str = "ring",
+        gamma: float | None = None,
+        exclude: str | Iterable[str] = (),
+        min_size: SupportsIndex | None = None,
+        seed: SupportsIndex = 0,
+        timeout: float | timedelta | None = None,
+        checksum: bool = False,
+        rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
+        process_group: dist.ProcessGroup | None = None,
+        **params: Any,
+    ) -> None:
+        """`model`: as for a Synchronizer; of float32, float16 or bfloat16.
+
+        `compressor`: one whose payload is nearer to what it encodes than nothing is, so not one
+        such as tern_group; error feedback of its own is not used. `topology`: who is whose
+        neighbour: "ring" (2 neighbours), "torus" (4; 3 in two rows; not for a prime number of
+        ranks) or "complete" (all). `gamma`: in (0, 1], what part of the way to the average of
+        estimates parameters go; by default half of the share that the codec keeps of the square of
+        normal noise (0.49 for int4_group, 0.043 for topk at 1%). More gains nothing with int4_group
+        and diverges with topk at 10%. Other options as for `wrap`.
+
+        Raises ConfigError, ConfigMismatch, AgreementTimeout and RankLost as `wrap` does.
+        """
+        group = group_of(process_group)
+        with meetings.failures_told(group):
+            _refuse(params)
+            options = options_.make(
+                compressor, exclude=exclude, min_size=min_size, seed=seed, checksum=checksum,
+                timeout=group_timeout(group) if timeout is None else timeout, rules=rules,
+                params=params,
+            )  # fmt: skip
+            _check(options, gamma)
+            inner = plain_module(model, self)
+            _check_types(inner)
+            neighbours = _neighbours(topology, group)
+            facts = {
+                "called": "hipress.Gossip",
+                "topology of gossip": topology,
+                "gamma": str(gamma),
+                "frozen parameters and buffers": frozen_tensors(inner),
+            }
+        self.module = model
+        adapt = partial(_adapted, links=topology, neighbours=neighbours)
+        self._session = prepare(inner, options, group, facts, adapt)
+        self._known = {p for p in inner.parameters() if p.requires_grad}
+        self._mixing: Mixing | None = None
+        engine: Engine | None = None
+        if self._session.world_size > 1:
+            with self._session.meeting.failures_told():
+                self._mixing, engine = self._connect(inner, neighbours, gamma)
+            self._session.loaded = partial(agree, meeting=self._session.meeting)
+        self._session.start(self, engine, _nothing)
+        SESSIONS[self] = self._session
+        tell_plan(self._session)
+
+    def _connect(
+        self, model: nn.Module, neighbours: list[int], gamma: float | None
+    ) -> tuple[Mixing, Engine]:
+        session = self._session
+        own = connect(session.meeting, "steps")
+        broadcast(values(model), own, session.options.timeout)
+        engine = session.make_engine(own, skips=True)
+        named = dict(trainable(model))
+        parameters = [named[param.name] for param in session.params]
+        return Mixing(engine, parameters, neighbours, step_sizes(session.plan, gamma)), engine
+
+    def step(self) -> None:
+        """Send neighbours how the parameters have changed, and move them towards theirs.
+
+        Every rank must call it as often as any other, after each optimizer.step(), or after every
+        few of them. Raises the first failure, which names rank, peer and task
+        (casync.errors.CasyncError or SyncError); after one no step may follow, and that is a
+        SyncError, too.
+        """
+        refuse_step(self, self._session, self._known)
+        if self._mixing is not None:
+            self._mixing.run()
+
+
+def _adapted(plan: Plan, links: str, neighbours: list[int]) -> Plan:
+    return gossip_plan(plan, links, neighbours) if neighbours else plan
+
+
+def _neighbours(topology: object, group: dist.ProcessGroup) -> list[int]:
+    """This rank's; ConfigError for a topology that does not fit."""
+    if topology not in LINKS:
+        raise unknown("topology of gossip", str(topology), LINKS)
+    try:
+        return [*grid(str(topology), group.size()).neighbours(group.rank())]
+    except PlanError as error:
+        raise ConfigError(f"topology={topology!r}: {error}") from error
+
+
+def _refuse(params: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options of other ways."""
+    for name in params:
+        if name in options_.names():
+            why = _REFUSED.get(name, "it averages parameters with neighbours, not gradients")
+            raise ConfigError(f"hipress.Gossip takes no {name}: {why}")
+
+
+def _check(options: Options, gamma: object) -> None:
+    if options.automatic:
+        raise ConfigError('Gossip needs a compressor by name: "auto" plans for gradients')
+    if gamma is None:
+        return
+    if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:
+        raise ConfigError(f"gamma must be None or a number in (0, 1], got {gamma!r}")
+
+
+def _check_types(model: nn.Module) -> None:
+    for name, parameter in trainable(model):
+        if parameter.dtype not in COMPRESSIBLE:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"parameter {name!r} is of {kind}; gossip averages float32, float16 and bfloat16"
+            )
+
+
+def _nothing() -> None:
+    """There are no hooks to remove."""

@@ -1,0 +1,62 @@
+"""What is asked of a module that is trained without DDP, by a Synchronizer or by gossip."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hipress import compat
+from hipress.errors import ConfigError, SyncError
+from hipress.model import local, refuse_shared, trainable
+from hipress.session import SESSIONS, Session
+
+
+class Way(Protocol):
+    """A Synchronizer or a Gossip."""
+
+    module: nn.Module
+
+
+def plain_module(model: object, way: Way) -> nn.Module:
+    """What is synchronized; ConfigError for what cannot be."""
+    name = type(way).__name__
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
+    inner = compat.uncompiled(model)
+    if isinstance(inner, DistributedDataParallel):
+        raise ConfigError(
+            f"a {name} takes a module without DDP, but this is a DistributedDataParallel: "
+            "pass its .module here, or it to hipress.attach"
+        )
+    for parameter_name, parameter in trainable(inner):
+        if local(parameter) is not parameter:
+            raise ConfigError(
+                f"parameter {parameter_name!r} is a DTensor (of FSDP or tensor parallelism), which "
+                f"a {name} does not average"
+            )
+    refuse_shared(inner, [each.module for each in SESSIONS])
+    return inner
+
+
+def refuse_step(way: Way, session: Session, known: Container[nn.Parameter]) -> None:
+    """Raise ConfigError after hipress.detach, and SyncError for a parameter that is new."""
+    name = type(way).__name__
+    if SESSIONS.get(way) is not session:
+        raise ConfigError(f"hipress is detached from this {name}; make another one")
+    for parameter_name, parameter in way.module.named_parameters():
+        if parameter.requires_grad and parameter not in known:
+            raise SyncError(
+                f"{parameter_name!r} was frozen, or not there, when the {name} was made, and is "
+                "not synchronized; hipress.detach it and make another one"
+            )
+
+
+def values(model: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers, frozen ones too, but those that DDP would leave alone."""
+    ignored = compat.names_ignored_by_ddp(model)
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [tensor for name, tensor in named if name not in ignored and tensor.numel()]

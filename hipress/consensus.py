@@ -1,0 +1,67 @@
+"""How far ranks are from one another, whose parameters differ by design."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hipress import compat
+from hipress.arguments import group_of
+from hipress.errors import ConfigError, ConfigMismatch, HipressError
+from hipress.model import trainable
+from hipress.ranks.link import gather
+
+
+@torch.no_grad()
+def consensus_distance(
+    module: nn.Module,
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    relative: bool = False,
+) -> float:
+    """The root of the mean, over the ranks, of the squared distance between a rank's parameters
+    and their average x_mean: sqrt((1/N) sum_i |x_i - x_mean|^2), as for CHOCO-SGD.
+
+    Of all parameters that need gradients, as one vector, in float64; 0 where all ranks hold the
+    same. With `relative` divided by |x_mean|. The same number on every rank of `process_group` (all
+    ranks, by default), each of which must call it. It sends the parameters uncompressed, in
+    float64: measure now and then.
+
+    Raises ConfigError for a module without such parameters, ConfigMismatch where ranks' have other
+    shapes, and HipressError where torch's all-reduce fails.
+    """
+    group = group_of(process_group)
+    named = trainable(compat.uncompiled(module))
+    if not named:
+        raise ConfigError("the model has no parameter that requires a gradient")
+    try:
+        _compare([f"{name} {tuple(p.shape)}" for name, p in named], group)
+        squares = torch.zeros(2, dtype=torch.float64)  # of distances here, of the average
+        for _, parameter in named:
+            own = parameter.detach().double()
+            mean = own.clone()
+            dist.all_reduce(mean, group=group)
+            mean /= group.size()
+            squares += torch.stack([(own - mean).square().sum(), mean.square().sum()])
+        dist.all_reduce(squares, group=group)
+    except RuntimeError as error:  # of torch.distributed
+        raise HipressError(f"rank {dist.get_rank()}: consensus_distance: {error}") from error
+    distance, norm = (squares / group.size()).sqrt().tolist()
+    if not relative:
+        return float(distance)
+    return float(distance / norm) if norm else (math.inf if distance else 0.0)
+
+
+def _compare(parameters: list[str], group: dist.ProcessGroup) -> None:
+    """Raise ConfigMismatch unless ranks name the same parameters: gloo would read nonsense."""
+    told = torch.tensor([len(parameters), zlib.crc32("\n".join(parameters).encode())])
+    for rank, theirs in enumerate(gather(told, group)):
+        if not torch.equal(theirs, told):
+            raise ConfigMismatch(
+                f"consensus_distance compares modules of the same parameters, but rank "
+                f"{dist.get_global_rank(group, rank)} has others than rank {dist.get_rank()}"
+            )

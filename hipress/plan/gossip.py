@@ -1,0 +1,92 @@
+"""From a plan for gradients to one for parameters, which travel to neighbours only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from casync.estimates import Estimate
+from casync.raw import Raw
+from hipress.errors import ConfigError
+from hipress.plan.codecs import RESIDUAL, described
+from hipress.plan.rules import UNCOMPRESSED, Plan, partitions
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+_SCALES = (1.0, 1e-4)  # of the differences that a codec is tried on
+_TRIED = 1 << 16  # elements
+
+
+def gossip_plan(plan: Plan, links: str, neighbours: Sequence[int]) -> Plan:
+    """Every parameter by gossip, those that were to be left alone uncompressed.
+
+    `links`: as in casync.strategies.gossip; `neighbours`: this rank's. Raises ConfigError for a
+    codec that cannot serve.
+    """
+    for codec in plan.codecs.values():
+        _refuse(codec)
+    codecs = {**plan.codecs, UNCOMPRESSED: Raw()}
+    strategy, size = f"gossip:{links}", plan.topology.world_size
+    decisions = []
+    for decision in plan.decisions:
+        key = decision.codec or UNCOMPRESSED
+        cut = partitions(decision.numel, codecs[key], strategy, size)
+        decisions.append(replace(decision, codec=key, strategy=strategy, partitions=cut))
+    used = {decision.codec for decision in decisions}
+    off = sorted(codec.name for codec in plan.codecs.values() if codec.stateful)
+    more = f", which take the place of {' and '.join(off)}'s own error feedback" * bool(off)
+    why = (
+        f"{plan.why}; gossip ({links}): each rank averages its parameters with estimates of its "
+        f"neighbours'{more}. Ranks differ by design"
+    )
+    estimates = {key: Estimate(each, neighbours) for key, each in codecs.items() if key in used}
+    return Plan(tuple(decisions), plan.topology, estimates, why)
+
+
+def step_sizes(plan: Plan, gamma: float | None) -> dict[str, float]:
+    """By codec, what part of the way to its neighbours' average a parameter goes in a step: gamma,
+    or half of what the codec keeps of normal noise, to two digits."""
+    return {
+        key: float(f"{_kept(codec) / 2:.2g}") if gamma is None else gamma
+        for key, codec in plan.codecs.items()
+    }
+
+
+def _refuse(codec: Codec) -> None:
+    """Raise ConfigError for a codec whose payloads do not bring an estimate nearer."""
+    others = set(codec.init_state(1)) - {RESIDUAL}
+    why = ""
+    if codec.rounds or codec.vote:
+        why = "its payloads mean something only together with those of all ranks"
+    elif others:
+        why = f"it keeps a state of gradients ({', '.join(sorted(others))})"
+    elif (kept := _kept(codec)) <= 0:
+        why = (
+            f"what it leaves out is {1 - kept:.3g} times the square of what it is given, so "
+            "estimates of parameters would not come nearer"
+        )
+    if why:
+        raise ConfigError(
+            f"compressor {described(codec)} cannot serve gossip: {why}; use one such as "
+            "int4_group, topk or natural"
+        )
+
+
+def _kept(codec: Codec) -> float:
+    """The share of the square of normal noise that one payload keeps; the least of some scales."""
+    noise = np.random.default_rng(0).standard_normal(_TRIED).astype(np.float32)
+    table, at = np.array([[0, _TRIED, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    shares = []
+    for scale in _SCALES:
+        given, left = noise * np.float32(scale), noise * np.float32(scale)
+        out = np.zeros(codec.payload_bytes(_TRIED), np.uint8)
+        state = codec.init_state(_TRIED) if isinstance(codec, Estimate) else None
+        used = codec.encode_batch(given, table, out, at, state=state)
+        codec.decode_batch(out, table, at, used, given)
+        left -= given
+        shares.append(1 - float(np.square(left).sum() / np.square(noise * scale).sum()))
+    return min(shares)

@@ -1,0 +1,203 @@
+"""What the ranks of test_gossip.py run."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hipress
+from casync.estimates import OWN, copy_of
+from casync.strategies.gossip import grid
+from hipress.sync import order
+from tests.hipress.common import data, digest, error_of, make
+
+
+def apart(model, rank):
+    """Parameters of one's own."""
+    generator = torch.Generator().manual_seed(rank)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator)
+
+
+def mean(model):
+    """The average parameters, as one vector, in float64."""
+    flat = torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
+    dist.all_reduce(flat)
+    return flat / dist.get_world_size()
+
+
+def copies_fit(gossip, links):
+    """Whether this rank's copies have the bits of its neighbours' estimates."""
+    state = hipress.state_dict(gossip)["state"]
+    own = torch.cat([sides["worker"][OWN].reshape(-1) for sides in state.values()])
+    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, own)
+    return all(
+        torch.equal(
+            every[other].view(torch.int32),
+            torch.cat([s["worker"][copy_of(other)].reshape(-1) for s in state.values()]).view(
+                torch.int32
+            ),
+        )
+        for other in grid(links, dist.get_world_size()).neighbours(dist.get_rank())
+    )
+
+
+def converging(rank, world_size, cases):
+    """By case: relative consensus distances, how far the average went, and whether copies fit."""
+    order.LARGE_BYTES = 64  # some parameters in place, others gathered
+    found = {}
+    for title, (links, name, params, steps, every) in cases.items():
+        model = make()
+        gossip = hipress.Gossip(model, name, topology=links, **params)
+        apart(model, rank)
+        before, far = mean(model), []
+        for step in range(steps + 1):
+            if step % every == 0:
+                far.append(hipress.consensus_distance(model, relative=True))
+            gossip.step()
+        moved = ((mean(model) - before).norm() / before.norm()).item()
+        found[title] = far, moved, copies_fit(gossip, links)
+        hipress.detach(gossip)
+    return found
+
+
+def fit(model, gossip, rank, steps):
+    """Losses of local steps, each followed by gossip."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), []
+    for step in steps:
+        x, y = data(rank, step)
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        gossip.step()
+        losses.append(loss.item())
+    return losses
+
+
+def trained(rank, world_size, name, params):
+    """Losses with gossip and alone, distances, the report, and whether a resumed run is the same
+    bit for bit; what a state of another topology, and one of another rank, is told."""
+    model, alone = make(), make()
+    gossip = hipress.Gossip(model, name, **params)
+    losses = fit(model, gossip, rank, range(6))
+    saved = {k: v.clone() for k, v in model.state_dict().items()}, hipress.state_dict(gossip)
+    losses += fit(model, gossip, rank, range(6, 10))
+    fit(alone, gossip_of_none, rank, range(10))
+    distances = hipress.consensus_distance(model), hipress.consensus_distance(alone)
+    report = hipress.report(gossip)
+    hipress.detach(gossip)
+
+    again = make()
+    resumed = hipress.Gossip(again, name, **params)
+    again.load_state_dict(saved[0])
+    hipress.load_state_dict(resumed, saved[1])
+    fit(again, resumed, rank, range(6, 10))
+    same = digest(again) == digest(model)
+    early = hipress.state_dict(resumed) | {"step": 6}
+    mixed = error_of(hipress.load_state_dict, resumed, early if rank == 1 else saved[1])[:2]
+    broken = error_of(resumed.step)[:2]
+    other = hipress.Gossip(make(), name, topology="complete")
+    elsewhere = error_of(hipress.load_state_dict, other, saved[1])[:2]
+    texts = str(report), report.why, report.bytes_per_step
+    return losses, distances, texts, same, mixed, broken, elsewhere
+
+
+class gossip_of_none:
+    """No gossip at all."""
+
+    @staticmethod
+    def step():
+        pass
+
+
+def refusals(rank, world_size):
+    """By title: the error of a Gossip that cannot be, and how long it took."""
+    asked = {
+        "verify": ("topk", {"verify": True}),
+        "strategy": ("topk", {"strategy": "ps"}),
+        "misspelt": ("topk", {"rato": 0.1}),
+        "auto": ("auto", {}),
+        "gamma": ("topk", {"gamma": 0}),
+        "links": ("topk", {"topology": "tours"}),
+        "torus": ("topk", {"topology": "torus"}),
+        "states": ("dgc", {}),
+        "rounds": ("powersgd", {}),
+        "votes": ("signsgd", {}),
+        "variance": ("tern_group", {}),
+        "threshold": ("threshold", {}),
+        "other links": ("topk", {"topology": ("ring", "complete", "ring")[rank]}),
+        "other codec": (("topk", "int4_group", "topk")[rank], {}),
+        "other gamma": ("topk", {"gamma": 0.1 * (1 + (rank == 2))}),
+        "one rank": ("topk", {"gamma": (0.5, 2, 0.5)[rank]}),
+    }
+    found = {
+        title: error_of(hipress.Gossip, make(), name, **options)
+        for title, (name, options) in asked.items()
+    }
+    found["double"] = error_of(hipress.Gossip, make().double(), "topk")
+    found["ddp"] = error_of(hipress.Gossip, nn.parallel.DistributedDataParallel(make()), "topk")
+    model = make()
+    sync = hipress.Synchronizer(model, "none")
+    found["twice"] = error_of(hipress.Gossip, model, "topk")
+    hipress.detach(sync)
+    other = make() if rank else nn.Linear(2, 2)
+    found["distance"] = error_of(hipress.consensus_distance, other)
+    found["strategy of wrap"] = error_of(hipress.wrap, make(), "topk", strategy="gossip")
+    gossip = hipress.Gossip(model, "topk", min_size=0)
+    trains = fit(model, gossip, rank, range(2))
+    hipress.detach(gossip)
+    found["detached"] = error_of(gossip.step)
+    return found, len(trains)
+
+
+def killed(rank, world_size):
+    """The errors of the step in which rank 1 dies, and of the next one."""
+    model = make()
+    gossip = hipress.Gossip(model, "int4_group")
+    fit(model, gossip, rank, range(2))
+    if rank == 1:
+        os._exit(1)
+    return error_of(gossip.step), error_of(gossip.step)
+
+
+def odd(rank, world_size):
+    """Frozen, bfloat16, transposed, tied and empty parameters; rules, chunks and a checksum."""
+    model = nn.Module()
+    model.table = nn.Parameter(torch.randn(300, 70) + rank)
+    model.turned = nn.Parameter(torch.randn(70, 40).t())
+    model.short = nn.Parameter(torch.randn(5000).bfloat16())
+    model.tied, model.none = model.table, nn.Parameter(torch.zeros(0))
+    model.frozen = nn.Parameter(torch.full((3,), float(rank)), requires_grad=False)
+    rules = {"short": "fp16", "turned": None}
+    gossip = hipress.Gossip(
+        model, "int4_group", topology="complete", gamma=0.8, rules=rules, checksum=True
+    )
+    started = hipress.consensus_distance(model)
+    with torch.no_grad():
+        for parameter in (model.table, model.turned, model.short):
+            parameter += rank
+    before = mean(model)
+    far = [hipress.consensus_distance(model)]
+    for _ in range(12):
+        gossip.step()
+    far.append(hipress.consensus_distance(model))
+    moved = ((mean(model) - before).norm() / before.norm()).item()
+    kept = model.frozen.tolist(), model.turned.stride()
+    return started, far, moved, kept, hipress.report(gossip).why
+
+
+def alone(rank, world_size):
+    """One rank: gossip changes nothing."""
+    model = make()
+    gossip = hipress.Gossip(model, "topk", topology="torus")
+    before = digest(model)
+    gossip.step()
+    state = hipress.state_dict(gossip)
+    hipress.load_state_dict(gossip, state)
+    return digest(model) == before, hipress.consensus_distance(model), state["state"]

@@ -1,0 +1,116 @@
+"""Gossip on real processes: parameters come nearer, by neighbours alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.hipress import gossip_ranks as ranks
+from tests.hipress.launch import DIED, launch
+from tests.hipress.test_training import together
+from tests.patience import HANG
+from tests.tiers import first_fast
+
+TOPK = {"ratio": 0.1, "min_size": 0}
+CASES = {
+    "ring": ("ring", "int4_group", {}, 40, 10),
+    "torus": ("torus", "int4_group", {"gamma": 0.9}, 20, 5),
+    "complete": ("complete", "int4_group", {}, 20, 5),
+    "ring, topk": ("ring", "topk", TOPK, 120, 40),
+    "torus, topk": ("torus", "topk", TOPK, 120, 40),
+    "complete, topk": ("complete", "topk", TOPK, 120, 40),
+}
+
+
+@pytest.mark.parametrize("world_size", first_fast([4, 6]))
+def test_ranks_come_nearer_at_a_linear_rate_and_their_average_stays(world_size):
+    results = launch(ranks.converging, world_size, CASES)
+    for title in CASES:
+        together([result[title][0] for result in results])  # one distance on all ranks
+        for far, moved, fits in (result[title] for result in results):
+            assert far[0] > 0.5, title
+            for sooner, later in itertools.pairwise(far):
+                assert later < max(0.55 * sooner, 1e-5), (title, far)
+            assert moved < 1e-5, title
+            assert fits, title
+
+
+@pytest.mark.parametrize("name, params", first_fast([("int4_group", {}), ("topk", TOPK)]))
+def test_training_resumes_bit_for_bit(name, params):
+    results = launch(ranks.trained, 3 if name == "topk" else 2, name, params)
+    for losses, (near, far), (text, why, sent), same, mixed, broken, elsewhere in results:
+        assert losses[-1] < losses[0]
+        assert 0 < near < far
+        assert "Ranks differ by design" in why
+        assert ("error feedback" in why) == (name == "topk")
+        assert "gossip" in text
+        assert sent > 0
+        assert same
+        assert mixed[0] == "StateError"
+        assert "of rank 1" in mixed[1]
+        assert broken[0] == "SyncError"
+        assert elsewhere[0] == "StateError"
+        assert "strategy gossip:ring, this is gossip:complete" in elsewhere[1]
+
+
+REFUSALS = {
+    "verify": "takes no verify: ranks hold different parameters by design",
+    "strategy": "takes no strategy: it averages parameters",
+    "misspelt": "did you mean 'ratio'?",
+    "auto": "Gossip needs a compressor by name",
+    "gamma": "gamma must be None or a number in (0, 1], got 0",
+    "links": "did you mean 'torus'?",
+    "torus": "topology='torus': 3 ranks make no torus",
+    "states": "it keeps a state of gradients (u, v)",
+    "rounds": "only together with those of all ranks",
+    "votes": "only together with those of all ranks",
+    "variance": "would not come nearer",
+    "threshold": "would not come nearer",
+    "other links": "ranks disagree on topology of gossip: rank 0: ring, rank 1: complete",
+    "other codec": "ranks disagree on compressor",
+    "other gamma": "ranks disagree on gamma: rank 0: 0.1, rank 2: 0.2",
+    "one rank": "gamma must be None or a number in (0, 1], got 2",
+    "double": "'scale' is of float64",
+    "ddp": "a Gossip takes a module without DDP",
+    "twice": "synchronizes 'scale' of the model already",
+    "distance": "has others than rank",
+    "strategy of wrap": "see hipress.Gossip",
+    "detached": "detached from this Gossip",
+}
+
+
+def test_what_cannot_be_is_one_error_on_every_rank():
+    for found, trained in launch(ranks.refusals, 3):
+        assert trained == 2
+        assert found.keys() == REFUSALS.keys()
+        for title, part in REFUSALS.items():
+            kind, message, seconds = found[title]
+            assert kind in ("ConfigError", "ConfigMismatch"), title
+            assert part in message, title
+            assert seconds < HANG / 4
+
+
+def test_a_rank_that_dies_is_named():
+    results = launch(ranks.killed, 3, may_die=[1])
+    assert results[1] == DIED
+    for first, again in (results[0], results[2]):
+        assert first[0] in ("TransportError", "TransportAborted")
+        assert "rank 1" in first[1]
+        assert "task `" in first[1]
+        assert first[2] < HANG / 2
+        assert again[0] == "SyncError"
+
+
+def test_parameters_of_every_kind():
+    for started, (far, near), moved, (frozen, stride), why in launch(ranks.odd, 2):
+        assert started == 0
+        assert near < 0.02 * far
+        assert moved < 1e-3  # of bfloat16
+        assert frozen == [0, 0, 0]  # broadcast, and left alone
+        assert stride == (1, 40)
+        assert "int4_group" in why
+
+
+def test_a_single_rank_has_nobody_to_ask():
+    assert launch(ranks.alone, 1) == [(True, 0.0, {})]
