@@ -102,7 +102,7 @@ def trained(rank, world_size, name, params):
     early = hipress.state_dict(resumed) | {"step": 6}
     mixed = error_of(hipress.load_state_dict, resumed, early if rank == 1 else saved[1])[:2]
     broken = error_of(resumed.step)[:2]
-    other = hipress.Gossip(make(), name, topology="complete")
+    other = hipress.Gossip(make(), name, **params, topology="complete")
     elsewhere = error_of(hipress.load_state_dict, other, saved[1])[:2]
     texts = str(report), report.why, report.bytes_per_step
     return losses, distances, texts, same, mixed, broken, elsewhere
