@@ -34,9 +34,9 @@ from hipress.demo.report import FINAL
 RANKS = 2
 #: by value: what auto or a user would take first
 METHODS = (
-    *(FP32, "int4_group", "tern_group", "onebit_group", "powersgd:rank=4", "bf16"),
-    *("topk:ratio=0.01", "dgc:ratio=0.01", "terngrad", "int8_group", "qsgd", "natural", "fp16"),
-    "none",
+    *(FP32, "int4_group", "int3_group", "tern_group", "onebit_group", "powersgd:rank=4"),
+    *("bf16", "topk:ratio=0.01", "dgc:ratio=0.01", "terngrad", "int8_group", "qsgd", "natural"),
+    *("fp16", "none"),
 )
 
 

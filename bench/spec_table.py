@@ -28,7 +28,7 @@ README = DOCS.parents[1] / "README.md"
 EVIDENCE = DOCS.parents[1] / "hipress" / "plan" / "evidence.json"
 #: the methods whose losses README.md shows
 SHOWN = (
-    *("fp32", "bf16", "int4_group", "tern_group", "onebit_group", "topk:ratio=0.01"),
+    *("fp32", "bf16", "int4_group", "int3_group", "onebit_group", "topk:ratio=0.01"),
     *("dgc:ratio=0.01", "powersgd:rank=4"),
 )
 Data = dict[str, Any]

@@ -122,6 +122,19 @@ def _decode_int8_group(payload: Payload, n: int) -> Tensor:
     return ((codes.view(-1, 256).float() - 127) * (top.float() / 127)).view(-1)[:n]
 
 
+def _encode_int3_group(x: Tensor, residual: Tensor | None) -> Payload:
+    p = rows(x, 64)
+    top = p.abs().amax(1, keepdim=True).bfloat16().float()
+    codes = ((p * (3 / top) + torch.rand_like(p)).floor_() + 3).to(torch.uint8).view(-1)
+    return top.bfloat16(), pack(codes >> 2, 1), pack(codes & 3, 2)
+
+
+def _decode_int3_group(payload: Payload, n: int) -> Tensor:
+    top, large, rest = payload
+    codes = 4 * unpack(large, 1, top.numel() * 64) + unpack(rest, 2, top.numel() * 64)
+    return ((codes.view(-1, 64).float() - 3) * (top.float() / 3)).view(-1)[:n]
+
+
 def _encode_tern_group(x: Tensor, residual: Tensor | None) -> Payload:
     p = rows(x, 64)
     top = p.abs().amax(1, keepdim=True).bfloat16().float()
@@ -227,6 +240,7 @@ QUANTIZERS = {
     "onebit_group": Method(_encode_onebit_group, _decode_onebit_group),
     "int4_group": Method(_encode_int4_group, _decode_int4_group),
     "int8_group": Method(_encode_int8_group, _decode_int8_group),
+    "int3_group": Method(_encode_int3_group, _decode_int3_group),
     "tern_group": Method(_encode_tern_group, _decode_tern_group),
     "int8_dettmers": Method(_encode_int8_dettmers, _decode_int8_dettmers),
     "ddp_uint8": Method(_encode_ddp_uint8, _decode_ddp_uint8),

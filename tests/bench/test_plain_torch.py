@@ -22,6 +22,7 @@ DRAWN = {
     "terngrad_uniform",
     "int4_group",
     "int8_group",
+    "int3_group",
     "tern_group",
     "qsgd",
     "qsparse",

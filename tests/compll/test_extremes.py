@@ -121,7 +121,9 @@ def test_backends_agree_on_what_is_a_payload(cpu, reference, rng):
             assert np.array_equal(results[0], results[1], equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["int4_group", "tern_group", "terngrad", "terngrad_uniform"])
+@pytest.mark.parametrize(
+    "name", ["int3_group", "int4_group", "tern_group", "terngrad", "terngrad_uniform"]
+)
 def test_draws_depend_on_the_tensor_and_the_element(name, rng):
     n, codec = 4096, compll.compile(name)
     x = rng.standard_normal(n).astype(np.float32)

@@ -60,7 +60,7 @@ def mean_decoded(codec, x, draws):
 
 
 @pytest.mark.parametrize("name, params", [
-    ("int4_group", {}), ("tern_group", {}), ("terngrad", {"clip": 1e6}), *(
+    ("int3_group", {}), ("int4_group", {}), ("tern_group", {}), ("terngrad", {"clip": 1e6}), *(
     ("terngrad_uniform", {"bits": b}) for b in (1, 2, 4, 8))])  # fmt: skip
 def test_unbiased(name, params):
     x, draws = gradient(2048), 600
@@ -72,11 +72,12 @@ def test_unbiased(name, params):
     assert abs(error.mean()) < 5 * one.std() / np.sqrt(draws * len(x))
 
 
-def test_int4_group_error_is_below_one_level():
-    x, codec = gradient(64 * 50), compiled("int4_group")
+@pytest.mark.parametrize("name, levels", [("int3_group", 3), ("int4_group", 7)])
+def test_an_error_is_below_one_level(name, levels):
+    x, codec = gradient(64 * 50), compiled(name)
     y = codec.decode(codec.encode(x), len(x))
     top = np.abs(x.reshape(-1, 64)).max(1, keepdims=True)
-    assert (np.abs(y - x).reshape(-1, 64) <= 1.01 * top / 7).all()
+    assert (np.abs(y - x).reshape(-1, 64) <= 1.01 * top / levels).all()
 
 
 def test_onebit_group_is_onebit_of_every_group():
@@ -227,6 +228,6 @@ def test_draws_depend_on_seed_step_and_tensor(case, cpu, rng):
     x = rng.standard_normal(3000).astype(np.float32)
     first = cpu.encode(x, seed=1, step=1)
     assert np.array_equal(first, cpu.encode(x, seed=1, step=1))
-    if case[0] in ("int4_group", "tern_group", "terngrad", "terngrad_uniform"):
+    if case[0] in ("int3_group", "int4_group", "tern_group", "terngrad", "terngrad_uniform"):
         assert not np.array_equal(first, cpu.encode(x, seed=2, step=1))
         assert not np.array_equal(first, cpu.encode(x, seed=1, step=2))
