@@ -62,22 +62,29 @@ def product(a: F32, b: F32, short: bool) -> F32:
     return total.astype(np.float32)
 
 
-def orthonormal(a: F32, spare: F32) -> F32:
-    """Orthonormal columns that span those of a, or of spare; see [Note: orthonormal]."""
+def orthonormal(
+    a: F32,
+    spare: F32,
+    direction: Callable[[F64, int], bool] = lambda basis, c: _direction(basis, c),
+) -> F32:
+    """Orthonormal columns that span those of a, or of spare; see [Note: orthonormal].
+
+    direction: makes a row orthogonal to those before it, of length one; False where none is left.
+    """
     rows, cols = a.shape
     padded = -(-rows // numbers.LANES) * numbers.LANES
     basis = np.zeros((cols, padded))
     for c in range(cols):
         for source in (a, spare):
             basis[c, :rows] = source[:, c]
-            if _direction(basis, c):
+            if direction(basis, c):
                 break
             basis[c] = 0.0
     return np.ascontiguousarray(basis[:, :rows].T).astype(np.float32)
 
 
 def _direction(basis: F64, c: int) -> bool:
-    """Make row c orthogonal to those before it, of length one; False where nothing is left."""
+    """Make row c orthogonal to those before it, of length one; False where none is left."""
     v = basis[c]
     before = math.sqrt(_dot(v, v))
     for _ in range(2):

@@ -39,8 +39,8 @@ def arrays(*roots: Expr) -> Iterator[Expr]:
 
 
 def taken(*roots: Expr) -> Iterator[Expr]:
-    """What operators take as arrays; sums take elements as they come."""
-    users = (e for e in walk(*roots) if not elementwise(e) and e.op != "reduce_sum")
+    """What operators take as arrays; sums and extremes take elements as they come."""
+    users = (e for e in walk(*roots) if not elementwise(e) and not e.op.startswith("reduce_"))
     return (a for e in users for a in e.args)
 
 
@@ -54,7 +54,7 @@ def of_gradient(e: Expr, n: int) -> Expr | None:
     """What takes the gradient in a step that with feedback reads gradient and residual itself.
 
     A narrow product of matrix(g, columns), or of its transpose, with another, unless it is short; a
-    sum of all elements; some elements (see cpu/fed.py).
+    sum of all elements; some elements (see cpu/array_kernels.py).
     """
     if e.op in ("reduce_sum", "gather"):
         return e if e.args[0].op == "input" else None

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from compll.errors import UsageError
 from compll.ir.module import Module
 from compll.ir.static import Number
+from compll.passes import element_steps
 
 Texts = dict[str, str]
 #: by the gradient's dtype and the kernel's name: registers, local and shared memory
@@ -53,13 +54,12 @@ def binaries(target: str, texts: Texts, arch: str) -> Binaries:
 
 
 def _cpu(module: Module, params: Mapping[str, Number]) -> Texts:
-    from compll.backends.cpu.numba_kernels import Source, loops_text
-
     if module.arrays:
-        from compll.backends.cpu.loops import Loops
+        from compll.backends.cpu.printer import module_text
 
-        text = loops_text(module, Loops(module))
-        return {"cpu.py": text} if text else {}
+        return {"cpu.ll": module_text(module.name, element_steps.kernels(module))}
+    from compll.backends.cpu.numba_kernels import Source
+
     return {"cpu.py": Source(module).text}
 
 

@@ -14,7 +14,7 @@ from compll.ir.printer import Printer
 from compll.ir.program import LIBRARY, Pass, Program, Unsupported
 from compll.ir.tile import NotLowered
 from compll.ir.tile import text as tile_text
-from compll.passes import feedback, lower
+from compll.passes import element_steps, feedback, lower
 from compll.passes.array_steps import steps
 from compll.passes.array_traffic import rounds_text, traffic_of
 from compll.passes.schedule import hops, schedule
@@ -53,13 +53,17 @@ def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
 
 
 def tiles(module: Module) -> Iterator[str]:
-    """The tile programs, where there are such."""
+    """The tile programs, where there are such; of a spec computed an array at a time its steps'."""
     try:
-        found = lower.kernels(module)
+        found = (
+            element_steps.kernels(module)
+            if module.arrays
+            else [kernel for part in lower.kernels(module).values() for kernel in part]
+        )
     except (NotLowered, Unsupported) as why:
         yield f"not lowered to tiles: {why}"
         return
-    yield "\n".join(tile_text(kernel) for part in found.values() for kernel in part).rstrip()
+    yield "\n".join(map(tile_text, found)).rstrip()
 
 
 def _source(codec: Codec, target: str) -> Iterator[str]:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu.loops import Loops
 from compll.backends.cpu.ops import kept
+from compll.passes import element_steps
 
 #: elementwise operators of every type between arrays, draws of both kinds, sums, states, codes
 MIXED = """name: mixed
@@ -68,12 +68,15 @@ def test_payloads_that_cannot_be_written_to(rng):
     assert np.array_equal(y, codec.decode(payload, 3000, step=2))
 
 
-def test_what_becomes_a_loop():
-    loops = Loops(compll.compile("thc", "reference").module)
-    assert sorted(one.kind for one in loops) == ["code", "float", "float", "float", "sum"]
-    assert list(loops.codes) == ["q"]
-    assert [len(one.leaves) for one in loops.codes.values()] == [1]
-    assert not list(Loops(compll.compile("powersgd", "reference").module))
+def test_what_becomes_a_step():
+    parts = element_steps.parts(compll.compile("thc", "reference").module)
+    made = {kind: sorted(one.storage for one in part.values()) for kind, part in parts.items()}
+    assert made["free"] == ["float32", "float32", "float64", "uint"]
+    assert made["plain"] == ["float32"]
+    assert list(parts["fed"])[1:] == ["kept"]
+    assert len(parts["free"]["q"].leaves) == 1
+    parts = element_steps.parts(compll.compile("powersgd", "reference").module)
+    assert [key for part in parts.values() for key in part] == ["input"]
 
 
 def test_values_that_are_kept_need_no_masked_stores():

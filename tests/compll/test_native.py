@@ -193,29 +193,6 @@ def test_code_that_is_not_as_known_is_left_to_numba(monkeypatch, tmp_path):
     assert cpu_native.read(path) == Stored({}, ())
 
 
-@pytest.mark.parametrize("residual", first_fast([np.float32, np.uint16]))
-@pytest.mark.parametrize("native", first_fast([True, False]))
-def test_a_loop_written_by_hand_is_compiled_when_it_is_asked_for(
-    residual, native, monkeypatch, tmp_path
-):
-    """By itself, and for one type of residual: a method uses few, and would wait for all."""
-    monkeypatch.setattr(cpu_native, "possible", lambda: native)
-    monkeypatch.setattr(cpu_load, "folder", lambda kind: tmp_path)
-    monkeypatch.setattr(cpu_load, "usual", lambda kind: tmp_path)
-    kept = []
-    write = lambda path, data: kept.append(cpu_native.unpacked(data).kernels)  # noqa: E731
-    monkeypatch.setattr(cpu_load, "write", write)
-    loops = cpu_load.Written("fed_loops", np.dtype(residual).name)
-    assert kept == []
-    x, out, at = np.arange(4, dtype=np.float32), np.empty(2, np.float32), np.array([3, 1])
-    for _ in range(2):
-        loops.gather(x, np.float32(0.5), np.zeros(4, residual), at, out)
-    assert out.tolist() == [1.5, 0.5]
-    residual = "float32[1]" if residual == np.float32 else "uint16[1]"
-    kinds = ["float32[1]", "float32", residual, "int64[1]", "float32[1]"]
-    assert kept == ([{"gather": [kinds]}] if native else [])
-
-
 def by_numba(name, text):
     """The kernels as numba's."""
     with pytest.MonkeyPatch.context() as patch:

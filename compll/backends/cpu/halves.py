@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
-from numba.extending import intrinsic
 
-from compll.backends.cpu.ops import F32, HALF, I16, I32, _c, _primitive, f32, where_finite
+from compll.backends.cpu.ops import F32, HALF, I16, I32, _c, _primitive, f32
 
 __all__ = [
-    "held_bfloat16", "held_float16", "held_value", "kept_bfloat16", "kept_float16",
-    "kept_value", "u16", "word_bfloat16", "word_float16",
+    "held_bfloat16", "held_float16", "kept_bfloat16", "kept_float16", "u16",
+    "word_bfloat16", "word_float16",
 ]  # fmt: skip
 u16 = types.uint16
 #: the bits of the least magnitudes that are rounded to infinity
@@ -61,27 +60,3 @@ def _keeping(storage: str) -> Any:
 held_bfloat16, held_float16 = _holding("bfloat16"), _holding("float16")
 word_bfloat16, word_float16 = _wording("bfloat16"), _wording("float16")
 kept_bfloat16, kept_float16 = _keeping("bfloat16"), _keeping("float16")
-
-
-def _held_value(typing: Any, held: Any) -> Any:
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        (value,) = values
-        return value if signature.args[0] == f32 else _held("bfloat16", b, value)
-
-    return f32(held), generate
-
-
-def _kept_value(typing: Any, value: Any, held: Any) -> Any:
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        value, held = values
-        if signature.args[1] != f32:
-            return _kept("bfloat16", b, value, held)
-        return where_finite(b, value, held)
-
-    return held(f32, held), generate
-
-
-#: for loops over residuals of either type: the value of a float32, or of a word of bfloat16
-held_value: Any = intrinsic(_held_value)
-#: what that becomes which is given a value
-kept_value: Any = intrinsic(_kept_value)

@@ -6,10 +6,13 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
+
 from compll.ir.tile import Kernel
 
 #: elements that arrays of selected ones have besides them: whole vectors are written
 SLACK = 64
+_START = ctypes.c_char * 0
 ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
 #: what a kernel is given before its states, and of what type
 GIVEN: dict[str, Any] = {
@@ -23,3 +26,23 @@ GIVEN: dict[str, Any] = {
 def signature(kernel: Kernel) -> list[Any]:
     """The types of a kernel's arguments, for ctypes."""
     return [*GIVEN.values(), *[ADDRESS] * len(kernel.states)]
+
+
+#: the parameters of routines over whole arrays, a letter each: see LETTERS
+ROUTINES = {
+    "product": "pfpiipip", "across": "pfpiipip", "rows": "piipipifpb", "direction": "piip",
+    "hadamard": "ppiif", "sum_by": "ppidpi",
+}  # fmt: skip
+#: an address, a whole number, float32, float64, a truth
+LETTERS = {
+    "p": ADDRESS, "i": WORD, "f": ctypes.c_float, "d": ctypes.c_double, "b": ctypes.c_bool,
+}  # fmt: skip
+
+
+def passed(value: Any) -> Any:
+    """An array's address, or a number."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.flags.writeable:
+        return ctypes.addressof(_START.from_buffer(value.data))
+    return value.ctypes.data  # of any array, and several times as slow

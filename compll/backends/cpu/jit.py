@@ -45,17 +45,18 @@ def version() -> str:
     return " ".join(known)
 
 
-def optimized(text: str) -> Any:
-    """An LLVM module of this text, optimized for this processor."""
+def optimized(text: str, level: int = 3) -> Any:
+    """An LLVM module of this text, optimized for this processor; at level 1 loops stay as written."""
     module = llvm.parse_assembly(text)
-    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+    tuning = llvm.create_pipeline_tuning_options(speed_level=level)
+    tuning.loop_unrolling = level > 1
     tuning.loop_vectorization = tuning.slp_vectorization = False  # vectors are there already
     builder = llvm.create_pass_builder(machine(), tuning)
     builder.getModulePassManager().run(module, builder)
     return module
 
 
-def stored(name: str, program: str, text: Callable[[], str]) -> bytes:
+def stored(name: str, program: str, text: Callable[[], str], level: int = 3) -> bytes:
     """The object of a tile program, from the cache or compiled of the LLVM IR that `text` gives."""
     digest = hashlib.sha256(f"{program}{version()}".encode()).hexdigest()[:20]
     file = f"{name}_{digest}.o"
@@ -66,7 +67,7 @@ def stored(name: str, program: str, text: Callable[[], str]) -> bytes:
     with alone(path):
         with suppress(OSError):
             return _checked(path.read_bytes())
-        made: bytes = machine().emit_object(optimized(text()))
+        made: bytes = machine().emit_object(optimized(text(), level))
         data = hashlib.sha256(made).digest() + made
         try:
             write(path, data)

@@ -7,9 +7,8 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu.arrays import store_name, streamed
-from compll.backends.cpu.builder import F32, I8, I32, I64, at, const, number
-from compll.backends.cpu.float_bits import INFINITE, magnitude_bits
-from compll.backends.cpu.storages import item_bytes, stored_as
+from compll.backends.cpu.builder import F32, I8, I32, I64, at, number
+from compll.backends.cpu.storages import finite_or, item_bytes, stored_as
 from compll.ir.tile import Store, Value, order
 
 
@@ -54,10 +53,7 @@ class Stores:
         load = Value("load", (), "f32", "lane", f)
         loaded = [v for v in order([s.value]) if v.op == "load" and v.attr is f]
         before = self.lanes.value(loaded[0]) if loaded else self.lanes.op_load(load)
-        too_large = {"bfloat16": 0x7F7F8000, "float16": 0x477FF000}.get(f.storage, INFINITE)
-        size = magnitude_bits(b, value)
-        fits = b.icmp_signed("<", size, const(I32, value, too_large))
-        return b.select(fits, value, before)
+        return finite_or(b, value, before, f.storage)
 
     def pack(self, s: Store, value: Any) -> None:
         """Codes that share bytes are put together; complete bytes are written by write_words."""

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compll.backends.cpu import native as cpu_native
 from compll.backends.cpu.declare import Declared, by_numba, declared
@@ -32,8 +31,8 @@ def runtime_version() -> str:
     """What a cached kernel depends on besides its own text."""
     here = Path(__file__).parent
     own = (
-        "bitstreams butterflies called codes compress_store declare elementary gaps halves memory "
-        "native nontemporal_stores object ops rows runtime tables trits"
+        "bitstreams called codes compress_store declare elementary gaps halves memory "
+        "native nontemporal_stores object ops runtime tables trits"
     )
     others = ("elementary", "matrices", "numbers", "quantiles")
     files = (
@@ -60,40 +59,6 @@ def load(name: str, text: str) -> Any:
     """The kernels that a generated text declares, as attributes."""
     path = place(name, text)
     return either(path, cache(partial(saved, path, text)), cache(partial(imported, path, text)))
-
-
-class Written:
-    """The kernels of a module of loops beside this one, written by hand, for residuals of one type.
-
-    Each is compiled when it is first asked for: a method uses a few of them.
-    """
-
-    def __init__(self, name: str, residual: str) -> None:
-        self._name, self._residual = name, residual
-
-    def __getattr__(self, kernel: str) -> Any:
-        source = Path(__file__).parent / f"{self._name}.py"
-
-        @cache
-        def module() -> Any:
-            every = importlib.import_module(f"compll.backends.cpu.{self._name}")
-            return SimpleNamespace(**{kernel: getattr(every, kernel).keeping(self._residual)})
-
-        path = place(f"{self._name}_{kernel}_{self._residual}", source.read_text())
-        found = getattr(either(path, None, module), kernel)
-        setattr(self, kernel, found)
-        return found
-
-
-@cache
-def written(name: str, residual: Any = np.float32) -> Written:
-    """Those of this module for residuals of this dtype, float32 or uint16 (bfloat16)."""
-    return Written(name, np.dtype(residual).name)
-
-
-def plain(x: NDArray[Any], dtype: type[Any] = np.float32) -> NDArray[Any]:
-    """An array as compiled functions take it, which a view of a payload may not be."""
-    return np.require(x, dtype, ["C", "A", "W"])
 
 
 def place(name: str, text: str) -> Path:

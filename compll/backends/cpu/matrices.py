@@ -1,80 +1,212 @@
-"""Matrix products, orthonormal bases and the Hadamard transform on the CPU: those of numerics/matrices.py, bit for bit."""
+"""Matrix products, orthonormal bases and the Hadamard transform on the CPU, by compiled routines.
+
+They give the numbers of numerics/matrices.py, bit for bit. Each is compiled when first asked for.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.cpu.load import plain, written
-from compll.numerics.matrices import Algebra, runs
+from compll.backends.cpu import jit
+from compll.backends.cpu.interface import LETTERS, ROUTINES, passed
+from compll.numerics import matrices as numbers_of
+from compll.numerics.matrices import Algebra
 from compll.numerics.numbers import sum_units
-from compll.numerics.types import F32, I32
+from compll.numerics.types import F32, F64, I32
 
-LOOPS, SUMS = "array_loops", "sums"
 #: columns of a result up to which rows are taken eight at a time
 NARROW = 16
+#: rows of a matrix that are taken together, by `product` and `across`
+EIGHT, FOUR = 8, 4
+
+
+class Matrix(NamedTuple):
+    """A matrix of which products are made: x, or x * scale + residual, in rows of `cols`.
+
+    The last row may end early; zeros follow it. The residual is float32, or uint16 with the bits of
+    bfloat16.
+    """
+
+    x: F32
+    cols: int
+    scale: np.float32 = np.float32(1)
+    residual: NDArray[Any] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Also the one that ends early."""
+        return -(-len(self.x) // self.cols)
+
+    @property
+    def storage(self) -> str:
+        """The residual's; "" without one."""
+        return "" if self.residual is None else storage(self.residual)
+
+    def end(self, first: int, rows: int) -> Matrix:
+        """The elements from row `first` on, and zeros up to so many rows."""
+
+        def part(x: NDArray[Any]) -> NDArray[Any]:
+            found = np.zeros(rows * self.cols, x.dtype)
+            found[: len(x) - first * self.cols] = x[first * self.cols :]
+            return found
+
+        residual = None if self.residual is None else part(self.residual)
+        return self._replace(x=part(self.x), residual=residual)
+
+
+def storage(residual: NDArray[Any]) -> str:
+    """How a residual is kept."""
+    return "bfloat16" if residual.dtype == np.uint16 else "float32"
+
+
+@cache
+def routine(name: str, *kinds: str) -> Callable[..., None]:
+    """A routine; arrays, whose elements it takes as they are, are given as they are."""
+    key = " ".join(("routine", name, *kinds))
+
+    def text() -> str:
+        from compll.backends.cpu import routines  # takes longer than to load an object
+
+        return routines.text(name, kinds)
+
+    image = jit.stored("_".join((name, *filter(None, kinds))), key, text, level=1)
+    library = jit.Library(image, {name: [LETTERS[letter] for letter in ROUTINES[name]]})
+
+    def call(*args: Any, library: jit.Library = library) -> None:
+        library.functions[name](*map(passed, args))
+
+    return call
+
+
+def plain(x: NDArray[Any], dtype: type[Any] = np.float32) -> NDArray[Any]:
+    """An array as routines take it, which a view of a payload may not be."""
+    return np.require(x, dtype, ["C", "A"])
+
+
+def padded(b: F32, rows: int) -> F64:
+    """float64, with zeros to so many rows and an even number of columns."""
+    found = np.zeros((rows, b.shape[1] + b.shape[1] % 2))
+    found[: b.shape[0], : b.shape[1]] = b
+    return found
+
+
+def narrow(m: Matrix, b: F32) -> F32:
+    """m @ b, for few columns of b."""
+    right = padded(b, m.cols)
+    width, whole = right.shape[1], len(m.x) // m.cols // EIGHT * EIGHT
+    out = np.empty((b.shape[1], m.rows), np.float32)
+    parts = [(m, whole)] if whole else []
+    if whole < m.rows:
+        parts.append((m.end(whole, EIGHT), EIGHT))
+    done = 0
+    for part, count in parts:
+        found = np.empty((width, count), np.float32)
+        given = (part.x, part.scale, part.residual, count, m.cols, right, width, found)
+        routine("product", part.storage)(*given)
+        some = min(count, m.rows - done)
+        out[:, done : done + some] = found[: b.shape[1], :some]
+        done += some
+    return np.ascontiguousarray(out.T)
+
+
+def across(m: Matrix, b: F32) -> F32:
+    """transpose(m) @ b, for few columns of b."""
+    whole = len(m.x) // m.cols // FOUR * FOUR
+    right = padded(b, whole + FOUR)
+    width = right.shape[1]
+    total = np.zeros((width, m.cols))
+    parts = [(m, whole, right)] if whole else []
+    if whole < m.rows:
+        parts.append((m.end(whole, FOUR), FOUR, right[whole:]))
+    for part, count, factor in parts:
+        given = (part.x, part.scale, part.residual, count, m.cols, factor, width, total)
+        routine("across", m.storage)(*given)
+    return np.ascontiguousarray(total[: b.shape[1]].T, np.float32)
+
+
+class Factors(NamedTuple):
+    """Two matrices in the type of their product's sums, float32 or float64."""
+
+    left: NDArray[Any]
+    right: NDArray[Any]
+
+
+def factors(a: F32, b: F32, short: bool) -> Factors:
+    """Two matrices for `write`; see [Note: order of matrix products]."""
+    sums = np.float32 if short else np.float64
+    return Factors(plain(a, sums), plain(b, sums))
+
+
+def write(out: F32, of: Factors, *, add: bool = False) -> None:
+    """Write the first elements of a product to out, or add them."""
+    given = (of.left, *of.left.shape, of.right, of.right.shape[1], out, len(out))
+    effect = "add" if add else "set"
+    routine("rows", of.left.dtype.name, effect)(*given, 1.0, None, False)
+
+
+def settle(x: F32, scale: np.float32, residual: NDArray[Any], of: Factors, *, back: bool) -> None:
+    """Keep in the residual what a product leaves of x * scale + residual.
+
+    back: x becomes the product.
+    """
+    given = (of.left, *of.left.shape, of.right, of.right.shape[1], x, len(x))
+    effect = storage(residual)
+    routine("rows", of.left.dtype.name, effect)(*given, scale, residual, back)
 
 
 def product(a: F32, b: F32, short: bool) -> F32:
     """a @ b, whichever way a lies in memory."""
-    out = np.empty((a.shape[0], b.shape[1]), np.float32)
-    right = plain(b)
-    loops = written(LOOPS)
-    if short:
-        loops.short_product(plain(a), right, out.reshape(-1))
-    elif not a.flags.c_contiguous and a.T.flags.c_contiguous and b.shape[1] <= NARROW:
-        loops.across(plain(a.T), right, out)
-    else:
-        (loops.narrow if b.shape[1] <= NARROW else loops.wide)(plain(a), right, out)
-    return out
+    if short or b.shape[1] > NARROW:
+        out = np.empty((a.shape[0], b.shape[1]), np.float32)
+        write(out.reshape(-1), factors(a, b, short))
+        return out
+    if not a.flags.c_contiguous and a.T.flags.c_contiguous:
+        return across(Matrix(plain(a.T).reshape(-1), a.shape[0]), b)
+    return narrow(Matrix(plain(a).reshape(-1), a.shape[1]), b)
 
 
 def orthonormal(a: F32, spare: F32) -> F32:
     """Orthonormal columns that span those of a, or of spare."""
-    out = np.empty(a.shape, np.float32)
-    written(LOOPS).columns(plain(a), plain(spare), out)
-    return out
+    found, step = np.zeros(1, np.int64), routine("direction")
 
+    def direction(basis: F64, column: int) -> bool:
+        step(basis, column, basis.shape[1], found)
+        return bool(found[0])
 
-def fed(x: F32, scale: np.float32, residual: NDArray[Any]) -> F32:
-    """See matrix_numbers.fed."""
-    out = np.empty(len(x), np.float32)  # by NumPy, which asks for huge pages; numba does not
-    written(LOOPS, residual.dtype).add_scaled(plain(x), scale, residual, out)
-    return out
-
-
-def left(held: NDArray[Any], g: F32, out: F32) -> None:
-    """See matrix_numbers.left."""
-    written(LOOPS, held.dtype).left(held, plain(g), plain(out))
+    return numbers_of.orthonormal(a, spare, direction)
 
 
 def hadamard(x: F32, block: int) -> F32:
     """The transform of each run; see [Note: hadamard]."""
-    x, blocks = plain(x), written(LOOPS).blocks
-    out = np.empty_like(x)
-    for start, size in runs(len(x), block):
+    out = np.empty_like(x := plain(x))
+    for start, size in numbers_of.runs(len(x), block):
         end = start + (len(x) - start) // size * size
-        blocks(x[start:end], out[start:end], size, np.float32(size**-0.5))
+        run, factor = out[start:end], np.float32(size**-0.5)
+        if size < 16:
+            run[:] = numbers_of.hadamard(x[start:end], size)
+        else:
+            given = (x[start:end], run, end - start, size.bit_length() - 1, factor)
+            routine("hadamard")(*given)
     return out
 
 
 def sum_by(index: I32, x: F32, size: int) -> F32:
     """See numbers.sum_by."""
     up, down = sum_units(x)
-    out = np.full(size, np.nan, np.float32)
-    if not math.isnan(up):
-        written(SUMS).sums(plain(index, np.int32), plain(x), up, down, out)
-    return out
+    if math.isnan(up):
+        return np.full(size, np.nan, np.float32)
+    sums = np.zeros(size, np.int64)
+    routine("sum_by")(plain(index, np.int32), plain(x), len(x), up, sums, size)
+    with np.errstate(over="ignore"):
+        return (sums.astype(np.float64) * down).astype(np.float32)
 
 
-def lookup(table: F32, index: I32) -> F32:
-    """See matrix_numbers.lookup."""
-    out = np.empty(len(index), np.float32)
-    written(SUMS).values(plain(table), plain(index, np.int32), out)
-    return out
-
-
-NUMBA = Algebra(product, orthonormal, hadamard, sum_by, lookup, fed, left)
+COMPILED = Algebra(
+    product, orthonormal, hadamard, sum_by, numbers_of.lookup, numbers_of.fed, numbers_of.left
+)

@@ -7,9 +7,8 @@ threads; parallelism comes from the caller's own threads, a batch each.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from compll.backends.cpu.load import load
 from compll.backends.cpu.outline import outline
 from compll.backends.cpu.pieces import Rows, fresh
-from compll.backends.reference.array_kernels import ArrayKernels
 from compll.errors import PayloadError
 from compll.ir.expr import Expr
 from compll.ir.layout import limits
@@ -28,9 +26,6 @@ from compll.passes.refusal import refused
 from compll.passes.schedule import schedule
 from compll.runtime.arrays import HostArrays
 from compll.runtime.batches import Incoming, State
-
-if TYPE_CHECKING:
-    from compll.backends.cpu.loops import Loop
 
 I64 = NDArray[np.int64]
 F32 = NDArray[np.float32]
@@ -253,24 +248,6 @@ def words(state: NDArray[Any]) -> NDArray[Any]:
     return state.view(np.uint16) if state.dtype == np.float16 else state
 
 
-def loops_text(module: Module, loops: Iterable[Loop]) -> str:
-    """The text of a module of loops; "" where there are none."""
-    parts = [DECLARE.format(one.signature) + one.text for one in loops]
-    return "\n\n".join([HEAD.format(name=module.name), *parts]) if parts else ""
-
-
-def array_kernels(module: Module, params: Mapping[str, Number]) -> ArrayKernels:
-    """Those of a spec that is computed an array at a time: its loops, and functions of arrays."""
-    from compll.backends.cpu.loops import Loops
-    from compll.backends.cpu.matrices import NUMBA
-    from compll.backends.cpu.products import ProductRun
-
-    loops = Loops(module)
-    text = loops_text(module, loops)
-    kernels = load(module.name, text) if text else None
-    return ArrayKernels(module, params, NUMBA, partial(ProductRun, loops=loops, kernels=kernels))
-
-
-def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
+def build(module: Module, params: Mapping[str, Number]) -> Kernels:
     """The kernels of a spec that has no tile programs."""
-    return array_kernels(module, params) if module.arrays else Kernels(module, params)
+    return Kernels(module, params)

@@ -294,6 +294,7 @@ class Printer:
         """A value of the piece, into the payload."""
         assert s.field is not None
         kind = I32 if s.value.kind in ("i32", "i64") else F32
+        kind = F64 if s.field.storage == "float64" else kind
         value = ins.convert(self.b, self.value(s.value), kind)
         self.b.store(
             stored_as(self.b, value, s.field.storage), self.pointers[f"out {s.name}"], align=1

@@ -1,108 +1,262 @@
-"""Runs whose steps read the gradient and its residual directly, see [Note: fed products]."""
+"""Products of matrices as LLVM functions, in the order of [Note: order of matrix products].
+
+A matrix that products read is an array, or the input of feedback, x * scale + residual, whose
+elements are computed where they are needed: PowerSGD reads it three times a step, and to make an
+array of it costs more than the products.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from llvmlite import ir
 
-from compll.backends.cpu import fed as cpu_fed
-from compll.backends.cpu.fed import Factors, Fed
-from compll.backends.cpu.loops import LoopRun, summed
-from compll.ir.expr import Expr
-from compll.ir.matrices import short
-from compll.numerics.types import F32
-from compll.passes.array_steps import last_product, of_gradient
-from compll.runtime.batches import State
+from compll.backends.cpu.builder import F32, F64, I32, I64, Builder, at, loop, number
+from compll.backends.cpu.storages import finite_or, load_as, stored_as
 
-
-class Scattered(NamedTuple):
-    """A result of few values at their positions, zero elsewhere."""
-
-    at: NDArray[np.int64]
-    values: F32
+SIZES = {F32: 4, F64: 8, I32: 4, I64: 8}
+#: lanes of float64 together, columns of a product together
+WIDE, TOGETHER = 8, 4
+#: rows that take turns in `rows`, elements between those at least, and columns in a turn
+TURNS, APART, PART = 8, 4096, 256
 
 
-class ProductRun(LoopRun):
-    """A LoopRun that makes an array of its input only where some step cannot do without."""
+def c(value: int) -> Any:
+    """An int64."""
+    return number(I64, value)
 
-    fed: tuple[F32, np.float32, NDArray[Any]] | None = None
 
-    def feed(self, x: F32, factor: np.float32, residual: NDArray[Any]) -> None:
-        """Remember the input's parts."""
-        self.fed = x, factor, residual
+def get(b: Builder, array: Any, kind: Any, index: Any, lanes: int = 0) -> Any:
+    """Elements of an array from `index` on; lanes 0: one, not a vector."""
+    place = at(b, array, b.mul(index, c(SIZES[kind])))
+    return b.load(place, typ=ir.VectorType(kind, lanes) if lanes else kind, align=SIZES[kind])
 
-    def given(self) -> F32:
-        """The input, an array from now on."""
-        if "g" not in self.inputs and self.fed is not None:
-            self.inputs["g"] = self.algebra.fed(*self.fed)
-        return super().given()
 
-    def op_input(self, expr: Expr) -> Any:
-        return self.given() if expr.value == "g" else super().op_input(expr)
+def put(b: Builder, value: Any, array: Any, index: Any) -> None:
+    """Store one or several elements."""
+    kind = value.type.element if isinstance(value.type, ir.VectorType) else value.type
+    b.store(value, at(b, array, b.mul(index, c(SIZES[kind]))), align=SIZES[kind])
 
-    def needs(self, expr: Expr) -> list[Expr]:
-        if self.of_input(expr) is not None:
-            return list(expr.args[1:])
-        return super().needs(expr)
 
-    def of_input(self, expr: Expr) -> Expr | None:
-        """See array_steps.of_gradient; None without feedback."""
-        if self.fed is None or (expr.op != "matmul" and not self.loops.spares):
-            return None
-        return of_gradient(expr, self.n)
+def every(b: Builder, value: Any, lanes: int) -> Any:
+    """A value in all lanes; lanes 0: itself."""
+    return b.splat(value, lanes) if lanes else value
 
-    def compute(self, expr: Expr) -> Any:
-        if expr.op == "reduce_sum" and self.fed is not None and self.of_input(expr) is not None:
-            return summed(cpu_fed.sums(*self.fed, self.tile))
-        return super().compute(expr)
 
-    def op_gather(self, expr: Expr) -> Any:
-        if self.fed is None or self.of_input(expr) is None:
-            return super().op_gather(expr)
-        return cpu_fed.gathered(*self.fed, self.pick(str(expr.value)))
+class Source:
+    """A matrix's elements: of an array, or where `storage` is that of a residual, of feedback."""
 
-    def op_matmul(self, expr: Expr) -> F32:
-        plain = self.of_input(expr)
-        if plain is None or self.fed is None:
-            return super().op_matmul(expr)
-        g, other = Fed(*self.fed, self.roomy(plain)[1]), self.value(expr.args[1])
-        turned = expr.args[0] is not plain
-        return cpu_fed.transposed(g, other) if turned else cpu_fed.product(g, other)
+    def __init__(self, b: Builder, storage: str, x: Any, scale: Any, residual: Any) -> None:
+        self.b, self.storage = b, storage
+        self.x, self.scale, self.residual = x, scale, residual
 
-    def result(self) -> Any:
-        """Where decode ends with a product its factors, with a scatter the positions and values."""
-        product = last_product(self.module)
-        if product is not None and not self.roomless(product):
-            sums = np.float32 if short(product) else np.float64
-            return Factors(*(np.ascontiguousarray(self.value(m), sums) for m in product.args))
-        if self.module.decode.op == "scatter":
-            at, values = map(self.value, self.module.decode.args)
-            return Scattered(np.asarray(at, np.int64), np.asarray(values, np.float32))
-        return super().result()
+    def load(self, index: Any, lanes: int) -> Any:
+        """Elements from `index` on, float32; 0 lanes: one."""
+        b = self.b
+        found = get(b, self.x, F32, index, lanes)
+        if self.storage == "":
+            return found
+        place = at(b, self.residual, b.mul(index, c(2 if self.storage == "bfloat16" else 4)))
+        held = load_as(b, place, self.storage, lanes)
+        return b.fadd(b.fmul(found, every(b, self.scale, lanes)), held)
 
-    def roomless(self, product: Expr) -> bool:
-        """Whether a product has fewer elements than the tensor, which `flat` tells."""
-        rows, cols = self.size(product)
-        return rows * cols < self.n
 
-    def write(self, piece: F32, value: Any, *, add: bool) -> None:
-        if isinstance(value, Factors):
-            cpu_fed.decoded(piece, value, add=add)
-        elif isinstance(value, Scattered):
-            cpu_fed.placed(piece, value.at, value.values, add=add)
-        else:
-            super().write(piece, value, add=add)
+def wide(b: Builder, x: Any, lanes: int) -> Any:
+    """float32 as float64."""
+    return b.fpext(x, ir.VectorType(F64, lanes) if lanes else F64)
 
-    def finish(self, piece: F32, states: State | None, value: Any, *, write: bool) -> None:
-        if states is None or self.fed is None or isinstance(value, np.ndarray):
-            return super().finish(piece, states, value, write=write)
-        values = self.updates()
-        if isinstance(value, Factors):
-            cpu_fed.settled(self.fed, value, write=write)
-        else:
-            cpu_fed.left(self.fed, value.at, value.values)
-            if write:
-                self.write(piece, value, add=False)
-        return self.keep(states, values)
+
+def transposed(b: Builder, rows: list[Any]) -> list[Any]:
+    """The columns of as many rows as they have lanes."""
+    count = len(rows)
+    h = 1
+    while h < count:
+        low = [lane if not lane & h else count + lane - h for lane in range(count)]
+        high = [lane + h if not lane & h else count + lane for lane in range(count)]
+        for k in (k for k in range(count) if not k & h):
+            one, other = rows[k], rows[k + h]
+            rows[k], rows[k + h] = (
+                b.shuffle_vector(one, other, ir.Constant(ir.VectorType(I32, count), order))
+                for order in (low, high)
+            )
+        h *= 2
+    return rows
+
+
+def by_columns(b: Builder, width: Any, body: Callable[[Any, int], None]) -> None:
+    """body(column, how many) for an even number of columns, four at a time, then two."""
+    fours = b.and_(width, c(-TOGETHER))
+    for start, stop, count in ((c(0), fours, TOGETHER), (fours, width, 2)):
+        with loop(b, stop, count, start) as column:
+            body(column, count)
+
+
+def product(storage: str) -> Any:
+    """out [width, rows] = transpose(matrix @ right), float32 of sums in float64.
+
+    right: float64 [inner, width], width even; rows come in eights.
+    """
+
+    def body(
+        b: Builder, x: Any, scale: Any, residual: Any, rows: Any, inner: Any, right: Any,
+        width: Any, out: Any,
+    ) -> None:  # fmt: skip
+        source = Source(b, storage, x, scale, residual)
+        whole = b.and_(inner, c(-WIDE))
+
+        def add(sums: list[Any], y: Any, j: Any, column: Any) -> None:
+            first = b.add(b.mul(j, width), column)
+            for k, held in enumerate(sums):
+                z = every(b, get(b, right, F64, b.add(first, c(k))), WIDE)
+                total = b.load(held, typ=y.type)
+                b.store(b.intrinsic("fmuladd", y, z, total), held)
+
+        def block(i: Any, column: Any, count: int) -> None:
+            sums = [b.room(F64, WIDE) for _ in range(count)]
+            for held in sums:
+                b.store(ir.Constant(ir.VectorType(F64, WIDE), None), held)
+            starts = [b.mul(b.add(i, c(k)), inner) for k in range(WIDE)]
+            with loop(b, whole, WIDE) as j:
+                given = [source.load(b.add(start, j), WIDE) for start in starts]
+                for k, y in enumerate(transposed(b, given)):
+                    add(sums, wide(b, y, WIDE), b.add(j, c(k)), column)
+            with loop(b, inner, 1, whole) as j:
+                y = ir.Constant(ir.VectorType(F32, WIDE), None)
+                for k, start in enumerate(starts):
+                    one = source.load(b.add(start, j), 0)
+                    y = b.insert_element(y, one, number(I32, k))
+                add(sums, wide(b, y, WIDE), j, column)
+            for k, held in enumerate(sums):
+                total = b.load(held, typ=ir.VectorType(F64, WIDE))
+                place = b.add(b.mul(b.add(column, c(k)), rows), i)
+                put(b, b.fptrunc(total, ir.VectorType(F32, WIDE)), out, place)
+
+        with loop(b, rows, WIDE) as i:
+            by_columns(b, width, lambda column, count: block(i, column, count))
+
+    return body
+
+
+def across(storage: str) -> Any:
+    """total [width, inner] += transpose(right) @ matrix, in float64.
+
+    right: float64 [rows, width], width even; rows come in fours.
+    """
+
+    def body(
+        b: Builder, x: Any, scale: Any, residual: Any, rows: Any, inner: Any, right: Any,
+        width: Any, total: Any,
+    ) -> None:  # fmt: skip
+        source = Source(b, storage, x, scale, residual)
+        whole = b.and_(inner, c(-WIDE))
+
+        def block(i: Any, column: Any, count: int) -> None:
+            factors = [
+                [get(b, right, F64, b.add(b.mul(b.add(i, c(r)), width), b.add(column, c(k))))
+                 for r in range(TOGETHER)]
+                for k in range(count)
+            ]  # fmt: skip
+            starts = [b.mul(b.add(i, c(r)), inner) for r in range(TOGETHER)]
+            for first, stop, lanes in ((c(0), whole, WIDE), (whole, inner, 0)):
+                ys = [[every(b, y, lanes) for y in some] for some in factors]
+                with loop(b, stop, max(1, lanes), first) as j:
+                    given = [wide(b, source.load(b.add(s, j), lanes), lanes) for s in starts]
+                    for k, some in enumerate(ys):
+                        place = b.add(b.mul(b.add(column, c(k)), inner), j)
+                        sums = get(b, total, F64, place, lanes)
+                        for x_of, y in zip(given, some, strict=True):
+                            sums = b.intrinsic("fmuladd", x_of, y, sums)
+                        put(b, sums, total, place)
+
+        with loop(b, rows, TOGETHER) as i:
+            by_columns(b, width, lambda column, count: block(i, column, count))
+
+    return body
+
+
+def rows(number_kind: str, effect: str) -> Any:
+    """The elements of a @ b, by rows, sums in the type of both: to out (set), or added there (add).
+
+    effect "float32", "bfloat16": a residual of this storage keeps what they leave of out * scale +
+    residual, and where `write`, out becomes them. count: elements of out, which may end earlier.
+    """
+    kind = F32 if number_kind == "float32" else F64
+    lanes = 64 // SIZES[kind]
+
+    def body(
+        b: Builder, a: Any, count_of_rows: Any, inner: Any, right: Any, cols: Any, out: Any,
+        count: Any, scale: Any, residual: Any, write: Any,
+    ) -> None:  # fmt: skip
+        def leave(y: Any, place: Any, vector: int) -> None:
+            source = Source(b, effect, out, scale, residual)
+            value = b.fsub(source.load(place, vector), y)
+            held = at(b, residual, b.mul(place, c(2 if effect == "bfloat16" else 4)))
+            before = load_as(b, held, effect, vector)
+            b.store(stored_as(b, finite_or(b, value, before, effect), effect), held, align=1)
+            with b.if_then(write):
+                put(b, y, out, place)
+
+        def end(sums: Any, place: Any, vector: int) -> None:
+            y = (
+                sums
+                if kind == F32
+                else b.fptrunc(sums, ir.VectorType(F32, vector) if vector else F32)
+            )
+            if effect == "set":
+                put(b, y, out, place)
+            elif effect == "add":
+                put(b, b.fadd(get(b, out, F32, place, vector), y), out, place)
+            else:
+                leave(y, place, vector)
+
+        def strip(i: Any, column: Any, place: Any, vectors: int) -> None:
+            """Several vectors of columns; a single one where there are none."""
+            vector = lanes if vectors else 0
+            shape = ir.VectorType(kind, vector) if vectors else kind
+            sums = [b.room(kind, max(1, vector)) for _ in range(max(1, vectors))]
+            for held in sums:
+                b.store(ir.Constant(shape, None if vectors else 0.0), held)
+            start = b.mul(i, inner)
+            with loop(b, inner) as j:
+                y = every(b, get(b, a, kind, b.add(start, j)), vector)
+                first = b.add(b.mul(j, cols), column)
+                for k, held in enumerate(sums):
+                    z = get(b, right, kind, b.add(first, c(lanes * k)), vector)
+                    b.store(b.fadd(b.load(held, typ=shape), b.fmul(y, z)), held)
+            for k, held in enumerate(sums):
+                end(b.load(held, typ=shape), b.add(place, c(lanes * k)), vector)
+
+        def part(i: Any, column: Any, place: Any, some: Any) -> None:
+            done = c(0)
+            for vectors in (TOGETHER, 1, 0):
+                step = max(1, vectors * lanes)
+                stop = b.add(done, b.and_(b.sub(some, done), c(-step)))
+                with loop(b, stop, step, done) as j:
+                    strip(i, b.add(column, j), b.add(place, j), vectors)
+                done = stop
+
+        # Rows that are far apart in memory take turns at each part of b, which stays in the cache;
+        # besides, memory takes several streams a third faster than one.
+        least = b.udiv(c(APART), cols)
+        apart = b.select(b.icmp_signed(">", least, c(1)), least, c(1))
+        together = b.mul(apart, c(TURNS))
+        groups = b.udiv(b.add(count_of_rows, b.sub(together, c(1))), together)
+        with loop(b, groups) as group, loop(b, apart) as near:
+            first = b.add(b.mul(group, together), near)
+            with loop(b, cols, PART) as column, loop(b, c(TURNS)) as turn:
+                i = b.add(first, b.mul(turn, apart))
+                place = b.add(b.mul(i, cols), column)
+                some = least_of(b, c(PART), b.sub(cols, column), b.sub(count, place))
+                with b.if_then(b.icmp_signed(">", some, c(0))):
+                    part(i, column, place, some)
+
+    return body
+
+
+def least_of(b: Builder, *values: Any) -> Any:
+    """The smallest of int64 values."""
+    found, *others = values
+    for other in others:
+        found = b.select(b.icmp_signed("<", other, found), other, found)
+    return found

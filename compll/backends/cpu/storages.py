@@ -7,7 +7,8 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import float_bits
-from compll.backends.cpu.builder import F32, I16, I32, I64, Builder, lanes, number
+from compll.backends.cpu.builder import F32, I16, I32, I64, Builder, const, lanes, number
+from compll.backends.cpu.float_bits import INFINITE, magnitude_bits
 from compll.ir.module import Field
 
 #: storages of 16 bits: from their bits as int32, and to them
@@ -45,3 +46,10 @@ def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
 def stored_as(b: Builder, x: Any, storage: str) -> Any:
     """What is written of a float32 or int32 value."""
     return b.trunc(HALVES[storage][1](b, x), lanes(I16, x)) if storage in HALVES else x
+
+
+def finite_or(b: Builder, value: Any, before: Any, storage: str) -> Any:
+    """A state's value, or where it is NaN or infinite when stored, the one before."""
+    too_large = {"bfloat16": 0x7F7F8000, "float16": 0x477FF000}.get(storage, INFINITE)
+    fits = b.icmp_signed("<", magnitude_bits(b, value), const(I32, value, too_large))
+    return b.select(fits, value, before)

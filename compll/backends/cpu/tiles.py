@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cpu import jit
-from compll.backends.cpu.interface import GIVEN, SLACK, signature
+from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature
 from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError
 from compll.ir.layout import is_fixed, payload_bytes
@@ -22,8 +21,6 @@ from compll.numerics.types import F32, I64, U8
 from compll.passes import lower
 from compll.runtime.arrays import HostArrays
 from compll.runtime.batches import Incoming, State
-
-_START = ctypes.c_char * 0
 
 
 class TileKernels:
@@ -51,11 +48,9 @@ class TileKernels:
         with self.lock:
             if part[0].name in self.functions:
                 return
-            program = "".join(map(text, part))
-            image = jit.stored(name, program, lambda: _printed(name, part))
-            library = jit.Library(image, {k.name: signature(k) for k in part})
-            self.libraries.append(library)
-            self.functions |= library.functions
+            found = library(name, part)
+            self.libraries.append(found)
+            self.functions |= found.functions
 
     def function(self, name: str) -> Callable[..., None]:
         """A kernel, compiled at its first use with those of its part."""
@@ -72,7 +67,7 @@ class TileKernels:
         """Run a kernel. given: arrays and numbers, by the names of its parameters."""
         if self.by_name[name].scratch:
             given = {**given, **self.scratch(self.by_name[name], given["table"])}
-        self.function(name)(*[_passed(given.get(n, 0)) for n in GIVEN], *map(_passed, states))
+        self.function(name)(*[passed(given.get(n, 0)) for n in GIVEN], *map(passed, states))
 
     @staticmethod
     def scratch(kernel: Kernel, table: I64) -> dict[str, Any]:
@@ -108,7 +103,7 @@ class TileKernels:
         used = np.zeros(len(table), np.int64)
         given = {
             "x": x, "table": table, "rows": len(table), "payload": out, "at": at, "used": used,
-            "statics": self.statics(name, table, step), "seed": _signed(seed), "step": step,
+            "statics": self.statics(name, table, step), "seed": signed(seed), "step": step,
             "scale": scale, "back": back,
         }  # fmt: skip
         if incoming is not None:
@@ -163,6 +158,12 @@ class TileKernels:
         """A bad payload was told at once."""
 
 
+def library(name: str, part: list[Kernel]) -> jit.Library:
+    """Kernels that are compiled together."""
+    image = jit.stored(name, "".join(map(text, part)), lambda: _printed(name, part))
+    return jit.Library(image, {k.name: signature(k) for k in part})
+
+
 def _printed(name: str, part: list[Kernel]) -> str:
     """Their LLVM IR."""
     from compll.backends.cpu.printer import module_text  # takes longer than to load an object
@@ -170,15 +171,6 @@ def _printed(name: str, part: list[Kernel]) -> str:
     return module_text(name, part)
 
 
-def _passed(value: Any) -> Any:
-    """An array's address, or a number."""
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.flags.writeable:
-        return ctypes.addressof(_START.from_buffer(value.data))
-    return value.ctypes.data  # of any array, and several times as slow
-
-
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
     """The 64 bits of a seed as ctypes takes them."""
     return seed - (1 << 64) if seed >> 63 else seed

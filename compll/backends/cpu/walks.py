@@ -30,7 +30,7 @@ from compll.backends.cpu.lanes import Lanes
 from compll.backends.cpu.storages import item_bytes, load_as, stored_as
 from compll.backends.cpu.trit_tiles import Tiles
 from compll.ir.tile import Value, Walk, order_inside
-from compll.numerics.numbers import lane_count
+from compll.numerics.numbers import MASK, lane_count
 from compll.passes.fuse import Loop, loops, order_of_lanes
 
 
@@ -119,7 +119,9 @@ class WalkPrinter:
             b.store(upper, high)
             for draw, (first, second) in slots.items():
                 words = [self.numbers[n] for n in ("seed", "step", "tensor")]
-                found = b.call(keys, [*words, number(I64, draw), upper])
+                if draw < 0:  # all ranks draw the same
+                    words[0] = number(I64, 0)
+                found = b.call(keys, [*words, number(I64, draw & MASK), upper])
                 b.store(b.trunc(b.lshr(found, number(I64, 32)), I32), first)
                 b.store(b.trunc(found, I32), second)
 

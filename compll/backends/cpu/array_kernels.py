@@ -1,0 +1,228 @@
+"""Specs with matrices or rounds on the CPU: compiled steps and routines, one after the other.
+
+What single elements make are steps (passes/element_steps.py), matrices are routines (matrices.py);
+of the rest, few numbers or singular vectors, NumPy is as fast. With feedback, steps and products
+read gradient and residual themselves; an array of their sum is made only for what needs one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.backends.cpu import matrices
+from compll.backends.cpu.interface import GIVEN, passed
+from compll.backends.cpu.matrices import Factors, Matrix
+from compll.backends.cpu.tiles import library, signed
+from compll.backends.reference.array_kernels import ArrayKernels
+from compll.backends.reference.array_runs import ArrayRun
+from compll.ir.expr import Expr
+from compll.ir.matrices import short
+from compll.ir.module import Field, Module
+from compll.ir.static import Number
+from compll.numerics import halves
+from compll.numerics.types import F32, U8
+from compll.passes import element_steps
+from compll.passes.array_steps import last_product, of_gradient
+from compll.passes.element_steps import Step
+from compll.runtime.batches import State
+
+DTYPES = {"float32": np.float32, "int32": np.int32, "float64": np.float64, "uint": np.uint8}
+
+
+class Scattered(NamedTuple):
+    """A result of few values at their positions, zero elsewhere."""
+
+    at: NDArray[np.int64]
+    values: F32
+
+
+class Steps:
+    """A module's steps, compiled when first asked for: those that read the input apart.
+
+    They are found by their field's name, where they make codes, else by their expression.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module, self.lock = module, threading.Lock()
+        self.parts = element_steps.parts(module)
+        self.libraries: dict[str, Any] = {}
+
+    def find(self, key: int | str, *, feed: bool) -> tuple[Step, Callable[..., None]] | None:
+        """A step and its function; feed: for an input with a residual."""
+        kinds = ("free", "input", "fed" if feed else "plain")
+        kind = next((kind for kind in kinds if key in self.parts[kind]), None)
+        if kind is None:
+            return None
+        step = self.parts[kind][key]
+        with self.lock:
+            if kind not in self.libraries:
+                kernels = [s.kernel for s in self.parts[kind].values()]
+                self.libraries[kind] = library(self.module.name, kernels)
+        return step, self.libraries[kind].functions[step.kernel.name]
+
+
+class Run(ArrayRun):
+    """An ArrayRun that calls what is compiled."""
+
+    fed: tuple[F32, np.float32, NDArray[Any]] | None = None
+
+    def __init__(self, *args: Any, steps: Steps, **place: Any) -> None:
+        super().__init__(*args, **place)
+        self.steps = steps
+
+    # the input
+
+    def feed(self, x: F32, factor: np.float32, residual: NDArray[Any]) -> None:
+        """Remember the input's parts."""
+        self.fed = x, factor, residual
+
+    @property
+    def parts(self) -> tuple[F32, np.float32, NDArray[Any]] | None:
+        """Those of the input, while it is no array."""
+        return None if "g" in self.inputs else self.fed
+
+    def given(self) -> F32:
+        """The input, an array from now on."""
+        if self.parts is not None:
+            self.inputs["g"] = self.perform("input")
+        return super().given()
+
+    def op_input(self, expr: Expr) -> Any:
+        return self.given() if expr.value == "g" else super().op_input(expr)
+
+    # steps
+
+    def found(self, key: int | str) -> tuple[Step, Callable[..., None]] | None:
+        """The step of an expression or field, if it is one."""
+        return self.steps.find(key, feed=self.parts is not None)
+
+    def perform(self, key: int | str, *arrays: Any, back: bool = False) -> Any:
+        """What a step makes of arrays."""
+        found = self.found(key)
+        assert found is not None
+        step, function = found
+        out = np.empty(1 if step.storage == "float64" else self.n, DTYPES[step.storage])
+        x, scale, *residual = self.parts or (self.inputs.get("g"), np.float32(1))
+        numbers = [float(self.value(e)) for e in step.kernel.statics]
+        table = np.array([[0, self.n, self.tensor, self.offset, 0]], np.int64)
+        given = {
+            "x": x, "table": table, "rows": 1, "payload": out, "at": np.zeros(1, np.int64),
+            "used": np.zeros(1, np.int64), "statics": np.array(numbers, np.float64),
+            "seed": signed(self.seed), "step": self.step, "scale": scale, "back": back,
+        }  # fmt: skip
+        states = [*(residual if step.residual else ()), *arrays]
+        function(*[passed(given.get(name, 0)) for name in GIVEN], *map(passed, states))
+        return out
+
+    def of_leaves(self, key: int | str) -> Any:
+        """What a step makes of the arrays that are its own."""
+        found = self.found(key)
+        assert found is not None
+        kinds = [DTYPES[element_steps.STORAGES[e.type.dtype]] for e in found[0].leaves]
+        values = map(self.value, found[0].leaves)
+        arrays = [matrices.plain(x, kind) for x, kind in zip(values, kinds, strict=True)]
+        return self.perform(key, *arrays)
+
+    def stored(self, field: Field) -> U8:
+        """The bytes of a payload field; codes come out of their step."""
+        return (
+            super().stored(field) if self.found(field.name) is None else self.of_leaves(field.name)
+        )
+
+    def needs(self, expr: Expr) -> list[Expr]:
+        found = self.found(id(expr))
+        if found is not None:
+            return found[0].needs
+        return list(expr.args[1:]) if self.of_input(expr) is not None else super().needs(expr)
+
+    def compute(self, expr: Expr) -> Any:
+        if self.found(id(expr)) is None:
+            return super().compute(expr)
+        made = self.of_leaves(id(expr))
+        if expr.type.shape == "scalar":
+            return made[0]
+        return made.astype(np.bool_) if expr.type.dtype == "bool" else made
+
+    # products and selected elements
+
+    def of_input(self, expr: Expr) -> Expr | None:
+        """See array_steps.of_gradient; None without feedback."""
+        return None if self.parts is None else of_gradient(expr, self.n)
+
+    def op_gather(self, expr: Expr) -> Any:
+        if self.of_input(expr) is None or self.parts is None:
+            return super().op_gather(expr)
+        return self.at(self.pick(str(expr.value)), *self.parts)
+
+    @staticmethod
+    def at(at: Any, x: F32, scale: np.float32, residual: NDArray[Any]) -> F32:
+        """Elements of the input."""
+        found: F32 = x.take(at) * scale + halves.read(residual.take(at))
+        return found
+
+    def op_matmul(self, expr: Expr) -> F32:
+        source = self.of_input(expr)
+        if source is None or self.parts is None:
+            return super().op_matmul(expr)
+        x, scale, residual = self.parts
+        m, other = Matrix(x, self.roomy(source)[1], scale, residual), self.value(expr.args[1])
+        return (matrices.narrow if expr.args[0] is source else matrices.across)(m, other)
+
+    # results
+
+    def result(self) -> Any:
+        """Where decode ends with a product its factors, with a scatter the positions and values."""
+        product, decode = last_product(self.module), self.module.decode
+        if product is not None and np.prod(self.size(product)) >= self.n:
+            a, b = map(self.value, product.args)
+            return matrices.factors(a, b, short(product))
+        if decode.op == "scatter":
+            at, values = map(self.value, decode.args)
+            return Scattered(np.asarray(at, np.int64), np.asarray(values, np.float32))
+        return super().result()
+
+    def write(self, piece: F32, value: Any, *, add: bool) -> None:
+        if isinstance(value, Factors):
+            matrices.write(piece, value, add=add)
+        elif isinstance(value, Scattered) and add:
+            piece[value.at] += value.values
+        elif isinstance(value, Scattered):
+            piece.fill(0)
+            piece[value.at] = value.values
+        else:
+            super().write(piece, value, add=add)
+
+    def finish(self, piece: F32, states: State | None, value: Any, *, write: bool) -> None:
+        if states is None or self.fed is None:
+            return super().finish(piece, states, value, write=write)
+        values = self.updates()
+        self.inputs.pop("g", None)  # steps from here on take its parts
+        if isinstance(value, Factors):
+            matrices.settle(*self.fed, value, back=write)
+        elif isinstance(value, Scattered):
+            self.leave(*self.fed, value)
+            if write:
+                self.write(piece, value, add=False)
+        else:
+            self.perform("kept", matrices.plain(value), back=write)
+        return self.keep(states, values)
+
+    def leave(self, x: F32, scale: np.float32, residual: NDArray[Any], value: Scattered) -> None:
+        """Keep the input in the residual, less the values at their positions."""
+        given = self.at(value.at, x, scale, residual)
+        before = residual.take(value.at)
+        self.perform("kept")
+        halves.keep(before, given - value.values)
+        residual[value.at] = before
+
+
+def build(module: Module, params: Mapping[str, Number]) -> ArrayKernels:
+    """The backend's entry point for such specs. Raises NotLowered."""
+    make = partial(Run, steps=Steps(module))
+    return ArrayKernels(module, params, matrices.COMPILED, make)
