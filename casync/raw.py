@@ -1,4 +1,7 @@
-"""Raw float32 as a codec: the identity, so that nothing else needs to know of it."""
+"""Raw float32 as a codec: the identity, so that nothing else needs to know of it.
+
+It takes arrays of NumPy, and tensors of any device.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from casync.codec import FLOAT_BYTES, Bytes, Codec, CodecDefaults, Floats, Ints, State
 from casync.regions import Codecs
@@ -43,8 +47,11 @@ class Raw(CodecDefaults):
     ) -> Ints:
         """See Codec."""
         assert incoming is None  # it does not fuse
+        factor = float(np.float32(scale))
         for piece, payload in _pairs(x, table, out, at):
-            np.multiply(piece, np.float32(scale), out=payload)
+            payload[:] = piece
+            if factor != 1.0:
+                payload *= factor
             if writeback:
                 piece[:] = payload
         return table[:, 1] * FLOAT_BYTES
@@ -68,10 +75,11 @@ class Raw(CodecDefaults):
                 piece[:] = values
 
 
-def _pairs(x: Floats, table: Ints, data: Bytes, at: Ints) -> Sequence[tuple[Floats, Floats]]:
-    """Each piece of x, and its payload as numbers."""
+def _pairs(x: Any, table: Ints, data: Any, at: Ints) -> Sequence[tuple[Any, Any]]:
+    """Each piece of x, and its payload as numbers; of NumPy's arrays, or torch's of a device."""
+    floats = torch.float32 if isinstance(data, torch.Tensor) else np.float32
     return [
-        (x[start : start + n], data[first : first + FLOAT_BYTES * n].view(np.float32))
+        (x[start : start + n], data[first : first + FLOAT_BYTES * n].view(floats))
         for (start, n, *_), first in zip(table.tolist(), at.tolist(), strict=True)
     ]
 

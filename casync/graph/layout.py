@@ -105,6 +105,14 @@ class Layout:
             raise PayloadError(f"message of {received} bytes, expected {contents[2]}")
         return contents
 
+    def spread(self, message: Bytes, contents: Contents, buffer: Bytes) -> None:
+        """The message, of varying length, with each piece where it was encoded: undoes `pack`."""
+        buffer[: self.header] = message[: self.header]
+        for source, target, length in zip(
+            contents[0].tolist(), self.at.tolist(), contents[1].tolist(), strict=True
+        ):
+            buffer[target : target + length] = message[source : source + length]
+
     @property
     def whole(self) -> Contents:
         """The contents of a message that uses all of its room."""

@@ -46,8 +46,9 @@ class HostMemory:
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """See Memory; untouched pages cost nothing, as NumPy's."""
-        raw = np.zeros(count * dtype.itemsize, np.uint8)
-        return torch.from_numpy(raw).view(dtype)
+        if not count:
+            return torch.zeros(0, dtype=dtype)
+        return torch.from_numpy(np.zeros(count * dtype.itemsize, np.uint8)).view(dtype)
 
     def staging(self, count: int) -> torch.Tensor:
         """See Memory."""

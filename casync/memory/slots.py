@@ -1,8 +1,15 @@
-"""A payload's buffer, as NumPy and as torch see it, and as it travels."""
+"""A payload's buffer, as NumPy and as torch see it, and as it travels.
+
+[Note: three kinds of slots] `Slot`: in host memory, for transports with tags: a message is as long
+as it must be. `Buffer`: in any memory, for transports without: a message is the buffer, since both
+sides must know its length and no host looks at it. `StagedSlot`: a Buffer on a device, and a Slot
+in host memory through which it travels; so those who receive it need not know where it was made.
+"""
 
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +17,10 @@ import torch
 from casync.codec import Bytes, Ints
 from casync.errors import PayloadError
 from casync.graph.layout import Layout
+from casync.memory import Memory
 from casync.memory.squeeze import ABSENT, MARK, PLAIN, expand, extent, promises, squeeze
 
-__all__ = ["Slot"]
+__all__ = ["Buffer", "Slot", "StagedSlot"]
 
 CHECKSUM = 8  # bytes
 
@@ -25,25 +33,31 @@ class Slot:
     """
 
     __slots__ = (
-        "_buffer", "_front", "_mark", "_squeezed", "_wire", "array", "contents", "layout",
-        "source", "tensor", "travels",
+        "_buffer", "_front", "_mark", "_squeezed", "_whole", "_wire", "array", "contents",
+        "layout", "source", "tensor", "travels",
     )  # fmt: skip
 
     def __init__(
-        self, layout: Layout, source: int, travels: bool, *, checksum: bool = False
+        self, layout: Layout, source: int, travels: bool, memory: Memory, *, checksum: bool = False
     ) -> None:
         """`travels`: whether this rank sends it."""
         self.layout = layout
         self._front = CHECKSUM if checksum else 0
-        self._buffer: Bytes = np.zeros(self._front + MARK + layout.size, np.uint8)
+        self._whole = memory.staging(self._front + MARK + layout.size)
+        self._buffer: Bytes = self._whole.numpy()
         self._mark = self._buffer[self._front :][:MARK].view(np.int64)
         self._squeezed: Bytes | None = None  # made when first needed
         self.array = self._buffer[self._front + MARK :]
-        self.tensor = torch.from_numpy(self.array)
+        self.tensor = self._whole[self._front + MARK :]
         self.contents = layout.whole
         self.source = source  # rank it comes from
         self.travels = travels
         self._wire = self._buffer
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload."""
+        return self.contents[2]
 
     @property
     def spared(self) -> int:
@@ -54,7 +68,7 @@ class Slot:
         """The memory, ready to receive into."""
         self._mark[0] = ABSENT  # so that a message that is not there shows
         self.layout.clear(self.array)
-        return torch.from_numpy(self._buffer)
+        return self._whole
 
     def fill(self, used: Ints) -> None:
         """Just encoded."""
@@ -81,6 +95,10 @@ class Slot:
     def message(self) -> torch.Tensor:
         """The bytes that travel."""
         return torch.from_numpy(self._wire)
+
+    def numbers(self) -> torch.Tensor:
+        """What a native all-reduce combines, as bytes."""
+        return self.tensor
 
     def _pack(self) -> None:
         message, front = self.array[: self.contents[2]], self._front
@@ -109,6 +127,93 @@ class Slot:
         if self._squeezed is None:
             self._squeezed = np.zeros_like(self._buffer)
         return self._squeezed
+
+
+class Buffer:
+    """A payload's buffer with each piece at its place, however long it is; and how long they are,
+    if that varies, in front, where they have not to be known by a host."""
+
+    def __init__(self, layout: Layout, source: int, memory: Memory) -> None:
+        self.layout, self.source = layout, source
+        self.tensor = memory.zeros(layout.size, torch.uint8)
+        self.array = memory.array(self.tensor)
+        self._memory = memory
+        self._lengths = self.tensor[: layout.header].view(torch.int64)
+        used = layout.bound if layout.fixed else memory.array(self._lengths)
+        self.contents: tuple[Ints, Any, int] = (layout.at, used, layout.size)
+        self.size, self.spared = layout.size, 0
+
+    def fill(self, used: Any) -> None:
+        """Just encoded."""
+        if not self.layout.fixed:
+            self._lengths.copy_(self._memory.tensor(used))
+
+    def numbers(self) -> torch.Tensor:
+        """See Slot."""
+        return self.tensor
+
+
+class StagedSlot(Buffer):
+    """A Buffer on a device that travels as a Slot does.
+
+    `leave` and `enter` are for streams; what else Slot has, for the threads that send and receive,
+    which wait for the device.
+    """
+
+    def __init__(
+        self, layout: Layout, source: int, travels: bool, leaves: bool, memory: Memory,
+        *, checksum: bool = False,
+    ) -> None:  # fmt: skip
+        """`leaves`: whether this rank sends it or has it summed natively."""
+        super().__init__(layout, source, memory)
+        self.leaves = leaves
+        self._host = Slot(layout, source, travels, memory, checksum=checksum)
+        # Of varying length, pieces lie close together in messages; the device has gaps.
+        self._landing = self._host.tensor if layout.fixed else memory.staging(layout.size)
+        self.left, self.entered = memory.event(), memory.event()
+        self._packed = True
+
+    def leave(self) -> None:
+        """Copy to the host, in a stream; `left` is to be recorded behind it."""
+        self._packed = False
+        self._memory.copy(self._landing, self.tensor)
+
+    def enter(self) -> None:
+        """Copy from the host, in a stream; `entered` is to be recorded behind it."""
+        self._memory.copy(self.tensor, self._landing)
+
+    def clear(self) -> torch.Tensor:
+        """See Slot."""
+        self.entered.wait()  # of the last run
+        return self._host.clear()
+
+    def message(self) -> torch.Tensor:
+        """See Slot."""
+        if not self._packed:
+            self.left.wait()
+            used = self.layout.bound
+            if not self.layout.fixed:
+                self._host.array[:] = self._landing.numpy()
+                used = self._landing.numpy()[: self.layout.header].view(np.int64).copy()
+            self._host.fill(used)
+            self._packed = True
+        self._measure()
+        return self._host.message()
+
+    def numbers(self) -> torch.Tensor:
+        """See Slot."""
+        self.left.wait()
+        return self._host.tensor
+
+    def arrived(self, received: int) -> None:
+        """See Slot."""
+        self._host.arrived(received)
+        self._measure()
+        if not self.layout.fixed:
+            self.layout.spread(self._host.array, self._host.contents, self._landing.numpy())
+
+    def _measure(self) -> None:
+        self.size, self.spared = self._host.size, self._host.spared
 
 
 def _stored(wire: Bytes) -> Ints:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import TracebackType
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ import torch
 from casync.codec import Codec
 from casync.errors import (
     CasyncError,
+    DeadlockError,
     ExecutorClosed,
     PayloadError,
     PeerTimeout,
@@ -27,11 +29,15 @@ from casync.errors import (
 )
 from casync.graph.graph import Program
 from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send, Task
+from casync.memory import Memory
+from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
 from casync.runtime.jobs import Job, Prepared, States
-from casync.runtime.lanes import Communication, Compute
-from casync.transports import Transport
+from casync.runtime.lanes import Lanes
+from casync.runtime.streams import StreamLanes
+from casync.runtime.threads import ThreadLanes
+from casync.transports import SlotTransport, Transport
 
 __all__ = ["Executor", "TraceEvent"]
 
@@ -51,9 +57,10 @@ class Executor:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Transport | SlotTransport,
         codecs: Mapping[str, Codec],
         *,
+        memory: Memory | None = None,
         seed: int = 0,
         timeout: float = 300.0,
         trace: list[TraceEvent] | None = None,
@@ -64,7 +71,9 @@ class Executor:
         deferred: Mapping[str, Sequence[str]] | None = None,
         checksum: bool = False,
     ) -> None:
-        """`timeout`: seconds a peer may take. `trace`: collects a tuple per task.
+        """`memory`: of buckets and states; by default the host's. On a device, over a transport of
+        the host's, payloads are staged in pinned memory.
+        `timeout`: seconds a peer may take. `trace`: collects a tuple per task.
 
         `span`: called with verb and codec of each task that computes or waits for a message, in the
         thread that does; what it returns is entered for as long as that takes: for profilers.
@@ -83,7 +92,9 @@ class Executor:
         self.span = span
         self.trace = trace
         self._names = _names(transport.world_size, ranks)
-        self._transport: Transport | None = transport
+        self._transport: Transport | SlotTransport | None = transport
+        self._memory = memory or HostMemory()
+        self._tags = not isinstance(transport, SlotTransport)
         self._here = (transport.rank, transport.world_size)
         self._codecs = dict(codecs)
         self._seed = seed
@@ -99,8 +110,11 @@ class Executor:
         self._queued: deque[Job] = deque()
         self._running: dict[int, Job] = {}
         self._sequence = 0
-        self._compute = Compute(self)
-        self._communication = Communication(self, transport, watch)
+        self._lanes: Lanes
+        if self._memory.host and not isinstance(transport, SlotTransport):
+            self._lanes = ThreadLanes(self, transport, watch)
+        else:
+            self._lanes = StreamLanes(self, self._memory, transport, watch)
         close_at_exit(self)
 
     def __enter__(self) -> Executor:
@@ -141,8 +155,10 @@ class Executor:
             self.counters.jobs += 1
             empty = not job.left  # asked now: a job that was started may end at any time
             if not empty:
+                self._lanes.begin(job)
                 self._queued.append(job)
                 self._start_queued()
+        self._lanes.run()
         if empty:
             job.future.set_result(bucket)
         return job.future
@@ -163,9 +179,8 @@ class Executor:
             return
         name = self._names[self._here[0]]
         self._end(ExecutorClosed(f"rank {name}: the executor was closed"))
-        self._compute.close(_PATIENCE)
-        self._communication.close(_PATIENCE)
-        self._transport = None  # see _let_go in lanes.py
+        self._lanes.close(_PATIENCE)
+        self._transport = None  # see let_go in communication.py
 
     @property
     def _forked(self) -> bool:
@@ -183,8 +198,9 @@ class Executor:
     def _prepare(self, program: Program) -> Prepared:
         if program not in self._prepared:
             self._prepared[program] = Prepared(
-                program, self._codecs, self._seed, self._deferred, checksum=self._checksum
-            )
+                program, self._codecs, self._seed, self._deferred,
+                memory=self._memory, tags=self._tags, checksum=self._checksum,
+            )  # fmt: skip
         return self._prepared[program]
 
     def _start_queued(self) -> None:
@@ -193,16 +209,9 @@ class Executor:
             job = self._queued.popleft()
             job.prepared.busy = True
             self._running[job.sequence] = job
-            self._communication.start(job)
+            self._lanes.start(job)
             for index in job.prepared.first:
-                self._release(job, index)
-
-    def _release(self, job: Job, index: int) -> None:
-        task = job.tasks[index]
-        if isinstance(task, Send | Reduce):
-            self._communication.put(job, index)
-        elif not isinstance(task, Recv):
-            self._compute.put(job, index)
+                self._lanes.put(job, index)
 
     def idle(self, seconds: float) -> None:
         """See lanes.Owner. Called when work came, so a job is under way now."""
@@ -224,14 +233,20 @@ class Executor:
             for following in job.unlocks[index]:
                 job.waits[following] -= 1
                 if job.waits[following] == 0:
-                    self._release(job, following)
+                    self._lanes.put(job, following)
             job.left -= 1
-            if job.left:
-                return
-            del self._running[job.sequence]
-            job.prepared.busy = False
-            self.counters.job_seconds += end - job.started
-            self._start_queued()
+            ended = not job.left
+            if ended:
+                del self._running[job.sequence]
+                job.prepared.busy = False
+                self.counters.job_seconds += end - job.started
+                self._lanes.end(job)
+                self._start_queued()
+        self._lanes.run()
+        if ended:
+            self._lanes.complete(job, partial(self._complete, job))
+
+    def _complete(self, job: Job) -> None:
         try:
             job.future.set_result(job.bucket)
         except Exception:  # a done-callback's; it must not end a lane
@@ -247,14 +262,14 @@ class Executor:
             case Decode() | Merge() | Follow():
                 counters.decode_seconds += end - begin
             case Send():
-                counters.bytes_sent += slot.contents[2]
+                counters.bytes_sent += slot.size
                 counters.bytes_spared += slot.spared
                 counters.messages_sent += 1
             case Recv():
-                counters.bytes_received += slot.contents[2]
+                counters.bytes_received += slot.size
                 counters.messages_received += 1
             case Reduce():
-                counters.bytes_reduced += job.prepared.reduce_view(job, index).nbytes
+                counters.bytes_reduced += job.prepared.reduce_bytes(task)
                 counters.reduces += 1
 
     def fail(self, job: Job, index: int, error: Exception) -> None:
@@ -263,7 +278,7 @@ class Executor:
             self._ended.wait(_ECHO)
         source = job.prepared.slots[index].source
         named = _named(error, job.tasks[index], job.step, source, self._names)
-        if not isinstance(error, TransportError):  # which has told all
+        if not isinstance(error, TransportError | DeadlockError):  # which have told all
             named.__cause__ = error
         self._end(named)
 
@@ -282,7 +297,7 @@ class Executor:
             jobs = [*self._running.values(), *self._queued]
             self._running.clear()
             self._queued.clear()
-        self._compute.drop()
+        self._lanes.drop()
         broken = bool(jobs) or not isinstance(error, ExecutorClosed)
         if self._transport is not None and (broken or self._watches):
             self._transport.abort()  # before callers go on, whose buckets it may still write
@@ -302,6 +317,8 @@ def _named(
     error: Exception, task: Task, step: int, source: int, names: Sequence[str]
 ) -> CasyncError:
     """The error as one of ours that names rank, peer, step and task; a plain sentence first."""
+    if isinstance(error, DeadlockError):  # which names all ranks
+        return error
     peer = task.peer if isinstance(task, Send | Recv) else source
     beside = f", peer {names[peer]}" if peer != task.rank else ""
     what = str(error) if isinstance(error, CasyncError) else f"{type(error).__name__}: {error}"

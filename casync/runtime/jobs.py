@@ -2,19 +2,21 @@
 
 [Note: buffers belong to the program] Tables, message buffers and their torch views are made when
 a program is first submitted and used by every later run; so runs of one program never overlap:
-the executor starts the next one when the last is complete.
+the executor starts the next one when the last is complete, or, on a device, all of it issued; there
+`ended` is the event that the next one waits for.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
-from casync.codec import Codec, Floats, State
+from casync.codec import FLOAT_BYTES, Codec, State
 from casync.errors import PlanError
 from casync.estimates import copy_of
 from casync.graph.fusion import fused, in_place
@@ -29,12 +31,14 @@ from casync.graph.tasks import (
     Follow,
     Merge,
     Recv,
+    Reduce,
     ReduceRound,
     Send,
     Side,
     Task,
 )
-from casync.memory.slots import Slot
+from casync.memory import Event, Memory
+from casync.memory.slots import Buffer, Slot, StagedSlot
 from casync.raw import with_raw
 from casync.regions import whole_key
 from casync.rounds import as_rounds
@@ -63,10 +67,13 @@ class Job:
 
     __slots__ = (
         "array",
+        "begun",
         "bucket",
         "deferred",
         "future",
+        "groups",
         "left",
+        "marks",
         "prepared",
         "ready",
         "sent",
@@ -95,24 +102,29 @@ class Job:
         self.left = len(program.tasks)
         self.prepared = prepared
         self.bucket = bucket
-        self.array: Floats = _flat(bucket, prepared.elements)
+        self.array: Any = _flat(bucket, prepared)
+        self.marks: list[Any] = [None] * len(program.tasks)  # where on its stream each task ends
+        self.begun: Any = None  # on a device: the mark from which on the bucket is there
+        self.groups = deque(prepared.groups)  # of slots that have not been issued
         self.states = states
         self.deferred: dict[int, Deferred] = {}  # by part: during its rounds
         self.step = step
         self.ready: set[int] = set()  # sends and reduces that may be posted
         self.sent: list[tuple[int, Handle, float]] = []  # posted sends, and when
         self.started = time.perf_counter()
-        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self.future = prepared.memory.future()
 
 
-def _flat(bucket: torch.Tensor, elements: int) -> Floats:
-    good = bucket.dtype == torch.float32 and bucket.dim() == 1 and bucket.device.type == "cpu"
+def _flat(bucket: torch.Tensor, prepared: Prepared) -> Any:
+    """The bucket as codecs take it."""
+    memory, elements = prepared.memory, prepared.elements
+    good = bucket.dtype == torch.float32 and bucket.dim() == 1 and bucket.device == memory.device
     if not good or not bucket.is_contiguous() or len(bucket) < elements:
         raise PlanError(
-            f"the bucket must be a flat contiguous float32 CPU tensor of at least {elements} "
-            f"elements, not {bucket.dtype} {tuple(bucket.shape)} on {bucket.device}"
+            f"the bucket must be a flat contiguous float32 tensor on {memory.device} of at least "
+            f"{elements} elements, not {bucket.dtype} {tuple(bucket.shape)} on {bucket.device}"
         )
-    return cast(Floats, bucket.detach().numpy())
+    return memory.array(bucket)
 
 
 class Prepared:
@@ -125,11 +137,17 @@ class Prepared:
         seed: int,
         deferred: Mapping[str, Sequence[str]] = _NO_NAMES,
         *,
+        memory: Memory,
+        tags: bool,
         checksum: bool = False,
     ) -> None:
-        """`deferred`: names of states by codec, see [Note: deferred feedback]. `checksum`: of
-        every message."""
-        self._checksum = checksum
+        """`deferred`: names of states by codec, see [Note: deferred feedback]. `tags`: whether the
+        transport has them, and messages a length of their own. `checksum`: of every such message.
+        """
+        self.memory, self._tags, self._checksum = memory, tags, checksum
+        self.key = object()  # of `begun` in marks, see streams.py
+        self.end, self.ended = memory.event(), cast(Any, None)  # the latter: its mark
+        self._events: dict[int, Event] = {}
         self.busy = False
         self._deferred = deferred
         self._rank, self._world_size = program.rank, program.world_size
@@ -139,17 +157,26 @@ class Prepared:
         self._layouts: dict[tuple[int, str], Layout] = {}
         self._tables = [np.array(p.rows, np.int64).reshape(-1, 5) for p in program.parts]
         self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
-        self._slots: dict[int, Slot] = {}
-        self._rounds: dict[int, list[Slot]] = {}  # by part: of its rounds, in order
+        self._slots: dict[int, Slot | Buffer] = {}
+        self._rounds: dict[int, list[Slot | Buffer]] = {}  # by part: of its rounds, in order
         self._sent = {task.payload for task in program.tasks if isinstance(task, Send)}
+        self._leave = {t.payload for t in program.tasks if isinstance(t, Send | Reduce)}
         self.urgent = program.urgent
-        self._in_place = in_place(program)
+        staged = tags and not memory.host
+        self._in_place = frozenset[int]() if staged else in_place(program)
         self.slots = [self._slot(task) for task in program.tasks]
         self._taken = fused(program, self._codecs)
         self.steps = [self._step(i, task) for i, task in enumerate(program.tasks)]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
+        self.after, self.groups = _after(program), _groups(program.tasks)
         self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
+
+    def event(self, index: int) -> Event:
+        """Of the end of a task."""
+        if index not in self._events:
+            self._events[index] = self.memory.event()
+        return self._events[index]
 
     def reduce_view(self, job: Job, index: int) -> torch.Tensor:
         """What the native all-reduce combines: the payload, or the bucket in place of one."""
@@ -159,18 +186,33 @@ class Prepared:
             return job.bucket.detach()[start : start + length]
         codec = self._codecs[task.codec]
         name = codec.rounds[task.round].dtype if isinstance(task, ReduceRound) else codec.additive
-        return self.slots[index].tensor.view(_DTYPES[name or ""])
+        return self.slots[index].numbers().view(_DTYPES[name or ""])
 
-    def _slot(self, task: Task) -> Slot:
+    def reduce_bytes(self, task: Task) -> int:
+        """Bytes of what the native all-reduce combines."""
+        if task.payload in self._in_place:
+            return FLOAT_BYTES * self._parts[task.part].rows[0][1]
+        return self._slots[task.payload].layout.size
+
+    def _slot(self, task: Task) -> Slot | Buffer:
         """Every payload of this rank has one; it is empty where the bucket is used."""
         if isinstance(task, EncodeRound):
             self._slots[task.payload] = self._round_slot(task)
         if task.payload not in self._slots:
             layout = _EMPTY if task.payload in self._in_place else self._layout(task)
             source = task.peer if isinstance(task, Recv) else task.rank
-            sent = task.payload in self._sent
-            self._slots[task.payload] = Slot(layout, source, sent, checksum=self._checksum)
+            self._slots[task.payload] = self._new_slot(layout, source, task.payload)
         return self._slots[task.payload]
+
+    def _new_slot(self, layout: Layout, source: int, payload: int) -> Slot | Buffer:
+        """See [Note: three kinds of slots]."""
+        if not self._tags:
+            return Buffer(layout, source, self.memory)
+        sent, checksum = payload in self._sent, self._checksum
+        if self.memory.host:
+            return Slot(layout, source, sent, self.memory, checksum=checksum)
+        leaves = payload in self._leave
+        return StagedSlot(layout, source, sent, leaves, self.memory, checksum=checksum)
 
     def _layout(self, task: Task) -> Layout:
         key = (task.part, task.codec)
@@ -178,10 +220,10 @@ class Prepared:
             self._layouts[key] = Layout.of(self._parts[task.part], self._codecs[task.codec])
         return self._layouts[key]
 
-    def _round_slot(self, task: EncodeRound) -> Slot:
+    def _round_slot(self, task: EncodeRound) -> Slot | Buffer:
         """Of a round's payload, which the encode of the round makes."""
         layout = Layout.of_round(self._parts[task.part], self._codecs[task.codec], task.round)
-        slot = Slot(layout, task.rank, travels=False)
+        slot = self._new_slot(layout, task.rank, task.payload)
         self._rounds.setdefault(task.part, []).append(slot)
         return slot
 
@@ -205,7 +247,7 @@ class Prepared:
             return self._follow(task, self.slots[index])
         return None
 
-    def _encode(self, task: Encode, slot: Slot, taken: Slot | None) -> Step:
+    def _encode(self, task: Encode, slot: Slot | Buffer, taken: Slot | Buffer | None) -> Step:
         table, scale = self._tables[task.part], self._factor(task)
         codec, names = self._codecs[task.codec], self._deferred.get(whole_key(task.codec)[0], ())
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
@@ -239,15 +281,15 @@ class Prepared:
     def _scale(self, task: Encode) -> Step:
         """Encoding in place."""
         start, length = self._parts[task.part].rows[0][:2]
-        factor = np.float32(self._factor(task))
+        factor = float(np.float32(self._factor(task)))
 
         def step(job: Job) -> None:
             piece = job.array[start : start + length]
-            np.multiply(piece, factor, out=piece)
+            piece *= factor
 
         return step
 
-    def _encode_round(self, task: EncodeRound, slot: Slot) -> Step:
+    def _encode_round(self, task: EncodeRound, slot: Slot | Buffer) -> Step:
         key, table = task.codec, self._tables[task.part]
         encode, seed, workers = (
             as_rounds(self._codecs[key]).encode_round, self._seeds["worker"], self._world_size,
@@ -283,7 +325,7 @@ class Prepared:
 
         return step
 
-    def _decode(self, task: Decode | Merge, slot: Slot, add: bool) -> Step:
+    def _decode(self, task: Decode | Merge, slot: Slot | Buffer, add: bool) -> Step:
         decode, table = self._codecs[task.codec].decode_batch, self._tables[task.part]
 
         def step(job: Job) -> None:
@@ -292,7 +334,7 @@ class Prepared:
 
         return step
 
-    def _follow(self, task: Follow, slot: Slot) -> Step:
+    def _follow(self, task: Follow, slot: Slot | Buffer) -> Step:
         decode, table = self._codecs[task.codec].decode_batch, self._tables[task.part].copy()
         table[:, 0] = table[:, 4]  # where pieces are in the state's arrays
         key, name = (self._parts[task.part].codec, "worker"), copy_of(task.peer)
@@ -306,6 +348,24 @@ class Prepared:
 
 def _nothing(job: Job) -> None:
     """The step of a merge that an encode takes in, and of a decode in place."""
+
+
+def _after(program: Program) -> list[list[int]]:
+    """By task: what it waits for."""
+    after: list[list[int]] = [[] for _ in program.tasks]
+    for i, following in enumerate(program.unlocks):
+        for j in following:
+            after[j].append(i)
+    return after
+
+
+def _groups(tasks: Sequence[Task]) -> list[list[int]]:
+    """What travels in each slot, in the order of slots."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, task in enumerate(tasks):
+        if isinstance(task, Send | Recv | Reduce):
+            found[task.slot].append(i)
+    return [found[slot] for slot in sorted(found)]
 
 
 _NOTHING = np.zeros(0, np.int64)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +88,7 @@ class Transfer:
     op: Operation = "sum"
 
 
+@runtime_checkable
 class SlotTransport(Protocol):
     """One rank's endpoint of a transport without tags. See [Note: slots] in graph/tasks.py."""
 

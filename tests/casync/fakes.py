@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,11 +16,10 @@ from casync.graph.graph import Graph, build
 from casync.graph.plan import Choice, Tensor, partition
 from casync.raw import with_raw
 from casync.runtime.executor import Executor
-from casync.runtime.replay import replay
 from casync.strategies import list_strategies, refuses
 from casync.topology import Topology
 from casync.transports.memory import Hub
-from casync.transports.rendezvous import Meeting
+from casync.transports.rendezvous import Endpoint, Meeting
 from tests.patience import HANG
 
 SIZES = (0, 1, 7, 31, 33, 1000, 100003)
@@ -227,17 +225,16 @@ def world(size: int, *, codecs=CODECS, timeout=HANG, **options) -> Iterator[list
             executor.close()
 
 
-def attend(program, meeting: Meeting, bucket, states=None, step: int = 0) -> None:
-    """Run a rank's program without tags; then the rank leaves, and says why."""
-    why = "at its end"
-    try:
-        exchange = partial(meeting.exchange, program.rank)
-        replay(program, exchange, CODECS, bucket, states or {}, step)
-    except Exception as error:
-        why = f"gone: {error}"
-        raise
-    finally:
-        meeting.leave(program.rank, why)
+def replay(program, end, codecs, bucket, states=None, step: int = 0) -> None:
+    """Run a rank's program without tags, at this endpoint."""
+    with Executor(end, codecs, timeout=HANG) as executor:
+        executor.submit(program, bucket, states or {}, step).wait()
+
+
+def attend(program, end: Endpoint, *given) -> None:
+    """The same; then the rank leaves the meeting."""
+    replay(program, end, CODECS, *given)
+    end.close()
 
 
 def meet(graph: Graph, buckets: Sequence[torch.Tensor], states=None, step: int = 0) -> Meeting:
@@ -245,8 +242,8 @@ def meet(graph: Graph, buckets: Sequence[torch.Tensor], states=None, step: int =
     meeting = Meeting(graph.world_size, HANG)
     with ThreadPoolExecutor(graph.world_size) as pool:
         futures = [
-            pool.submit(attend, graph.slice(r), meeting, bucket, states and states[r], step)
-            for r, bucket in enumerate(buckets)
+            pool.submit(attend, graph.slice(r), end, buckets[r], states and states[r], step)
+            for r, end in enumerate(meeting.endpoints())
         ]
     for future in futures:
         future.result()

@@ -11,7 +11,6 @@ from casync.errors import CasyncError
 from casync.memory.host import HostMemory
 from casync.nccl.distributed import connector
 from casync.runtime.executor import Executor
-from casync.runtime.replay import replay
 from casync.transports.distributed import DistributedTransport
 from casync.transports.nccl import NcclTransport
 from tests.casync.fakes import (
@@ -22,6 +21,7 @@ from tests.casync.fakes import (
     gradients,
     graph_of,
     jitter,
+    replay,
     states_of,
 )
 from tests.patience import HANG
@@ -71,7 +71,7 @@ def grouped(rank, size):
         program = graph_of(SIZES, strategy, "exact", size).slice(rank)
         given = gradients(TOTAL, size, seed=7)
         bucket = given[rank].clone()
-        replay(program, transport.exchange, CODECS, bucket, {})
+        replay(program, transport, CODECS, bucket)
         assert same_everywhere(bucket)
         torch.testing.assert_close(bucket, torch.stack(given).mean(0))
     dist.barrier()

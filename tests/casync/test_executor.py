@@ -684,7 +684,7 @@ def test_a_callback_may_fail():
 def test_bad_buckets_are_refused(bucket):
     graph = graph_of([100], "ps", "exact", 2)
     with world(2) as executors:
-        with pytest.raises(PlanError, match="flat contiguous float32 CPU tensor"):
+        with pytest.raises(PlanError, match="flat contiguous float32 tensor on cpu"):
             executors[0].submit(graph.slice(0), bucket, {}, 0)
         with pytest.raises(PlanError, match="a program for rank 1 of 2 on rank 0 of 2"):
             executors[0].submit(graph.slice(1), torch.zeros(100), {}, 0)

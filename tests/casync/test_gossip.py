@@ -13,11 +13,10 @@ from casync.graph.graph import build, build_program
 from casync.graph.plan import Choice, partition
 from casync.graph.tasks import Recv, Send
 from casync.graph.text import dump, parse
-from casync.runtime.replay import replay
 from casync.strategies.gossip import LINKS, grid
 from casync.topology import Topology
 from casync.transports.rendezvous import Meeting
-from tests.casync.fakes import CODECS, gradients, tensors_of, world
+from tests.casync.fakes import CODECS, gradients, replay, tensors_of, world
 from tests.patience import HANG
 
 SIZES = (1, 33, 5000, 70001)
@@ -118,14 +117,14 @@ def test_copies_hold_the_bits_of_estimates_and_parameters_stay(links, n, codec):
 
 def test_without_tags_the_same_is_followed():
     codecs = [estimates("ring", 2, "exact", rank) for rank in range(2)]
-    meeting, buckets = Meeting(2, HANG), gradients(TOTAL, 2, seed=2)
+    ends, buckets = Meeting(2, HANG).endpoints(), gradients(TOTAL, 2, seed=2)
     states = [{("exact", "worker"): own["exact"].init_state(TOTAL)} for own in codecs]
 
     def run(rank):
         program = build_program(
             parts_of("ring", 2, codecs[rank]), Topology.flat(2), codecs[rank], rank
         )
-        replay(program, meeting, codecs[rank], buckets[rank], states[rank])
+        replay(program, ends[rank], codecs[rank], buckets[rank], states[rank])
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(run, range(2)))

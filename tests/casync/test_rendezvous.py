@@ -139,11 +139,12 @@ def test_sizes_must_agree():
     graph = graph_of([1000], "ps", "exact", 2, partitions=1)
     longer = dataclasses.replace(graph.parts[0], rows=((0, 1001, 0, 0, 0),))
     other = dataclasses.replace(graph, parts=(longer,))
-    meeting, buckets = Meeting(2), [torch.zeros(1001) for _ in range(2)]
+    buckets = [torch.zeros(1001) for _ in range(2)]
+
     with ThreadPoolExecutor(2) as pool:
         futures = [
-            pool.submit(attend, each.slice(rank), meeting, buckets[rank])
-            for rank, each in enumerate((graph, other))
+            pool.submit(attend, each.slice(end.rank), end, buckets[end.rank])
+            for end, each in zip(Meeting(2).endpoints(), (graph, other), strict=True)
         ]
     for future in futures:
         with pytest.raises(DeadlockError, match=r"sizes differ: `send .* of 400\d bytes; `recv"):

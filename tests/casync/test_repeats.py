@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casync.errors import PayloadError
+from casync.memory.host import HostMemory
 from casync.memory.slots import Slot
 from casync.memory.squeeze import BLOCK, MARK, expand, extent, promises, squeeze
 from tests.casync.fakes import graph_of, world
@@ -107,7 +108,8 @@ def test_marks_that_no_sender_writes_are_refused(mark):
 
 def test_slots_tell_messages_that_did_not_come_whole():
     made = layout("exact", [40_000])
-    sender, receiver = Slot(made, 0, travels=True), Slot(made, 0, travels=False)
+    memory = HostMemory()
+    sender, receiver = (Slot(made, 0, travels, memory) for travels in (True, False))
     sender.fill(made.bound)
     message = sender.message()
     receiver.clear()

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,12 +20,11 @@ from casync.nccl.bindings import BINDINGS, connect_by
 from casync.nccl.meet import through_store
 from casync.nccl.nccl4py import Nccl4py
 from casync.nccl.pynccl import Pynccl
-from casync.runtime.replay import replay
 from casync.transports import Transfer
 from casync.transports.nccl import NcclTransport
 from casync.transports.rendezvous import Meeting
 from tests.casync import nccl_doubles
-from tests.casync.fakes import CODECS, PAIRS, gradients, graph_of, states_of, world
+from tests.casync.fakes import CODECS, PAIRS, gradients, graph_of, replay, states_of, world
 from tests.casync.nccl_doubles import Memory, Nccl, become, current
 from tests.patience import HANG
 from tests.tiers import first_fast
@@ -74,6 +75,14 @@ class Ranks:
     def run(self, rank, transfers):
         self.transports[rank].exchange(transfers)
         current().recorded().wait()
+
+    def waiting(self, rank):
+        """A rank's transport, whose groups are complete when `exchange` returns."""
+        end = self.transports[rank]
+        return SimpleNamespace(
+            rank=rank, world_size=self.size, exchange=partial(self.run, rank),
+            abort=end.abort, close=end.close,
+        )  # fmt: skip
 
     def error(self, rank, future):
         """What a group fails with: that call, or a later one."""
@@ -363,7 +372,7 @@ def test_every_strategy_over_nccl_has_the_bits_of_the_executor(
             ]
             torch.futures.wait_all(futures)
             programs = [
-                made.submit(rank, replay, graph.slice(rank), partial(made.run, rank), CODECS, *rest)
+                made.submit(rank, replay, graph.slice(rank), made.waiting(rank), CODECS, *rest)
                 for rank, rest in enumerate(zip(buckets, states, repeat(step), strict=False))
             ]
             for program in programs:

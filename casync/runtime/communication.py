@@ -1,0 +1,200 @@
+"""The communication lane of transports with tags: threads that post, and that wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TypeAlias, cast
+
+from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task
+from casync.memory.slots import Slot, StagedSlot
+from casync.runtime.jobs import Job
+from casync.runtime.lanes import Owner
+from casync.runtime.watch import Posted, Watch
+from casync.transports import Handle, Transport
+
+__all__ = ["Communication", "let_go", "spawn"]
+
+_Lane: TypeAlias = tuple[str, int, int]
+_Finish: TypeAlias = Callable[[Job, int, float], None]
+_SENDS: _Lane = ("sent", 0, 0)  # only a job's end waits for its sends: one waiter, once a job
+
+
+def spawn(run: Callable[[], None], name: str) -> threading.Thread:
+    """A thread that runs this."""
+    thread = threading.Thread(target=run, name=f"casync-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def let_go(lane: object, thread: threading.Thread) -> None:
+    """Forget what a lane that has ended no longer needs. In a cycle connections would live on until
+    Python's collector finds them, maybe in a forked child, where their threads are missing."""
+    if not thread.is_alive():
+        vars(lane).pop("_owner", None)
+        vars(lane).pop("_finish", None)
+        vars(lane).pop("_transport", None)
+
+
+class _Waiter:
+    """Waits for posted operations, in order. `current`: which one, now."""
+
+    def __init__(self, owner: Owner, finish: _Finish, name: str) -> None:
+        self._finish = finish
+        self.current: Posted | None = None
+        self._owner = owner
+        self._queue: SimpleQueue[Sequence[Posted] | None] = SimpleQueue()
+        self._thread = spawn(self._run, name)
+
+    def put(self, posted: Sequence[Posted]) -> None:
+        self._queue.put(posted)
+
+    def stop(self) -> None:
+        self._queue.put(None)
+
+    def join(self, patience: float) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join(patience)
+        let_go(self, self._thread)
+
+    def _run(self) -> None:
+        while (posted := self._queue.get()) is not None:
+            self._all(posted)
+            del posted  # an idle waiter must not keep the last job's bucket alive
+
+    def _all(self, posted: Sequence[Posted]) -> None:
+        for item in posted:
+            if not self._owner.failed:
+                self.current = item
+                self._one(*item)
+        self.current = None
+
+    def _one(self, job: Job, index: int, handle: Handle, begin: float) -> None:
+        task, slot = job.tasks[index], job.prepared.slots[index]
+        try:
+            with self._owner.span(job.prepared.spans[index]):
+                received = handle.wait(self._owner.timeout)
+            if self._owner.delay is not None:
+                self._owner.delay(task.text())
+            if isinstance(task, Recv):
+                cast(Slot | StagedSlot, slot).arrived(received)
+            self._finish(job, index, begin)
+        except Exception as error:
+            self._owner.fail(job, index, error)
+
+
+class Communication:
+    """The communication lane and its waiters."""
+
+    def __init__(self, owner: Owner, transport: Transport, watch: bool, finish: _Finish) -> None:
+        """`finish`: called with what was sent, received or reduced, and when that was posted."""
+        self._owner, self._finish = owner, finish
+        self._transport = transport
+        self._queue: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
+        self._order: dict[_Lane, deque[tuple[Job, int]]] = defaultdict(deque)
+        self._waiters: dict[_Lane, _Waiter] = {}
+        self._thread = spawn(self._run, "communication")
+        everybody = range(transport.world_size) if watch else ()
+        peers = [each for each in everybody if each != transport.rank]
+        self._watches = [Watch(owner, transport, peer, self._waiting) for peer in peers]
+
+    def start(self, job: Job) -> None:
+        """Post a job's receives and take its sends into the order; jobs in the same order."""
+        self._queue.put((job, -1))
+
+    def put(self, job: Job, index: int) -> None:
+        """A send or reduce is ready."""
+        self._queue.put((job, index))
+
+    def close(self, patience: float) -> None:
+        """Stop the threads."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(patience)
+        for waiter in list(self._waiters.values()):
+            waiter.stop()
+        end = time.monotonic() + patience
+        for waiter in list(self._waiters.values()):
+            waiter.join(max(0.0, end - time.monotonic()))
+        for watch in self._watches:
+            watch.join(max(0.0, end - time.monotonic()))
+        self._watches.clear()
+        let_go(self, self._thread)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if self._owner.failed:
+                self._order.clear()
+            elif item[1] < 0:
+                self._start(item[0])
+            else:
+                self._ready(*item)
+            del item
+
+    def _start(self, job: Job) -> None:
+        for index, task in enumerate(job.tasks):
+            if isinstance(task, Recv):
+                self._post(job, index, task)
+            elif isinstance(task, Send | Reduce):
+                self._order[_lane(task)].append((job, index))
+
+    def _ready(self, job: Job, index: int) -> None:
+        """Post it and what waits behind it, or leave it until it is its turn."""
+        job.ready.add(index)
+        order = self._order[_lane(job.tasks[index])]
+        while order and order[0][1] in order[0][0].ready:
+            first, number = order.popleft()
+            self._post(first, number, first.tasks[number])
+
+    def _post(self, job: Job, index: int, task: Task) -> None:
+        begin = time.perf_counter()
+        try:
+            if self._owner.delay is not None:
+                self._owner.delay(f"post {task.text()}")
+            self._await(job, index, self._posted(job, index, task), begin)
+        except Exception as error:
+            self._owner.fail(job, index, error)
+
+    def _await(self, job: Job, index: int, handle: Handle, begin: float) -> None:
+        """Give it to its waiter: a thread, which an interpreter that is ending does not start."""
+        task = job.tasks[index]
+        if not isinstance(task, Send):
+            self._waiter(_lane(task)).put(((job, index, handle, begin),))
+            return
+        job.sent.append((index, handle, begin))
+        if len(job.sent) == job.prepared.sends:
+            self._waiter(_SENDS).put([(job, *sent) for sent in job.sent])
+
+    def _posted(self, job: Job, index: int, task: Task) -> Handle:
+        slot = cast(Slot | StagedSlot, job.prepared.slots[index])
+        if isinstance(task, Recv):
+            return self._transport.post_recv(slot.clear(), task.peer, task.channel)
+        if isinstance(task, Send):
+            return self._transport.post_send(slot.message(), task.peer, task.channel)
+        assert isinstance(task, Reduce)
+        op = task.op if isinstance(task, ReduceRound) else "sum"
+        return self._transport.post_reduce(job.prepared.reduce_view(job, index), task.ranks, op)
+
+    def _waiting(self, peer: int) -> list[Posted]:
+        """The messages from and to a peer for which waiters wait at this moment."""
+        current = (waiter.current for waiter in list(self._waiters.values()))
+        found = []
+        for item in (each for each in current if each is not None):
+            task = item[0].tasks[item[1]]
+            if isinstance(task, Send | Recv) and task.peer == peer:
+                found.append(item)
+        return found
+
+    def _waiter(self, lane: _Lane) -> _Waiter:
+        if lane not in self._waiters:
+            self._waiters[lane] = _Waiter(self._owner, self._finish, "-".join(map(str, lane)))
+        return self._waiters[lane]
+
+
+def _lane(task: Task) -> _Lane:
+    if isinstance(task, Send | Recv):
+        return (task.verb, task.peer, task.channel)
+    return (Reduce.verb, 0, 0)  # those of rounds and of some ranks, too: one order of all

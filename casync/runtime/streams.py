@@ -1,0 +1,273 @@
+"""Lanes on a device: streams.
+
+[Note: streams] Encodes, merges and decodes have a stream each, and what travels has others. Nobody
+waits here: the thread that makes a task ready issues it, for one thread at a time, in job order and
+the program's. A task's stream waits for the events of what the task waits for on other streams;
+what these are known to come after is not waited for again, so of the program's edges those are left
+that nothing else implies. Two more hold for all: a run comes after the bucket is there, and after
+the last run of its program, whose buffers it uses.
+
+Without tags, slots are issued in their order, each as a group, on the communication stream. With
+them the transport is the host's: payloads leave the device for pinned memory on one stream, and
+those that have come enter it on another, while threads send and receive: see StagedSlot.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import cast
+
+from casync.errors import DeadlockError, PeerTimeout
+from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, ReduceRound, Send, Task
+from casync.memory import Event, Memory, Stream
+from casync.memory.slots import StagedSlot
+from casync.runtime.communication import Communication
+from casync.runtime.jobs import Job
+from casync.runtime.lanes import Owner
+from casync.transports import SlotTransport, Transfer, Transport
+
+__all__ = ["StreamLanes"]
+
+_LOOK = 5e-5  # seconds between looks at an event
+_NAMES = {Encode: "encode", Merge: "merge", Follow: "merge", Decode: "decode"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where something ends on a stream, and what is known to come before."""
+
+    lane: object
+    number: int  # later ones are larger, on all streams
+    event: Event
+    known: dict[object, int]  # by lane: the last mark that this one comes after
+
+
+class Lane:
+    """A stream, and the last marks of others that it comes after."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._known: dict[object, int] = {}
+
+    def after(self, marks: Iterable[Mark | None]) -> None:
+        """What comes next waits for these. Late ones first: early ones are often known by them."""
+        there = {mark.number: mark for mark in marks if mark is not None}
+        for number, mark in sorted(there.items(), reverse=True):
+            if mark.lane is not self and self._known.get(mark.lane, -1) < number:
+                self._stream.after(mark.event)
+                news = {**mark.known, mark.lane: number}
+                self._known = {
+                    lane: max(news.get(lane, -1), self._known.get(lane, -1))
+                    for lane in news.keys() | self._known.keys()
+                }
+
+    def run(self, work: Callable[[], object]) -> None:
+        """See Stream."""
+        self._stream.run(work)
+
+    def mark(self, number: int, event: Event) -> Mark:
+        """The end of what is there."""
+        self._stream.record(event)
+        return Mark(self, number, event, self._known)
+
+
+class StreamLanes:
+    """See [Note: streams], and Lanes for the members."""
+
+    def __init__(
+        self, owner: Owner, memory: Memory, transport: Transport | SlotTransport, watch: bool
+    ) -> None:
+        self._owner, self._memory = owner, memory
+        self._numbers = count()
+        made = (("encode", True), ("merge", True), ("decode", False), ("leave", True),
+                ("enter", True), ("exchange", True), ("end", False))  # fmt: skip
+        self._lanes = {name: Lane(memory.stream(urgent=urgent)) for name, urgent in made}
+        self._ready: list[tuple[int, int, Job]] = []
+        self._lock = threading.Lock()
+        self._issuing = False
+        self._ended: deque[Job] = deque()
+        self._slots: SlotTransport | None = None
+        self._communication: Communication | None = None
+        if isinstance(transport, SlotTransport):
+            self._slots = transport
+        else:
+            self._communication = Communication(owner, transport, watch, self._arrived)
+
+    def begin(self, job: Job) -> None:
+        """See Lanes."""
+        caller = Lane(self._memory.caller())
+        mark = caller.mark(next(self._numbers), self._memory.event())
+        job.begun = Mark(job.prepared.key, mark.number, mark.event, {})
+        if job.prepared.ended is None:
+            job.prepared.ended = job.begun
+
+    def start(self, job: Job) -> None:
+        """See Lanes."""
+        if self._communication is not None:
+            self._communication.start(job)
+
+    def put(self, job: Job, index: int) -> None:
+        """See Lanes."""
+        task = job.tasks[index]
+        if self._communication is None or not isinstance(task, Send | Recv | Reduce):
+            self._push(job, index)
+        elif not isinstance(task, Recv):
+            self._communication.put(job, index)
+
+    def run(self) -> None:
+        """See Lanes."""
+        while (item := self._next()) is not None:
+            try:
+                self._issue(*item)
+            finally:
+                self._issuing = False
+
+    def end(self, job: Job) -> None:
+        """See Lanes."""
+        lane, prepared = self._lanes["end"], job.prepared
+        lane.after(job.marks[i] for i, following in enumerate(job.unlocks) if not following)
+        prepared.ended = lane.mark(next(self._numbers), prepared.end)
+        while self._ended and self._ended[0].prepared.end.done():
+            self._ended.popleft()
+        self._ended.append(job)
+
+    def complete(self, job: Job, work: Callable[[], None]) -> None:
+        """See Lanes."""
+        self._lanes["end"].run(work)
+
+    def settle(self, timeout: float) -> None:
+        """See Lanes."""
+        limit = time.monotonic() + timeout
+        while self._ended and not self._owner.failed:
+            job = self._ended[0]
+            while not job.prepared.end.done():
+                if time.monotonic() > limit:
+                    self._time_out(job, timeout)
+                    return
+                time.sleep(_LOOK)
+            self._ended.popleft()
+
+    def drop(self) -> None:
+        """See Lanes."""
+        with self._lock:
+            self._ready.clear()
+
+    def close(self, patience: float) -> None:
+        """See Lanes."""
+        if self._communication is not None:
+            self._communication.close(patience)
+
+    def _push(self, job: Job, index: int) -> None:
+        with self._lock:
+            heapq.heappush(self._ready, (job.sequence, index, job))
+
+    def _next(self) -> tuple[Job, int] | None:
+        with self._lock:
+            if self._issuing or not self._ready:
+                return None
+            self._issuing = True
+            _, index, job = heapq.heappop(self._ready)
+        return job, index
+
+    def _issue(self, job: Job, index: int) -> None:
+        task = job.tasks[index]
+        try:
+            if not isinstance(task, Send | Recv | Reduce):
+                self._compute(job, index, task)
+            elif self._slots is None:
+                self._enter(job, index)
+            else:
+                job.ready.add(index)
+                self._exchange(job, self._slots)
+        except Exception as error:
+            self._owner.fail(job, index, error)
+
+    def _compute(self, job: Job, index: int, task: Task) -> None:
+        """An encode, merge or decode; what travels then leaves the device."""
+        begin, prepared = time.perf_counter(), job.prepared
+        step = prepared.steps[index]
+        assert step is not None  # only what travels has none
+        lane = self._lanes[next(name for kind, name in _NAMES.items() if isinstance(task, kind))]
+        lane.after([*self._before(job, index), job.begun])
+        with self._owner.span(prepared.spans[index]):
+            lane.run(partial(step, job))
+        mark = job.marks[index] = lane.mark(next(self._numbers), prepared.event(index))
+        slot = prepared.slots[index]
+        if isinstance(task, Encode) and isinstance(slot, StagedSlot) and slot.leaves:
+            leave = self._lanes["leave"]
+            leave.after([mark])
+            leave.run(slot.leave)
+            leave.mark(next(self._numbers), slot.left)
+        self._owner.finish(job, index, begin)
+
+    def _enter(self, job: Job, index: int) -> None:
+        """What has been received, or reduced, in host memory."""
+        begin, lane = time.perf_counter(), self._lanes["enter"]
+        slot = cast(StagedSlot, job.prepared.slots[index])
+        lane.after(self._before(job, index))
+        lane.run(slot.enter)
+        job.marks[index] = lane.mark(next(self._numbers), slot.entered)
+        self._owner.finish(job, index, begin)
+
+    def _exchange(self, job: Job, transport: SlotTransport) -> None:
+        """The slots whose turn it is and whose members are all ready."""
+        begin, lane = time.perf_counter(), self._lanes["exchange"]
+        while job.groups and job.ready.issuperset(job.groups[0]):
+            members = job.groups.popleft()
+            lane.after(mark for i in members for mark in self._before(job, i))
+            lane.run(partial(transport.exchange, [_transfer(job, i) for i in members]))
+            mark = lane.mark(next(self._numbers), job.prepared.event(members[0]))
+            for i in members:
+                job.marks[i] = mark
+                self._owner.finish(job, i, begin)
+        self._refuse_stuck(job)
+
+    def _before(self, job: Job, index: int) -> list[Mark | None]:
+        """What a task comes after, and the last run."""
+        return [*(job.marks[i] for i in job.prepared.after[index]), job.prepared.ended]
+
+    def _refuse_stuck(self, job: Job) -> None:
+        """Raise DeadlockError where a slot's turn has come and nothing more can get it ready."""
+        with self._lock:
+            more = bool(self._ready) and self._ready[0][0] == job.sequence
+        if job.groups and not more:
+            late = [job.tasks[i] for i in job.groups[0] if i not in job.ready]
+            first = late[0]
+            assert isinstance(first, Send | Recv | Reduce)
+            raise DeadlockError(
+                f"rank {first.rank} is at slot {first.slot} and cannot send `{first.text()}`, "
+                "which needs what travels in a later slot",
+                tuple(task.text() for task in late),
+            )
+
+    def _arrived(self, job: Job, index: int, begin: float) -> None:
+        """Host memory has sent, received or reduced something."""
+        if isinstance(job.tasks[index], Send):
+            self._owner.finish(job, index, begin)
+        else:
+            self._push(job, index)
+            self.run()
+
+    def _time_out(self, job: Job, timeout: float) -> None:
+        """Fail the first task of a job that is not done; a transfer, if one is not."""
+        left = [i for i, mark in enumerate(job.marks) if mark is not None and not mark.event.done()]
+        moved = [i for i in left if isinstance(job.tasks[i], Send | Recv | Reduce)]
+        error = PeerTimeout(f"the device was not done with it after {timeout:g} s")
+        self._owner.fail(job, (moved or left or [0])[0], error)
+
+
+def _transfer(job: Job, index: int) -> Transfer:
+    task, name = job.tasks[index], job.tasks[index].text()
+    if isinstance(task, Reduce):
+        op = task.op if isinstance(task, ReduceRound) else "sum"
+        return Transfer("reduce", task.ranks, job.prepared.reduce_view(job, index), name, op)
+    assert isinstance(task, Send | Recv)
+    data = job.prepared.slots[index].numbers()
+    return Transfer("send" if isinstance(task, Send) else "recv", (task.peer,), data, name)
