@@ -45,7 +45,7 @@ from casync.rounds import as_rounds
 from casync.runtime.deferral import Deferred, defer, restore, zero_pieces
 from casync.transports import Handle
 
-__all__ = ["Job", "Prepared", "States", "mix_seed"]
+__all__ = ["Job", "Prepared", "States", "Step", "mix_seed"]
 
 States: TypeAlias = Mapping[tuple[str, str], State]
 Step: TypeAlias = Callable[["Job"], None]

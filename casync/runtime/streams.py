@@ -29,7 +29,7 @@ from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Redu
 from casync.memory import Event, Memory, Stream
 from casync.memory.slots import StagedSlot
 from casync.runtime.communication import Communication
-from casync.runtime.jobs import Job
+from casync.runtime.jobs import Job, Step
 from casync.runtime.lanes import Owner
 from casync.transports import SlotTransport, Transfer, Transport
 
@@ -197,7 +197,7 @@ class StreamLanes:
         lane = self._lanes[next(name for kind, name in _NAMES.items() if isinstance(task, kind))]
         lane.after([*self._before(job, index), job.begun])
         with self._owner.span(prepared.spans[index]):
-            lane.run(partial(step, job))
+            lane.run(partial(self._take_effect, job, index, step))
         mark = job.marks[index] = lane.mark(next(self._numbers), prepared.event(index))
         slot = prepared.slots[index]
         if isinstance(task, Encode) and isinstance(slot, StagedSlot) and slot.leaves:
@@ -228,6 +228,12 @@ class StreamLanes:
                 job.marks[i] = mark
                 self._owner.finish(job, i, begin)
         self._refuse_stuck(job)
+
+    def _take_effect(self, job: Job, index: int, step: Step) -> None:
+        """What a stream runs."""
+        if self._owner.delay is not None:
+            self._owner.delay(job.tasks[index].text())
+        step(job)
 
     def _before(self, job: Job, index: int) -> list[Mark | None]:
         """What a task comes after, and the last run."""

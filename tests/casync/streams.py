@@ -1,0 +1,171 @@
+"""Streams of a device that is not there: what they hold runs later, in any order that is legal."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from casync.errors import DeadlockError
+from casync.memory.host import HostMemory
+from casync.transports import Transfer
+from casync.transports.rendezvous import Meeting
+
+
+class Schedule:
+    """All streams of all ranks. `first` and `last`: streams that are chosen when they can be, and
+    when no other can be; for the others each schedule has preferences of its own, or none."""
+
+    def __init__(self, seed: int, dropped: int | None = None) -> None:
+        """`dropped`: the number of a wait that is left out."""
+        self.random = random.Random(seed)
+        self.strict = seed % 2 == 0  # always the most preferred, not any
+        self.streams: list[FakeStream] = []
+        self.waits: list[tuple[FakeStream, FakeEvent]] = []
+        self.dropped = dropped
+        self.first: FakeStream | None = None
+        self.last: FakeStream | None = None
+
+    def drop(self, stream: FakeStream, event: FakeEvent) -> bool:
+        """Count a wait; whether it is left out."""
+        self.waits.append((stream, event))
+        if len(self.waits) - 1 != self.dropped:
+            return False
+        self.first, self.last = stream, event.stream
+        return True
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """All that the streams hold, or until this is so."""
+        while not until():
+            able = [s for s in self.streams if s.able()]
+            if not able:
+                if any(s.items for s in self.streams):
+                    raise DeadlockError("streams wait for each other")
+                return
+            pick = min(able, key=self._rank) if self.strict else self.random.choice(able)
+            if self.first in able and self.random.random() < 0.8:
+                pick = self.first
+            elif pick is self.last and len(able) > 1:
+                pick = next(s for s in able if s is not self.last)
+            pick.step()
+
+    def _rank(self, stream: FakeStream) -> float:
+        return stream.preference
+
+
+class FakeEvent:
+    """Reached when its stream gets there."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.stream: FakeStream | None = None  # where it was recorded last
+        self.recorded = self.reached = 0
+
+    def done(self) -> bool:
+        return self.reached >= self.recorded
+
+    def wait(self) -> None:
+        wanted = self.recorded
+        self.schedule.run(lambda: self.reached >= wanted)
+        assert self.reached >= wanted, "nothing brings this event about"
+
+
+class FakeStream:
+    """A queue of closures."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.preference = schedule.random.random()
+        self.items: deque[Callable[[], object]] = deque()
+        self.pending: Callable[[], bool] | None = None  # of what has begun
+        self.blocked: list[tuple[FakeEvent, int, int]] = []  # event, number, items still before
+        self.put = self.taken = 0
+        schedule.streams.append(self)
+
+    def after(self, event: FakeEvent) -> None:
+        if event.recorded and not self.schedule.drop(self, event):
+            self.blocked.append((event, event.recorded, self.put))
+
+    def run(self, work: Callable[[], object]) -> None:
+        self.items.append(work)
+        self.put += 1
+
+    def record(self, event: FakeEvent) -> None:
+        event.stream = self
+        event.recorded += 1
+        number = event.recorded
+
+        def reach() -> None:
+            event.reached = number
+
+        self.run(reach)
+
+    def able(self) -> bool:
+        """Whether the next item may run, or has become complete."""
+        if self.pending is not None:
+            return self.pending()
+        waits = [w for w in self.blocked if w[2] <= self.taken]
+        return bool(self.items) and all(event.reached >= number for event, number, _ in waits)
+
+    def step(self) -> None:
+        self.blocked = [w for w in self.blocked if w[2] > self.taken]
+        if self.pending is None:
+            result = self.items[0]()
+            self.pending = result if callable(result) else None
+            if self.pending is not None and not self.pending():
+                return
+        self.pending = None
+        self.items.popleft()
+        self.taken += 1
+
+
+class FakeMemory(HostMemory):
+    """Host memory that is worked on by fake streams."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.users = FakeStream(schedule)
+
+    def stream(self, *, urgent: bool = False) -> FakeStream:
+        return FakeStream(self.schedule)
+
+    def caller(self) -> FakeStream:
+        return self.users
+
+    def event(self) -> FakeEvent:
+        return FakeEvent(self.schedule)
+
+
+class FakeEnd:
+    """A rank's endpoint: the stream that exchanges is held up, not the thread. `exchanged`: called
+    with the rank and the text of each transfer that is complete."""
+
+    def __init__(self, meeting: Meeting, rank: int, exchanged: Callable[[int, str], None]) -> None:
+        self.rank, self.world_size, self._meeting = rank, meeting.world_size, meeting
+        self._exchanged = exchanged
+
+    def exchange(self, transfers: list[Transfer]) -> Callable[[], bool]:
+        complete = self._meeting.post(self.rank, transfers)
+        told: list[str] = []
+
+        def done() -> bool:
+            if complete() and not told:
+                told.extend(transfer.name for transfer in transfers)
+                for name in told:
+                    self._exchanged(self.rank, name)
+            return complete()
+
+        return done
+
+    def abort(self) -> None:
+        self._meeting.leave(self.rank, "gone")
+
+    def close(self) -> None:
+        self._meeting.leave(self.rank)
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """What nobody may read: NaNs, lengths that are none."""
+    tensor.view(torch.uint8).fill_(255)

@@ -1,0 +1,159 @@
+"""Programs on streams: every legal order gives the same bits, and no event can be left out."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+
+from casync.errors import CasyncError, DeadlockError
+from casync.graph.tasks import Recv, Send, parse_task
+from casync.runtime.executor import Executor
+from casync.transports.rendezvous import Meeting
+from tests.casync.fakes import CODECS, PAIRS, gradients, graph_of, meet, states_of
+from tests.casync.streams import FakeEnd, FakeMemory, Schedule, poison
+from tests.tiers import first_fast
+
+LENGTHS = (7, 31, 5000)  # the last one in regions
+TOTAL = sum(LENGTHS)
+STEPS = 2
+
+
+class World:
+    """Ranks on fake streams. A payload is poisoned as soon as nothing in its run reads it."""
+
+    def __init__(self, graph, schedule):
+        self.graph, self.schedule = graph, schedule
+        meeting = Meeting(graph.world_size)
+        ranks = range(graph.world_size)
+        self.memories = [FakeMemory(schedule) for _ in ranks]
+        self.programs = [graph.slice(rank) for rank in ranks]
+        self.readers = [Counter(task.payload for task in p.tasks) for p in self.programs]
+        self.left = [{} for _ in ranks]
+        self.freed = []
+        self.executors = [
+            Executor(FakeEnd(meeting, rank, self.used), CODECS, memory=self.memories[rank],
+                     delay=lambda text, rank=rank: self.used(rank, text))
+            for rank in ranks
+        ]  # fmt: skip
+        self.states = [states_of(TOTAL) for _ in ranks]
+        self.averages = {}
+
+    def used(self, rank, text):
+        """A task takes effect now; what came before it may have been a payload's last."""
+        for tensor in self.freed:
+            poison(tensor)
+        self.freed.clear()
+        payload = parse_task(text).payload
+        left = self.left[rank].setdefault(payload, self.readers[rank][payload])
+        self.left[rank][payload] = left - 1 or self.readers[rank][payload]
+        if left == 1:
+            prepared = self.executors[rank]._prepared[self.programs[rank]]
+            self.freed.append(prepared._slots[payload].tensor)
+
+    def step(self, number):
+        """Submit a bucket of every rank, whose values come late."""
+        for rank, values in enumerate(gradients(TOTAL, self.graph.world_size, seed=number)):
+            bucket = torch.full_like(values, float("nan"))
+            self.memories[rank].users.run(lambda b=bucket, v=values: b.copy_(v))
+            future = self.executors[rank].submit(
+                self.programs[rank], bucket, self.states[rank], number
+            )
+            future.add_done_callback(lambda done, r=rank: self.ended(number, r, done))
+
+    def ended(self, number, rank, done):
+        self.averages[number, rank] = done.value().clone()
+
+    def run(self):
+        """The averages of all steps, by step and rank; they must be equal on all ranks."""
+        for number in range(STEPS):
+            self.step(number)
+        self.schedule.run()
+        for executor in self.executors:
+            executor.close()
+        return [self.averages[n, r] for n in range(STEPS) for r in range(self.graph.world_size)]
+
+
+def program_of(strategy, codec, world_size=3):
+    return graph_of(LENGTHS, strategy, codec, world_size, whole_bytes=4000)
+
+
+def expected(graph):
+    """By the threads of the host, over a transport without tags."""
+    states, found = [states_of(TOTAL) for _ in range(graph.world_size)], []
+    for number in range(STEPS):
+        buckets = gradients(TOTAL, graph.world_size, seed=number)
+        meet(graph, buckets, states, number)
+        found += buckets
+    return found
+
+
+def same(one, other):
+    return all(map(torch.equal, one, other))
+
+
+#: with feedback where the strategy carries it
+PROGRAMS = sorted(dict(sorted(PAIRS, key=lambda pair: (pair[1] == "sign", pair))).items())
+
+
+def refuse_difference(graph, orders):
+    wanted = expected(graph)
+    for seed in range(orders):
+        assert same(World(graph, Schedule(seed)).run(), wanted), f"schedule {seed}"
+
+
+@pytest.mark.parametrize("strategy, codec", PROGRAMS)
+def test_some_legal_orders_give_the_same_bits(strategy, codec):
+    refuse_difference(program_of(strategy, codec), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy, codec", PROGRAMS)
+def test_200_legal_orders_give_the_same_bits(strategy, codec):
+    refuse_difference(program_of(strategy, codec, 4), 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_every_codec_does_in_some_orders(strategy, codec):
+    refuse_difference(program_of(strategy, codec), 10)
+
+
+def caught(graph, wanted, wait):
+    """Whether some order shows that a wait was left out."""
+    for seed in range(8):
+        world = World(graph, Schedule(seed, dropped=wait))
+        try:
+            if not same(world.run(), wanted):
+                return True
+        except (CasyncError, KeyError, ValueError):
+            return True  # lengths that are none, a bucket that has failed
+    return False
+
+
+@pytest.mark.parametrize(
+    "strategy, codec", first_fast([("ps", "exact"), ("ring", "sign"), ("hierarchical", "sparse")])
+)
+def test_no_event_can_be_left_out(strategy, codec):
+    """But some by which a run waits for all of the last one, though not all of it matters."""
+    graph = graph_of((40, 1500), strategy, codec, 3, partitions=1, whole_bytes=4000)
+    wanted, schedule = expected(graph), Schedule(0)
+    world = World(graph, schedule)
+    assert same(world.run(), wanted)
+    missed = [n for n in range(len(schedule.waits)) if not caught(graph, wanted, n)]
+    ends = [executor._lanes._lanes["end"]._stream for executor in world.executors]
+    between = [n for n, (_, event) in enumerate(schedule.waits) if event.stream in ends]
+    assert set(missed) <= set(between)
+
+
+def test_a_deadlock_is_told():
+    """A rank whose first two slots are exchanged: streams wait for each other."""
+    graph = graph_of((40, 1500), "ring", "exact", 3, partitions=1, whole_bytes=4000)
+    tasks = tuple(
+        dataclasses.replace(t, slot=1 - t.slot)
+        if isinstance(t, Send | Recv) and t.rank == 0 and t.slot < 2
+        else t
+        for t in graph.tasks
+    )
+    with pytest.raises(DeadlockError, match="rank 0 is at slot 0 and cannot send"):
+        World(dataclasses.replace(graph, tasks=tasks), Schedule(0)).run()
