@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
-
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +37,7 @@ class Ranks:
 
     def __init__(self, name, size, timeout, doubles):
         self.size, self.nccl = size, Nccl()
-        self.errors = [[] for _ in range(size)]
+        self.errors = [SimpleQueue() for _ in range(size)]
         self._pools = [ThreadPoolExecutor(1) for _ in range(size)]
         endpoints, store = Meeting(size, timeout).endpoints(), dist.HashStore()
         doubles(self.nccl)
@@ -49,7 +49,7 @@ class Ranks:
             connect = connect_by(name, rank, range(size), torch.device("cpu"), store, timeout)
             return NcclTransport(
                 connect, rank, size, Memory(), timeout,
-                tell=self.errors[rank].append, stream=lambda: current().handle,
+                tell=self.errors[rank].put, stream=lambda: current().handle,
             )  # fmt: skip
 
         self.transports = self.all(make)
@@ -241,7 +241,7 @@ def test_a_peer_that_does_not_come_ends_the_wait_with_a_name(nccl):
     future = made.submit(0, made.run, 0, [recv(1, 4), send(1, 3)])
     text = made.error(0, future)
     assert text == "PeerTimeout: rank 0 waited 0.2 s for `recv from 1`, `send to 1`"
-    assert [type(error) for error in made.errors[0]] == [PeerTimeout]
+    assert type(made.errors[0].get(timeout=HANG)) is PeerTimeout
 
 
 def test_connecting_waits_for_no_rank_without_an_end(doubles):
@@ -258,7 +258,7 @@ def test_an_abort_ends_what_is_under_way(nccl):
     made.transports[0].abort()
     behind.wait()
     assert made.error(0, future) == "TransportAborted: rank 0 closed its communicators"
-    assert not made.errors[0]  # it knows
+    assert made.errors[0].empty()  # it knows
 
 
 def test_close_waits_for_what_is_under_way(nccl):
