@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.nn.parallel import DistributedDataParallel
@@ -16,8 +17,10 @@ from hipress.model import as_ddp
 from hipress.session import SESSIONS, Session, plain_options
 
 if TYPE_CHECKING:
+    from hipress.plan.probe import Probe
     from hipress.reporting import Report
     from hipress.sync.buckets import BucketPlans
+    from hipress.sync.chooser import Chooser
     from hipress.sync.engine import Engine
 
 Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip
@@ -59,10 +62,17 @@ def report(ddp: Synchronized) -> Report:
         options=plain_options(session.options),
         decisions=session.current_plan.decisions,
         measured=measured,
-        probe=session.probe,
+        probe=_probe_of(session, tuner),
         tried=tuner.tried if tuner else (),
         trial_seconds=tuner.trial_seconds if tuner else None,
     )
+
+
+def _probe_of(session: Session, tuner: Chooser | None) -> Probe | None:
+    """What was measured in `wrap`, and since then."""
+    if session.probe is None or tuner is None or tuner.costs is None:
+        return session.probe
+    return replace(session.probe, costs=tuner.costs)
 
 
 def state_dict(ddp: Synchronized) -> dict[str, Any]:
@@ -129,16 +139,19 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
 
 
 def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
-    """The engine's buckets; by another of the plans that it may try, if only that fits a state."""
+    """The engine's buckets; where its plan may change, those of the plan that a state is of."""
     from hipress.sync import checkpoint
     from hipress.sync.state import Residuals
 
     if engine.tuner is None:
         return engine.buckets
-    for plan in (engine.plan, *engine.tuner.plans):
-        if checkpoint.names_fit(Residuals(engine.params, plan), state):
-            return engine.buckets if plan is engine.plan else engine.planned(plan)
-    return engine.buckets
+    saved = checkpoint.plan_of(state)
+    if not saved or saved == engine.plan.by_name:
+        return engine.buckets
+    plan = engine.tuner.restored(saved)
+    if plan is None or not checkpoint.names_fit(Residuals(engine.params, plan), state):
+        return engine.buckets
+    return engine.planned(plan)
 
 
 def _target(module: Synchronized) -> Any:

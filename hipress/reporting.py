@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
+    from casync.predict.cost import Line
     from casync.runtime.counters import Counters
     from hipress.plan.probe import Probe
     from hipress.sync.engine import Traffic
@@ -258,15 +259,19 @@ def _decision_table(decisions: Sequence[Decision]) -> Table:
     table = Table(title="Plan", title_justify="left", caption_justify="left")
     for name in ("codec", "strategy", "why", "largest", "parameters", "elements"):
         table.add_column(name, justify="right" if name in ("parameters", "elements") else "left")
-    predicted = any(d.raw_seconds is not None for d in decisions)
+    predicted = any(d.gain is not None for d in decisions)
     if predicted:
-        table.caption = "DDP ms, ms: predicted for a step with DDP alone, and as planned."
-        table.add_column("DDP ms", justify="right")
-        table.add_column("ms", justify="right")
+        table.caption = (
+            "gain: how much longer a step would take if the largest were uncompressed; "
+            "otherwise: the next best for it, and how much longer with that. Predicted, in ms."
+        )
+        for name in ("gain", "otherwise", "ms"):
+            table.add_column(name, justify="left" if name == "otherwise" else "right")
     for group, members in _grouped(decisions):
-        row = [*map(escape, (*group, members[0].name)), f"{len(members):,}"]
-        times = [_sum(d.raw_seconds for d in members), _sum(d.seconds for d in members)]
-        table.add_row(*row, f"{_elements(members):,}", *map(_ms, times if predicted else ()))
+        first = members[0]
+        row = [*map(escape, (*group, first.name)), f"{len(members):,}"]
+        more = (_ms(first.gain), escape(first.runner_up or "-"), _ms(first.margin))
+        table.add_row(*row, f"{_elements(members):,}", *(more if predicted else ()))
     return table
 
 
@@ -280,11 +285,6 @@ def _grouped(decisions: Sequence[Decision]) -> list[tuple[tuple[str, str, str], 
 
 def _elements(decisions: Sequence[Decision]) -> int:
     return sum(d.numel for d in decisions)
-
-
-def _sum(seconds: Iterable[float | None]) -> float | None:
-    known = [each for each in seconds if each is not None]
-    return sum(known) if known else None
 
 
 def _time_table(m: Measured) -> Table:
@@ -305,9 +305,8 @@ def _tried_table(tried: Sequence[Tried], cost: float | None) -> Table:
     from rich.table import Table
 
     table = Table(title="Plans tried", title_justify="left", caption_justify="left")
-    table.caption = (
-        "predicted: to synchronize all gradients. step: median on the slowest rank; "
-        + ("being tried." if cost is None else f"the trial cost {cost:.2f} s.")
+    table.caption = "predicted: a step. step: median on the slowest rank; " + (
+        "being tried." if cost is None else f"the trial cost {cost:.2f} s."
     )
     for name in ("plan", "predicted ms", "steps", "step ms", "spread ms", "verdict"):
         table.add_column(name, justify="left" if name in ("plan", "verdict") else "right")
@@ -322,17 +321,23 @@ def _tried_table(tried: Sequence[Tried], cost: float | None) -> Table:
 def _probe_table(probe: Probe) -> Table:
     from rich.table import Table
 
+    costs = probe.costs
     table = Table(title=f"Probe, {probe.seconds:.2f} s", title_justify="left")
-    for name in ("measured", "latency ms", "GB/s"):
+    for name in ("measured", "latency ms", "GB/s", "cores"):
         table.add_column(name, justify="left" if name == "measured" else "right")
-    lines = {"exchange": probe.costs.exchange}
-    lines |= {f"all-reduce {name}": line for name, line in probe.costs.reduce.items()}
-    for name, cost in probe.costs.codecs.items():
-        lines |= {f"{name} encode": cost.encode, f"{name} decode": cost.decode}
-    for name, line in lines.items():
-        speed = 1e-9 / line.per_byte if line.per_byte > 0 else float("inf")
-        table.add_row(name, _ms(line.latency), f"{speed:.3f}")
+    transfers = {f"to {peers} at once": each for peers, each in costs.exchange.items()}
+    transfers |= {f"all-reduce {name}": each for name, each in costs.reduce.items()}
+    for name, each in transfers.items():
+        table.add_row(name, _ms(each.line.latency), _speed(each.line), f"{each.cores:.2f}")
+    for name, cost in costs.codecs.items():
+        for what, line in (("encode", cost.encode), ("decode", cost.decode), ("hop", cost.hop)):
+            table.add_row(f"{name} {what}", _ms(line.latency), _speed(line), "1")
+    table.caption = f"Of work beside a backward pass, {costs.overlap:.0%} hides behind it."
     return table
+
+
+def _speed(line: Line) -> str:
+    return f"{1e-9 / line.per_byte if line.per_byte > 0 else math.inf:.3f}"
 
 
 def _mb(count: float) -> str:

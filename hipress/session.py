@@ -8,7 +8,7 @@ import platform
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from hipress import __version__
 from hipress.model import Param, describe
 from hipress.options import AUTO, Options
 from hipress.plan import evidence, overrides, rules
+from hipress.plan import probe as probing
 from hipress.plan.codecs import (
     call,
     compiling_told_by,
@@ -30,6 +31,7 @@ from hipress.plan.codecs import (
     resolve_down,
     strategy_for,
 )
+from hipress.plan.compiling import Compiling
 from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
 from hipress.ranks.link import connect
@@ -84,7 +86,8 @@ class Session:
         Every rank must call this."""
         plan, tuner = self.plan, None
         if self.search is not None and self.probe is not None:
-            tuner = Tuner(self.search, self.probe.costs, self.meeting)
+            compiling = Compiling(self.search.compile)
+            tuner = Tuner(self.search, self.probe.costs, compiling, self.meeting)
             plan = tuner.plan
         return Engine(self.params, plan, self.options, group, self.meeting, tuner=tuner, **how)
 
@@ -151,7 +154,8 @@ def prepare(
     places = meeting.settle({**_facts(params, options, codecs, ruled), **facts}, nodes.place())
     with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
         topology = nodes.topology_of(options.topology, places, meeting.ranks)
-        ours = overrides.decide(ruled, params, codecs, options, topology.world_size)
+        others = list(codecs.values())
+        ours = overrides.decide(ruled, params, others, options, topology.world_size)
         session = _plan(params, codecs, options, topology, ours, group, meeting)
         session.plan = adapt(session.plan)
         _compile(session.plan)
@@ -185,28 +189,30 @@ def _tell_loss(options: Options) -> None:
         )  # fmt: skip
 
 
-def _codecs(options: Options) -> tuple[Codec, ...]:
-    """The planner's candidates; or the codec asked for, and that of owners if it is another."""
+def _codecs(options: Options) -> dict[str, Codec]:
+    """By key, the planner's candidates; or the codec asked for, and that of owners if it is
+    another."""
     if options.automatic:
         from hipress.plan.auto import candidates
 
-        return tuple(candidates(options).values())
+        return candidates(options, "reference")  # compiled where they may be tried
     codec = resolve(options)
     down = resolve_down(options, codec)
     strategy_for(codec, options.strategy, down)
-    return (codec,) if down is None else (codec, down)
+    return {codec.name: codec} | ({} if down is None else {"down": down})
 
 
 def _facts(
     params: tuple[Param, ...],
     options: Options,
-    codecs: Sequence[Codec],
+    codecs: Mapping[str, Codec],
     ruled: Sequence[overrides.Rule],
 ) -> dict[str, Any]:
     """Everything that must be equal on all ranks."""
+    every = [described(codec) for codec in codecs.values()]
     return {
-        "compressor": AUTO if options.automatic else described(codecs[0]),
-        "down": [] if options.automatic else [described(codec) for codec in codecs[1:]],
+        "compressor": AUTO if options.automatic else every[0],
+        "down": [] if options.automatic else every[1:],
         "strategy": options.strategy,
         "topology": str(options.topology),
         "kind of optimizer": str(options.optimizer),
@@ -218,16 +224,19 @@ def _facts(
         "checksum": options.checksum,
         "parameters": [str(p) for p in params],
         "rules": list(map(str, ruled)),
-        "digests": {_called(n, codec, options): codec.digest for n, codec in enumerate(codecs)}
+        "digests": {
+            _called(number, key, codec, options): codec.digest
+            for number, (key, codec) in enumerate(codecs.items())
+        }
         | {rule.why: rule.codec.digest for rule in ruled if rule.codec is not None},
         "versions": _versions(),
     }
 
 
-def _called(number: int, codec: Codec, options: Options) -> str:
+def _called(number: int, key: str, codec: Codec, options: Options) -> str:
     """Such as `compressor 'mine.yaml'`: what differs when digests do."""
     if options.automatic:
-        return f"compressor {codec.name!r}"
+        return f"compressor {key!r}"
     option, given = (("compressor", options.compressor), ("down", options.down))[number]
     return f"{option} {(given if isinstance(given, str) else codec.name)!r}"
 
@@ -255,7 +264,7 @@ def _versions() -> dict[str, str]:
 
 def _plan(
     params: tuple[Param, ...],
-    codecs: Sequence[Codec],
+    codecs: Mapping[str, Codec],
     options: Options,
     topology: Topology,
     ours: overrides.Overrides,
@@ -267,13 +276,12 @@ def _plan(
         plan = rules.Plan(tuple(rules.raw(p, why) for p in params), topology, why=why)
         return Session(params, options, plan, group, meeting)
     if not options.automatic:
-        codec, *down = codecs
+        codec, *down = codecs.values()
         plan = ours.apply(rules.fixed_plan(params, codec, options, topology, *down))
         return Session(params, options, plan, group, meeting)
     from hipress.plan.auto import Search
 
-    candidates = {codec.name: codec for codec in codecs}
-    return _auto(Search(params, candidates, options, topology, ours), group, meeting)
+    return _auto(Search(params, codecs, options, topology, ours), group, meeting)
 
 
 def _compile(plan: Plan) -> None:
@@ -285,13 +293,16 @@ def _compile(plan: Plan) -> None:
 
 
 def _auto(search: Search, group: dist.ProcessGroup, meeting: Meeting) -> Session:
-    from hipress.plan.probe import measure
-
-    link, topology = connect(meeting, "probe"), search.topology
+    """What promises to pay on this link, before anything is compiled; to be tried in training."""
+    link = connect(meeting, "probe")
     what = f"measuring the link between ranks {meeting.ranks}"
-    probe = meeting.attend(lambda: measure(link, search.codecs, topology), what)
-    first, *others = search.plans(probe.costs)
-    for plan in others:
-        _compile(plan)
-    trial = search if others else None
-    return Session(tuple(search.params), search.options, first, group, meeting, probe, trial)
+    codecs, topology = search.codecs, search.topology
+    probe = meeting.attend(
+        lambda: probing.timed(lambda: probing.measure_link(link, codecs, topology)), what
+    )
+    search = search.promising(probe.costs)
+    plan = search.unplanned()
+    if not search.codecs:
+        plan = replace(plan, why="no compressor would make a step faster on this link")
+    trial = search if search.codecs else None
+    return Session(tuple(search.params), search.options, plan, group, meeting, probe, trial)

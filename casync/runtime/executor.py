@@ -71,9 +71,9 @@ class Executor:
         deferred: Mapping[str, Sequence[str]] | None = None,
         checksum: bool = False,
     ) -> None:
-        """`memory`: of buckets and states; by default the host's. On a device, over a transport of
-        the host's, payloads are staged in pinned memory.
-        `timeout`: seconds a peer may take. `trace`: collects a tuple per task.
+        """`codecs`: looked up as a program's buffers are made. `memory`: of buckets and states; by
+        default the host's. On a device, over a transport of the host's, payloads are staged in
+        pinned memory. `timeout`: seconds a peer may take. `trace`: collects a tuple per task.
 
         `span`: called with verb and codec of each task that computes or waits for a message, in the
         thread that does; what it returns is entered for as long as that takes: for profilers.
@@ -96,7 +96,7 @@ class Executor:
         self._memory = memory or HostMemory()
         self._tags = not isinstance(transport, SlotTransport)
         self._here = (transport.rank, transport.world_size)
-        self._codecs = dict(codecs)
+        self._codecs = codecs
         self._seed = seed
         self._deferred = dict(deferred or {})
         self._checksum = checksum

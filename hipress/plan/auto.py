@@ -1,58 +1,77 @@
-"""compressor="auto": plans of the codecs that keep the loss, the one predicted fastest first.
+"""compressor="auto": plans of codecs that keep the loss, the one predicted fastest first.
 
 [Note: never slower]
-A prediction is no promise: on a CPU the codec takes cycles that the backward pass could use, which
-waiting for a slow link does not. So predictions only rank, and what they rank first is tried on
-real steps against DDP's own all-reduce: see [Note: turns] in trial.py. Where all codecs are
-predicted to be FAR slower than that, or it to take less than MIN_GAIN_SECONDS, nothing is tried
-nor installed, and DDP remains untouched.
+A prediction is no promise. So predictions only rank, and what they rank first is tried on real
+steps against DDP's own all-reduce: see [Note: turns] in trial.py. Where even codecs that take no
+time would not make a step faster by MIN_GAIN_SECONDS, nothing is tried nor installed, and DDP
+remains untouched.
+
+[Note: search]
+A plan is as good as the step that it makes (casync/predict/timeline.py), so a choice for a tensor
+is judged within the choices for all others: what ends behind the backward pass anyway is not worth
+a codec. First each way (codec and strategy) is taken for all tensors. The best of these is then
+changed tensor by tensor, largest first, again and again until nothing helps or BUDGET steps have
+been simulated. Tensors of a length share a choice, but for the largest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from casync import strategies
-from casync.predict.cost import PREDICTED, Costs, predict
+from casync.predict.cost import CodecCost, Costs, Line
+from casync.predict.stages import PREDICTED
 from casync.topology import Topology
 from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import evidence
 from hipress.plan.codecs import RESIDUAL, compile_codec, flat_names, strategy_for, ways_for
+from hipress.plan.objective import Kind, Objective, Predicted, Way, cuttable
 from hipress.plan.overrides import NO_RULES, Overrides
-from hipress.plan.rules import Decision, Plan, excluded, partitions, raw, too_small
+from hipress.plan.rules import Decision, Plan, excluded, raw, too_small
+from hipress.plan.workload import Bucket, Workload, estimate, kinds
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
 TRIED = 3  # plans, besides the native all-reduce
-FAR = 2.0  # times the fastest prediction: plans above are not tried
-MIN_GAIN_SECONDS = 1e-3  # seconds a step that the native all-reduce takes: nothing to gain below
-ONCE = 0.1  # of a tensor's time: what one quantization instead of two is worth
-BATCH = 4 << 20  # bytes: smaller tensors share a message and its latency
+FAR = (
+    1.25  # times the fastest step predicted, as far as predictions may be off: none above is tried
+)
+SHARE = 0.1  # of the elements: plans that compress less are not tried
+MIN_GAIN_SECONDS = 1e-3  # seconds a step: less is nothing to gain
+BUDGET = 100  # simulated steps
+WORTH = 0.002  # of a step: what a change for a tensor must gain, to be no trick of rounding
+WAYS = 6  # that a tensor is tried with: those that are fastest for all
+CUTS = (2, 4)  # times the usual partitions, which are tried, too
 
 
-def candidates(options: Options) -> dict[str, Codec]:
+def candidates(
+    options: Options, target: str = "cpu", only: Collection[str] | None = None
+) -> dict[str, Codec]:
     """The codecs that keep the loss under the optimizer and that the asked strategy can carry,
-    compiled. ConfigError where none is."""
+    by key, compiled for a backend. `only`: of these keys. ConfigError where none is."""
     if options.strategy in strategies.list_strategies() and options.strategy not in PREDICTED:
         raise ConfigError(
-            f'"auto" has no formula for strategy {options.strategy!r}: name a compressor, or use '
+            f'"auto" cannot predict strategy {options.strategy!r}: name a compressor, or use '
             f"strategy {' or '.join(map(repr, PREDICTED))}"
         )
     found, refusal = {}, None
-    for name in evidence.trusted(options.optimizer):
-        codec = compile_codec(name, {})
+    for key, name, params in evidence.trusted(options.optimizer):
+        if only is not None and key not in only:
+            continue
+        codec = compile_codec(name, params, target)
         if codec.additive == "float32" or codec.rounds or codec.vote:
-            continue  # what the native all-reduce sends anyway; what no formula predicts
+            continue  # what the native all-reduce sends anyway; what is not predicted
         if not flat_names(codec) <= {RESIDUAL}:
             continue  # a momentum, or a sum kept by hand, could not be handed on to another codec
         try:
             strategy_for(codec, options.strategy)
-            found[name] = codec
+            found[key] = codec
         except ConfigError as error:
             refusal = error
     if not found:
@@ -70,128 +89,224 @@ class Search:
     topology: Topology
     overrides: Overrides = NO_RULES  # what is decided already
 
-    def plans(self, costs: Costs) -> tuple[Plan, ...]:
-        """Plans worth a try, by predicted time, and then that of the native all-reduce; it alone
-        where no other is."""
-        priced: dict[int, _Choices] = {}  # by length: a large model has many of few
-        choices = [self._choices(param, costs, priced) for param in self.params]
-        native = self._plan(choices, ())
-        if native.seconds < MIN_GAIN_SECONDS:
-            why = f"it is predicted to take {native.seconds * 1e3:.2f} ms a step"
-            return (replace(native, why=why),)
-        ways = dict.fromkeys(way for each in choices for way in each.rivals)
-        made = [self._plan(choices, some) for some in (*([way] for way in ways), ways)]
-        distinct = {_what(plan): plan for plan in made if _what(plan) != _what(native)}
-        best = min([native.seconds, *(plan.seconds for plan in distinct.values())])
-        near = [plan for plan in distinct.values() if plan.seconds <= FAR * best]
-        tried = sorted(near, key=_weighed)[:TRIED]
-        why = f"predicted to take {native.seconds * 1e3:.3g} ms a step"
+    def compile(self) -> dict[str, Codec]:
+        """The codecs, of whatever backend, for the CPU."""
+        return candidates(self.options, only=self.codecs)
+
+    def promising(self, costs: Costs) -> Search:
+        """With the codecs that, by what is known of the link, make a step faster if they take no
+        time."""
+        free = CodecCost(Line(0.0, 0.0), Line(0.0, 0.0))
+        costs = replace(costs, codecs=dict.fromkeys(self._all_codecs, free))
+        found = _Found(self, costs, estimate(self.params))
+        limit = found.predict(found.native).seconds - MIN_GAIN_SECONDS
+        ways = [way for way in self._ways() if found.predict(found.everywhere(way)).seconds < limit]
+        return replace(self, codecs={way.codec: self.codecs[way.codec] for way in ways})
+
+    def plans(self, costs: Costs, workload: Workload | None = None) -> tuple[Plan, ...]:
+        """Plans worth a try, by the predicted step, and then the native all-reduce; it alone where
+        no other is. `workload`: by default as `estimate` has it."""
+        found = _Found(self, costs, workload or estimate(self.params)).undisturbed()
+        ways = sorted(self._ways(), key=lambda way: found.weigh(found.everywhere(way)))
+        found.improve(ways[:WAYS])
+        return found.plans()
+
+    def unplanned(self) -> Plan:
+        """The native all-reduce, but where a rule has a codec."""
+        decided = self.overrides.decisions
+        why = "the first steps are watched"
+        plain = [
+            decided.get(p.index, raw(p, excluded(p, self.options) or why)) for p in self.params
+        ]
+        return Plan(tuple(plain), self.topology, dict(self.overrides.codecs), why)
+
+    def restored(self, saved: Mapping[str, Any], codecs: Mapping[str, Codec]) -> Plan | None:
+        """The plan that Plan.by_name told; None where it is none of these parameters and codecs."""
+        if saved.keys() != {param.name for param in self.params}:
+            return None
+        decisions = []
+        for param in self.params:
+            key, strategy, cut = saved[param.name]
+            if key not in ("", *codecs) or strategy not in strategies.list_strategies():
+                return None
+            why = "as it was when the state was saved"
+            decisions.append(Decision(param.name, param.numel, key or None, strategy, cut, why))
+        used = {decision.codec for decision in decisions}
+        kept = {key: codec for key, codec in codecs.items() if key in used}
+        return Plan(tuple(decisions), self.topology, kept, why)
+
+    @property
+    def _all_codecs(self) -> dict[str, Codec]:
+        return {**self.codecs, **self.overrides.codecs}
+
+    def _ways(self) -> Iterator[Way]:
+        for key, codec in self.codecs.items():
+            for strategy in ways_for(codec, self.options.strategy, self.topology):
+                yield Way(key, strategy)
+
+
+Choices = tuple[Way | None, ...]  # by kind
+
+
+class _Found:
+    """The state of a search: what was predicted of which choices."""
+
+    def __init__(self, search: Search, costs: Costs, workload: Workload) -> None:
+        self._search, self._costs, self._workload = search, costs, workload
+        self._why = {p.index: excluded(p, search.options) for p in search.params}
+        decided = search.overrides.decisions
+        free = [p for p in search.params if p.index not in decided and self._why[p.index] is None]
+        bound = [(p,) for p in search.params if p not in set(free) and not p.sparse]
+        self._kinds: list[Kind] = [*kinds(free), *bound]
+        self._free = len(self._kinds) - len(bound)
+        self._bound = tuple(_decided(decided.get(p.index)) for (p,) in bound)
+        codecs, topology = search._all_codecs, search.topology
+        self._objective = Objective(self._kinds, codecs, topology, costs, workload)
+        self._known: dict[Choices, Predicted] = {}
+        self._around: dict[int, dict[Way | None, float]] = {}  # by kind: steps by way, around best
+        self.best = self.native
+
+    def undisturbed(self) -> _Found:
+        """The same, of a backward pass without what the native all-reduce, by which the workload
+        was watched, takes from it."""
+        work = self._workload
+        if work.backward <= 0:
+            return self
+        share = work.backward / max(work.backward, self.predict(self.native).backward)
+        buckets = tuple(Bucket(each.indices, share * each.ready) for each in work.buckets)
+        less = replace(work, buckets=buckets, backward=share * work.backward)
+        return _Found(self._search, self._costs, less)
+
+    @property
+    def native(self) -> Choices:
+        """No codec, but where a rule has one."""
+        return (None,) * self._free + self._bound
+
+    def everywhere(self, way: Way) -> Choices:
+        """This way for all that it suits."""
+        return tuple(way if self._suits(k, way) else None for k in range(self._free)) + self._bound
+
+    def predict(self, choices: Choices) -> Predicted:
+        """The step with these choices."""
+        if choices not in self._known:
+            self._known[choices] = self._objective.step(choices)
+        return self._known[choices]
+
+    def weigh(self, choices: Choices) -> float:
+        """What is compared."""
+        return self._objective.weighed(self.predict(choices), choices)
+
+    def improve(self, ways: Sequence[Way]) -> None:
+        """Start from the best so far, and change it kind by kind; see [Note: search]."""
+        self.best = min(self._known, key=self.weigh)
+        changed = True
+        while changed and self._objective.steps < BUDGET:
+            changed = False
+            for kind in range(self._free):
+                options = self._options(kind, ways)
+                steps = {way: self.weigh(self._with(kind, way)) for way in options}
+                self._around[kind] = steps
+                first = min(steps, key=lambda way: steps[way])
+                if steps[first] < (1 - WORTH) * steps[self.best[kind]]:
+                    self.best, changed = self._with(kind, first), True
+                if self._objective.steps >= BUDGET:
+                    break
+
+    def _options(self, kind: int, ways: Sequence[Way]) -> list[Way | None]:
+        """What a kind may do: as it does, nothing, another way, or its own with other cuts."""
+        now = self.best[kind]
+        found: list[Way | None] = [now, None, *(w for w in ways if self._suits(kind, w))]
+        if now is not None and cuttable(self._search._all_codecs[now.codec]):
+            found += [replace(now, cut=cut) for cut in CUTS]
+        return list(dict.fromkeys(found))
+
+    def _with(self, kind: int, way: Way | None) -> Choices:
+        return (*self.best[:kind], way, *self.best[kind + 1 :])
+
+    def _suits(self, kind: int, way: Way) -> bool:
+        codec, options = self._search._all_codecs[way.codec], self._search.options
+        return too_small(self._kinds[kind][0], codec, options) is None
+
+    def plans(self) -> tuple[Plan, ...]:
+        """See Search.plans: of those that have most elements go one way, the best."""
+        native = self._plan(self.native)
+        mostly: dict[tuple[str, str] | None, Choices] = {}
+        for choices in (self.best, *sorted(self._known, key=self.weigh)):
+            mostly.setdefault(self._mainly(choices), choices)
+        mostly.pop(None, None)
+        least = min(map(self.weigh, self._known))
+        near = [each for each in mostly.values() if self.weigh(each) <= FAR * least]
+        tried = [replace(self._plan(each), why=self._told(each)) for each in near[:TRIED]]
+        why = f"a step is predicted to take {_ms(native.seconds)}"
         if not tried:
-            why += ", and no compressor nearly as little"
-        told = [replace(plan, why=_told(plan, native)) for plan in tried]
-        return (*told, replace(native, why=why))
+            why += ", and with no compressor nearly as little"
+        return (*tried, replace(native, why=why))
 
-    def choices(self, param: Param, costs: Costs) -> list[Decision]:
-        """All that may happen to a parameter, the fastest first."""
-        made = self._choices(param, costs, {})
-        return sorted([*made.rivals.values(), made.native], key=_handicapped)
+    def _mainly(self, choices: Choices) -> tuple[str, str] | None:
+        """The codec and strategy of most elements that have one, whatever the cuts; None where
+        few have."""
+        elements: Counter[tuple[str, str]] = Counter()
+        for kind, way in zip(self._kinds[: self._free], choices, strict=False):
+            if way is not None:
+                elements[way.codec, way.strategy] += sum(param.numel for param in kind)
+        total = sum(param.numel for kind in self._kinds[: self._free] for param in kind)
+        few = elements.total() <= SHARE * total
+        return None if few else max(elements, key=lambda way: elements[way])
 
-    def _choices(self, param: Param, costs: Costs, priced: dict[int, _Choices]) -> _Choices:
-        if param.index in self.overrides.decisions:
-            return _Choices(self.overrides.decisions[param.index], {})
-        why = excluded(param, self.options)
-        if why is not None:
-            return _Choices(raw(param, why), {})
-        if param.numel not in priced:
-            priced[param.numel] = self._price(param, costs)
-        return priced[param.numel]
+    def _told(self, choices: Choices) -> str:
+        own, other = self.predict(choices).seconds, self.predict(self.native).seconds
+        return f"a step is predicted to take {_ms(own)}, with DDP's own all-reduce {_ms(other)}"
 
-    def _price(self, param: Param, costs: Costs) -> _Choices:
-        plain = _shared(param, None, 1, self.topology, costs)
-        return _Choices(
-            raw(param, "", plain),
-            {
-                (name, way): self._rival(param, name, way, costs, plain)
-                for name, codec in self.codecs.items()
-                if too_small(param, codec, self.options) is None
-                for way in ways_for(codec, self.options.strategy, self.topology)
-            },
+    def _plan(self, choices: Choices) -> Plan:
+        search, seconds = self._search, self.predict(choices).seconds
+        decisions = {
+            param.index: self._decision(number, param, way, choices)
+            for number, (kind, way) in enumerate(zip(self._kinds, choices, strict=True))
+            for param in kind
+        }
+        for param in search.params:
+            if (why := self._why[param.index]) is not None:
+                decisions[param.index] = raw(param, why)
+        decisions |= search.overrides.decisions
+        used = {decision.codec for decision in decisions.values()}
+        codecs = {key: codec for key, codec in search._all_codecs.items() if key in used}
+        ordered = tuple(decisions[param.index] for param in search.params)
+        return Plan(ordered, search.topology, codecs, seconds=seconds)
+
+    def _decision(self, kind: int, param: Param, way: Way | None, choices: Choices) -> Decision:
+        around = self._around.get(kind, {}) if choices == self.best else {}
+        if way is None:
+            decision = raw(param, self._why_raw(kind))
+        else:
+            codec = self._search._all_codecs[way.codec]
+            cut = way.partitions(param.numel, codec, self._search.topology)
+            decision = Decision(param.name, param.numel, way.codec, way.strategy, cut, "gains time")
+        others = {
+            each: seconds
+            for each, seconds in around.items()
+            if each != way and (each is None or way is None or replace(each, cut=way.cut) != way)
+        }
+        if not others:
+            return decision
+        runner_up = min(others, key=lambda each: others[each])
+        return replace(
+            decision,
+            gain=around[None] - around[way],
+            runner_up=runner_up.label if runner_up else "no compression",
+            margin=max(0.0, others[runner_up] - around[way]),  # less than WORTH may be gained
         )
 
-    def _rival(self, param: Param, name: str, way: str, costs: Costs, plain: float) -> Decision:
-        codec = self.codecs[name]
-        owners = len(self.topology.turns(strategies.load(way).SPREADS)) or 1
-        cut = partitions(param.numel, codec, way, owners)
-        seconds = _shared(param, codec, cut * owners, self.topology, costs, way)
-        return Decision(param.name, param.numel, name, way, cut, "gains time", plain, seconds)
-
-    def _plan(self, choices: Sequence[_Choices], ways: Collection[_Way]) -> Plan:
-        """For each parameter the fastest of these ways and of no codec."""
-        best = {each: each.cheapest(ways) for each in dict.fromkeys(choices)}
-        decisions = tuple(
-            replace(best[each], name=param.name)
-            for param, each in zip(self.params, choices, strict=True)
-        )
-        used = {d.codec for d in decisions}
-        codecs = {key: codec for key, codec in self.codecs.items() if key in used}
-        return Plan(decisions, self.topology, {**codecs, **self.overrides.codecs})
+    def _why_raw(self, kind: int) -> str:
+        around = self._around.get(kind, {None: 0.0})
+        return "no compressor would make the step faster" if len(around) > 1 else "too small"
 
 
-def _what(plan: Plan) -> tuple[tuple[str | None, str], ...]:
-    """In what plans differ that are tried."""
-    return tuple((d.codec, d.strategy) for d in plan.decisions)
+def _decided(decision: Decision | None) -> Way | None:
+    """The way of a rule."""
+    if decision is None or decision.codec is None:
+        return None
+    return Way(decision.codec, decision.strategy)
 
 
-def _told(plan: Plan, native: Plan) -> str:
-    own, other = plan.seconds * 1e3, native.seconds * 1e3
-    return f"predicted to take {own:.3g} ms a step, DDP's own all-reduce {other:.3g} ms"
-
-
-def _weighed(plan: Plan) -> float:
-    return sum(map(_handicapped, plan.decisions))
-
-
-def _handicapped(decision: Decision) -> float:
-    """Seconds; those of strategies whose owners encode the average once more count for more."""
-    again = strategies.load(decision.strategy).SPREADS != ""
-    return (decision.seconds or 0.0) * (1 + ONCE * again)
-
-
-_Way = tuple[str, str]  # codec and strategy
-
-
-@dataclass(frozen=True, eq=False)
-class _Choices:
-    """What may happen to parameters of a length."""
-
-    native: Decision
-    rivals: Mapping[_Way, Decision]
-
-    def cheapest(self, ways: Collection[_Way]) -> Decision:
-        """The fastest of these and of no codec."""
-        if self.native.seconds is None or not ways:
-            return self.native
-        rivals = [self.rivals[way] for way in ways if way in self.rivals]
-        best = min(rivals, key=_handicapped, default=None)
-        if best is None or best.seconds is None:
-            return replace(self.native, why="too small")
-        if best.seconds >= self.native.seconds:
-            return replace(self.native, why=f"{best.codec} would take longer")
-        return best
-
-
-def _shared(
-    param: Param,
-    codec: Codec | None,
-    chunks: int,
-    topology: Topology,
-    costs: Costs,
-    strategy: str = "allreduce",
-) -> float:
-    """Predicted seconds; a tensor below BATCH pays its share of a full batch."""
-    own = 4.0 * param.numel
-    size = max(own, float(BATCH))
-    name = None if codec is None else codec.name
-    additive = None if codec is None else codec.additive
-    whole = predict(size, name, strategy, chunks, topology, costs, additive)
-    return whole * own / size
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

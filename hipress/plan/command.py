@@ -14,14 +14,14 @@ import torch.distributed as dist
 import typer
 from torch import nn
 
-from casync.predict.cost import Costs
 from hipress import options
 from hipress.errors import HipressError
 from hipress.model import Param, describe
 from hipress.plan import probe as probing
 from hipress.plan import profile as profiles
 from hipress.plan.auto import Search, candidates
-from hipress.plan.rules import Decision
+from hipress.plan.rules import Decision, Plan
+from hipress.plan.workload import estimate
 from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
 from hipress.ranks.link import connect
@@ -79,6 +79,9 @@ def plan(
     ],
     profile: Annotated[Path, typer.Option(help="Of `hipress probe`.")] = Path("profile.json"),
     optimizer: Optimizer = None,
+    step: Annotated[
+        float, typer.Option(help="Milliseconds of a step without communication.", min=0)
+    ] = 0.0,
 ) -> None:
     """Prints the plans that "auto" would try for a model on a profile, and why, by tensor."""
     try:
@@ -91,7 +94,7 @@ def plan(
         typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
     known = {name: codec for name, codec in codecs.items() if name in read.costs.codecs}
     search = Search(params, known, wanted, read.topology)
-    _show(search, params, read.costs)
+    _show(search.plans(read.costs, estimate(params, step * 1e-3)), params)
 
 
 def _model(text: str) -> nn.Module:
@@ -117,24 +120,25 @@ def _shapes(text: str) -> nn.Module:
         _fail(f"{text!r}: give package.module:function, or shapes such as 10000x512,512")
 
 
-def _show(search: Search, params: Sequence[Param], costs: Costs) -> None:
+def _show(plans: Sequence[Plan], params: Sequence[Param]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    plans = search.plans(costs)
     table = Table("plan", "ms a step", title="Tried, in this order", title_justify="left")
     for each in plans:
         table.add_row(each.label, f"{each.seconds * 1e3:.2f}")
     console.print(table)
     console.print(f"{plans[0].label}: {plans[0].why}")
-    table = Table(title="The first, by tensor", title_justify="left")
-    for name in ("tensor", "choice", "ms", "why", "otherwise", "ms"):
-        table.add_column(name, justify="right" if name == "ms" else "left")
+    table = Table(title="The first, by tensor", title_justify="left", caption_justify="left")
+    table.caption = (
+        "gain: how many ms longer a step would be without codec; otherwise: with the next best"
+    )
+    for name in ("tensor", "choice", "why", "gain", "otherwise", "ms"):
+        table.add_column(name, justify="right" if name in ("gain", "ms") else "left")
     for param, decision in zip(params, plans[0].decisions, strict=True):
-        other = next((d for d in search.choices(param, costs) if _way(d) != _way(decision)), None)
-        cells = [param.named_shape, _way(decision), _ms(decision), decision.why]
-        table.add_row(*cells, *(["-", "-"] if other is None else [_way(other), _ms(other)]))
+        cells = [param.named_shape, _way(decision), decision.why, _ms(decision.gain)]
+        table.add_row(*cells, decision.runner_up or "-", _ms(decision.margin))
     console.print(table)
 
 
@@ -143,8 +147,8 @@ def _way(decision: Decision) -> str:
     return f"{decision.codec or 'no compression'} ({decision.strategy}{cut})"
 
 
-def _ms(decision: Decision) -> str:
-    return "-" if decision.seconds is None else f"{decision.seconds * 1e3:.3f}"
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
 def _fail(message: str) -> NoReturn:

@@ -34,6 +34,12 @@ class Finding:
     noise: float  # how far the worst of fp32's seeds is above their mean, relative
 
     @property
+    def key(self) -> str:
+        """The codec's name, with its parameters where they are not the spec's own."""
+        given = "" if self.default else "".join(f" {k}={v}" for k, v in self.params.items())
+        return self.codec + given
+
+    @property
     def kept(self) -> bool:
         """Whether the mean is within LIMIT of fp32's, or within the spread of fp32's seeds."""
         return self.difference is not None and self.difference <= max(LIMIT, self.noise)
@@ -69,13 +75,17 @@ def holds(codec: Codec, optimizer: str | None) -> bool:
     return _hold(of(codec), optimizer)
 
 
-def trusted(optimizer: str | None) -> tuple[str, ...]:
-    """Specs of which `holds` is true, with the parameters that they have by default."""
-    by_name: dict[str, list[Finding]] = {}
+def trusted(optimizer: str | None) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
+    """Specs with parameters of which `holds` is true: a key, the name, and the parameters that are
+    not the spec's own."""
+    found: dict[str, list[Finding]] = {}
     for each in findings():
-        if each.default:
-            by_name.setdefault(each.codec, []).append(each)
-    return tuple(name for name, found in by_name.items() if _hold(found, optimizer))
+        found.setdefault(each.key, []).append(each)
+    return tuple(
+        (key, some[0].codec, {} if some[0].default else some[0].params)
+        for key, some in found.items()
+        if _hold(some, optimizer)
+    )
 
 
 def _hold(found: Sequence[Finding], optimizer: str | None) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from casync.errors import PlanError
-from casync.predict.cost import CodecCost, Costs, Line
+from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import __version__
 from hipress.errors import ConfigError
@@ -20,7 +20,7 @@ from hipress.errors import ConfigError
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,30 @@ def read(path: Path) -> Profile:
 
 
 def _costs(data: Mapping[str, Any]) -> Costs:
+    codecs = {
+        name: CodecCost(*(_line(each[kind]) for kind in ("encode", "decode", "hop")))
+        for name, each in data["codecs"].items()
+    }
+    exchange = {int(peers): _transfer(each) for peers, each in data["exchange"].items()}
+    if not exchange:
+        raise ValueError("no exchange was measured")
     return Costs(
-        _line(data["exchange"]),
-        {name: _line(line) for name, line in data["reduce"].items()},
-        {
-            name: CodecCost(_line(each["encode"]), _line(each["decode"]), float(each["rate"]))
-            for name, each in data["codecs"].items()
-        },
-        _line(data["inside"]),
+        exchange,
+        {name: _transfer(each) for name, each in data["reduce"].items()},
+        codecs,
+        _transfer(data["inside"]),
+        _positive(data["overlap"]),
     )
+
+
+def _transfer(data: Mapping[str, Any]) -> Transfer:
+    return Transfer(_line(data["line"]), _positive(data["cores"]))
+
+
+def _positive(value: Any) -> float:
+    if not float(value) >= 0:
+        raise ValueError(f"{value!r} is negative, or no number")
+    return float(value)
 
 
 def _line(data: Mapping[str, Any]) -> Line:

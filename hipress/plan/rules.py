@@ -38,8 +38,9 @@ class Decision:
     strategy: str
     partitions: int
     why: str
-    raw_seconds: float | None = None
-    seconds: float | None = None
+    gain: float | None = None  # how much longer a step would take if it were uncompressed
+    runner_up: str = ""  # the next best that could happen to it
+    margin: float | None = None  # how much longer a step would take with that
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,12 @@ class Plan:
     codecs: Mapping[str, Codec] = field(default_factory=dict)
     why: str = ""
     downs: Mapping[str, str] = field(default_factory=dict)  # by codec: that of owners, if another
+    seconds: float = 0.0  # predicted of a step; 0 where nothing was predicted
 
     @property
     def compresses(self) -> bool:
         """Whether any parameter is compressed; if not, DDP's own all-reduce remains."""
         return any(d.codec is not None for d in self.decisions)
-
-    @property
-    def seconds(self) -> float:
-        """Predicted to synchronize all gradients; 0 where nothing was predicted."""
-        return sum(d.seconds or 0.0 for d in self.decisions)
 
     @property
     def label(self) -> str:
@@ -75,6 +72,11 @@ class Plan:
     def both(self, key: str) -> tuple[Codec, ...]:
         """The codec `key`, and that of owners if it is another."""
         return tuple(self.codecs[each] for each in (key, self.downs.get(key)) if each)
+
+    @property
+    def by_name(self) -> dict[str, list[str | int]]:
+        """Codec ("": none), strategy and partitions of each parameter, as states hold them."""
+        return {d.name: [d.codec or "", d.strategy, d.partitions] for d in self.decisions}
 
     def facts(self) -> list[dict[str, Any]]:
         """What all ranks must have in common, as JSON takes it."""
@@ -127,9 +129,9 @@ def _none_eligible(codec: Codec, decisions: Sequence[Decision]) -> str:
     return f"no tensor is eligible for {codec.name!r}: {counted}"
 
 
-def raw(param: Param, why: str, seconds: float | None = None) -> Decision:
+def raw(param: Param, why: str) -> Decision:
     """The decision to leave a parameter uncompressed."""
-    return Decision(param.name, param.numel, None, NATIVE, 1, why, seconds, seconds)
+    return Decision(param.name, param.numel, None, NATIVE, 1, why)
 
 
 def excluded(param: Param, options: Options) -> str | None:

@@ -123,7 +123,7 @@ class Tried:
     """One plan, as predicted and as measured. Seconds are of the slowest rank; None: not tried."""
 
     plan: str
-    predicted_seconds: float  # to synchronize all gradients
+    predicted_seconds: float  # of a step
     steps: int  # that counted
     step_seconds: float | None
     spread_seconds: float | None

@@ -22,12 +22,16 @@ from hipress.sync.state import AGGREGATOR, WORKER, Floats, Residuals
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-FORMAT = 4
-KEYS = {"format", "step", "rank", "world_size", "codecs", "compressors", "strategies", "state"}
-# Formats that are read, too: keys by number. Before 4 codecs were known by their digests alone,
-# before 3 values came as they lay in memory.
-OLDER = {1: KEYS - {"compressors", "strategies"}, 2: KEYS - {"compressors"}}
-OLDER[3] = OLDER[2]
+FORMAT = 5
+KEYS = {
+    *("format", "step", "rank", "world_size", "plan"),
+    *("codecs", "compressors", "strategies", "state"),
+}
+# Formats that are read, too: keys by number. Before 5 the plan was not told, before 4 codecs were
+# known by their digests alone, before 3 values came as they lay in memory.
+OLDER = {4: KEYS - {"plan"}}
+OLDER |= {3: OLDER[4] - {"compressors"}, 2: OLDER[4] - {"compressors"}}
+OLDER[1] = OLDER[2] - {"strategies"}
 SIDES = (WORKER, AGGREGATOR)
 NAMED = 5  # parameters, at most, in an error that several share
 log = logging.getLogger("hipress")
@@ -43,6 +47,7 @@ def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[
         "step": step,
         "rank": rank,
         "world_size": world_size,
+        "plan": residuals.plan.by_name,
         "codecs": {name: _digest(residuals, key) for name, (_, key) in stateful.items()},
         "compressors": {name: _described(residuals, key) for name, (_, key) in stateful.items()},
         "strategies": {name: residuals.state_scheme(p.index) for name, (p, _) in stateful.items()},
@@ -76,6 +81,13 @@ def names_fit(residuals: Residuals, saved: Mapping[str, Any]) -> bool:
     """Whether a state is of these parameters, codecs and strategies."""
     _check_format(saved)
     return not _check_names(residuals, saved)
+
+
+def plan_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The plan that a state was saved by, as Plan.by_name has it; {} of an older format."""
+    _check_format(saved)
+    plan: Mapping[str, Any] = saved.get("plan", {})
+    return plan
 
 
 def _stateful(residuals: Residuals) -> dict[str, tuple[Param, str]]:
@@ -139,12 +151,18 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     step = saved["step"]
     if type(step) is not int or not 0 <= step < 2**63:
         raise StateError(f"damaged state: step {step!r} is no number of steps")
-    for key in {"codecs", "compressors", "strategies", "state"} & set(saved):
+    for key in {"plan", "codecs", "compressors", "strategies", "state"} & set(saved):
         if not isinstance(saved[key], Mapping):
             raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")
+    if not all(_is_way(way) for way in saved.get("plan", {}).values()):
+        raise StateError("damaged state: plan: expected a codec, a strategy and partitions")
     for name, sides in saved["state"].items():
         if not _tensors_by_side(sides):
             raise StateError(f"damaged state: {name}: expected tensors by side and name")
+
+
+def _is_way(way: object) -> bool:
+    return isinstance(way, list) and [type(each) for each in way] == [str, str, int] and way[2] > 0
 
 
 def _tensors_by_side(sides: object) -> bool:

@@ -32,7 +32,7 @@ from hipress.sync.state import deferrable_states
 from hipress.sync.verify import VERIFY_STEPS, Verifier
 
 if TYPE_CHECKING:
-    from hipress.sync.tuner import Tuner
+    from hipress.sync.chooser import Chooser
 
 #: seconds after a native all-reduce's own time-out; in torch 2.8 it is the group's
 NATIVE_TIMEOUT_SLACK = 1.0
@@ -132,7 +132,7 @@ class Engine:
         group: dist.ProcessGroup,
         meeting: Meeting,
         *,
-        tuner: Tuner | None = None,
+        tuner: Chooser | None = None,
         skips: bool = False,
         unused: bool = False,
     ) -> None:
@@ -235,6 +235,8 @@ class Engine:
             plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
             if not self._owed.keys().isdisjoint(indices):
                 self._pay(indices, buffer)
+            if self._tuner is not None:
+                self._tuner.handed(indices, buffer)
             self._count(plan, buffer)  # now: an all-reduce gives a sparse buffer other rows
             future = compat.profiled_until_done(
                 f"bucket {self._latest}",
@@ -275,12 +277,16 @@ class Engine:
         """
         if self._latest >= 0 and not self._skips:
             return  # one of several backward passes of a step
+        if self._tuner is not None:
+            self._tuner.backward_over()
         checked, self._checked = self._checked, None
         if checked is not None:
             self.wait(checked, None)
         for number, (future, seconds) in enumerate(self.traffic.pending):
             self.wait(future, seconds)
             arrived(number)
+        if self._tuner is not None:
+            self._tuner.averaged()
         self.traffic.pending.clear()
         self._latest = -1
 
@@ -325,7 +331,7 @@ class Engine:
             self._verifier.close()
 
     @property
-    def tuner(self) -> Tuner | None:
+    def tuner(self) -> Chooser | None:
         """What chooses the plan, if it may change."""
         return self._tuner
 

@@ -1,8 +1,10 @@
-"""Which plan the next step goes by: tries those of "auto", keeps one, and looks again.
+"""Which plan the next step goes by: watches the first steps, tries plans of "auto", keeps one, and
+looks again.
 
 Every rank asks as a step begins, so all switch between the same two steps. What decides is the same
 on all ranks: times of the slowest one, by an all-reduce of a number, after every step of a trial
-and once in WINDOW steps from then on.
+and once in WINDOW steps from then on. The first steps go by the native all-reduce: they show when
+gradients are ready and how long payloads are, while codecs are compiled.
 """
 
 from __future__ import annotations
@@ -10,23 +12,29 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from casync.predict.cost import Costs
 from hipress.errors import ConfigMismatch, SyncError
 from hipress.plan import probe
 from hipress.plan.rules import Plan
 from hipress.plan.trial import WINDOW, Trial, Tried, Watch, results
+from hipress.plan.workload import Workload
 from hipress.ranks.link import all_reduce_max, connect
 from hipress.ranks.meeting import Meeting
+from hipress.sync.observer import Observer
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
 
     from casync.codec import Codec
     from hipress.plan.auto import Search
+    from hipress.plan.compiling import Compiling
 
+WATCHED = 3  # steps, at least; DDP makes its buckets anew after the first one
 MOST_PATIENCE = 64  # windows
 T = TypeVar("T")
 log = logging.getLogger("hipress")
@@ -39,23 +47,26 @@ class Tuner:
     def __init__(
         self,
         search: Search,
-        costs: Costs,
+        link: Costs,
+        compiling: Compiling,
         meeting: Meeting,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`costs`: as measured, the same on all ranks. `clock`: in seconds."""
-        self._search, self._costs, self._clock, self._meeting = search, costs, clock, meeting
+        """`link`: as measured, the same on all ranks. `compiling`: what the search may use.
+        `clock`: in seconds."""
+        self._search, self._clock, self._meeting = search, clock, meeting
+        self.costs = link
+        self._compiling = compiling
         self._group: dist.ProcessGroup | None = connect(meeting, "trial")  # None after `close`
-        self.plans = search.plans(costs)
-        self._trial = Trial(len(self.plans), kept=len(self.plans) - 1)  # the native all-reduce
+        self.plans: tuple[Plan, ...] = (search.unplanned(),)
+        self._trial = Trial(1, kept=0)
+        self._observer: Observer | None = Observer(search.params)  # None after the first steps
+        self._workload: Workload | None = None  # None where it was not watched
         self._watch, self._patience = Watch(), Watch.patience
         self._begun: float | None = None  # the step that is under way
         self._window: list[float] = []
-
-    @property
-    def codecs(self) -> Mapping[str, Codec]:
-        """Of all plans that there may be."""
-        return {**self._search.codecs, **self._search.overrides.codecs}
+        #: of all plans that there may be
+        self.codecs: dict[str, Codec] = {**search.codecs, **search.overrides.codecs}
 
     @property
     def plan(self) -> Plan:
@@ -64,7 +75,9 @@ class Tuner:
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """What the last trial has found so far."""
+        """What the last trial has found so far; () before it."""
+        if self._observer is not None:
+            return ()
         labels = [plan.label for plan in self.plans]
         return results(self._trial, labels, [plan.seconds for plan in self.plans])
 
@@ -80,13 +93,40 @@ class Tuner:
     def next(self) -> Plan:
         """The plan of the step that begins now. Raises HipressError where ranks cannot compare."""
         now = self._clock()
+        if self._observer is not None:
+            self._observer.begin(now)
         if self._group is not None and self._begun is not None:
             self._take(now - self._begun, self._group)
         self._begun = self._clock()
         return self.plan
 
+    def handed(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
+        """A bucket of the step is ready, and not averaged yet."""
+        if self._observer is not None:
+            self._observer.handed(indices, buffer, self._clock())
+
+    def backward_over(self) -> None:
+        """The step's backward pass is."""
+        if self._observer is not None:
+            self._observer.backward_over(self._clock())
+
+    def averaged(self) -> None:
+        """All buckets of the step are."""
+        if self._observer is not None:
+            self._observer.averaged(self._clock())
+
+    def restored(self, saved: Mapping[str, Any]) -> Plan | None:
+        """The plan by which a state was saved, as Plan.by_name has it; None where there can be no
+        such plan."""
+        return self._search.restored(saved, self.codecs)
+
     def hold(self, plan: Plan) -> None:
         """Try no more; keep this one until times drift."""
+        if plan not in self.plans:
+            self.plans = (plan, *self.plans)
+        if self._observer is not None:
+            self._settle(self._compiling.codecs())
+            self._observer = None
         self._trial = Trial(len(self.plans), kept=self.plans.index(plan))
         self._trial.stop()
         self._watch, self._begun = Watch(), None
@@ -98,18 +138,49 @@ class Tuner:
 
     def _take(self, seconds: float, group: dist.ProcessGroup) -> None:
         """A step took this long, here."""
-        if not self._trial.over:
+        if self._observer is not None:
+            compiling = self._slowest(float(not self._compiling.done), group)
+            if self._observer.steps >= WATCHED and not compiling:
+                self._plan(self._observer, group)
+        elif not self._trial.over:
             if self._trial.observe(self._slowest(seconds, group)):
                 self._kept()
-            return
-        self._window.append(seconds)
-        if len(self._window) == WINDOW:
-            step = self._slowest(statistics.median(self._window), group)
-            self._window.clear()
-            topology = self._search.topology
-            message = self._attend(lambda: probe.message_seconds(group, topology))
-            if self._watch.drifted(step, message):
-                self._look_again(group)
+        else:
+            self._window.append(seconds)
+            if len(self._window) == WINDOW:
+                self._compare(group)
+
+    def _plan(self, observer: Observer, group: dist.ProcessGroup) -> None:
+        """The first steps have been watched: begin the trial."""
+        codecs = self._attend(self._compiling.codecs)
+        self._settle(codecs)
+        link = self.costs
+        self.costs = self._attend(lambda: probe.measure_codecs(group, codecs, link))
+        self._workload = self._attend(
+            lambda: observer.workload(lambda values: all_reduce_max(values, group), codecs)
+        )
+        self._observer = None
+        self._try(self._search.plans(self.costs, self._workload))
+
+    def _settle(self, codecs: Mapping[str, Codec]) -> None:
+        """From now on go by what was compiled."""
+        self._search = replace(self._search, codecs=codecs)
+        self.codecs.update(codecs)
+
+    def _try(self, plans: tuple[Plan, ...]) -> None:
+        self.plans = plans
+        self._trial = Trial(len(plans), kept=len(plans) - 1)  # the native all-reduce
+        if self._trial.over:
+            self._kept()
+
+    def _compare(self, group: dist.ProcessGroup) -> None:
+        """A window is full: see whether times have drifted."""
+        step = self._slowest(statistics.median(self._window), group)
+        self._window.clear()
+        topology = self._search.topology
+        message = self._attend(lambda: probe.message_seconds(group, topology))
+        if self._watch.drifted(step, message):
+            self._look_again(group)
 
     def _slowest(self, seconds: float, group: dist.ProcessGroup) -> float:
         """That of the slowest rank."""
@@ -123,13 +194,17 @@ class Tuner:
 
     def _look_again(self, group: dist.ProcessGroup) -> None:
         """Another trial, with the current plan as the one to beat."""
-        before, costs, topology = self.plan, self._costs, self._search.topology
-        self._costs = self._attend(lambda: probe.measure_link(group, costs, topology))
+        before, costs, search = self.plan, self.costs, self._search
+        codecs = search.codecs
+        link = self._attend(lambda: probe.measure_link(group, codecs, search.topology))
+        self.costs = replace(link, codecs=costs.codecs, overlap=costs.overlap)
+        if not costs.codecs:  # after `hold`
+            self.costs = self._attend(lambda: probe.measure_codecs(group, codecs, link))
         facts = before.facts()
-        others = [p for p in self._search.plans(self._costs) if p.facts() != facts]
+        others = [p for p in search.plans(self.costs, self._workload) if p.facts() != facts]
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
         self.plans = (before, *others)
         self._trial = Trial(len(self.plans), kept=0)
-        self._patience = min(2 * self._patience, MOST_PATIENCE)
         if self._trial.over:
             self._kept()
 

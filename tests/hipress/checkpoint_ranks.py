@@ -37,7 +37,7 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
     fresh.load_state_dict(weights)
     again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
     template = keys_of(hipress.state_dict(again)) == keys_of(state)
-    older = {k: v for k, v in state.items() if k not in ("strategies", "compressors")}
+    older = {k: v for k, v in state.items() if k not in ("strategies", "compressors", "plan")}
     hipress.load_state_dict(again, older | {"format": 1})
     hipress.load_state_dict(again, state)
     reloaded = hipress.state_dict(again)
@@ -102,7 +102,7 @@ def state_errors(ddp, state):
     found = {}
     other = {"codecs": dict.fromkeys(state["codecs"], "other")}
     topk = {"compressors": dict.fromkeys(state["codecs"], "topk(ratio=0.01)")}
-    unnamed = {key: value for key, value in state.items() if key != "compressors"}
+    unnamed = {key: value for key, value in state.items() if key not in ("compressors", "plan")}
     broken = {
         "format": {"nonsense": 1},
         "codec": state | other,
@@ -121,6 +121,7 @@ def state_errors(ddp, state):
         "list": {"state": []},
         "strategies": {"strategies": 1},
         "compressors": {"compressors": 1},
+        "plan": {"plan": {"second.weight": ["int8_fake", "ps", 0]}},
         "values": {"state": state["state"] | {"second.weight": {"worker": {"residual": [1]}}}},
         "side": {"state": state["state"] | {"second.weight": {"owner": values["worker"]}}},
     }.items():

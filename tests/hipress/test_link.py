@@ -66,11 +66,11 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
 
 
 def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
-    def measure(group, codecs, topology):
+    def measure_link(group, codecs, topology):
         raise RuntimeError("closed by peer")
 
     monkeypatch.setattr("hipress.session.connect", lambda meeting, purpose: None)
-    monkeypatch.setattr("hipress.plan.probe.measure", measure)
+    monkeypatch.setattr("hipress.plan.probe.measure_link", measure_link)
     meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), 0.05)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):

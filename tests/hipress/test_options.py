@@ -115,7 +115,7 @@ def test_names_that_others_use_and_files_without_their_ending(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "strategy, told", [("rng", "did you mean 'ring'"), ("vote", "no formula for strategy 'vote'")]
+    "strategy, told", [("rng", "did you mean 'ring'"), ("vote", "cannot predict strategy 'vote'")]
 )
 def test_auto_needs_a_codec_for_the_strategy(strategy, told):
     """It would measure the link, find nothing to compare, and never compress."""

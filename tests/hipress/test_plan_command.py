@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from casync.predict.cost import CodecCost, Costs, Line
+from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
 from hipress.cli import app
@@ -22,14 +23,14 @@ from hipress.plan.auto import candidates
 from tests.hipress.fakes import Int8
 
 CODECS = {"int8_fake": Int8()}
-WIRE = Line(1e-4, 1e-8)
+WIRE = Transfer(Line(1e-4, 1e-8), 0.25)
 NODES = Topology.of([[0, 1], [2, 3]])
 
 
 def costs(codecs):
-    work = CodecCost(Line(1e-6, 1e-10), Line(1e-6, 2e-10), 0.3)
-    return Costs(WIRE, {"float32": WIRE, "bfloat16": WIRE, "float16": WIRE},
-                 dict.fromkeys(codecs, work), Line(1e-5, 1e-10))  # fmt: skip
+    work = CodecCost(Line(1e-6, 1e-10), Line(1e-6, 2e-10), Line(2e-6, 3e-10))
+    return Costs({1: WIRE, 3: WIRE}, {"float32": WIRE, "bfloat16": WIRE, "float16": WIRE},
+                 dict.fromkeys(codecs, work), Transfer(Line(1e-5, 1e-10)), 0.5)  # fmt: skip
 
 
 @pytest.fixture
@@ -73,9 +74,9 @@ def test_what_differs_from_a_profile_is_told(tmp_path):
     [
         ("{", "is no profile of `hipress probe`: JSONDecodeError"),
         ("[]", "is no profile"),
-        ('{"format": 7}', "format 7; this reads 1"),
-        ('{"format": 1}', "is no profile of `hipress probe`: KeyError: 'nodes'"),
-        ('{"format": 1, "nodes": [[0, 5]]}', "is no profile .*: PlanError"),
+        ('{"format": 7}', "format 7; this reads 2"),
+        ('{"format": 2}', "is no profile of `hipress probe`: KeyError: 'nodes'"),
+        ('{"format": 2, "nodes": [[0, 5]]}', "is no profile .*: PlanError"),
         (None, "cannot be read"),
     ],
 )
@@ -88,9 +89,15 @@ def test_what_is_no_profile_is_refused(tmp_path, text, told):
 
 def test_a_negative_time_is_refused(path):
     data = json.loads(path.read_text())["costs"]
-    changed(path, costs={**data, "exchange": {"latency": -1, "per_byte": 0}})
-    with pytest.raises(ConfigError, match="a negative time"):
-        profile.read(path)
+    wrong = {"line": {"latency": -1, "per_byte": 0}, "cores": 0}
+    for values, told in (
+        ({"exchange": {"1": wrong}}, "a negative time"),
+        ({"exchange": {}}, "no exchange was measured"),
+        ({"overlap": -0.5}, "-0.5 is negative"),
+    ):
+        changed(path, costs={**data, **values})
+        with pytest.raises(ConfigError, match=told):
+            profile.read(path)
 
 
 def test_the_plan_of_shapes(path):
@@ -101,6 +108,8 @@ def test_the_plan_of_shapes(path):
     row = next(line for line in result.output.splitlines() if "0 1000x500" in line)
     assert "gains time" in row
     assert row.count("(") == 2  # the choice, and what else there is
+    longer = plan("1000x500,500", "--profile", path, "--step", "1000")
+    assert re.search(r"1\d\d\d\.\d\d", longer.output)
 
 
 def test_the_plan_of_a_model(path):
@@ -160,4 +169,6 @@ def test_probe_under_torchrun(tmp_path):
     read = profile.read(output)
     assert read.topology == Topology.of([[0, 1]])
     assert read.differences(candidates(options.make("auto"))) == []
-    assert read.costs.exchange.per_byte > 0
+    assert read.costs.to(1).line.per_byte > 0
+    assert 0 <= read.costs.overlap <= 1
+    assert all(each.hop.per_byte > 0 for each in read.costs.codecs.values())

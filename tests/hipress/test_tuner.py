@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
+import torch
 
+from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
+from hipress.errors import ConfigError
 from hipress.plan import trial
+from hipress.plan.overrides import NO_RULES
 from hipress.plan.rules import NATIVE
 from hipress.sync import tuner as tuners
-from hipress.sync.tuner import Tuner
+from hipress.sync.tuner import WATCHED, Tuner
 from tests.hipress import tuner_ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast
@@ -76,20 +81,33 @@ def test_a_state_is_loaded_into_the_plan_it_was_saved_by():
         assert codecs == {"int8_fake"}
 
 
+@dataclass(frozen=True)
 class Search:
     """Three plans; by other costs, two others."""
 
-    topology = Topology.flat(2)
-    codecs: ClassVar[dict[str, object]] = {}
+    topology: Topology = field(default_factory=lambda: Topology.flat(2))
+    codecs: Mapping[str, object] = field(default_factory=dict)
+    params: tuple[object, ...] = ()
+    overrides: object = NO_RULES
 
-    def plans(self, costs):
-        names = {"slow": ["a", "b", "native"], "fast": ["native", "c"]}[costs]
-        return tuple(
-            SimpleNamespace(
-                label=name, compresses=name != "native", seconds=1.0, facts=lambda n=name: n
-            )
-            for name in names
-        )
+    def plans(self, costs, workload):
+        names = {1: ["a", "b", "native"], 2: ["native", "c"]}[next(iter(costs.exchange))]
+        return tuple(map(script, names))
+
+    def unplanned(self):
+        return script("native")
+
+
+def script(name):
+    return SimpleNamespace(
+        label=name, compresses=name != "native", seconds=1.0, facts=lambda n=name: n
+    )
+
+
+#: costs are told apart by a number of peers
+SLOW, FAST = (
+    Costs({n: Transfer(Line(0, 0))}, {}, {"a": CodecCost(*[Line(0, 0)] * 3)}) for n in (1, 2)
+)
 
 
 class Clock:
@@ -105,19 +123,25 @@ class Clock:
 @pytest.fixture
 def scripted(monkeypatch):
     """A tuner, and a function that takes steps and returns the plans they went by."""
-    link = SimpleNamespace(costs="slow", message=0.01)
+    link = SimpleNamespace(costs=SLOW, message=0.01)
     monkeypatch.setattr(tuners, "connect", lambda meeting, purpose: object())
     monkeypatch.setattr(tuners, "all_reduce_max", lambda values, group: values)
     monkeypatch.setattr(tuners.probe, "message_seconds", lambda *_: link.message)
     monkeypatch.setattr(tuners.probe, "measure_link", lambda *_: link.costs)
+    monkeypatch.setattr(tuners.probe, "measure_codecs", lambda group, codecs, link: link)
     meeting = SimpleNamespace(rank=0, attend=lambda call, what: call())
     clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
-    tuner = Tuner(Search(), "slow", meeting, clock)
+    compiling = SimpleNamespace(done=True, codecs=dict)
+    tuner = Tuner(Search(), SLOW, compiling, meeting, clock)
+    tuner.compiling = compiling
 
     def steps(count):
         taken = []
         for _ in range(count):
             taken.append(tuner.next().label)
+            tuner.handed((), torch.empty(0))
+            tuner.backward_over()
+            tuner.averaged()
             clock.now += clock.seconds[taken[-1]]
         return taken
 
@@ -126,6 +150,8 @@ def scripted(monkeypatch):
 
 def test_after_a_trial_the_choice_holds(scripted):
     tuner, steps, _, _ = scripted
+    assert set(steps(WATCHED)) == {"native"}
+    assert tuner.tried == ()
     assert set(steps(32)) == {"a", "b", "native"}  # the last one is out early
     assert set(steps(300)) == {"a"}
     assert [each.verdict for each in tuner.tried] == ["kept", "slower", "slower"]
@@ -134,8 +160,8 @@ def test_after_a_trial_the_choice_holds(scripted):
 
 def test_drift_leads_to_another_look_with_the_current_plan_to_beat(scripted):
     tuner, steps, clock, link = scripted
-    steps(32 + 3 * trial.WINDOW)
-    link.costs, link.message = "fast", 0.001
+    steps(WATCHED + 32 + 3 * trial.WINDOW)
+    link.costs, link.message = FAST, 0.001
     clock.seconds |= {"native": 0.06}
     taken = steps(3 * trial.WINDOW)
     assert set(taken[: trial.WINDOW]) == {"a"}  # the end of a window, and all of another
@@ -146,7 +172,7 @@ def test_drift_leads_to_another_look_with_the_current_plan_to_beat(scripted):
 
 def test_a_look_in_vain_makes_patient(scripted):
     _, steps, clock, _ = scripted
-    steps(32 + trial.WINDOW)
+    steps(WATCHED + 32 + trial.WINDOW)
     clock.seconds |= {"a": 0.14, "b": 0.17}
     trials = []
     for _ in range(40):
@@ -159,6 +185,24 @@ def test_a_look_in_vain_makes_patient(scripted):
 
 def test_none_is_compared_with_after_close(scripted):
     tuner, steps, _, _ = scripted
-    steps(3)
+    steps(WATCHED + 3)
     tuner.close()
     assert set(steps(50)) == {"a"}
+
+
+def test_the_trial_waits_for_the_compiler(scripted):
+    tuner, steps, _, _ = scripted
+    tuner.compiling.done = False
+    assert set(steps(40)) == {"native"}
+    tuner.compiling.done = True
+    assert set(steps(32)) == {"a", "b", "native"}
+
+
+def test_what_cannot_be_compiled_is_told_when_it_is_needed(scripted):
+    def fail():
+        raise ConfigError("no compiler")
+
+    tuner, steps, _, _ = scripted
+    tuner.compiling.codecs = fail
+    with pytest.raises(ConfigError, match="no compiler"):
+        steps(10)

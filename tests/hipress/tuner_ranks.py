@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hipress
 import hipress.plan.auto
-from casync.predict.cost import CodecCost, Costs, Line
+from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
 from hipress.model import describe
@@ -34,8 +35,13 @@ class Script:
     def next(self):
         return next(self._next)
 
-    def close(self):
+    def handed(self, indices, buffer):
         pass
+
+    def backward_over(self):
+        pass
+
+    averaged = close = backward_over
 
 
 PLANS = {
@@ -87,9 +93,14 @@ def handed_on(rank, world_size, names, scope):
 
 def slow_link(group, codecs, topology):
     """What a probe of a link finds that every codec is worth a try on."""
-    slow = {name: Line(1e-3, 1e-6) for name in probe.DTYPES}
-    work = CodecCost(Line(1e-6, 1e-10), Line(1e-6, 1e-10), 0.3)
-    return probe.Probe(Costs(Line(1e-5, 1e-9), slow, dict.fromkeys(codecs, work)), 0.0)
+    slow = dict.fromkeys(probe.DTYPES, Transfer(Line(1e-3, 1e-6)))
+    return Costs({1: Transfer(Line(1e-5, 1e-9))}, slow)
+
+
+def fast_codecs(group, codecs, link):
+    """What a probe of codecs finds that take next to no time."""
+    work = CodecCost(*[Line(1e-6, 1e-10)] * 3)
+    return dataclasses.replace(link, codecs=dict.fromkeys(codecs, work))
 
 
 def quick(plans=None):
@@ -98,9 +109,10 @@ def quick(plans=None):
     hipress.plan.auto.MIN_GAIN_SECONDS = 0.0
     hipress.plan.auto.FAR = 1e9
     trial.SLOW = 1e9
-    probe.measure = slow_link
+    hipress.plan.auto.SHARE = 0.0
+    probe.measure_link, probe.measure_codecs = slow_link, fast_codecs
     if plans is not None:
-        hipress.plan.auto.candidates = lambda _: {c.name: c for c in plans}
+        hipress.plan.auto.candidates = lambda *_, **__: {c.name: c for c in plans}
 
 
 def steps(sync, model, rank, count):
@@ -114,20 +126,26 @@ def steps(sync, model, rank, count):
         optimizer.zero_grad()
 
 
+def through_trial(ddp, take):
+    """Takes steps until codecs are compiled and a plan is kept: on all ranks at once."""
+    while hipress.report(ddp).trial_seconds is None:
+        take()
+
+
 def agreed(rank, world_size, way):
     """A whole trial with real codecs: report, text, digest."""
     quick()
     model = make(unused=way == "unused")
     if way == "synchronizer":
         ddp = hipress.Synchronizer(model, verify=True)
-        steps(ddp, model, rank, 50)
+        through_trial(ddp, lambda: steps(ddp, model, rank, 10))
     else:
         if way == "attach":
             ddp = hipress.attach(DistributedDataParallel(model), verify=True)
         else:
             kwargs = UNREBUILT if way == "unused" else {"bucket_cap_mb": 0.02}
             ddp = hipress.wrap(model, verify=True, ddp_kwargs=kwargs)
-        train(ddp, rank, range(50))
+        through_trial(ddp, lambda: train(ddp, rank, range(10)))
     report = hipress.report(ddp)
     return report.to_dict(), str(report), digest(model)
 
@@ -158,14 +176,15 @@ def resumed(rank, world_size):
     quick([Int8(), Halves()])
     ddp = hipress.wrap(make())
     engine = SESSIONS[ddp].engine
-    int8 = next(plan for plan in engine.tuner.plans if "int8" in plan.label)
+    found = engine.tuner._search.plans(
+        fast_codecs(None, ["int8_fake", "half_fake"], slow_link(0, 0, 0))
+    )
+    int8 = next(plan for plan in found if "int8" in plan.label)
     engine.resume(0, engine.planned(int8))
     train(ddp, rank, range(4), momentum=0.0)
     saved, model = hipress.state_dict(ddp), {k: v.clone() for k, v in ddp.state_dict().items()}
     train(ddp, rank, range(4, 8), momentum=0.0)
     again = hipress.wrap(make())
-    first = SESSIONS[again].engine.tuner.plans
-    SESSIONS[again].engine.resume(0, SESSIONS[again].engine.planned(first[-1]))
     again.load_state_dict(model)
     hipress.load_state_dict(again, saved)
     train(again, rank, range(4, 8), momentum=0.0)

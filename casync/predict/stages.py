@@ -1,0 +1,162 @@
+"""What a rank does, in turn, to synchronize gradients by a strategy: its part of a timeline.
+
+All ranks do the same, so one rank's stages say it all: work on a core, and transfers. Of owners it
+is the mean rank's share. A merge that is followed by an encode is one kernel, of a cost of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.topology import Topology
+
+__all__ = ["PREDICTED", "TASK", "Item", "Stage", "native", "stages"]
+
+#: seconds of a core that a task takes besides its codec: python -m bench.tasks
+TASK = 5e-5
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Work on a core, or a transfer, of every rank."""
+
+    wire: bool
+    seconds: float  # while the core, or the link, is taken
+    delay: float = 0.0  # from then until what follows may begin
+    cores: float = 0.0  # that a transfer keeps busy
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is synchronized alike and follows one another: bytes over all ranks' owners."""
+
+    gradient: float  # bytes
+    payload: float  # bytes
+    parts: float  # chunks, each a message of its own, over all owners
+    additive: str = "float32"  # number type, of an all-reduce
+
+
+@dataclass(frozen=True)
+class _Setting:
+    topology: Topology
+    costs: Costs
+    codec: CodecCost
+
+    def spread(self, size: float) -> Stage:
+        """Every rank sends so much, in equal shares, to all others."""
+        n, near = self.topology.world_size, 0
+        if self.topology.nested:
+            near = self.topology.largest - 1
+        far, others = n - 1 - near, max(1, n - 1)
+        stage = transfer(self.costs.to(far), size * far / others)
+        if not near:
+            return stage
+        inside = transfer(self.costs.inside, size * near / others, near)
+        return Stage(True, stage.seconds + inside.seconds, stage.delay, stage.cores)
+
+
+def transfer(kind: Transfer, size: float, times: float = 1) -> Stage:
+    """Bytes take the link; latencies pass beside other transfers."""
+    return Stage(True, kind.line.per_byte * size, kind.line.latency * times, kind.cores)
+
+
+def work(*steps: tuple[Line, float, float]) -> Stage:
+    """Steps on a core: a curve, bytes, and in how many calls."""
+    seconds = (calls * (line.latency + TASK) + line.per_byte * size for line, size, calls in steps)
+    return Stage(False, sum(seconds))
+
+
+def native(size: float, calls: float, costs: Costs, kind: str = "float32") -> Stage:
+    """The native all-reduce of so many bytes."""
+    return transfer(costs.reduce[kind], size, min(calls, 1.0))
+
+
+def stages(
+    strategy: str, item: Item, codec: CodecCost, topology: Topology, costs: Costs
+) -> tuple[Stage, ...]:
+    """What each rank does for `item`, by one of PREDICTED."""
+    return _STAGES[strategy](item, _Setting(topology, costs, codec))
+
+
+def _all_reduce(item: Item, s: _Setting) -> tuple[Stage, ...]:
+    return (
+        work((s.codec.encode, item.gradient, item.parts)),
+        native(item.payload, item.parts, s.costs, item.additive),
+        work((s.codec.decode, item.gradient, item.parts)),
+    )
+
+
+def _ps(item: Item, s: _Setting) -> tuple[Stage, ...]:
+    """To owners all but their own, which add and encode once, and back."""
+    n = s.topology.world_size
+    others, own = (n - 1) / n, 1 / n
+    sent = s.spread(item.payload * others)
+    return (
+        work((s.codec.encode, item.gradient * others, item.parts * others)),
+        sent,
+        _merge_and_encode(item, s, n - 1, own),
+        sent,
+        work((s.codec.decode, item.gradient * others, item.parts * others)),
+    )
+
+
+def _merge_and_encode(item: Item, s: _Setting, merges: int, share: float) -> Stage:
+    """An owner of a share of all adds so many payloads, the last as it encodes."""
+    size, calls = item.gradient * share, item.parts * share
+    first = (s.codec.decode, size * (merges - 1), calls * (merges - 1))
+    return work(first, (s.codec.hop, size, calls))
+
+
+def _ring(item: Item, s: _Setting) -> tuple[Stage, ...]:
+    """N-1 hops, each of which decodes, adds and encodes, and N-1 that only decode."""
+    n = s.topology.world_size
+    share = (n - 1) / n
+    kind = s.costs.to(1)
+    sent = transfer(kind, item.payload * share, n - 1)
+    return (
+        work((s.codec.encode, item.gradient / n, item.parts / n)),
+        sent,
+        work((s.codec.hop, item.gradient * share, item.parts * share)),
+        sent,
+        work((s.codec.decode, item.gradient * share, item.parts * share)),
+    )
+
+
+def _allgather(item: Item, s: _Setting) -> tuple[Stage, ...]:
+    """Everybody encodes once and decodes everybody."""
+    n = s.topology.world_size
+    return (
+        work((s.codec.encode, item.gradient, item.parts)),
+        s.spread(item.payload * (n - 1)),
+        work((s.codec.decode, item.gradient * n, item.parts * n)),
+    )
+
+
+def _hierarchical(item: Item, s: _Setting) -> tuple[Stage, ...]:
+    """Raw to a leader in the node, `ps` between the M leaders of a chunk, payloads back inside."""
+    m, members = len(s.topology.nodes), s.topology.largest
+    led, inside = 1 / members, (members - 1) / members
+    crossing = transfer(s.costs.to(m - 1), item.payload * led * (m - 1) / m)
+    far = led * (m - 1) / m
+    return (
+        transfer(s.costs.inside, item.gradient * inside, members - 1),
+        work((s.codec.encode, item.gradient * far, item.parts * far)),
+        crossing,
+        _merge_and_encode(item, s, m - 1, led / m),
+        crossing,
+        transfer(s.costs.inside, item.payload * inside, members - 1),
+        work((s.codec.decode, item.gradient, item.parts)),
+    )
+
+
+_STAGES: Mapping[str, Callable[[Item, _Setting], tuple[Stage, ...]]] = {
+    "allreduce": _all_reduce,
+    "ps": _ps,
+    "ring": _ring,
+    "allgather": _allgather,
+    "hierarchical": _hierarchical,
+}
+#: strategies of which a step is predicted; `simulate` takes all
+PREDICTED = tuple(_STAGES)

@@ -1,0 +1,173 @@
+"""What the planner minimizes: the predicted seconds of a step in which each tensor goes its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from casync import strategies
+from casync.codec import FLOAT_BYTES
+from casync.graph.plan import WHOLE_BYTES
+from casync.predict.cost import Costs
+from casync.predict.stages import Item, Stage, native, stages
+from casync.predict.timeline import Load, simulate_step
+from casync.topology import Topology
+from hipress.model import Param
+from hipress.plan.rules import partitions
+from hipress.plan.workload import Bucket, Workload
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+LOADS = 12  # chains in a simulated step: neighbouring buckets are joined, large ones cut
+PIECES = 4  # of a bucket, at most
+ONCE = 0.1  # of the time that a step waits: what one quantization instead of two is worth
+
+Kind = tuple[Param, ...]  # what gets one choice
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a tensor travels compressed."""
+
+    codec: str  # its key in a plan
+    strategy: str
+    cut: int = 1  # times the usual partitions
+
+    @property
+    def label(self) -> str:
+        """Such as `int4_group (ps)`."""
+        return f"{self.codec} ({self.strategy})"
+
+    def partitions(self, numel: int, codec: Codec, topology: Topology) -> int:
+        """Of a tensor of this length; a codec that must not be cut is not."""
+        usual = partitions(numel, codec, self.strategy, topology.world_size)
+        return usual * self.cut if cuttable(codec) else usual
+
+
+def cuttable(codec: Codec) -> bool:
+    """Whether what a codec makes of a tensor does not depend on how it is partitioned."""
+    return codec.align > 1 or codec.additive is not None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A step. Seconds."""
+
+    seconds: float  # the whole step
+    waiting: float  # of it, what the backward pass does not hide
+    backward: float  # until the backward pass is over, from the first bucket on
+
+
+class Objective:
+    """Predicts steps of one model on one cluster; counts them. None as a way is no codec."""
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        codecs: Mapping[str, Codec],
+        topology: Topology,
+        costs: Costs,
+        workload: Workload,
+    ) -> None:
+        """`kinds`: of all parameters; a choice for each is what is predicted."""
+        self.steps = 0
+        self._kinds, self._codecs, self._topology = kinds, codecs, topology
+        self._costs, self._workload = costs, workload
+        owner = {param.index: number for number, kind in enumerate(kinds) for param in kind}
+        params = {param.index: param for kind in kinds for param in kind}
+        self._buckets = [
+            (bucket.ready, _members(bucket, owner, params))
+            for bucket in _joined(workload.buckets, LOADS)
+        ]
+        self._pieces = min(PIECES, max(1, LOADS // max(1, len(self._buckets))))
+        self._known: dict[tuple[int, Way | None, tuple[int, ...]], Load] = {}
+
+    def step(self, choices: Sequence[Way | None]) -> Predicted:
+        """The step in which each kind goes its way."""
+        self.steps += 1
+        loads = list(self._loads(choices))
+        made = simulate_step(loads, self._workload.backward, self._costs.overlap)
+        waiting = max(0.0, made.seconds - self._workload.backward)
+        return Predicted(made.seconds + self._workload.rest, waiting, made.backward)
+
+    def weighed(self, predicted: Predicted, choices: Sequence[Way | None]) -> float:
+        """What is compared: seconds, and a little for what is quantized once more by owners."""
+        sizes = [sum(param.numel for param in kind) for kind in self._kinds]
+        again = [
+            size
+            for size, way in zip(sizes, choices, strict=True)
+            if way is not None and strategies.load(way.strategy).SPREADS
+        ]
+        return predicted.seconds + ONCE * predicted.waiting * sum(again) / max(1, sum(sizes))
+
+    def _loads(self, choices: Sequence[Way | None]) -> Iterator[Load]:
+        for number, (_, members) in enumerate(self._buckets):
+            by_way: dict[Way | None, list[int]] = {}
+            for kind in members:
+                by_way.setdefault(choices[kind], []).append(kind)
+            for way, taken in by_way.items():
+                key = (number, way, tuple(taken))
+                if key not in self._known:
+                    self._known[key] = self._load(*key)
+                yield self._known[key]
+
+    def _load(self, number: int, way: Way | None, taken: tuple[int, ...]) -> Load:
+        ready, members = self._buckets[number]
+        params = [param for kind in taken for param in members[kind]]
+        if way is None:
+            size = sum(param.numel * param.dtype.itemsize for param in params)
+            return Load(ready, (native(size, 1, self._costs),))
+        item = self._item(params, way)
+        pieces = min(self._pieces, max(1, round(item.parts)))
+        return Load(ready, self._stages(item, way), pieces)
+
+    def _stages(self, item: Item, way: Way) -> tuple[Stage, ...]:
+        cost = self._costs.codecs.get(way.codec)
+        if cost is None:  # of a rule: nothing is known but how long its payloads may be
+            return (native(item.payload, 1, self._costs),)
+        return stages(way.strategy, item, cost, self._topology, self._costs)
+
+    def _item(self, params: Sequence[Param], way: Way) -> Item:
+        codec = self._codecs[way.codec]
+        turns = self._topology.turns(strategies.load(way.strategy).SPREADS)
+        small = [p for p in params if p.numel * FLOAT_BYTES < WHOLE_BYTES]
+        large = [p for p in params if p.numel * FLOAT_BYTES >= WHOLE_BYTES]
+        parts = min(len(small), max(1, len(turns)))
+        parts += sum(self._chunks(p.numel, way, codec, max(1, len(turns))) for p in large)
+        gradient = FLOAT_BYTES * sum(p.numel for p in params)
+        payload = sum(self._payload(p, way.codec) for p in params)
+        return Item(gradient, payload, parts, codec.additive or "float32")
+
+    def _chunks(self, numel: int, way: Way, codec: Codec, owners: int) -> int:
+        most = max(1, FLOAT_BYTES * numel // (WHOLE_BYTES // 2))
+        return min(most, way.partitions(numel, codec, self._topology) * owners)
+
+    def _payload(self, param: Param, key: str) -> float:
+        measured = self._workload.payloads.get((key, param.index))
+        if measured is not None:
+            return measured * FLOAT_BYTES * param.numel
+        codec = self._codecs[key]
+        if codec.rounds:
+            return sum(each.payload_bytes(param.numel) for each in codec.rounds)
+        return codec.payload_bytes(param.numel)
+
+
+def _members(
+    bucket: Bucket, owner: Mapping[int, int], params: Mapping[int, Param]
+) -> dict[int, list[Param]]:
+    """By kind, what lies in a bucket."""
+    found: dict[int, list[Param]] = {}
+    for index in bucket.indices:
+        if index in owner:  # not one that is sparse
+            found.setdefault(owner[index], []).append(params[index])
+    return found
+
+
+def _joined(buckets: Sequence[Bucket], most: int) -> Iterator[Bucket]:
+    """Neighbours as one, ready with the last of them."""
+    run = -(-len(buckets) // most) if buckets else 1
+    for first in range(0, len(buckets), run):
+        some = buckets[first : first + run]
+        yield Bucket(tuple(i for each in some for i in each.indices), some[-1].ready)

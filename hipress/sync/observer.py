@@ -1,0 +1,142 @@
+"""What the first steps show: when gradients are ready, and how long their payloads are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from casync.codec import FLOAT_BYTES
+from casync.memory.squeeze import MARK, promises, squeeze
+from hipress.model import Param
+from hipress.plan.workload import Bucket, Workload, kinds
+
+if TYPE_CHECKING:
+    from casync.codec import Codec, Floats
+
+RUNS, RUN = 16, 1 << 14  # of a large gradient: how many runs, of so many elements, are looked at
+WORD = 8  # bytes
+
+
+@dataclass
+class _Record:
+    """One step. Seconds from its first bucket on."""
+
+    begun: float
+    buckets: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
+    backward: float = 0.0
+    averaged: float = 0.0
+    step: float = 0.0
+
+
+class Observer:
+    """Watches steps that go by one plan. All ranks must call `workload` alike."""
+
+    def __init__(self, params: Sequence[Param]) -> None:
+        self._params = params
+        self._kinds = kinds([param for param in params if param.compressible and param.numel])
+        self._first = {kind[0].index for kind in self._kinds}
+        self._samples: dict[int, Floats] = {}  # by parameter: of the latest step
+        self._records: list[_Record] = []
+
+    @property
+    def steps(self) -> int:
+        """Watched so far, the one under way aside."""
+        return max(0, len(self._records) - 1)
+
+    def begin(self, now: float) -> None:
+        """A step's first bucket is ready."""
+        if self._records:
+            self._records[-1].step = now - self._records[-1].begun
+        self._records.append(_Record(now))
+
+    def handed(self, indices: Sequence[int], buffer: torch.Tensor, now: float) -> None:
+        """A bucket is, with this rank's gradients."""
+        record = self._records[-1]
+        record.buckets.append((tuple(indices), now - record.begun))
+        if buffer.is_sparse:
+            return
+        pieces = torch.split(buffer, [self._params[index].numel for index in indices])
+        for index, piece in zip(indices, pieces, strict=True):
+            if index in self._first:
+                self._samples[index] = _sample(piece)
+
+    def backward_over(self, now: float) -> None:
+        """The backward pass is, and waits."""
+        self._records[-1].backward = now - self._records[-1].begun
+
+    def averaged(self, now: float) -> None:
+        """All averages are there."""
+        self._records[-1].averaged = now - self._records[-1].begun
+
+    def workload(
+        self, agree: Callable[[list[float]], list[float]], codecs: Mapping[str, Codec]
+    ) -> Workload:
+        """A step on the slowest rank, and the longest payloads of any. `agree`: gives the largest
+        of each value over the ranks."""
+        latest = self._records[-2]
+        alike = [each for each in self._records[:-1] if _shape(each) == _shape(latest)]
+        ready = [min(times) for times in zip(*map(_times, alike), strict=True)]
+        rest = min(max(0.0, each.step - each.averaged) for each in alike)
+        agreed = agree([*ready, rest, *self._rates(codecs)])
+        *times, backward = agreed[: len(ready)]
+        rest, *rates = agreed[len(ready) :]
+        buckets = [Bucket(i, t) for (i, _), t in zip(latest.buckets, times, strict=True)]
+        return Workload(tuple(buckets), backward, rest, self._by_parameter(codecs, rates))
+
+    def _rates(self, codecs: Mapping[str, Codec]) -> list[float]:
+        """By codec and kind, payload bytes per gradient byte."""
+        return [_rate(codec, self._samples.get(k[0].index)) for codec, k in self._pairs(codecs)]
+
+    def _by_parameter(
+        self, codecs: Mapping[str, Codec], rates: Sequence[float]
+    ) -> dict[tuple[str, int], float]:
+        keys = [key for key in codecs for _ in self._kinds]
+        return {
+            (key, param.index): rate
+            for key, (_, kind), rate in zip(keys, self._pairs(codecs), rates, strict=True)
+            for param in kind
+            if rate > 0
+        }
+
+    def _pairs(self, codecs: Mapping[str, Codec]) -> list[tuple[Codec, tuple[Param, ...]]]:
+        return [(codec, kind) for codec in codecs.values() for kind in self._kinds]
+
+
+def _shape(record: _Record) -> list[tuple[int, ...]]:
+    return [indices for indices, _ in record.buckets]
+
+
+def _times(record: _Record) -> list[float]:
+    """When each bucket was ready, and when the backward pass was over."""
+    ready = [seconds for _, seconds in record.buckets]
+    return [*ready, max([record.backward, *ready])]
+
+
+def _sample(gradient: torch.Tensor) -> Floats:
+    """Some runs of a gradient, evenly spread; all of it where it is small."""
+    size = gradient.numel()
+    if size > RUNS * RUN:
+        step = size // RUNS // RUN * RUN
+        gradient = gradient[: step * RUNS].view(RUNS, step)[:, :RUN].reshape(-1)
+    copy: Floats = gradient.detach().float().numpy().copy()
+    return copy
+
+
+def _rate(codec: Codec, gradient: Floats | None) -> float:
+    """Of what a codec makes of a gradient, the bytes that travel; 0 where that is not known."""
+    if gradient is None or codec.rounds or not codec.suits(len(gradient)):
+        return 0.0
+    table = np.array([[0, len(gradient), 0, 0, 0]], np.int64)
+    room = -(-codec.payload_bytes(len(gradient)) // WORD) * WORD
+    out, at = np.zeros(room, np.uint8), np.zeros(1, np.int64)
+    state = codec.init_state(len(gradient)) if codec.stateful else None
+    (used,) = codec.encode_batch(gradient, table, out, at, state=state)
+    message = out[: -(-int(used) // WORD) * WORD]
+    left = 0
+    if promises(message):
+        left = squeeze(message, np.zeros(len(message) + MARK, np.uint8))
+    return (left or int(used)) / (FLOAT_BYTES * len(gradient))

@@ -1,0 +1,140 @@
+"""The planner's timeline against times worked out by hand, and against the simulated graph."""
+
+from __future__ import annotations
+
+import pytest
+
+from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
+from casync.predict.stages import PREDICTED, TASK, Item, Stage, native, stages
+from casync.predict.timeline import Load, simulate_step
+from casync.topology import Topology
+from tests.casync.fakes import graph_of
+
+TWO, FOUR = Topology.flat(2), Topology.flat(4)
+NOTHING = Line(0.0, 0.0)
+
+
+def work(seconds):
+    return Stage(False, seconds)
+
+
+def wire(seconds, **more):
+    return Stage(True, seconds, **more)
+
+
+def seconds(*loads, backward=0.0, overlap=0.0):
+    return simulate_step(loads, backward, overlap).seconds
+
+
+def test_stages_follow_one_another():
+    assert seconds(Load(0.0, (work(1), wire(2), work(3)))) == pytest.approx(6)
+    assert seconds() == 0
+    assert seconds(backward=5.0) == pytest.approx(5)
+
+
+def test_pieces_overlap_work_and_transfers():
+    """Two pieces: work 0-1 and 1-2, transfers 1-2.5 and 2.5-4."""
+    assert seconds(Load(0.0, (work(2), wire(3)), pieces=2)) == pytest.approx(4)
+    assert seconds(Load(0.0, (work(2), wire(3)))) == pytest.approx(5)
+
+
+def test_a_delay_leaves_the_link_free():
+    """Messages end at 1 and 2, and are there at 6 and 7."""
+    load = Load(0.0, (wire(1, delay=5.0), work(0.5)))
+    assert seconds(load, load) == pytest.approx(7.5)
+
+
+def test_what_ends_behind_the_backward_pass_is_hidden():
+    load = Load(2.0, (wire(3),))
+    assert seconds(load, backward=10.0) == pytest.approx(10)
+    assert seconds(load, backward=4.0) == pytest.approx(5)
+
+
+def test_a_codec_on_the_backward_pass_s_core_delays_it():
+    """Half speed each from 2 to 6, when 2 of work and 4 of 8 of the pass are done."""
+    load = Load(2.0, (work(2), wire(1)))
+    assert seconds(load, backward=8.0) == pytest.approx(10)
+    assert seconds(load, backward=8.0, overlap=1.0) == pytest.approx(8)
+    assert seconds(load, backward=8.0, overlap=0.5) == pytest.approx(4 + 2 / 3 + 4)
+    found = simulate_step([load], 8.0, 0.0)
+    assert (found.backward, found.seconds) == (pytest.approx(10), pytest.approx(10))
+
+
+def test_so_does_a_transfer_that_keeps_a_core_busy():
+    """1.5 cores are wanted, one is there: the pass goes at 2/3, the transfer at 5/6."""
+    assert seconds(Load(0.0, (wire(3, cores=0.5),)), backward=8.0) == pytest.approx(9.2)
+
+
+def test_later_gradients_are_delayed_as_well():
+    """The second bucket would be ready at 4; work on the first delays it by 2."""
+    first, second = Load(2.0, (work(2),)), Load(4.0, (wire(10),))
+    assert seconds(first, second, backward=4.0) == pytest.approx(16)
+
+
+def test_what_others_wait_for_goes_first():
+    """At 1 the last stage of the first chain and the first of the second are both ready."""
+    first = Load(0.0, (wire(1), work(4)))
+    second = Load(0.0, (wire(0.5, delay=0.5), work(1), wire(6)))
+    assert seconds(second, first) == pytest.approx(8.0)
+
+
+LINK, SPEED = 1e6, 4e6  # bytes a second
+
+
+@pytest.mark.parametrize("topology", [TWO, FOUR])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
+def test_as_the_graph_is_simulated(strategy, topology):
+    """Four buckets, one after the other, of which every task is followed."""
+    n, elements = topology.world_size, 40_000
+    graph = graph_of([elements], strategy, "exact", n, 2, whole_bytes=0, per_node=1)
+    cluster = Cluster(Link(LINK, 0.0), {"exact": CodecSpeed(SPEED, SPEED)})
+    ready = [0.0, 0.1, 0.2, 0.3]
+    whole = simulate([graph] * 4, cluster, ready).makespan
+    line = Line(-TASK, 1 / SPEED)  # tasks cost nothing there
+    each = Transfer(Line(0.0, 1 / LINK))
+    costs = Costs({1: each, 3: each}, {}, {"exact": CodecCost(line, line, Line(-TASK, 2 / SPEED))})
+    payload = max(sizes["exact"] for sizes in graph.message_bytes) * len(graph.parts)
+    item = Item(4.0 * elements, payload, len(graph.parts))
+    chain = stages(strategy, item, costs.codecs["exact"], topology, costs)
+    loads = [Load(at, chain, pieces=4) for at in ready]
+    assert simulate_step(loads, 0.0, 1.0).seconds == pytest.approx(whole, rel=0.1)
+
+
+def transferred(strategy, topology, payload=100.0, gradient=1000.0):
+    """Seconds of the link for a payload, at a byte a second between nodes and free inside."""
+    costs = Costs({1: Transfer(Line(0, 1.0))}, {"float32": Transfer(Line(0, 2.0))})
+    item = Item(gradient, payload, 4)
+    chain = stages(strategy, item, CodecCost(NOTHING, NOTHING), topology, costs)
+    return sum(stage.seconds for stage in chain if stage.wire)
+
+
+def test_what_crosses_the_link():
+    assert transferred("ps", FOUR) == pytest.approx(2 * 3 / 4 * 100)
+    assert transferred("ring", FOUR) == pytest.approx(2 * 3 / 4 * 100)
+    assert transferred("allgather", FOUR) == pytest.approx(3 * 100)
+    assert transferred("allreduce", FOUR) == pytest.approx(2 * 100)
+    nodes = Topology.even(8, 4)
+    assert transferred("hierarchical", nodes) == pytest.approx(2 * 1 / 2 * 100 / 4)
+    assert transferred("ps", nodes) == pytest.approx(2 * 7 / 8 * 100 * 4 / 7)
+
+
+@pytest.mark.parametrize("strategy", PREDICTED)
+def test_what_a_rank_computes(strategy):
+    """In gradients: ps encodes and decodes those of others, adds and encodes its own."""
+    wanted = {"ps": 2 * 3 / 4 + 2 / 4 + 10 / 4, "ring": 1 / 4 + 3 / 4 * 10 + 3 / 4,
+              "allgather": 1 + 4, "allreduce": 2, "hierarchical": None}[strategy]  # fmt: skip
+    costs = Costs({1: Transfer(NOTHING)}, {"float32": Transfer(NOTHING)})
+    once = Line(-TASK, 1.0)
+    codec = CodecCost(once, once, Line(-TASK, 10.0))
+    topology = FOUR if wanted else Topology.even(4, 2)
+    chain = stages(strategy, Item(1.0, 1.0, 4), codec, topology, costs)
+    total = sum(stage.seconds for stage in chain if not stage.wire)
+    assert total == pytest.approx(wanted or 1 / 4 + 10 / 4 + 1)
+
+
+def test_latencies_of_a_ring_add_up():
+    costs = Costs({1: Transfer(Line(0.5, 0.0))}, {"float32": Transfer(Line(2.0, 1.0), 0.25)})
+    chain = stages("ring", Item(1.0, 1.0, 4), CodecCost(NOTHING, NOTHING), FOUR, costs)
+    assert sum(stage.delay for stage in chain) == pytest.approx(2 * 3 * 0.5)
+    assert native(3.0, 1, costs) == Stage(True, 3.0, 2.0, 0.25)
