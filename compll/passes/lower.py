@@ -20,7 +20,7 @@ def _whole(module: Module) -> None:
         raise NotLowered("matrices and rounds")
     selections.refuse(module)
     for f in (*module.fields, *module.states):
-        if f.shape not in SHAPES or f.storage in ("golomb", "elias"):
+        if f.shape not in SHAPES:
             raise NotLowered(f"a field {f.storage}[{f.shape}]")
     if any(s.shape != "n" for s in module.states):
         raise NotLowered("a state per tensor")

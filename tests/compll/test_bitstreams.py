@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compll.backends.cpu import bitstreams as cpu_bitstreams
 from compll.backends.reference import bitstreams
 from compll.ir.layout import elias_bytes, golomb_bytes
+from tests.compll.routines import stream
 
 WRITE = {"golomb": bitstreams.encode_golomb, "elias": bitstreams.encode_elias}
 READ = {"golomb": bitstreams.decode_golomb, "elias": bitstreams.decode_elias}
@@ -16,10 +16,6 @@ BOUND = {"golomb": golomb_bytes, "elias": elias_bytes}
 sets = st.integers(1, 5000).flatmap(
     lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=200))
 )
-
-
-def kernel(name, code):
-    return getattr(cpu_bitstreams, f"{name}_{code}")
 
 
 @pytest.mark.parametrize("code", WRITE)
@@ -31,14 +27,11 @@ def test_round_trip_within_the_bound(code, drawn):
     assert len(data) <= BOUND[code](len(positions), n)
     assert READ[code](data, len(positions)).tolist() == positions.tolist()
     out = np.full(len(data) + 9, 7, np.uint8)
-    end = kernel("store", code)(positions, len(positions), out, 4, n)
-    assert out[4:end].tolist() == data.tolist()
+    end = stream(code).store(positions, n, out[4:])
+    assert out[4 : 4 + end].tolist() == data.tolist()
     assert (out[:4] == 7).all()
-    assert (out[end:] == 7).all()
-    assert kernel("check", code)(out, 4, end - 4, len(positions), n)
-    found = np.zeros(len(positions), np.int64)
-    kernel("load", code)(out, 4, end - 4, len(positions), n, found)
-    assert found.tolist() == positions.tolist()
+    assert (out[4 + end :] == 7).all()
+    assert stream(code).load(data, len(positions), n) == positions.tolist()
 
 
 @pytest.mark.parametrize("code", WRITE)
@@ -47,7 +40,7 @@ def test_arbitrary_bytes(code, raw, count, n):
     data = np.frombuffer(raw, np.uint8)
     positions = READ[code](data, count)
     good = positions is not None and (count == 0 or int(positions.max()) < n)
-    assert kernel("check", code)(data, 0, len(data), count, n) == good
+    assert stream(code).load(data, count, n) == (positions.tolist() if good else None)
 
 
 @pytest.mark.parametrize("code", WRITE)

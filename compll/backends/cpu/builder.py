@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,4 +89,33 @@ def loop(b: Builder, count: Any, step: int = 1, start: Any = None) -> Iterator[A
     following = b.add(index, number(I64, step))
     index.add_incoming(following, b.block)
     b.cbranch(b.icmp_signed("<", following, count), body, after)
+    b.position_at_end(after)
+
+
+class Variable:
+    """A number of a function that changes."""
+
+    def __init__(self, b: Builder, value: Any) -> None:
+        self.b, self.kind, self.place = b, value.type, b.room(value.type)
+        self.set(value)
+
+    def get(self) -> Any:
+        """What it is now."""
+        return self.b.load(self.place, typ=self.kind)
+
+    def set(self, value: Any) -> None:
+        """What it is from here on."""
+        self.b.store(value, self.place)
+
+
+@contextmanager
+def repeat_while(b: Builder, condition: Callable[[], Any]) -> Iterator[None]:
+    """What is built within it runs as long as the condition holds before it."""
+    test, body, after = (b.append_basic_block(name) for name in ("while", "body", "done"))
+    b.branch(test)
+    b.position_at_end(test)
+    b.cbranch(condition(), body, after)
+    b.position_at_end(body)
+    yield
+    b.branch(test)
     b.position_at_end(after)

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu import gap_stream, trit_tiles
+from compll.backends.cpu import bit_stream, gap_stream, trit_tiles
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.arrays import store_name, streamed
 from compll.backends.cpu.builder import (
@@ -47,7 +47,9 @@ from compll.numerics.numbers import LANES
 #: columns of a batch's table
 COLUMNS = ("start", "n", "tensor", "first", "state")
 #: routines that store and load fields of varying length
-STREAMS = {"gaps": gap_stream, "runs": trit_tiles}
+STREAMS: dict[str, Any] = {
+    "gaps": gap_stream, "golomb": bit_stream.GOLOMB, "elias": bit_stream.ELIAS, "runs": trit_tiles,
+}  # fmt: skip
 TYPES = {ctypes.c_void_p: PTR, ctypes.c_int64: I64, ctypes.c_float: F32, ctypes.c_int8: I8}
 
 
