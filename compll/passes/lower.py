@@ -5,6 +5,7 @@ What tile programs do not have yet raises NotLowered, here, in values.py and in 
 
 from __future__ import annotations
 
+from compll.ir.capacity import capped, cuts
 from compll.ir.layout import is_fixed, tile_of
 from compll.ir.module import Module
 from compll.ir.program import Pass, Program
@@ -109,10 +110,11 @@ def kernels(module: Module) -> dict[str, list[Kernel]]:
     """A spec's tile programs, by what is compiled together. Raises NotLowered, Unsupported.
 
     stateless: of a spec with states, the encode without them, which training never needs. hop:
-    encodes that take a payload in, where one walk is enough: several would decode in each.
+    encodes that take a payload in, where one walk is enough: several would decode in each. cut: the
+    encode whose filters keep as many elements as it is told.
     """
     _whole(module)
-    found: dict[str, list[Kernel]] = {"first": [], "stateless": [], "hop": []}
+    found: dict[str, list[Kernel]] = {"first": [], "stateless": [], "hop": [], "cut": []}
     for feed in (True, False):
         if (feed and not module.states) or (not feed and module.updates):
             continue
@@ -122,6 +124,9 @@ def kernels(module: Module) -> dict[str, list[Kernel]]:
         found["stateless" if later else "first"].append(encode(program, name, feed=feed))
         if hops(module) and len(program.passes) == 1 and is_fixed(module):
             found["hop"].append(encode(program, f"hop_{name}", feed=feed, hop=True))
+    if cuts(module):
+        program = schedule(capped(module), feed=True)
+        found["cut"].append(encode(program, "cut_encode_feed", feed=True))
     if module.selections or not is_fixed(module):
         found["first"].append(check(module))  # which the decodes call first
     for add in (False, True):

@@ -11,6 +11,7 @@ import numpy as np
 from compll.errors import PayloadError, UsageError
 from compll.frontend.shapes import Shape
 from compll.ir import layout as lay
+from compll.ir.capacity import cuts, most_in
 from compll.ir.module import Field, Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
@@ -36,6 +37,7 @@ class Arguments:
         self._states = [(item, np.dtype(item.dtype)) for item in module.states]
         self.fixed, self.all_rounds = lay.is_fixed(module), rounds(module)
         self._bounds: dict[int, int] = {}
+        self._most: dict[tuple[int, int], int] = {}
 
     def payload_bytes(self, n: int) -> int:
         """The most bytes that the payload of n elements takes; known before any data."""
@@ -127,9 +129,34 @@ class Arguments:
             raise UsageError(f"{self.name}: a payload begins at byte {first}")
         return at
 
-    def room(self, table: I64, at: I64, have: int) -> None:
+    def capacity(self, table: I64, capacity: I64, state: State | None) -> I64:
+        """The elements that each filter may keep of each piece, for so many bytes [m]."""
+        if not cuts(self.module) or state is None:
+            raise UsageError(
+                f"{self.name}: a capacity needs a selection by filter, and a state for what is cut"
+            )
+        capacity = taken(capacity, self.name, "capacity", INTS)
+        if len(capacity) != len(table):
+            raise UsageError(
+                f"{self.name}: the table has {len(table)} rows, and capacity {len(capacity)}"
+            )
+        pairs = zip(table[:, LENGTH].tolist(), capacity.tolist(), strict=True)
+        return np.array([self._most_in(n, size) for n, size in pairs], np.int64)
+
+    def _most_in(self, n: int, capacity: int) -> int:
+        key = (n, min(capacity, self.payload_bytes(n)))
+        if key not in self._most:
+            if len(self._most) > 4096:
+                self._most.clear()
+            self._most[key] = most_in(self.module, self.params, *key)
+        if self._most[key] < 0:
+            raise UsageError(f"{self.name}: {capacity} bytes hold no payload of {n} elements")
+        return self._most[key]
+
+    def room(self, table: I64, at: I64, have: int, capacity: I64 | None = None) -> None:
         """The room for the pieces' payloads in an array of `have` bytes."""
-        sizes = map(self.payload_bytes, table[:, LENGTH].tolist())
+        most = map(self.payload_bytes, table[:, LENGTH].tolist())
+        sizes = most if capacity is None else map(min, most, capacity.tolist())
         need = max(map(operator.add, at.tolist(), sizes), default=0)
         if need > have:
             raise UsageError(f"{self.name}: the payloads need {need} bytes, out has {have}")

@@ -58,8 +58,12 @@ class Backend(Protocol):
         scale: float,
         writeback: bool,
         incoming: Incoming | None = None,
+        most: I64 | None = None,
     ) -> I64:
-        """Encode every piece, after adding what `incoming` decodes to; used bytes, int64 [m]."""
+        """Encode every piece, after adding what `incoming` decodes to; used bytes, int64 [m].
+
+        most: int64 [m], elements that each filter may keep of a piece; see ir/capacity.py.
+        """
 
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compll.errors import UsageError
 from compll.frontend.shapes import Shape
+from compll.ir.capacity import cuts
 from compll.ir.module import Module
 from compll.ir.rounds import Before, Round, draws
 from compll.ir.static import Number, evaluate
@@ -52,6 +53,8 @@ class Codec:
         self.rounds: tuple[Round, ...] = self._given.all_rounds
         if self.rounds:
             self.reencodes = False
+        #: whether encode takes a capacity: what does not fit stays in a state
+        self.cuts = cuts(module)
         #: whether decode must be told the step of the encode, as it draws again what encode drew
         self.needs_step = draws(module)
         #: makes the codec for a shape, where that settles parameters
@@ -180,6 +183,7 @@ class Codec:
         scale: float = 1.0,
         writeback: bool = False,
         incoming: Incoming | None = None,
+        capacity: I64 | None = None,
     ) -> I64:
         """Encode many pieces in one launch; bytes used by each, int64 [m].
 
@@ -190,8 +194,9 @@ class Codec:
         `scale` as it is read. writeback: x's piece becomes decode(encode(x)), in the same pass.
         incoming: payloads that are decoded and added to x before all that, in the same pass where
         the codec allows it, and which are not in `out`; without writeback x's pieces then hold
-        nothing of use. On a device what is returned is the codec's own, until the next call with
-        this table.
+        nothing of use. capacity: int64 [m], bytes of room for each payload, where that is less; of
+        codecs that `cuts` tells of, whose state then keeps what does not fit. On a device what is
+        returned is the codec's own, until the next call with this table.
         """
         writes = writeback or incoming is not None
         x, state = self.arrays.vector(x, self.name, write=writes), self._states(state)
@@ -199,7 +204,8 @@ class Codec:
         seed, step = self._given.seed(seed), self._given.step(step)
         table, at = self._given.table(table, at, len(x), "x")
         self._given.state(state, table)
-        self._given.room(table, at, len(out))
+        most = None if capacity is None else self._given.capacity(table, capacity, state)
+        self._given.room(table, at, len(out), capacity)
         if incoming is not None:
             incoming = self._given.incoming(self._incoming(incoming), table)
             if self.arrays.overlap(incoming.payload, out):
@@ -221,6 +227,7 @@ class Codec:
             scale=scale,
             writeback=writeback,
             incoming=incoming,
+            **({} if most is None else {"most": most}),
         )
 
     @on_stream

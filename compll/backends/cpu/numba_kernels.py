@@ -17,6 +17,7 @@ from compll.backends.cpu.load import load
 from compll.backends.cpu.outline import outline
 from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError
+from compll.ir.capacity import cut
 from compll.ir.expr import Expr
 from compll.ir.layout import limits
 from compll.ir.module import HALVES, Module
@@ -138,13 +139,12 @@ class Kernels:
         """Host-computed values of every piece, float64 [m, statics]."""
         return self.rows.of(kernel, self.source.statics[kernel], table, step)
 
-    def limits(self, table: I64) -> I64:
+    def limits(self, table: I64, most: I64 | None = None) -> I64:
         """The bound of every piece's selections, int64 [m, selections]."""
         if not self.module.selections:
             return np.empty((len(table), 0), np.int64)
-        return np.array([self.bound(n) for n in table[:, 1].tolist()], np.int64).reshape(
-            len(table), -1
-        )
+        bounds = np.array([self.bound(n) for n in table[:, 1].tolist()], np.int64)
+        return cut(self.module, bounds.reshape(len(table), -1), most)
 
     def bound(self, n: int) -> list[int]:
         if n not in self.bounds:
@@ -166,6 +166,7 @@ class Kernels:
         scale: float,
         writeback: bool,
         incoming: Incoming | None = None,
+        most: I64 | None = None,
     ) -> I64:
         """Encode all pieces in one call."""
         if state is None and self.module.updates:
@@ -189,7 +190,7 @@ class Kernels:
             out,
             at,
             used,
-            self.limits(table),
+            self.limits(table, most),
             self.static(name, table, step),
             seed,
             step,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.ir.capacity import MOST
 from compll.ir.expr import Expr
 from compll.ir.module import Module
 from compll.ir.static import Number, evaluate
@@ -22,22 +23,28 @@ class Rows:
 
     def __init__(self, params: Mapping[str, Number]) -> None:
         self.params = dict(params)
-        self.known: dict[tuple[str, int, int], list[float]] = {}
+        self.known: dict[tuple[str, int, int, int], list[float]] = {}
 
-    def of(self, kernel: str, exprs: list[Expr], table: I64, step: int) -> F64:
-        """float64 [m, expressions], for the kernel of this name."""
+    def of(
+        self, kernel: str, exprs: list[Expr], table: I64, step: int, most: I64 | None = None
+    ) -> F64:
+        """float64 [m, expressions], for the kernel of this name. most: see ir/capacity.py."""
         if not exprs:
             return np.empty((len(table), 0))
-        rows = [self.row(kernel, exprs, n, step) for n in table[:, 1].tolist()]
+        lengths = table[:, 1].tolist()
+        cut = [0] * len(lengths) if most is None else most.tolist()
+        rows = [
+            self.row(kernel, exprs, n, step, most) for n, most in zip(lengths, cut, strict=True)
+        ]
         return np.array(rows, np.float64).reshape(len(table), len(exprs))
 
-    def row(self, kernel: str, exprs: list[Expr], n: int, step: int) -> list[float]:
+    def row(self, kernel: str, exprs: list[Expr], n: int, step: int, most: int) -> list[float]:
         """Those of a piece of n elements."""
-        key = (kernel, n, step)
+        key = (kernel, n, step, most)
         if key not in self.known:
             if len(self.known) > REMEMBERED:
                 self.known.clear()
-            env = self.params | {"n": n, "step": step}
+            env = self.params | {"n": n, "step": step, MOST: most}
             self.known[key] = [float(evaluate(e, env)) for e in exprs]
         return self.known[key]
 

@@ -75,9 +75,9 @@ class TileKernels:
         room = 4 * (int(table[:, 1].max(initial=0)) + kernel.tile + SLACK)
         return {"scratch": np.empty(room * len(kernel.scratch), np.uint8), "room": room}
 
-    def statics(self, name: str, table: I64, step: int) -> Any:
+    def statics(self, name: str, table: I64, step: int, most: I64 | None = None) -> Any:
         """Host-computed values of every piece."""
-        return self.rows.of(name, self.by_name[name].statics, table, step)
+        return self.rows.of(name, self.by_name[name].statics, table, step, most)
 
     def encode_batch(
         self,
@@ -92,18 +92,20 @@ class TileKernels:
         scale: float,
         writeback: bool,
         incoming: Incoming | None = None,
+        most: I64 | None = None,
     ) -> I64:
         """Encode all pieces in one call."""
         if state is None and self.module.updates:
             state, table = fresh(self.module, table)
         fed = state is not None and bool(self.module.states)
-        name = ("hop_" if incoming is not None else "") + ("encode_feed" if fed else "encode")
+        kind = "cut_" if most is not None else "hop_" if incoming is not None else ""
+        name = kind + ("encode_feed" if fed else "encode")
         states = [state[s.name] for s in self.by_name[name].states] if state is not None else []
         back = writeback and self.writes_back
         used = np.zeros(len(table), np.int64)
         given = {
             "x": x, "table": table, "rows": len(table), "payload": out, "at": at, "used": used,
-            "statics": self.statics(name, table, step), "seed": signed(seed), "step": step,
+            "statics": self.statics(name, table, step, most), "seed": signed(seed), "step": step,
             "scale": scale, "back": back,
         }  # fmt: skip
         if incoming is not None:

@@ -14,7 +14,7 @@ is interrupted; graphs captured before must be captured anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -31,6 +31,7 @@ from compll.backends.cuda.runs import runs_of
 from compll.backends.cuda.source import Plan, hop_source, source
 from compll.backends.cuda.streams import CHUNK, GROUP
 from compll.errors import UsageError
+from compll.ir.capacity import cut
 from compll.ir.expr import Expr
 from compll.ir.layout import field_bytes, gap_bytes, is_fixed, limits, packed_bytes, payload_bytes
 from compll.ir.module import Module
@@ -96,7 +97,6 @@ class Kernels(Launching[Plan]):
         items = np.array([[self.items(g, n) for n in lengths] for g in plan.grids], np.int64)
         blocks = -(-items // np.array([[g.per_block] for g in plan.grids]))
         firsts, begins = starts(blocks), starts(items)
-        bounds = [list(limits(self.module, n, self.params).values()) for n in lengths]
         most = [payload_bytes(self.module, n, self.params) for n in lengths]
         upload, zeros = self.device.upload, self.device.zeros
         sizes = {str(g): int(begins[g, -1]) for g in range(len(plan.grids))}
@@ -107,7 +107,7 @@ class Kernels(Launching[Plan]):
             at=upload(at),
             first=upload(firsts.reshape(-1)),
             item_at=upload(begins.reshape(-1)),
-            limits=upload(np.array(bounds, np.int64).reshape(-1)),
+            limits=upload(self.bounds(lengths).reshape(-1)),
             used=upload(np.array(most, np.int64)),
             scratch=tuple(zeros(sizes[s.per] * s.factor, s.dtype) for s in plan.scratch),
             pieces=len(lengths),
@@ -115,6 +115,11 @@ class Kernels(Launching[Plan]):
             lengths=tuple(lengths),
             repeats={e: self.times(e, lengths) for s in plan.steps if (e := s.repeat) is not None},
         )
+
+    def bounds(self, lengths: Sequence[int], most: I64 | None = None) -> I64:
+        """The most elements of every piece's selections, int64 [m, selections]."""
+        whole = [list(limits(self.module, n, self.params).values()) for n in lengths]
+        return cut(self.module, np.array(whole, np.int64).reshape(len(lengths), -1), most)
 
     def items(self, grid: Grid, n: int) -> int:
         """Of a grid, for a piece of n elements."""
@@ -163,6 +168,7 @@ class Kernels(Launching[Plan]):
         scale: float,
         writeback: bool,
         incoming: Incoming | None = None,
+        most: I64 | None = None,
     ) -> Any:
         """Encode all pieces; used bytes, int64 [m] in device memory."""
         if state is None and self.module.updates:
@@ -171,7 +177,9 @@ class Kernels(Launching[Plan]):
         written = self.source.plans[self.plan_of(state)].writes_back and not self.module.status
         back = writeback and written
         launch = self if incoming is None else self.hop()
-        used = launch.launch_encode(x, table, out, at, state, seed, step, scale, back, incoming)
+        used = launch.launch_encode(
+            x, table, out, at, state, seed, step, scale, back, incoming, most
+        )
         if writeback and not back:
             self.decode_batch(out, table, at, used, x, add=False)
         return used
@@ -183,6 +191,7 @@ class Kernels(Launching[Plan]):
     def launch_encode(
         self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, seed: int,
         step: int, scale: float, writeback: bool, incoming: Incoming | None = None,
+        most: I64 | None = None,
     ) -> Any:  # fmt: skip
         name = self.plan_of(state)
         plan = self.source.plans[name]
@@ -198,7 +207,8 @@ class Kernels(Launching[Plan]):
             begins = self.batch("set", table, incoming.at).at
             taken = (incoming.payload, begins, sizes, self.statics("set", b.lengths, 0), statics)
         args = (
-            x, b.table, b.first, b.item_at, np.int32(b.pieces), out, b.at, b.limits,
+            x, b.table, b.first, b.item_at, np.int32(b.pieces), out, b.at,
+            b.limits if most is None else self.place(self.bounds(b.lengths, most).reshape(-1)),
             self.statics(name, b.lengths, step), np.int32(len(plan.statics)), np.uint64(seed),
             np.uint64(step & (2**64 - 1)), self.tick, np.float32(scale), np.int32(writeback),
             b.used, *taken, *held, *b.scratch,

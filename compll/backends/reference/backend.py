@@ -45,6 +45,7 @@ class Kernels:
         scale: float,
         writeback: bool,
         incoming: Incoming | None = None,
+        most: I64 | None = None,
     ) -> I64:
         """Encode piece after piece."""
         assert incoming is None
@@ -63,6 +64,7 @@ class Kernels:
                 scale=scale,
                 writeback=writeback,
                 early=self.early,
+                most=None if most is None else int(most[i]),
             )
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)

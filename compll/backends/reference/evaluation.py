@@ -33,10 +33,12 @@ class Evaluation:
         step: int = 0,
         tensor: int = 0,
         offset: int = 0,
+        most: int | None = None,
     ) -> None:
         self.module, self.n, self.tile = module, n, tile_of(module)
         self.env: dict[str, Number] = dict(params) | {"n": n, "step": step}
         self.seed, self.step, self.tensor, self.offset = seed, step, tensor, offset
+        self.most = most
         self.inputs: dict[str, Any] = {}
         self.done: dict[int, Any] = {}
         self.picked: dict[str, NDArray[np.int64]] = {}
@@ -93,6 +95,8 @@ class Evaluation:
         if name not in self.picked:
             selection = self.selections[name]
             limit = as_count(evaluate(selection.limit, self.env), self.n)
+            if selection.dynamic and self.most is not None:
+                limit = min(limit, self.most)
             self.picked[name] = self.choose_elements(selection, limit)
         return self.picked[name]
 

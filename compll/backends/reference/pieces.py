@@ -33,9 +33,10 @@ def encode(
     scale: float,
     writeback: bool,
     early: tuple[str, ...] = (),
+    most: int | None = None,
 ) -> U8:
     """Encode one piece: x and states are views that are updated in place."""
-    run = Run(module, params, len(x), seed=seed, step=step, tensor=tensor, offset=offset)
+    run = Run(module, params, len(x), seed=seed, step=step, tensor=tensor, offset=offset, most=most)
     if len(x) == 0:
         return np.zeros(0, np.uint8)
     with np.errstate(all="ignore"):

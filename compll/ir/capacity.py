@@ -1,0 +1,68 @@
+"""Payloads that are cut: how many elements their selections may keep in so many bytes.
+
+Where both sides of a message must know its length beforehand, an encode is given a capacity. What
+does not fit is as if its condition did not hold: a `filter` keeps the first elements in any case,
+and states, the residual among them, treat the others as not sent. So nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from compll.ir.expr import Type, walk
+from compll.ir.layout import layout, limits
+from compll.ir.module import Module, Selection
+from compll.ir.static import Number
+from compll.numerics.types import I64
+
+__all__ = ["MOST", "capped", "cut", "cuts", "most_in"]
+
+#: the name, which no parameter can have, of what `capped` lets a filter keep
+MOST = "(most)"
+
+
+def cuts(module: Module) -> bool:
+    """Whether payloads can be cut: what selections leave out stays in a state, and decode takes
+    however many there are."""
+    filters = [s for s in module.selections if s.dynamic]
+    spreads = any(e.op == "spread" for e in walk(module.decode))
+    return bool(filters and module.states) and not module.arrays and not spreads
+
+
+def capped(module: Module) -> Module:
+    """The module whose filters keep at most MOST elements, which the host knows of every piece."""
+    most = module.pool.make("param", (), Type("int", "static"), MOST)
+
+    def less(s: Selection) -> Selection:
+        limit = module.pool.make("min", (s.limit, most), s.limit.type)
+        return replace(s, limit=limit) if s.dynamic else s
+
+    return replace(module, selections=tuple(map(less, module.selections)))
+
+
+def cut(module: Module, limits: I64, most: I64 | None) -> I64:
+    """What pieces' selections may keep, int64 [m, selections], where filters keep at most [m]."""
+    if most is not None:
+        filters = [i for i, s in enumerate(module.selections) if s.dynamic]
+        limits[:, filters] = np.minimum(limits[:, filters], most[:, None])
+    return limits
+
+
+def most_in(module: Module, params: Mapping[str, Number], n: int, capacity: int) -> int:
+    """The elements that each filter may keep of n, so that a payload has at most `capacity` bytes;
+    -1 where not even an empty payload fits."""
+    whole = limits(module, n, params)
+    counted = {s.name for s in module.selections if s.dynamic}
+
+    def fits(most: int) -> bool:
+        kept = {name: min(k, most) if name in counted else k for name, k in whole.items()}
+        return layout(module, n, kept).total <= capacity
+
+    low, high = -1, max((whole[name] for name in counted), default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
