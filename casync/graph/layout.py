@@ -85,6 +85,8 @@ class Layout:
             self.at[1:].tolist(), at[1:-1].tolist(), used[1:].tolist(), strict=True
         ):
             message[target : target + length] = message[source : source + length]
+        for end, following in zip((at[:-1] + used).tolist(), at[1:].tolist(), strict=True):
+            message[end:following] = 0  # equal payloads make equal messages
         return at[:-1], used, int(at[-1])
 
     def clear(self, message: Bytes) -> None:

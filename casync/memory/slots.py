@@ -189,8 +189,8 @@ class StagedSlot(Buffer):
 
     def message(self) -> torch.Tensor:
         """See Slot."""
+        self.left.wait()
         if not self._packed:
-            self.left.wait()
             used = self.layout.bound
             if not self.layout.fixed:
                 self._host.array[:] = self._landing.numpy()
