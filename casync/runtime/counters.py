@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 __all__ = ["Counters"]
 
@@ -16,8 +15,6 @@ class Counters:
     jobs: int = 0
     bytes_sent: int = 0  # payload bytes of point-to-point messages
     bytes_spared: int = 0  # of bytes_sent, what repeats and so does not travel; see squeeze.py
-    #: by codec: of bytes_sent, room that payloads left, see [Note: lengths that vary]
-    bytes_unused: Mapping[str, int] = field(default_factory=dict)  # not changed, but replaced
     bytes_received: int = 0
     messages_sent: int = 0
     messages_received: int = 0

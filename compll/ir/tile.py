@@ -98,13 +98,13 @@ class Walk:
 
     stores: list[Store] = field(default_factory=list)
     folds: list[Value] = field(default_factory=list)
-    compact: Compact | None = None
+    compacts: list[Compact] = field(default_factory=list)
     of: str = ""
 
     @property
     def roots(self) -> list[Value]:
         """All that it computes."""
-        compacted = self.compact.roots if self.compact else []
+        compacted = [v for one in self.compacts for v in one.roots]
         places = [s.place for s in self.stores if s.place is not None]
         return [*self.folds, *compacted, *places, *(s.value for s in self.stores)]
 
@@ -116,10 +116,10 @@ class Walk:
 
 @dataclass
 class KthLargest:
-    """Finds the k-th largest order key of all lanes, and how many are larger.
+    """Finds the k-th largest order key of all lanes or of a sample, and how many are larger.
 
     walk: compacts the keys that are at least `least`, which the step chooses; found, larger: the
-    values of the piece that it makes.
+    values of the piece that it makes. sample: how many elements are drawn; None: all are looked at.
     """
 
     walk: Walk
@@ -127,6 +127,46 @@ class KthLargest:
     least: Value
     found: Value
     larger: Value
+    sample: Value | None = None
+
+    @property
+    def drawing(self) -> bool:
+        """Whether an element's key depends on where it stands."""
+        return any(v.op in ("draw", "position") for v in self.walk.values)
+
+    @property
+    def sampled(self) -> list[Field]:
+        """The arrays that a sample is put together in: what keys are made of, or of all keys."""
+        loads = [v.attr for v in self.walk.values if v.op == "load" and v.level == "lane"]
+        names = [f"state {a.name}" if isinstance(a, Field) else "g" for a in loads]
+        if self.drawing:
+            names = ["keys"]
+        return [Field(f"sample of {name}", "float32", 0, "kept") for name in dict.fromkeys(names)]
+
+
+@dataclass
+class ThresholdSearch:
+    """`adjust` or `bisect`: thresholds are tried until as many lanes reach one as are wanted.
+
+    walk: counts the lanes that reach each of `tries`, which the step chooses; given: the operator's
+    numbers; found, count: the threshold that the step makes, and how many lanes reach it.
+    """
+
+    how: str
+    walk: Walk
+    given: list[Value]
+    tries: list[Value]
+    found: Value
+    count: Value
+
+
+@dataclass
+class When:
+    """Steps that are taken where a condition is `wanted`; elsewhere what they make is 0."""
+
+    condition: Value
+    wanted: bool
+    steps: list[Step]
 
 
 @dataclass(frozen=True)
@@ -135,6 +175,9 @@ class Stream:
 
     field: Field
     array: Field
+
+
+Step = Walk | Store | KthLargest | ThresholdSearch | Stream | When
 
 
 @dataclass
@@ -149,7 +192,7 @@ class Kernel:
     name: str
     module: Module
     tile: int
-    steps: list[Walk | Store | KthLargest | Stream] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     statics: list[Expr] = field(default_factory=list)
     states: list[Field] = field(default_factory=list)
     bad: Value | None = None
@@ -159,16 +202,32 @@ class Kernel:
     @property
     def walks(self) -> list[Walk]:
         """The walks alone."""
-        found = [s.walk if isinstance(s, KthLargest) else s for s in self.steps]
-        return [s for s in found if isinstance(s, Walk)]
+        return [w for s in flat(self.steps) if (w := walk_of(s)) is not None]
 
     @property
     def scratch(self) -> list[Field]:
-        """Its own arrays: what selected elements are put together in, and what streams hold."""
-        found = [f for w in self.walks if w.compact is not None for f, _ in w.compact.parts]
+        """Its own arrays: of selected elements, of samples, and what streams hold."""
+        found = [f for w in self.walks for one in w.compacts for f, _ in one.parts]
         found += [s.field for w in self.walks for s in w.stores if s.target == SCRATCH and s.field]
         found += [s.array for s in self.steps if isinstance(s, Stream)]
+        searches = [s for s in flat(self.steps) if isinstance(s, KthLargest)]
+        found += [f for s in searches for f in s.sampled]
         return list({f.name: f for f in found}.values())
+
+
+def flat(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps, and those within them."""
+    for step in steps:
+        yield step
+        if isinstance(step, When):
+            yield from flat(step.steps)
+
+
+def walk_of(step: Step) -> Walk | None:
+    """The walk that a step is or has."""
+    if isinstance(step, KthLargest | ThresholdSearch):
+        return step.walk
+    return step if isinstance(step, Walk) else None
 
 
 def order(
@@ -192,6 +251,11 @@ def order_inside(roots: Iterable[Value]) -> Iterator[Value]:
     return order(roots, into=lambda v: v.level != "piece")
 
 
+def made(step: KthLargest | ThresholdSearch) -> tuple[Value, Value]:
+    """The two values that a search makes."""
+    return step.found, step.larger if isinstance(step, KthLargest) else step.count
+
+
 def text(kernel: Kernel) -> str:
     """A kernel to read, and to tell kernels apart by."""
     lines = [f"kernel {kernel.name}, tiles of {kernel.tile}"]
@@ -201,30 +265,62 @@ def text(kernel: Kernel) -> str:
     names: dict[int, str] = {}
     for number, static in enumerate(kernel.statics):
         lines.append(f"  static {number} = {static}")
+    for name, limit in kernel.limits.items():
+        lines += _known([limit], names)
+        lines.append(f"  limit {name}: {names[id(limit)]}")
     for step in kernel.steps:
-        if isinstance(step, Stream):
-            lines.append(f"  stream {step.field.name}, {step.array.name} as {step.field.storage}")
-            continue
-        inner = step.walk if isinstance(step, KthLargest) else step
-        stores = inner.stores if isinstance(inner, Walk) else [inner]
-        roots = inner.roots if isinstance(inner, Walk) else [inner.value]
-        if isinstance(inner, Walk):
-            lines.append(f"  for each tile{f' of {inner.of}' * bool(inner.of)}:")
-        for value in order(roots):
-            if id(value) not in names:
-                names[id(value)] = f"%{len(names)}"
-                # what is known before the walk stands where it is first needed
-                lines.append(f"    {_line(value, names)}")
-        lines += [f"    {_store(s, names)}" for s in stores]
-        if isinstance(inner, Walk) and inner.compact is not None:
-            lines += _compact(inner.compact, names)
-        if isinstance(step, KthLargest):
-            names |= {id(step.found): f"%{len(names)}", id(step.larger): f"%{len(names) + 1}"}
-            found = f"{names[id(step.found)]}, {names[id(step.larger)]}"
-            lines.append(f"  {found} = kth largest of them, k = {_scalar(step.k)}")
+        lines += [f"  {line}" for line in _step(step, names)]
     if kernel.bad is not None:
         lines.append(f"  status {names.get(id(kernel.bad.args[0]), '')} not finite")
     return "\n".join(lines) + "\n"
+
+
+def _step(step: Step, names: dict[int, str]) -> list[str]:
+    if isinstance(step, Stream):
+        return [f"stream {step.field.name}, {step.array.name} as {step.field.storage}"]
+    if isinstance(step, When):
+        inner = [f"  {line}" for one in step.steps for line in _step(one, names)]
+        known = _known([step.condition], names)
+        return [*known, f"when {'not ' * (not step.wanted)}{names[id(step.condition)]}:", *inner]
+    if isinstance(step, Store):
+        return [*_known([step.value], names), f"  {_store(step, names)}"]
+    walk = walk_of(step)
+    assert walk is not None
+    limits = [one.limit for one in walk.compacts if one.limit is not None]
+    roots = [*walk.roots, *limits, *_numbers(step)]
+    lines = [f"for each tile{f' of {walk.of}' * bool(walk.of)}:", *_known(roots, names)]
+    lines += [f"  {_store(s, names)}" for s in walk.stores]
+    lines += [line for one in walk.compacts for line in _compact(one, names)]
+    return lines + _searched(step, names)
+
+
+def _known(roots: list[Value], names: dict[int, str]) -> list[str]:
+    """Lines of what these need; what is known before a walk stands where it is first needed."""
+    lines = []
+    for value in order(roots):
+        if id(value) not in names:
+            names[id(value)] = f"%{len(names)}"
+            lines.append(f"  {_line(value, names)}")
+    return lines
+
+
+def _numbers(step: Step) -> list[Value]:
+    """What a search is given besides its walk."""
+    if isinstance(step, KthLargest):
+        return [step.k] if step.sample is None else [step.k, step.sample]
+    return step.given if isinstance(step, ThresholdSearch) else []
+
+
+def _searched(step: Step, names: dict[int, str]) -> list[str]:
+    """What a search makes."""
+    if not isinstance(step, KthLargest | ThresholdSearch):
+        return []
+    for value in made(step):
+        names[id(value)] = f"%{len(names)}"
+    how = "kth largest" if isinstance(step, KthLargest) else step.how
+    numbers = ", ".join(names[id(v)] for v in _numbers(step))
+    sample = " of a sample" * (isinstance(step, KthLargest) and step.sample is not None)
+    return [f"{', '.join(names[id(v)] for v in made(step))} = {how}{sample}, {numbers}"]
 
 
 def _line(value: Value, names: dict[int, str]) -> str:
@@ -234,16 +330,12 @@ def _line(value: Value, names: dict[int, str]) -> str:
     return f"{names[id(value)]} = {value.op} {parts}".rstrip() + f" : {value.kind} {value.level}"
 
 
-def _scalar(value: Value) -> str:
-    return f"{value.op} {value.attr}" if not value.args else value.op
-
-
 def _compact(one: Compact, names: dict[int, str]) -> list[str]:
     conditions = [f"where {names[id(one.always)]}"] if one.always is not None else []
     if one.first is not None and one.limit is not None:
-        conditions.append(f"the first {_scalar(one.limit)} where {names[id(one.first)]}")
+        conditions.append(f"the first {names[id(one.limit)]} where {names[id(one.first)]}")
     parts = ", ".join(f"{f.name} = {names[id(v)]}" for f, v in one.parts)
-    return [f"    compact {one.selection} {', '.join(conditions)}: {parts}"]
+    return [f"  compact {one.selection} {', '.join(conditions)}: {parts}"]
 
 
 def _store(store: Store, names: dict[int, str]) -> str:

@@ -105,9 +105,7 @@ def step(module: Module, root: Expr, name: str, *, feed: bool, field: Field | No
             value = values.make("code", [value], "i32", "lane", field.most.bit_length())
         elif value.kind == "bool":
             value = values.make("convert", [value], "i32", "lane")
-        if value.level != "lane":
-            value = values.make("spread", [values.narrow(value, "lane")], value.kind, "lane")
-        kernel.steps.append(Walk([Store("payload", out, value)]))
+        kernel.steps.append(Walk([Store("payload", out, values.lanes(value))]))
     return Step(kernel, tuple(values.leaves), out.storage, feed)
 
 

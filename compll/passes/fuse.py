@@ -29,13 +29,11 @@ class Loop:
     folds: list[Value] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
     kept: list[Value] = field(default_factory=list)
-    compact: Compact | None = None
+    compacts: list[Compact] = field(default_factory=list)
 
 
 def loops(walk: Walk, tile: int) -> list[Loop]:
     """The loops, in order."""
-    if walk.compact is not None:  # in order, and what is stored tells what was selected
-        return [Loop(0, tile, list(walk.folds), walk.stores, compact=walk.compact)]
     stages = _stages(walk)
     found: list[Loop] = []
     folds = [v for v in walk.values if v.op == "fold"]
@@ -47,17 +45,34 @@ def loops(walk: Walk, tile: int) -> list[Loop]:
         if not store.in_place:
             _loop(found, stages[id(store.value)], _stride(store, tile)).stores.append(store)
     last = [s for s in lane_stores if s.in_place]
-    if last:
-        stage = max([one.stage for one in found] + [stages[id(s.value)] for s in last])
-        together = [one for one in found if one.stage == stage and not one.folds]
-        loop = together[-1] if together else Loop(stage, 0)
-        found = [one for one in found if one is not loop] + [loop]
-        loop.stores += last
+    if last or walk.compacts:
+        found = _with_last(found, walk, last, stages, tile)
     found.sort(key=lambda one: one.stage)  # stable: the last of its stage stays the last
     for one in found:
         one.stride = one.stride or tile
     _keep(found)
     return found
+
+
+def _with_last(
+    found: list[Loop], walk: Walk, stores: list[Store], stages: dict[int, int], tile: int
+) -> list[Loop]:
+    """The loops, and behind them one that overwrites, and that selects, which it does in order."""
+    roots = [s.value for s in stores] + [v for one in walk.compacts for v in one.roots]
+    stage = max([one.stage for one in found] + [stages[id(v)] for v in roots])
+    strides = (0, tile) if walk.compacts else tuple(one.stride for one in found)
+    scattered = any(s.place is not None for s in stores)  # a lane at a time, unlike others
+    together = [
+        one
+        for one in found
+        if one.stage == stage and one.stride in strides and not scattered
+        and (not one.folds or (walk.compacts and all(f.attr != "sum" for f in one.folds)))
+    ]  # fmt: skip
+    loop = together[-1] if together else Loop(stage, 0)
+    loop.stride = tile if walk.compacts else loop.stride
+    loop.stores += stores
+    loop.compacts = walk.compacts
+    return [one for one in found if one is not loop] + [loop]
 
 
 def _stages(walk: Walk) -> dict[int, int]:
@@ -111,7 +126,7 @@ def order_of_lanes(loop: Loop, known: Iterable[int]) -> list[Value]:
     given = set(known)
     roots = [f.args[0] for f in loop.folds] + [s.value for s in loop.stores] + loop.kept
     roots += [s.place for s in loop.stores if s.place is not None]
-    roots += loop.compact.roots if loop.compact is not None else []
+    roots += [v for one in loop.compacts for v in one.roots]
     seen: dict[int, Value] = {}
 
     def visit(v: Value) -> None:

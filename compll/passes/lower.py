@@ -8,10 +8,11 @@ from __future__ import annotations
 from compll.ir.capacity import capped, cuts
 from compll.ir.layout import is_fixed, tile_of
 from compll.ir.module import Module
-from compll.ir.program import Pass, Program
-from compll.ir.tile import Kernel, NotLowered, Store, Stream, Value, Walk
+from compll.ir.program import Pass, Program, Sink
+from compll.ir.tile import Kernel, NotLowered, Step, Store, Stream, Value, Walk, When
 from compll.passes import selections
 from compll.passes.schedule import hops, schedule
+from compll.passes.thresholds import Thresholds
 from compll.passes.values import SHAPES, Values
 
 
@@ -23,8 +24,6 @@ def _whole(module: Module) -> None:
     for f in (*module.fields, *module.states):
         if f.shape not in SHAPES:
             raise NotLowered(f"a field {f.storage}[{f.shape}]")
-    if any(s.shape != "n" for s in module.states):
-        raise NotLowered("a state per tensor")
 
 
 def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Kernel:
@@ -36,12 +35,15 @@ def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Ker
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
     if hop:
         values.incoming = _incoming(values)
+    thresholds = Thresholds(values, program)
+    selecting = selections.Selecting(values, thresholds)
     for one in program.passes:
+        kernel.steps += thresholds.steps(one)
         usual = _walk(values, program, one)
-        if one.selections:
-            selections.encode(values, program, one, usual)
-        else:
-            kernel.steps.append(usual)
+        totals = selecting.select(one, usual)
+        kernel.steps += _guarded(values, program, one, usual)
+        kernel.steps += totals
+    kernel.steps += selecting.end()
     for sink in program.scalars:
         kernel.steps.append(values.stored(sink))
     kernel.steps += _runs(values)
@@ -65,9 +67,7 @@ def _incoming(values: Values) -> Value:
 
 
 def _walk(values: Values, program: Program, one: Pass) -> Walk:
-    if program.guard(one) is not None:
-        raise NotLowered("a walk that is not always wanted")
-    found = Walk([values.stored(s) for s in one.sinks])
+    found = Walk([store for s in one.sinks if (store := _store(values, one, s)) is not None])
     if values.module.group == 0:
         found.folds = [values.fold(e) for e in one.reductions]
     if one.status:
@@ -75,6 +75,24 @@ def _walk(values: Values, program: Program, one: Pass) -> Walk:
         found.folds.append(values.make("fold", [size], "i32", "tile", "max"))
         values.kernel.bad = values.make("total", [found.folds[-1]], "i32", "piece", "max")
     return found
+
+
+def _store(values: Values, one: Pass, sink: Sink) -> Store | None:
+    """What a walk stores of a sink; None: nothing."""
+    if any(selections.mends(sink, s, one) for s in one.selections):
+        return selections.rest(values, sink)
+    return values.stored(sink)
+
+
+def _guarded(values: Values, program: Program, one: Pass, usual: Walk) -> list[Step]:
+    """A pass's walk, where there is anything to walk for."""
+    guard = program.guard(one)
+    if not (usual.roots or usual.compacts):
+        return []
+    if guard is None:
+        return [usual]
+    condition, wanted = guard
+    return [When(values.of(condition), wanted, [usual])]
 
 
 def decode(module: Module, name: str, *, add: bool) -> Kernel:
@@ -95,9 +113,12 @@ def decode(module: Module, name: str, *, add: bool) -> Kernel:
     return kernel
 
 
-def check(module: Module) -> Kernel:
-    """The kernel that finds payloads with wrong lengths, or positions outside their tensors."""
-    kernel = Kernel("check", module, tile_of(module))
+def check(module: Module, decode: Kernel) -> Kernel:
+    """The kernel that finds payloads with wrong lengths, or positions outside their tensors.
+
+    decode: what calls it, with its own arguments.
+    """
+    kernel = Kernel("check", module, tile_of(module), statics=decode.statics)
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
     kernel.steps += _runs(values)
@@ -127,9 +148,10 @@ def kernels(module: Module) -> dict[str, list[Kernel]]:
     if cuts(module):
         program = schedule(capped(module), feed=True)
         found["cut"].append(encode(program, "cut_encode_feed", feed=True))
+    decodes = [
+        decode(module, f"decode_{'add' if add else 'set'}", add=add) for add in (False, True)
+    ]
     if module.selections or not is_fixed(module):
-        found["first"].append(check(module))  # which the decodes call first
-    for add in (False, True):
-        name = "decode_add" if add else "decode_set"
-        found["first"].append(decode(module, name, add=add))
+        found["first"].append(check(module, decodes[0]))  # which the decodes call first
+    found["first"] += decodes
     return found

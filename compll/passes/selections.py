@@ -6,20 +6,19 @@ What belongs to them follows as a walk over what was put together. See docs/tile
 from __future__ import annotations
 
 from compll.ir.expr import Expr, walk
-from compll.ir.module import POSITIONS, Field, Module, Selection
-from compll.ir.program import Pass, Program
-from compll.ir.tile import Compact, Kernel, KthLargest, NotLowered, Store, Stream, Value, Walk
-from compll.passes.values import Kept, Values
+from compll.ir.module import POSITIONS, Module, Selection
+from compll.ir.program import Pass, Sink
+from compll.ir.tile import Compact, Kernel, NotLowered, Store, Stream, Value, Walk
+from compll.passes.thresholds import Thresholds
+from compll.passes.values import Values
 
 
 def refuse(module: Module) -> None:
     """Raise NotLowered for what is not lowered yet."""
-    if len(module.selections) > 1 or any(s.kind == "drawn" for s in module.selections):
-        raise NotLowered("drawn selections, and several")
+    if any(s.kind == "drawn" for s in module.selections):
+        raise NotLowered("drawn selections")
     if module.selections and module.decode.op != "scatter":
         raise NotLowered("a decode that spreads")
-    if module.selections and module.group:
-        raise NotLowered("selections in groups")
 
 
 def limit(values: Values, s: Selection) -> Value:
@@ -32,74 +31,123 @@ def size(values: Values) -> Value:
     return values.make("size", (), "i64", "piece")
 
 
-def search(values: Values, s: Selection) -> tuple[KthLargest, Compact]:
-    """The threshold of a `top`, and the selection by it: the first of those as large as it."""
-    assert s.threshold is not None
-    key = values.make("order_key", [values.of(s.key)], "i32", "lane")
-    least, found = (values.make(op, (), "i32", "piece", s.name) for op in ("least", "found"))
-    larger = values.make("larger", (), "i64", "piece", s.name)
-    enough = values.make("ge", [key, least], "bool", "lane")
-    keys = Field(f"keys of {s.name}", "int32", 0, "kept", s.name)
-    most = limit(values, s)
-    one = Compact(f"keys of {s.name}", [(keys, key)], always=enough)
-    step = KthLargest(Walk(compact=one), most, least, found, larger)
-    compact = Compact(
-        s.name, [],
-        always=values.make("gt", [key, found], "bool", "lane"),
-        first=values.make("eq", [key, found], "bool", "lane"),
-        limit=values.make("sub", [most, larger], "i64", "piece"),
-    )  # fmt: skip
-    return step, compact
+class Selecting:
+    """The selections of an encode, pass after pass; what belongs to them is stored at the end."""
 
+    def __init__(self, values: Values, thresholds: Thresholds) -> None:
+        self.values, self.thresholds = values, thresholds
+        self.compacts: list[Compact] = []
+        self.streams: list[Stream] = []
+        self.walks: list[Walk] = []
 
-def encode(values: Values, program: Program, one: Pass, usual: Walk) -> None:
-    """A pass that selects: the search, the walk, and one over what it selected."""
-    (s,) = one.selections
-    _refuse_pass(program, one, usual)
-    values.kept = Kept(s, values)
-    if s.kind == "top":
-        step, compact = search(values, s)
-        values.kernel.steps.append(step)
-    else:
-        compact = _filter(values, s)
-    usual.compact, after = compact, Walk(of=s.name)
-    values.kernel.steps.append(usual)
-    for sink in one.kept:
+    def select(self, one: Pass, usual: Walk) -> list[Walk]:
+        """Have a pass's walk select; the walks by which totals of what is selected are known."""
+        usual.compacts = [self.compact(s) for s in one.selections]
+        self.compacts += usual.compacts
+        totals = self.late(one)
+        for s in one.selections:
+            after = Walk(of=s.name)
+            for sink in one.kept:
+                if sink.expr.type.of == s.name:
+                    self.kept(sink, after)
+            after.stores += [self.mended(x, s) for x in one.sinks if mends(x, s, one)]
+            self.walks.append(after)
+        return totals
+
+    def late(self, one: Pass) -> list[Walk]:
+        """The walks that make totals of selected elements."""
+        found = []
+        for e in one.late:
+            value = self.values.of(e)
+            for s in one.selections:
+                self.values.kept[s.name].late.add(id(value))
+            if e.op.startswith("reduce_"):
+                found.append(Walk(folds=[value.args[0]], of=e.args[0].type.of))
+        return found
+
+    def compact(self, s: Selection) -> Compact:
+        """The selection itself; which arrays it fills is known at the end."""
+        values = self.values
+        if s.kind == "filter":
+            key = values.lanes(values.of(s.key))
+            if s.unlimited:
+                return Compact(s.name, [], always=key)
+            return Compact(s.name, [], first=key, limit=limit(values, s))
+        assert s.threshold is not None
+        step = self.thresholds.kth[id(s.threshold)]
+        key = values.make("order_key", [values.lanes(values.of(s.key))], "i32", "lane")
+        return Compact(
+            s.name, [],
+            always=values.make("gt", [key, step.found], "bool", "lane"),
+            first=values.make("eq", [key, step.found], "bool", "lane"),
+            limit=values.make("sub", [limit(values, s), step.larger], "i64", "piece"),
+        )  # fmt: skip
+
+    def kept(self, sink: Sink, after: Walk) -> None:
+        """A field of selected elements."""
         f = sink.field
         if f is not None and f.storage in POSITIONS:
-            values.kernel.steps.append(Stream(f, values.of(sink.expr).attr))
+            self.streams.append(Stream(f, self.values.of(sink.expr).attr))
         else:
-            after.stores.append(values.stored(sink))
-    compact.parts = list(values.kept.parts.values())
-    values.kernel.steps.append(after)
+            after.stores.append(self.values.stored(sink))
+
+    def mended(self, sink: Sink, s: Selection) -> Store:
+        """What a state becomes at selected elements, where the walk could not store that."""
+        values, kept = self.values, self.values.kept[s.name]
+        value = kept.load(values.lanes(values.of(sink.expr.args[1])))
+        place = kept.load(values.make("position", (), "i32", "lane"))
+        return Store("state", values.states[sink.name], value, place=place)
+
+    def end(self) -> list[Stream | Walk]:
+        """What follows all walks: streams in their order, after which it is known where fields
+        lie."""
+        for one in self.compacts:
+            one.parts = list(self.values.kept[one.selection].parts.values())
+        names = [f.name for f in self.values.module.fields]
+        self.streams.sort(key=lambda stream: names.index(stream.field.name))
+        return [*self.streams, *(w for w in self.walks if w.stores)]
 
 
-def _filter(values: Values, s: Selection) -> Compact:
-    """The elements for which a condition holds, as many as are allowed."""
-    key = values.of(s.key)
-    if s.unlimited:
-        return Compact(s.name, [], always=key)
-    return Compact(s.name, [], first=key, limit=limit(values, s))
+def selects(sink: Sink) -> bool:
+    """Whether a state becomes one thing where elements are selected, and another elsewhere."""
+    return sink.kind == "state" and sink.expr.op == "where" and sink.expr.args[0].op == "in"
 
 
-def _refuse_pass(program: Program, one: Pass, usual: Walk) -> None:
-    states = any(x.kind == "state" for p in program.passes[:-1] for x in p.sinks)
-    if program.passes[-1] is not one or len(one.selections) != 1 or one.late or states:
-        raise NotLowered("selections of several walks, and totals of what is selected")
-    if any(f.attr == "sum" for f in usual.folds) or any(s.packed for s in usual.stores):
-        raise NotLowered("sums and codes in the walk that selects")
+def mends(sink: Sink, s: Selection, one: Pass) -> bool:
+    """Whether a state is stored at this selection's elements after the walk.
+
+    A walk that would not touch the state leaves it to what follows, which touches less.
+    """
+    if not selects(sink) or sink.expr.args[0].value != s.name:
+        return False
+    _, value, rest = sink.expr.args
+    late = {id(e) for e in one.late}
+    return (rest.op == "state" and rest.value == sink.name) or any(
+        id(e) in late or e.type.shape == "kept" or e.op == "count_kept" for e in walk(value)
+    )
+
+
+def rest(values: Values, sink: Sink) -> Store | None:
+    """What a walk stores of a state that is mended after it; None: nothing."""
+    inside, _, other = sink.expr.args
+    if other.op == "state" and other.value == sink.name:
+        return None
+    f = values.states[sink.name]
+    before = values.make("load", (), "f32", "lane", f)
+    chosen = [values.of(inside), before, values.lanes(values.of(other))]
+    return Store("state", f, values.make("where", chosen, "f32", "lane"))
 
 
 def scattered(values: Values, kernel: Kernel, decode: Expr, *, add: bool) -> None:
     """A decode that places the selected elements."""
     index, value = (values.of(a) for a in decode.args)
     stream(values, kernel, decode)
-    if value.level != "lane" or any(e.op == "uniform" for e in walk(decode)):
-        raise NotLowered("a number at selected elements")
+    if any(e.op == "uniform" for e in walk(decode)):
+        raise NotLowered("draws at selected elements")
     if not add:
         zero = values.make("const", (), "f32", "piece", 0.0)
         kernel.steps.append(Store("zero", None, zero))
-    store = Store("scatter_add" if add else "scatter", None, value, place=index)
+    store = Store("scatter_add" if add else "scatter", None, values.lanes(value), place=index)
     kernel.steps.append(Walk([store], of=decode.args[0].type.of))
 
 
@@ -115,11 +163,8 @@ def check(values: Values, kernel: Kernel, decode: Expr) -> None:
     """Whether a payload's positions lie in the tensor; `bad` tells."""
     if stream(values, kernel, decode):
         return
-    if any(s.dynamic for s in values.module.selections):
-        raise NotLowered("a filter's positions that are no stream")
     index = values.of(decode.args[0])
     outside = values.make("outside", [index, size(values)], "bool", "lane")
-    found = values.make("convert", [outside], "i32", "lane")
-    fold = values.make("fold", [found], "i32", "tile", "max")
+    fold = values.make("fold", [values.whole(outside)], "i32", "tile", "max")
     kernel.steps.append(Walk(folds=[fold], of=decode.args[0].type.of))
     kernel.bad = values.make("total", [fold], "i32", "piece", "max")

@@ -8,7 +8,7 @@ from typing import Any
 from compll.ir.expr import Expr, walk
 from compll.ir.module import POSITIONS, WHOLE, Field, Module, Selection
 from compll.ir.program import Sink
-from compll.ir.tile import SCRATCH, Kernel, NotLowered, Store, Value
+from compll.ir.tile import SCRATCH, Kernel, NotLowered, Store, Value, order
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
 WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
@@ -37,24 +37,34 @@ TRUTHS = {
 }  # fmt: skip
 BY_KIND = {
     "f32": FLOATS, "i32": WHOLES, "bool": TRUTHS,
-    "f64": FLOATS, "i64": WHOLES - {"trit"},
+    "f64": FLOATS | {"gamma_above"}, "i64": WHOLES - {"trit"},
 }  # fmt: skip
 
 
 class Kept:
-    """The arrays that a selection's elements are put together in."""
+    """The arrays that a selection's elements are put together in.
+
+    late: the piece's values, by identity, that are known only after the walk that selects.
+    """
 
     def __init__(self, selection: Selection, values: Values) -> None:
         self.selection, self.values = selection, values
         self.parts: dict[int, tuple[Field, Value]] = {}
+        self.late: set[int] = set()
 
     def load(self, value: Value) -> Value:
-        """What is captured of the selected elements, as a walk over them reads it."""
+        """An element's value as a walk over the selected reads it: captured, or made anew where
+        it needs what is known after they were selected."""
+        if value.level == "piece":
+            return value
+        if any(id(v) in self.late for v in order([value])):
+            args = [self.load(a) for a in value.args]
+            return self.values.make(value.op, args, value.kind, value.level, value.attr)
+        if value.kind == "bool":
+            return self.values.truth(self.load(self.values.whole(value)))
         if id(value) not in self.parts:
-            storage = {"f32": "float32", "i32": "int32"}.get(value.kind)
-            if storage is None:
-                raise NotLowered("conditions of selected elements")
             name = f"{self.selection.name}.{len(self.parts)}"
+            storage = {"f32": "float32", "i32": "int32"}[value.kind]
             f = Field(name, storage, 0, "kept", self.selection.name)
             self.parts[id(value)] = f, value
         f = self.parts[id(value)][0]
@@ -71,7 +81,9 @@ class Values:
         self.done: dict[int, Value] = {}
         self.made: dict[Any, Value] = {}
         self.incoming: Value | None = None
-        self.kept: Kept | None = None
+        #: of each `adjust`, how many elements reach its threshold, as float64
+        self.counts: dict[int, Value] = {}
+        self.kept = {s.name: Kept(s, self) for s in module.selections}
 
     def make(
         self, op: str, args: Iterable[Value], kind: str, level: str, attr: Any = None
@@ -96,9 +108,11 @@ class Values:
         if e.type.shape == "static":
             return self.static(e)
         if e.op in FOLDS and level == "tile":
-            return self.fold(e)
-        if e.op in FOLDS and e.args[0].type.shape == "n":
-            return self.make("total", [self.fold(e)], "f64", "piece", FOLDS[e.op])
+            fold = self.fold(e)
+            return fold if fold.kind == "f32" else self.make("convert", [fold], "f32", "tile")
+        if e.op in FOLDS and e.args[0].type.shape in ("n", "kept"):
+            fold = self.fold(e)
+            return self.make("total", [fold], "f64", "piece", fold.attr)
         special = getattr(self, f"op_{e.op}", None)
         kind = (WIDE if level == "piece" else KINDS).get(e.type.dtype, "")
         if special is not None:
@@ -143,10 +157,26 @@ class Values:
         return self.make("static", (), kind, "piece", known)
 
     def fold(self, e: Expr) -> Value:
-        """A tile's sum, in the order of [Note: order of sums], or its largest or smallest value."""
-        what = FOLDS[e.op]
-        arg = self.of(e.args[0])
-        return self.make("fold", [arg], "f32", "tile", what)
+        """A tile's sum, in the order of [Note: order of sums], or its largest or smallest value.
+
+        How often a condition holds is counted, which needs no order.
+        """
+        arg = self.lanes(self.of(e.args[0]))
+        if e.op == "reduce_sum" and arg.op == "convert":
+            inner = arg.args[0]
+            inner = inner.args[0] if inner.op == "convert" else inner
+            if inner.kind == "bool":
+                return self.make("fold", [inner], "i32", "tile", "count")
+        return self.make("fold", [arg], "f32", "tile", FOLDS[e.op])
+
+    def whole(self, condition: Value) -> Value:
+        """A condition as 0 or 1."""
+        return self.make("convert", [condition], "i32", condition.level)
+
+    def truth(self, number: Value) -> Value:
+        """Whether an integer is not 0."""
+        zero = self.make("const", (), "i32", "piece", 0)
+        return self.make("ne", [number, zero], "bool", number.level)
 
     # operators that are more than an instruction of their name
 
@@ -157,9 +187,8 @@ class Values:
         return self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
 
     def op_state(self, e: Expr, kind: str, level: str) -> Value:
-        if level != "lane":
-            raise NotLowered("a state per tensor")
-        return self.make("load", (), "f32", "lane", self.states[str(e.value)])
+        kind = "f32" if level == "lane" else "f64"
+        return self.make("load", (), kind, level, self.states[str(e.value)])
 
     def op_lift(self, e: Expr, kind: str, level: str) -> Value:
         value = self.done[id(e.args[0])]
@@ -204,20 +233,20 @@ class Values:
         return self.make("selected", (), kind, level, str(e.value))
 
     def op_gather(self, e: Expr, kind: str, level: str) -> Value:
-        return self.of_selected().load(self.of(e.args[0]))
+        return self.kept[str(e.value)].load(self.of(e.args[0]))
 
     def op_indices(self, e: Expr, kind: str, level: str) -> Value:
-        return self.of_selected().load(self.make("position", (), "i32", "lane"))
+        return self.kept[str(e.value)].load(self.make("position", (), "i32", "lane"))
+
+    def op_count_kept(self, e: Expr, kind: str, level: str) -> Value:
+        return self.make("counted", (), "i64", "piece", str(e.value or e.type.of))
+
+    def op_adjusted_count(self, e: Expr, kind: str, level: str) -> Value:
+        return self.counts[id(e.args[0])]
 
     def op_float32(self, e: Expr, kind: str, level: str) -> Value:
         value = self.done[id(e.args[0])]
         return value if kind == "f32" else self.make("float32", [value], kind, level)
-
-    def of_selected(self) -> Kept:
-        """The selection whose elements are walked over."""
-        if self.kept is None:
-            raise NotLowered("selected elements before the walk that selects")
-        return self.kept
 
     def stored(self, sink: Sink) -> Store:
         """What leaves a walk, or stands after it."""

@@ -22,11 +22,30 @@ def given(walk: Walk) -> Arrays:
     found = walk.values
     names = [array_of(v) for v in found if v.op in ("load", "unpack") and v.level != "piece"]
     names += [store_name(s) for s in walk.stores]
-    if walk.compact is not None:
-        names += [f"kept {f.name}" for f, _ in walk.compact.parts]
-        names.append(f"count {walk.compact.selection}")
+    for one in walk.compacts:
+        names += [f"kept {f.name}" for f, _ in one.parts] + [f"count {one.selection}"]
     pieces = [v for v in found if v.level == "piece" and v.op != "const"]
     return Arrays(list(dict.fromkeys(names)), pieces, list(dict.fromkeys(walk.folds)))
+
+
+def signature_of(walk: Walk) -> str:
+    """Equal of walks that one function does for: they differ in the piece's values alone."""
+    names: dict[int, str] = {}
+    lines = [f"of {bool(walk.of)}"]
+    for v in walk.values:
+        names[id(v)] = f"%{len(names)}"
+        made = v.level == "piece" and v.op != "const"
+        attr = array_of(v) if isinstance(v.attr, Field) else v.attr
+        parts = [] if made else [v.op, repr(attr), *(names[id(a)] for a in v.args)]
+        lines.append(" ".join([v.kind, v.level, *parts]))
+    for s in walk.stores:
+        place = "" if s.place is None else names[id(s.place)]
+        lines.append(f"{s.target} {s.name} {s.back} {names[id(s.value)]} {place}")
+    for one in walk.compacts:
+        found = [str(v and names[id(v)]) for v in (one.always, one.first)]
+        parts = [f"{f.name} {names[id(v)]}" for f, v in one.parts]
+        lines.append(" ".join([one.selection, *found, *parts]))
+    return "\n".join([*lines, *(names[id(f)] for f in walk.folds)])
 
 
 def array_of(v: Value) -> str:

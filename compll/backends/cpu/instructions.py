@@ -31,6 +31,7 @@ from compll.backends.cpu.float_bits import (
     magnitude_bits,
     of_bfloat16,
     of_float16,
+    unkey,
 )  # fmt: skip
 from compll.backends.cpu.transcendental import elementary
 from compll.ir.tile import Value
@@ -195,17 +196,22 @@ def _as_count(b: Builder, x: Any, n: Any) -> Any:
     return b.select(b.fcmp_ordered(">=", x, most), n, whole)
 
 
-def hashed(b: Builder, counter: Any, k1: Any) -> Any:
-    """A draw in [0, 1) of a keyed counter (see [Note: random draws] in numbers.py)."""
+def mixed(b: Builder, counter: Any, k1: Any) -> Any:
+    """32 bits of a keyed counter, the upper ones well mixed."""
 
     def shifted(x: Any, by: int) -> Any:
         return b.lshr(x, const(I32, x, by))
 
     x = b.mul(b.xor(counter, shifted(counter, 15)), const(I32, counter, 0x7FEB352D))
-    x = b.mul(b.xor(b.xor(x, shifted(x, 13)), k1), const(I32, counter, 0x846CA68B))
+    return b.mul(b.xor(b.xor(x, shifted(x, 13)), k1), const(I32, counter, 0x846CA68B))
+
+
+def hashed(b: Builder, counter: Any, k1: Any) -> Any:
+    """A draw in [0, 1) of a keyed counter (see [Note: random draws] in numbers.py)."""
+    x = mixed(b, counter, k1)
     # 23 bits as the fraction of a float in [1, 2), minus 1: cheaper than a conversion
-    raw = b.bitcast(b.or_(shifted(x, 9), const(I32, x, 0x3F800000)), lanes(F32, x))
-    return b.fsub(raw, const(F32, x, 1.0))
+    raw = b.or_(b.lshr(x, const(I32, x, 9)), const(I32, x, 0x3F800000))
+    return b.fsub(b.bitcast(raw, lanes(F32, x)), const(F32, x, 1.0))
 
 
 ROWS: dict[str, Callable[..., Any]] = {
@@ -256,6 +262,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "magnitude_bits": magnitude_bits,
     "repeat": lambda b, x: x,
     "order_key": key,
+    "from_key": unkey,
     "as_count": _as_count,
     "outside": lambda b, x, n: b.icmp_unsigned(">=", b.zext(x, lanes(I64, x)), n),
 }

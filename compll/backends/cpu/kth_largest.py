@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cpu.builder import F64, I8, I16, I32, I64, PTR, Builder, at, loop, number
-from compll.backends.cpu.instructions import WEYL
+from compll.backends.cpu.builder import F64, I16, I32, I64, PTR, Builder, at, loop, number
+from compll.backends.cpu.instructions import WEYL, mixed
 from compll.backends.cpu.last_tile import where
-from compll.backends.cpu.storages import item_bytes
 from compll.ir.tile import KthLargest
 
 #: elements of the sample; bits of a digit
@@ -64,26 +63,43 @@ def _found(b: Builder, histogram: Any, bins: int, k: Any, larger: Any) -> tuple[
     return b.load(digit, typ=I64), b.load(above, typ=I64)
 
 
-class Search:
+class KthLargestSearch:
     """Emits a KthLargest within a kernel's loop over pieces, which `printer` (a Printer) builds."""
 
     def __init__(self, printer: Any, step: KthLargest) -> None:
         self.printer, self.b, self.step = printer, printer.b, step
-        assert step.walk.compact is not None
-        (field, _), *_ = step.walk.compact.parts
+        (one,) = step.walk.compacts
+        ((field, _),) = one.parts
         self.keys = printer.pointers[f"kept {field.name}"]
-        self.name = step.walk.compact.selection
+        self.name = one.selection
         self.select = by_digits(printer.helpers)
 
     def emit(self) -> None:
         """The step's two values."""
-        b, p, n = self.b, self.printer, self.printer.row["n"]
-        k = p.value(self.step.k)
-        k = b.select(b.icmp_signed("<", k, number(I64, 1)), number(I64, 1), k)
-        usual = p.walks[id(self.step.walk)][0]
-        p.local[id(self.step.least)] = number(I32, LOWEST)
-        for v in usual.needs.pieces:
+        b, p, step = self.b, self.printer, self.step
+        k, n = p.value(step.k), p.row["n"]
+        p.local[id(step.least)] = number(I32, LOWEST)
+        for v in p.calls.functions[id(step.walk)][0].needs.pieces:
             p.value(v)  # before branches, which would not dominate later uses
+        keys = self.keys
+        if step.sample is None:
+            self.all(k)
+            count = self.count()
+        elif step.drawing:
+            self.collect(LOWEST, n)
+            count = p.value(step.sample)
+            keys = p.pointers["kept sample of keys"]
+            self.gather(count, self.key(), {"keys": (self.keys, 4)})
+        else:
+            count = p.value(step.sample)
+            self.sample(count, self.key())
+        both = b.call(self.select, [keys, count, k])
+        b.store(b.trunc(both, I32), p.made(step.found))
+        b.store(b.lshr(both, number(I64, 32)), p.made(step.larger))
+
+    def all(self, k: Any) -> None:
+        """Have the keys collected that can be the k-th largest."""
+        b, n = self.b, self.printer.row["n"]
         least = b.room(I32)
         b.store(number(I32, LOWEST), least)
         wanted = self.generous(k, 16)
@@ -91,12 +107,9 @@ class Search:
         most = b.icmp_signed(">=", b.mul(wanted, number(I64, 2)), n)
         with b.if_then(b.not_(b.or_(few, most))):
             b.store(self.bracket(wanted), least)
-        self.collect(b.load(least, typ=I32))
+        self.collect(b.load(least, typ=I32), n)
         with b.if_then(b.icmp_signed("<", self.count(), k), likely=False):
-            self.collect(number(I32, LOWEST))
-        both = b.call(self.select, [self.keys, self.count(), k])
-        p.local[id(self.step.found)] = b.trunc(both, I32)
-        p.local[id(self.step.larger)] = b.lshr(both, number(I64, 32))
+            self.collect(LOWEST, n)
 
     def generous(self, k: Any, more: int) -> Any:
         """k and four times its standard deviation."""
@@ -108,37 +121,61 @@ class Search:
         """How many keys the walk has compacted."""
         return self.b.load(self.printer.counts[self.name], typ=I64)
 
-    def collect(self, least: Any) -> None:
-        """The keys that are at least `least`."""
+    def collect(self, least: Any, n: Any) -> None:
+        """The keys of n elements that are at least `least`."""
         p = self.printer
         p.open_counts(self.name, number(I64, 0))
-        p.local[id(self.step.least)] = least
-        p.run(self.step.walk)
+        p.local[id(self.step.least)] = number(I32, least) if isinstance(least, int) else least
+        p.calls.run(self.step.walk, n)
 
     def bracket(self, wanted: Any) -> Any:
-        """A key below the k-th largest, most likely: of a sample, by which that is walked over."""
-        b, p, n = self.b, self.printer, self.printer.row["n"]
-        usual = p.walks[id(self.step.walk)][0]
-        stretch = b.udiv(n, number(I64, SAMPLE))
-        pointers = dict(p.pointers)
-        inputs = [x for x in usual.needs.arrays if x == "g" or x.startswith("state")]
-        for name in inputs:
-            _, size, _ = where(p, name, number(I64, 0))
-            pointers[name] = b.room(I8, SAMPLE * size)
-        with loop(b, number(I64, SAMPLE)) as j:
-            hashed = b.lshr(b.mul(b.trunc(j, I32), number(I32, WEYL)), number(I32, 8))
-            start = b.udiv(b.mul(j, n), number(I64, SAMPLE))
-            i = b.add(start, b.urem(b.zext(hashed, I64), stretch))
-            for name in inputs:
-                place, size, f = where(p, name, number(I64, 0))
-                kind = {2: I16, 4: I32}[item_bytes(f)]
-                found = b.load(at(b, place, b.mul(i, number(I64, size))), typ=kind, align=1)
-                b.store(found, at(b, pointers[name], b.mul(j, number(I64, size))), align=1)
-        p.open_counts(self.name, number(I64, 0))
-        pieces = [p.value(v) for v in usual.needs.pieces]
-        tiles = number(I64, SAMPLE // p.tile)
-        p.call(usual, pointers, pieces, tiles, number(I64, p.tile), number(I64, 0))
-        rank = b.udiv(b.mul(wanted, number(I64, SAMPLE)), n)
+        """A key below the k-th largest, most likely: of a sample."""
+        b, size = self.b, number(I64, SAMPLE)
+        self.sample(size, number(I32, 0))
+        rank = b.udiv(b.mul(wanted, size), self.printer.row["n"])
         rank = self.generous(rank, 4)
-        rank = b.select(b.icmp_signed("<", rank, number(I64, SAMPLE)), rank, number(I64, SAMPLE))
-        return b.trunc(b.call(self.select, [self.keys, number(I64, SAMPLE), rank]), I32)
+        rank = b.select(b.icmp_signed("<", rank, size), rank, size)
+        return b.trunc(b.call(self.select, [self.keys, size, rank]), I32)
+
+    # samples
+
+    def key(self) -> Any:
+        """Of the draws by which a spec's own sample is taken (see sample_positions)."""
+        b, p = self.b, self.printer
+        words = [p.given["seed"], p.given["step"], p.row["tensor"], number(I64, -1), number(I64, 0)]
+        return b.trunc(b.lshr(b.call(p.helpers.keys, words), number(I64, 32)), I32)
+
+    def sample(self, count: Any, key: Any) -> None:
+        """The keys of so many elements, one of each of as many equal stretches."""
+        p, usual = self.printer, self.printer.pointers
+        if self.step.drawing:  # for a bracket, which may be any: the first elements
+            return self.collect(LOWEST, count)
+        names = [f.name.removeprefix("sample of ") for f in self.step.sampled]
+        inputs = {name: (usual[name], where(p, name, number(I64, 0))[1]) for name in names}
+        self.gather(count, key, inputs)
+        p.pointers = usual | {name: usual[f"kept sample of {name}"] for name in names}
+        self.collect(LOWEST, count)
+        p.pointers = usual
+        return None
+
+    def gather(self, count: Any, key: Any, inputs: dict[str, tuple[Any, int]]) -> None:
+        """The elements of some arrays at the sample's positions. inputs: arrays, bytes of items."""
+        b, n = self.b, self.printer.row["n"]
+        step, more = (how(n, count) for how in (b.udiv, b.urem))
+        low, over = b.room(I64), b.room(I64)  # j * n / count, whole and the rest
+        b.store(number(I64, 0), low)
+        b.store(number(I64, 0), over)
+        with loop(b, count) as j:
+            start, rest = b.load(low, typ=I64), b.add(b.load(over, typ=I64), more)
+            carry = b.icmp_unsigned(">=", rest, count)
+            width = b.add(step, b.zext(carry, I64))
+            b.store(b.add(start, width), low)
+            b.store(b.select(carry, b.sub(rest, count), rest), over)
+            counter = b.add(b.mul(b.trunc(j, I32), number(I32, WEYL)), key)
+            drawn = b.lshr(mixed(b, counter, number(I32, 0)), number(I32, 8))
+            i = b.add(start, b.zext(b.urem(drawn, b.trunc(width, I32)), I64))
+            for name, (place, size) in inputs.items():
+                kind = {2: I16, 4: I32}[size]
+                found = b.load(at(b, place, b.mul(i, number(I64, size))), typ=kind, align=1)
+                into = self.printer.pointers[f"kept sample of {name}"]
+                b.store(found, at(b, into, b.mul(j, number(I64, size))), align=1)

@@ -55,8 +55,8 @@ class Folds:
 
     @staticmethod
     def start(f: Value) -> int:
-        """The key from which on a fold takes larger, or smaller ones."""
-        return MOST if f.attr == "min" else LEAST
+        """The key from which on a fold takes larger, or smaller ones; a count's beginning."""
+        return {"min": MOST, "max": LEAST, "count": 0}[f.attr]
 
     def fold(self, f: Value) -> None:
         """Take up the lanes in hand."""
@@ -67,11 +67,15 @@ class Folds:
             part = self.parts[id(f)]
             b.store(b.fadd(b.load(part, typ=ir.VectorType(F32, w)), masked), part)
             return
+        best = self.best[id(f)]
+        now = b.load(best, typ=ir.VectorType(I32, w))
+        if f.attr == "count":
+            one = b.zext(self.lanes.masked(x, 0), now.type)
+            b.store(b.add(now, one), best)
+            return
         keys = x if f.kind == "i32" else key(b, x)
         if not (f.attr == "max" and at_least_zero(f.args[0]) and zero_at_zero(f.args[0])):
             keys = self.lanes.masked(keys, self.start(f))
-        best = self.best[id(f)]
-        now = b.load(best, typ=ir.VectorType(I32, w))
         b.store(ins.ROWS[f.attr](b, now, keys), best)
 
     def finish(self, f: Value) -> None:
@@ -81,18 +85,26 @@ class Folds:
             found = self.folded_sum(self.walk.lanes[id(f)])
         else:
             best = b.load(self.best[id(f)], typ=ir.VectorType(I32, w))
-            found = b.intrinsic(f"vector.reduce.s{f.attr}", best)
-        sums = self.walk.sums.get(id(f))
-        if sums is not None and f.attr == "sum":
-            tile = b.add(self.walk.numbers["done"], self.walk.t)
-            lane = b.and_(tile, number(I64, LANES - 1))
-            place = at(b, sums, b.mul(lane, number(I64, 8)))
-            b.store(b.fadd(b.load(place, typ=F64), b.fpext(found, F64)), place)
-        elif sums is not None:
-            b.store(ins.ROWS[f.attr](b, b.load(sums, typ=I32), found), sums)
-        if f.attr != "sum" and f.kind == "f32":
+            how = "add" if f.attr == "count" else f"s{f.attr}"
+            found = b.intrinsic(f"vector.reduce.{how}", best)
+        if id(f) in self.walk.sums:
+            self.add_up(f, found, self.walk.sums[id(f)])
+        if f.attr in ("min", "max") and f.kind == "f32":
             found = unkey(b, found)
         self.walk.local[id(f)] = found
+
+    def add_up(self, f: Value, found: Any, total: Any) -> None:
+        """Have a tile's value taken up by the total."""
+        b = self.b
+        if f.attr == "sum":
+            tile = b.add(self.walk.numbers["done"], self.walk.t)
+            lane = b.and_(tile, number(I64, LANES - 1))
+            place = at(b, total, b.mul(lane, number(I64, 8)))
+            b.store(b.fadd(b.load(place, typ=F64), b.fpext(found, F64)), place)
+        elif f.attr == "count":
+            b.store(b.add(b.load(total, typ=I64), b.zext(found, I64)), total)
+        else:
+            b.store(ins.ROWS[f.attr](b, b.load(total, typ=I32), found), total)
 
     def folded_sum(self, room: Any) -> Any:
         """The sum of the lanes, by halves."""

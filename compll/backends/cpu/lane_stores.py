@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from compll.backends.cpu.arrays import store_name, streamed
 from compll.backends.cpu.builder import F32, I8, I32, I64, at, number
-from compll.backends.cpu.storages import finite_or, item_bytes, stored_as
+from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
 from compll.ir.tile import Store, Value, order
 
 
@@ -39,21 +39,26 @@ class Stores:
 
     def scatter(self, s: Store, value: Any, place: Any) -> None:
         """A lane to its own element, or added to it. Vectors of one: more would only be parted."""
-        b, lane = self.b, number(I32, 0)
+        b, lane, size = self.b, number(I32, 0), item_bytes(s.field)
         with b.if_then(b.icmp_signed("<", self.lanes.index, self.walk.numbers["m"])):
             element = b.zext(b.extract_element(place, lane), I64)
-            to = at(b, self.walk.pointers["g"], b.mul(element, number(I64, 4)))
+            to = at(b, self.walk.pointers[store_name(s)], b.mul(element, number(I64, size)))
+            if s.field is not None:
+                before = load_as(b, to, s.field.storage, 1)
+                kept = stored_as(b, finite_or(b, value, before, s.field.storage), s.field.storage)
+                b.store(kept, to, align=1)
+                return
             own = b.extract_element(value, lane)
             b.store(b.fadd(b.load(to, typ=F32), own) if s.target == "scatter_add" else own, to)
 
     def finite_or_before(self, s: Store, value: Any) -> Any:
         """A state's value, or where it is NaN or infinite when stored, the one before."""
-        b, f = self.b, s.field
+        f = s.field
         assert f is not None
         load = Value("load", (), "f32", "lane", f)
         loaded = [v for v in order([s.value]) if v.op == "load" and v.attr is f]
         before = self.lanes.value(loaded[0]) if loaded else self.lanes.op_load(load)
-        return finite_or(b, value, before, f.storage)
+        return finite_or(self.b, value, before, f.storage)
 
     def pack(self, s: Store, value: Any) -> None:
         """Codes that share bytes are put together; complete bytes are written by write_words."""

@@ -89,8 +89,7 @@ class Lanes:
             b.store(self.value(v), pointer, align=4)
         for f in self.one.folds:
             self.folds.fold(f)
-        if self.one.compact is not None:
-            self.selected = self.compact(self.one.compact)
+        self.selected = {one.selection: self.compact(one) for one in self.one.compacts}
         ready = [(s, self.value(s.value)) for s in self.written]
         for s, value in ready:
             self.stores.store(s, value)
@@ -100,14 +99,13 @@ class Lanes:
         always, first = (
             None if v is None else self.masked(self.value(v), 0) for v in (one.always, one.first)
         )
-        assert self.walk.compaction is not None
         parts = [self.value(v) for _, v in one.parts]
-        return self.walk.compaction.lanes(always, first, parts)
+        return self.walk.compactions[one.selection].lanes(always, first, parts)
 
     # values
 
     def op_selected(self, v: Value) -> Any:
-        return self.selected
+        return self.selected[v.attr]
 
     def op_position(self, v: Value) -> Any:
         b, w = self.b, self.width

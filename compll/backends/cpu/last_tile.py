@@ -7,7 +7,6 @@ from typing import Any
 from compll.backends.cpu.arrays import store_name
 from compll.backends.cpu.builder import I8, I64, at, loop, number
 from compll.backends.cpu.storages import item_bytes
-from compll.backends.cpu.walks import WalkPrinter
 from compll.ir.module import Field
 from compll.ir.tile import SCRATCH, Walk
 
@@ -18,12 +17,13 @@ class LastTile:
     def __init__(self, printer: Any, full: Any, rest: Any) -> None:
         self.printer, self.b, self.full, self.rest = printer, printer.b, full, rest
 
-    def walk(self, one: WalkPrinter, walk: Walk, pieces: list[Any]) -> None:
-        """Walk over a copy of it, with zeros behind its end."""
+    def walk(self, one: Any, walk: Walk, pieces: list[Any]) -> None:
+        """Walk over a copy of it, with zeros behind its end. one: the WalkFunction."""
         b, full, rest = self.b, self.full, self.rest
         pointers, after = {}, []
         for name in one.needs.arrays:
-            if (walk.of and name == "g") or (not walk.of and name.startswith(("kept", "count"))):
+            anywhere = ("g", "state") if walk.of else ("kept", "count")  # no tile's own
+            if name.startswith(anywhere):
                 pointers[name] = self.printer.pointers[name]
                 continue
             place, size, f = where(self.printer, name, full)
@@ -34,7 +34,7 @@ class LastTile:
             self.copy_in(name, f, place, room, size)
             if any(store_name(s) == name for s in walk.stores):
                 after.append((name, f, place, room, size))
-        self.printer.call(one, pointers, pieces, number(I64, 1), rest, full)
+        self.printer.calls.call(one, pointers, pieces, number(I64, 1), rest, full)
         for name, f, place, room, size in after:
             self.copy_out(name, f, place, room, size)
 

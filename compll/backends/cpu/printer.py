@@ -12,9 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu import bit_stream, gap_stream, trit_tiles
+from compll.backends.cpu import bit_stream, gamma, gap_stream, trit_tiles
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.arrays import store_name, streamed
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -30,19 +29,28 @@ from compll.backends.cpu.builder import (
     loop,
     number,
 )
-from compll.backends.cpu.float_bits import INFINITE, unkey
+from compll.backends.cpu.float_bits import INFINITE
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import GIVEN, signature
-from compll.backends.cpu.kth_largest import Search
-from compll.backends.cpu.lane_folds import LEAST, MOST
-from compll.backends.cpu.last_tile import LastTile
-from compll.backends.cpu.past_cache import gains, large, zero
+from compll.backends.cpu.kth_largest import KthLargestSearch
+from compll.backends.cpu.past_cache import zero
 from compll.backends.cpu.payload_fields import PayloadFields
-from compll.backends.cpu.storages import item_bytes, load_as, stored_as
-from compll.backends.cpu.walks import WalkPrinter
+from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
+from compll.backends.cpu.threshold_search import Tries
+from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.layout import header
-from compll.ir.tile import Compact, Kernel, KthLargest, Store, Stream, Value, Walk
-from compll.numerics.numbers import LANES
+from compll.ir.tile import (
+    Kernel,
+    KthLargest,
+    Step,
+    Store,
+    Stream,
+    ThresholdSearch,
+    Value,
+    Walk,
+    When,
+    made,
+)
 
 #: columns of a batch's table
 COLUMNS = ("start", "n", "tensor", "first", "state")
@@ -74,17 +82,8 @@ class Printer:
         self.given = dict(zip(names, self.function.args, strict=True))
         self.encodes = not kernel.name.startswith(("decode", "check"))
         self.hops = "hop" in kernel.name
-        self.walks = {id(w): self.walk(i, w) for i, w in enumerate(kernel.walks)}
+        self.calls = WalkCalls(self)
         self.b = Builder(self.function.append_basic_block("entry"))
-
-    def walk(self, index: int, walk: Walk) -> list[WalkPrinter]:
-        """The functions of a walk: with usual stores, and with such past the cache."""
-        found = []
-        for past in (False, True)[: 1 + bool(gains() and streamed(walk))]:
-            name = f"{self.kernel.name}_walk{index}{'_past' * past}"
-            found.append(WalkPrinter(self.module, name, walk, self.tile, past))
-            found[-1].emit(self.helpers.keys if found[-1].draws else None)
-        return found
 
     def emit(self) -> None:
         """The function's body: a loop over pieces."""
@@ -102,7 +101,7 @@ class Printer:
             self.p = p
             with b.if_then(b.icmp_signed(">", self.row["n"], number(I64, 0))):
                 self.piece()
-        if any(len(found) > 1 for found in self.walks.values()):
+        if self.calls.past:
             b.fence("seq_cst")  # stores past the cache are seen by other threads from here on
         b.ret_void()
 
@@ -113,23 +112,17 @@ class Printer:
     def piece(self) -> None:
         b, n = self.b, self.row["n"]
         self.local: dict[int, Any] = {}
-        self.totals: dict[int, Any] = {}
+        self.rooms: dict[int, Any] = {}
         self.tiles = b.udiv(b.add(n, number(I64, self.tile - 1)), number(I64, self.tile))
         self.pointers = {"g": at(b, self.given["x"], self.bytes(self.row["start"], 4))}
-        for s in self.kernel.states:
-            name = f"state {s.name}"
-            self.pointers[name] = at(
-                b, self.given[name], self.bytes(self.row["state"], item_bytes(s))
-            )
+        self.open_states()
         self.counts: dict[str, Any] = {}
         self.payload = PayloadFields(self)
         for i, f in enumerate(self.kernel.scratch):
             offset = b.add(b.mul(self.given["room"], number(I64, i)), number(I64, 64))
             self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], offset)
-        for walk in self.kernel.walks:
-            if walk.compact is not None:
-                name = walk.compact.selection
-                self.counts[name] = self.pointers[f"count {name}"] = b.room(I64, 2)
+        for name in [one.selection for w in self.kernel.walks for one in w.compacts]:
+            self.counts[name] = self.pointers[f"count {name}"] = b.room(I64, 2)
         if self.kernel.name == "check":
             return self.check()
         if not self.encodes:
@@ -139,10 +132,20 @@ class Printer:
             self.payload.fields("data", "in", "data_at")
         if not self.encodes and self.spec.status:
             return self.told(end)
-        self.steps()
+        self.steps(self.kernel.steps)
         if self.encodes:
             self.close(self.payload.fields("payload", "out", "at"))
         return None
+
+    def open_states(self) -> None:
+        """Where the piece's states lie; of a tensor's own, what they are before any is stored."""
+        b = self.b
+        self.before: dict[str, Any] = {}
+        for s in self.kernel.states:
+            name, index = f"state {s.name}", self.row["state" if s.shape == "n" else "tensor"]
+            self.pointers[name] = at(b, self.given[name], self.bytes(index, item_bytes(s)))
+            if s.shape != "n":
+                self.before[s.name] = b.load(self.pointers[name], typ=F32)
 
     def check(self) -> None:
         """Tell of a payload of another length than its counts say, and of bad positions."""
@@ -163,7 +166,7 @@ class Printer:
             )
             with b.if_then(b.and_(fits, b.icmp_signed("==", end, used))):
                 self.good: Any = number(I1, 1)
-                self.steps()
+                self.steps(self.kernel.steps)
                 if self.kernel.bad is not None:
                     outside = self.value(self.kernel.bad)
                     inside = b.icmp_signed("<=", outside, number(I32, 0))
@@ -208,7 +211,7 @@ class Printer:
             with then, loop(b, self.row["n"]) as i:
                 b.store(number(F32, float("nan")), at(b, self.pointers["g"], self.bytes(i, 4)))
             with otherwise:
-                self.steps()
+                self.steps(self.kernel.steps)
 
     def close(self, end: Any) -> None:
         """The status byte, and the payload's length."""
@@ -232,6 +235,8 @@ class Printer:
         b = self.b
         if v.op == "const":
             return number(KINDS[v.kind], v.attr)
+        if id(v) in self.rooms:
+            return b.load(self.rooms[id(v)], typ=KINDS[v.kind])
         if v.op == "size":
             return self.row["n"]
         if v.op == "scale":
@@ -239,10 +244,16 @@ class Printer:
         if v.op == "static":
             return self.static(v)
         if v.op == "total":
-            return self.total(v)
+            return self.calls.total(v)
+        if v.op == "counted":
+            return self.payload.kept(v.attr)
+        if v.op == "gamma_above":
+            return b.call(gamma.above(self.helpers), [self.value(a) for a in v.args])
         if v.op == "told":
             status = b.load(self.pointers["in status"], typ=I8)
             return b.icmp_unsigned("!=", status, number(I8, 0))
+        if v.op == "load" and v.attr.name in self.before:
+            return ins.convert(b, self.before[v.attr.name], KINDS[v.kind])
         if v.op == "load":
             found = load_as(b, self.pointers[f"in {v.attr.name}"], v.attr.storage, 0)
             if v.attr.storage == "uint32":
@@ -259,38 +270,61 @@ class Printer:
             return b.fcmp_unordered("!=", found, number(F64, 0.0))
         return ins.convert(b, found, KINDS[v.kind])
 
-    def total(self, v: Value) -> Any:
-        """What a walk's fold comes to over all tiles."""
-        b, room = self.b, self.totals[id(v.args[0])]
-        if v.attr != "sum":
-            found = b.load(room, typ=I32)
-            return found if v.kind == "i32" else b.fpext(unkey(b, found), F64)
-        width = LANES // 2
-        while width:
-            for_lane = width
-            with loop(b, number(I64, for_lane)) as lane:
-                low = at(b, room, self.bytes(lane, 8))
-                high = at(b, low, number(I64, 8 * for_lane))
-                b.store(b.fadd(b.load(low, typ=F64), b.load(high, typ=F64)), low)
-            width //= 2
-        return b.load(room, typ=F64)
+    # steps
 
-    # walks
+    def steps(self, steps: list[Step]) -> None:
+        """One after the other; states of the tensor change at the end."""
+        states = [s for s in steps if isinstance(s, Store) and s.target == "state"]
+        for step in steps:
+            if step not in states:
+                self.step(step)
+        for s, value in [(s, self.value(s.value)) for s in states]:
+            assert s.field is not None
+            value = ins.convert(self.b, value, F32)
+            value = finite_or(self.b, value, self.before[s.name], s.field.storage)
+            self.b.store(value, self.pointers[f"state {s.name}"])
 
-    def steps(self) -> None:
-        for step in self.kernel.steps:
-            if isinstance(step, Walk):
-                self.open_selection(step.compact)
-                self.run(step)
-                self.close_selection(step.compact)
-            elif isinstance(step, Stream):
-                self.stream(step)
-            elif isinstance(step, KthLargest):
-                Search(self, step).emit()
-            elif step.target == "zero":
-                zero(self)
-            else:
-                self.store(step)
+    def step(self, step: Step) -> None:
+        if isinstance(step, Walk):
+            self.walk(step)
+        elif isinstance(step, Stream):
+            self.stream(step)
+        elif isinstance(step, KthLargest):
+            KthLargestSearch(self, step).emit()
+        elif isinstance(step, ThresholdSearch):
+            Tries(self, step).emit()
+        elif isinstance(step, When):
+            self.when(step)
+        elif step.target == "zero":
+            zero(self)
+        else:
+            self.store(step)
+
+    def when(self, step: When) -> None:
+        """Steps that are perhaps not taken: what they make is in memory, and 0 before."""
+        b, condition = self.b, self.value(step.condition)
+        for one in step.steps:
+            self.clear(one)
+        before = dict(self.local)
+        with b.if_then(condition if step.wanted else b.not_(condition)):
+            self.steps(step.steps)
+        self.local = before
+
+    def clear(self, step: Step) -> None:
+        """Have a step leave 0 if it is not taken."""
+        if isinstance(step, Walk):
+            for f in step.folds:
+                self.calls.clear_total(f)
+        else:
+            assert isinstance(step, KthLargest | ThresholdSearch)
+            for v in made(step):
+                self.b.store(number(KINDS[v.kind], 0), self.made(v))
+
+    def made(self, v: Value) -> Any:
+        """Where a value lies that a search makes."""
+        if id(v) not in self.rooms:
+            self.rooms[id(v)] = self.b.room(KINDS[v.kind])
+        return self.rooms[id(v)]
 
     def store(self, s: Store) -> None:
         """A value of the piece, into the payload."""
@@ -302,68 +336,19 @@ class Printer:
             stored_as(self.b, value, s.field.storage), self.pointers[f"out {s.name}"], align=1
         )
 
-    def run(self, walk: Walk) -> None:
-        """Over all full tiles, then over the last one if it is shorter."""
-        b, n = self.b, self.payload.kept(walk.of)
-        usual, *past = self.walks[id(walk)]
-        for f in walk.folds:
-            self.open_total(f)
-        pieces = [self.value(v) for v in usual.needs.pieces]
-        full = b.udiv(n, number(I64, self.tile))
-        rest = b.urem(n, number(I64, self.tile))
-        pointers = dict(self.pointers)
-        if past:
-            arrays = {store_name(s): item_bytes(s.field) for s in streamed(walk)}
-            with b.if_else(large(self, arrays)) as (then, otherwise):
-                with then:
-                    self.call(
-                        past[0], pointers, pieces, full, number(I64, self.tile), number(I64, 0)
-                    )
-                with otherwise:
-                    self.call(usual, pointers, pieces, full, number(I64, self.tile), number(I64, 0))
-        else:
-            self.call(usual, pointers, pieces, full, number(I64, self.tile), number(I64, 0))
-        with b.if_then(b.icmp_unsigned("!=", rest, number(I64, 0))):
-            LastTile(self, full, rest).walk(usual, walk, pieces)
-
-    def open_selection(self, one: Compact | None) -> None:
-        if one is not None:
+    def walk(self, walk: Walk) -> None:
+        """A walk, and what follows from how many elements it selected."""
+        for one in walk.compacts:
             most = number(I64, 0) if one.limit is None else self.value(one.limit)
             self.open_counts(one.selection, most)
-
-    def close_selection(self, one: Compact | None) -> None:
-        """What follows from how many elements were selected."""
-        if one is None or one.selection not in header(self.spec)[0]:
-            return
-        count = self.payload.sizes[one.selection] = self.b.load(self.counts[one.selection], typ=I64)
-        place = self.payload.header_place(one.selection, length=False)
-        self.b.store(self.b.trunc(count, I32), place, align=1)
-        self.payload.fields("payload", "out", "at")
+        self.calls.run(walk, self.payload.kept(walk.of))
+        for name in [c.selection for c in walk.compacts if c.selection in header(self.spec)[0]]:
+            count = self.payload.sizes[name] = self.b.load(self.counts[name], typ=I64)
+            place = self.payload.header_place(name, length=False)
+            self.b.store(self.b.trunc(count, I32), place, align=1)
+            self.payload.fields("payload", "out", "at")
 
     def open_counts(self, selection: str, limit: Any) -> None:
         """Nothing is compacted yet, and `limit` elements may be."""
         for i, value in enumerate((number(I64, 0), limit)):
             self.b.store(value, at(self.b, self.counts[selection], number(I64, 8 * i)))
-
-    def open_total(self, f: Value) -> None:
-        """Where a walk adds up a fold."""
-        b = self.b
-        kind, count = (F64, LANES) if f.attr == "sum" else (I32, 1)
-        room = self.totals[id(f)] = self.b.room(kind, count)
-        start = {"sum": 0.0, "max": LEAST, "min": MOST}[f.attr]
-        with loop(b, number(I64, count)) as lane:
-            b.store(number(kind, start), at(b, room, self.bytes(lane, 8 if f.attr == "sum" else 4)))
-
-    def call(
-        self, one: WalkPrinter, pointers: Any, pieces: list[Any], count: Any, m: Any, done: Any
-    ) -> None:
-        b = self.b
-        arrays = [pointers[name] for name in one.needs.arrays]
-        sums = [self.totals[id(v)] for v in one.needs.sums]
-        first = b.add(self.row["first"], self.bytes(done, self.tile))
-        back = b.icmp_unsigned("!=", self.given["back"], number(I8, 0))
-        numbers = {
-            "count": count, "m": m, "done": done, "first": first, "back": back,
-            "seed": self.given["seed"], "step": self.given["step"], "tensor": self.row["tensor"],
-        }  # fmt: skip
-        b.call(one.function, [*arrays, *sums, *pieces, *numbers.values()])

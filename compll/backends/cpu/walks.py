@@ -29,7 +29,7 @@ from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.lanes import Lanes
 from compll.backends.cpu.storages import item_bytes, load_as, stored_as
 from compll.backends.cpu.trit_tiles import Tiles
-from compll.ir.tile import Value, Walk, order_inside
+from compll.ir.tile import Compact, Value, Walk, order_inside
 from compll.numerics.numbers import MASK, lane_count
 from compll.passes.fuse import Loop, loops, order_of_lanes
 
@@ -81,7 +81,7 @@ class WalkPrinter:
         slots = {d: (b.room(I32), b.room(I32)) for d in self.draws}
         high = b.room(I64)
         b.store(number(I64, -1), high)
-        self.compaction = self.open_compaction()
+        self.compactions = {one.selection: self.open_compaction(one) for one in self.walk.compacts}
         self.trits = Tiles(b, self.tile, trit_arrays(self.walk), self.pointers)
         with loop(b, self.numbers["count"]) as t:
             self.t, self.local = t, dict(self.known)
@@ -97,15 +97,12 @@ class WalkPrinter:
                 self.one_loop(one)
                 self.stores_of_tiles()
             self.trits.pack(t)
-        if self.compaction is not None:
-            self.compaction.close()
+        for compaction in self.compactions.values():
+            compaction.close()
         b.ret_void()
 
-    def open_compaction(self) -> Compaction | None:
-        """What appends the walk's selected lanes."""
-        one = self.walk.compact
-        if one is None:
-            return None
+    def open_compaction(self, one: Compact) -> Compaction:
+        """What appends the lanes that a selection has."""
         arrays = [self.pointers[f"kept {f.name}"] for f, _ in one.parts]
         return Compaction(self.b, one, self.pointers[f"count {one.selection}"], arrays)
 

@@ -1,0 +1,118 @@
+"""Thresholds by counts of what reaches them: `adjust` and `bisect`.
+
+[Note: tries] A try decides only between two next ones, and a walk over memory leaves time to count
+for several thresholds. So each walk counts for a tree of them: the next, the two that may come
+after it, and the four after those. gaussiank's eleven tries take four walks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.backends.cpu.builder import F32, F64, I64, at, number
+from compll.backends.cpu.instructions import ROWS
+from compll.ir.tile import ThresholdSearch
+
+
+class Tries:
+    """Emits a ThresholdSearch within a kernel's loop over pieces, which `printer` builds.
+
+    ends: where the interval begins and ends that `bisect` halves; the next threshold of `adjust`.
+    """
+
+    def __init__(self, printer: Any, step: ThresholdSearch) -> None:
+        self.printer, self.b, self.step = printer, printer.b, step
+        self.given = [printer.value(v) for v in step.given]
+        self.size = len(step.tries)
+        self.halves = step.how == "bisect"
+        b = printer.b
+        self.tries, self.counts = b.room(F64, self.size), b.room(F64, self.size)
+        self.number, self.turn = b.room(I64), b.room(I64)
+        self.ends = [b.room(F64) for _ in range(1 + self.halves)]
+
+    def emit(self) -> None:
+        """The step's two values."""
+        b, p, step = self.b, self.printer, self.step
+        for v in p.calls.functions[id(step.walk)][0].needs.pieces:
+            if v not in step.tries:
+                p.value(v)  # before the loop, whose values would not dominate later uses
+        for room, value in zip(self.ends, self.given, strict=False):
+            b.store(value, room)
+        b.store(number(I64, self.size), self.number)
+        b.store(number(I64, 0), self.turn)
+        b.store(self.middle(*self.given[:2]) if self.halves else self.given[0], p.made(step.found))
+        b.store(number(F64, 0), p.made(step.count))
+        most = ROWS["as_count"](b, self.given[-1], number(I64, 100))
+        # adjust counts before its first try, and once more
+        least = number(I64, 1 if self.halves else 0)
+        with b.if_then(b.icmp_signed(">=", most, least)):
+            self.tried(b.sub(most, least))
+
+    def tried(self, last: Any) -> None:
+        """Try after try, until the count fits or number `last` has been tried."""
+        b = self.b
+        go, leave = (b.append_basic_block(name) for name in ("try", "tried"))
+        b.branch(go)
+        b.position_at_end(go)
+        with b.if_then(b.icmp_signed(">=", b.load(self.number, typ=I64), number(I64, self.size))):
+            self.count()
+            b.store(number(I64, 0), self.number)
+        offset = b.mul(b.load(self.number, typ=I64), number(I64, 8))
+        found, count = (b.load(at(b, room, offset), typ=F64) for room in (self.tries, self.counts))
+        b.store(found, self.printer.made(self.step.found))
+        b.store(count, self.printer.made(self.step.count))
+        fewest, most = self.given[2:4] if self.halves else self.given[1:3]
+        few = b.fcmp_ordered("<", count, fewest)
+        fits = b.and_(b.fcmp_ordered("<=", fewest, count), b.fcmp_ordered("<=", count, most))
+        turn = b.load(self.turn, typ=I64)
+        stop = b.or_(fits, b.icmp_signed(">=", turn, last))
+        self.next(found, few)
+        b.store(b.add(turn, number(I64, 1)), self.turn)
+        b.cbranch(stop, leave, go)
+        b.position_at_end(leave)
+
+    def next(self, found: Any, few: Any) -> None:
+        """What is tried next, now that it is known whether too few reach the threshold found."""
+        b = self.b
+        twice = b.mul(b.load(self.number, typ=I64), number(I64, 2))
+        b.store(b.add(twice, b.select(few, number(I64, 1), number(I64, 2))), self.number)
+        if not self.halves:
+            (room,) = self.ends
+            down, up = self.given[3:5]
+            b.store(b.select(few, b.fmul(found, down), b.fmul(found, up)), room)
+            return
+        for room, replaced in zip(self.ends, (b.not_(few), few), strict=True):
+            b.store(b.select(replaced, found, b.load(room, typ=F64)), room)
+
+    def count(self) -> None:
+        """One walk, which counts for a tree of thresholds."""
+        b, p, step = self.b, self.printer, self.step
+        tries = self.tree()
+        for v, t in zip(step.tries, tries, strict=True):
+            p.local[id(v)] = b.fptrunc(t, F32)
+        p.calls.run(step.walk, p.row["n"])
+        for q, (fold, t) in enumerate(zip(step.walk.folds, tries, strict=True)):
+            offset = number(I64, 8 * q)
+            b.store(t, at(b, self.tries, offset))
+            total = b.load(p.calls.totals[id(fold)], typ=I64)
+            b.store(b.sitofp(total, F64), at(b, self.counts, offset))
+
+    def tree(self) -> list[Any]:
+        """The next threshold; after number q come 2 q + 1, where too few reach it, and 2 q + 2."""
+        b, ends = self.b, [self.b.load(room, typ=F64) for room in self.ends]
+        if not self.halves:
+            down, up = self.given[3:5]
+            for q in range(self.size // 2):
+                ends += [b.fmul(ends[q], down), b.fmul(ends[q], up)]
+            return ends
+        intervals, found = [tuple(ends)], []
+        for q in range(self.size):
+            low, high = intervals[q]
+            found.append(self.middle(low, high))
+            intervals += [(low, found[q]), (found[q], high)]
+        return found
+
+    def middle(self, low: Any, high: Any) -> Any:
+        """Of an interval."""
+        b = self.b
+        return b.fadd(low, b.fdiv(b.fsub(high, low), number(F64, 2.0)))

@@ -1,0 +1,141 @@
+"""Calls of the functions that walks are printed as, and what they add up over all tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from compll.backends.cpu.arrays import Arrays, given, signature_of, store_name, streamed
+from compll.backends.cpu.builder import F32, F64, I8, I32, I64, PTR, VOID, Builder, at, loop, number
+from compll.backends.cpu.float_bits import unkey
+from compll.backends.cpu.lane_folds import LEAST, MOST
+from compll.backends.cpu.last_tile import LastTile
+from compll.backends.cpu.past_cache import gains, large
+from compll.backends.cpu.storages import item_bytes
+from compll.backends.cpu.walks import WalkPrinter
+from compll.ir.tile import Value, Walk
+from compll.numerics.numbers import LANES
+
+#: what is added up of a fold over the tiles: its type, how many of them, and how they begin
+TOTALS: dict[str, tuple[Any, int, float]] = {
+    "sum": (F64, LANES, 0.0), "count": (I64, 1, 0), "max": (I32, 1, LEAST), "min": (I32, 1, MOST),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WalkFunction:
+    """A function, which other walks may share, and what this walk gives it."""
+
+    function: Any
+    needs: Arrays
+
+
+class WalkCalls:
+    """The walks of the kernel that `printer` (a Printer) builds."""
+
+    def __init__(self, printer: Any) -> None:
+        self.printer = printer
+        self.printed: dict[str, list[WalkPrinter]] = {}
+        self.functions = {id(w): self.printed_as(w) for w in printer.kernel.walks}
+        self.totals: dict[int, Any] = {}
+
+    def printed_as(self, walk: Walk) -> list[WalkFunction]:
+        """The functions of a walk: with usual stores, and with such past the cache."""
+        key = signature_of(walk)
+        if key not in self.printed:
+            self.printed[key] = [
+                self.printed_now(walk, past)
+                for past in (False, True)[: 1 + bool(gains() and streamed(walk))]
+            ]
+        return [WalkFunction(one.function, given(walk)) for one in self.printed[key]]
+
+    def printed_now(self, walk: Walk, past: bool) -> WalkPrinter:
+        p = self.printer
+        name = f"{p.kernel.name}_walk{len(self.printed)}{'_past' * past}"
+        found = WalkPrinter(p.module, name, walk, p.tile, past)
+        found.emit(p.helpers.keys if found.draws else None)
+        return found
+
+    @property
+    def past(self) -> bool:
+        """Whether any stores past the cache."""
+        return any(len(found) > 1 for found in self.functions.values())
+
+    def run(self, walk: Walk, n: Any) -> None:
+        """Over all full tiles of n elements, then over the last one if it is shorter."""
+        p, b = self.printer, self.printer.b
+        usual, *past = self.functions[id(walk)]
+        for f in walk.folds:
+            self.open_total(f)
+        pieces = [p.value(v) for v in usual.needs.pieces]
+        full, rest = (how(n, number(I64, p.tile)) for how in (b.udiv, b.urem))
+        if past:
+            arrays = {store_name(s): item_bytes(s.field) for s in streamed(walk)}
+            with b.if_else(large(p, arrays)) as (then, otherwise):
+                with then:
+                    self.call(past[0], p.pointers, pieces, full)
+                with otherwise:
+                    self.call(usual, p.pointers, pieces, full)
+        else:
+            self.call(usual, p.pointers, pieces, full)
+        with b.if_then(b.icmp_unsigned("!=", rest, number(I64, 0))):
+            LastTile(p, full, rest).walk(usual, walk, pieces)
+        for f in walk.folds:
+            if f.attr == "sum":
+                b.call(p.helpers.get("folded", VOID, [PTR], _folded), [self.totals[id(f)]])
+
+    def call(
+        self, one: WalkFunction, pointers: Any, pieces: list[Any], count: Any, m: Any = None,
+        done: Any = None,
+    ) -> None:  # fmt: skip
+        """Over `count` tiles of m elements, after `done` others."""
+        p, b = self.printer, self.printer.b
+        done = number(I64, 0) if done is None else done
+        arrays = [pointers[name] for name in one.needs.arrays]
+        sums = [self.totals[id(v)] for v in one.needs.sums]
+        numbers = {
+            "count": count, "m": number(I64, p.tile) if m is None else m, "done": done,
+            "first": b.add(p.row["first"], p.bytes(done, p.tile)),
+            "back": b.icmp_unsigned("!=", p.given["back"], number(I8, 0)),
+            "seed": p.given["seed"], "step": p.given["step"], "tensor": p.row["tensor"],
+        }  # fmt: skip
+        b.call(one.function, [*arrays, *sums, *pieces, *numbers.values()])
+
+    def open_total(self, f: Value) -> None:
+        """Where a walk adds up a fold."""
+        b = self.printer.b
+        kind, count, start = TOTALS[f.attr]
+        room = self.totals[id(f)] = self.totals.get(id(f)) or b.room(kind, count)
+        with loop(b, number(I64, count)) as lane:
+            b.store(number(kind, start), at(b, room, b.mul(lane, number(I64, 8))))
+
+    def clear_total(self, f: Value) -> None:
+        """Have a walk that perhaps is not made leave 0."""
+        b = self.printer.b
+        kind, count, _ = TOTALS[f.attr]
+        room = self.totals[id(f)] = b.room(kind, count)
+        b.store(number(kind, 0), room)
+
+    def total(self, v: Value) -> Any:
+        """What a walk's fold comes to over all tiles."""
+        b = self.printer.b
+        (f,) = v.args
+        found = b.load(self.totals[id(f)], typ=TOTALS[f.attr][0])
+        if f.attr == "count":
+            return b.sitofp(found, F64)
+        if f.attr == "sum" or v.kind == "i32":
+            return found
+        nothing = b.icmp_signed("==", found, number(I32, TOTALS[f.attr][2]))
+        return b.fpext(b.select(nothing, number(F32, 0.0), unkey(b, found)), F64)
+
+
+def _folded(b: Builder, room: Any) -> None:
+    """The sum of the lanes, by halves, into the first."""
+    width = LANES // 2
+    while width:
+        half = width
+        with loop(b, number(I64, half)) as lane:
+            low = at(b, room, b.mul(lane, number(I64, 8)))
+            high = at(b, low, number(I64, 8 * half))
+            b.store(b.fadd(b.load(low, typ=F64), b.load(high, typ=F64)), low)
+        width //= 2

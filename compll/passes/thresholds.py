@@ -1,0 +1,78 @@
+"""Thresholds that are searched for: the k-th largest, and those by counts of what reaches them."""
+
+from __future__ import annotations
+
+from compll.ir.expr import Expr
+from compll.ir.module import Field
+from compll.ir.program import LIBRARY, TABLES, Pass, Program
+from compll.ir.tile import Compact, KthLargest, NotLowered, Step, ThresholdSearch, Value, Walk, When
+from compll.passes.values import Values
+
+#: thresholds that a walk counts for: after number q come 2 q + 1, where too few elements reach it,
+#: and 2 q + 2, so that three tries take one walk
+TRIES = 7
+
+
+class Thresholds:
+    """The searches of an encode. kth: those for the k-th largest, by their expressions."""
+
+    def __init__(self, values: Values, program: Program) -> None:
+        self.values, self.program = values, program
+        self.kth: dict[int, KthLargest] = {}
+
+    def steps(self, one: Pass) -> list[Step]:
+        """What comes before a pass's walk."""
+        return [self.guarded(e) for e in one.scalars if e.op in LIBRARY]
+
+    def guarded(self, e: Expr) -> Step:
+        """A search, made only where it is wanted."""
+        if e.op in TABLES:
+            raise NotLowered("tables")
+        step = self.kth_largest(e) if e.op == "kth_largest" else self.search(e)
+        guard = self.program.guards.get(id(e))
+        if guard is None:
+            return step
+        condition, wanted = guard
+        return When(self.values.of(condition), wanted, [step])
+
+    def kth_largest(self, e: Expr) -> KthLargest:
+        """The k-th largest of all elements, or of a sample."""
+        values, (x, k) = self.values, e.args
+        name = f"keys {len(self.kth)}"
+        sample = None
+        if x.op == "sample":
+            x, count = x.args
+            sample = self.count(count, values.make("size", (), "i64", "piece"))
+        key = values.make("order_key", [values.lanes(values.of(x))], "i32", "lane")
+        least, found = (values.make(op, (), "i32", "piece", name) for op in ("least", "found"))
+        larger = values.make("larger", (), "i64", "piece", name)
+        enough = values.make("ge", [key, least], "bool", "lane")
+        keys = Field(name, "int32", 0, "kept", name)
+        most = sample or values.make("size", (), "i64", "piece")
+        walk = Walk(compacts=[Compact(name, [(keys, key)], always=enough)])
+        step = KthLargest(walk, self.count(k, most), least, found, larger, sample)
+        self.kth[id(e)] = step
+        single = values.make("from_key", [found], "f32", "piece")
+        values.done[id(e)] = values.make("convert", [single], "f64", "piece")
+        return step
+
+    def count(self, e: Expr, most: Value) -> Value:
+        """A number of elements, 1..most."""
+        one = self.values.make("const", (), "i64", "piece", 1)
+        found = self.values.make("as_count", [self.values.of(e), most], "i64", "piece")
+        return self.values.make("max", [found, one], "i64", "piece")
+
+    def search(self, e: Expr) -> ThresholdSearch:
+        """adjust or bisect."""
+        values = self.values
+        name = f"{e.op} {len(values.counts)}"
+        tries = [values.make("try", (), "f32", "piece", f"{name}.{q}") for q in range(TRIES)]
+        x = values.lanes(values.of(e.args[0]))
+        reached = [values.make("ge", [x, t], "bool", "lane") for t in tries]
+        folds = [values.make("fold", [r], "i32", "tile", "count") for r in reached]
+        found, count = (
+            values.make(op, (), "f64", "piece", name) for op in ("threshold", "reached")
+        )
+        values.done[id(e)], values.counts[id(e)] = found, count
+        given = [values.of(a) for a in e.args[1:]]
+        return ThresholdSearch(e.op, Walk(folds=folds), given, tries, found, count)
