@@ -87,6 +87,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def cuts(self) -> bool:
+        """Whether encode_batch takes `capacity`: what does not fit stays in its state."""
+        ...
+
+    @property
     def additive(self) -> str | None:
         """float32, float16 or bfloat16: n such numbers, which add without decoding."""
         ...
@@ -149,12 +154,14 @@ class Codec(Protocol):
         scale: float = 1.0,
         writeback: bool = False,
         incoming: Any = None,
+        capacity: Ints | None = None,
     ) -> Ints:
         """Encode x * scale piece by piece into `out` at bytes `at`; return int64 [m] used bytes.
 
         `writeback` overwrites each piece of x by decode(encode(x)) in the same pass. A given
         `state` is applied (error feedback) and updated. `incoming`: (payload, at, used) of a batch
         that is decoded and added to x first; without `writeback` x then holds nothing of use.
+        `capacity`: int64 [m], bytes of each payload at most, where it `cuts`; else None.
         """
         ...
 
@@ -179,6 +186,7 @@ class Codec(Protocol):
 class CodecDefaults:
     """What most codecs answer to the members of Codec that describe special cases; to inherit."""
 
+    cuts = False
     params: Mapping[str, Any] = MappingProxyType({})
     align: int = 1
     additive: str | None = None

@@ -63,12 +63,14 @@ class Estimate(CodecDefaults):
         scale: float = 1.0,
         writeback: bool = False,
         incoming: Any = None,
+        capacity: Ints | None = None,
     ) -> Ints:
         """See Codec; what it is asked for is parameters as they are."""
         assert state is not None
         assert scale == 1.0
         assert not writeback
         assert incoming is None
+        assert capacity is None
         inside, change = table.copy(), np.empty(int(table[:, 1].sum()), np.float32)
         inside[:, 0] = np.cumsum(table[:, 1]) - table[:, 1]
         for (start, n, *_, place), (first, *_) in zip(table.tolist(), inside.tolist(), strict=True):

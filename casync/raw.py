@@ -44,6 +44,7 @@ class Raw(CodecDefaults):
         scale: float = 1.0,
         writeback: bool = False,
         incoming: Any = None,
+        capacity: Ints | None = None,
     ) -> Ints:
         """See Codec."""
         assert incoming is None  # it does not fuse

@@ -124,9 +124,11 @@ class Nonzero(CodecDefaults):
         scale: float = 1.0,
         writeback: bool = False,
         incoming: Any = None,
+        capacity: Ints | None = None,
     ) -> Ints:
         """See Codec; what it is asked for is values as they are."""
         assert incoming is None
+        assert capacity is None
         assert scale == 1.0
         used = np.zeros(len(table), np.int64)
         for i, ((start, n, *_), first) in enumerate(zip(table.tolist(), at.tolist(), strict=True)):

@@ -63,6 +63,7 @@ def report(ddp: Synchronized) -> Report:
         decisions=session.current_plan.decisions,
         measured=measured,
         probe=_probe_of(session, tuner),
+        cuts={name: codec.cuts for name, codec in session.current_plan.codecs.items()},
         tried=tuner.tried if tuner else (),
         trial_seconds=tuner.trial_seconds if tuner else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hipress.model import Param
@@ -48,6 +48,7 @@ class Measured:
     wire_bytes: float
     payload_bytes: float  # of the messages that we send to peers
     spared_bytes: float  # of these, blocks that repeat and so do not travel
+    unused_bytes: Mapping[str, float]  # of these, by codec: room that payloads left
     encode_seconds: float
     decode_seconds: float
     wait_seconds: float  # our compute lane idle while buckets were under way
@@ -66,6 +67,7 @@ class Report:
     decisions: tuple[Decision, ...]
     measured: Measured | None
     probe: Probe | None
+    cuts: Mapping[str, bool] = field(default_factory=dict)  # by codec: whether it takes a capacity
     tried: tuple[Tried, ...] = ()  # by "auto", in the last trial
     trial_seconds: float | None = None  # what that cost; None before its end
 
@@ -94,6 +96,7 @@ class Report:
             "decisions": [asdict(d) for d in self.decisions],
             "measured": None if self.measured is None else asdict(self.measured),
             "probe": None if self.probe is None else self.probe.to_dict(),
+            "cuts": dict(self.cuts),
             "tried": [asdict(each) for each in self.tried],
             "trial_seconds": self.trial_seconds,
         }
@@ -115,6 +118,8 @@ class Report:
         yield f"[bold]hipress[/bold], rank {self.rank} of {self.world_size}: {escape(self.why)}"
         if self.measured is not None:
             yield _sent_table(self.measured)
+        if self.measured is not None and self.measured.unused_bytes:
+            yield _room_table(self.measured.unused_bytes, self.cuts)
         yield _decision_table(self.decisions)
         if self.measured is not None:
             yield _time_table(self.measured)
@@ -139,6 +144,7 @@ def measure_of(traffic: Traffic, counters: Counters, world_size: int) -> Measure
         wire_bytes=total.wire_bytes,
         payload_bytes=counters.bytes_sent / steps,
         spared_bytes=counters.bytes_spared / steps,
+        unused_bytes={name: n / steps for name, n in sorted(counters.bytes_unused.items())},
         encode_seconds=counters.encode_seconds / steps,
         decode_seconds=counters.decode_seconds / steps,
         wait_seconds=counters.wait_seconds / steps,
@@ -248,6 +254,20 @@ def _sent_table(m: Measured) -> Table:
                 f"{kind.gradient_bytes / whole.gradient_bytes:.1%}",
                 _mb(kind.ddp_bytes), _mb(kind.wire_bytes), f"{kind.reduction:.1f}x",
             )  # fmt: skip
+    return table
+
+
+def _room_table(unused: Mapping[str, float], cuts: Mapping[str, bool]) -> Table:
+    """What it cost in a step that both sides of a message must know its length beforehand."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Lengths that vary, known beforehand", title_justify="left")
+    for name in ("codec", "room", "unused MB"):
+        table.add_column(name, justify="right" if name == "unused MB" else "left")
+    for name, size in unused.items():
+        room = "by the last step; the rest waits" if cuts.get(name) else "for the most there may be"
+        table.add_row(escape(name), room, _mb(size))
     return table
 
 

@@ -16,7 +16,7 @@ from casync.codec import Bytes, Codec, Ints
 from casync.errors import PayloadError
 from casync.graph.plan import Part
 
-__all__ = ["ALIGN", "Contents", "Layout"]
+__all__ = ["ALIGN", "Contents", "Layout", "positions"]
 
 Contents: TypeAlias = tuple[Ints, Ints, int]  # (at [m], used [m], bytes of the message)
 
@@ -27,7 +27,7 @@ def _aligned(used: Ints) -> Ints:
     return -(-used // ALIGN) * ALIGN
 
 
-def _positions(used: Ints, first: int) -> Ints:
+def positions(used: Ints, first: int) -> Ints:
     """Byte position of each piece, when piece i takes used[i] bytes, and the end: [m + 1]."""
     at = np.empty(len(used) + 1, np.int64)
     at[0] = first
@@ -59,7 +59,7 @@ class Layout:
         sizes = {n: codec.payload_bytes(n) for n in {row[1] for row in part.rows}}
         bound = np.array([sizes[row[1]] for row in part.rows], np.int64)
         header = 0 if codec.fixed else 8 * len(bound)
-        at = _positions(bound, header)
+        at = positions(bound, header)
         return cls(codec.fixed, header, bound, at[:-1], int(at[-1]))
 
     @classmethod
@@ -67,7 +67,7 @@ class Layout:
         """The layout of one round's payloads."""
         one = codec.rounds[number]
         bound = np.array([one.payload_bytes(row[1]) for row in part.rows], np.int64)
-        at = _positions(bound, 0)
+        at = positions(bound, 0)
         return cls(True, 0, bound, at[:-1], int(at[-1]))
 
     def buffer(self) -> Bytes:
@@ -79,12 +79,14 @@ class Layout:
         self._check(used)
         if self.fixed:
             return self.whole
-        at = _positions(used, self.header)
+        at = positions(used, self.header)
         message[: self.header].view(np.int64)[:] = used
         for source, target, length in zip(
             self.at[1:].tolist(), at[1:-1].tolist(), used[1:].tolist(), strict=True
         ):
             message[target : target + length] = message[source : source + length]
+        for end, following in zip((at[:-1] + used).tolist(), at[1:].tolist(), strict=True):
+            message[end:following] = 0  # equal payloads make equal messages
         return at[:-1], used, int(at[-1])
 
     def clear(self, message: Bytes) -> None:
@@ -99,7 +101,7 @@ class Layout:
         else:
             used = message[: self.header].view(np.int64).copy()
             self._check(used)
-            at = _positions(used, self.header)
+            at = positions(used, self.header)
             contents = at[:-1], used, int(at[-1])
         if received not in (-1, contents[2]):
             raise PayloadError(f"message of {received} bytes, expected {contents[2]}")

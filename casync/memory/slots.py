@@ -18,6 +18,7 @@ from casync.codec import Bytes, Ints
 from casync.errors import PayloadError
 from casync.graph.layout import Layout
 from casync.memory import Memory
+from casync.memory.room import Room
 from casync.memory.squeeze import ABSENT, MARK, PLAIN, expand, extent, promises, squeeze
 
 __all__ = ["Buffer", "Slot", "StagedSlot"]
@@ -96,6 +97,10 @@ class Slot:
         """The bytes that travel."""
         return torch.from_numpy(self._wire)
 
+    def places(self) -> tuple[Ints, dict[str, Ints]]:
+        """Where pieces are encoded, and what else of its room an encode is told."""
+        return self.layout.at, {}
+
     def numbers(self) -> torch.Tensor:
         """What a native all-reduce combines, as bytes."""
         return self.tensor
@@ -131,26 +136,54 @@ class Slot:
 
 class Buffer:
     """A payload's buffer with each piece at its place, however long it is; and how long they are,
-    if that varies, in front, where they have not to be known by a host."""
+    if that varies, in front, where they have not to be known by a host.
 
-    def __init__(self, layout: Layout, source: int, memory: Memory) -> None:
-        self.layout, self.source = layout, source
+    Where the codec cuts payloads, room follows need: see [Note: lengths that vary] in room.py.
+    """
+
+    def __init__(self, layout: Layout, source: int, memory: Memory, *, cuts: bool = False) -> None:
+        self.layout, self.source, self._cuts = layout, source, cuts
         self.tensor = memory.zeros(layout.size, torch.uint8)
         self.array = memory.array(self.tensor)
         self._memory = memory
         self._lengths = self.tensor[: layout.header].view(torch.int64)
-        used = layout.bound if layout.fixed else memory.array(self._lengths)
-        self.contents: tuple[Ints, Any, int] = (layout.at, used, layout.size)
-        self.size, self.spared = layout.size, 0
+        self._used = layout.bound if layout.fixed else memory.array(self._lengths)
+        self._last: torch.Tensor | None = None  # lengths of the last run, in host memory
+        self.spared = 0
+        self._take(Room(layout.at, layout.bound, layout.size))
 
     def fill(self, used: Any) -> None:
         """Just encoded."""
         if not self.layout.fixed:
             self._lengths.copy_(self._memory.tensor(used))
 
+    def places(self) -> tuple[Ints, dict[str, Ints]]:
+        """See Slot."""
+        return self._room.at, {"capacity": self._room.capacity} if self._cuts else {}
+
     def numbers(self) -> torch.Tensor:
         """See Slot."""
-        return self.tensor
+        return self.tensor[: self.size]
+
+    def remember(self) -> None:
+        """Copy lengths to the host, behind a run, in a stream."""
+        if self._last is None:
+            self._last = self._memory.staging(self.layout.header)
+        self._memory.copy(self._last, self.tensor[: self.layout.header])
+
+    def adapt(self) -> int:
+        """Room for the next run, once what `remember` does is done; the bytes of the last one's
+        message that held nothing."""
+        if self._last is None:
+            return 0
+        used, before = self._last.numpy().view(np.int64).copy(), self._room.capacity
+        if self._cuts:
+            self._take(self._room.next(self.layout, used))
+        return int((before - used).sum())
+
+    def _take(self, room: Room) -> None:
+        self._room, self.size = room, room.size
+        self.contents: tuple[Ints, Any, int] = (room.at, self._used, room.size)
 
 
 class StagedSlot(Buffer):
@@ -189,8 +222,8 @@ class StagedSlot(Buffer):
 
     def message(self) -> torch.Tensor:
         """See Slot."""
+        self.left.wait()
         if not self._packed:
-            self.left.wait()
             used = self.layout.bound
             if not self.layout.fixed:
                 self._host.array[:] = self._landing.numpy()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 __all__ = ["Counters"]
 
@@ -15,6 +16,8 @@ class Counters:
     jobs: int = 0
     bytes_sent: int = 0  # payload bytes of point-to-point messages
     bytes_spared: int = 0  # of bytes_sent, what repeats and so does not travel; see squeeze.py
+    #: by codec: of bytes_sent, room that payloads left, see [Note: lengths that vary]
+    bytes_unused: Mapping[str, int] = field(default_factory=dict)  # not changed, but replaced
     bytes_received: int = 0
     messages_sent: int = 0
     messages_received: int = 0

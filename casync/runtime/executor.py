@@ -208,6 +208,7 @@ class Executor:
         while self._queued and not self._queued[0].prepared.busy:
             job = self._queued.popleft()
             job.prepared.busy = True
+            self.counters.bytes_unused = job.prepared.adapt(self.counters.bytes_unused)
             self._running[job.sequence] = job
             self._lanes.start(job)
             for index in job.prepared.first:

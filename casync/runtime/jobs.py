@@ -9,7 +9,7 @@ the executor starts the next one when the last is complete, or, on a device, all
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -171,6 +171,22 @@ class Prepared:
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
         self.after, self.groups = _after(program), _groups(program.tasks)
         self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
+        self.varying = [] if tags else _varying(program, self._slots)
+
+    def remember(self) -> None:
+        """Behind a run, in a stream: see [Note: lengths that vary] in memory/room.py."""
+        for slot, *_ in self.varying:
+            slot.remember()
+
+    def adapt(self, unused: Mapping[str, int]) -> Mapping[str, int]:
+        """Before the next run: the bytes, by codec, that were sent and held nothing."""
+        if not self.varying:
+            return unused
+        self.end.wait()
+        more = Counter(unused)
+        for slot, codec, sends in self.varying:
+            more[codec] += sends * slot.adapt()
+        return more
 
     def event(self, index: int) -> Event:
         """Of the end of a task."""
@@ -201,13 +217,16 @@ class Prepared:
         if task.payload not in self._slots:
             layout = _EMPTY if task.payload in self._in_place else self._layout(task)
             source = task.peer if isinstance(task, Recv) else task.rank
-            self._slots[task.payload] = self._new_slot(layout, source, task.payload)
+            cuts = self._codecs[task.codec].cuts
+            self._slots[task.payload] = self._new_slot(layout, source, task.payload, cuts)
         return self._slots[task.payload]
 
-    def _new_slot(self, layout: Layout, source: int, payload: int) -> Slot | Buffer:
+    def _new_slot(
+        self, layout: Layout, source: int, payload: int, cuts: bool = False
+    ) -> Slot | Buffer:
         """See [Note: three kinds of slots]."""
         if not self._tags:
-            return Buffer(layout, source, self.memory)
+            return Buffer(layout, source, self.memory, cuts=cuts)
         sent, checksum = payload in self._sent, self._checksum
         if self.memory.host:
             return Slot(layout, source, sent, self.memory, checksum=checksum)
@@ -253,16 +272,20 @@ class Prepared:
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
         key = self._parts[task.part].codec, task.side  # of the states, whatever this side's codec
         seed, writeback = self._seeds[task.side], task.writeback
-        out, at = slot.array, slot.layout.at
+        out = slot.array
 
         def step(job: Job) -> None:
-            more = {} if taken is None else {"incoming": (taken.array, *taken.contents[:2])}
+            at, room = slot.places()
+            more: dict[str, Any] = dict(room)
+            if taken is not None:
+                more["incoming"] = (taken.array, *taken.contents[:2])
             state, deferred = job.states.get(key) if stateful else None, None
             if names and state and (pieces := zero_pieces(job.array, table)):
                 if taken is not None:  # what it is merged with may not be zero
                     place, used, _ = taken.contents
                     decode(taken.array, table, place, used, job.array, add=True, step=job.step)
-                    more, pieces = {}, zero_pieces(job.array, table)
+                    del more["incoming"]
+                    pieces = zero_pieces(job.array, table)
                 deferred = defer(state, names, pieces)
             slot.fill(
                 encode(
@@ -357,6 +380,17 @@ def _after(program: Program) -> list[list[int]]:
         for j in following:
             after[j].append(i)
     return after
+
+
+def _varying(program: Program, slots: Mapping[int, Slot | Buffer]) -> list[tuple[Buffer, str, int]]:
+    """Payloads whose lengths vary, their codecs, and how often each is sent."""
+    sends = Counter(task.payload for task in program.tasks if isinstance(task, Send))
+    codecs = {task.payload: whole_key(task.codec)[0] for task in program.tasks}
+    return [
+        (slot, codecs[payload], sends[payload])
+        for payload, slot in slots.items()
+        if isinstance(slot, Buffer) and not slot.layout.fixed
+    ]
 
 
 def _groups(tasks: Sequence[Task]) -> list[list[int]]:

@@ -133,6 +133,8 @@ class StreamLanes:
         """See Lanes."""
         lane, prepared = self._lanes["end"], job.prepared
         lane.after(job.marks[i] for i, following in enumerate(job.unlocks) if not following)
+        if prepared.varying:
+            lane.run(prepared.remember)
         prepared.ended = lane.mark(next(self._numbers), prepared.end)
         while self._ended and self._ended[0].prepared.end.done():
             self._ended.popleft()

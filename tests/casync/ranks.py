@@ -7,12 +7,15 @@ import os
 import torch
 import torch.distributed as dist
 
+import compll
 from casync.errors import CasyncError
+from casync.graph.tasks import SIDES
 from casync.memory.host import HostMemory
 from casync.nccl.distributed import connector
 from casync.runtime.executor import Executor
 from casync.transports.distributed import DistributedTransport
 from casync.transports.nccl import NcclTransport
+from tests.casync.emulated import DeviceMemory, compiled
 from tests.casync.fakes import (
     CODECS,
     PAIRS,
@@ -24,6 +27,7 @@ from tests.casync.fakes import (
     replay,
     states_of,
 )
+from tests.casync.streams import Schedule
 from tests.patience import HANG
 
 TOTAL = sum(SIZES)
@@ -61,6 +65,32 @@ def exchange(rank, size):
         assert executor.counters.jobs == 3 * len(PAIRS)
     dist.barrier()
     transport.close()
+
+
+def staged(rank, size):
+    """Device memory that is emulated, over gloo: the averages of ranks with host memory."""
+    codec, own = compll.compile("onebit_group"), compiled("onebit_group")
+    program = graph_of((33, 3000), "ps", "c", size, codecs={"c": codec}).slice(rank)
+    schedule = Schedule(rank)
+    memory, transports = DeviceMemory(schedule), [DistributedTransport.connect(HANG) for _ in "ab"]
+    with (
+        schedule.driving(),
+        Executor(transports[0], {"c": own}, memory=memory, timeout=HANG) as device,
+        Executor(transports[1], {"c": codec}, timeout=HANG) as host,
+    ):
+        state = codec.init_state(3033)
+        theirs = {("c", s): {n: a.copy() for n, a in state.items()} for s in SIDES}
+        ours = {k: {n: memory.tensor(a.copy()) for n, a in s.items()} for k, s in theirs.items()}
+        for step in range(3):
+            values = gradients(3033, size, seed=step)[rank]
+            bucket = memory.filled(values)
+            device.submit(program, bucket, ours, step).wait()
+            host.submit(program, values, theirs, step).wait()
+            assert torch.equal(memory.download(bucket), values)
+            assert same_everywhere(values)
+    dist.barrier()
+    for transport in transports:
+        transport.close()
 
 
 def grouped(rank, size):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -12,6 +16,10 @@ from casync.errors import DeadlockError
 from casync.memory.host import HostMemory
 from casync.transports import Transfer
 from casync.transports.rendezvous import Meeting
+from tests.patience import HANG
+
+#: of this thread: whether it is a device at work, rather than a host
+at_work = threading.local()
 
 
 class Schedule:
@@ -27,6 +35,29 @@ class Schedule:
         self.dropped = dropped
         self.first: FakeStream | None = None
         self.last: FakeStream | None = None
+        self.changed = threading.Condition()
+        self.driven = False
+
+    @contextmanager
+    def driving(self) -> Iterator[None]:
+        """Meanwhile a thread runs what comes, as a device would."""
+        self.driven = True
+        thread = threading.Thread(target=self._drive, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.driven = False
+                self.changed.notify_all()
+            thread.join()
+
+    def _drive(self) -> None:
+        with self.changed:
+            while self.driven:
+                self.run()
+                self.changed.notify_all()
+                self.changed.wait()
 
     def drop(self, stream: FakeStream, event: FakeEvent) -> bool:
         """Count a wait; whether it is left out."""
@@ -68,7 +99,11 @@ class FakeEvent:
 
     def wait(self) -> None:
         wanted = self.recorded
-        self.schedule.run(lambda: self.reached >= wanted)
+        with self.schedule.changed:
+            if self.schedule.driven:
+                assert self.schedule.changed.wait_for(lambda: self.reached >= wanted, HANG)
+            else:
+                self.schedule.run(lambda: self.reached >= wanted)
         assert self.reached >= wanted, "nothing brings this event about"
 
 
@@ -85,22 +120,21 @@ class FakeStream:
         schedule.streams.append(self)
 
     def after(self, event: FakeEvent) -> None:
-        if event.recorded and not self.schedule.drop(self, event):
-            self.blocked.append((event, event.recorded, self.put))
+        with self.schedule.changed:
+            if event.recorded and not self.schedule.drop(self, event):
+                self.blocked.append((event, event.recorded, self.put))
 
     def run(self, work: Callable[[], object]) -> None:
-        self.items.append(work)
-        self.put += 1
+        with self.schedule.changed:
+            self.items.append(work)
+            self.put += 1
+            self.schedule.changed.notify_all()
 
     def record(self, event: FakeEvent) -> None:
-        event.stream = self
-        event.recorded += 1
-        number = event.recorded
-
-        def reach() -> None:
-            event.reached = number
-
-        self.run(reach)
+        with self.schedule.changed:
+            event.stream = self
+            event.recorded += 1
+            self.run(partial(setattr, event, "reached", event.recorded))
 
     def able(self) -> bool:
         """Whether the next item may run, or has become complete."""
@@ -112,7 +146,11 @@ class FakeStream:
     def step(self) -> None:
         self.blocked = [w for w in self.blocked if w[2] > self.taken]
         if self.pending is None:
-            result = self.items[0]()
+            at_work.device = True
+            try:
+                result = self.items[0]()
+            finally:
+                at_work.device = False
             self.pending = result if callable(result) else None
             if self.pending is not None and not self.pending():
                 return
@@ -147,7 +185,8 @@ class FakeEnd:
         self._exchanged = exchanged
 
     def exchange(self, transfers: list[Transfer]) -> Callable[[], bool]:
-        complete = self._meeting.post(self.rank, transfers)
+        inside = [replace(each, data=getattr(each.data, "inside", each.data)) for each in transfers]
+        complete = self._meeting.post(self.rank, inside)
         told: list[str] = []
 
         def done() -> bool:

@@ -24,6 +24,10 @@ def test_torchs_groups_of_messages_agree():
     launch(ranks.grouped, 3)
 
 
+def test_devices_give_the_averages_of_hosts():
+    launch(ranks.staged, 2)
+
+
 def test_a_killed_peer_is_noticed():
     *out, dead = launch(ranks.killed, 3, may_die=[2])
     assert dead == DIED

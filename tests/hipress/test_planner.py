@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compll
 from casync.predict import timeline
 from casync.predict.cost import CodecCost, Costs, Line, Transfer, fit
+from casync.runtime.counters import Counters
 from casync.topology import Topology
 from hipress import options, session
 from hipress.errors import ConfigError
@@ -21,7 +23,8 @@ from hipress.plan.auto import BUDGET, FAR, TRIED, Search, candidates
 from hipress.plan.objective import LOADS
 from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.plan.workload import Bucket, Workload, estimate
-from hipress.reporting import Report, describe_plan
+from hipress.reporting import Report, describe_plan, measure_of
+from hipress.sync.engine import Traffic
 from tests.hipress.common import Net
 from tests.hipress.fakes import Halves, Int8, Sparse
 
@@ -328,6 +331,15 @@ def test_report_without_a_step(params):
     assert report.bytes_per_step == 1.5 * 4 * sum(p.numel for p in params)
     assert "the native all-reduce remains" in str(report)
     assert report.to_dict()["decisions"][0]["codec"] is None
+
+
+def test_a_report_tells_what_lengths_that_are_known_beforehand_cost():
+    counters = Counters(2, bytes_sent=4_000_000, bytes_unused={"wangni": 3e6, "threshold": 250_000})
+    measured = measure_of(Traffic(steps=2), counters, 2)
+    assert measured.unused_bytes == {"threshold": 125_000, "wangni": 1.5e6}
+    text = str(Report(0, 2, True, "", {}, (), measured, None, {"threshold": True}))
+    assert re.search(r"threshold .* by the last step; the rest waits .* 0\.125", text)
+    assert re.search(r"wangni .* for the most there may be .* 1\.5", text)
 
 
 def test_a_report_groups_parameters_of_one_codec_and_reason():

@@ -1,0 +1,153 @@
+"""Ten training steps on a device that is not there: what travels is what the CPU backend sends."""
+
+from contextlib import ExitStack, closing
+
+import pytest
+import torch
+
+import compll
+from casync.graph.graph import build
+from casync.graph.plan import Choice, partition
+from casync.runtime.executor import Executor
+from casync.topology import Topology
+from casync.transports.memory import Hub
+from casync.transports.rendezvous import Meeting
+from tests.casync.emulated import DeviceMemory, compiled
+from tests.casync.fakes import gradients, tensors_of
+from tests.casync.streams import FakeEnd, Schedule
+from tests.patience import HANG
+from tests.tiers import first_fast
+
+LENGTHS = (33, 1200, 1024)
+TOTAL = sum(LENGTHS)
+RANKS = 3
+STEPS = 10
+PARAMS = {"topk": {"ratio": 0.1}, "dgc": {"ratio": 0.1}, "powersgd": {"rank": 2}}
+PROGRAMS = [
+    ("ps", "onebit_group"),
+    ("allreduce", "powersgd"),
+    ("ring", "onebit_group"),
+    ("hierarchical", "onebit_group"),
+    ("allgather", "dgc"),
+    ("ps", "int4_group"),
+    ("ring", "int4_group"),
+    ("hierarchical", "int4_group"),
+    ("allgather", "int4_group"),
+    ("ps", "topk"),
+    ("ring", "topk"),
+    ("hierarchical", "topk"),
+    ("allgather", "topk"),
+    ("allgather", "onebit_group"),
+]
+
+
+class Recorder:
+    """A transport that keeps what it was given."""
+
+    def __init__(self, inner):
+        self._inner, self.sent = inner, {}
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def post_send(self, data, peer, channel):
+        self.sent.setdefault((peer, channel), []).append(bytes(data.numpy()))
+        return self._inner.post_send(data, peer, channel)
+
+    def post_reduce(self, data, ranks, op="sum"):
+        self.sent.setdefault(ranks, []).append(bytes(data.view(torch.uint8).numpy()))
+        return self._inner.post_reduce(data, ranks, op)
+
+
+def graph_by(strategy, codec):
+    topology, tensors = Topology.even(RANKS, 2), tensors_of(LENGTHS)
+    choices = {t.name: Choice("codec", strategy) for t in tensors}
+    parts = partition(tensors, choices, topology, {"codec": codec}, whole_bytes=4000)
+    return build(parts, topology, {"codec": codec})
+
+
+def states_of(codec, place=lambda array: array):
+    state = codec.init_state(TOTAL, len(LENGTHS))
+    sides = ("worker", "aggregator")
+    return {("codec", s): {n: place(a.copy()) for n, a in state.items()} for s in sides}
+
+
+def on_cpu(graph, codec):
+    """What each rank sent, and the averages, step after step."""
+    ends = [Recorder(end) for end in Hub(RANKS).endpoints()]
+    states, averages = [states_of(codec) for _ in ends], []
+    with ExitStack() as stack:
+        executors = [stack.enter_context(Executor(e, {"codec": codec}, timeout=HANG)) for e in ends]
+        for step in range(STEPS):
+            buckets = gradients(TOTAL, RANKS, seed=step)
+            futures = [
+                executor.submit(graph.slice(rank), buckets[rank], states[rank], step)
+                for rank, executor in enumerate(executors)
+            ]
+            torch.futures.wait_all(futures)
+            averages.append(buckets)
+    return [end.sent for end in ends], averages
+
+
+class Devices:
+    """A device for each of some endpoints, all of one schedule."""
+
+    def __init__(self, ends, name, schedule):
+        self.memories = [DeviceMemory(schedule) for _ in ends]
+        codecs = [compiled(name, **PARAMS.get(name, {})) for _ in ends]
+        pairs = list(zip(self.memories, codecs, strict=True))
+        self.states = [states_of(codec, memory.tensor) for memory, codec in pairs]
+        self.executors = [
+            Executor(end, {"codec": codec}, memory=memory, timeout=HANG)
+            for end, (memory, codec) in zip(ends, pairs, strict=True)
+        ]
+
+    def submit(self, programs, step):
+        """The buckets of a step, and their futures."""
+        given = gradients(TOTAL, RANKS, seed=step)
+        self.buckets = [m.filled(x) for m, x in zip(self.memories, given, strict=True)]
+        self.made = [memory.made for memory in self.memories]
+        each = zip(self.executors, programs, self.buckets, self.states, strict=True)
+        return [executor.submit(*given, step) for executor, *given in each]
+
+    def averages(self):
+        return [m.download(b) for m, b in zip(self.memories, self.buckets, strict=True)]
+
+    def close(self):
+        for executor in self.executors:
+            executor.close()
+
+
+@pytest.mark.parametrize("strategy, name", first_fast(PROGRAMS))
+def test_staged_messages_are_those_of_the_cpu_backend(strategy, name):
+    """Over a transport of the host's, bit for bit; so are the averages, on all ranks."""
+    codec = compll.compile(name, **PARAMS.get(name, {}))
+    graph = graph_by(strategy, codec)
+    programs = [graph.slice(rank) for rank in range(RANKS)]
+    sent, averages = on_cpu(graph, codec)
+    ends, schedule = [Recorder(end) for end in Hub(RANKS).endpoints()], Schedule(1)
+    with schedule.driving(), closing(Devices(ends, name, schedule)) as devices:
+        for step in range(STEPS):
+            torch.futures.wait_all(devices.submit(programs, step))
+            assert all(map(torch.equal, devices.averages(), averages[step]))
+            # nothing is made after the first step
+            assert not step or devices.made == [memory.made for memory in devices.memories]
+    assert [end.sent for end in ends] == sent
+
+
+@pytest.mark.parametrize("strategy, name", first_fast(PROGRAMS))
+def test_without_tags_averages_are_those_of_the_cpu_backend(strategy, name):
+    """Groups of whole buffers on the stream, as over NCCL."""
+    codec = compll.compile(name, **PARAMS.get(name, {}))
+    graph = graph_by(strategy, codec)
+    programs = [graph.slice(rank) for rank in range(RANKS)]
+    _, averages = on_cpu(graph, codec)
+    meeting, schedule = Meeting(RANKS), Schedule(3)
+    ends = [FakeEnd(meeting, rank, lambda *_: None) for rank in range(RANKS)]
+    with closing(Devices(ends, name, schedule)) as devices:
+        for step in range(STEPS):
+            futures = devices.submit(programs, step)
+            assert not any(future.done() for future in futures)  # the host has waited for nothing
+            schedule.run()
+            assert all(future.done() for future in futures)
+            assert all(map(torch.equal, devices.averages(), averages[step]))
