@@ -7,6 +7,7 @@
     hipress.attach(ddp, "onebit_group", strategy="ring")
     sync = hipress.Synchronizer(model, "dgc")        # without DDP: sync.step() ends a step
     gossip = hipress.Gossip(model, "int4_group")     # parameters, with neighbours only
+    model = hipress.wrap(model, policy=hipress.GraVAC("topk", ratios=(0.1, 0.01, 0.001)))
     state = hipress.state_dict(ddp); hipress.load_state_dict(ddp, state)
     print(hipress.report(ddp))
 """
@@ -31,18 +32,22 @@ from hipress.errors import (
     StateError,
     SyncError,
 )
+from hipress.policies import Accordion, GraVAC, Warmup
 
 __all__ = [
+    "Accordion",
     "AgreementTimeout",
     "ConfigError",
     "ConfigMismatch",
     "DivergenceError",
     "Gossip",
+    "GraVAC",
     "HipressError",
     "RankLost",
     "StateError",
     "SyncError",
     "Synchronizer",
+    "Warmup",
     "__version__",
     "all_reduce",
     "attach",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from casync.codec import Codec
+    from hipress.policies import Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,6 +70,7 @@ def arguments(
     topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
     optimizer: Optimizer | str | None = None,
     rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
+    policy: Policy | None = None,
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
@@ -80,7 +82,7 @@ def arguments(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
             seed=seed, timeout=default if timeout is None else timeout, verify=verify,
             checksum=checksum, down=down, topology=topology, optimizer=optimizer,
-            rules=rules, params=params,
+            rules=rules, policy=policy, params=params,
         )  # fmt: skip
 
     return Arguments(model, process_group, ddp_kwargs, optimizer, options)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from casync.codec import Codec
+    from hipress.policies import Policy
 
 SCOPES = ("tensor", "bucket", "model")
 AUTO = "auto"
@@ -75,6 +76,8 @@ class Options:
         parameter is refused. A mapping such as {"*embed*": "int8_group", "*.bias": None}, or the
         path of a YAML file of one; a value is a name, a path, a compiled codec, None (uncompressed)
         or a mapping of `compressor` and its parameters.
+    policy: how much to compress as training goes on, with a compressor of its own: a
+        hipress.GraVAC, Accordion or Warmup, or another hipress.policies.Policy.
     params: parameters of the codec, as its spec names them.
     """
 
@@ -91,6 +94,7 @@ class Options:
     topology: int | tuple[tuple[int, ...], ...] | None = None
     optimizer: str | None = None
     rules: Mapping[str, Any] | str | os.PathLike[str] = field(default_factory=dict)
+    policy: Policy | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -134,6 +138,8 @@ class Options:
             _check_codec("down", self.down)
         if self.automatic and self.down != AUTO:
             raise ConfigError('down needs a compressor that is named: "auto" chooses for itself')
+        if self.policy is not None:
+            self._check_policy()
         _check_topology(self.topology)
         for name, kinds, wanted in (
             ("strategy", str, "a name"),
@@ -151,9 +157,29 @@ class Options:
         if not all(isinstance(pattern, str) for pattern in self.exclude):
             raise ConfigError(f"exclude must hold patterns of parameter names, got {self.exclude}")
 
+    def _check_policy(self) -> None:
+        """Raise ConfigError for what is no policy, or does not go with one."""
+        given: object = self.policy
+        if isinstance(given, type) or not callable(getattr(given, "judge", None)):
+            raise ConfigError(
+                f'policy is one such as hipress.GraVAC("topk", ratios=(0.1, 0.01)), not {given!r}'
+            )
+        if not self._unnamed:
+            raise ConfigError("a policy has a compressor of its own: leave compressor out")
+        if self.down != AUTO:
+            raise ConfigError("down goes with a compressor that is named, not with a policy")
+        if self.params:
+            raise ConfigError(
+                f"codec parameters {sorted(self.params)} belong into the policy's levels"
+            )
+
     @property
     def automatic(self) -> bool:
         """Whether the planner chooses the codec."""
+        return self._unnamed and self.policy is None
+
+    @property
+    def _unnamed(self) -> bool:
         return isinstance(self.compressor, str) and self.compressor == AUTO
 
 

@@ -8,7 +8,7 @@ import platform
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,34 +16,27 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from casync import strategies
-from casync.topology import Topology
 from hipress import __version__
 from hipress.model import Param, describe
 from hipress.options import AUTO, Options
 from hipress.plan import evidence, overrides, rules
-from hipress.plan import probe as probing
 from hipress.plan.codecs import (
     call,
     compiling_told_by,
     described,
     resolve,
-    resolve_down,
-    strategy_for,
 )
-from hipress.plan.compiling import Compiling
+from hipress.planning import codecs_of, compile_ahead, plan_for
 from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
-from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.sync.engine import Engine
-from hipress.sync.tuner import Tuner
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from hipress.plan.auto import Search
     from hipress.plan.probe import Probe
     from hipress.plan.rules import Plan
+    from hipress.sync.chooser import Chooser
     from hipress.sync.state import Residuals
 
 log = logging.getLogger("hipress")
@@ -60,7 +53,7 @@ class Session:
     group: dist.ProcessGroup  # whose ranks average
     meeting: Meeting
     probe: Probe | None = None
-    search: Search | None = None  # of plans to try while training
+    chooser: Callable[[], Chooser] | None = None  # of plans while training; all ranks make one
     engine: Engine | None = None
     finalizer: Any = None
     loaded_step: int = 0  # of a loaded state, where no engine counts
@@ -84,11 +77,8 @@ class Session:
     def make_engine(self, group: dist.ProcessGroup, **how: bool) -> Engine:
         """An engine, for `start`. `group`: of buckets that travel uncompressed; `how`: see there.
         Every rank must call this."""
-        plan, tuner = self.plan, None
-        if self.search is not None and self.probe is not None:
-            compiling = Compiling(self.search.compile)
-            tuner = Tuner(self.search, self.probe.costs, compiling, self.meeting)
-            plan = tuner.plan
+        tuner = None if self.chooser is None else self.chooser()
+        plan = self.plan if tuner is None else tuner.plan
         return Engine(self.params, plan, self.options, group, self.meeting, tuner=tuner, **how)
 
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
@@ -148,7 +138,7 @@ def prepare(
     with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
         params = describe(module)
         rules.check_patterns(params, options)
-        codecs = _codecs(options)
+        codecs = codecs_of(options)
         ruled = overrides.compiled(options)
         overrides.assign(ruled, params)
     places = meeting.settle({**_facts(params, options, codecs, ruled), **facts}, nodes.place())
@@ -156,11 +146,11 @@ def prepare(
         topology = nodes.topology_of(options.topology, places, meeting.ranks)
         others = list(codecs.values())
         ours = overrides.decide(ruled, params, others, options, topology.world_size)
-        session = _plan(params, codecs, options, topology, ours, group, meeting)
-        session.plan = adapt(session.plan)
-        _compile(session.plan)
-    meeting.settle({"plan": session.plan.facts()})
-    return session
+        made = plan_for(params, codecs, options, topology, ours, meeting)
+        plan = adapt(made.plan)
+        compile_ahead(plan)
+    meeting.settle({"plan": plan.facts()})
+    return Session(params, options, plan, group, meeting, made.probe, made.chooser)
 
 
 def tell_plan(session: Session) -> None:
@@ -175,7 +165,7 @@ def tell_plan(session: Session) -> None:
     unexpected = all_asked and compressed_share(session.plan, session.params) < 0.5
     level = logging.WARNING if unexpected else logging.INFO
     log.log(level, "hipress: %s", describe_plan(session.plan, session.params))
-    if asked and session.options.optimizer is not None:
+    if asked and session.options.optimizer is not None and session.options.policy is None:
         _tell_loss(session.options)
 
 
@@ -189,19 +179,6 @@ def _tell_loss(options: Options) -> None:
         )  # fmt: skip
 
 
-def _codecs(options: Options) -> dict[str, Codec]:
-    """By key, the planner's candidates; or the codec asked for, and that of owners if it is
-    another."""
-    if options.automatic:
-        from hipress.plan.auto import candidates
-
-        return candidates(options, "reference")  # compiled where they may be tried
-    codec = resolve(options)
-    down = resolve_down(options, codec)
-    strategy_for(codec, options.strategy, down)
-    return {codec.name: codec} | ({} if down is None else {"down": down})
-
-
 def _facts(
     params: tuple[Param, ...],
     options: Options,
@@ -213,6 +190,7 @@ def _facts(
     return {
         "compressor": AUTO if options.automatic else every[0],
         "down": [] if options.automatic else every[1:],
+        "policy": str(options.policy),
         "strategy": options.strategy,
         "topology": str(options.topology),
         "kind of optimizer": str(options.optimizer),
@@ -235,7 +213,7 @@ def _facts(
 
 def _called(number: int, key: str, codec: Codec, options: Options) -> str:
     """Such as `compressor 'mine.yaml'`: what differs when digests do."""
-    if options.automatic:
+    if options.automatic or options.policy is not None:
         return f"compressor {key!r}"
     option, given = (("compressor", options.compressor), ("down", options.down))[number]
     return f"{option} {(given if isinstance(given, str) else codec.name)!r}"
@@ -243,6 +221,8 @@ def _called(number: int, key: str, codec: Codec, options: Options) -> str:
 
 def label(options: Options) -> str:
     """What was asked for, such as `topk(ratio=0.01)`; a compiled codec with all parameters."""
+    if options.policy is not None:
+        return str(options.policy)
     if not isinstance(options.compressor, str):
         return described(options.compressor)
     return AUTO if options.automatic else call(options.compressor, options.params)
@@ -254,55 +234,10 @@ def plain_options(options: Options) -> dict[str, Any]:
     own = {each.name: getattr(options, each.name) for each in fields(options)}
     down = options.down
     own["down"] = down if isinstance(down, str | None) else described(down)
+    own["policy"] = None if options.policy is None else str(options.policy)
     own["rules"] = overrides.shown(options.rules)
     return own | {"compressor": label(options), "params": dict(options.params)}
 
 
 def _versions() -> dict[str, str]:
     return {"hipress": __version__, "torch": torch.__version__, "machine": platform.machine()}
-
-
-def _plan(
-    params: tuple[Param, ...],
-    codecs: Mapping[str, Codec],
-    options: Options,
-    topology: Topology,
-    ours: overrides.Overrides,
-    group: dist.ProcessGroup,
-    meeting: Meeting,
-) -> Session:
-    if topology.world_size == 1:
-        why = "one rank: there is nothing to synchronize"
-        plan = rules.Plan(tuple(rules.raw(p, why) for p in params), topology, why=why)
-        return Session(params, options, plan, group, meeting)
-    if not options.automatic:
-        codec, *down = codecs.values()
-        plan = ours.apply(rules.fixed_plan(params, codec, options, topology, *down))
-        return Session(params, options, plan, group, meeting)
-    from hipress.plan.auto import Search
-
-    return _auto(Search(params, codecs, options, topology, ours), group, meeting)
-
-
-def _compile(plan: Plan) -> None:
-    """What aggregators need is compiled now, not in the first step, where other ranks wait."""
-    for key, strategy in {(d.codec, d.strategy) for d in plan.decisions}:
-        spreads = strategies.load(strategy).SPREADS
-        if spreads and key is not None and key not in plan.downs:
-            plan.codecs[key].prepare()
-
-
-def _auto(search: Search, group: dist.ProcessGroup, meeting: Meeting) -> Session:
-    """What promises to pay on this link, before anything is compiled; to be tried in training."""
-    link = connect(meeting, "probe")
-    what = f"measuring the link between ranks {meeting.ranks}"
-    codecs, topology = search.codecs, search.topology
-    probe = meeting.attend(
-        lambda: probing.timed(lambda: probing.measure_link(link, codecs, topology)), what
-    )
-    search = search.promising(probe.costs)
-    plan = search.unplanned()
-    if not search.codecs:
-        plan = replace(plan, why="no compressor would make a step faster on this link")
-    trial = search if search.codecs else None
-    return Session(tuple(search.params), search.options, plan, group, meeting, probe, trial)

@@ -202,7 +202,7 @@ def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:
     _refuse_taken(ddp)
-    if session.plan.compresses or session.search is not None:
+    if session.plan.compresses or session.chooser is not None:
         _install(ddp, session)
     tell_plan(session)
     SESSIONS[ddp] = session

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from casync import strategies
 from casync.predict.cost import CodecCost, Costs, Line
@@ -119,21 +119,6 @@ class Search:
             decided.get(p.index, raw(p, excluded(p, self.options) or why)) for p in self.params
         ]
         return Plan(tuple(plain), self.topology, dict(self.overrides.codecs), why)
-
-    def restored(self, saved: Mapping[str, Any], codecs: Mapping[str, Codec]) -> Plan | None:
-        """The plan that Plan.by_name told; None where it is none of these parameters and codecs."""
-        if saved.keys() != {param.name for param in self.params}:
-            return None
-        decisions = []
-        for param in self.params:
-            key, strategy, cut = saved[param.name]
-            if key not in ("", *codecs) or strategy not in strategies.list_strategies():
-                return None
-            why = "as it was when the state was saved"
-            decisions.append(Decision(param.name, param.numel, key or None, strategy, cut, why))
-        used = {decision.codec for decision in decisions}
-        kept = {key: codec for key, codec in codecs.items() if key in used}
-        return Plan(tuple(decisions), self.topology, kept, why)
 
     @property
     def _all_codecs(self) -> dict[str, Codec]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from casync import strategies
 from casync.rounds import refuse_workers
 from casync.topology import Topology
 from hipress.errors import ConfigError
@@ -82,6 +83,27 @@ class Plan:
         """What all ranks must have in common, as JSON takes it."""
         keys = ("name", "codec", "strategy", "partitions")
         return [{key: getattr(d, key) for key in keys} for d in self.decisions]
+
+
+def restored(
+    saved: Mapping[str, Any],
+    params: Sequence[Param],
+    codecs: Mapping[str, Codec],
+    topology: Topology,
+) -> Plan | None:
+    """The plan that Plan.by_name told; None where it is none of these parameters and codecs."""
+    if saved.keys() != {param.name for param in params}:
+        return None
+    decisions = []
+    for param in params:
+        key, strategy, cut = saved[param.name]
+        if key not in ("", *codecs) or strategy not in strategies.list_strategies():
+            return None
+        why = "as it was when the state was saved"
+        decisions.append(Decision(param.name, param.numel, key or None, strategy, cut, why))
+    used = {decision.codec for decision in decisions}
+    kept = {key: codec for key, codec in codecs.items() if key in used}
+    return Plan(tuple(decisions), topology, kept, why)
 
 
 def fixed_plan(
@@ -186,8 +208,6 @@ def partitions(numel: int, codec: Codec, strategy: str, world_size: int) -> int:
     selection, of its own. A strategy that spreads over owners cuts into world_size chunks a
     partition anyway.
     """
-    from casync import strategies
-
     if codec.align == 1 and codec.additive is None:
         return 1
     chunks = max(1, math.ceil(numel / CHUNK))

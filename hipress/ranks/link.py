@@ -57,6 +57,14 @@ def all_reduce_max(values: list[float], group: dist.ProcessGroup) -> list[float]
     return [float(value) for value in data]
 
 
+def all_reduce_sum(values: list[float], group: dist.ProcessGroup) -> list[float]:
+    """The sum of each value over the ranks: the same on every rank."""
+    data = torch.tensor(values, dtype=torch.float64)
+    if values:
+        group.allreduce([data], dist.AllreduceOptions()).wait()
+    return [float(value) for value in data]
+
+
 def start_all_reduce_max(
     data: torch.Tensor, group: dist.ProcessGroup
 ) -> torch.futures.Future[list[torch.Tensor]]:

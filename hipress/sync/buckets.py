@@ -91,6 +91,27 @@ class BucketPlans:
             if piece.any()
         }
 
+    def adopt(self, before: BucketPlans) -> set[int]:
+        """Take over the states of parameters that go as before, but for parameters of their codec;
+        which these are."""
+        same = {index for index in before.residuals.places if self._alike(before.plan, index)}
+        copied = before.residuals.copy(same)
+        for index in same - self.residuals.places.keys():
+            self.residuals.place(str(self.plan.decisions[index].codec), [index])
+        self.residuals.put_back(copied)
+        return same
+
+    def _alike(self, before: Plan, index: int) -> bool:
+        one, other = before.decisions[index], self.plan.decisions[index]
+        if one.codec is None or other.codec is None:
+            return False
+        codecs = before.codecs[one.codec], self.plan.codecs[other.codec]
+        return (
+            (one.strategy, one.partitions) == (other.strategy, other.partitions)
+            and codecs[0].name == codecs[1].name
+            and not codecs[0].rounds  # whose factors have other shapes
+        )
+
     def pieces(self, indices: Sequence[int], buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """By parameter, what lies in a bucket."""
         return torch.split(buffer, [self._params[index].numel for index in indices])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -42,12 +42,16 @@ class Chooser(Protocol):
         """What was tried, for reports."""
         ...
 
-    def next(self) -> Plan:
-        """The plan of the step that begins now. Raises HipressError where ranks cannot agree."""
+    def next(self, step: int) -> Plan:
+        """The plan of the step that begins now, of this number. Raises HipressError where ranks
+        cannot agree."""
         ...
 
-    def handed(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
-        """A bucket of the step is ready, and not averaged yet."""
+    def handed(
+        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+    ) -> None:
+        """A bucket of the step is ready, and not averaged yet. `unsent`: what residuals hold of
+        these parameters, as a gradient of this rank."""
         ...
 
     def backward_over(self) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,6 +120,10 @@ def start_executor(
         checksum=options.checksum,
         deferred=deferred,
     )
+
+
+def _unsent(plan: BucketPlan | None) -> torch.Tensor:
+    return torch.zeros(()) if plan is None else plan.unsent()
 
 
 class Engine:
@@ -236,7 +241,7 @@ class Engine:
             if not self._owed.keys().isdisjoint(indices):
                 self._pay(indices, buffer)
             if self._tuner is not None:
-                self._tuner.handed(indices, buffer)
+                self._tuner.handed(indices, buffer, partial(_unsent, plan))
             self._count(plan, buffer)  # now: an all-reduce gives a sparse buffer other rows
             future = compat.profiled_until_done(
                 f"bucket {self._latest}",
@@ -350,16 +355,20 @@ class Engine:
         """A step begins, maybe by another plan."""
         if self._tuner is None or self.broken:
             return
-        plan = self._tuner.next()
+        plan = self._tuner.next(self._step_number)
         if plan is not self.plan:
             self._switch(plan)
 
     def _switch(self, plan: Plan) -> None:
-        """Go by another plan. Residuals are not lost: what they held is owed, and added to the
-        gradients of this step, before a codec takes them."""
-        for index, values in self.buckets.unsent().items():
-            self._owed[index] = self._owed.get(index, 0) + values
-        self.plan, self.buckets = plan, self.planned(plan)
+        """Go by another plan. Where only parameters of a codec differ its states move along. Other
+        residuals are not lost: what they held is owed, and added to the gradients of this step,
+        before a codec takes them."""
+        before, made = self.buckets, self.planned(plan)
+        moved = made.adopt(before)
+        for index, values in before.unsent().items():
+            if index not in moved:
+                self._owed[index] = self._owed.get(index, 0) + values
+        self.plan, self.buckets = plan, made
 
     def _pay(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
         """Add what is owed to the gradients of a bucket; not where they are zero, as those of

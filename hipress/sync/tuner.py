@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from casync.predict.cost import Costs
 from hipress.errors import ConfigMismatch, SyncError
 from hipress.plan import probe
-from hipress.plan.rules import Plan
+from hipress.plan.rules import Plan, restored
 from hipress.plan.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.plan.workload import Workload
 from hipress.ranks.link import all_reduce_max, connect
@@ -90,8 +90,8 @@ class Tuner:
             return None
         return self._trial.spent - self._trial.steps * median
 
-    def next(self) -> Plan:
-        """The plan of the step that begins now. Raises HipressError where ranks cannot compare."""
+    def next(self, step: int) -> Plan:
+        """See Chooser."""
         now = self._clock()
         if self._observer is not None:
             self._observer.begin(now)
@@ -100,25 +100,26 @@ class Tuner:
         self._begun = self._clock()
         return self.plan
 
-    def handed(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
-        """A bucket of the step is ready, and not averaged yet."""
+    def handed(
+        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+    ) -> None:
+        """See Chooser."""
         if self._observer is not None:
             self._observer.handed(indices, buffer, self._clock())
 
     def backward_over(self) -> None:
-        """The step's backward pass is."""
+        """See Chooser."""
         if self._observer is not None:
             self._observer.backward_over(self._clock())
 
     def averaged(self) -> None:
-        """All buckets of the step are."""
+        """See Chooser."""
         if self._observer is not None:
             self._observer.averaged(self._clock())
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """The plan by which a state was saved, as Plan.by_name has it; None where there can be no
-        such plan."""
-        return self._search.restored(saved, self.codecs)
+        """See Chooser."""
+        return restored(saved, self._search.params, self.codecs, self._search.topology)
 
     def hold(self, plan: Plan) -> None:
         """Try no more; keep this one until times drift."""

@@ -10,11 +10,11 @@ from casync.topology import Topology
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import Options
 from hipress.plan.auto import Search
+from hipress.planning import _auto
 from hipress.ranks import meeting as meetings
 from hipress.ranks.board import Board
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
-from hipress.session import _auto
 from tests.patience import HANG
 
 
@@ -69,9 +69,9 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     def measure_link(group, codecs, topology):
         raise RuntimeError("closed by peer")
 
-    monkeypatch.setattr("hipress.session.connect", lambda meeting, purpose: None)
+    monkeypatch.setattr("hipress.planning.connect", lambda meeting, purpose: None)
     monkeypatch.setattr("hipress.plan.probe.measure_link", measure_link)
     meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), 0.05)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
-        _auto(Search((), {}, Options(), Topology.flat(2)), None, meeting)
+        _auto(Search((), {}, Options(), Topology.flat(2)), meeting)

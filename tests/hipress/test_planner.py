@@ -15,7 +15,7 @@ from casync.predict import timeline
 from casync.predict.cost import CodecCost, Costs, Line, Transfer, fit
 from casync.runtime.counters import Counters
 from casync.topology import Topology
-from hipress import options, session
+from hipress import options, planning
 from hipress.errors import ConfigError
 from hipress.model import Param, describe
 from hipress.plan import probe
@@ -369,7 +369,7 @@ def test_a_model_without_eligible_tensors_is_told_why():
 def test_what_aggregators_need_is_compiled_ahead(params, monkeypatch, strategy, ahead):
     codec, prepared = compll.compile("int8_group", "reference"), []
     monkeypatch.setattr(codec, "prepare", lambda: prepared.append(1), raising=False)
-    session._compile(fixed_plan(params, codec, options.Options(strategy=strategy), TWO))
+    planning.compile_ahead(fixed_plan(params, codec, options.Options(strategy=strategy), TWO))
     assert len(prepared) == ahead
 
 

@@ -32,10 +32,10 @@ class Script:
         self.codecs = {key: codec for plan in plans for key, codec in plan.codecs.items()}
         self._next = iter(plans)
 
-    def next(self):
+    def next(self, step):
         return next(self._next)
 
-    def handed(self, indices, buffer):
+    def handed(self, indices, buffer, unsent):
         pass
 
     def backward_over(self):

@@ -1,0 +1,211 @@
+"""Policies at work: what they measure, and which level follows from it. See policies.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from casync.codec import Codec, Floats
+
+DENSE = -1  # in place of a level: uncompressed
+
+
+class Judge(Protocol):
+    """A policy at work in one training. What it is given is this rank's, what it looks at is the
+    same on all ranks."""
+
+    window: int  # steps between looks; 0: none
+
+    def looks(self, step: int) -> bool:
+        """Whether `handed` wants the gradients of a step."""
+        ...
+
+    def handed(self, index: int, gradient: Floats) -> None:
+        """A parameter's gradient with what residuals held, before it is averaged."""
+        ...
+
+    def averaged(self, index: int, gradient: Floats) -> None:
+        """A parameter's averaged gradient."""
+        ...
+
+    def take(self) -> list[float]:
+        """What was measured since the last look."""
+        ...
+
+    def look(self, sums: Sequence[float], seconds: float) -> None:
+        """A window is over. `sums`: of `take` over the ranks. `seconds`: a step's median."""
+        ...
+
+    def level(self, step: int, index: int) -> int:
+        """Of a parameter in a step; or DENSE."""
+        ...
+
+
+class Scheduled:
+    """Goes by the number of the step alone."""
+
+    window = 0
+
+    def __init__(self, by_step: Callable[[int], int]) -> None:
+        self._by_step = by_step
+
+    def looks(self, step: int) -> bool:
+        """See Judge."""
+        return False
+
+    def handed(self, index: int, gradient: Floats) -> None:
+        """Nothing is measured."""
+
+    averaged = handed
+
+    def take(self) -> list[float]:
+        """Nothing."""
+        return []
+
+    def look(self, sums: Sequence[float], seconds: float) -> None:
+        """Nothing."""
+
+    def level(self, step: int, index: int) -> int:
+        """See Judge."""
+        return self._by_step(step)
+
+
+class Gains:
+    """GraVAC's state."""
+
+    def __init__(
+        self, codecs: Sequence[Codec], window: int, every: int, least: float, flat: float
+    ) -> None:
+        """See hipress.GraVAC. `codecs`: by level."""
+        self._codecs, self.window, self._every = codecs, window, every
+        self._least, self._flat = least, flat
+        self._energies = [0.0, 0.0, 0.0]  # of gradients, of the first level, of the candidate
+        self.first = 1.0  # gain, until it is measured
+        self.gains: dict[int, float] = {}  # by level
+        self.scores: dict[int, float] = {}  # by level that was sent: gain a second
+        self.candidate = 1
+        self.searching = True
+
+    def looks(self, step: int) -> bool:
+        """See Judge."""
+        return step % self._every == 0
+
+    def handed(self, index: int, gradient: Floats) -> None:
+        """See Judge."""
+        low = roundtrip(self._codecs[0], gradient)
+        high = roundtrip(self._codecs[self.candidate], low)
+        for number, each in enumerate((gradient, low, high)):
+            self._energies[number] += float(np.dot(each, each))
+
+    def averaged(self, index: int, gradient: Floats) -> None:
+        """Nothing."""
+
+    def take(self) -> list[float]:
+        """See Judge."""
+        taken, self._energies = self._energies, [0.0, 0.0, 0.0]
+        return taken
+
+    def look(self, sums: Sequence[float], seconds: float) -> None:
+        """See Judge."""
+        whole, low, high = sums
+        if whole <= 0:
+            return
+        sent = self.level(0, 0)  # in this window
+        self.first = _moved(self.first if self.gains else None, low / whole)
+        self.gains[self.candidate] = _moved(self.gains.get(self.candidate), high / whole)
+        if sent == self.candidate:
+            self.scores[sent] = self.gains[sent] / seconds
+        if self.searching:
+            self._search()
+
+    def _search(self) -> None:
+        """On to the next candidate, or to the end of the search."""
+        best = sorted(self.scores, key=lambda level: -self.scores[level])
+        if self.gains[self.candidate] < self._least:
+            self.searching = False  # more compression keeps even less
+            if best:
+                self.candidate = best[0]
+        elif self.candidate not in self.scores:
+            return  # now it will be sent
+        elif len(best) > 1 and self._near(*best[:2]):
+            self.candidate, self.searching = max(best[:2]), False
+        elif self.candidate + 1 < len(self._codecs):
+            self.candidate += 1
+        else:
+            self.candidate, self.searching = best[0], False
+
+    def _near(self, one: int, other: int) -> bool:
+        return abs(self.scores[one] - self.scores[other]) < self._flat * self.scores[one]
+
+    def level(self, step: int, index: int) -> int:
+        """See Judge."""
+        if self.gains.get(self.candidate, 0.0) >= self._least:
+            return self.candidate
+        return 0 if self.gains and self.first >= self._least else DENSE
+
+
+class Norms:
+    """Accordion's state."""
+
+    def __init__(
+        self, count: int, window: int, threshold: float, rate: Callable[[], float]
+    ) -> None:
+        """See hipress.Accordion. `count`: of parameters. `rate`: gives the learning rate now."""
+        self.window, self._count, self._threshold = window, count, threshold
+        self._rate_now = rate
+        self._sums: dict[int, Floats] = {}  # by parameter
+        self._before: list[float] = []  # norms
+        self._rate = 0.0
+        self.levels = [0] * self._count
+
+    def looks(self, step: int) -> bool:
+        """See Judge."""
+        return False
+
+    def handed(self, index: int, gradient: Floats) -> None:
+        """Nothing."""
+
+    def averaged(self, index: int, gradient: Floats) -> None:
+        """See Judge."""
+        if index in self._sums:
+            self._sums[index] += gradient
+        else:
+            self._sums[index] = gradient.copy()
+
+    def take(self) -> list[float]:
+        """See Judge."""
+        norms = [float(np.linalg.norm(self._sums.get(i, ()))) for i in range(self._count)]
+        self._sums.clear()
+        return [*norms, self._rate_now()]
+
+    def look(self, sums: Sequence[float], seconds: float) -> None:
+        """See Judge."""
+        *norms, rate = sums
+        decayed = rate < self._rate
+        for index, norm in enumerate(norms):
+            before = self._before[index] if self._before else 0.0
+            still = before > 0 and abs(before - norm) / before < self._threshold
+            self.levels[index] = int(still and not decayed)
+        self._before, self._rate = norms, rate
+
+    def level(self, step: int, index: int) -> int:
+        """See Judge."""
+        return self.levels[index]
+
+
+def roundtrip(codec: Codec, gradient: Floats) -> Floats:
+    """What a codec without a state keeps of a gradient."""
+    count = len(gradient)
+    table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    out, kept = np.zeros(codec.payload_bytes(count), np.uint8), np.zeros(count, np.float32)
+    used = codec.encode_batch(gradient.copy(), table, out, at)
+    codec.decode_batch(out, table, at, used, kept)
+    return kept
+
+
+def _moved(average: float | None, value: float) -> float:
+    """An exponential moving average of windows."""
+    return value if average is None else 0.5 * (average + value)

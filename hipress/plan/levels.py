@@ -1,0 +1,60 @@
+"""Plans by a policy's levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from casync.topology import Topology
+from hipress.errors import ConfigError
+from hipress.model import Param
+from hipress.options import Options
+from hipress.plan.codecs import compile_codec, described, strategy_for
+from hipress.plan.overrides import Overrides
+from hipress.plan.rules import Plan, fixed_plan
+from hipress.policies import Policy
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+
+def compiled(policy: Policy, options: Options) -> dict[str, Codec]:
+    """The compressor at each level, by its description. ConfigError for one that cannot be."""
+    found = {}
+    for params in policy.levels:
+        try:
+            codec = compile_codec(policy.compressor, params)
+            strategy_for(codec, options.strategy)
+        except ConfigError as error:
+            raise ConfigError(f"policy {type(policy).__name__}: {error}") from error
+        found[described(codec)] = codec
+    if len(found) < len(policy.levels):
+        name = type(policy).__name__
+        raise ConfigError(f"policy {name}: two of its levels are the same: {', '.join(found)}")
+    return found
+
+
+def plans(
+    policy: Policy,
+    codecs: Sequence[Codec],
+    params: Sequence[Param],
+    options: Options,
+    topology: Topology,
+    overrides: Overrides,
+) -> list[Plan]:
+    """A plan for each level."""
+    made = []
+    for number, codec in enumerate(codecs):
+        plan = _renamed(fixed_plan(params, codec, options, topology), f"level {number}")
+        made.append(overrides.apply(replace(plan, why=f"by {policy}")))
+    return made
+
+
+def _renamed(plan: Plan, suffix: str) -> Plan:
+    """Codecs of levels have one name; their keys differ."""
+    decisions = [
+        replace(d, codec=None if d.codec is None else f"{d.codec} {suffix}") for d in plan.decisions
+    ]
+    codecs = {f"{key} {suffix}": codec for key, codec in plan.codecs.items()}
+    return replace(plan, decisions=tuple(decisions), codecs=codecs)

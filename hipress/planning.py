@@ -1,0 +1,123 @@
+"""From options to what a module is synchronized by: a plan, or what chooses plans in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from casync import strategies
+from casync.topology import Topology
+from hipress.model import Param
+from hipress.options import Options
+from hipress.plan import levels, rules
+from hipress.plan import probe as probing
+from hipress.plan.codecs import resolve, resolve_down, strategy_for
+from hipress.plan.compiling import Compiling
+from hipress.plan.overrides import Overrides
+from hipress.policies import Policy
+from hipress.ranks.link import connect
+from hipress.ranks.meeting import Meeting
+from hipress.sync.pilot import Pilot
+from hipress.sync.tuner import Tuner
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+    from hipress.plan.auto import Search
+    from hipress.plan.probe import Probe
+    from hipress.plan.rules import Plan
+    from hipress.sync.chooser import Chooser
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a module begins with."""
+
+    plan: Plan
+    probe: Probe | None = None
+    chooser: Callable[[], Chooser] | None = None  # of plans in training; all ranks make one
+
+
+def codecs_of(options: Options) -> dict[str, Codec]:
+    """By key, the planner's candidates; a policy's levels; or the codec asked for, and that of
+    owners if it is another. Raises ConfigError."""
+    if options.policy is not None:
+        return levels.compiled(options.policy, options)
+    if options.automatic:
+        from hipress.plan.auto import candidates
+
+        return candidates(options, "reference")  # compiled where they may be tried
+    codec = resolve(options)
+    down = resolve_down(options, codec)
+    strategy_for(codec, options.strategy, down)
+    return {codec.name: codec} | ({} if down is None else {"down": down})
+
+
+def plan_for(
+    params: tuple[Param, ...],
+    codecs: Mapping[str, Codec],
+    options: Options,
+    topology: Topology,
+    ours: Overrides,
+    meeting: Meeting,
+) -> Planned:
+    """`codecs`: of `codecs_of`. `ours`: what rules decide. Raises ConfigError. All ranks of the
+    meeting must call this."""
+    if topology.world_size == 1:
+        why = "one rank: there is nothing to synchronize"
+        return Planned(rules.Plan(tuple(rules.raw(p, why) for p in params), topology, why=why))
+    every = list(codecs.values())
+    if options.policy is not None:
+        made = levels.plans(options.policy, every, params, options, topology, ours)
+        return _steered(options.policy, every, made, params, meeting)
+    if not options.automatic:
+        plan = ours.apply(rules.fixed_plan(params, every[0], options, topology, *every[1:]))
+        return Planned(plan)
+    from hipress.plan.auto import Search
+
+    return _auto(Search(params, codecs, options, topology, ours), meeting)
+
+
+def compile_ahead(plan: Plan) -> None:
+    """What aggregators need is compiled now, not in the first step, where other ranks wait."""
+    for key, strategy in {(d.codec, d.strategy) for d in plan.decisions}:
+        spreads = strategies.load(strategy).SPREADS
+        if spreads and key is not None and key not in plan.downs:
+            plan.codecs[key].prepare()
+
+
+def _auto(search: Search, meeting: Meeting) -> Planned:
+    """What promises to pay on this link, before anything is compiled; to be tried in training."""
+    link = connect(meeting, "probe")
+    what = f"measuring the link between ranks {meeting.ranks}"
+    codecs, topology = search.codecs, search.topology
+    probe = meeting.attend(
+        lambda: probing.timed(lambda: probing.measure_link(link, codecs, topology)), what
+    )
+    search = search.promising(probe.costs)
+    plan = search.unplanned()
+    if not search.codecs:
+        return Planned(replace(plan, why="no compressor would make a step faster here"), probe)
+
+    def tuner() -> Chooser:
+        return Tuner(search, probe.costs, Compiling(search.compile), meeting)
+
+    return Planned(plan, probe, tuner)
+
+
+def _steered(
+    policy: Policy,
+    codecs: Sequence[Codec],
+    plans: Sequence[Plan],
+    params: Sequence[Param],
+    meeting: Meeting,
+) -> Planned:
+    """By a policy, which has a plan for each level."""
+    judge = policy.judge(codecs, len(params))
+    for plan in plans:
+        compile_ahead(plan)
+
+    def pilot() -> Chooser:
+        return Pilot(judge, plans, params, meeting)
+
+    return Planned(plans[0], chooser=pilot)

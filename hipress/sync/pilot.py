@@ -1,0 +1,144 @@
+"""Goes by a policy: measures what it asks for, and makes a plan of the levels that it chooses."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from hipress.errors import ConfigMismatch, SyncError
+from hipress.judges import DENSE, Judge
+from hipress.plan.rules import Plan, raw, restored
+from hipress.ranks.link import all_reduce_max, all_reduce_sum, connect
+from hipress.ranks.meeting import Meeting
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from casync.codec import Codec
+    from casync.predict.cost import Costs
+    from hipress.model import Param
+    from hipress.plan.trial import Tried
+
+T = TypeVar("T")
+log = logging.getLogger("hipress")
+
+
+class Pilot:
+    """A Chooser that has a policy's judge choose. All ranks of the meeting must make one."""
+
+    costs: Costs | None = None
+    trial_seconds: float | None = None
+    tried: tuple[Tried, ...] = ()
+
+    def __init__(
+        self, judge: Judge, plans: Sequence[Plan], params: Sequence[Param], meeting: Meeting
+    ) -> None:
+        """`plans`: by level, equal but for what the levels' codecs are."""
+        self._judge, self._levels, self._params, self._meeting = judge, plans, params, meeting
+        self._group: dist.ProcessGroup | None = connect(meeting, "policy")  # None after `close`
+        self.codecs: dict[str, Codec] = {k: c for plan in plans for k, c in plan.codecs.items()}
+        self._made: dict[tuple[int, ...], Plan] = {}
+        self._handed: list[tuple[Sequence[int], torch.Tensor]] = []
+        self._seconds: list[float] = []
+        self._begun: float | None = None
+        self._step = 0
+        self.plan = self._choose(0)
+
+    def next(self, step: int) -> Plan:
+        """See Chooser."""
+        now = time.perf_counter()
+        if self._begun is not None:
+            self._seconds.append(now - self._begun)
+        if self._group is not None and len(self._seconds) == self._judge.window > 0:
+            self._look(self._group)
+        before, self.plan, self._step = self.plan, self._choose(step), step
+        if before is not self.plan and self._meeting.rank == 0:
+            log.info("hipress: from step %d on %s", step, self.plan.label)
+        self._handed.clear()
+        self._begun = time.perf_counter()
+        return self.plan
+
+    def handed(
+        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+    ) -> None:
+        """See Chooser."""
+        if buffer.is_sparse or not self._judge.window:
+            return
+        self._handed.append((indices, buffer))
+        if not self._judge.looks(self._step):
+            return
+        for index, piece in self._pieces(indices, buffer.float() + unsent()):
+            self._judge.handed(index, piece)
+
+    def backward_over(self) -> None:
+        """Nothing."""
+
+    def averaged(self) -> None:
+        """See Chooser."""
+        for indices, buffer in self._handed:
+            for index, piece in self._pieces(indices, buffer.float()):
+                self._judge.averaged(index, piece)
+        self._handed.clear()
+
+    def restored(self, saved: Mapping[str, Any]) -> Plan | None:
+        """See Chooser."""
+        return restored(saved, self._params, self.codecs, self.plan.topology)
+
+    def hold(self, plan: Plan) -> None:
+        """See Chooser: the policy goes on from there."""
+        self.plan, self._begun = plan, None
+        self._seconds.clear()
+
+    def close(self) -> None:
+        """See Chooser."""
+        self._group = None
+
+    def _look(self, group: dist.ProcessGroup) -> None:
+        """A window is over."""
+        taken, middle = self._judge.take(), statistics.median(self._seconds)
+        self._seconds.clear()
+        sums = self._attend(lambda: all_reduce_sum(taken, group))
+        (slowest,) = self._attend(lambda: all_reduce_max([middle], group))
+        self._judge.look(sums, slowest)
+
+    def _attend(self, call: Callable[[], T]) -> T:
+        try:
+            return self._meeting.attend(call, "comparing what a policy goes by")
+        except ConfigMismatch as error:  # another rank failed
+            raise SyncError(str(error)) from error
+
+    def _choose(self, step: int) -> Plan:
+        levels = tuple(self._judge.level(step, param.index) for param in self._params)
+        if levels not in self._made:
+            self._made[levels] = self._make(levels)
+        return self._made[levels]
+
+    def _make(self, levels: Sequence[int]) -> Plan:
+        """For each parameter what the plan of its level has for it."""
+        decisions = [
+            raw(param, "the policy wants it whole")
+            if level == DENSE and self._levels[0].decisions[param.index].codec is not None
+            else self._levels[max(level, 0)].decisions[param.index]
+            for param, level in zip(self._params, levels, strict=True)
+        ]
+        used = {decision.codec for decision in decisions}
+        codecs = {key: codec for key, codec in self.codecs.items() if key in used}
+        return replace(self._levels[0], decisions=tuple(decisions), codecs=codecs)
+
+    def _pieces(
+        self, indices: Sequence[int], flat: torch.Tensor
+    ) -> list[tuple[int, np.ndarray[Any, np.dtype[np.float32]]]]:
+        """By parameter that levels decide, what lies in a bucket."""
+        pieces = torch.split(flat.detach(), [self._params[index].numel for index in indices])
+        return [
+            (index, piece.numpy())
+            for index, piece in zip(indices, pieces, strict=True)
+            if self._levels[0].decisions[index].codec is not None
+        ]

@@ -1,0 +1,145 @@
+"""What the ranks of test_policies.py do."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+import hipress
+from tests.hipress.common import digest, error_of
+
+
+class Given(torch.autograd.Function):
+    """A parameter's gradient is whatever it is said to be."""
+
+    @staticmethod
+    def forward(ctx, parameter, gradient):
+        ctx.gradient = gradient
+        return parameter.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.gradient, None
+
+
+class Two(torch.nn.Module):
+    """Two parameters of 4096 elements, whose gradients are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Parameter(torch.zeros(64, 64))
+        self.other = torch.nn.Parameter(torch.zeros(64, 64))
+
+    def forward(self, gradients):
+        pairs = zip((self.one, self.other), gradients, strict=True)
+        return sum(Given.apply(parameter, gradient) for parameter, gradient in pairs)
+
+
+def spiked(rank, step, share):
+    """Nearly all of the square lies in somewhat less than a `share` of the elements, other ones in
+    each step, the same on all ranks: owners compress the average once more."""
+    generator = torch.Generator().manual_seed(step)
+    values = 1e-3 * torch.randn(4096, generator=generator)
+    most = torch.randperm(4096, generator=generator)[: round(0.9 * share * 4096)]
+    values[most] = 1.0
+    return values.view(64, 64)
+
+
+def even(rank, step):
+    """Noise: a hundredth of the elements keeps a small part of the square."""
+    return torch.randn(64, 64, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+KINDS = {
+    "one in a thousand": lambda rank, step: spiked(rank, step, 0.001),
+    "one in a hundred": lambda rank, step: spiked(rank, step, 0.01),
+    "even": even,
+}
+
+
+def chosen(rank, world_size, kind, steps, policy, way="wrap"):
+    """Codecs of the first parameter by step, the report, and a digest."""
+    torch.manual_seed(0)
+    model = Two()
+    make = hipress.wrap if way == "wrap" else hipress.Synchronizer
+    made = make(model, policy=policy, verify=True)
+    found = []
+    for step in range(steps):
+        gradient = KINDS[kind](rank, step)
+        loss = (made if way == "wrap" else model)([gradient, gradient])
+        loss.backward()
+        if way != "wrap":
+            made.step()
+        decisions = hipress.report(made).decisions
+        found.append([each.codec for each in decisions])
+        for parameter in model.parameters():
+            parameter.data -= 0.1 * parameter.grad
+            parameter.grad = None
+    report = hipress.report(made)
+    return found, report.to_dict()["options"]["policy"], digest(model), str(report)
+
+
+def still(rank, world_size, policy, slower):
+    """One parameter's gradients stay as they are, the other's fall by half in each window of five;
+    codecs of both by step. `slower`: at which step the learning rate falls."""
+    model = Two()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    object.__setattr__(policy, "optimizer", optimizer)
+    made = hipress.wrap(model, policy=policy)
+    found = []
+    for step in range(25):
+        if step == slower:
+            optimizer.param_groups[0]["lr"] = 0.1
+        same = spiked(rank, 0, 0.01)  # all that matters is sent in every step
+        made([same, same * 0.25 ** (step // 5)]).backward()
+        found.append([each.codec for each in hipress.report(made).decisions])
+        optimizer.zero_grad()
+    return found
+
+
+def handed_on(rank, world_size, compressor, strategy):
+    """The sum of all averages, and of what residuals still hold, against that of all gradients."""
+    model = Two()
+    policy = hipress.Warmup(compressor, ratios=(0.3, 0.1, 0.01), steps=2)
+    made = hipress.wrap(model, policy=policy, strategy=strategy)
+    total, exact = torch.zeros(4096), torch.zeros(4096)
+    labels = []
+    for step in range(7):
+        made([even(rank, step), even(rank, step)]).backward()
+        total += model.one.grad.flatten()
+        exact += sum(even(r, step) for r in range(world_size)).flatten() / world_size
+        made.zero_grad()
+        labels.append(hipress.report(made).decisions[0].codec)
+    state = hipress.state_dict(made)["state"]["one"]
+    share = {"worker": 1.0 if strategy == "allgather" else 1.0 / world_size, "aggregator": 1.0}
+    left = sum(share[side] * values["residual"].flatten() for side, values in state.items())
+    dist.all_reduce(left)
+    return (total + left - exact).abs().max().item(), labels
+
+
+def resumed(rank, world_size):
+    """Eight steps at once; and five, a checkpoint, and three: digests of both."""
+    policy = hipress.Warmup("dgc", ratios=(0.3, 0.1, 0.01), steps=3)
+
+    def train(made, steps):
+        for step in steps:
+            made([even(rank, step), even(rank, step + 50)]).backward()
+            for parameter in made.parameters():
+                parameter.data -= parameter.grad
+                parameter.grad = None
+
+    whole, half, again = (hipress.wrap(Two(), policy=policy) for _ in range(3))
+    train(whole, range(8))
+    train(half, range(5))
+    again.load_state_dict(half.state_dict())
+    hipress.load_state_dict(again, hipress.state_dict(half))
+    train(again, range(5, 8))
+    return digest(whole), digest(again), hipress.report(again).decisions[0].codec
+
+
+def refused(rank, world_size, policy, options):
+    """What ranks are told, where only rank 1 makes a mistake, too."""
+    first = error_of(hipress.wrap, Two(), policy=policy, **options)
+    usual = hipress.Warmup("topk", ratios=(0.1, 0.01))
+    both = error_of(hipress.wrap, Two(), policy=policy if rank == 1 else usual, timeout=30)
+    return first[:2], both[:2]
