@@ -49,6 +49,7 @@ class Measured:
     payload_bytes: float  # of the messages that we send to peers
     spared_bytes: float  # of these, blocks that repeat and so do not travel
     unused_bytes: Mapping[str, float]  # of these, by codec: room that payloads left
+    exact_bytes: float  # of these, in messages for whose lengths the host waited
     encode_seconds: float
     decode_seconds: float
     wait_seconds: float  # our compute lane idle while buckets were under way
@@ -119,7 +120,7 @@ class Report:
         if self.measured is not None:
             yield _sent_table(self.measured)
         if self.measured is not None and self.measured.unused_bytes:
-            yield _room_table(self.measured.unused_bytes, self.cuts)
+            yield _room_table(self.measured, self.cuts)
         yield _decision_table(self.decisions)
         if self.measured is not None:
             yield _time_table(self.measured)
@@ -144,6 +145,7 @@ def measure_of(traffic: Traffic, counters: Counters, world_size: int) -> Measure
         wire_bytes=total.wire_bytes,
         payload_bytes=counters.bytes_sent / steps,
         spared_bytes=counters.bytes_spared / steps,
+        exact_bytes=counters.bytes_exact / steps,
         unused_bytes={name: n / steps for name, n in sorted(counters.bytes_unused.items())},
         encode_seconds=counters.encode_seconds / steps,
         decode_seconds=counters.decode_seconds / steps,
@@ -257,7 +259,7 @@ def _sent_table(m: Measured) -> Table:
     return table
 
 
-def _room_table(unused: Mapping[str, float], cuts: Mapping[str, bool]) -> Table:
+def _room_table(measured: Measured, cuts: Mapping[str, bool]) -> Table:
     """What it cost in a step that both sides of a message must know its length beforehand."""
     from rich.markup import escape
     from rich.table import Table
@@ -265,7 +267,9 @@ def _room_table(unused: Mapping[str, float], cuts: Mapping[str, bool]) -> Table:
     table = Table(title="Lengths that vary, known beforehand", title_justify="left")
     for name in ("codec", "room", "unused MB"):
         table.add_column(name, justify="right" if name == "unused MB" else "left")
-    for name, size in unused.items():
+    if measured.exact_bytes:
+        table.caption = f"{_mb(measured.exact_bytes)} MB went as they were: the host waited for it."
+    for name, size in measured.unused_bytes.items():
         room = "by the last step; the rest waits" if cuts.get(name) else "for the most there may be"
         table.add_row(escape(name), room, _mb(size))
     return table

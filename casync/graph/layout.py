@@ -76,7 +76,7 @@ class Layout:
 
     def pack(self, message: Bytes, used: Ints) -> Contents:
         """After encoding: check lengths, write them, move pieces together."""
-        self._check(used)
+        self.check(used)
         if self.fixed:
             return self.whole
         at = positions(used, self.header)
@@ -100,7 +100,7 @@ class Layout:
             contents = self.whole
         else:
             used = message[: self.header].view(np.int64).copy()
-            self._check(used)
+            self.check(used)
             at = positions(used, self.header)
             contents = at[:-1], used, int(at[-1])
         if received not in (-1, contents[2]):
@@ -120,7 +120,8 @@ class Layout:
         """The contents of a message that uses all of its room."""
         return self.at, self.bound, self.size
 
-    def _check(self, used: Ints) -> None:
+    def check(self, used: Ints) -> None:
+        """Whether pieces may be so long; raises PayloadError."""
         if self.fixed:
             good = np.array_equal(used, self.bound)
         else:

@@ -4,8 +4,12 @@
 room: what it took in this step and a quarter more, rounded up to a class, of which each is about a
 quarter more than the one before. All who hold the payload have read its length in front of it, so
 they agree without a word. What does not fit in a step stays in the state of who encoded it, and the
-next room is larger. The payloads of other codecs have room for the most there may be. Lengths are
-copied to the host behind a run and read before the program's next one; so no step waits for them.
+next room is larger. Lengths are copied to the host behind a run and read before the program's next
+one, so no step waits for them.
+
+The payloads of other codecs have room for the most there may be. Where that is more than twice what
+they took, and the host may wait, they go exactly from then on: lengths first, then as much of each
+piece as these say.
 """
 
 from __future__ import annotations

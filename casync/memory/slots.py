@@ -37,6 +37,7 @@ class Slot:
         "_buffer", "_front", "_mark", "_squeezed", "_whole", "_wire", "array", "contents",
         "layout", "source", "tensor", "travels",
     )  # fmt: skip
+    exact = False  # see Buffer
 
     def __init__(
         self, layout: Layout, source: int, travels: bool, memory: Memory, *, checksum: bool = False
@@ -139,10 +140,21 @@ class Buffer:
     if that varies, in front, where they have not to be known by a host.
 
     Where the codec cuts payloads, room follows need: see [Note: lengths that vary] in room.py.
+    `exact`: whether only the lengths travel at first, and then `pieces`.
     """
 
-    def __init__(self, layout: Layout, source: int, memory: Memory, *, cuts: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        source: int,
+        memory: Memory,
+        *,
+        cuts: bool = False,
+        waits: bool = False,
+    ) -> None:
+        """`cuts`: whether the codec does. `waits`: whether the host may wait for lengths."""
         self.layout, self.source, self._cuts = layout, source, cuts
+        self.exact, self._waits = False, waits and not cuts
         self.tensor = memory.zeros(layout.size, torch.uint8)
         self.array = memory.array(self.tensor)
         self._memory = memory
@@ -163,7 +175,15 @@ class Buffer:
 
     def numbers(self) -> torch.Tensor:
         """See Slot."""
-        return self.tensor[: self.size]
+        return self.tensor[: self.layout.header if self.exact else self._room.size]
+
+    def pieces(self) -> list[torch.Tensor]:
+        """What each has, by the lengths that `remember` copied; raises PayloadError."""
+        used = self._lengths_there()
+        self.layout.check(used)
+        self.size = self.layout.header + int(used.sum())
+        ends = zip(self.layout.at.tolist(), used.tolist(), strict=True)
+        return [self.tensor[first : first + length] for first, length in ends]
 
     def remember(self) -> None:
         """Copy lengths to the host, behind a run, in a stream."""
@@ -176,10 +196,16 @@ class Buffer:
         message that held nothing."""
         if self._last is None:
             return 0
-        used, before = self._last.numpy().view(np.int64).copy(), self._room.capacity
+        used, before = self._lengths_there(), self._room.capacity
+        unused = 0 if self.exact else int((before - used).sum())
         if self._cuts:
             self._take(self._room.next(self.layout, used))
-        return int((before - used).sum())
+        self.exact = self.exact or (self._waits and bool(2 * used.sum() < before.sum()))
+        return unused
+
+    def _lengths_there(self) -> Ints:
+        assert self._last is not None
+        return self._last.numpy().view(np.int64).copy()
 
     def _take(self, room: Room) -> None:
         self._room, self.size = room, room.size

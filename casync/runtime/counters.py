@@ -18,6 +18,7 @@ class Counters:
     bytes_spared: int = 0  # of bytes_sent, what repeats and so does not travel; see squeeze.py
     #: by codec: of bytes_sent, room that payloads left, see [Note: lengths that vary]
     bytes_unused: Mapping[str, int] = field(default_factory=dict)  # not changed, but replaced
+    bytes_exact: int = 0  # of bytes_sent, in messages for whose lengths the host waited
     bytes_received: int = 0
     messages_sent: int = 0
     messages_received: int = 0

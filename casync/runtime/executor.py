@@ -70,6 +70,7 @@ class Executor:
         watch: bool = False,
         deferred: Mapping[str, Sequence[str]] | None = None,
         checksum: bool = False,
+        waits: bool = False,
     ) -> None:
         """`codecs`: looked up as a program's buffers are made. `memory`: of buckets and states; by
         default the host's. On a device, over a transport of the host's, payloads are staged in
@@ -86,6 +87,8 @@ class Executor:
         [Note: deferred feedback].
         `checksum`: send a CRC-32 with every message; one that was damaged is a PayloadError. The
         native all-reduce has none.
+        `waits`: without tags, the host may wait within a step for the lengths of payloads; see
+        [Note: lengths that vary] in memory/room.py.
         """
         self.timeout = timeout
         self.delay = delay
@@ -99,7 +102,7 @@ class Executor:
         self._codecs = codecs
         self._seed = seed
         self._deferred = dict(deferred or {})
-        self._checksum = checksum
+        self._checksum, self._waits = checksum, waits
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
         self._process = os.getpid()  # see [Note: fork] in exits.py
         self._lock = threading.Lock()
@@ -200,6 +203,7 @@ class Executor:
             self._prepared[program] = Prepared(
                 program, self._codecs, self._seed, self._deferred,
                 memory=self._memory, tags=self._tags, checksum=self._checksum,
+                waits=self._waits,
             )  # fmt: skip
         return self._prepared[program]
 
@@ -265,6 +269,7 @@ class Executor:
             case Send():
                 counters.bytes_sent += slot.size
                 counters.bytes_spared += slot.spared
+                counters.bytes_exact += slot.size if slot.exact else 0
                 counters.messages_sent += 1
             case Recv():
                 counters.bytes_received += slot.size

@@ -140,11 +140,13 @@ class Prepared:
         memory: Memory,
         tags: bool,
         checksum: bool = False,
+        waits: bool = False,
     ) -> None:
         """`deferred`: names of states by codec, see [Note: deferred feedback]. `tags`: whether the
         transport has them, and messages a length of their own. `checksum`: of every such message.
+        `waits`: whether the host may wait for lengths, see [Note: lengths that vary] in room.py.
         """
-        self.memory, self._tags, self._checksum = memory, tags, checksum
+        self.memory, self._tags, self._checksum, self._waits = memory, tags, checksum, waits
         self.key = object()  # of `begun` in marks, see streams.py
         self.end, self.ended = memory.event(), cast(Any, None)  # the latter: its mark
         self._events: dict[int, Event] = {}
@@ -226,7 +228,7 @@ class Prepared:
     ) -> Slot | Buffer:
         """See [Note: three kinds of slots]."""
         if not self._tags:
-            return Buffer(layout, source, self.memory, cuts=cuts)
+            return Buffer(layout, source, self.memory, cuts=cuts, waits=self._waits)
         sent, checksum = payload in self._sent, self._checksum
         if self.memory.host:
             return Slot(layout, source, sent, self.memory, checksum=checksum)

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import cast
@@ -27,7 +27,7 @@ from typing import cast
 from casync.errors import DeadlockError, PeerTimeout
 from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, ReduceRound, Send, Task
 from casync.memory import Event, Memory, Stream
-from casync.memory.slots import StagedSlot
+from casync.memory.slots import Buffer, StagedSlot
 from casync.runtime.communication import Communication
 from casync.runtime.jobs import Job, Step
 from casync.runtime.lanes import Owner
@@ -225,11 +225,26 @@ class StreamLanes:
             members = job.groups.popleft()
             lane.after(mark for i in members for mark in self._before(job, i))
             lane.run(partial(transport.exchange, [_transfer(job, i) for i in members]))
+            self._exchange_exactly(job, members, transport)
             mark = lane.mark(next(self._numbers), job.prepared.event(members[0]))
             for i in members:
                 job.marks[i] = mark
                 self._owner.finish(job, i, begin)
         self._refuse_stuck(job)
+
+    def _exchange_exactly(self, job: Job, members: list[int], transport: SlotTransport) -> None:
+        """The pieces of payloads of which only the lengths have come; the host waits for these."""
+        slots = {i: cast(Buffer, job.prepared.slots[i]) for i in members}
+        exact = {i: slot for i, slot in slots.items() if slot.exact}
+        if exact:
+            lane, there = self._lanes["exchange"], self._memory.event()
+            for slot in dict.fromkeys(exact.values()):
+                lane.run(slot.remember)
+            lane.mark(next(self._numbers), there)
+            there.wait()
+            pieces = [(i, piece) for i, slot in exact.items() for piece in slot.pieces()]
+            transfers = [replace(_transfer(job, i), data=piece) for i, piece in pieces]
+            lane.run(partial(transport.exchange, transfers))
 
     def _take_effect(self, job: Job, index: int, step: Step) -> None:
         """What a stream runs."""

@@ -157,6 +157,55 @@ def test_room_that_is_left_is_counted(start):
     assert world.unused > world.sent / 2 - sends * headers
 
 
+class Exactly:
+    """Two ranks whose hosts wait for lengths."""
+
+    def __init__(self, codec, strategy="ps", size=3):
+        self.codecs = {codec.name: codec}
+        graph = graph_of(LENGTHS, strategy, codec.name, size, codecs=self.codecs, whole_bytes=4000)
+        self.programs = [graph.slice(rank) for rank in range(size)]
+        ends = Meeting(size, HANG).endpoints()
+        self.executors = [Executor(e, self.codecs, timeout=HANG, waits=True) for e in ends]
+        self.pool = ThreadPoolExecutor(size)
+
+    def step(self, buckets, number):
+        futures = [
+            self.pool.submit(lambda e, p, b: e.submit(p, b, {}, number).wait(), *given)
+            for given in zip(self.executors, self.programs, buckets, strict=True)
+        ]
+        return [future.exception(HANG) for future in futures]
+
+
+@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
+def test_lengths_go_first_where_the_host_may_wait(strategy):
+    """From the second step on, when the first has shown that room for all is too much."""
+    world, took = Exactly(Sparse(), strategy), []
+    for number in range(3):
+        buckets = [gradient(0.02, number, rank) for rank in range(3)]
+        mean = sum(buckets) / 3
+        before = world.executors[0].counters.bytes_sent
+        assert world.step(buckets, number) == [None] * 3
+        took.append(world.executors[0].counters.bytes_sent - before)
+        for bucket in buckets:
+            torch.testing.assert_close(bucket, mean)
+    assert took[1] < took[0] / 10
+    assert world.executors[0].counters.bytes_exact == took[1] + took[2]
+    assert world.executors[0].counters.bytes_unused["sparse"] > 0
+
+
+def test_lengths_that_cannot_be_are_an_error():
+    class Lies(Sparse):
+        """In its second step it says more than there may be."""
+
+        def encode_batch(self, *args, step=0, **options):
+            return super().encode_batch(*args, **options) + 10**6 * step
+
+    world = Exactly(Lies(), size=2)
+    assert world.step([gradient(0.02, 0, rank) for rank in range(2)], 0) == [None] * 2
+    errors = world.step([gradient(0.02, 1, rank) for rank in range(2)], 1)
+    assert any("do not fit the bounds" in str(error) for error in errors)
+
+
 def layout_of(bounds):
     bound = np.array(bounds, np.int64)
     at = positions(bound, 8 * len(bound))
