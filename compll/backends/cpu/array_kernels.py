@@ -156,22 +156,24 @@ class Run(ArrayRun):
         return None if self.parts is None else of_gradient(expr, self.n)
 
     def op_gather(self, expr: Expr) -> Any:
-        if self.of_input(expr) is None or self.parts is None:
+        at = self.pick(str(expr.value))
+        if self.of_input(expr) is not None and self.parts is not None:
+            return matrices.gather(self.matrix(*self.parts), at)[0]
+        if expr.args[0].type.dtype != "float":
             return super().op_gather(expr)
-        return self.at(self.pick(str(expr.value)), *self.parts)
+        return matrices.gather(Matrix(matrices.plain(self.value(expr.args[0])), 1), at)[0]
 
     @staticmethod
-    def at(at: Any, x: F32, scale: np.float32, residual: NDArray[Any]) -> F32:
-        """Elements of the input."""
-        found: F32 = x.take(at) * scale + halves.read(residual.take(at))
-        return found
+    def matrix(x: F32, scale: np.float32, residual: NDArray[Any], cols: int = 1) -> Matrix:
+        """The input as a matrix."""
+        return Matrix(x, cols, scale, residual)
 
     def op_matmul(self, expr: Expr) -> F32:
         source = self.of_input(expr)
         if source is None or self.parts is None:
             return super().op_matmul(expr)
-        x, scale, residual = self.parts
-        m, other = Matrix(x, self.roomy(source)[1], scale, residual), self.value(expr.args[1])
+        m = self.matrix(*self.parts, cols=self.roomy(source)[1])
+        other = self.value(expr.args[1])
         return (matrices.narrow if expr.args[0] is source else matrices.across)(m, other)
 
     # results
@@ -190,11 +192,8 @@ class Run(ArrayRun):
     def write(self, piece: F32, value: Any, *, add: bool) -> None:
         if isinstance(value, Factors):
             matrices.write(piece, value, add=add)
-        elif isinstance(value, Scattered) and add:
-            piece[value.at] += value.values
         elif isinstance(value, Scattered):
-            piece.fill(0)
-            piece[value.at] = value.values
+            matrices.scatter(piece, *value, "add" if add else "set")
         else:
             super().write(piece, value, add=add)
 
@@ -206,20 +205,20 @@ class Run(ArrayRun):
         if isinstance(value, Factors):
             matrices.settle(*self.fed, value, back=write)
         elif isinstance(value, Scattered):
-            self.leave(*self.fed, value)
+            self.leave(self.matrix(*self.fed), value)
             if write:
                 self.write(piece, value, add=False)
         else:
             self.perform("kept", matrices.plain(value), back=write)
         return self.keep(states, values)
 
-    def leave(self, x: F32, scale: np.float32, residual: NDArray[Any], value: Scattered) -> None:
+    def leave(self, m: Matrix, value: Scattered) -> None:
         """Keep the input in the residual, less the values at their positions."""
-        given = self.at(value.at, x, scale, residual)
-        before = residual.take(value.at)
+        assert m.residual is not None
+        given, held = matrices.gather(m, value.at)
         self.perform("kept")
-        halves.keep(before, given - value.values)
-        residual[value.at] = before
+        halves.keep(held, given - value.values)
+        matrices.scatter(m.residual, value.at, held, "put")
 
 
 def build(module: Module, params: Mapping[str, Number]) -> ArrayKernels:

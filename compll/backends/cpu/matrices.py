@@ -196,6 +196,27 @@ def hadamard(x: F32, block: int) -> F32:
     return out
 
 
+def gather(m: Matrix, at: NDArray[np.int64]) -> tuple[F32, NDArray[Any]]:
+    """The elements at these positions, and what the residual holds there, if there is one."""
+    found = np.empty(len(at), np.float32)
+    held = np.empty(
+        len(at) if m.storage else 0, np.float32 if m.residual is None else m.residual.dtype
+    )
+    given = (m.x, m.scale, m.residual, plain(at, np.int64), len(at), found, held)
+    routine("gather", m.storage)(*given)
+    return found, held
+
+
+def scatter(out: NDArray[Any], at: NDArray[np.int64], values: NDArray[Any], effect: str) -> None:
+    """Values go to their positions ("put"), where the others become zero ("set"), or are added.
+
+    out: float32, or uint16 with the bits of bfloat16, which are only put.
+    """
+    values = plain(values, out.dtype.type)
+    given = (out, out.nbytes, plain(at, np.int64), len(at), values)
+    routine("scatter", out.dtype.name, effect)(*given)
+
+
 def sum_by(index: I32, x: F32, size: int) -> F32:
     """See numbers.sum_by."""
     up, down = sum_units(x)

@@ -296,7 +296,7 @@ class Printer:
         elif isinstance(step, When):
             self.when(step)
         elif step.target == "zero":
-            zero(self)
+            zero(self.b, self.pointers["g"], self.bytes(self.row["n"], 4))
         else:
             self.store(step)
 

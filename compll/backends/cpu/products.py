@@ -12,10 +12,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, F64, I32, I64, Builder, at, loop, number
+from compll.backends.cpu.builder import F32, F64, I16, I32, I64, Builder, at, loop, number
 from compll.backends.cpu.storages import finite_or, load_as, stored_as
 
-SIZES = {F32: 4, F64: 8, I32: 4, I64: 8}
+SIZES = {I16: 2, F32: 4, F64: 8, I32: 4, I64: 8}
 #: lanes of float64 together, columns of a product together
 WIDE, TOGETHER = 8, 4
 #: rows that take turns in `rows`, elements between those at least, and columns in a turn

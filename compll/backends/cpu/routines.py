@@ -15,6 +15,7 @@ from compll.backends.cpu.builder import (
     F32,
     F64,
     I1,
+    I16,
     I32,
     I64,
     PTR,
@@ -23,11 +24,12 @@ from compll.backends.cpu.builder import (
     at,
     loop,
     number,
-)  # fmt: skip
+)
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import ROUTINES
 from compll.backends.cpu.lane_folds import halved
-from compll.backends.cpu.products import WIDE, c, get, least_of, put
+from compll.backends.cpu.past_cache import zero
+from compll.backends.cpu.products import WIDE, Source, c, get, least_of, put
 from compll.numerics.matrices import TINY
 from compll.numerics.numbers import LANES
 
@@ -164,10 +166,47 @@ def sum_by() -> Any:
     return body
 
 
+def gather(storage: str) -> Any:
+    """out = the elements at these positions; where there is a residual, held: its own."""
+
+    def body(
+        b: Builder, x: Any, scale: Any, residual: Any, positions: Any, count: Any, out: Any,
+        held: Any,
+    ) -> None:  # fmt: skip
+        source = Source(b, storage, x, scale, residual)
+        with loop(b, count) as k:
+            place = get(b, positions, I64, k)
+            put(b, source.load(place, 0), out, k)
+            if storage:
+                kind = I16 if storage == "bfloat16" else F32
+                put(b, get(b, residual, kind, place), held, k)
+
+    return body
+
+
+def scatter(kind: str, effect: str) -> Any:
+    """Values go to their positions in out (put), where the others become zero (set), or are added.
+
+    size: the bytes of out.
+    """
+    number_kind = {"float32": F32, "uint16": I16}[kind]
+
+    def body(b: Builder, out: Any, size: Any, positions: Any, count: Any, values: Any) -> None:
+        if effect == "set":
+            zero(b, out, size)
+        with loop(b, count) as k:
+            place, value = get(b, positions, I64, k), get(b, values, number_kind, k)
+            if effect == "add":
+                value = b.fadd(get(b, out, number_kind, place), value)
+            put(b, value, out, place)
+
+    return body
+
+
 #: by name, what gives a body: what builds the instructions, of the builder and the parameters
 MAKERS: dict[str, Callable[..., Any]] = {
     "product": products.product, "across": products.across, "rows": products.rows,
-    "direction": direction, "hadamard": hadamard, "sum_by": sum_by,
+    "direction": direction, "hadamard": hadamard, "sum_by": sum_by, "gather": gather, "scatter": scatter,
 }  # fmt: skip
 
 

@@ -71,7 +71,8 @@ class WalkCalls:
         full, rest = (how(n, number(I64, p.tile)) for how in (b.udiv, b.urem))
         if past:
             arrays = {store_name(s): item_bytes(s.field) for s in streamed(walk)}
-            with b.if_else(large(p, arrays)) as (then, otherwise):
+            places = [(p.pointers[name], p.bytes(n, size)) for name, size in arrays.items()]
+            with b.if_else(large(b, places)) as (then, otherwise):
                 with then:
                     self.call(past[0], p.pointers, pieces, full)
                 with otherwise:
