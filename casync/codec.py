@@ -15,6 +15,7 @@ __all__ = [
     "Bytes",
     "Codec",
     "CodecDefaults",
+    "DeviceCodec",
     "Floats",
     "Ints",
     "Operation",
@@ -183,6 +184,14 @@ class Codec(Protocol):
         ...
 
 
+class DeviceCodec(Codec, Protocol):
+    """What is asked of a codec on a device, besides: its decodes do not wait."""
+
+    def raise_found(self) -> None:
+        """Raise for a bad payload that an earlier decode met; may wait."""
+        ...
+
+
 class CodecDefaults:
     """What most codecs answer to the members of Codec that describe special cases; to inherit."""
 
@@ -209,3 +218,6 @@ class CodecDefaults:
 
     def prepare(self) -> None:
         """See Codec."""
+
+    def raise_found(self) -> None:
+        """See DeviceCodec."""

@@ -71,6 +71,7 @@ def arguments(
     optimizer: Optimizer | str | None = None,
     rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
     policy: Policy | None = None,
+    transport: str = AUTO,
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
@@ -82,7 +83,7 @@ def arguments(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
             seed=seed, timeout=default if timeout is None else timeout, verify=verify,
             checksum=checksum, down=down, topology=topology, optimizer=optimizer,
-            rules=rules, policy=policy, params=params,
+            rules=rules, policy=policy, transport=transport, params=params,
         )  # fmt: skip
 
     return Arguments(model, process_group, ddp_kwargs, optimizer, options)

@@ -23,7 +23,8 @@ from hipress.plan.codecs import described, resolve, strategy_for
 from hipress.plan.rules import partitions
 from hipress.ranks import meeting as meetings
 from hipress.ranks.link import group_timeout
-from hipress.sync.engine import start_executor, wait_within
+from hipress.sync.engine import wait_within
+from hipress.sync.executors import start_executor
 
 if TYPE_CHECKING:
     from casync.codec import Codec

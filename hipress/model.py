@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from hipress import compat
 from hipress.errors import ConfigError
 
+CPU = torch.device("cpu")
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -29,6 +30,7 @@ class Param:
     dtype: torch.dtype
     sparse: bool  # its gradient is a sparse tensor (nn.Embedding(sparse=True))
     strides: tuple[int, ...] = ()  # where they are not those of a contiguous tensor
+    device: torch.device = CPU
 
     @property
     def layout(self) -> tuple[int, ...]:
@@ -83,7 +85,9 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
     _refuse_nested(module, {parameter for _, parameter in named})
     sparse = _sparse_names(inner)
     return tuple(
-        Param(name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse, _strides(p))
+        Param(
+            name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse, _strides(p), p.device
+        )
         for index, (name, p) in enumerate(pairs)
     )
 
@@ -139,11 +143,6 @@ def _refuse(pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
     for name, parameter in pairs:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ConfigError(f"parameter {name!r} has no shape yet; run one forward pass first")
-        if parameter.device.type != "cpu":
-            raise ConfigError(
-                f"parameter {name!r} is on {parameter.device}; this version synchronizes "
-                "gradients on the CPU only"
-            )
 
 
 def refuse_part(model: nn.Module, wrapped: Iterable[DistributedDataParallel]) -> None:

@@ -78,6 +78,9 @@ class Options:
         or a mapping of `compressor` and its parameters.
     policy: how much to compress as training goes on, with a compressor of its own: a
         hipress.GraVAC, Accordion or Warmup, or another hipress.policies.Policy.
+    transport: by what payloads travel. "auto": "gloo" for a model on the CPU, and "nccl" for one on
+        a GPU with a process group of NCCL's; "staged": a GPU's payloads over gloo, through pinned
+        memory. "nccl" goes through torch.distributed, "nccl4py" and "pynccl" through these.
     params: parameters of the codec, as its spec names them.
     """
 
@@ -95,6 +98,7 @@ class Options:
     optimizer: str | None = None
     rules: Mapping[str, Any] | str | os.PathLike[str] = field(default_factory=dict)
     policy: Policy | None = None
+    transport: str = AUTO
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -144,6 +148,7 @@ class Options:
         for name, kinds, wanted in (
             ("strategy", str, "a name"),
             ("scope", str, "a name"),
+            ("transport", str, "a name"),
             ("min_size", int | None, "a whole number, or None"),
             ("seed", int, "a whole number"),
             ("timeout", int | float, "seconds, or a timedelta"),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from casync import strategies
 from casync.topology import Topology
+from hipress.devices import Placement
+from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import levels, rules
@@ -38,17 +40,22 @@ class Planned:
     chooser: Callable[[], Chooser] | None = None  # of plans in training; all ranks make one
 
 
-def codecs_of(options: Options) -> dict[str, Codec]:
+def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
     """By key, the planner's candidates; a policy's levels; or the codec asked for, and that of
     owners if it is another. Raises ConfigError."""
+    if not placement.on_host and (options.automatic or options.policy is not None):
+        raise ConfigError(
+            f'the model is on {placement.device}, where neither "auto" nor a policy can measure '
+            "yet: name a compressor"
+        )
     if options.policy is not None:
         return levels.compiled(options.policy, options)
     if options.automatic:
         from hipress.plan.auto import candidates
 
         return candidates(options, "reference")  # compiled where they may be tried
-    codec = resolve(options)
-    down = resolve_down(options, codec)
+    codec = resolve(options, placement.target)
+    down = resolve_down(options, codec, placement.target)
     strategy_for(codec, options.strategy, down)
     return {codec.name: codec} | ({} if down is None else {"down": down})
 
@@ -76,6 +83,13 @@ def plan_for(
     from hipress.plan.auto import Search
 
     return _auto(Search(params, codecs, options, topology, ours), meeting)
+
+
+def refuse_misplaced(plan: Plan, placement: Placement) -> None:
+    """Raise ConfigError for codecs or strategies that do not work where the model is."""
+    for key, strategy in {(d.codec, d.strategy) for d in plan.decisions if d.codec is not None}:
+        for codec in plan.both(key):
+            placement.refuse(codec, strategy)
 
 
 def compile_ahead(plan: Plan) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hipress import __version__
+from hipress.devices import Placement, backends_of, place
 from hipress.model import Param, describe
 from hipress.options import AUTO, Options
 from hipress.plan import evidence, overrides, rules
@@ -26,7 +27,7 @@ from hipress.plan.codecs import (
     described,
     resolve,
 )
-from hipress.planning import codecs_of, compile_ahead, plan_for
+from hipress.planning import codecs_of, compile_ahead, plan_for, refuse_misplaced
 from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
 from hipress.ranks.meeting import Meeting
@@ -52,6 +53,7 @@ class Session:
     plan: Plan
     group: dist.ProcessGroup  # whose ranks average
     meeting: Meeting
+    placement: Placement
     probe: Probe | None = None
     chooser: Callable[[], Chooser] | None = None  # of plans while training; all ranks make one
     engine: Engine | None = None
@@ -74,12 +76,15 @@ class Session:
         """By which gradients travel now."""
         return self.plan if self.engine is None else self.engine.plan
 
-    def make_engine(self, group: dist.ProcessGroup, **how: bool) -> Engine:
-        """An engine, for `start`. `group`: of buckets that travel uncompressed; `how`: see there.
+    def make_engine(self, group: dist.ProcessGroup, *, skips: bool, unused: bool = False) -> Engine:
+        """An engine, for `start`. `group`: of uncompressed buckets; the rest: see there.
         Every rank must call this."""
         tuner = None if self.chooser is None else self.chooser()
         plan = self.plan if tuner is None else tuner.plan
-        return Engine(self.params, plan, self.options, group, self.meeting, tuner=tuner, **how)
+        return Engine(
+            self.params, plan, self.options, group, self.meeting,
+            placement=self.placement, tuner=tuner, skips=skips, unused=unused,
+        )  # fmt: skip
 
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
         """Synchronize by this engine, if any, until `close`, or until `owner` is no more; then
@@ -138,19 +143,23 @@ def prepare(
     with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
         params = describe(module)
         rules.check_patterns(params, options)
-        codecs = codecs_of(options)
-        ruled = overrides.compiled(options)
+        where = [(param.name, param.device) for param in params]
+        placement = place(where, options.transport, backends_of(group))
+        codecs = codecs_of(options, placement)
+        ruled = overrides.compiled(options, placement.target)
         overrides.assign(ruled, params)
-    places = meeting.settle({**_facts(params, options, codecs, ruled), **facts}, nodes.place())
+    ours = _facts(params, options, codecs, ruled, placement)
+    places = meeting.settle({**ours, **facts}, nodes.place())
     with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
         topology = nodes.topology_of(options.topology, places, meeting.ranks)
         others = list(codecs.values())
-        ours = overrides.decide(ruled, params, others, options, topology.world_size)
-        made = plan_for(params, codecs, options, topology, ours, meeting)
+        rules_ = overrides.decide(ruled, params, others, options, topology.world_size)
+        made = plan_for(params, codecs, options, topology, rules_, meeting)
         plan = adapt(made.plan)
+        refuse_misplaced(plan, placement)
         compile_ahead(plan)
     meeting.settle({"plan": plan.facts()})
-    return Session(params, options, plan, group, meeting, made.probe, made.chooser)
+    return Session(params, options, plan, group, meeting, placement, made.probe, made.chooser)
 
 
 def tell_plan(session: Session) -> None:
@@ -184,6 +193,7 @@ def _facts(
     options: Options,
     codecs: Mapping[str, Codec],
     ruled: Sequence[overrides.Rule],
+    placement: Placement,
 ) -> dict[str, Any]:
     """Everything that must be equal on all ranks."""
     every = [described(codec) for codec in codecs.values()]
@@ -195,6 +205,8 @@ def _facts(
         "topology": str(options.topology),
         "kind of optimizer": str(options.optimizer),
         "scope": options.scope,
+        "transport": placement.transport,
+        "kind of device": placement.device.type,
         "exclude": sorted(set(options.exclude)),  # given as a set, every rank has its order
         "min_size": str(options.min_size),
         "seed": options.seed,

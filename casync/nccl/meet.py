@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from casync.errors import PeerTimeout
 from casync.nccl import Communicator, Connect, Library
@@ -16,7 +16,7 @@ __all__ = ["Store", "through_store"]
 class Store(Protocol):
     """What is used of a store of torch.distributed."""
 
-    def set(self, key: str, value: bytes) -> object:
+    def set(self, key: str, value: Any) -> object:
         """Put a value."""
         ...
 

@@ -53,8 +53,10 @@ def restore(deferred: Deferred) -> None:
         as_torch(piece).add_(as_torch(before))
 
 
-def as_torch(array: npt.NDArray[Any]) -> torch.Tensor:
+def as_torch(array: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:
     """A view as a tensor; uint16 holds the bits of bfloat16, which NumPy lacks."""
+    if isinstance(array, torch.Tensor):
+        return array.view(torch.bfloat16) if array.dtype == torch.uint16 else array
     if array.dtype == np.uint16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 
-from casync.codec import Codec
+from casync.codec import Codec, DeviceCodec
 from casync.errors import (
     CasyncError,
     DeadlockError,
@@ -171,6 +172,22 @@ class Executor:
         with self._lock:
             self._check(program)
             self._prepare(program)
+
+    def settle(self) -> None:
+        """Wait until the device, where there is one, has done what was submitted. Raises what went
+        wrong there: a peer's time-out, payloads that kernels found bad."""
+        if self._memory.host:
+            return  # what is done there has been told by futures
+        self._lanes.settle(self.timeout)
+        try:
+            for codec in self._codecs.values():
+                cast(DeviceCodec, codec).raise_found()
+        except Exception as error:
+            named = PayloadError(f"rank {self._names[self._here[0]]}: {error}")
+            named.__cause__ = error
+            self._end(named)
+        if self._error is not None:
+            raise copy_to_raise(self._error)
 
     def abort(self, error: Exception) -> None:
         """End as after an error of a task: for one that came before any task could run."""

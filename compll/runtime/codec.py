@@ -322,6 +322,11 @@ class Codec:
             x, table, sums, state, workers=workers, seed=seed, step=self._given.step(step)
         )
 
+    def raise_found(self) -> None:
+        """Raise PayloadError where an earlier decode_batch met a bad payload, and did not wait: on
+        a device. This waits."""
+        self.backend.raise_found()
+
     def refuses_workers(self, workers: int) -> str | None:
         """Why so many ranks cannot combine what they send in rounds, or None."""
         for one in self.rounds:

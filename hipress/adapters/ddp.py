@@ -75,7 +75,8 @@ def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
     if ddp is None or not compat.divides_by_active_ranks(ddp):
         return
     if bucket.index() == 0:  # which comes first; ranks that have no data call hooks as well
-        count = torch.tensor([float(compat.backward_id() >= 0)])
+        has_data = float(compat.backward_id() >= 0)
+        count = torch.tensor([has_data], device=bucket.buffer().device)
         dist.all_reduce(count, group=state.group)
         state.active_ranks = int(count.item())
     bucket.buffer().mul_(state.group.size() / state.active_ranks)

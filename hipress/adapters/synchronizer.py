@@ -48,7 +48,7 @@ class Synchronizer:
     def __init__(self, given: Arguments) -> None:
         """Arguments and errors as for `wrap`, but `ddp_kwargs`.
 
-        `model`: a module on the CPU, before or after torch.compile; neither a
+        `model`: a module on the CPU or a GPU, before or after torch.compile; neither a
         DistributedDataParallel nor one of which another Synchronizer has parameters.
         `optimizer`, unless it is a name: steps parameters as their averages arrive, while others
         are on their way, bit for bit as its step() after sync.step() would. It must treat every

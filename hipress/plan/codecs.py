@@ -26,10 +26,11 @@ def flat_names(codec: Codec) -> set[str]:
     return {name for name, array in codec.init_state(7, tensors=3).items() if array.size == 7}
 
 
-def resolve(options: Options) -> Codec:
-    """The codec that `options` name. Raises ConfigError, with the nearest name when unknown."""
+def resolve(options: Options, target: str = "cpu") -> Codec:
+    """The codec that `options` name, for a backend of compll. Raises ConfigError, with the nearest
+    name when unknown."""
     if isinstance(options.compressor, str):
-        return compile_codec(options.compressor, options.params)
+        return compile_codec(options.compressor, options.params, target)
     return options.compressor
 
 
@@ -92,8 +93,8 @@ def _refuse_arguments(params: Mapping[str, Any]) -> None:
     for name in (each.name for each in own if each.kind is not each.VAR_KEYWORD):
         if name in params:
             raise ConfigError(
-                f"{name!r} is no parameter of a spec: hipress compiles specs itself, for the "
-                "CPU; leave it out"
+                f"{name!r} is no parameter of a spec: hipress compiles specs itself, for where "
+                "the model is; leave it out"
             )
 
 

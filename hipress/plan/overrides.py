@@ -38,9 +38,10 @@ class Rule:
         return f"{self.pattern}: {None if self.codec is None else described(self.codec)}"
 
 
-def compiled(options: Options) -> tuple[Rule, ...]:
-    """The rules of a mapping or a YAML file, with their codecs. Raises ConfigError."""
-    return tuple(_rule(pattern, wanted, options) for pattern, wanted in _load(options.rules))
+def compiled(options: Options, target: str = "cpu") -> tuple[Rule, ...]:
+    """The rules of a mapping or a YAML file, with their codecs, for a backend of compll. Raises
+    ConfigError."""
+    return tuple(_rule(pattern, each, options, target) for pattern, each in _load(options.rules))
 
 
 def _load(given: Any) -> Sequence[tuple[str, Any]]:
@@ -64,9 +65,9 @@ def _read(path: str | os.PathLike[str]) -> Any:
         raise ConfigError(f"rules {os.fspath(path)!r} cannot be read: {error}") from error
 
 
-def _rule(pattern: str, wanted: Any, options: Options) -> Rule:
+def _rule(pattern: str, wanted: Any, options: Options, target: str) -> Rule:
     try:
-        codec = _codec(wanted)
+        codec = _codec(wanted, target)
         if codec is not None:
             strategy_for(codec, options.strategy)
     except ConfigError as error:
@@ -74,7 +75,7 @@ def _rule(pattern: str, wanted: Any, options: Options) -> Rule:
     return Rule(pattern, codec)
 
 
-def _codec(wanted: Any) -> Codec | None:
+def _codec(wanted: Any, target: str) -> Codec | None:
     """A compiled codec, the name or path of one, or a mapping of `compressor` and parameters."""
     if wanted is None or callable(getattr(wanted, "encode_batch", None)):
         codec: Codec | None = wanted
@@ -90,7 +91,7 @@ def _codec(wanted: Any) -> Codec | None:
             "a rule has a compressor's name or path, None, or a mapping such as "
             f'{{"compressor": "topk", "ratio": 0.1}}, not {wanted!r}'
         )
-    return compile_codec(name, params)
+    return compile_codec(name, params, target)
 
 
 def shown(given: Any) -> Any:

@@ -35,14 +35,19 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
     rank, size, delay = meeting.rank, len(meeting.ranks), timedelta(seconds=meeting.timeout)
 
     def make() -> dist.ProcessGroup:
-        own = compat.another_client(meeting.board.store)  # gloo waits in calls
-        store = compat.PrefixStore(f"hipress/{meeting.board.name}/{purpose}", own)
-        return compat.gloo_group(store, rank, size, delay)
+        return compat.gloo_group(own_store(meeting, purpose), rank, size, delay)
 
     what = f"connecting ranks {meeting.ranks} for {purpose}"
     group = meeting.attend(make, what)
     meeting.tell(what)
     return group
+
+
+def own_store(meeting: Meeting, purpose: str) -> compat.Store:
+    """The job's store, for keys of this purpose alone, and by a connection of its own: what is
+    connected waits in calls."""
+    own = compat.another_client(meeting.board.store)
+    return compat.PrefixStore(f"hipress/{meeting.board.name}/{purpose}", own)
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:

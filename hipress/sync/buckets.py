@@ -11,6 +11,8 @@ import torch
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import Choice, Tensor, assign_owners, partition
 from casync.graph.tasks import Encode
+from casync.memory import Memory
+from casync.memory.host import HostMemory
 from casync.raw import RAW
 from casync.runtime.deferral import as_torch
 from hipress.model import Param
@@ -61,13 +63,23 @@ class BucketPlan:
 class BucketPlans:
     """Makes each bucket's BucketPlan once. DDP makes its buckets anew after step 0."""
 
-    def __init__(self, params: Sequence[Param], plan: Plan, options: Options, rank: int) -> None:
+    def __init__(
+        self,
+        params: Sequence[Param],
+        plan: Plan,
+        options: Options,
+        rank: int,
+        memory: Memory | None = None,
+    ) -> None:
+        """memory: of states; by default the host's."""
         self._params, self.plan = params, plan
         self._rank, self._topology = rank, plan.topology
         self._merges = options.scope != "tensor"
         owners = assign_owners([p.numel for p in params], plan.topology.world_size)
         self._owners = {p.name: owners[p.index] for p in params}
-        self.residuals = Residuals(params, plan, None if self._merges else self._owned())
+        self.residuals = Residuals(
+            params, plan, None if self._merges else self._owned(), memory or HostMemory()
+        )
         self._shared = {} if self._merges else self.residuals.place_all()
         self._made: dict[tuple[int, ...], BucketPlan | None] = {}
 

@@ -127,8 +127,8 @@ def _aggregates(residuals: Residuals, param: Param, arrays: Mapping[str, Floats]
 
 
 def _tensor(array: Floats, param: Param) -> torch.Tensor:
-    copy = as_torch(array.copy())
-    if array.size != param.numel:
+    copy = as_torch(array).to("cpu", copy=True)
+    if copy.numel() != param.numel:
         return copy
     return copy.as_strided(param.shape, param.layout).contiguous()
 

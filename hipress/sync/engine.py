@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -15,19 +15,21 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from casync.codec import FLOAT_BYTES, Codec
+from casync.codec import FLOAT_BYTES
 from casync.errors import CasyncError, PeerTimeout, TransportError, copy_to_raise
+from casync.memory import Memory
 from casync.runtime.counters import Counters
-from casync.runtime.executor import Executor
-from casync.transports.distributed import DistributedTransport, transport_error
+from casync.transports.distributed import transport_error
 from hipress import compat
-from hipress.errors import HipressError, SyncError
+from hipress.devices import ON_HOST, Placement
+from hipress.errors import ConfigError, HipressError, SyncError
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.rules import Plan
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.sync.buckets import BucketPlan, BucketPlans
+from hipress.sync.executors import start_executor
 from hipress.sync.optimizers import take_failed, watch_steps
 from hipress.sync.state import deferrable_states
 from hipress.sync.verify import VERIFY_STEPS, Verifier
@@ -68,12 +70,14 @@ def average(
     options = dist.AllreduceOptions()  # dist.all_reduce has no argument for them
     if timeout is not None:
         options.timeout = timedelta(seconds=timeout)
-    return map_future(group.allreduce([buffer], options).get_future(), lambda done: done[0])
+    used: Future[torch.Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+    return map_future(group.allreduce([buffer], options).get_future(), lambda done: done[0], used)
 
 
-def map_future(future: Future[Any], use: Callable[[Any], torch.Tensor]) -> Future[torch.Tensor]:
-    """As `Future.then`, but a failure stays the exception that it is."""
-    used: Future[torch.Tensor] = Future()
+def map_future(
+    future: Future[Any], use: Callable[[Any], torch.Tensor], used: Future[torch.Tensor]
+) -> Future[torch.Tensor]:
+    """As `Future.then`, but a failure stays the exception that it is. Returns `used`, a new one."""
 
     def pass_on(done: Future[Any]) -> None:
         try:
@@ -99,29 +103,6 @@ def wait_within(future: Future[Any], seconds: float | None) -> None:
     future.wait()
 
 
-def start_executor(
-    purpose: str,
-    codecs: Mapping[str, Codec],
-    options: Options,
-    meeting: Meeting,
-    deferred: Mapping[str, Sequence[str]],
-) -> Executor:
-    """An executor on connections of its own; all ranks of the meeting must call this."""
-    return Executor(
-        DistributedTransport(
-            connect(meeting, purpose), lambda some: connect(meeting.of(some), purpose)
-        ),
-        codecs,
-        seed=options.seed,
-        timeout=options.timeout,
-        ranks=meeting.ranks,
-        watch=True,
-        span=compat.profiled,
-        checksum=options.checksum,
-        deferred=deferred,
-    )
-
-
 def _unsent(plan: BucketPlan | None) -> torch.Tensor:
     return torch.zeros(()) if plan is None else plan.unsent()
 
@@ -137,18 +118,27 @@ class Engine:
         group: dist.ProcessGroup,
         meeting: Meeting,
         *,
+        placement: Placement = ON_HOST,
+        memory: Memory | None = None,
         tuner: Chooser | None = None,
         skips: bool = False,
         unused: bool = False,
     ) -> None:
         """tuner: says by which plan each step goes, from `plan` on. skips: whether a step may lack
-        buckets, whose parameters are unused; unused: whether averages of these are dropped."""
+        buckets, whose parameters are unused; unused: whether averages of these are dropped.
+        memory: that of the placement."""
+        if unused and not placement.on_host:
+            raise ConfigError(
+                f"find_unused_parameters on {placement.device}, where residuals cannot wait: use "
+                "hipress.Synchronizer, which does without"
+            )
         self.params, self.plan, self.options = params, plan, options
         self.group = group  # of buckets that travel as DDP would have them
         rank = meeting.rank
         self._meeting = meeting
         self.name = meeting.ranks[rank]  # this rank's global number
-        self.buckets = BucketPlans(params, plan, options, rank)
+        self._memory = memory or placement.memory()
+        self.buckets = BucketPlans(params, plan, options, rank, self._memory)
         self._tuner = tuner
         self._owed: dict[int, torch.Tensor] = {}  # see `_switch`
         self._skips = skips
@@ -157,9 +147,11 @@ class Engine:
         self._checked: Future[torch.Tensor] | None = None  # parameters, before the current step
         self.traffic = Traffic()
         codecs = plan.codecs if tuner is None else tuner.codecs
-        states = {key: deferrable_states(codec) for key, codec in codecs.items()}
-        deferred = states if unused else {}
-        self._executor = start_executor("gradients", codecs, options, meeting, deferred)
+        waiting = codecs.items() if unused else ()
+        deferred = {key: deferrable_states(codec) for key, codec in waiting}
+        self._executor = start_executor(
+            "gradients", codecs, options, meeting, deferred, placement, self._memory
+        )
         self._broken: BaseException | None = None
         self._broken_by = ""  # what broke
         self._verifier = self._verifying(meeting) if options.verify else None
@@ -167,7 +159,7 @@ class Engine:
 
     def _verifying(self, meeting: Meeting) -> Verifier:
         try:
-            return Verifier(connect(meeting, "verify"), meeting.ranks)
+            return Verifier(connect(meeting, "verify"), meeting.ranks, self._memory.future)
         except BaseException:
             self._executor.close()
             raise
@@ -289,6 +281,7 @@ class Engine:
             self.wait(checked, None)
         for number, (future, seconds) in enumerate(self.traffic.pending):
             self.wait(future, seconds)
+            self._failing(self._executor.settle)
             arrived(number)
         if self._tuner is not None:
             self._tuner.averaged()
@@ -297,9 +290,12 @@ class Engine:
 
     def wait(self, future: Future[Any], seconds: float | None) -> None:
         """Wait for what the current step needs; when that fails no step may follow."""
+        self._failing(lambda: wait_within(future, seconds))
+
+    def _failing(self, wait: Callable[[], None]) -> None:
         start = time.perf_counter()
         try:
-            wait_within(future, seconds)
+            wait()
         except Exception as error:
             named = self._explained(self._with_context(error))
             self.fail(named)
@@ -342,7 +338,7 @@ class Engine:
 
     def planned(self, plan: Plan) -> BucketPlans:
         """Buckets by this plan, without any state: for `resume`."""
-        return BucketPlans(self.params, plan, self.options, self._meeting.rank)
+        return BucketPlans(self.params, plan, self.options, self._meeting.rank, self._memory)
 
     def resume(self, step: int, buckets: BucketPlans) -> None:
         """Go on from this step by these buckets, with the state that they have."""
@@ -387,7 +383,7 @@ class Engine:
             return self._executor.submit(plan.program, buffer, plan.states, self._step_number)
         scratch = buffer.float()
         future = self._executor.submit(plan.program, scratch, plan.states, self._step_number)
-        return map_future(future, buffer.copy_)
+        return map_future(future, buffer.copy_, self._memory.future())
 
     def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""

@@ -62,7 +62,7 @@ class Bucket:
         types = {param.dtype for param in self.params}
         kind = types.pop() if len(types) == 1 else torch.float32
         sizes = [param.numel for param in self.params]
-        buffer = torch.empty(sum(sizes), dtype=kind)
+        buffer = torch.empty(sum(sizes), dtype=kind, device=self.params[0].device)
         self._flat = _reals(buffer)
         self._views = [
             piece.as_strided(param.shape, param.layout)

@@ -28,7 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from casync.memory import Memory
+from casync.memory.host import HostMemory
 from hipress.model import Param
 from hipress.plan.codecs import RESIDUAL, flat_names
 from hipress.plan.rules import Plan
@@ -36,7 +39,7 @@ from hipress.plan.rules import Plan
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-#: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
+#: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits; on a device tensors
 Floats = npt.NDArray[Any]
 WORKER, AGGREGATOR = "worker", "aggregator"
 Copied = dict[int, dict[str, dict[str, Floats]]]  # by parameter index, side, name
@@ -68,6 +71,7 @@ class Residuals:
     plan: Plan
     # Parameters of which this rank aggregates elements; None with scope "bucket": buckets decide.
     owned: Collection[int] | None = ()
+    memory: Memory = field(default_factory=HostMemory)
     places: dict[int, Place] = field(default_factory=dict)
 
     def place_all(self) -> States:
@@ -141,7 +145,7 @@ class Residuals:
         """A copy of the state of these parameters, for `put_back`."""
         return {
             index: {
-                side: {name: array.copy() for name, array in arrays.items()}
+                side: {name: _copy(array) for name, array in arrays.items()}
                 for side, arrays in (self.pieces(index) if index in self.places else {}).items()
             }
             for index in indices
@@ -162,7 +166,13 @@ class Residuals:
                 array[:] = before[side][name]
 
     def _zeros(self, key: str, side: str, total: int) -> dict[str, Floats]:
-        return self.codec_at(key, side).init_state(total, tensors=len(self.params))
+        codec, sizes = self.codec_at(key, side), {7: total, 3: len(self.params)}
+        if self.memory.host:
+            return codec.init_state(total, tensors=len(self.params))
+        few = {name: self.memory.tensor(a) for name, a in codec.init_state(7, tensors=3).items()}
+        made: dict[str, Any]
+        made = {name: self.memory.zeros(sizes[len(a)], a.dtype) for name, a in few.items()}
+        return made
 
     def _sides(self, key: str) -> tuple[str, ...]:
         """Aggregators need state only where they encode besides, not instead of, a worker."""
@@ -171,6 +181,10 @@ class Residuals:
         used = {d.strategy for d in self.plan.decisions if d.codec == key}
         again = self.plan.down(key).reencodes and any(strategies.load(s).TWO_WAY for s in used)
         return (WORKER, AGGREGATOR) if again else (WORKER,)
+
+
+def _copy(array: Any) -> Any:
+    return array.clone() if isinstance(array, torch.Tensor) else array.copy()
 
 
 def deferrable_states(codec: Codec) -> tuple[str, ...]:

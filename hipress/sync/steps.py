@@ -162,10 +162,13 @@ class Steps:
             self._check(gradient, param)
             return gradient
         if param.sparse:
-            rows = torch.empty((1, 0), dtype=torch.int64)
-            values = torch.empty((0, *param.shape[1:]), dtype=param.dtype)
+            rows = torch.empty((1, 0), dtype=torch.int64, device=param.device)
+            values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device=param.device)
             return torch.sparse_coo_tensor(rows, values, param.shape)
-        return torch.empty_strided(param.shape, param.layout, dtype=param.dtype).zero_()
+        zeros = torch.empty_strided(
+            param.shape, param.layout, dtype=param.dtype, device=param.device
+        )
+        return zeros.zero_()
 
     def _check(self, gradient: torch.Tensor, param: Param) -> None:
         if gradient.is_sparse != param.sparse:

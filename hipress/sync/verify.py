@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +48,14 @@ class Verifier:
     rank skips a turn, and hashes of later buckets would meet other ranks' of that one.
     """
 
-    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        ranks: Sequence[int],
+        future: Callable[[], Future[torch.Tensor]] = Future,
+    ) -> None:
+        """future: makes those of averages, which may be on a device."""
+        self._future = future
         self._group: dist.ProcessGroup | None = group
         self._ranks = ranks
         self._name = ranks[group.rank()]
@@ -65,7 +72,7 @@ class Verifier:
         where there is no thread, `future`, which has failed."""
         if os.getpid() != self._process:
             return future
-        checked: Future[torch.Tensor] = Future()
+        checked = self._future()
         self._requests.put(_Request(future, checked, params, step))
         return checked
 

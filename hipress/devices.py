@@ -1,0 +1,116 @@
+"""Where a model's gradients are, and by what they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from casync.codec import Codec
+from casync.memory import Memory
+from casync.memory.device import DeviceMemory
+from casync.memory.host import HostMemory
+from hipress.errors import ConfigError, unknown
+
+__all__ = ["NCCL", "ON_HOST", "TRANSPORTS", "Placement", "backends_of", "place"]
+
+#: by name, how NCCL is called: see casync/nccl/
+NCCL = {"nccl": "distributed", "nccl4py": "nccl4py", "pynccl": "pynccl"}
+TRANSPORTS = ("auto", "gloo", "staged", *NCCL)
+#: strategies whose own codecs or mixing work on NumPy arrays
+_OF_HOSTS = ("gossip", "oktopk")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A device, and by what its payloads travel: one of TRANSPORTS, but "auto"."""
+
+    device: torch.device
+    transport: str
+
+    @property
+    def on_host(self) -> bool:
+        """Whether gradients are on the CPU."""
+        return self.device.type == "cpu"
+
+    @property
+    def target(self) -> str:
+        """The backend of compll that compiles for it."""
+        return "cpu" if self.on_host else "cuda"
+
+    def memory(self) -> Memory:
+        """For an executor and the states that it is given."""
+        return HostMemory() if self.on_host else DeviceMemory(self.device)
+
+    def refuse(self, codec: Codec, strategy: str) -> None:
+        """Raise ConfigError for what cannot work there."""
+        if self.on_host:
+            return
+        if strategy.partition(":")[0] in _OF_HOSTS:
+            raise ConfigError(f"strategy {strategy!r} works on the CPU, not on {self.device}")
+        target = getattr(codec, "target", None)
+        if target != "cuda":
+            kind = "is a Python object" if target is None else f"was compiled for {target!r}"
+            raise ConfigError(
+                f"the model is on {self.device}, and codec {codec.name!r} {kind}: pass its spec's "
+                'name or path, or what compll.compile(..., "cuda") gives'
+            )
+
+
+ON_HOST = Placement(torch.device("cpu"), "gloo")
+
+
+def place(
+    parameters: Iterable[tuple[str, torch.device]], transport: str, backends: Mapping[str, str]
+) -> Placement:
+    """Where named parameters are. backends: of the process group, by type of device.
+
+    Raises ConfigError for several devices, and for what the transport or the group cannot carry.
+    """
+    if transport not in TRANSPORTS:
+        raise unknown("transport", transport, TRANSPORTS)
+    first: dict[torch.device, str] = {}
+    for name, device in parameters:
+        first.setdefault(device, name)
+    if len(first) > 1:
+        where = " and ".join(f"{name!r} on {device}" for device, name in list(first.items())[:2])
+        raise ConfigError(f"a model on several devices: {where}; use one device a process")
+    for device, name in first.items():
+        if device.type == "cuda":
+            return Placement(device, _device_transport(device, transport, backends))
+        if device.type != "cpu":
+            raise ConfigError(
+                f"parameter {name!r} is on {device}; gradients are synchronized on the CPU and on "
+                "CUDA devices"
+            )
+    return Placement(ON_HOST.device, _host_transport(transport, backends))
+
+
+def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
+    """The backend of a process group for each type of device, such as {"cpu": "gloo"}."""
+    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+
+
+def _host_transport(transport: str, backends: Mapping[str, str]) -> str:
+    if transport not in ("auto", "gloo"):
+        raise ConfigError(f"transport={transport!r} is for models on a GPU; this one is on the CPU")
+    if backends.get("cpu", "nccl") == "nccl":
+        raise ConfigError(
+            "the model is on the CPU, and the process group is NCCL's, which moves GPU memory: "
+            'move the model to the GPU, or init_process_group("gloo")'
+        )
+    return "gloo"
+
+
+def _device_transport(device: torch.device, transport: str, backends: Mapping[str, str]) -> str:
+    if transport not in ("auto", "gloo"):
+        return transport
+    if transport == "gloo" or backends.get("cuda") != "nccl":
+        raise ConfigError(
+            f"the model is on {device}, and gloo moves host memory: pass "
+            'transport="staged", by which payloads go through pinned memory, or '
+            'init_process_group("nccl")'
+        )
+    return "nccl"

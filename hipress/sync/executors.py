@@ -1,0 +1,72 @@
+"""Executors on connections of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from casync.codec import Codec
+from casync.errors import TransportError
+from casync.memory import Memory
+from casync.runtime.executor import Executor
+from casync.transports import SlotTransport, Transport
+from casync.transports.distributed import DistributedTransport
+from hipress import compat
+from hipress.devices import NCCL, ON_HOST, Placement
+from hipress.options import Options
+from hipress.ranks.link import connect, own_store
+from hipress.ranks.meeting import Meeting
+
+
+def start_executor(
+    purpose: str,
+    codecs: Mapping[str, Codec],
+    options: Options,
+    meeting: Meeting,
+    deferred: Mapping[str, Sequence[str]],
+    placement: Placement = ON_HOST,
+    memory: Memory | None = None,
+) -> Executor:
+    """An executor on connections of its own; all ranks of the meeting must call this. memory:
+    that of the placement."""
+    memory, made = memory or placement.memory(), list[Executor]()
+
+    def tell(error: TransportError) -> None:
+        for each in made:
+            each.abort(error)
+
+    executor = Executor(
+        _transport(purpose, meeting, placement, memory, tell),
+        codecs,
+        memory=memory,
+        seed=options.seed,
+        timeout=options.timeout,
+        ranks=meeting.ranks,
+        watch=True,
+        span=compat.profiled,
+        checksum=options.checksum,
+        deferred=deferred,
+    )
+    made.append(executor)
+    return executor
+
+
+def _transport(
+    purpose: str,
+    meeting: Meeting,
+    placement: Placement,
+    memory: Memory,
+    tell: Callable[[TransportError], None],
+) -> Transport | SlotTransport:
+    """Connections of our own. tell: see NcclTransport."""
+    if placement.transport not in NCCL:
+        return DistributedTransport(
+            connect(meeting, purpose), lambda some: connect(meeting.of(some), purpose)
+        )
+    from casync.nccl.bindings import connect_by
+    from casync.transports.nccl import NcclTransport
+
+    rank, ranks, seconds = meeting.rank, meeting.ranks, meeting.timeout
+    binding, store = NCCL[placement.transport], own_store(meeting, f"nccl/{purpose}")
+
+    connected = connect_by(binding, rank, ranks, placement.device, store, seconds)
+    return NcclTransport(connected, rank, len(ranks), memory, seconds, tell=tell)

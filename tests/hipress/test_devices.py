@@ -1,0 +1,69 @@
+"""Which transport carries a model's gradients, and what is refused, without any device."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import compll
+from hipress.devices import ON_HOST, Placement, backends_of, place
+from hipress.errors import ConfigError
+from tests.casync.fakes import CODECS
+
+CPU, GPU, OTHER = map(torch.device, ("cpu", "cuda:0", "cuda:1"))
+GLOO = {"cpu": "gloo", "cuda": "gloo"}
+NCCL = {"cuda": "nccl"}
+BOTH = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@pytest.mark.parametrize(
+    "device, transport, backends, chosen",
+    [
+        (CPU, "auto", GLOO, "gloo"),
+        (CPU, "gloo", BOTH, "gloo"),
+        (GPU, "auto", NCCL, "nccl"),
+        (GPU, "auto", BOTH, "nccl"),
+        (GPU, "staged", GLOO, "staged"),
+        (GPU, "staged", NCCL, "staged"),
+        (GPU, "nccl4py", GLOO, "nccl4py"),
+    ],
+)
+def test_the_transport_follows_from_the_group_and_the_device(device, transport, backends, chosen):
+    assert place([("w", device), ("b", device)], transport, backends) == Placement(device, chosen)
+
+
+@pytest.mark.parametrize(
+    "devices, transport, backends, told",
+    [
+        ([GPU], "auto", GLOO, r'model is on cuda:0, and gloo .*transport="staged".*nccl'),
+        ([GPU], "gloo", NCCL, r'gloo moves host memory: pass transport="staged"'),
+        ([CPU], "auto", NCCL, r"model is on the CPU, and the process group is NCCL's"),
+        ([CPU], "staged", GLOO, r"transport='staged' is for models on a GPU; this one is on the"),
+        ([CPU, GPU], "auto", BOTH, r"several devices: 'p0' on cpu and 'p1' on cuda:0; use one"),
+        ([GPU, OTHER], "auto", NCCL, r"'p0' on cuda:0 and 'p1' on cuda:1; use one device a proc"),
+        ([torch.device("meta")], "auto", GLOO, r"parameter 'p0' is on meta; gradients are sync"),
+        ([GPU], "stagd", GLOO, r"unknown transport 'stagd'.*staged"),
+    ],
+)
+def test_what_cannot_work_is_refused(devices, transport, backends, told):
+    with pytest.raises(ConfigError, match=told):
+        place([(f"p{i}", device) for i, device in enumerate(devices)], transport, backends)
+
+
+def test_codecs_and_strategies_of_hosts_are_refused_on_a_device():
+    on_gpu, cpu = Placement(GPU, "staged"), compll.compile("onebit_group")
+    with pytest.raises(ConfigError, match="codec 'onebit_group' was compiled for 'cpu'"):
+        on_gpu.refuse(cpu, "ps")
+    with pytest.raises(ConfigError, match="codec 'sign' is a Python object: pass its spec's name"):
+        on_gpu.refuse(CODECS["sign"], "ps")
+    for strategy in ("oktopk", "gossip:ring"):
+        with pytest.raises(ConfigError, match=f"strategy '{strategy}' works on the CPU, not on"):
+            on_gpu.refuse(cpu, strategy)
+        ON_HOST.refuse(cpu, strategy)
+
+
+def test_the_backends_of_a_group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert backends_of(dist.group.WORLD)["cpu"] == "gloo"
+    finally:
+        dist.destroy_process_group()
