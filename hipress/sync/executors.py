@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from casync.codec import Codec
-from casync.errors import TransportError
+from casync.errors import PlanError, TransportError
 from casync.memory import Memory
 from casync.runtime.executor import Executor
 from casync.transports import SlotTransport, Transport
 from casync.transports.distributed import DistributedTransport
 from hipress import compat
 from hipress.devices import NCCL, ON_HOST, Placement
+from hipress.errors import ConfigError
 from hipress.options import Options
 from hipress.ranks.link import connect, own_store
 from hipress.ranks.meeting import Meeting
@@ -67,6 +68,8 @@ def _transport(
 
     rank, ranks, seconds = meeting.rank, meeting.ranks, meeting.timeout
     binding, store = NCCL[placement.transport], own_store(meeting, f"nccl/{purpose}")
-
-    connected = connect_by(binding, rank, ranks, placement.device, store, seconds)
+    try:
+        connected = connect_by(binding, rank, ranks, placement.device, store, seconds)
+    except PlanError as error:  # a binding that is missing: it says how to install it
+        raise ConfigError(f"transport={placement.transport!r}: {error}") from error
     return NcclTransport(connected, rank, len(ranks), memory, seconds, tell=tell)
