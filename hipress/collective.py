@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -13,15 +14,15 @@ import torch.distributed as dist
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import Choice, Tensor, partition
 from casync.rounds import refuse_workers
-from casync.topology import Topology
 from hipress import options as options_
 from hipress.arguments import group_of
 from hipress.errors import ConfigError
 from hipress.model import COMPRESSIBLE
 from hipress.options import AUTO, Options
-from hipress.plan.codecs import described, resolve, strategy_for
+from hipress.plan.codecs import described, resolve, resolve_down, strategy_for
 from hipress.plan.rules import partitions
 from hipress.ranks import meeting as meetings
+from hipress.ranks import nodes
 from hipress.ranks.link import group_timeout
 from hipress.sync.engine import wait_within
 from hipress.sync.executors import start_executor
@@ -29,7 +30,7 @@ from hipress.sync.executors import start_executor
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-_Key = tuple[str, str, int]
+_Key = tuple[tuple[str, ...], str, int, str]
 
 
 def all_reduce(
@@ -37,6 +38,8 @@ def all_reduce(
     compressor: str | os.PathLike[str] | Codec,
     *,
     strategy: str = AUTO,
+    down: str | os.PathLike[str] | Codec | None = AUTO,
+    topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
     seed: SupportsIndex = 0,
     timeout: float | timedelta | None = None,
     process_group: dist.ProcessGroup | None = None,
@@ -45,7 +48,8 @@ def all_reduce(
     """Average `tensor` over the ranks, compressed, in place; the same bits on every rank.
 
     `tensor`: on the CPU, of float32, float16 or bfloat16 and any shape, which is compressed as one.
-    `compressor`, `strategy`, `seed`, `timeout` and `params` as for `wrap`; "auto" is none here.
+    `compressor`, `strategy`, `down`, `topology`, `seed`, `timeout` and `params` as for `wrap`;
+    "auto" is no compressor here.
     Every rank of `process_group` (all ranks, by default) must call it, with the same arguments.
 
     No residual is kept: what the codec leaves out of a call is lost, as for the first step of a
@@ -59,20 +63,23 @@ def all_reduce(
     group = group_of(process_group)
     with meetings.failures_told(group):
         options = options_.make(
-            compressor, strategy=strategy, seed=seed, params=params,
+            compressor, strategy=strategy, down=down, topology=topology, seed=seed, params=params,
             timeout=group_timeout(group) if timeout is None else timeout,
         )  # fmt: skip
         _refuse(tensor, options)
         codec = resolve(options)
-        strategy = strategy_for(codec, options.strategy)
+        other = resolve_down(options, codec)
+        strategy = strategy_for(codec, options.strategy, other)
         if refusal := refuse_workers(codec, group.size()):
             raise ConfigError(refusal)
     if group.size() == 1 or not tensor.numel():
         return tensor
     reducers = _REDUCERS.setdefault(group, {})
-    key = codec.digest, strategy, options.seed
+    codecs = {"codec": codec} if other is None else {"codec": codec, "down": other}
+    digests = tuple(each.digest for each in codecs.values())
+    key = digests, strategy, options.seed, str(options.topology)
     if key not in reducers:
-        reducers[key] = _Reducer(codec, strategy, options, group)
+        reducers[key] = _Reducer(codecs, strategy, options, group)
         weakref.finalize(group, reducers[key].close)
     try:
         reducers[key].run(tensor)
@@ -86,12 +93,20 @@ class _Reducer:
     """Averages tensors of any length by one codec and strategy."""
 
     def __init__(
-        self, codec: Codec, strategy: str, options: Options, group: dist.ProcessGroup
+        self,
+        codecs: Mapping[str, Codec],
+        strategy: str,
+        options: Options,
+        group: dist.ProcessGroup,
     ) -> None:
-        self._codec, self._strategy, self._timeout = codec, strategy, options.timeout
+        """`codecs`: "codec", and "down" if owners have another one."""
+        self._codecs, self._strategy, self._timeout = codecs, strategy, options.timeout
         self._meeting = meetings.meeting(group, options.timeout)
-        self._settle("codec", [described(codec), codec.digest, strategy, options.seed])
-        codecs = {codec.name: codec}
+        told = [[described(each), each.digest] for each in codecs.values()]
+        facts = {"codec": [*told, strategy, options.seed], "topology": str(options.topology)}
+        places = self._settle(facts, nodes.place())
+        with self._meeting.failures_told():
+            self._topology = nodes.topology_of(options.topology, places, self._meeting.ranks)
         self._executor = start_executor("all_reduce", codecs, options, self._meeting, {})
         self._programs: dict[int, Program] = {}
         self._calls = 0
@@ -111,20 +126,20 @@ class _Reducer:
 
     def _program(self, numel: int) -> Program:
         if numel not in self._programs:
-            self._settle("elements", numel)
-            codecs, size = {self._codec.name: self._codec}, len(self._meeting.ranks)
-            cut = partitions(numel, self._codec, self._strategy, size)
-            choices = {"tensor": Choice(self._codec.name, self._strategy, cut)}
-            topology = Topology.flat(size)
+            self._settle({"elements": numel})
+            codecs, topology = self._codecs, self._topology
+            cut = partitions(numel, codecs["codec"], self._strategy, topology.world_size)
+            down = "down" if "down" in codecs else None
+            choices = {"tensor": Choice("codec", self._strategy, cut, down)}
             parts = partition([Tensor("tensor", 0, 0, numel, 0)], choices, topology, codecs)
             self._programs[numel] = build_program(parts, topology, codecs, self._meeting.rank)
         return self._programs[numel]
 
-    def _settle(self, what: str, fact: Any) -> None:
-        self._meeting.settle({f"{what} of all_reduce": fact})
+    def _settle(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
+        return self._meeting.settle({f"{w} of all_reduce": fact for w, fact in facts.items()}, own)
 
 
-#: by group, then by codec, strategy and seed
+#: by group, then by codecs, strategy, seed and topology
 _REDUCERS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[_Key, _Reducer]] = (
     weakref.WeakKeyDictionary()
 )

@@ -7,7 +7,7 @@ is the mean rank's share. A merge that is followed by an encode is one kernel, o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
@@ -151,12 +151,54 @@ def _hierarchical(item: Item, s: _Setting) -> tuple[Stage, ...]:
     )
 
 
+def _gtopk(item: Item, s: _Setting) -> tuple[Stage, ...]:
+    """Up a tree, where ranks with children, the half, add and encode, and down. A chunk takes as
+    many turns as there are levels, while the links carry others."""
+    n = s.topology.world_size
+    levels, inner, chunks = (n - 1).bit_length(), n // 2 / n, max(1.0, item.parts)
+    kind, others = s.costs.to(1), (n - 1) / n
+    sent = transfer(kind, item.payload * others, levels)
+    turn = kind.line.per_byte * item.payload / chunks
+    added = work((s.codec.hop, item.gradient / chunks, 1)).seconds
+    up = replace(sent, delay=sent.delay + (levels - 1) * (turn + added))
+    down = replace(sent, delay=sent.delay + (levels - 1) * turn)
+    leaves, more = 1 - inner, others - inner
+    return (
+        work((s.codec.encode, item.gradient * leaves, item.parts * leaves)),
+        up,
+        work(
+            (s.codec.decode, item.gradient * more, item.parts * more),
+            (s.codec.hop, item.gradient * inner, item.parts * inner),
+        ),
+        down,
+        work((s.codec.decode, item.gradient * others, item.parts * others)),
+    )
+
+
+def _oktopk(item: Item, s: _Setting) -> tuple[Stage, ...]:
+    """Selects, gives owners of regions what is there, which add and select again, and sends that
+    back. What is selected in a region is found, added and decoded at the speed of a decode."""
+    n = s.topology.world_size
+    others = (n - 1) / n
+    regions = (s.codec.decode, item.gradient * others, item.parts * (n - 1))
+    sent = s.spread(item.payload * others)
+    return (
+        work((s.codec.encode, item.gradient, item.parts), regions),
+        sent,
+        work(regions, (s.codec.encode, item.gradient / n, item.parts)),
+        sent,
+        work(regions),
+    )
+
+
 _STAGES: Mapping[str, Callable[[Item, _Setting], tuple[Stage, ...]]] = {
     "allreduce": _all_reduce,
     "ps": _ps,
     "ring": _ring,
     "allgather": _allgather,
     "hierarchical": _hierarchical,
+    "gtopk": _gtopk,
+    "oktopk": _oktopk,
 }
 #: strategies of which a step is predicted; `simulate` takes all
 PREDICTED = tuple(_STAGES)

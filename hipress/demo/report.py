@@ -18,7 +18,8 @@ from hipress.demo.job import Result, Workload
 from hipress.demo.methods import ALONE
 
 SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
-PRICE = ("payload MB", "wire MB", "loss", "to fp32", "ranks")
+PRICE = ("payload MB", "wire MB", "peak MB", "loss", "to fp32", "ranks")
+PRICE_TITLE = "MB a rank sends in a step, MB of memory its process took at most, and loss"
 FINAL = 10  # the final loss is the mean of so many last steps
 _PACKAGES = ("hipress", "torch", "numpy", "numba")
 
@@ -81,7 +82,7 @@ def tables(report: Report) -> Group:
     """The figures, speed above and price below, so that 80 columns are enough."""
     return Group(
         _table(report, "speed", SPEED, slice(0, 5)),
-        _table(report, "bytes a rank sends in a step, and loss", PRICE, slice(5, None)),
+        _table(report, PRICE_TITLE, [head.removesuffix(" MB") for head in PRICE], slice(5, None)),
     )
 
 
@@ -154,6 +155,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _format(row.of_floor, "{:.2f}"),
         "-" if alone else _format(_mega(result.payload_bytes), "{:.2f}"),
         "-" if alone else _format(_mega(result.wire_bytes), "{:.2f}"),
+        _format(_mega(result.peak_bytes), "{:.0f}"),
         "-" if alone else f"{row.loss:.3f}",
         "-" if alone else _format(row.loss_difference, "{:+.2%}"),
         same,

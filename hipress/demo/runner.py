@@ -48,9 +48,8 @@ def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
         seconds=done[0]["seconds"],
         losses=[_mean(losses) for losses in zip(*(each["losses"] for each in done), strict=True)],
         payload_bytes=_mean([each["payload_bytes"] for each in done]),
-        wire_bytes=None
-        if done[0]["wire_bytes"] is None
-        else _mean([each["wire_bytes"] for each in done]),
+        wire_bytes=_mean_if_any([each["wire_bytes"] for each in done]),
+        peak_bytes=_mean_if_any([each["peak_bytes"] for each in done]),
         identical=done[0]["identical"],
     )
 
@@ -182,3 +181,7 @@ def _watch(ranks: _Ranks, job: Job, on_step: OnStep) -> list[Event]:
 def _mean(values: Any) -> float:
     values = list(values)
     return float(sum(values) / len(values))
+
+
+def _mean_if_any(values: list[float | None]) -> float | None:
+    return None if None in values else _mean(values)

@@ -3,7 +3,8 @@ JSON object a line.
 
     {"event": "step", "step": 0, "seconds": 0.2, "loss": 9.2}
     {"event": "done", "seconds": [...], "losses": [...], "payload_bytes": 1.0, "wire_bytes": 1.0,
-    "identical": true} {"event": "error", "message": "..."}
+    "peak_bytes": 1, "identical": true}
+    {"event": "error", "message": "..."}
 
 The rank ends when its standard input is closed, so that none outlives the parent, however that
 ended.
@@ -12,6 +13,7 @@ ended.
 import hashlib
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -92,6 +94,7 @@ def _train(order: Order) -> dict[str, Any]:
         "seconds": trainer.seconds,
         "losses": trainer.losses,
         **after.since(before, job.steps - job.warmup, order.sharers),
+        "peak_bytes": _peak_bytes(),
         "identical": None if job.method in methods.ALONE else _identical(synchronized.module),
     }
 
@@ -140,6 +143,13 @@ class _Meter:
             "payload_bytes": (self.payload - before.payload) / steps,
             "wire_bytes": None if wire is None else wire / steps / sharers,
         }
+
+
+def _peak_bytes() -> int | None:
+    """Most memory that this process had; None where the kernel does not tell."""
+    status = Path("/proc/self/status")
+    told = re.search(r"^VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else "", re.M)
+    return None if told is None else int(told[1]) * 1024
 
 
 def _identical(module: nn.Module) -> bool:

@@ -297,7 +297,7 @@ class Engine:
         try:
             wait()
         except Exception as error:
-            named = self._explained(self._with_context(error))
+            named = self.explained(self._with_context(error))
             self.fail(named)
             error.__traceback__ = None
             raise copy_to_raise(named) from named.__cause__
@@ -404,7 +404,7 @@ class Engine:
         what = f"{self._where}: the all-reduce of uncompressed gradients"
         return transport_error(error, what, self.options.timeout)
 
-    def _explained(self, error: Exception) -> Exception:
+    def explained(self, error: Exception) -> Exception:
         """Of what other ranks are to blame for, with what is known of them."""
         if not isinstance(error, TransportError):
             return error

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
 
+from casync.transports.distributed import transport_error
 from hipress.errors import SyncError
 from hipress.model import Param
 from hipress.ranks.link import broadcast, start_all_reduce_max
@@ -114,10 +115,12 @@ class Steps:
             wait_within(asked, self._engine.options.timeout)
         except Exception as error:
             self._engine.finish()  # a bucket that failed says more
-            raise SyncError(
-                f"rank {self._engine.name}: ranks could not compare which parameters they used, at "
-                f"the end of a step, within {self._engine.options.timeout:g} s: {error}"
-            ) from error
+            what = (
+                f"rank {self._engine.name}: comparing which parameters ranks used, at the end of a "
+                "step,"
+            )
+            failed = transport_error(error, what, self._engine.options.timeout)
+            raise self._engine.explained(failed) from error
 
     def _agree_on_turns(self) -> Turns:
         """In the order in which gradients came on rank 0, and, of others, the last one first."""

@@ -83,7 +83,7 @@ LINK, SPEED = 1e6, 4e6  # bytes a second
 
 
 @pytest.mark.parametrize("topology", [TWO, FOUR])
-@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather", "gtopk"])
 def test_as_the_graph_is_simulated(strategy, topology):
     """Four buckets, one after the other, of which every task is followed."""
     n, elements = topology.world_size, 40_000
@@ -114,6 +114,7 @@ def test_what_crosses_the_link():
     assert transferred("ring", FOUR) == pytest.approx(2 * 3 / 4 * 100)
     assert transferred("allgather", FOUR) == pytest.approx(3 * 100)
     assert transferred("allreduce", FOUR) == pytest.approx(2 * 100)
+    assert transferred("gtopk", FOUR) == transferred("oktopk", FOUR) == transferred("ps", FOUR)
     nodes = Topology.even(8, 4)
     assert transferred("hierarchical", nodes) == pytest.approx(2 * 1 / 2 * 100 / 4)
     assert transferred("ps", nodes) == pytest.approx(2 * 7 / 8 * 100 * 4 / 7)
@@ -123,7 +124,9 @@ def test_what_crosses_the_link():
 def test_what_a_rank_computes(strategy):
     """In gradients: ps encodes and decodes those of others, adds and encodes its own."""
     wanted = {"ps": 2 * 3 / 4 + 2 / 4 + 10 / 4, "ring": 1 / 4 + 3 / 4 * 10 + 3 / 4,
-              "allgather": 1 + 4, "allreduce": 2, "hierarchical": None}[strategy]  # fmt: skip
+              "allgather": 1 + 4, "allreduce": 2, "hierarchical": None,
+              "gtopk": 2 / 4 + 1 / 4 + 2 / 4 * 10 + 3 / 4,
+              "oktopk": 1 + 3 / 4 + 3 / 4 + 1 / 4 + 3 / 4}[strategy]  # fmt: skip
     costs = Costs({1: Transfer(NOTHING)}, {"float32": Transfer(NOTHING)})
     once = Line(-TASK, 1.0)
     codec = CodecCost(once, once, Line(-TASK, 10.0))

@@ -14,7 +14,8 @@ from hipress.demo.job import Result, Workload
 def result(method, label, seconds, payload, loss, identical=True):
     times = [9.0, *(seconds + 0.01 * (i % 5 - 2) for i in range(20))]
     losses = [9.0 - i * 0.1 for i in range(11)] + [loss] * 10
-    return Result(method, label, 2, 1, times, losses, payload, payload * 1.002, identical)
+    more = {"peak_bytes": 612e6, "identical": identical}
+    return Result(method, label, 2, 1, times, losses, payload, payload * 1.002, **more)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_figures_are_medians_and_ratios(canned):
 def test_the_table_fits_eighty_columns_and_names_what_failed(canned):
     shown = text(report.tables(canned))
     assert "…" not in shown
-    for figure in ("2.23x", "3.70x", "1.30", "+1.00%", "24.70", "49.50", "failed", "equal"):
+    for figure in ("2.23x", "3.70x", "1.30", "+1.00%", "24.70", "49.50", "612", "failed", "equal"):
         assert figure in shown
     assert report.failures(canned) == ["DDP PowerSGD rank 4: rank 1: broke"]
 

@@ -50,6 +50,7 @@ def test_a_method_trains_and_counts_its_bytes(method, payload):
     assert result.identical is True
     assert result.payload_bytes == pytest.approx(payload, rel=0.01)
     assert result.wire_bytes is None or result.wire_bytes > payload
+    assert 5e7 < result.peak_bytes < 5e9
 
 
 @pytest.mark.slow

@@ -393,6 +393,20 @@ def failing(rank, world_size, what):
     return found
 
 
+def silent(rank, world_size):
+    """The last rank takes no part in the third step, of which every rank leaves a parameter out."""
+    store = dist.distributed_c10d._get_default_store()
+    model = make(unused=True)
+    sync = hipress.Synchronizer(model, codec("int8"), timeout=1.0)
+    fit(sync, sgd(model), rank, range(2))
+    if rank == world_size - 1:
+        store.wait([f"done/{other}" for other in range(rank)])
+        return None
+    found = error_of(fit, sync, sgd(model), rank, range(2, 3))
+    store.set(f"done/{rank}", "")
+    return found
+
+
 def rests(rank, world_size):
     """A Synchronizer that is let go leaves no hook and no thread, and the model may have another;
     copies of the model are plain."""
@@ -473,8 +487,26 @@ def all_reduced(rank, world_size, names):
         error_of(hipress.all_reduce, torch.ones(3), "auto")[:2],
         error_of(hipress.all_reduce, torch.ones(3, dtype=torch.int32), "none")[:2],
         error_of(hipress.all_reduce, torch.ones(3 + rank), "none")[:2],
+        error_of(hipress.all_reduce, torch.ones(3), "none", topology=3)[:2],
+        error_of(hipress.all_reduce, torch.ones(3), "int4_group", topology=1 + rank)[:2],
+        error_of(hipress.all_reduce, torch.ones(3), "topk", strategy="ring", down="none")[:2],
     ]
     return found, errors
+
+
+def both_ways(rank, world_size):
+    """How far the average of four ranks is off: by 4 bits, back uncompressed, and by nodes of two.
+    Averages, and what this rank sent in either."""
+    found = []
+    for options in ({}, {"down": None}, {"strategy": "hierarchical", "topology": [[0, 2], [1, 3]]}):
+        generator = torch.Generator().manual_seed(rank)
+        value = torch.randn(60_000, generator=generator)
+        mean = value.clone()
+        dist.all_reduce(mean)
+        mean /= world_size
+        hipress.all_reduce(value, "int4_group", **options)
+        found.append((value.double().sum().item(), float((value - mean).norm() / mean.norm())))
+    return found
 
 
 def alone(rank, world_size):
