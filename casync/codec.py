@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
@@ -118,6 +119,15 @@ class Codec(Protocol):
         ...
 
     @property
+    def repeats(self) -> bool:
+        """Whether nothing that the host computes for a call follows from `step`."""
+        ...
+
+    def ticking(self, tick: Any) -> AbstractContextManager[None]:
+        """Calls within add an int64 [1] in their memory to `step` when they run, or run again."""
+        ...
+
+    @property
     def rounds(self) -> Sequence[Round]:
         """Its all-reduces, in order, if it is a casync.rounds.RoundsCodec; else ()."""
         ...
@@ -196,6 +206,7 @@ class CodecDefaults:
     """What most codecs answer to the members of Codec that describe special cases; to inherit."""
 
     cuts = False
+    repeats = True
     params: Mapping[str, Any] = MappingProxyType({})
     align: int = 1
     additive: str | None = None
@@ -215,6 +226,10 @@ class CodecDefaults:
     def suits(self, n: int) -> bool:
         """See Codec."""
         return True
+
+    def ticking(self, tick: Any) -> AbstractContextManager[None]:
+        """See Codec; what takes no notice of the step."""
+        return nullcontext()
 
     def prepare(self) -> None:
         """See Codec."""

@@ -88,6 +88,11 @@ class Memory(Protocol):
         """A new event."""
         ...
 
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Call `work`, which puts things to streams from the caller's on and joins them there: they
+        are taken down, not done. What is returned does them, in the stream that runs it."""
+        ...
+
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """A future that, where it is waited for, orders streams rather than blocks the host."""
         ...

@@ -102,6 +102,13 @@ class DeviceMemory:
         """See Memory."""
         return _Event()
 
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See Memory: a CUDA graph. Other threads may go on meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """See Memory."""
         return torch.futures.Future(devices=[self.device])

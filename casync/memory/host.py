@@ -78,6 +78,10 @@ class HostMemory:
         """See Memory."""
         return _Done()
 
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See Memory; here nothing can be taken down."""
+        raise NotImplementedError("host memory has no graphs")
+
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """See Memory."""
         return torch.futures.Future()

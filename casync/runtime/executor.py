@@ -32,6 +32,7 @@ from casync.graph.graph import Program
 from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send, Task
 from casync.memory import Memory
 from casync.memory.host import HostMemory
+from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
 from casync.runtime.jobs import Job, Prepared, States
@@ -72,6 +73,7 @@ class Executor:
         deferred: Mapping[str, Sequence[str]] | None = None,
         checksum: bool = False,
         waits: bool = False,
+        capture: bool = False,
     ) -> None:
         """`codecs`: looked up as a program's buffers are made. `memory`: of buckets and states; by
         default the host's. On a device, over a transport of the host's, payloads are staged in
@@ -90,6 +92,7 @@ class Executor:
         native all-reduce has none.
         `waits`: without tags, the host may wait within a step for the lengths of payloads; see
         [Note: lengths that vary] in memory/room.py.
+        `capture`: programs are launched as CUDA graphs where that is possible; see [Note: capture].
         """
         self.timeout = timeout
         self.delay = delay
@@ -119,6 +122,8 @@ class Executor:
             self._lanes = ThreadLanes(self, transport, watch)
         else:
             self._lanes = StreamLanes(self, self._memory, transport, watch)
+        tagless = capture and isinstance(self._lanes, StreamLanes) and not self._tags
+        self._captures = Captures(self._memory, self._lanes, self.counters) if tagless else None
         close_at_exit(self)
 
     def __enter__(self) -> Executor:
@@ -158,14 +163,29 @@ class Executor:
             self._sequence += 1
             self.counters.jobs += 1
             empty = not job.left  # asked now: a job that was started may end at any time
-            if not empty:
-                self._lanes.begin(job)
-                self._queued.append(job)
-                self._start_queued()
+            captured = self._captures is not None and self._captures.takes(job)
+            if not empty and not captured:
+                self._begin(job)
+        if self._captures is not None and captured:
+            self._captures.run(job, partial(self._issue, job), partial(self._complete, job))
         self._lanes.run()
         if empty:
             job.future.set_result(bucket)
         return job.future
+
+    def _begin(self, job: Job) -> None:
+        self._lanes.begin(job)
+        self._queued.append(job)
+        self._start_queued()
+
+    def _issue(self, job: Job) -> None:
+        """All of a job's tasks, for it to be captured."""
+        with self._lock:
+            self._begin(job)
+        self._lanes.run()
+        with self._lock:
+            if self._error is not None:
+                raise copy_to_raise(self._error)
 
     def prepare(self, program: Program) -> None:
         """Make a program's buffers now rather than in its first submit."""
@@ -265,7 +285,7 @@ class Executor:
                 self._lanes.end(job)
                 self._start_queued()
         self._lanes.run()
-        if ended:
+        if ended and not job.taken:
             self._lanes.complete(job, partial(self._complete, job))
 
     def _complete(self, job: Job) -> None:

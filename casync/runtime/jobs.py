@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -81,6 +81,7 @@ class Job:
         "started",
         "states",
         "step",
+        "taken",
         "tasks",
         "unlocks",
         "waits",
@@ -109,6 +110,7 @@ class Job:
         self.states = states
         self.deferred: dict[int, Deferred] = {}  # by part: during its rounds
         self.step = step
+        self.taken = False  # whether its tasks are taken down, not run: see capture.py
         self.ready: set[int] = set()  # sends and reduces that may be posted
         self.sent: list[tuple[int, Handle, float]] = []  # posted sends, and when
         self.started = time.perf_counter()
@@ -174,6 +176,10 @@ class Prepared:
         self.after, self.groups = _after(program), _groups(program.tasks)
         self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
         self.varying = [] if tags else _varying(program, self._slots)
+
+    def codecs(self, tasks: Iterable[Task]) -> list[Codec]:
+        """Of the payloads of tasks."""
+        return [self._codecs[key] for key in sorted({task.codec for task in tasks})]
 
     def remember(self) -> None:
         """Behind a run, in a stream: see [Note: lengths that vary] in memory/room.py."""

@@ -44,6 +44,14 @@ class Lanes(Protocol):
         """Tell who waits for a job that has ended, where its end is."""
         ...
 
+    def join(self, job: Job) -> None:
+        """What the calling thread's stream has next comes after a job that has ended."""
+        ...
+
+    def launch(self, job: Job, work: Callable[[], None], complete: Callable[[], None]) -> None:
+        """Run all of a job at once, and tell who waits for it."""
+        ...
+
     def settle(self, timeout: float) -> None:
         """Have the host wait until all jobs that ended are done; has the owner fail one."""
         ...

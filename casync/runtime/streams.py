@@ -87,7 +87,8 @@ class StreamLanes:
         self._owner, self._memory = owner, memory
         self._numbers = count()
         made = (("encode", True), ("merge", True), ("decode", False), ("leave", True),
-                ("enter", True), ("exchange", True), ("end", False))  # fmt: skip
+                ("enter", True), ("exchange", True), ("end", False),
+                ("graph", True))  # fmt: skip
         self._lanes = {name: Lane(memory.stream(urgent=urgent)) for name, urgent in made}
         self._ready: list[tuple[int, int, Job]] = []
         self._lock = threading.Lock()
@@ -143,6 +144,19 @@ class StreamLanes:
     def complete(self, job: Job, work: Callable[[], None]) -> None:
         """See Lanes."""
         self._lanes["end"].run(work)
+
+    def join(self, job: Job) -> None:
+        """See Lanes."""
+        self._memory.caller().after(job.prepared.end)
+
+    def launch(self, job: Job, work: Callable[[], None], complete: Callable[[], None]) -> None:
+        """See Lanes, and [Note: capture] in capture.py."""
+        lane, prepared = self._lanes["graph"], job.prepared
+        lane.after([job.begun, prepared.ended])
+        lane.run(work)
+        prepared.ended = lane.mark(next(self._numbers), prepared.end)
+        self._ended.append(job)
+        lane.run(complete)
 
     def settle(self, timeout: float) -> None:
         """See Lanes."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from compll.ir.module import Module
 from compll.ir.rounds import Before, Round, draws
 from compll.ir.static import Number, evaluate
 from compll.numerics.types import F32, I64, U8
+from compll.passes.steps import follows_step
 from compll.runtime.arguments import Arguments
 from compll.runtime.arrays import INTS, on_stream, taken
 from compll.runtime.batches import ArrayBackend, Backend, Incoming, State
@@ -53,6 +55,8 @@ class Codec:
         self.rounds: tuple[Round, ...] = self._given.all_rounds
         if self.rounds:
             self.reencodes = False
+        #: whether nothing that the host computes for a call follows from its step
+        self.repeats = not follows_step(module)
         #: whether encode takes a capacity: what does not fit stays in a state
         self.cuts = cuts(module)
         #: whether decode must be told the step of the encode, as it draws again what encode drew
@@ -82,6 +86,17 @@ class Codec:
     def __copy__(self) -> Codec:
         """Itself, as a deep copy is."""
         return self
+
+    @contextmanager
+    def ticking(self, tick: Any) -> Iterator[None]:
+        """Encodes within add an int64 [1] in device memory to `step` when their kernels run: so a
+        CUDA graph of them draws anew each time. Only for the backend of a device."""
+        backend = cast(Any, self.backend)
+        before, backend.tick = backend.tick, self.arrays.raw(tick, self.name)
+        try:
+            yield
+        finally:
+            backend.tick = before
 
     def prepare(self) -> None:
         """Compile what is else compiled by the first call that needs it: to encode at an

@@ -1,0 +1,104 @@
+"""A program's run, taken down once and then launched as a whole: a CUDA graph.
+
+[Note: capture] The first run of a program makes what is made once, the second is captured and
+launched, and so is each one from then on. All ranks do so in the same steps, as NCCL demands; so
+only programs are captured in which no length varies and nothing that the host computes follows the
+step. Steps are counted in device memory. A bucket elsewhere than that of the capture is copied
+there and back. Where states lie elsewhere, as after a state was loaded, a run is captured anew.
+Graphs of a rank follow one another on a stream of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+
+from casync.memory import Memory
+from casync.runtime.counters import Counters
+from casync.runtime.jobs import Job, Prepared
+from casync.runtime.lanes import Lanes
+
+__all__ = ["Captures"]
+
+_COUNTED = (
+    "bytes_sent", "bytes_received", "bytes_reduced",
+    "messages_sent", "messages_received", "reduces",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A captured run. Its job keeps what it uses: a bucket, and states."""
+
+    job: Job
+    key: tuple[int, ...]  # where its states are
+    launch: Callable[[], None]  # in a stream
+    tick: torch.Tensor  # int64 [1]: steps since the capture
+    counts: dict[str, int]  # what a run adds to counters
+
+
+class Captures:
+    """Those of an executor's programs. See [Note: capture]."""
+
+    def __init__(self, memory: Memory, lanes: Lanes, counters: Counters) -> None:
+        self._memory, self._lanes, self._counters = memory, lanes, counters
+        self._graphs: WeakKeyDictionary[Prepared, _Graph] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[Prepared, tuple[int, ...]] = WeakKeyDictionary()
+
+    def takes(self, job: Job) -> bool:
+        """Whether `run` is to be called for it, rather than that it is issued task by task."""
+        prepared, key = job.prepared, _key(job)
+        codecs = prepared.codecs(job.tasks)
+        if not job.tasks or prepared.varying or not all(codec.repeats for codec in codecs):
+            return False
+        seen, self._seen[prepared] = self._seen.get(prepared), key
+        return seen == key
+
+    def run(self, job: Job, issue: Callable[[], None], complete: Callable[[], None]) -> None:
+        """Launch a job's run, captured now if that was not done; `issue` issues its tasks."""
+        graph = self._graphs.get(job.prepared)
+        if graph is None or graph.key != _key(job):
+            graph = self._graphs[job.prepared] = self._capture(job, issue)
+        else:
+            for name, more in graph.counts.items():
+                setattr(self._counters, name, getattr(self._counters, name) + more)
+        self._lanes.begin(job)
+        self._lanes.launch(job, partial(self._again, graph, job), complete)
+
+    def _capture(self, job: Job, issue: Callable[[], None]) -> _Graph:
+        prepared, before = job.prepared, [getattr(self._counters, name) for name in _COUNTED]
+        tick, ended = self._memory.zeros(1, torch.int64), prepared.ended
+        with ExitStack() as stack:
+            for codec in prepared.codecs(job.tasks):
+                stack.enter_context(codec.ticking(self._memory.array(tick)))
+            job.taken, prepared.ended = True, None
+
+            def whole() -> None:
+                issue()
+                self._lanes.join(job)
+
+            launch = self._memory.capture(whole)
+        prepared.ended = ended
+        after = [getattr(self._counters, name) for name in _COUNTED]
+        counts = {n: b - a for n, a, b in zip(_COUNTED, before, after, strict=True)}
+        return _Graph(job, _key(job), launch, tick, counts)
+
+    def _again(self, graph: _Graph, job: Job) -> None:
+        """In a stream. The captured bucket is another one's, perhaps."""
+        there, here = graph.job.bucket.detach(), job.bucket.detach()
+        moved = there.data_ptr() != here.data_ptr()
+        graph.tick.fill_(job.step - graph.job.step)
+        if moved:
+            self._memory.copy(there, here)
+        graph.launch()
+        if moved:
+            self._memory.copy(here, there)
+
+
+def _key(job: Job) -> tuple[int, ...]:
+    return tuple(id(array) for state in job.states.values() for array in state.values())

@@ -1,0 +1,228 @@
+"""Captured programs: the same bits as uncaptured ones, step after step; here a graph is a list."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import copy
+
+import numpy as np
+import pytest
+import torch
+
+import compll
+from casync.memory.host import HostMemory
+from casync.runtime.executor import Executor
+from casync.transports.rendezvous import Meeting
+from tests.casync.emulated import compiled
+from tests.casync.fakes import CODECS, PAIRS, Exact, Sign, gradients, graph_of
+from tests.casync.streams import at_work
+from tests.patience import HANG
+
+LENGTHS = (40, 5000)
+TOTAL = sum(LENGTHS)
+
+
+class Stream:
+    """Does what it is given, or takes it down."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def run(self, work):
+        if self.memory.taken is None:
+            work()
+        else:
+            self.memory.taken.append(work)
+
+    def after(self, event):
+        pass
+
+    def record(self, event):
+        pass
+
+
+class Memory(HostMemory):
+    """Of the host, with graphs. `captured`: how many; `launched`: how often one ran."""
+
+    taken = None
+    captured = launched = 0
+
+    def stream(self, *, urgent=False):
+        return Stream(self)
+
+    def caller(self):
+        return Stream(self)
+
+    def capture(self, work):
+        self.taken, self.captured = [], self.captured + 1
+        work()
+        taken, self.taken = self.taken, None
+
+        def launch():
+            self.launched += 1
+            for each in taken:
+                each()
+
+        return launch
+
+
+class Dice(Sign):
+    """Adds what follows from the step; the tick of a captured call stays what it was then."""
+
+    name = "dice"
+    tick = (0,)
+
+    @contextmanager
+    def ticking(self, tick):
+        self.tick = tick
+        yield
+
+    def encode_batch(self, x, table, out, at, *, step=0, **options):
+        now = step + int(self.tick[0])
+        for start, n, *_ in table.tolist():
+            x[start : start + n] += np.sin(np.arange(n, dtype=np.float32) + now)
+        return super().encode_batch(x, table, out, at, **options)
+
+
+class World:
+    """Ranks in threads; `capture` as the executor takes it."""
+
+    def __init__(self, strategy, codecs, *, capture, size=3):
+        name = next(iter(codecs))
+        graph = graph_of(LENGTHS, strategy, name, size, codecs=codecs, whole_bytes=4000)
+        self.programs = [graph.slice(rank) for rank in range(size)]
+        self.memories = [Memory() for _ in range(size)]
+        ends = Meeting(size, HANG).endpoints()
+        self.executors = [
+            Executor(end, {name: copy(codecs[name])}, memory=memory, timeout=HANG, capture=capture)
+            for end, memory in zip(ends, self.memories, strict=True)
+        ]
+        self.codec = codecs[name]
+        self.fresh()
+        self.buckets = [torch.zeros(TOTAL) for _ in range(size)]
+        self.pool = ThreadPoolExecutor(size)
+
+    def fresh(self):
+        """States as they begin, in arrays of their own."""
+        sides = ("worker", "aggregator")
+        self.states = [
+            {(self.codec.name, side): self.codec.init_state(TOTAL) for side in sides}
+            for _ in self.programs
+        ]
+
+    def step(self, number, *, elsewhere=False):
+        """The average. elsewhere: in other buckets than before."""
+        if elsewhere:
+            self.buckets = [torch.zeros(TOTAL) for _ in self.buckets]
+        for bucket, values in zip(self.buckets, gradients(TOTAL, 3, seed=number), strict=True):
+            bucket.copy_(values)
+        futures = [self.pool.submit(self.run, rank, number) for rank in range(3)]
+        for future in futures:
+            future.result(HANG)
+        assert all(torch.equal(bucket, self.buckets[0]) for bucket in self.buckets)
+        return self.buckets[0].clone()
+
+    def run(self, rank, number):
+        bucket, states = self.buckets[rank], self.states[rank]
+        self.executors[rank].submit(self.programs[rank], bucket, states, number).wait()
+
+    @property
+    def captured(self):
+        return [memory.captured for memory in self.memories]
+
+    @property
+    def launched(self):
+        return [memory.launched for memory in self.memories]
+
+
+FIXED = sorted(pair for pair in PAIRS if pair[1] in ("sign", "exact") and pair[0] != "oktopk")
+
+
+@pytest.mark.parametrize("strategy, codec", FIXED)
+def test_captured_runs_have_the_bits_of_others(strategy, codec):
+    codecs = {codec: CODECS[codec]}
+    plain, other = (World(strategy, codecs, capture=capture) for capture in (False, True))
+    for number in range(5):
+        assert torch.equal(plain.step(number), other.step(number)), number
+    assert other.captured == [1] * 3
+    assert other.launched == [4] * 3  # all but the first
+    for one, two in zip(plain.executors, other.executors, strict=True):
+        assert (one.counters.jobs, one.counters.bytes_sent) == (5, two.counters.bytes_sent)
+        assert one.counters.messages_received == two.counters.messages_received
+        assert one.counters.bytes_reduced == two.counters.bytes_reduced
+
+
+def test_steps_are_counted_where_kernels_run():
+    plain, other = (World("ps", {"dice": Dice()}, capture=capture) for capture in (False, True))
+    for number in range(5):
+        assert torch.equal(plain.step(3 * number), other.step(3 * number)), number
+    assert other.launched == [4] * 3
+
+
+def test_a_bucket_elsewhere_is_copied_to_where_it_was():
+    codecs = {"sign": CODECS["sign"]}
+    plain, other = (World("ps", codecs, capture=capture) for capture in (False, True))
+    for number in range(5):
+        wanted = plain.step(number)
+        assert torch.equal(wanted, other.step(number, elsewhere=number > 2)), number
+    assert other.captured == [1] * 3
+
+
+def test_states_elsewhere_are_captured_anew():
+    """As after a state was loaded: a run that makes what is made once, then a new capture."""
+    codecs = {"sign": CODECS["sign"]}
+    plain, other = (World("ring", codecs, capture=capture) for capture in (False, True))
+    for number in range(7):
+        if number == 4:
+            plain.fresh()
+            other.fresh()
+        assert torch.equal(plain.step(number), other.step(number)), number
+    assert other.captured == [2] * 3
+    assert other.launched == [3 + 2] * 3
+
+
+class Follows(Exact):
+    """What its host computes follows the step."""
+
+    name = "follows"
+    repeats = False
+
+
+@pytest.mark.parametrize("codec", [Follows(), CODECS["sparse"]])
+def test_what_varies_is_not_captured(codec):
+    world = World("ps", {codec.name: codec}, capture=True)
+    for number in range(3):
+        world.step(number)
+    assert world.captured == [0] * 3
+
+
+def test_an_error_in_a_captured_program_is_told():
+    world = World("ps", {"exact": Exact()}, capture=True)
+    world.step(0)
+    for executor in world.executors:
+        executor.abort(ValueError("over"))
+    with pytest.raises(ValueError, match="over"):
+        world.step(1)
+
+
+@pytest.mark.parametrize("name", ["qsgd", "terngrad_uniform"])
+def test_a_tick_counts_for_steps(name):
+    """What the kernels of a captured encode draw, when it runs `tick` steps later."""
+    codec = compiled(name)
+    x, table = np.linspace(-1, 1, 3000, dtype=np.float32), np.array([[0, 3000, 0, 0, 0]])
+    at_work.device = True
+    try:
+        outs = []
+        for step, ticks in ((5, 0), (2, 3), (2, 0)):
+            out = np.zeros(codec.payload_bytes(3000), np.uint8)
+            with codec.ticking(np.array([ticks], np.int64)):
+                codec.encode_batch(x.copy(), table, out, np.zeros(1, int), step=step)
+            outs.append(out.tobytes())
+    finally:
+        at_work.device = False
+    assert outs[0] == outs[1] != outs[2]
+    assert codec.backend.tick is None
+
+
+def test_whose_host_follows_the_step():
+    found = {name: compll.compile(name, "reference").repeats for name in ("dgc", "topk", "qsgd")}
+    assert found == {"dgc": False, "topk": True, "qsgd": True}
