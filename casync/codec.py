@@ -119,15 +119,6 @@ class Codec(Protocol):
         ...
 
     @property
-    def repeats(self) -> bool:
-        """Whether nothing that the host computes for a call follows from `step`."""
-        ...
-
-    def ticking(self, tick: Any) -> AbstractContextManager[None]:
-        """Calls within add an int64 [1] in their memory to `step` when they run, or run again."""
-        ...
-
-    @property
     def rounds(self) -> Sequence[Round]:
         """Its all-reduces, in order, if it is a casync.rounds.RoundsCodec; else ()."""
         ...
@@ -196,6 +187,15 @@ class Codec(Protocol):
 
 class DeviceCodec(Codec, Protocol):
     """What is asked of a codec on a device, besides: its decodes do not wait."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether nothing that the host computes for a call follows from `step`."""
+        ...
+
+    def ticking(self, tick: Any) -> AbstractContextManager[None]:
+        """Calls within add an int64 [1] in their memory to `step` when they run, or run again."""
+        ...
 
     def raise_found(self) -> None:
         """Raise for a bad payload that an earlier decode met; may wait."""

@@ -12,7 +12,6 @@ sum add up apart from those of the estimates, and average parameters would drift
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -42,11 +41,7 @@ class Estimate(CodecDefaults):
         self._states = (OWN, *map(copy_of, neighbours))
         self.name, self.digest, self.params = inner.name, inner.digest, inner.params
         self.align, self.fixed = inner.align, inner.fixed
-        self.repeats = inner.repeats
-
-    def ticking(self, tick: Any) -> AbstractContextManager[None]:
-        """See Codec."""
-        return self._inner.ticking(tick)
+        self.repeats = False  # captured programs have none
 
     def payload_bytes(self, n: int) -> int:
         """See Codec."""

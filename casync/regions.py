@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -55,11 +54,7 @@ class Region(CodecDefaults):
         self.digest, self.params = inner.digest, inner.params
         self.align, self.fixed = align, inner.fixed
         self.reencodes, self.stateful = inner.reencodes, inner.stateful
-        self.repeats = inner.repeats
-
-    def ticking(self, tick: Any) -> AbstractContextManager[None]:
-        """See Codec."""
-        return self._inner.ticking(tick)
+        self.repeats = False  # captured programs have none
 
     def payload_bytes(self, n: int) -> int:
         """See Codec."""

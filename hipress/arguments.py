@@ -72,6 +72,7 @@ def arguments(
     rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
     policy: Policy | None = None,
     transport: str = AUTO,
+    capture: bool = False,
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
@@ -83,7 +84,7 @@ def arguments(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
             seed=seed, timeout=default if timeout is None else timeout, verify=verify,
             checksum=checksum, down=down, topology=topology, optimizer=optimizer,
-            rules=rules, policy=policy, transport=transport, params=params,
+            rules=rules, policy=policy, transport=transport, capture=capture, params=params,
         )  # fmt: skip
 
     return Arguments(model, process_group, ddp_kwargs, optimizer, options)

@@ -44,6 +44,14 @@ class Placement:
         """For an executor and the states that it is given."""
         return HostMemory() if self.on_host else DeviceMemory(self.device)
 
+    def refuse_capture(self, capture: bool) -> None:
+        """Raise ConfigError where there are no CUDA graphs."""
+        if capture and self.transport not in NCCL:
+            raise ConfigError(
+                f"capture=True makes CUDA graphs, over NCCL; payloads of a model on {self.device} "
+                f"travel by {self.transport!r}: leave it out"
+            )
+
     def refuse(self, codec: Codec, strategy: str) -> None:
         """Raise ConfigError for what cannot work there."""
         if self.on_host:

@@ -81,6 +81,9 @@ class Options:
     transport: by what payloads travel. "auto": "gloo" for a model on the CPU, and "nccl" for one on
         a GPU with a process group of NCCL's; "staged": a GPU's payloads over gloo, through pinned
         memory. "nccl" goes through torch.distributed, "nccl4py" and "pynccl" through these.
+    capture: launch what synchronizes a bucket as a CUDA graph, from its third step on, over NCCL
+        and where nothing varies: no lengths, and no parameter by step. All graphs follow one
+        another, so this is for many small tensors, whose launches cost more than their kernels.
     params: parameters of the codec, as its spec names them.
     """
 
@@ -99,6 +102,7 @@ class Options:
     rules: Mapping[str, Any] | str | os.PathLike[str] = field(default_factory=dict)
     policy: Policy | None = None
     transport: str = AUTO
+    capture: bool = False
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -154,6 +158,7 @@ class Options:
             ("timeout", int | float, "seconds, or a timedelta"),
             ("verify", bool, "True or False"),
             ("checksum", bool, "True or False"),
+            ("capture", bool, "True or False"),
         ):
             value = getattr(self, name)
             truth = isinstance(value, bool) and kinds is not bool  # a bool is an int to Python

@@ -145,6 +145,7 @@ def prepare(
         rules.check_patterns(params, options)
         where = [(param.name, param.device) for param in params]
         placement = place(where, options.transport, backends_of(group))
+        placement.refuse_capture(options.capture)
         codecs = codecs_of(options, placement)
         ruled = overrides.compiled(options, placement.target)
         overrides.assign(ruled, params)
@@ -212,6 +213,7 @@ def _facts(
         "seed": options.seed,
         "verify": options.verify,
         "checksum": options.checksum,
+        "capture": options.capture,
         "parameters": [str(p) for p in params],
         "rules": list(map(str, ruled)),
         "digests": {

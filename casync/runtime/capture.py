@@ -14,10 +14,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 
+from casync.codec import DeviceCodec
 from casync.memory import Memory
 from casync.runtime.counters import Counters
 from casync.runtime.jobs import Job, Prepared
@@ -53,8 +55,8 @@ class Captures:
     def takes(self, job: Job) -> bool:
         """Whether `run` is to be called for it, rather than that it is issued task by task."""
         prepared, key = job.prepared, _key(job)
-        codecs = prepared.codecs(job.tasks)
-        if not job.tasks or prepared.varying or not all(codec.repeats for codec in codecs):
+        repeats = all(codec.repeats for codec in self._codecs(job))
+        if not job.tasks or prepared.varying or not repeats:
             return False
         seen, self._seen[prepared] = self._seen.get(prepared), key
         return seen == key
@@ -74,7 +76,7 @@ class Captures:
         prepared, before = job.prepared, [getattr(self._counters, name) for name in _COUNTED]
         tick, ended = self._memory.zeros(1, torch.int64), prepared.ended
         with ExitStack() as stack:
-            for codec in prepared.codecs(job.tasks):
+            for codec in self._codecs(job):
                 stack.enter_context(codec.ticking(self._memory.array(tick)))
             job.taken, prepared.ended = True, None
 
@@ -87,6 +89,9 @@ class Captures:
         after = [getattr(self._counters, name) for name in _COUNTED]
         counts = {n: b - a for n, a, b in zip(_COUNTED, before, after, strict=True)}
         return _Graph(job, _key(job), launch, tick, counts)
+
+    def _codecs(self, job: Job) -> list[DeviceCodec]:
+        return cast(list[DeviceCodec], job.prepared.codecs(job.tasks))
 
     def _again(self, graph: _Graph, job: Job) -> None:
         """In a stream. The captured bucket is another one's, perhaps."""

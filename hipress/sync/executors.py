@@ -46,6 +46,8 @@ def start_executor(
         span=compat.profiled,
         checksum=options.checksum,
         deferred=deferred,
+        waits=True,
+        capture=options.capture,
     )
     made.append(executor)
     return executor

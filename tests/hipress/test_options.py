@@ -7,9 +7,11 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+import torch
 
 from compll.runtime.library import specs_dir
 from hipress import options
+from hipress.devices import Placement
 from hipress.errors import ConfigError
 from hipress.plan.auto import candidates
 from hipress.plan.codecs import resolve, strategy_for
@@ -175,3 +177,11 @@ def test_all_mistakes_of_a_spec_are_told_at_once(tmp_path):
         resolve(options.make(str(path)))
     assert "unknown operator 'meen'" in str(caught.value)
     assert "'feedback' is one of none, error, own" in str(caught.value)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "staged"])
+def test_graphs_are_for_nccl(transport):
+    with pytest.raises(ConfigError, match=f"over NCCL; payloads .* travel by '{transport}'"):
+        Placement(torch.device("cpu"), transport).refuse_capture(True)
+    Placement(torch.device("cpu"), transport).refuse_capture(False)
+    Placement(torch.device("cuda:0"), "nccl4py").refuse_capture(True)
