@@ -58,7 +58,7 @@ class _Checker(Updates):
         check_names.unique(spec, self.problems)
         self.group = self.group_size()
         self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
-        feeds = self.feedback != "none"
+        feeds, self.decay = self.feedback != "none", self.residual_decay()
         self.kept_as = derived.kept_as(spec, self.given, feeds=feeds, problems=self.problems)
         self.rules = Rules(self.pool, self.group > 0, encoding=True)
         states = self.states()
@@ -125,6 +125,7 @@ class _Checker(Updates):
             updates=updates,
             feedback=feed,
             own=self.feedback == "own",
+            decay=self.decay,
             status=not carried,
             bindings=bindings,
             pool=self.pool,
@@ -180,6 +181,15 @@ class _Checker(Updates):
             threshold = self.pool.make("kth_largest", (key, limit), Type("float", "scalar"))
         self.selections[name] = Selection(name, value.op, key, limit, threshold)
         return self.pool.make("selection", (), Type("selection", "n"), name)
+
+    def residual_decay(self) -> float:
+        """What the residual is multiplied by."""
+        tree = self.spec.feedback.decay
+        value = 1.0 if tree is None else self.constant(tree)
+        if tree is not None and value is not None and not 0 <= float(value) <= 1:
+            hint = "like `feedback: {decay: 0.95}`"
+            self.problems.add(tree.span, f"a residual decays to 0 to 1 of it, not to {value}", hint)
+        return 1.0 if value is None else float(value)
 
     def group_size(self) -> int:
         if self.spec.group is None:

@@ -74,7 +74,13 @@ def _reached(graph: Mapping[str, set[str]], ends: set[str]) -> set[str]:
 def _conditions(spec: Spec) -> Iterable[Syntax]:
     """Expressions outside of encode, decode and update: lengths, and what parameters choose."""
     declared = (tree for d in (*spec.payload, *spec.state) for tree in (d.bits, d.dim, d.second))
-    chosen = (spec.group, spec.when, spec.feedback.condition, spec.unbiased.condition)
+    chosen = (
+        spec.group,
+        spec.when,
+        spec.feedback.condition,
+        spec.feedback.decay,
+        spec.unbiased.condition,
+    )
     return (tree for tree in (*declared, *chosen) if tree is not None)
 
 

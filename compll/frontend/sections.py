@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SectionRow:
     """One section. form: text, name, expression, choice, chosen (a choice, or one of two
     by a condition of parameters), or what the mapping's values are:
-    params, declarations (types) or bindings (expressions); `decode` is an expression or bindings.
+    params, declarations (types) or bindings (expressions); feedback: chosen, or FEEDBACK_KEYS; `decode` is an expression or bindings.
     """
 
     name: str
@@ -30,7 +30,7 @@ _ROWS = (
     SectionRow("payload", "declarations", "`name: type`: which names travel, and how; required", required=True),
     SectionRow("decode", "expression or bindings", "an expression, or `name: expression` with the result last; sees payload fields, parameters, and what encode computes from parameters and `n` alone; required", required=True),
     SectionRow("update", "bindings", "`state: expression`: the states' new values"),
-    SectionRow("feedback", "chosen", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`; `own`: the same in a spec with rounds, where `error` means what all ranks' payloads decode to; `own if residual else none`: as parameters say", choices=("none", "error", "own")),
+    SectionRow("feedback", "feedback", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`; `own`: the same in a spec with rounds, where `error` means what all ranks' payloads decode to; `own if residual else none`: as parameters say; `{decay: 0.95}`, `{decay: 0.95, of: own}`: the residual is multiplied by that before it is added", choices=("none", "error", "own")),
     SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them; `vote`: what is decoded adds up at an aggregator, which encodes the sum again without states or averaging", choices=("decode", "sum", "vote")),
     SectionRow("rounds", "bindings", "`field: mean` (or `max`), for every payload field: the ranks combine the fields in this order, one after the other; see Aggregating in rounds"),
     SectionRow("when", "expression", "a condition of `n` and parameters: a tensor for which it does not hold is better left alone"),
@@ -50,6 +50,10 @@ EXAMPLES = {
     "rounds": "p: mean", "update": "m: 0.9 * m + g",
 }  # fmt: skip
 
+FEEDBACK_KEYS = {
+    "decay": "a number from 0 to 1, which may follow from parameters: what the residual is multiplied by before it is added",
+    "of": "`error` (the default) or `own`, as in `feedback: own`",
+}
 SECTIONS: dict[str, SectionRow] = {row.name: row for row in _ROWS}
 REQUIRED = tuple(row.name for row in _ROWS if row.required)
 PARAM_KEYS = {

@@ -90,12 +90,16 @@ class Binding:
 
 @dataclass(frozen=True)
 class Chosen:
-    """One of a section's choices; with a condition of parameters, `value` where that holds."""
+    """One of a section's choices; with a condition of parameters, `value` where that holds.
+
+    decay: of feedback, what the residual is multiplied by; None for 1.
+    """
 
     value: str
     span: Span
     condition: Syntax | None = None
     other: str = ""
+    decay: Syntax | None = None
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from compll.errors import Problems, Span, closest
 from compll.frontend import syntax
-from compll.frontend.sections import EXAMPLES, MEANT, REQUIRED, SECTIONS
+from compll.frontend.sections import EXAMPLES, FEEDBACK_KEYS, MEANT, REQUIRED, SECTIONS
 from compll.frontend.source import Entry, Section, Text
 from compll.frontend.spec import ANY, Binding, Chosen, Declared, Spec
 from compll.frontend.spec_names import check_name, mended
@@ -61,7 +62,7 @@ class _Reader:
             payload=self.each("payload", self.declaration),
             decode=self.decode(),
             update=self.each("update", self.binding),
-            feedback=self.chosen("feedback"),
+            feedback=self.feedback(),
             merge=self.choice("merge"),
             unbiased=self.chosen("unbiased"),
             rounds=self.each("rounds", self.binding),
@@ -106,12 +107,34 @@ class _Reader:
 
     def chosen(self, name: str) -> Chosen:
         """A choice, or two of them with a condition."""
-        entry, parts = self.root.get(name), CONDITIONAL.fullmatch(self.text(name))
-        span = entry.key.span if entry else Span()
-        if entry is None or parts is None or not isinstance(entry.value, Text):
-            return Chosen(self.choice(name), span)
-        condition = syntax.parse_part(entry.value, parts[2], parts.start(2), self.problems)
+        entry = self.root.get(name)
+        if entry is None or not isinstance(entry.value, Text):
+            return Chosen(self.choice(name), entry.key.span if entry else Span())
+        return self.either(name, entry.value, entry.key.span)
+
+    def either(self, name: str, text: Text, span: Span) -> Chosen:
+        """What a text chooses for a section."""
+        parts = CONDITIONAL.fullmatch(text.value.strip())
+        if parts is None:
+            return Chosen(self.one_of(name, text.value.strip()), span)
+        start = parts.start(2) + len(text.value) - len(text.value.lstrip())
+        condition = syntax.parse_part(text, parts[2], start, self.problems)
         return Chosen(self.one_of(name, parts[1]), span, condition, self.one_of(name, parts[3]))
+
+    def feedback(self) -> Chosen:
+        """A choice, or a mapping with the residual's decay."""
+        entry = self.root.get("feedback")
+        if entry is None or not isinstance(entry.value, Section):
+            return self.chosen("feedback")
+        section = mended(entry.value, FEEDBACK_KEYS, "{!r} in `feedback`", self.problems)
+        decay, of = section.get("decay"), section.get("of")
+        if decay is None:
+            hint = "like `feedback: {decay: 0.95}`"
+            self.problems.add(entry.value.span, "this feedback has no 'decay'", hint)
+        kind = Chosen("error", entry.key.span)
+        if of is not None and isinstance(of.value, Text):
+            kind = self.either("feedback", of.value, entry.key.span)
+        return replace(kind, decay=self.expression(decay))
 
     def each(self, name: str, make: Callable[[Entry], Any]) -> tuple[Any, ...]:
         entry = self.root.get(name)

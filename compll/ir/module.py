@@ -117,6 +117,8 @@ class Module:
     arrays: bool = False
     #: whether feedback is of what this rank's own payload decodes to, not what all ranks' do
     own: bool = False
+    #: what the residual is multiplied by before it is added
+    decay: float = 1.0
     #: payload fields that all ranks combine, one after the other, and how
     rounds: tuple[tuple[str, str], ...] = ()
     #: of n: where compressing is worth while; None: everywhere

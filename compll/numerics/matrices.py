@@ -46,8 +46,8 @@ class Algebra(NamedTuple):
     sum_by: Callable[[I32, F32, int], F32]
     #: the values of a table at indices, clipped to it
     lookup: Callable[[F32, I32], F32]
-    #: x * scale + residual, which is float32, or the bits of bfloat16
-    fed: Callable[[F32, np.float32, NDArray[Any]], F32]
+    #: x * scale + residual * decay; the residual is float32, or the bits of bfloat16
+    fed: Callable[[F32, np.float32, NDArray[Any], float], F32]
     #: held = g - out, except where that is not finite
     left: Callable[[NDArray[Any], F32, F32], None]
 
@@ -142,9 +142,9 @@ def padded(x: Any, rows: int, cols: int) -> F32:
     return out.reshape(rows, cols)
 
 
-def fed(x: F32, scale: np.float32, residual: NDArray[Any]) -> F32:
+def fed(x: F32, scale: np.float32, residual: NDArray[Any], decay: float = 1.0) -> F32:
     """The input of feedback."""
-    return x * scale + halves.read(residual)
+    return x * scale + halves.read(residual) * np.float32(decay)
 
 
 def left(held: NDArray[Any], g: F32, out: F32) -> None:

@@ -67,6 +67,9 @@ class Elements(Values):
         if self.residual is None:
             return g
         held = self.make("load", (), "f32", "lane", self.residual)
+        if self.module.decay != 1:
+            decay = self.make("const", (), "f32", "piece", self.module.decay)
+            held = self.make("mul", [held, decay], "f32", "lane")
         return self.make("add", [g, held], "f32", "lane")
 
     def array(self, e: Expr) -> Value:

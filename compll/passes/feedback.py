@@ -90,6 +90,15 @@ def _spread(pool: Pool, value: Expr) -> Expr:
     return rebuild(pool, value, change)
 
 
+def residual(pool: Pool, decay: float) -> Expr:
+    """What is added to the gradient."""
+    held = pool.make("state", (), Type("float", "n"), "residual")
+    if decay == 1:
+        return held
+    factor = pool.make("lift", (pool.const(decay),), Type("float", "n"))
+    return pool.make("mul", (held, factor), held.type)
+
+
 def residual_update(pool: Pool, x: Expr, value: Expr) -> Expr:
     """x - decoded, written so that unselected elements keep x without arithmetic."""
     if value.op == "where" and value.args[0].op == "in":

@@ -91,7 +91,7 @@ class _Scheduler(Phases):
         leaf = self.pool.make("input", (), Type("float", "n"), "g")
         self.gradient = leaf
         if feed and module.feedback:
-            residual = self.pool.make("state", (), Type("float", "n"), "residual")
+            residual = feedback.residual(self.pool, module.decay)
             self.gradient = self.pool.make("add", (leaf, residual), leaf.type)
         self.stored: dict[int, Expr] = {}
         self.selections = {s.name: self.fed_selection(s) for s in module.selections}

@@ -117,16 +117,21 @@ def _feedback(module: Module) -> Iterator[str]:
         return
     yield f"decode(encode(g)) = {text(module.decoded)}"
     if module.feedback:
-        g = module.pool.make("input", (), Type("float", "n"), "g + residual")
+        g = module.pool.make("input", (), Type("float", "n"), _fed(module))
         yield f"residual = {text(feedback.residual_update(module.pool, g, module.decoded))}"
     for name, expr in module.updates.items():
         yield f"{name} = {text(expr)}"
 
 
+def _fed(module: Module) -> str:
+    """The input of feedback."""
+    return "g + residual" if module.decay == 1 else f"g + {module.decay:g} * residual"
+
+
 def _arrays_feedback(module: Module, text: Printer) -> Iterator[str]:
     if module.feedback:
         what = "this rank's own payload" if module.own else "what the ranks combined"
-        yield f"residual = (g + residual) - decode({what})"
+        yield f"residual = ({_fed(module)}) - decode({what})"
     for name, expr in module.updates.items():
         yield f"{name} = {text(expr)}"
 

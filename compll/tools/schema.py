@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compll.frontend.operators import OPERATORS, Operator
-from compll.frontend.sections import PARAM_KEYS, SECTIONS, SectionRow
+from compll.frontend.sections import FEEDBACK_KEYS, PARAM_KEYS, SECTIONS, SectionRow
 from compll.frontend.shapes import SIDES
 from compll.frontend.spec import PARAM_TYPES
 from compll.frontend.spec_types import STORAGE, UINTS
@@ -51,6 +51,7 @@ def section(row: SectionRow) -> Schema:
         "expression": lambda: ref("expression"),
         "choice": lambda: {"enum": list(row.choices), "default": row.choices[0]},
         "chosen": lambda: chosen(row.choices),
+        "feedback": lambda: feedback(row.choices),
         "params": lambda: mapping("parameter", empty=True),
         "declarations": lambda: mapping("type", empty=not row.required),
         "bindings": lambda: mapping("expression", empty=True),
@@ -92,6 +93,19 @@ def chosen(choices: tuple[str, ...]) -> Schema:
             {"type": "string", "pattern": rf"^{either}\bif\b.+\belse\b{either}$"},
         ],
     }
+
+
+def feedback(choices: tuple[str, ...]) -> Schema:
+    """A choice, or a mapping with the residual's decay."""
+    plain = chosen(choices)
+    forms = {"decay": ref("expression"), "of": {"anyOf": plain["anyOf"]}}
+    full = {
+        "type": "object",
+        "required": ["decay"],
+        "properties": {k: described(forms[k], about) for k, about in FEEDBACK_KEYS.items()},
+        "additionalProperties": False,
+    }
+    return {**plain, "anyOf": [*plain["anyOf"], full]}
 
 
 def type_() -> Schema:

@@ -163,10 +163,9 @@ class Run(ArrayRun):
             return super().op_gather(expr)
         return matrices.gather(Matrix(matrices.plain(self.value(expr.args[0])), 1), at)[0]
 
-    @staticmethod
-    def matrix(x: F32, scale: np.float32, residual: NDArray[Any], cols: int = 1) -> Matrix:
+    def matrix(self, x: F32, scale: np.float32, residual: NDArray[Any], cols: int = 1) -> Matrix:
         """The input as a matrix."""
-        return Matrix(x, cols, scale, residual)
+        return Matrix(x, cols, scale, residual, self.module.decay)
 
     def op_matmul(self, expr: Expr) -> F32:
         source = self.of_input(expr)
@@ -203,7 +202,7 @@ class Run(ArrayRun):
         values = self.updates()
         self.inputs.pop("g", None)  # steps from here on take its parts
         if isinstance(value, Factors):
-            matrices.settle(*self.fed, value, back=write)
+            matrices.settle(self.matrix(*self.fed), value, back=write)
         elif isinstance(value, Scattered):
             self.leave(self.matrix(*self.fed), value)
             if write:

@@ -30,8 +30,8 @@ def signature(kernel: Kernel) -> list[Any]:
 
 #: the parameters of routines over whole arrays, a letter each: see LETTERS
 ROUTINES = {
-    "product": "pfpiipip", "across": "pfpiipip", "rows": "piipipifpb", "direction": "piip",
-    "hadamard": "ppiif", "sum_by": "ppidpi", "gather": "pfppipp", "scatter": "pipip",
+    "product": "pfpfiipip", "across": "pfpfiipip", "rows": "piipipifpfb", "direction": "piip",
+    "hadamard": "ppiif", "sum_by": "ppidpi", "gather": "pfpfpipp", "scatter": "pipip",
 }  # fmt: skip
 #: an address, a whole number, float32, float64, a truth
 LETTERS = {

@@ -27,7 +27,7 @@ EIGHT, FOUR = 8, 4
 
 
 class Matrix(NamedTuple):
-    """A matrix of which products are made: x, or x * scale + residual, in rows of `cols`.
+    """A matrix of which products are made: x, or x * scale + residual * decay, in rows of `cols`.
 
     The last row may end early; zeros follow it. The residual is float32, or uint16 with the bits of
     bfloat16.
@@ -37,6 +37,7 @@ class Matrix(NamedTuple):
     cols: int
     scale: np.float32 = np.float32(1)
     residual: NDArray[Any] | None = None
+    decay: float = 1.0
 
     @property
     def rows(self) -> int:
@@ -107,7 +108,7 @@ def narrow(m: Matrix, b: F32) -> F32:
     done = 0
     for part, count in parts:
         found = np.empty((width, count), np.float32)
-        given = (part.x, part.scale, part.residual, count, m.cols, right, width, found)
+        given = (part.x, part.scale, part.residual, part.decay, count, m.cols, right, width, found)
         routine("product", part.storage)(*given)
         some = min(count, m.rows - done)
         out[:, done : done + some] = found[: b.shape[1], :some]
@@ -125,7 +126,7 @@ def across(m: Matrix, b: F32) -> F32:
     if whole < m.rows:
         parts.append((m.end(whole, FOUR), FOUR, right[whole:]))
     for part, count, factor in parts:
-        given = (part.x, part.scale, part.residual, count, m.cols, factor, width, total)
+        given = (part.x, part.scale, part.residual, part.decay, count, m.cols, factor, width, total)
         routine("across", m.storage)(*given)
     return np.ascontiguousarray(total[: b.shape[1]].T, np.float32)
 
@@ -147,17 +148,17 @@ def write(out: F32, of: Factors, *, add: bool = False) -> None:
     """Write the first elements of a product to out, or add them."""
     given = (of.left, *of.left.shape, of.right, of.right.shape[1], out, len(out))
     effect = "add" if add else "set"
-    routine("rows", of.left.dtype.name, effect)(*given, 1.0, None, False)
+    routine("rows", of.left.dtype.name, effect)(*given, 1.0, None, 1.0, False)
 
 
-def settle(x: F32, scale: np.float32, residual: NDArray[Any], of: Factors, *, back: bool) -> None:
-    """Keep in the residual what a product leaves of x * scale + residual.
+def settle(m: Matrix, of: Factors, *, back: bool) -> None:
+    """Keep in the residual what a product leaves of x * scale + residual * decay.
 
     back: x becomes the product.
     """
-    given = (of.left, *of.left.shape, of.right, of.right.shape[1], x, len(x))
-    effect = storage(residual)
-    routine("rows", of.left.dtype.name, effect)(*given, scale, residual, back)
+    given = (of.left, *of.left.shape, of.right, of.right.shape[1], m.x, len(m.x))
+    step = routine("rows", of.left.dtype.name, m.storage)
+    step(*given, m.scale, m.residual, m.decay, back)
 
 
 def product(a: F32, b: F32, short: bool) -> F32:
@@ -202,7 +203,7 @@ def gather(m: Matrix, at: NDArray[np.int64]) -> tuple[F32, NDArray[Any]]:
     held = np.empty(
         len(at) if m.storage else 0, np.float32 if m.residual is None else m.residual.dtype
     )
-    given = (m.x, m.scale, m.residual, plain(at, np.int64), len(at), found, held)
+    given = (m.x, m.scale, m.residual, m.decay, plain(at, np.int64), len(at), found, held)
     routine("gather", m.storage)(*given)
     return found, held
 

@@ -1,7 +1,7 @@
 """Products of matrices as LLVM functions, in the order of [Note: order of matrix products].
 
-A matrix that products read is an array, or the input of feedback, x * scale + residual, whose
-elements are computed where they are needed: PowerSGD reads it three times a step, and to make an
+A matrix that products read is an array, or the input of feedback, x * scale + residual * decay,
+whose elements are computed where they are needed: PowerSGD reads it three times a step, and to make an
 array of it costs more than the products.
 """
 
@@ -47,9 +47,11 @@ def every(b: Builder, value: Any, lanes: int) -> Any:
 class Source:
     """A matrix's elements: of an array, or where `storage` is that of a residual, of feedback."""
 
-    def __init__(self, b: Builder, storage: str, x: Any, scale: Any, residual: Any) -> None:
-        self.b, self.storage = b, storage
-        self.x, self.scale, self.residual = x, scale, residual
+    def __init__(
+        self, b: Builder, storage: str, x: Any, scale: Any, residual: Any, decay: Any
+    ) -> None:
+        self.b, self.storage, self.x, self.residual = b, storage, x, residual
+        self.scale, self.decay = scale, decay
 
     def load(self, index: Any, lanes: int) -> Any:
         """Elements from `index` on, float32; 0 lanes: one."""
@@ -58,7 +60,7 @@ class Source:
         if self.storage == "":
             return found
         place = at(b, self.residual, b.mul(index, c(2 if self.storage == "bfloat16" else 4)))
-        held = load_as(b, place, self.storage, lanes)
+        held = b.fmul(load_as(b, place, self.storage, lanes), every(b, self.decay, lanes))
         return b.fadd(b.fmul(found, every(b, self.scale, lanes)), held)
 
 
@@ -99,10 +101,10 @@ def product(storage: str) -> Any:
     """
 
     def body(
-        b: Builder, x: Any, scale: Any, residual: Any, rows: Any, inner: Any, right: Any,
-        width: Any, out: Any,
+        b: Builder, x: Any, scale: Any, residual: Any, decay: Any, rows: Any, inner: Any,
+        right: Any, width: Any, out: Any,
     ) -> None:  # fmt: skip
-        source = Source(b, storage, x, scale, residual)
+        source = Source(b, storage, x, scale, residual, decay)
         whole = b.and_(inner, c(-WIDE))
 
         def add(sums: list[Any], y: Any, j: Any, column: Any) -> None:
@@ -145,10 +147,10 @@ def across(storage: str) -> Any:
     """
 
     def body(
-        b: Builder, x: Any, scale: Any, residual: Any, rows: Any, inner: Any, right: Any,
-        width: Any, total: Any,
+        b: Builder, x: Any, scale: Any, residual: Any, decay: Any, rows: Any, inner: Any,
+        right: Any, width: Any, total: Any,
     ) -> None:  # fmt: skip
-        source = Source(b, storage, x, scale, residual)
+        source = Source(b, storage, x, scale, residual, decay)
         whole = b.and_(inner, c(-WIDE))
 
         def block(i: Any, column: Any, count: int) -> None:
@@ -186,10 +188,10 @@ def rows(number_kind: str, effect: str) -> Any:
 
     def body(
         b: Builder, a: Any, count_of_rows: Any, inner: Any, right: Any, cols: Any, out: Any,
-        count: Any, scale: Any, residual: Any, write: Any,
+        count: Any, scale: Any, residual: Any, decay: Any, write: Any,
     ) -> None:  # fmt: skip
         def leave(y: Any, place: Any, vector: int) -> None:
-            source = Source(b, effect, out, scale, residual)
+            source = Source(b, effect, out, scale, residual, decay)
             value = b.fsub(source.load(place, vector), y)
             held = at(b, residual, b.mul(place, c(2 if effect == "bfloat16" else 4)))
             before = load_as(b, held, effect, vector)

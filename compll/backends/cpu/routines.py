@@ -170,10 +170,10 @@ def gather(storage: str) -> Any:
     """out = the elements at these positions; where there is a residual, held: its own."""
 
     def body(
-        b: Builder, x: Any, scale: Any, residual: Any, positions: Any, count: Any, out: Any,
-        held: Any,
+        b: Builder, x: Any, scale: Any, residual: Any, decay: Any, positions: Any, count: Any,
+        out: Any, held: Any,
     ) -> None:  # fmt: skip
-        source = Source(b, storage, x, scale, residual)
+        source = Source(b, storage, x, scale, residual, decay)
         with loop(b, count) as k:
             place = get(b, positions, I64, k)
             put(b, source.load(place, 0), out, k)

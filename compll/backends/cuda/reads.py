@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compll.backends.cuda.domains import Domain, Memory
 from compll.backends.cuda.elements import ALONE, Elements, Place
 from compll.backends.cuda.halves import Kept
-from compll.backends.cuda.text import C_TYPE
+from compll.backends.cuda.text import C_TYPE, literal
 from compll.ir.expr import Expr
 from compll.ir.module import WHOLE, Field
 from compll.ir.program import Unsupported
@@ -38,7 +38,13 @@ class Reads(Elements):
         text = f"load1({xs}, {place.a}) * scale"
         if self.fed and self.module.feedback:
             held = f"{self.state('residual')}[{place.a}]"
-            return f"{text} + {self.kept_states.read('residual', held)}"
+            held = self.kept_states.read("residual", held)
+            decay = self.module.decay
+            return (
+                f"{text} + {held}"
+                if decay == 1
+                else f"{text} + {held} * {literal(self.module.pool.const(decay), 'float')}"
+            )
         return text
 
     def state(self, name: str) -> str:

@@ -152,7 +152,7 @@ class ArrayRun(Run):
 
     def feed(self, x: F32, factor: np.float32, residual: NDArray[Any]) -> None:
         """Set the input of feedback."""
-        self.inputs["g"] = self.algebra.fed(x, factor, residual)
+        self.inputs["g"] = self.algebra.fed(x, factor, residual, self.module.decay)
 
     def given(self) -> F32:
         """The input."""

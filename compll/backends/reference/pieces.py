@@ -15,7 +15,7 @@ from compll.ir.expr import Expr, Type
 from compll.ir.layout import header, layout
 from compll.ir.module import Module
 from compll.ir.static import Number
-from compll.numerics import halves
+from compll.numerics import halves, matrices
 from compll.numerics.types import F32, U8
 from compll.passes import feedback
 
@@ -57,7 +57,7 @@ def _encode(
     run.inputs = {name: halves.read(held) for name, held in (states or {}).items()}
     feed = module.feedback and states is not None
     if feed:
-        g = g + run.inputs["residual"]
+        g = matrices.fed(x, scale, run.inputs["residual"], module.decay)
     run.inputs["g"] = g
     for state in module.states:
         if state.name != "residual":

@@ -1,0 +1,94 @@
+"""`feedback: {decay: ...}`: the residual shrinks before it is added; the same on all backends."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compll
+from tests.compll.cuda_host.pieces import pieces_equal
+from tests.tiers import first_fast
+
+SPECS = Path(__file__).parents[2] / "specs"
+OWN = "{of: own if residual else none, decay: 0.9}"
+SIMPLE = """name: simple
+params: {beta: {type: float, default: 0.9}}
+encode: {s: max(abs(g)) + 1e-30, q: round(g / s) + 1}
+payload: {s: float32, q: "uint2[n]"}
+decode: (q - 1) * s
+feedback: {decay: beta}
+"""
+
+
+def decayed(name, folder):
+    """A spec of the library whose residual decays."""
+    text = (SPECS / f"{name}.yaml").read_text()
+    old = "feedback: own if residual else none" if "feedback: own" in text else "feedback: error"
+    new = f"feedback: {OWN if 'own' in old else '{decay: 0.9}'}"
+    assert old in text
+    path = folder / f"{name}.yaml"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize("params", [{}, {"residual": "bfloat16"}])
+@pytest.mark.parametrize("name", first_fast(["powersgd", "topk", "onebit_group", "randomk", "thc"]))
+def test_backends_agree(name, params, tmp_path, rng):
+    if name in ("randomk", "thc"):
+        params = {}  # whose own parameter has the name
+    path, n = decayed(name, tmp_path), 5000
+    codecs = [compll.compile(path, target, **params) for target in ("cpu", "reference")]
+    states = [c.init_state(n) for c in codecs]
+    for step in range(3):
+        x = rng.standard_normal(n).astype(np.float32)
+        given = [x.copy(), x.copy()]
+        payloads = [
+            c.encode(y, state=s, step=step) for c, y, s in zip(codecs, given, states, strict=True)
+        ]
+        assert np.array_equal(*payloads)
+        for key in states[0]:
+            assert states[0][key].tobytes() == states[1][key].tobytes()
+
+
+def test_what_is_left_of_a_residual(tmp_path, rng):
+    path = tmp_path / "simple.yaml"
+    path.write_text(SIMPLE)
+    codec, n = compll.compile(path, beta=0.5), 1000
+    x, state = rng.standard_normal(n).astype(np.float32), codec.init_state(n)
+    residual = np.zeros(n, np.float32)
+    for _ in range(3):
+        sent = codec.decode(codec.encode(x, state=state), n)
+        residual = (x + np.float32(0.5) * residual) - sent
+        assert np.array_equal(state["residual"], residual)
+    whole = compll.compile(path, beta=1.0)
+    path.write_text(
+        SIMPLE.replace("{decay: beta}", "error").replace("{beta: {type: float, default: 0.9}}", "")
+    )
+    usual = compll.compile(path)
+    assert all(
+        np.array_equal(whole.encode(x, state=a), usual.encode(x, state=b))
+        for a, b in [(whole.init_state(n), usual.init_state(n))]
+    )
+
+
+@pytest.mark.parametrize("name", first_fast(["simple", "powersgd", "topk"]))
+def test_cuda(name, tmp_path, rng):
+    text = SIMPLE if name == "simple" else decayed(name, tmp_path).read_text()
+    pieces_equal(text, tmp_path, rng.standard_normal, lengths=(1024, 31, 2001))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("{decay: 1.5}", "a residual decays to 0 to 1 of it, not to 1.5"),
+        ("{of: error}", "this feedback has no 'decay'"),
+        ("{decay: 0.5, off: own}", "'off' in `feedback`"),
+        ("{decay: n}", "must follow from the parameters alone"),
+        ("{decay: 0.5, of: owned}", "'feedback' is one of none, error, own, not 'owned'"),
+    ],
+)
+def test_mistakes_are_told(given, message, tmp_path):
+    path = tmp_path / "simple.yaml"
+    path.write_text(SIMPLE.replace("{decay: beta}", given))
+    with pytest.raises(compll.SpecError, match=message):
+        compll.compile(path, "reference")
