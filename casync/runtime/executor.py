@@ -196,11 +196,11 @@ class Executor:
     def settle(self) -> None:
         """Wait until the device, where there is one, has done what was submitted. Raises what went
         wrong there: a peer's time-out, payloads that kernels found bad."""
-        if self._memory.host:
-            return  # what is done there has been told by futures
+        if self._memory.host and self._tags:
+            return  # what threads do has been told by futures
         self._lanes.settle(self.timeout)
         try:
-            for codec in self._codecs.values():
+            for codec in () if self._memory.host else self._codecs.values():
                 cast(DeviceCodec, codec).raise_found()
         except Exception as error:
             named = PayloadError(f"rank {self._names[self._here[0]]}: {error}")

@@ -152,6 +152,7 @@ class Prepared:
         self.key = object()  # of `begun` in marks, see streams.py
         self.end, self.ended = memory.event(), cast(Any, None)  # the latter: its mark
         self._events: dict[int, Event] = {}
+        self._tasks, self._names = program.tasks, dict[int, str]()
         self.busy = False
         self._deferred = deferred
         self._rank, self._world_size = program.rank, program.world_size
@@ -195,6 +196,12 @@ class Prepared:
         for slot, codec, sends in self.varying:
             more[codec] += sends * slot.adapt()
         return more
+
+    def name(self, index: int) -> str:
+        """A task's text, which takes its time."""
+        if index not in self._names:
+            self._names[index] = self._tasks[index].text()
+        return self._names[index]
 
     def event(self, index: int) -> Event:
         """Of the end of a task."""

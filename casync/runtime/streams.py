@@ -25,7 +25,19 @@ from itertools import count
 from typing import cast
 
 from casync.errors import DeadlockError, PeerTimeout
-from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, ReduceRound, Send, Task
+from casync.graph.tasks import (
+    Decode,
+    DecodeRounds,
+    Encode,
+    EncodeRound,
+    Follow,
+    Merge,
+    Recv,
+    Reduce,
+    ReduceRound,
+    Send,
+    Task,
+)
 from casync.memory import Event, Memory, Stream
 from casync.memory.slots import Buffer, StagedSlot
 from casync.runtime.communication import Communication
@@ -36,7 +48,10 @@ from casync.transports import SlotTransport, Transfer, Transport
 __all__ = ["StreamLanes"]
 
 _LOOK = 5e-5  # seconds between looks at an event
-_NAMES = {Encode: "encode", Merge: "merge", Follow: "merge", Decode: "decode"}
+_LANES = {
+    Encode: "encode", EncodeRound: "encode", Merge: "merge", Follow: "merge",
+    Decode: "decode", DecodeRounds: "decode",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +178,7 @@ class StreamLanes:
         limit = time.monotonic() + timeout
         while self._ended and not self._owner.failed:
             job = self._ended[0]
-            while not job.prepared.end.done():
+            while not job.prepared.end.done() and not self._owner.failed:
                 if time.monotonic() > limit:
                     self._time_out(job, timeout)
                     return
@@ -210,7 +225,7 @@ class StreamLanes:
         begin, prepared = time.perf_counter(), job.prepared
         step = prepared.steps[index]
         assert step is not None  # only what travels has none
-        lane = self._lanes[next(name for kind, name in _NAMES.items() if isinstance(task, kind))]
+        lane = self._lanes[_LANES[type(task)]]
         lane.after([*self._before(job, index), job.begun])
         with self._owner.span(prepared.spans[index]):
             lane.run(partial(self._take_effect, job, index, step))
@@ -301,7 +316,7 @@ class StreamLanes:
 
 
 def _transfer(job: Job, index: int) -> Transfer:
-    task, name = job.tasks[index], job.tasks[index].text()
+    task, name = job.tasks[index], job.prepared.name(index)
     if isinstance(task, Reduce):
         op = task.op if isinstance(task, ReduceRound) else "sum"
         return Transfer("reduce", task.ranks, job.prepared.reduce_view(job, index), name, op)

@@ -72,7 +72,7 @@ class Schedule:
         while not until():
             able = [s for s in self.streams if s.able()]
             if not able:
-                if any(s.items for s in self.streams):
+                if any(s.items for s in self.streams) and not self.driven:
                     raise DeadlockError("streams wait for each other")
                 return
             pick = min(able, key=self._rank) if self.strict else self.random.choice(able)

@@ -8,6 +8,8 @@ import compll
 from hipress.devices import ON_HOST, Placement, backends_of, place
 from hipress.errors import ConfigError
 from tests.casync.fakes import CODECS
+from tests.hipress import device_ranks
+from tests.hipress.launch import launch
 
 CPU, GPU, OTHER = map(torch.device, ("cpu", "cuda:0", "cuda:1"))
 GLOO = {"cpu": "gloo", "cuda": "gloo"}
@@ -67,3 +69,17 @@ def test_the_backends_of_a_group(tmp_path):
         assert backends_of(dist.group.WORLD)["cpu"] == "gloo"
     finally:
         dist.destroy_process_group()
+
+
+def test_the_engine_on_a_device_is_that_of_the_host():
+    """Real processes over gloo, with device memory and kernels emulated."""
+    launch(device_ranks.alike, 2)
+
+
+def test_a_payload_that_a_kernel_refuses_ends_the_step():
+    """Before any optimizer takes one."""
+    told = launch(device_ranks.broken, 2)
+    found, other = told
+    assert found == "step 0: PayloadError: rank 0: topk: an index lies outside its tensor"
+    assert other.startswith("step 1: ")
+    assert "index lies outside" in other or "closed the connection" in other

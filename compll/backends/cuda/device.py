@@ -65,6 +65,10 @@ class CupyDevice:
         self.check_capture()
         self.cupy.cuda.Device().synchronize()
 
+    def finish(self) -> None:
+        """Wait until the current stream has done all that it was given."""
+        self.cupy.cuda.get_current_stream().synchronize()
+
     def check_capture(self) -> None:
         """Raise UsageError where the current stream is captured in a CUDA graph, which copies from
         the host, allocations and waits would spoil."""

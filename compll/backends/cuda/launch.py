@@ -38,6 +38,9 @@ class Device(Protocol):
     def settle(self) -> None:
         """Wait until nothing runs on the device. Raises UsageError, as upload."""
 
+    def finish(self) -> None:
+        """Wait until the current stream has done all that it was given."""
+
     def download(self, array: Any) -> NDArray[Any]:
         """A copy in host memory; waits."""
 
@@ -113,6 +116,7 @@ class Launching(Generic[P]):
                 self.device.settle()
                 self.forget()
                 made = make()
+            self.device.finish()  # the next call with it may be in another stream
             cache[key] = made
         return cache[key]
 

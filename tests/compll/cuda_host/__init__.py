@@ -105,6 +105,9 @@ class HostDevice:
     def settle(self) -> None:
         """Launches are over when they return."""
 
+    def finish(self) -> None:
+        """As settle."""
+
     def download(self, array: np.ndarray) -> np.ndarray:
         return array.copy()
 
