@@ -199,6 +199,11 @@ class Values:
 
     op_int = op_float
 
+    def op_trunc(self, e: Expr, kind: str, level: str) -> Value:
+        value = self.done[id(e.args[0])]
+        whole = value.kind not in ("f32", "f64")
+        return self.make("convert" if whole else "trunc", [value], kind, level)
+
     def op_uniform(self, e: Expr, kind: str, level: str) -> Value:
         return self.make("draw", (), "f32", "lane", int(e.value))
 
@@ -264,8 +269,7 @@ class Values:
             if f.storage == "runs":
                 return Store(SCRATCH, self.bytes_of_trits(f), value)
         elif f.storage in WHOLE:
-            if value.kind not in ("i32", "i64"):
-                raise NotLowered("whole numbers of floats")
+            value = self.whole(value) if value.kind == "bool" else value
         elif value.kind in ("i32", "bool", "i64"):
             value = self.make("convert", [value], "f32", value.level)
         return Store("payload", f, value)
