@@ -68,7 +68,7 @@ class Source:
     """
 
     def __init__(self, module: Module) -> None:
-        from compll.backends.cpu.speculative_select import Guessing
+        from compll.backends.cpu.select import Selecting
         from compll.backends.cpu.spread import Spreading
 
         self.statics: dict[str, list[Expr]] = {}
@@ -79,7 +79,7 @@ class Source:
                 continue
             into = stateless if module.states and not feed else parts
             try:
-                encoder = Guessing(schedule(module, feed=feed), feed)
+                encoder = Selecting(schedule(module, feed=feed), feed)
             except Unsupported as why:
                 raise refused(module, "cpu", why) from why
             states = encoder.state_types()
