@@ -11,6 +11,7 @@ all of them; a figure is the median over the timed steps of all rounds. Links ar
 
 import dataclasses
 import shlex
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,8 @@ def merge(rounds: Sequence[Result]) -> Result:
         return rounds[-1]
     seconds = [value for each in good for value in each.timed]
     same = None if good[-1].identical is None else all(each.identical for each in good)
-    return dataclasses.replace(good[-1], warmup=0, seconds=seconds, identical=same)
+    tried = [plan for each in good for plan in each.tried]
+    return dataclasses.replace(good[-1], warmup=0, seconds=seconds, identical=same, tried=tried)
 
 
 def describe(result: Result) -> str:
@@ -127,13 +129,30 @@ def verdicts(name: str, results: Sequence[Result]) -> Iterator[str]:
             yield f"{what}: not measured"
 
 
+def predictions(results: Sequence[Result]) -> list[str]:
+    """Of each plan that "auto" tried: the step as predicted and as measured, and how far apart."""
+    tried = [plan for result in results for plan in result.tried if plan["step_seconds"]]
+    if not tried:
+        return []
+    lines = ["", '| tried by "auto" | predicted ms | step ms | off | |', "| --- " * 5 + "|"]
+    for plan in tried:
+        wanted, found = plan["predicted_seconds"], plan["step_seconds"]
+        off = f"{wanted / found - 1:+.0%}"
+        cells = (plan["plan"], f"{1e3 * wanted:.0f}", f"{1e3 * found:.0f}", off, plan["verdict"])
+        lines.append(f"| {' | '.join(cells)} |")
+    errors = [abs(each["predicted_seconds"] / each["step_seconds"] - 1) for each in tried]
+    middle, worst = statistics.median(errors), max(errors)
+    return [*lines, "", f"Predictions are off by {middle:.0%} in the median, at most {worst:.0%}."]
+
+
 def write(name: str, report: Report, folder: Path) -> None:
     """Writes the JSON and the table with its verdicts."""
     folder.mkdir(parents=True, exist_ok=True)
     report.write(folder / f"{name}.json")
     lines = [f"# {name}: {report.place}", "", f"`{report.command}`, {report.date}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in report.versions.items()), ""]
-    lines += [markdown(report), *(f"- {verdict}" for verdict in verdicts(name, report.results))]
+    lines += [markdown(report), *predictions(report.results), ""]
+    lines += [*(f"- {verdict}" for verdict in verdicts(name, report.results))]
     (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 

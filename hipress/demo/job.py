@@ -60,6 +60,7 @@ class Result:
     error: str | None = None
     date: str = ""  # when it was measured, where that is not the report's date
     peak_bytes: float | None = None  # most memory that a rank's process had, all it loads included
+    tried: list[dict[str, Any]] = field(default_factory=list)  # by "auto": plan.trial.Tried
 
     @property
     def timed(self) -> list[float]:

@@ -51,6 +51,7 @@ def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
         wire_bytes=_mean_if_any([each["wire_bytes"] for each in done]),
         peak_bytes=_mean_if_any([each["peak_bytes"] for each in done]),
         identical=done[0]["identical"],
+        tried=done[0]["tried"],
     )
 
 

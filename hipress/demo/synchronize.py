@@ -1,7 +1,7 @@
 """Puts a method to work on a model, and counts the payload bytes that it sends."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Synchronized:
     module: nn.Module
     sent: Callable[[int], int]  # steps taken so far -> payload bytes that this rank has sent so far
     step: Callable[[], None] = lambda: None
+    tried: Callable[[], list[dict[str, Any]]] = list  # plans of "auto", as predicted and measured
 
 
 def synchronize(model: nn.Module, method: Method) -> Synchronized:
@@ -83,9 +84,9 @@ def _hipress(model: nn.Module, method: Method) -> Synchronized:
     assert method.codec is not None
     if method.way == "sync":
         sync = hipress.Synchronizer(model, method.codec, **method.options)
-        return Synchronized(model, _sent(sync, model), sync.step)
+        return Synchronized(model, _sent(sync, model), sync.step, _tried(sync))
     ddp = hipress.wrap(model, method.codec, **method.options)
-    return Synchronized(ddp, _sent(ddp, model))
+    return Synchronized(ddp, _sent(ddp, model), tried=_tried(ddp))
 
 
 def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
@@ -99,6 +100,12 @@ def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
         return round((measured.wire_bytes + measured.spared_bytes) * measured.steps)
 
     return sent
+
+
+def _tried(made: Any) -> Callable[[], list[dict[str, Any]]]:
+    import hipress
+
+    return lambda: [asdict(each) for each in hipress.report(made).tried]
 
 
 def _native(model: nn.Module) -> Callable[[int], int]:

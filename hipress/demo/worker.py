@@ -95,6 +95,7 @@ def _train(order: Order) -> dict[str, Any]:
         "losses": trainer.losses,
         **after.since(before, job.steps - job.warmup, order.sharers),
         "peak_bytes": _peak_bytes(),
+        "tried": synchronized.tried(),
         "identical": None if job.method in methods.ALONE else _identical(synchronized.module),
     }
 
