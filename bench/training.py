@@ -3,6 +3,7 @@
     python -m bench.training                      # every group, about half an hour on two cores
     python -m bench.training --group hosts2       # one of them
     python -m bench.training --group slow --steps 20 --rounds 1 --output somewhere
+    torchrun --nnodes 2 ... -m bench.training --group here     # a real cluster: see bench/here.py
 
 The methods of a group take turns, round after round, so that a slow minute of the machine falls on
 all of them; a figure is the median over the timed steps of all rounds. Links are emulated
@@ -13,7 +14,7 @@ import dataclasses
 import shlex
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +33,7 @@ _STEPS = (
     *(*ALONE, *(name for name in DEFAULTS if name not in ALONE)),
     *("hipress:auto", "sync:onebit_group"),
 )
+HERE = "here"  # the ranks that were started, on links as they are
 _DGC = "dgc:ratio=0.01:bits=16"
 
 
@@ -65,6 +67,7 @@ GROUPS = {
         rate="100mbit",
     ),
     "loopback": Group(("ddp-fp32", "hipress:auto"), loopback=True, steps=40, rounds=5),
+    HERE: Group(_STEPS),
 }
 
 TARGETS = (
@@ -82,15 +85,15 @@ TARGETS = (
 )
 
 
-def measure(group: Group, where: place.Choice) -> list[Result]:
+def measure(
+    group: Group, run: Callable[[Job], Result], tell: Callable[[str], object] = print
+) -> list[Result]:
     """A result per method, its rounds put together."""
     results: dict[str, list[Result]] = {method: [] for method in group.methods}
-    with where.enter() as here:
-        for number in range(group.rounds):
-            for method in group.methods:
-                job = Job(method, group.hosts, group.steps)
-                results[method].append(runner.run(here, job))
-                print(f"round {number + 1}/{group.rounds} {describe(results[method][-1])}")
+    for number in range(group.rounds):
+        for method in group.methods:
+            results[method].append(run(Job(method, group.hosts, group.steps)))
+            tell(f"round {number + 1}/{group.rounds} {describe(results[method][-1])}")
     return [merge(rounds) for rounds in results.values()]
 
 
@@ -171,7 +174,7 @@ def main(
         raise typer.Exit(2)
     given = tuple(part.strip() for part in methods.split(",") if part.strip())
     _check(given, rate, output)
-    for name in group or GROUPS:
+    for name in group or (each for each in GROUPS if each != HERE):
         usual = GROUPS[name]
         chosen = dataclasses.replace(
             usual,
@@ -180,7 +183,7 @@ def main(
             rounds=rounds or usual.rounds,
             rate=rate or usual.rate,
         )
-        _measure_and_write(name, chosen, output)
+        (_measure_here if name == HERE else _measure_and_write)(name, chosen, output)
 
 
 def _check(given: Sequence[str], rate: str, output: Path) -> None:
@@ -201,10 +204,36 @@ def _measure_and_write(name: str, group: Group, output: Path) -> None:
     if not where.emulated and not group.loopback:
         print(f"{name}: skipped, its links cannot be emulated here")
         return
-    results = measure(group, where)
-    command = shlex.join(["python", "-m", "bench.training", *sys.argv[1:]])
+    with where.enter() as entered:
+        results = measure(group, lambda job: runner.run(entered, job))
     rate = "none" if group.loopback else group.rate
-    report = Report(where.sentence, group.hosts, rate, group.steps, Workload(), results, command)
+    _write_and_tell(name, where.sentence, rate, group, results, output)
+
+
+def _measure_here(name: str, group: Group, output: Path) -> None:
+    """On the ranks that were started; rank 0 tells and writes."""
+    from bench.here import Cluster
+
+    try:
+        cluster = Cluster()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
+    group = dataclasses.replace(group, hosts=cluster.started.ranks)
+    with cluster:
+        cluster.probe()
+        tell = print if cluster.first else lambda text: None
+        tell(f"{name}: {cluster.sentence}")
+        results = measure(group, cluster.run, tell)
+        if cluster.first:
+            _write_and_tell(name, cluster.sentence, "as it is", group, results, output)
+
+
+def _write_and_tell(
+    name: str, where: str, rate: str, group: Group, results: list[Result], output: Path
+) -> None:
+    command = shlex.join(["python", "-m", "bench.training", *sys.argv[1:]])
+    report = Report(where, group.hosts, rate, group.steps, Workload(), results, command)
     write(name, report, output)
     print("\n".join([markdown(report), *verdicts(name, report.results)]))
 

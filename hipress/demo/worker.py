@@ -40,7 +40,7 @@ class Order:
     job: Job
     rank: int
     corpus: str  # .npy file of word numbers
-    rendezvous: str  # a file that does not exist yet
+    rendezvous: str  # URL: a file that does not exist yet, or a host and port
     interface: str
     sharers: int  # ranks whose bytes the interface counts together
 
@@ -68,7 +68,7 @@ def _run(order: Order) -> dict[str, Any]:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=Path(order.rendezvous).as_uri(),
+        init_method=order.rendezvous,
         rank=order.rank,
         world_size=order.job.hosts,
         timeout=timedelta(seconds=order.job.timeout),
