@@ -23,6 +23,7 @@ import typer
 
 from hipress.demo import methods as methods_
 from hipress.demo import place, runner
+from hipress.demo.command import check_device
 from hipress.demo.job import Job, Result, Workload
 from hipress.demo.methods import ALONE, DEFAULTS
 from hipress.demo.netns import parse_rate
@@ -44,6 +45,7 @@ class Group:
     methods: tuple[str, ...]
     hosts: int = 2
     rate: str = "1gbit"
+    device: str = "cpu"
     steps: int = 20
     rounds: int = 3
     loopback: bool = False
@@ -92,7 +94,9 @@ def measure(
     results: dict[str, list[Result]] = {method: [] for method in group.methods}
     for number in range(group.rounds):
         for method in group.methods:
-            results[method].append(run(Job(method, group.hosts, group.steps)))
+            results[method].append(
+                run(Job(method, group.hosts, group.steps, Workload(device=group.device)))
+            )
             tell(f"round {number + 1}/{group.rounds} {describe(results[method][-1])}")
     return [merge(rounds) for rounds in results.values()]
 
@@ -165,6 +169,7 @@ def main(
     steps: Annotated[int | None, typer.Option(help="Instead of the group's.", min=2)] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the group's.", min=1)] = None,
     rate: Annotated[str, typer.Option(help="Of links, instead of the group's.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda: where the model trains.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
 ) -> None:
     """Measures groups of methods and says which targets are met."""
@@ -173,7 +178,7 @@ def main(
         print(f"unknown group {unknown[0]!r}; choose from: {', '.join(GROUPS)}", file=sys.stderr)
         raise typer.Exit(2)
     given = tuple(part.strip() for part in methods.split(",") if part.strip())
-    _check(given, rate, output)
+    _check(given, rate, device, output)
     for name in group or (each for each in GROUPS if each != HERE):
         usual = GROUPS[name]
         chosen = dataclasses.replace(
@@ -182,16 +187,18 @@ def main(
             steps=steps or usual.steps,
             rounds=rounds or usual.rounds,
             rate=rate or usual.rate,
+            device=device,
         )
         (_measure_here if name == HERE else _measure_and_write)(name, chosen, output)
 
 
-def _check(given: Sequence[str], rate: str, output: Path) -> None:
-    """Refuses what is no method, no speed and no folder, before the others take their time."""
+def _check(given: Sequence[str], rate: str, device: str, output: Path) -> None:
+    """Refuses what is no method, speed, device and folder, before the others take their time."""
     try:
         methods_.check([methods_.parse(text) for text in given])
         if rate:
             parse_rate(rate)
+        check_device(device)
         output.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -233,7 +240,9 @@ def _write_and_tell(
     name: str, where: str, rate: str, group: Group, results: list[Result], output: Path
 ) -> None:
     command = shlex.join(["python", "-m", "bench.training", *sys.argv[1:]])
-    report = Report(where, group.hosts, rate, group.steps, Workload(), results, command)
+    report = Report(
+        where, group.hosts, rate, group.steps, Workload(device=group.device), results, command
+    )
     write(name, report, output)
     print("\n".join([markdown(report), *verdicts(name, report.results)]))
 

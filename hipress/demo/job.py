@@ -18,6 +18,7 @@ class Workload:
     length: int = 35  # words per sequence
     optimizer: str = "sgd"  # a key of model.OPTIMIZERS
     seed: int = 1
+    device: str = "cpu"  # or "cuda": ranks take turns at the GPUs of a host
 
     @property
     def parameters(self) -> int:

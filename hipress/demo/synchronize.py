@@ -82,10 +82,13 @@ def _hipress(model: nn.Module, method: Method) -> Synchronized:
     import hipress  # not above: a baseline does without
 
     assert method.codec is not None
+    options = method.options
+    if next(model.parameters()).is_cuda:  # the group is gloo's, and ranks may share a GPU
+        options = {"transport": "staged", **options}
     if method.way == "sync":
-        sync = hipress.Synchronizer(model, method.codec, **method.options)
+        sync = hipress.Synchronizer(model, method.codec, **options)
         return Synchronized(model, _sent(sync, model), sync.step, _tried(sync))
-    ddp = hipress.wrap(model, method.codec, **method.options)
+    ddp = hipress.wrap(model, method.codec, **options)
     return Synchronized(ddp, _sent(ddp, model), tried=_tried(ddp))
 
 

@@ -81,6 +81,7 @@ def _run(order: Order) -> dict[str, Any]:
 
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
+    model.take_device(workload, order.rank)
     synchronized = synchronize(model.build(workload), methods.parse(job.method))
     trainer = _Trainer(order, synchronized)
     dist.barrier()
@@ -119,6 +120,8 @@ class _Trainer:
         self._synchronize()
         nn.utils.clip_grad_norm_(self._module.parameters(), self._training.clip)
         self._optimizer.step()
+        if words.is_cuda:
+            torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
         _emit("step", step=step, seconds=self.seconds[-1], loss=self.losses[-1])
@@ -157,7 +160,7 @@ def _identical(module: nn.Module) -> bool:
     """Whether all ranks hold the same parameters, bit by bit."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+        digest.update(parameter.detach().cpu().numpy().tobytes())
     mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
