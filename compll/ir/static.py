@@ -41,6 +41,12 @@ def _div(a: float, b: float) -> float:
     return a / b
 
 
+def _parted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of whole numbers, 0 where they are divided by 0, as it is per element."""
+    guarded = _guard(function)
+    return lambda a, b: 0 if b == 0 and isinstance(a, int) and isinstance(b, int) else guarded(a, b)
+
+
 def _float(a: float) -> float:
     try:
         return float(a)
@@ -60,7 +66,7 @@ def _exp2(a: float) -> float:
 
 _MEANING: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _div, "pow": _pow,
-    "floordiv": _guard(operator.floordiv), "mod": _guard(operator.mod), "neg": operator.neg,
+    "floordiv": _parted(operator.floordiv), "mod": _parted(operator.mod), "neg": operator.neg,
     "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor,
     "shl": lambda a, b: a << min(b, 62) if b >= 0 else 0,
     "shr": lambda a, b: a >> b if b >= 0 else -(a < 0),

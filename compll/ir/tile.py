@@ -17,9 +17,11 @@ from compll.ir.module import Field, Module
 
 LEVELS = ("piece", "tile", "lane")
 #: what a field or state has a value for, by its shape
-PER = {"scalar": "piece", "group": "tile", "n": "lane", "kept": "selected lane"}
+PER = {"scalar": "piece", "table": "piece", "group": "tile", "n": "lane", "kept": "selected lane"}
 #: shape of an array of a kernel's own that has room for every lane
 SCRATCH = "scratch"
+#: and of one that has sums of lanes by an index of theirs
+SUMS = "sums"
 
 
 class NotLowered(Exception):
@@ -42,10 +44,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Store:
-    """A value that leaves. target: payload | state | gradient | scratch.
+    """A value that leaves. target: payload | state | gradient | kept | scratch | sums.
 
     A state takes up no NaN or infinity. back: only where the caller wants the gradient decoded.
-    place: of a scattered value, the element that it goes to.
+    place: of a scattered value, the element that it goes to, or the index by which it is summed.
     """
 
     target: str
@@ -62,7 +64,7 @@ class Store:
     @property
     def in_place(self) -> bool:
         """Whether it overwrites what later loads would read."""
-        return self.target not in ("payload", SCRATCH)
+        return self.target in ("state", "gradient", "scatter", "scatter_add")
 
     @property
     def packed(self) -> bool:
@@ -161,6 +163,27 @@ class ThresholdSearch:
 
 
 @dataclass
+class Quantiles:
+    """The numbers that part all lanes' values into equal parts. walk: stores their order keys.
+
+    arrays: where it stores them, and two more that are as long.
+    """
+
+    walk: Walk
+    arrays: list[Field]
+    found: Value
+    parts: int
+
+
+@dataclass
+class Means:
+    """What sums by index are on average."""
+
+    sums: Field
+    found: Value
+
+
+@dataclass
 class When:
     """Steps that are taken where a condition is `wanted`; elsewhere what they make is 0."""
 
@@ -177,7 +200,7 @@ class Stream:
     array: Field
 
 
-Step = Walk | Store | KthLargest | ThresholdSearch | Stream | When
+Step = Walk | Store | KthLargest | ThresholdSearch | Quantiles | Means | Stream | When
 
 
 @dataclass
@@ -205,13 +228,26 @@ class Kernel:
         return [w for s in flat(self.steps) if (w := walk_of(s)) is not None]
 
     @property
+    def writes_back(self) -> bool:
+        """Whether an encode can have the gradient become what was decoded."""
+        return any(s.back for w in self.walks for s in w.stores)
+
+    @property
     def scratch(self) -> list[Field]:
         """Its own arrays: of selected elements, of samples, and what streams hold."""
         found = [f for w in self.walks for one in w.compacts for f, _ in one.parts]
-        found += [s.field for w in self.walks for s in w.stores if s.target == SCRATCH and s.field]
+        stores = [s for w in self.walks for s in w.stores]
+        found += [s.field for s in stores if s.target in (SCRATCH, "kept") and s.field]
         found += [s.array for s in self.steps if isinstance(s, Stream)]
         searches = [s for s in flat(self.steps) if isinstance(s, KthLargest)]
         found += [f for s in searches for f in s.sampled]
+        found += [f for s in self.steps if isinstance(s, Quantiles) for f in s.arrays]
+        return list({f.name: f for f in found}.values())
+
+    @property
+    def sums(self) -> list[Field]:
+        """Its own arrays of sums by index."""
+        found = [s.field for w in self.walks for s in w.stores if s.target == SUMS and s.field]
         return list({f.name: f for f in found}.values())
 
 
@@ -225,7 +261,7 @@ def flat(steps: Iterable[Step]) -> Iterator[Step]:
 
 def walk_of(step: Step) -> Walk | None:
     """The walk that a step is or has."""
-    if isinstance(step, KthLargest | ThresholdSearch):
+    if isinstance(step, KthLargest | ThresholdSearch | Quantiles):
         return step.walk
     return step if isinstance(step, Walk) else None
 
@@ -271,6 +307,7 @@ def text(kernel: Kernel) -> str:
     for step in kernel.steps:
         lines += [f"  {line}" for line in _step(step, names)]
     if kernel.bad is not None:
+        lines += _known([kernel.bad], names)
         lines.append(f"  status {names.get(id(kernel.bad.args[0]), '')} not finite")
     return "\n".join(lines) + "\n"
 
@@ -282,6 +319,9 @@ def _step(step: Step, names: dict[int, str]) -> list[str]:
         inner = [f"  {line}" for one in step.steps for line in _step(one, names)]
         known = _known([step.condition], names)
         return [*known, f"when {'not ' * (not step.wanted)}{names[id(step.condition)]}:", *inner]
+    if isinstance(step, Means):
+        names[id(step.found)] = f"%{len(names)}"
+        return [f"{names[id(step.found)]} = means of {step.sums.name}"]
     if isinstance(step, Store):
         return [*_known([step.value], names), f"  {_store(step, names)}"]
     walk = walk_of(step)
@@ -313,6 +353,9 @@ def _numbers(step: Step) -> list[Value]:
 
 def _searched(step: Step, names: dict[int, str]) -> list[str]:
     """What a search makes."""
+    if isinstance(step, Quantiles):
+        names[id(step.found)] = f"%{len(names)}"
+        return [f"{names[id(step.found)]} = quantiles of them, {step.parts}"]
     if not isinstance(step, KthLargest | ThresholdSearch):
         return []
     for value in made(step):
@@ -340,6 +383,7 @@ def _compact(one: Compact, names: dict[int, str]) -> list[str]:
 
 def _store(store: Store, names: dict[int, str]) -> str:
     kind = "" if store.field is None else f" as {_type(store.field)}"
+    kind += f", {store.field.of} of them" if store.target == SUMS and store.field else ""
     verb = "pack" if store.packed else "store"
     where = "if back: " if store.back else ""
     to = "" if store.place is None else f" at {names[id(store.place)]}"

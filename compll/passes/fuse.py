@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from compll.ir.module import Field
-from compll.ir.tile import Compact, Store, Value, Walk
+from compll.ir.tile import SUMS, Compact, Store, Value, Walk
 from compll.numerics.numbers import lane_count
 
 #: from how many instructions on a value that several loops use is kept instead of made again
@@ -43,7 +43,8 @@ def loops(walk: Walk, tile: int) -> list[Loop]:
     lane_stores = [s for s in walk.stores if s.value.level == "lane"]
     for store in lane_stores:
         if not store.in_place:
-            _loop(found, stages[id(store.value)], _stride(store, tile)).stores.append(store)
+            stage = max(stages[id(v)] for v in (store.value, store.place or store.value))
+            _loop(found, stage, _stride(store, tile)).stores.append(store)
     last = [s for s in lane_stores if s.in_place]
     if last or walk.compacts:
         found = _with_last(found, walk, last, stages, tile)
@@ -85,8 +86,11 @@ def _stages(walk: Walk) -> dict[int, int]:
 
 
 def _stride(store: Store, tile: int) -> int:
-    """Over how many bytes a tile's packed codes extend; 0: any stride will do."""
+    """How far apart the lanes of a visit and the next are: as many as the bytes over which a
+    tile's packed codes extend; 0: any will do."""
     f = store.field
+    if store.target == SUMS:
+        return tile  # in order
     return f.packed_bytes(tile) if store.packed and f is not None and f.parts else 0
 
 

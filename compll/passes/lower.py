@@ -10,7 +10,7 @@ from compll.ir.layout import is_fixed, tile_of
 from compll.ir.module import Module
 from compll.ir.program import Pass, Program, Sink
 from compll.ir.tile import Kernel, NotLowered, Step, Store, Stream, Value, Walk, When
-from compll.passes import selections
+from compll.passes import selections, tables
 from compll.passes.schedule import hops, schedule
 from compll.passes.thresholds import Thresholds
 from compll.passes.values import SHAPES, Values
@@ -38,11 +38,12 @@ def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Ker
     thresholds = Thresholds(values, program)
     selecting = selections.Selecting(values, thresholds)
     for one in program.passes:
-        kernel.steps += thresholds.steps(one)
+        before = thresholds.steps(one)
         usual = _walk(values, program, one)
+        before, after = tables.fused(before, usual)
+        kernel.steps += before
         totals = selecting.select(one, usual)
-        kernel.steps += _guarded(values, program, one, usual)
-        kernel.steps += totals
+        kernel.steps += [*_guarded(values, program, one, usual), *after, *totals]
     kernel.steps += selecting.end()
     for sink in program.scalars:
         kernel.steps.append(values.stored(sink))
@@ -79,6 +80,8 @@ def _walk(values: Values, program: Program, one: Pass) -> Walk:
 
 def _store(values: Values, one: Pass, sink: Sink) -> Store | None:
     """What a walk stores of a sink; None: nothing."""
+    if tables.late(sink):
+        return None
     if any(selections.mends(sink, s, one) for s in one.selections):
         return selections.rest(values, sink)
     return values.stored(sink)
@@ -106,6 +109,7 @@ def decode(module: Module, name: str, *, add: bool) -> Kernel:
         selections.scattered(values, kernel, module.decode, add=add)
         return kernel
     value = values.lanes(values.of(module.decode))
+    kernel.steps += values.spread
     if add:
         there = values.make("load", (), "f32", "lane", "g")
         value = values.make("add", [there, value], "f32", "lane")

@@ -17,8 +17,6 @@ def refuse(module: Module) -> None:
     """Raise NotLowered for what is not lowered yet."""
     if any(s.kind == "drawn" for s in module.selections):
         raise NotLowered("drawn selections")
-    if module.selections and module.decode.op != "scatter":
-        raise NotLowered("a decode that spreads")
 
 
 def limit(values: Values, s: Selection) -> Value:
@@ -160,11 +158,31 @@ def stream(values: Values, kernel: Kernel, decode: Expr) -> bool:
 
 
 def check(values: Values, kernel: Kernel, decode: Expr) -> None:
-    """Whether a payload's positions lie in the tensor; `bad` tells."""
+    """Whether a payload's positions lie in the tensor, or as many elements as there are values are
+    told of; `bad` tells."""
+    if decode.op != "scatter":
+        return _check_spread(values, kernel, decode)
     if stream(values, kernel, decode):
-        return
+        return None
     index = values.of(decode.args[0])
     outside = values.make("outside", [index, size(values)], "bool", "lane")
     fold = values.make("fold", [values.whole(outside)], "i32", "tile", "max")
     kernel.steps.append(Walk(folds=[fold], of=decode.args[0].type.of))
     kernel.bad = values.make("total", [fold], "i32", "piece", "max")
+    return None
+
+
+def _check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:
+    folds, wrong = [], values.make("const", (), "i32", "piece", 0)
+    for e in walk(decode):
+        if e.op == "spread":
+            inside = values.of(e.args[0])
+            folds.append(values.make("fold", [inside], "i32", "tile", "count"))
+            found = values.make("total", [folds[-1]], "f64", "piece", "count")
+            found = values.make("convert", [found], "i64", "piece")
+            size = values.make("counted", (), "i64", "piece", e.args[1].type.of)
+            other = values.whole(values.make("ne", [found, size], "bool", "piece"))
+            wrong = values.make("add", [wrong, other], "i32", "piece")
+    if folds:
+        kernel.steps.append(Walk(folds=folds))
+        kernel.bad = wrong

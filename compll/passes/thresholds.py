@@ -5,7 +5,8 @@ from __future__ import annotations
 from compll.ir.expr import Expr
 from compll.ir.module import Field
 from compll.ir.program import LIBRARY, TABLES, Pass, Program
-from compll.ir.tile import Compact, KthLargest, NotLowered, Step, ThresholdSearch, Value, Walk, When
+from compll.ir.tile import Compact, KthLargest, Step, ThresholdSearch, Value, Walk, When
+from compll.passes import tables
 from compll.passes.values import Values
 
 #: thresholds that a walk counts for: after number q come 2 q + 1, where too few elements reach it,
@@ -22,12 +23,16 @@ class Thresholds:
 
     def steps(self, one: Pass) -> list[Step]:
         """What comes before a pass's walk."""
-        return [self.guarded(e) for e in one.scalars if e.op in LIBRARY]
+        found: list[Step] = []
+        for e in one.scalars:
+            if e.op in TABLES:
+                found += tables.steps(self.values, e)
+            elif e.op in LIBRARY:
+                found.append(self.guarded(e))
+        return found
 
     def guarded(self, e: Expr) -> Step:
         """A search, made only where it is wanted."""
-        if e.op in TABLES:
-            raise NotLowered("tables")
         step = self.kth_largest(e) if e.op == "kth_largest" else self.search(e)
         guard = self.program.guards.get(id(e))
         if guard is None:

@@ -8,11 +8,18 @@ from typing import Any
 from compll.ir.expr import Expr, walk
 from compll.ir.module import POSITIONS, WHOLE, Field, Module, Selection
 from compll.ir.program import Sink
-from compll.ir.tile import SCRATCH, Kernel, NotLowered, Store, Value, order
+from compll.ir.tile import SCRATCH, Kernel, NotLowered, Store, Value, Walk, order
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
 WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
-SHAPES = {"n": "lane", "kept": "lane", "group": "tile", "scalar": "piece", "static": "piece"}
+SHAPES = {
+    "n": "lane",
+    "kept": "lane",
+    "group": "tile",
+    "scalar": "piece",
+    "table": "piece",
+    "static": "piece",
+}
 FOLDS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
 #: instructions of the same name and meaning as the operator, by what they are of
 ARITHMETIC = {"add", "sub", "mul", "neg", "abs", "min", "max", "sign", "where"}
@@ -83,6 +90,8 @@ class Values:
         self.incoming: Value | None = None
         #: of each `adjust`, how many elements reach its threshold, as float64
         self.counts: dict[int, Value] = {}
+        #: walks that put together what decode spreads
+        self.spread: list[Walk] = []
         self.kept = {s.name: Kept(s, self) for s in module.selections}
 
     def make(
@@ -115,6 +124,7 @@ class Values:
             return self.make("total", [fold], "f64", "piece", fold.attr)
         special = getattr(self, f"op_{e.op}", None)
         kind = (WIDE if level == "piece" else KINDS).get(e.type.dtype, "")
+        kind = "table" if e.type.shape == "table" else kind
         if special is not None:
             found: Value = special(e, kind, level)
             return found
@@ -243,11 +253,41 @@ class Values:
     def op_indices(self, e: Expr, kind: str, level: str) -> Value:
         return self.kept[str(e.value)].load(self.make("position", (), "i32", "lane"))
 
+    def op_spread(self, e: Expr, kind: str, level: str) -> Value:
+        inside, value = (self.lanes(self.done[id(a)]) for a in e.args)
+        f = value.attr if value.op == "load" else None
+        if not (isinstance(f, Field) and f.storage == "float32"):
+            selection = e.args[1].type.of
+            f = Field(f"spread {len(self.spread)}", "float32", 32, "kept", selection)
+            if value.kind != "f32":
+                value = self.make("convert", [value], "f32", "lane")
+            self.spread.append(Walk([Store("kept", f, value)], of=selection))
+        return self.make("spread", [inside], "f32", "lane", f)
+
     def op_count_kept(self, e: Expr, kind: str, level: str) -> Value:
         return self.make("counted", (), "i64", "piece", str(e.value or e.type.of))
 
     def op_adjusted_count(self, e: Expr, kind: str, level: str) -> Value:
         return self.counts[id(e.args[0])]
+
+    def op_quantiles(self, e: Expr, kind: str, level: str) -> Value:
+        f = Field(f"table {len(self.done)}", "float32", 32, "table", e.type.of)
+        return self.make("table", (), "table", "piece", f)
+
+    op_mean_by = op_quantiles
+
+    def op_bucket(self, e: Expr, kind: str, level: str) -> Value:
+        x, edges = (self.done[id(a)] for a in e.args)
+        key = self.make("order_key", [self.narrow(x, "lane")], "i32", level)
+        size = int(e.args[1].type.of)
+        search = self.make("buckets", [edges], "table", "piece", size)
+        found = self.make("bucket", [key, search], "i32", level, size)
+        return found if kind == "i32" else self.make("convert", [found], kind, level)
+
+    def op_lookup(self, e: Expr, kind: str, level: str) -> Value:
+        table, index = (self.done[id(a)] for a in e.args)
+        found = self.make("lookup", [table, index], "f32", level, int(e.args[0].type.of))
+        return found if kind == "f32" else self.make("convert", [found], kind, level)
 
     def op_float32(self, e: Expr, kind: str, level: str) -> Value:
         value = self.done[id(e.args[0])]
@@ -270,6 +310,8 @@ class Values:
                 return Store(SCRATCH, self.bytes_of_trits(f), value)
         elif f.storage in WHOLE:
             value = self.whole(value) if value.kind == "bool" else value
+        elif value.kind == "table":
+            return Store("payload", f, value)
         elif value.kind in ("i32", "bool", "i64"):
             value = self.make("convert", [value], "f32", value.level)
         return Store("payload", f, value)

@@ -6,47 +6,73 @@ from functools import cache
 import numpy as np
 from llvmlite import ir
 
-from compll.backends.cpu import jit
+from compll.backends.cpu import jit, table_routines
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import SLACK
 from compll.backends.cpu.printer import STREAMS
+from compll.numerics.numbers import order_key
 
 ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
 KINDS = {"store": [ADDRESS, WORD, WORD, ADDRESS], "load": [ADDRESS, ADDRESS, WORD, WORD, ADDRESS]}
 
 
-class Stream:
-    """Positions as the bytes of a storage."""
+class Library:
+    """Functions that `make`, given Helpers, builds, by names of their own, with these kinds."""
 
-    def __init__(self, storage: str) -> None:
-        module, functions = ir.Module(storage), {}
-        helpers = Helpers(module)
-        for name in KINDS:
-            function = getattr(STREAMS[storage], name)(helpers)
+    def __init__(self, name: str, make: dict, kinds: dict, result=WORD) -> None:
+        module = ir.Module(name)
+        helpers, symbols = Helpers(module), {}
+        for key, build in make.items():
+            function = build(helpers)
             function.linkage = ""  # no longer of this module alone
-            functions[name] = function.name
+            symbols[key] = function.name
         image = jit.machine().emit_object(jit.optimized(str(module)))
         builder = jit.llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
-        for name in functions.values():
-            builder.export_symbol(name)
-        self.linked = builder.link(jit.linker(), f"test_{storage}")
+        for symbol in symbols.values():
+            builder.export_symbol(symbol)
+        self.linked = builder.link(jit.linker(), f"test_{name}")
         self.functions = {
-            name: ctypes.CFUNCTYPE(WORD, *KINDS[name])(self.linked[symbol])
-            for name, symbol in functions.items()
+            key: ctypes.CFUNCTYPE(result, *kinds[key])(self.linked[symbol])
+            for key, symbol in symbols.items()
         }
 
-    def store(self, positions: np.ndarray, n: int, out: np.ndarray) -> int:
+
+class Stream(Library):
+    """Positions as the bytes of a storage; of `runs`, bytes."""
+
+    def __init__(self, storage: str) -> None:
+        super().__init__(storage, {k: getattr(STREAMS[storage], k) for k in KINDS}, KINDS)
+        self.item = np.uint8 if storage == "runs" else np.int32
+
+    def store(self, values: np.ndarray, n: int, out: np.ndarray) -> int:
         """Write positions below n; how many bytes they take."""
-        given = np.array([-1, *positions], np.int32)
-        start = out.ctypes.data
-        return self.functions["store"](given.ctypes.data + 4, len(positions), n, start) - start
+        given = np.zeros(len(values) + 1, self.item)
+        given[0], given[1:] = np.array(-1).astype(self.item), values
+        first, start = given.ctypes.data + given.itemsize, out.ctypes.data
+        return self.functions["store"](first, len(values), n, start) - start
 
     def load(self, data: np.ndarray, count: int, n: int) -> list[int] | None:
         """`count` positions below n; None where the bytes are something else."""
         held = np.array([*data, 0], np.uint8)
-        found, start = np.zeros(count + SLACK, np.int32), held.ctypes.data
+        found, start = np.zeros(count + SLACK, self.item), held.ctypes.data
         good = self.functions["load"](start, start + len(data), count, n, found.ctypes.data)
         return found[:count].tolist() if good else None
+
+
+@cache
+def _quantiles(parts: int) -> Library:
+    make = {"find": lambda helpers: table_routines.quantiles(helpers, parts)}
+    kinds = {"find": [ADDRESS, WORD, ADDRESS, ADDRESS, ADDRESS]}
+    return Library(f"quantiles{parts}", make, kinds, None)
+
+
+def quantiles(x: np.ndarray, parts: int) -> np.ndarray:
+    """The parts - 1 numbers that part the sorted x."""
+    keys, out = order_key(x), np.zeros(parts - 1, np.float32)
+    some, other = np.zeros_like(keys), np.zeros_like(keys)
+    first, *rest = (a.ctypes.data for a in (keys, some, other, out))
+    _quantiles(parts).functions["find"](first, len(x), *rest)
+    return out
 
 
 @cache

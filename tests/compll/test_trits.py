@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu import trits as cpu_trits
 from compll.backends.reference import trits
+from tests.compll.routines import stream
 
 MORE = np.load(Path(__file__).parent / "golden" / "more.npz")
 INPUTS = np.load(Path(__file__).parent / "golden" / "published.npz")
@@ -40,20 +40,19 @@ def test_published_bytes(case):
     np.testing.assert_allclose(y, held["quantized"] * held["scale"], rtol=1e-5, atol=1e-30)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([0, 121, 121, 242]), st.integers(1, 40)), max_size=12),
-    st.integers(0, 3),
-)
+@given(st.lists(st.tuples(st.sampled_from([0, 121, 121, 242]), st.integers(1, 40)), max_size=12))
 @settings(deadline=None)
-def test_runs_round_trip(groups, before):
+def test_runs_round_trip(groups):
     data = np.array([byte for byte, count in groups for _ in range(count)], np.uint8)
     short = trits.shorten(data)
     assert np.array_equal(trits.lengthen(short), data)
     assert len(short) <= len(data)
-    room = np.concatenate([np.full(before, 7, np.uint8), data])
-    end = cpu_trits.shorten_runs(room, before, len(data), 0)
-    assert np.array_equal(room[:end], short)
-    assert cpu_trits.runs_length(short, 0, len(short)) == len(data)
+    out = np.full(len(data) + 2, 7, np.uint8)
+    end = stream("runs").store(data, len(data), out)
+    assert np.array_equal(out[:end], short)
+    assert (out[len(data) :] == 7).all()
+    assert stream("runs").load(short, len(data), len(data)) == data.tolist()
+    assert stream("runs").load(short, len(data) + 1, len(data)) is None
 
 
 @given(st.lists(st.integers(0, 2), max_size=300), st.sampled_from([8, 64, 1024]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compll.ir.module import Field
-from compll.ir.tile import SCRATCH, Store, Value, Walk
+from compll.ir.tile import SCRATCH, SUMS, Store, Value, Walk
 
 
 @dataclass
@@ -22,6 +22,7 @@ def given(walk: Walk) -> Arrays:
     found = walk.values
     names = [array_of(v) for v in found if v.op in ("load", "unpack") and v.level != "piece"]
     names += [store_name(s) for s in walk.stores]
+    names += [how + f.name for f in spread(walk) for how in ("spread ", "count spread ")]
     for one in walk.compacts:
         names += [f"kept {f.name}" for f, _ in one.parts] + [f"count {one.selection}"]
     pieces = [v for v in found if v.level == "piece" and v.op != "const"]
@@ -48,6 +49,11 @@ def signature_of(walk: Walk) -> str:
     return "\n".join([*lines, *(names[id(f)] for f in walk.folds)])
 
 
+def spread(walk: Walk) -> list[Field]:
+    """The arrays of which a walk reads the next element where a condition holds."""
+    return [v.attr for v in walk.values if v.op == "spread"]
+
+
 def array_of(v: Value) -> str:
     """The array that a load reads: the gradient, a state, or an incoming payload's field."""
     if v.attr == "g":
@@ -60,7 +66,8 @@ def array_of(v: Value) -> str:
 
 def store_name(s: Store) -> str:
     """The array that a store writes."""
-    prefix = {"state": "state", "payload": "out", SCRATCH: SCRATCH}.get(s.target)
+    own = {"state": "state", "payload": "out", SCRATCH: SCRATCH, SUMS: SUMS, "kept": "kept"}
+    prefix = own.get(s.target)
     return f"{prefix} {s.name}" if prefix else "g"
 
 

@@ -12,7 +12,7 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, F32, F64, PTR, VOID = (
     ir.HalfType(), ir.FloatType(), ir.DoubleType(), ir.PointerType(), ir.VoidType(),
 )  # fmt: skip
-KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64}
+KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64, "table": PTR}
 
 
 def lanes(kind: Any, like: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from compll.ir.tile import Kernel
+from compll.numerics.numbers import MEAN_LANES
 
 #: elements that arrays of selected ones have besides them: whole vectors are written
 SLACK = 64
@@ -21,6 +22,11 @@ GIVEN: dict[str, Any] = {
     "back": ctypes.c_int8, "data": ADDRESS, "data_at": ADDRESS, "data_used": ADDRESS,
     "scratch": ADDRESS, "room": WORD, "bad": ADDRESS,
 }  # fmt: skip
+
+
+def sum_bytes(size: int) -> int:
+    """Of sums of each of MEAN_LANES tiles, and counts; of one index more, for what is not counted."""
+    return (8 * MEAN_LANES + 4) * (size + 1)
 
 
 def signature(kernel: Kernel) -> list[Any]:

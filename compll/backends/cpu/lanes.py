@@ -8,8 +8,10 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
+from compll.backends.cpu import table_routines
 from compll.backends.cpu.arrays import array_of
 from compll.backends.cpu.builder import (
+    F32,
     I8,
     I32,
     I64,
@@ -26,7 +28,7 @@ from compll.backends.cpu.lane_folds import Folds
 from compll.backends.cpu.lane_stores import Stores
 from compll.backends.cpu.storages import item_bytes, load_as
 from compll.ir.module import Field
-from compll.ir.tile import Compact, Store, Value
+from compll.ir.tile import SUMS, Compact, Store, Value
 from compll.passes.fuse import Loop, order_of_lanes
 
 WIDTH = 16
@@ -47,7 +49,7 @@ class Lanes:
         self.tile, self.stride = walk.tile, one.stride
         widths = [f.packed_bytes(self.tile) for f in self.small_codes()]
         self.width = min([WIDTH, self.stride, *widths])
-        if any(s.place is not None for s in stores):
+        if any(s.place is not None and s.target != SUMS for s in stores):
             self.width = 1
         self.folds = Folds(self, one.folds)
         self.mine: set[str] = set()
@@ -157,6 +159,29 @@ class Lanes:
         known = b.declared("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
         ahead = at(b, self.walk.pointers[name], b.add(offset, number(I64, AHEAD)))
         b.call(known, [ahead, number(I32, 0), number(I32, self.walk.level), number(I32, 1)])
+
+    def op_spread(self, v: Value) -> Any:
+        """The next elements of an array, in order, where a condition holds, and zeros elsewhere."""
+        b, w = self.b, self.width
+        inside = self.masked(self.value(v.args[0]), 0)
+        taken, kind = self.walk.taken[v.attr.name], ir.VectorType(F32, w)
+        place = at(
+            b, self.walk.pointers[f"spread {v.attr.name}"], b.mul(taken.get(), number(I64, 4))
+        )
+        expand = b.declared(f"llvm.masked.expandload.v{w}f32", kind, [PTR, inside.type, kind])
+        found = b.call(expand, [place, inside, ir.Constant(kind, [0.0] * w)])
+        count = b.zext(b.ctpop(b.bitcast(inside, ir.IntType(w))), I64)
+        taken.set(b.add(taken.get(), count))
+        return found
+
+    def op_bucket(self, v: Value) -> Any:
+        keys, table = v.args
+        return table_routines.bucket(self.b, self.walk.of_tile(table), self.value(keys), v.attr)
+
+    def op_lookup(self, v: Value) -> Any:
+        table, index = v.args
+        own = table_routines.clipped(self.b, self.value(index), v.attr)
+        return table_routines.gathered(self.b, self.walk.of_tile(table), own, F32)
 
     def op_load(self, v: Value) -> Any:
         f = v.attr if isinstance(v.attr, Field) else None

@@ -8,7 +8,7 @@ from compll.backends.cpu.arrays import store_name
 from compll.backends.cpu.builder import I8, I64, at, loop, number
 from compll.backends.cpu.storages import item_bytes
 from compll.ir.module import Field
-from compll.ir.tile import SCRATCH, Walk
+from compll.ir.tile import SCRATCH, SUMS, Walk
 
 
 class LastTile:
@@ -22,7 +22,9 @@ class LastTile:
         b, full, rest = self.b, self.full, self.rest
         pointers, after = {}, []
         for name in one.needs.arrays:
-            anywhere = ("g", "state") if walk.of else ("kept", "count")  # no tile's own
+            anywhere = (
+                ("g", "state") if walk.of else ("kept", "count", "spread", SUMS)
+            )  # no tile's own
             if name.startswith(anywhere):
                 pointers[name] = self.printer.pointers[name]
                 continue

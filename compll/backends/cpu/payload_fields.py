@@ -67,6 +67,8 @@ class PayloadFields:
         """Bytes of a field; None while it is not known."""
         if f.storage in VARYING:
             return self.lengths.get(f.name)
+        if f.shape == "table":
+            return number(I64, int(f.of) * item_bytes(f))
         b, n = self.b, self.kept(f.of)
         if n is None:
             return None

@@ -12,7 +12,14 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu import bit_stream, gamma, gap_stream, trit_tiles
+from compll.backends.cpu import (
+    elias_stream,
+    gamma,
+    gap_stream,
+    golomb_stream,
+    run_stream,
+    table_steps,
+)
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import (
     F32,
@@ -31,7 +38,7 @@ from compll.backends.cpu.builder import (
 )
 from compll.backends.cpu.float_bits import INFINITE
 from compll.backends.cpu.helpers import Helpers
-from compll.backends.cpu.interface import GIVEN, signature
+from compll.backends.cpu.interface import GIVEN, signature, sum_bytes
 from compll.backends.cpu.kth_largest import KthLargestSearch
 from compll.backends.cpu.past_cache import zero
 from compll.backends.cpu.payload_fields import PayloadFields
@@ -42,6 +49,8 @@ from compll.ir.layout import header
 from compll.ir.tile import (
     Kernel,
     KthLargest,
+    Means,
+    Quantiles,
     Step,
     Store,
     Stream,
@@ -56,7 +65,7 @@ from compll.ir.tile import (
 COLUMNS = ("start", "n", "tensor", "first", "state")
 #: routines that store and load fields of varying length
 STREAMS: dict[str, Any] = {
-    "gaps": gap_stream, "golomb": bit_stream.GOLOMB, "elias": bit_stream.ELIAS, "runs": trit_tiles,
+    "gaps": gap_stream, "golomb": golomb_stream.CODE, "elias": elias_stream.CODE, "runs": run_stream,
 }  # fmt: skip
 TYPES = {ctypes.c_void_p: PTR, ctypes.c_int64: I64, ctypes.c_float: F32, ctypes.c_int8: I8}
 
@@ -121,6 +130,10 @@ class Printer:
         for i, f in enumerate(self.kernel.scratch):
             offset = b.add(b.mul(self.given["room"], number(I64, i)), number(I64, 64))
             self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], offset)
+        behind = b.mul(self.given["room"], number(I64, len(self.kernel.scratch)))
+        for f in self.kernel.sums:
+            self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], behind)
+            behind = b.add(behind, number(I64, sum_bytes(int(f.of))))
         for name in [one.selection for w in self.kernel.walks for one in w.compacts]:
             self.counts[name] = self.pointers[f"count {name}"] = b.room(I64, 2)
         if self.kernel.name == "check":
@@ -171,7 +184,7 @@ class Printer:
                     outside = self.value(self.kernel.bad)
                     inside = b.icmp_signed("<=", outside, number(I32, 0))
                     self.good = b.and_(self.good, inside)
-                wrong = piece if self.spec.selections else b.neg(piece)
+                wrong = piece if self.spec.decode.op == "scatter" else b.neg(piece)
                 b.store(b.select(self.good, before, wrong), self.given["bad"])
 
     def stream(self, step: Stream) -> None:
@@ -254,6 +267,10 @@ class Printer:
             return b.icmp_unsigned("!=", status, number(I8, 0))
         if v.op == "load" and v.attr.name in self.before:
             return ins.convert(b, self.before[v.attr.name], KINDS[v.kind])
+        if v.op in table_steps.VALUES:
+            return table_steps.VALUES[v.op](self, v)
+        if v.kind == "table":
+            return self.pointers[f"in {v.attr.name}"]
         if v.op == "load":
             found = load_as(b, self.pointers[f"in {v.attr.name}"], v.attr.storage, 0)
             if v.attr.storage == "uint32":
@@ -295,6 +312,10 @@ class Printer:
             Tries(self, step).emit()
         elif isinstance(step, When):
             self.when(step)
+        elif isinstance(step, Quantiles):
+            table_steps.quantiles(self, step)
+        elif isinstance(step, Means):
+            table_steps.means(self, step)
         elif step.target == "zero":
             zero(self.b, self.pointers["g"], self.bytes(self.row["n"], 4))
         else:
@@ -329,12 +350,16 @@ class Printer:
     def store(self, s: Store) -> None:
         """A value of the piece, into the payload."""
         assert s.field is not None
+        if s.value.kind == "table":
+            out = self.pointers[f"out {s.name}"]
+            return table_steps.store(self, self.value(s.value), int(s.field.of), out)
         kind = I32 if s.value.kind in ("i32", "i64") else F32
         kind = F64 if s.field.storage == "float64" else kind
         value = ins.convert(self.b, self.value(s.value), kind)
         self.b.store(
             stored_as(self.b, value, s.field.storage), self.pointers[f"out {s.name}"], align=1
         )
+        return None
 
     def walk(self, walk: Walk) -> None:
         """A walk, and what follows from how many elements it selected."""

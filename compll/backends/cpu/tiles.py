@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cpu import jit
-from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature
+from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature, sum_bytes
 from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError
 from compll.ir.layout import is_fixed, payload_bytes
@@ -36,7 +36,6 @@ class TileKernels:
         self.sizes: dict[int, int] = {}
         self.fixed = is_fixed(module)
         self.fuses = bool(self.parts["hop"])
-        self.writes_back = module.decoded is not None and not module.selections
         self.libraries: list[jit.Library] = []
         self.functions: dict[str, Callable[..., None]] = {}
         self.lock = threading.Lock()
@@ -65,7 +64,7 @@ class TileKernels:
 
     def call(self, name: str, given: Mapping[str, Any], states: list[NDArray[Any]]) -> None:
         """Run a kernel. given: arrays and numbers, by the names of its parameters."""
-        if self.by_name[name].scratch:
+        if self.by_name[name].scratch or self.by_name[name].sums:
             given = {**given, **self.scratch(self.by_name[name], given["table"])}
         self.function(name)(*[passed(given.get(n, 0)) for n in GIVEN], *map(passed, states))
 
@@ -73,7 +72,8 @@ class TileKernels:
     def scratch(kernel: Kernel, table: I64) -> dict[str, Any]:
         """Memory for what is put together of a piece; what is not touched costs nothing."""
         room = 4 * (int(table[:, 1].max(initial=0)) + kernel.tile + SLACK)
-        return {"scratch": np.empty(room * len(kernel.scratch), np.uint8), "room": room}
+        size = room * len(kernel.scratch) + sum(sum_bytes(int(f.of)) for f in kernel.sums)
+        return {"scratch": np.empty(size, np.uint8), "room": room}
 
     def statics(self, name: str, table: I64, step: int, most: I64 | None = None) -> Any:
         """Host-computed values of every piece."""
@@ -101,7 +101,7 @@ class TileKernels:
         kind = "cut_" if most is not None else "hop_" if incoming is not None else ""
         name = kind + ("encode_feed" if fed else "encode")
         states = [state[s.name] for s in self.by_name[name].states] if state is not None else []
-        back = writeback and self.writes_back
+        back = writeback and self.by_name[name].writes_back
         used = np.zeros(len(table), np.int64)
         given = {
             "x": x, "table": table, "rows": len(table), "payload": out, "at": at, "used": used,

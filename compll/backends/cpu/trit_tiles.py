@@ -1,4 +1,4 @@
-"""Trits of a tile, five in a byte, and runs of bytes of ones: [Note: trits] in reference/trits.py.
+"""Trits of a tile, five in a byte: [Note: trits] in reference/trits.py.
 
 Within a walk the codes of a tile are bytes of their own, which are packed when all are known.
 """
@@ -11,9 +11,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import I8, I16, I32, I64, PTR, Builder, at, loop, number
+from compll.backends.cpu.builder import I8, I16, I32, I64, Builder, at, loop, number
 
-DIGITS, ONES, FIRST, LONGEST = 5, 121, 243, 14
+DIGITS, ONES = 5, 121
 CHUNK = 16
 
 
@@ -111,61 +111,3 @@ def _weight(b: Builder, plane: Any) -> Any:
         here = b.icmp_unsigned(">=", plane, number(I64, i))
         found = b.select(here, number(I32, weight), found)
     return found
-
-
-# runs
-
-
-def store(helpers: Any) -> Any:
-    """store_runs(data, count, n, out): `count` bytes of trits, shortened; the address behind."""
-    return helpers.get("store_runs", I64, [PTR, I64, I64, PTR], _store)
-
-
-def load(helpers: Any) -> Any:
-    """load_runs(data, end, count, n, out): 1 if these stand for `count` bytes of trits, else 0."""
-    return helpers.get("load_runs", I64, [PTR, PTR, I64, I64, PTR], _load)
-
-
-def _store(b: Builder, data: Any, count: Any, n: Any, out: Any) -> Any:
-    """Without a branch: the byte for the run so far is written, and again when it is longer."""
-    end, run = b.room(I64), b.room(I64)
-    b.store(b.ptrtoint(out, I64), end)
-    b.store(number(I64, 0), run)
-    zero, one = number(I64, 0), number(I64, 1)
-    with loop(b, count) as i:
-        byte, before, to = (
-            b.load(at(b, data, i), typ=I8),
-            b.load(run, typ=I64),
-            b.load(end, typ=I64),
-        )
-        is_one = b.icmp_unsigned("==", byte, number(I8, ONES))
-        longer = b.add(before, one)
-        to = b.add(to, b.select(is_one, zero, _some(b, before)))
-        code = b.add(b.trunc(longer, I8), number(I8, FIRST - 2))
-        code = b.select(b.icmp_unsigned("==", longer, one), number(I8, ONES), code)
-        b.store(b.select(is_one, code, byte), b.inttoptr(to, PTR))
-        full = b.icmp_unsigned("==", longer, number(I64, LONGEST))
-        done = b.or_(b.not_(is_one), full)
-        b.store(b.add(to, b.zext(done, I64)), end)
-        b.store(b.select(done, zero, longer), run)
-    return b.add(b.load(end, typ=I64), _some(b, b.load(run, typ=I64)))
-
-
-def _some(b: Builder, count: Any) -> Any:
-    return b.zext(b.icmp_unsigned("!=", count, number(I64, 0)), I64)
-
-
-def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, out: Any) -> Any:
-    """A byte becomes a whole vector, of which the next covers what is too much."""
-    length = b.sub(b.ptrtoint(stop, I64), b.ptrtoint(data, I64))
-    done = b.room(I64)
-    b.store(number(I64, 0), done)
-    too_many = b.add(count, number(I64, 1))
-    with loop(b, length) as i:
-        byte, to = b.load(at(b, data, i), typ=I8), b.load(done, typ=I64)
-        is_run = b.icmp_unsigned(">=", byte, number(I8, FIRST))
-        run = b.sub(b.zext(byte, I64), number(I64, FIRST - 2))
-        b.store(b.splat(b.select(is_run, number(I8, ONES), byte), CHUNK), at(b, out, to), align=1)
-        to = b.add(to, b.select(is_run, run, number(I64, 1)))
-        b.store(b.select(b.icmp_unsigned("<", to, too_many), to, too_many), done)
-    return b.zext(b.icmp_unsigned("==", b.load(done, typ=I64), count), I64)

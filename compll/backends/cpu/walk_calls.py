@@ -5,15 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from compll.backends.cpu.arrays import Arrays, given, signature_of, store_name, streamed
-from compll.backends.cpu.builder import F32, F64, I8, I32, I64, PTR, VOID, Builder, at, loop, number
+from compll.backends.cpu import table_routines
+from compll.backends.cpu.arrays import Arrays, given, signature_of, spread, store_name, streamed
+from compll.backends.cpu.builder import (
+    F32,
+    F64,
+    I8,
+    I32,
+    I64,
+    PTR,
+    VOID,
+    Builder,
+    Variable,
+    at,
+    loop,
+    number,
+)
 from compll.backends.cpu.float_bits import unkey
 from compll.backends.cpu.lane_folds import LEAST, MOST
 from compll.backends.cpu.last_tile import LastTile
 from compll.backends.cpu.past_cache import gains, large
 from compll.backends.cpu.storages import item_bytes
 from compll.backends.cpu.walks import WalkPrinter
-from compll.ir.tile import Value, Walk
+from compll.ir.tile import SUMS, Value, Walk
 from compll.numerics.numbers import LANES
 
 #: what is added up of a fold over the tiles: its type, how many of them, and how they begin
@@ -67,6 +81,14 @@ class WalkCalls:
         usual, *past = self.functions[id(walk)]
         for f in walk.folds:
             self.open_total(f)
+        for s in walk.stores:
+            if s.target == SUMS and s.field is not None:
+                sums = p.pointers[store_name(s)]
+                table_routines.open_sums(b, sums, p.tiles, int(s.field.of))
+        for one in spread(walk):
+            array = f"kept {one.name}" if one.expr is None else f"in {one.name}"
+            p.pointers[f"spread {one.name}"] = p.pointers[array]
+            p.pointers[f"count spread {one.name}"] = Variable(b, number(I64, 0)).place
         pieces = [p.value(v) for v in usual.needs.pieces]
         full, rest = (how(n, number(I64, p.tile)) for how in (b.udiv, b.urem))
         if past:

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.arrays import array_of, given, store_name, trit_arrays
+from compll.backends.cpu.arrays import array_of, given, spread, store_name, trit_arrays
 from compll.backends.cpu.builder import (
     F32,
     I1,
@@ -21,6 +21,7 @@ from compll.backends.cpu.builder import (
     PTR,
     VOID,
     Builder,
+    Variable,
     at,
     loop,
     number,
@@ -29,6 +30,7 @@ from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.lanes import Lanes
 from compll.backends.cpu.storages import item_bytes, load_as, stored_as
 from compll.backends.cpu.trit_tiles import Tiles
+from compll.ir.module import Field
 from compll.ir.tile import Compact, Value, Walk, order_inside
 from compll.numerics.numbers import MASK, lane_count
 from compll.passes.fuse import Loop, loops, order_of_lanes
@@ -82,6 +84,7 @@ class WalkPrinter:
         high = b.room(I64)
         b.store(number(I64, -1), high)
         self.compactions = {one.selection: self.open_compaction(one) for one in self.walk.compacts}
+        self.taken = {f.name: self.taken_before(f) for f in spread(self.walk)}
         self.trits = Tiles(b, self.tile, trit_arrays(self.walk), self.pointers)
         with loop(b, self.numbers["count"]) as t:
             self.t, self.local = t, dict(self.known)
@@ -99,12 +102,18 @@ class WalkPrinter:
             self.trits.pack(t)
         for compaction in self.compactions.values():
             compaction.close()
+        for name, taken in self.taken.items():
+            b.store(taken.get(), self.pointers[f"count spread {name}"])
         b.ret_void()
 
     def open_compaction(self, one: Compact) -> Compaction:
         """What appends the lanes that a selection has."""
         arrays = [self.pointers[f"kept {f.name}"] for f, _ in one.parts]
         return Compaction(self.b, one, self.pointers[f"count {one.selection}"], arrays)
+
+    def taken_before(self, f: Field) -> Variable:
+        """How many elements of an array are spread by now."""
+        return Variable(self.b, self.b.load(self.pointers[f"count spread {f.name}"], typ=I64))
 
     # values of a tile
 

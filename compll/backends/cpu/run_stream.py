@@ -1,0 +1,121 @@
+"""Runs of bytes of ones, shortened: [Note: trits] in reference/trits.py.
+
+See gap_stream.py for what these functions are given and give; here `count` is of bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu.builder import (
+    I1,
+    I8,
+    I16,
+    I64,
+    PTR,
+    Builder,
+    Variable,
+    at,
+    loop,
+    number,
+    repeat_while,
+)
+
+ONES, FIRST, LONGEST = 121, 243, 14
+CHUNK = 16
+
+
+def c(value: int) -> Any:
+    """A whole number."""
+    return number(I64, value)
+
+
+def store(helpers: Any) -> Any:
+    """store_runs(data, count, n, out): `count` bytes of trits, shortened; the address behind."""
+    return helpers.get("store_runs", I64, [PTR, I64, I64, PTR], _store)
+
+
+def load(helpers: Any) -> Any:
+    """load_runs(data, end, count, n, out): 1 if these stand for `count` bytes of trits, else 0."""
+    return helpers.get("load_runs", I64, [PTR, PTR, I64, I64, PTR], _load)
+
+
+def _store(b: Builder, data: Any, count: Any, n: Any, out: Any) -> Any:
+    end, run = Variable(b, b.ptrtoint(out, I64)), Variable(b, c(0))
+    few = b.and_(b.sub(count, c(2 * CHUNK)), c(-CHUNK))  # none but the last is written past its end
+    few = b.select(b.icmp_signed(">", few, c(0)), few, c(0))
+    with loop(b, few, CHUNK) as i:
+        _store_chunk(b, at(b, data, i), end, run)
+    with loop(b, count, 1, few) as i:
+        _store_byte(b, b.load(at(b, data, i), typ=I8), end, run)
+    some = b.zext(b.icmp_unsigned("!=", run.get(), c(0)), I64)
+    return b.add(end.get(), some)
+
+
+def _code(b: Builder, run: Any) -> Any:
+    """The byte for so many bytes of ones."""
+    longer = b.add(b.trunc(run, I8), number(I8, FIRST - 2))
+    return b.select(b.icmp_unsigned("==", run, c(1)), number(I8, ONES), longer)
+
+
+def _store_byte(b: Builder, byte: Any, end: Variable, run: Variable) -> None:
+    """Without a branch: the byte for the run so far is written, and again when it is longer."""
+    is_one = b.icmp_unsigned("==", byte, number(I8, ONES))
+    before, longer = run.get(), b.add(run.get(), c(1))
+    some = b.zext(b.icmp_unsigned("!=", before, c(0)), I64)
+    to = b.add(end.get(), b.select(is_one, c(0), some))
+    b.store(b.select(is_one, _code(b, longer), byte), b.inttoptr(to, PTR))
+    full = b.icmp_unsigned("==", longer, c(LONGEST))
+    done = b.or_(b.not_(is_one), full)
+    end.set(b.add(to, b.zext(done, I64)))
+    run.set(b.select(done, c(0), longer))
+
+
+def _store_chunk(b: Builder, place: Any, end: Variable, run: Variable) -> None:
+    """CHUNK bytes, of which those that are no ones are looked at."""
+    bytes_ = b.load(place, typ=ir.VectorType(I8, CHUNK), align=1)
+    others = b.icmp_unsigned("!=", bytes_, ir.Constant(bytes_.type, [ONES] * CHUNK))
+    left = Variable(b, b.zext(b.bitcast(others, ir.IntType(CHUNK)), I64))
+    first = Variable(b, c(0))
+    with repeat_while(b, lambda: b.icmp_unsigned("!=", left.get(), c(0))):
+        here = b.cttz(left.get(), number(I1, 1))
+        left.set(b.and_(left.get(), b.sub(left.get(), c(1))))
+        run.set(b.add(run.get(), b.sub(here, first.get())))
+        _end_runs(b, end, run)
+        rest = run.get()
+        b.store(_code(b, rest), b.inttoptr(end.get(), PTR))
+        to = b.add(end.get(), b.zext(b.icmp_unsigned("!=", rest, c(0)), I64))
+        b.store(b.load(at(b, place, here), typ=I8), b.inttoptr(to, PTR))
+        end.set(b.add(to, c(1)))
+        run.set(c(0))
+        first.set(b.add(here, c(1)))
+    run.set(b.add(run.get(), b.sub(c(CHUNK), first.get())))
+    _end_runs(b, end, run)
+    b.store(_code(b, run.get()), b.inttoptr(end.get(), PTR))
+
+
+def _end_runs(b: Builder, end: Variable, run: Variable) -> None:
+    """The bytes for the longest runs that so many ones are, at most two."""
+    b.store(number(I16, 0xFFFF), b.inttoptr(end.get(), PTR), align=1)
+    full = b.zext(b.icmp_unsigned(">=", run.get(), c(LONGEST)), I64)
+    full = b.add(full, b.zext(b.icmp_unsigned(">=", run.get(), c(2 * LONGEST)), I64))
+    end.set(b.add(end.get(), full))
+    run.set(b.sub(run.get(), b.mul(full, c(LONGEST))))
+
+
+def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, out: Any) -> Any:
+    """A byte becomes a whole vector, of which the next covers what is too much."""
+    length = b.sub(b.ptrtoint(stop, I64), b.ptrtoint(data, I64))
+    done = b.room(I64)
+    b.store(c(0), done)
+    too_many = b.add(count, c(1))
+    with loop(b, length) as i:
+        byte, to = b.load(at(b, data, i), typ=I8), b.load(done, typ=I64)
+        is_run = b.icmp_unsigned(">=", byte, number(I8, FIRST))
+        run = b.sub(b.zext(byte, I64), c(FIRST - 2))
+        b.store(b.splat(b.select(is_run, number(I8, ONES), byte), CHUNK), at(b, out, to), align=1)
+        to = b.add(to, b.select(is_run, run, c(1)))
+        b.store(b.select(b.icmp_unsigned("<", to, too_many), to, too_many), done)
+    return b.zext(b.icmp_unsigned("==", b.load(done, typ=I64), count), I64)

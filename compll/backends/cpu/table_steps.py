@@ -1,0 +1,65 @@
+"""Tables in a kernel's loop over pieces, which `printer` (a Printer) builds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.backends.cpu import table_routines as routines
+from compll.backends.cpu.builder import F32, I1, I8, I32, I64, PTR, VOID, number
+from compll.ir.tile import Means, Quantiles, Value
+
+
+def made(printer: Any, v: Value) -> Any:
+    """Where a table lies that a step makes."""
+    if id(v) not in printer.local:
+        printer.local[id(v)] = printer.b.room(F32, int(v.attr.of))
+    return printer.local[id(v)]
+
+
+def quantiles(printer: Any, step: Quantiles) -> None:
+    """Walk over the elements for their keys, and find the numbers in them."""
+    printer.walk(step.walk)
+    keys, some, other = (printer.pointers[f"{f.shape} {f.name}"] for f in step.arrays)
+    routine = routines.quantiles(printer.helpers, step.parts)
+    given = [keys, printer.row["n"], some, other, made(printer, step.found)]
+    printer.b.call(routine, given)
+
+
+def means(printer: Any, step: Means) -> None:
+    """What a walk has added up, divided by how many there were."""
+    sums = printer.pointers[f"{step.sums.shape} {step.sums.name}"]
+    routine = routines.means(printer.helpers, int(step.sums.of))
+    printer.b.call(routine, [sums, printer.tiles, made(printer, step.found)])
+
+
+def buckets(printer: Any, v: Value) -> Any:
+    """What finds the buckets of a table."""
+    room = printer.b.room(I8, routines.bucket_bytes(v.attr))
+    routine = routines.buckets(printer.helpers, v.attr)
+    printer.b.call(routine, [printer.value(v.args[0]), room])
+    return room
+
+
+def bucket(printer: Any, v: Value) -> Any:
+    """The bucket of a number of the piece."""
+    b, (key, table) = printer.b, map(printer.value, v.args)
+    found = routines.bucket(b, table, b.splat(key, 1), v.attr)
+    return b.extract_element(found, number(I32, 0))
+
+
+def lookup(printer: Any, v: Value) -> Any:
+    """A number of a table."""
+    b, (table, index) = printer.b, map(printer.value, v.args)
+    own = b.trunc(routines.clipped(b, index, v.attr), I32)
+    found = routines.gathered(b, table, b.splat(own, 1), F32)
+    return b.extract_element(found, number(I32, 0))
+
+
+#: values of a piece that have to do with tables
+VALUES = {"table": made, "buckets": buckets, "bucket": bucket, "lookup": lookup}
+
+
+def store(printer: Any, table: Any, size: int, out: Any) -> None:
+    """A table, into the payload."""
+    copy = printer.b.declared("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
+    printer.b.call(copy, [out, table, number(I64, 4 * size), number(I1, 0)])
