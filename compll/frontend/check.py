@@ -225,7 +225,7 @@ class _Checker(Updates):
             return self.selections[str(value.value)].kind == "drawn"
         leaves = [e for e in walk(value) if not e.args]
         drawn = any(e.op in ("shared", "random_matrix") for e in leaves)
-        alike = ("shared", "random_matrix", "const", "param")
+        alike = ("shared", "random_matrix", "ones", "const", "param")
         known = all(e.op in alike and e.value != "step" for e in leaves)
         return self.constant_of_params(value) or (drawn and known)
 

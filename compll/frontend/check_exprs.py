@@ -21,7 +21,7 @@ LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
 LIMIT_CHAIN = 1000
 #: operators with an argument that is a whole number, and what makes one of whole numbers
 TAKES_WHOLE = (
-    "quantiles", "mean_by", "sum_by", "hadamard", "matrix", "random_matrix", "exp2",
+    "quantiles", "mean_by", "sum_by", "hadamard", "matrix", "random_matrix", "ones", "exp2",
     "bitand", "bitor", "bitxor", "shl", "shr",
 )  # fmt: skip
 #: operators with a number of elements last, and how many arguments they then have
@@ -257,7 +257,7 @@ class Expressions:
             args = tuple(map(self.exact, args))
         if op in ("quantiles", "mean_by", "hadamard"):
             args = (*args[:-1], self.folded(args[-1]))
-        if op in ("matrix", "random_matrix", "drawn", "chosen", "sum_by"):
+        if op in ("matrix", "random_matrix", "ones", "drawn", "chosen", "sum_by"):
             args = tuple(map(self.settled, args))
         if len(args) == COUNTS.get(op):
             self.no_share(op, args[-1])

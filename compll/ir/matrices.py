@@ -163,6 +163,33 @@ def _random(pool: Pool, rows: Expr, cols: Expr) -> Expr:
     return pool.make("random_matrix", (), made(dimension(rows), dimension(cols)))
 
 
+def _ones(pool: Pool, rows: Expr, cols: Expr) -> Expr:
+    return pool.make("ones", (), made(dimension(rows), dimension(cols)))
+
+
+def _rows(what: str) -> Callable[..., Expr]:
+    """The rule of a reduction of each row to a column: of a sum, the product with ones."""
+
+    def rule(pool: Pool, x: Expr) -> Expr:
+        _need(f"row_{what}", x)
+        rows, cols = x.type.dims
+        if what == "sum":
+            return _matmul(pool, x, _ones(pool, cols, pool.const(1)))
+        return pool.make(f"row_{what}", (x,), made(rows, pool.const(1)))
+
+    return rule
+
+
+def _columns(what: str) -> Callable[..., Expr]:
+    """The rule of a reduction of each column to a row."""
+
+    def rule(pool: Pool, x: Expr) -> Expr:
+        _need(f"column_{what}", x)
+        return _transpose(pool, _rows(what)(pool, _transpose(pool, x)))
+
+    return rule
+
+
 RULES: dict[str, Callable[..., Expr]] = {
     "flat": _flat,
     "matmul": _matmul,
@@ -173,6 +200,9 @@ RULES: dict[str, Callable[..., Expr]] = {
     "right_vectors": _vectors(1),
     "singular_values": _values,
     "take_columns": _take,
+    "ones": _ones,
+    **{f"row_{what}": _rows(what) for what in ("sum", "max", "min")},
+    **{f"column_{what}": _columns(what) for what in ("sum", "max", "min")},
 }
 
 

@@ -59,6 +59,7 @@ class Printer:
             "group_size": "size of the group",
             "combined": f"combined({expr.value})",
             "shared": "shared(0, 1)",
+            "ones": f"ones({', '.join(map(formula, expr.type.dims))})",
             "random_matrix": f"random_matrix({', '.join(map(formula, expr.type.dims))})",
         }
         return known.get(expr.op, str(expr.value))

@@ -46,6 +46,8 @@ class Algebra(NamedTuple):
     sum_by: Callable[[I32, F32, int], F32]
     #: the values of a table at indices, clipped to it
     lookup: Callable[[F32, I32], F32]
+    #: of each row, the largest element, or the smallest
+    row_extreme: Callable[[F32, bool], F32]
     #: x * scale + residual * decay; the residual is float32, or the bits of bfloat16
     fed: Callable[[F32, np.float32, NDArray[Any], float], F32]
     #: held = g - out, except where that is not finite
@@ -127,6 +129,13 @@ def hadamard(x: F32, block: int) -> F32:
     return out
 
 
+def row_extreme(m: F32, largest: bool) -> F32:
+    """The largest or smallest element of each row, [rows, 1]; NaN is the largest."""
+    keys = numbers.order_key(np.ascontiguousarray(m).reshape(-1)).reshape(m.shape)
+    found: F32 = numbers.from_key((np.max if largest else np.min)(keys, axis=1))[:, None]
+    return found
+
+
 def random_matrix(step: int, tensor: int, rows: int, cols: int) -> F32:
     """Uniform in [-1, 1); without a seed, so that it is the same on every rank."""
     u = numbers.uniform(0, step, tensor, DRAW, 0, rows * cols)
@@ -157,4 +166,4 @@ def lookup(table: F32, index: I32) -> F32:
     return table.take(index, mode="clip")
 
 
-NUMPY = Algebra(product, orthonormal, hadamard, numbers.sum_by, lookup, fed, left)
+NUMPY = Algebra(product, orthonormal, hadamard, numbers.sum_by, lookup, row_extreme, fed, left)

@@ -114,6 +114,8 @@ class Sizes:
         """Whether it needs all of a large value before it gives any of its own."""
         whole = e.op in (
             "matmul",
+            "row_max",
+            "row_min",
             "sum_by",
             "left_vectors",
             "singular_values",

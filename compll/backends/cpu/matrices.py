@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from compll.backends.cpu import jit
 from compll.backends.cpu.interface import LETTERS, ROUTINES, passed
 from compll.numerics import matrices as numbers_of
+from compll.numerics import numbers
 from compll.numerics.matrices import Algebra
 from compll.numerics.numbers import sum_units
 from compll.numerics.types import F32, F64, I32
@@ -197,6 +198,18 @@ def hadamard(x: F32, block: int) -> F32:
     return out
 
 
+def row_extreme(m: F32, largest: bool) -> F32:
+    """The largest or smallest element of each row, [rows, 1], whichever way m lies in memory."""
+    limit = np.iinfo(np.int32).max
+    keys = np.full(m.shape[0], -limit if largest else limit, np.int32)
+    turned = not m.flags.c_contiguous and m.T.flags.c_contiguous
+    given = plain(m.T if turned else m)
+    routine("extreme", "max" if largest else "min", "column" if turned else "row")(
+        given, *given.shape, keys
+    )
+    return numbers.from_key(keys)[:, None]
+
+
 def gather(m: Matrix, at: NDArray[np.int64]) -> tuple[F32, NDArray[Any]]:
     """The elements at these positions, and what the residual holds there, if there is one."""
     found = np.empty(len(at), np.float32)
@@ -230,5 +243,12 @@ def sum_by(index: I32, x: F32, size: int) -> F32:
 
 
 COMPILED = Algebra(
-    product, orthonormal, hadamard, sum_by, numbers_of.lookup, numbers_of.fed, numbers_of.left
+    product,
+    orthonormal,
+    hadamard,
+    sum_by,
+    numbers_of.lookup,
+    row_extreme,
+    numbers_of.fed,
+    numbers_of.left,
 )

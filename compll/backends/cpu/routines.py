@@ -25,6 +25,7 @@ from compll.backends.cpu.builder import (
     loop,
     number,
 )
+from compll.backends.cpu.float_bits import key
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import ROUTINES
 from compll.backends.cpu.lane_folds import halved
@@ -37,6 +38,8 @@ from compll.numerics.numbers import LANES
 TYPES = {"p": PTR, "i": I64, "f": F32, "d": F64, "b": I1}
 #: elements of a transform that the first-level cache holds, as a power of two
 CACHED = 12
+#: elements of which extremes are found together
+MANY = 64
 
 
 def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
@@ -166,6 +169,41 @@ def sum_by() -> Any:
     return body
 
 
+def extreme(what: str, side: str) -> Any:
+    """out, int32: the largest or smallest order key of each row of x, or of each column.
+
+    What is there counts, too.
+    """
+    order = {"max": ">", "min": "<"}[what]
+
+    def better(b: Builder, keys: Any, best: Any) -> Any:
+        return b.select(b.icmp_signed(order, keys, best), keys, best)
+
+    def body(b: Builder, x: Any, rows: Any, cols: Any, out: Any) -> None:
+        whole = b.and_(cols, c(-MANY))
+        with loop(b, rows) as i:
+            start = b.mul(i, cols)
+            best, parts = b.room(I32), b.room(I32, MANY)
+            kind = ir.VectorType(I32, MANY)
+            if side == "row":
+                first = get(b, out, I32, i)
+                b.store(first, best)
+                b.store(b.splat(first, MANY), parts)
+            for lanes, begin, end in ((MANY, c(0), whole), (0, whole, cols)):
+                held = parts if lanes else best
+                with loop(b, end, max(1, lanes), begin) as k:
+                    keys = key(b, get(b, x, F32, b.add(start, k), lanes))
+                    if side == "row":
+                        b.store(better(b, keys, b.load(held, typ=keys.type)), held)
+                    else:
+                        put(b, better(b, keys, get(b, out, I32, k, lanes)), out, k)
+            if side == "row":
+                found = b.intrinsic(f"vector.reduce.s{what}", b.load(parts, typ=kind))
+                put(b, better(b, found, b.load(best, typ=I32)), out, i)
+
+    return body
+
+
 def gather(storage: str) -> Any:
     """out = the elements at these positions; where there is a residual, held: its own."""
 
@@ -206,7 +244,7 @@ def scatter(kind: str, effect: str) -> Any:
 #: by name, what gives a body: what builds the instructions, of the builder and the parameters
 MAKERS: dict[str, Callable[..., Any]] = {
     "product": products.product, "across": products.across, "rows": products.rows,
-    "direction": direction, "hadamard": hadamard, "sum_by": sum_by, "gather": gather, "scatter": scatter,
+    "direction": direction, "hadamard": hadamard, "sum_by": sum_by, "gather": gather, "extreme": extreme, "scatter": scatter,
 }  # fmt: skip
 
 

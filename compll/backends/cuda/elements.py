@@ -17,11 +17,11 @@ ALONE = "a spec that is computed an array at a time"
 #: operators whose results are arrays in scratch memory
 WHOLE = (
     "hadamard", "scatter", "in", "orthonormal", "left_vectors", "right_vectors", "singular_values",
-    "chosen", "sum_by",
+    "chosen", "sum_by", "row_max", "row_min",
 )  # fmt: skip
 #: operators that read elements at other places, or make them
 PLACED = (
-    "lift", "input", "state", "field", "combined", "uniform", "shared", "random_matrix", "gather",
+    "lift", "input", "state", "field", "combined", "uniform", "shared", "random_matrix", "ones", "gather",
     "indices", "matrix", "flat", "transpose", "take_columns", "matmul", "lookup",
 )  # fmt: skip
 

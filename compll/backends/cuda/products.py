@@ -39,6 +39,25 @@ class Products(Steps):
                 to = f"{self.held(made)}[(row0 + r) * {cols} + col0 + c]"
                 self.body.add(f"if (row0 + r < {rows}) {to} = (float)total[s];")
 
+    def make_row_max(self, e: Expr) -> None:
+        """A warp finds the largest element of a row, or the smallest."""
+        (x,), made, domain = e.args, self.new_array(e), domain_of(e.type)
+        largest, warps = e.op == "row_max", self.threads // 32
+        how = "max" if largest else "min"
+        with self.kernel("extremes", domain, warps):
+            rows, cols = map(self.dim, x.type.dims)
+            self.head.add(f"const i64 t = own * {warps} + threadIdx.x / 32;")
+            self.head.add(f"const i64 r = t < {rows} ? t : {rows} - 1;")
+            self.body.add(f"i32 best = {-2147483647 if largest else 2147483647};")
+            with self.inner(f"for (i64 c = threadIdx.x % 32; c < {cols}; c += 32)"):
+                value = self.value(x, Place("matrix", "r", "c"))
+                self.body.add(f"best = i_{how}(best, key({value}));")
+            self.body.add(f"best = team_{how}<32>(best);")
+            to = f"{self.held(made)}[t]"
+            self.body.add(f"if (threadIdx.x % 32 == 0 && t < {rows}) {to} = unkey(best);")
+
+    make_row_min = make_row_max
+
     def block_of(self, number: str, rows: str, cols: str) -> None:
         """Declarations of what a block computes of a matrix, by the number of the part."""
         self.head.add(f"const i64 across = ({cols} + {COLUMNS - 1}) / {COLUMNS};")

@@ -136,6 +136,9 @@ class Reads(Elements):
         keys = f"({k} >> 32 ? far_{self.stream(-2, f'{k} >> 32')} : rm)"
         return f"2.0f * uniform((u32){k}, {keys}) - 1.0f"
 
+    def at_ones(self, e: Expr, place: Place) -> str:
+        return "1.0f"
+
     # other places
 
     def at_gather(self, e: Expr, place: Place) -> str:

@@ -85,6 +85,14 @@ class ArrayRun(Run):
         a, *spare = map(self.value, expr.args)
         return self.algebra.orthonormal(a, spare[0] if spare else np.zeros_like(a))
 
+    def op_ones(self, expr: Expr) -> F32:
+        return np.ones(self.size(expr), np.float32)
+
+    def op_row_max(self, expr: Expr) -> F32:
+        return self.algebra.row_extreme(self.value(expr.args[0]), expr.op == "row_max")
+
+    op_row_min = op_row_max
+
     def op_random_matrix(self, expr: Expr) -> F32:
         step = int(self.env["step"])
         return matrix_numbers.random_matrix(step, self.tensor, *self.size(expr))
