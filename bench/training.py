@@ -3,6 +3,7 @@
     python -m bench.training                      # every group, about half an hour on two cores
     python -m bench.training --group hosts2       # one of them
     python -m bench.training --group slow --steps 20 --rounds 1 --output somewhere
+    torchrun --nnodes 2 ... -m bench.training --group here     # a real cluster: see bench/here.py
 
 The methods of a group take turns, round after round, so that a slow minute of the machine falls on
 all of them; a figure is the median over the timed steps of all rounds. Links are emulated
@@ -11,8 +12,9 @@ all of them; a figure is the median over the timed steps of all rounds. Links ar
 
 import dataclasses
 import shlex
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +23,7 @@ import typer
 
 from hipress.demo import methods as methods_
 from hipress.demo import place, runner
+from hipress.demo.command import check_device
 from hipress.demo.job import Job, Result, Workload
 from hipress.demo.methods import ALONE, DEFAULTS
 from hipress.demo.netns import parse_rate
@@ -31,6 +34,7 @@ _STEPS = (
     *(*ALONE, *(name for name in DEFAULTS if name not in ALONE)),
     *("hipress:auto", "sync:onebit_group"),
 )
+HERE = "here"  # the ranks that were started, on links as they are
 _DGC = "dgc:ratio=0.01:bits=16"
 
 
@@ -41,6 +45,7 @@ class Group:
     methods: tuple[str, ...]
     hosts: int = 2
     rate: str = "1gbit"
+    device: str = "cpu"
     steps: int = 20
     rounds: int = 3
     loopback: bool = False
@@ -64,6 +69,7 @@ GROUPS = {
         rate="100mbit",
     ),
     "loopback": Group(("ddp-fp32", "hipress:auto"), loopback=True, steps=40, rounds=5),
+    HERE: Group(_STEPS),
 }
 
 TARGETS = (
@@ -81,15 +87,17 @@ TARGETS = (
 )
 
 
-def measure(group: Group, where: place.Choice) -> list[Result]:
+def measure(
+    group: Group, run: Callable[[Job], Result], tell: Callable[[str], object] = print
+) -> list[Result]:
     """A result per method, its rounds put together."""
     results: dict[str, list[Result]] = {method: [] for method in group.methods}
-    with where.enter() as here:
-        for number in range(group.rounds):
-            for method in group.methods:
-                job = Job(method, group.hosts, group.steps)
-                results[method].append(runner.run(here, job))
-                print(f"round {number + 1}/{group.rounds} {describe(results[method][-1])}")
+    for number in range(group.rounds):
+        for method in group.methods:
+            results[method].append(
+                run(Job(method, group.hosts, group.steps, Workload(device=group.device)))
+            )
+            tell(f"round {number + 1}/{group.rounds} {describe(results[method][-1])}")
     return [merge(rounds) for rounds in results.values()]
 
 
@@ -103,7 +111,8 @@ def merge(rounds: Sequence[Result]) -> Result:
         return rounds[-1]
     seconds = [value for each in good for value in each.timed]
     same = None if good[-1].identical is None else all(each.identical for each in good)
-    return dataclasses.replace(good[-1], warmup=0, seconds=seconds, identical=same)
+    tried = [plan for each in good for plan in each.tried]
+    return dataclasses.replace(good[-1], warmup=0, seconds=seconds, identical=same, tried=tried)
 
 
 def describe(result: Result) -> str:
@@ -127,13 +136,30 @@ def verdicts(name: str, results: Sequence[Result]) -> Iterator[str]:
             yield f"{what}: not measured"
 
 
+def predictions(results: Sequence[Result]) -> list[str]:
+    """Of each plan that "auto" tried: the step as predicted and as measured, and how far apart."""
+    tried = [plan for result in results for plan in result.tried if plan["step_seconds"]]
+    if not tried:
+        return []
+    lines = ["", '| tried by "auto" | predicted ms | step ms | off | |', "| --- " * 5 + "|"]
+    for plan in tried:
+        wanted, found = plan["predicted_seconds"], plan["step_seconds"]
+        off = f"{wanted / found - 1:+.0%}"
+        cells = (plan["plan"], f"{1e3 * wanted:.0f}", f"{1e3 * found:.0f}", off, plan["verdict"])
+        lines.append(f"| {' | '.join(cells)} |")
+    errors = [abs(each["predicted_seconds"] / each["step_seconds"] - 1) for each in tried]
+    middle, worst = statistics.median(errors), max(errors)
+    return [*lines, "", f"Predictions are off by {middle:.0%} in the median, at most {worst:.0%}."]
+
+
 def write(name: str, report: Report, folder: Path) -> None:
     """Writes the JSON and the table with its verdicts."""
     folder.mkdir(parents=True, exist_ok=True)
     report.write(folder / f"{name}.json")
     lines = [f"# {name}: {report.place}", "", f"`{report.command}`, {report.date}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in report.versions.items()), ""]
-    lines += [markdown(report), *(f"- {verdict}" for verdict in verdicts(name, report.results))]
+    lines += [markdown(report), *predictions(report.results), ""]
+    lines += [*(f"- {verdict}" for verdict in verdicts(name, report.results))]
     (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 
@@ -143,6 +169,7 @@ def main(
     steps: Annotated[int | None, typer.Option(help="Instead of the group's.", min=2)] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the group's.", min=1)] = None,
     rate: Annotated[str, typer.Option(help="Of links, instead of the group's.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda: where the model trains.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
 ) -> None:
     """Measures groups of methods and says which targets are met."""
@@ -151,8 +178,8 @@ def main(
         print(f"unknown group {unknown[0]!r}; choose from: {', '.join(GROUPS)}", file=sys.stderr)
         raise typer.Exit(2)
     given = tuple(part.strip() for part in methods.split(",") if part.strip())
-    _check(given, rate, output)
-    for name in group or GROUPS:
+    _check(given, rate, device, output)
+    for name in group or (each for each in GROUPS if each != HERE):
         usual = GROUPS[name]
         chosen = dataclasses.replace(
             usual,
@@ -160,16 +187,18 @@ def main(
             steps=steps or usual.steps,
             rounds=rounds or usual.rounds,
             rate=rate or usual.rate,
+            device=device,
         )
-        _measure_and_write(name, chosen, output)
+        (_measure_here if name == HERE else _measure_and_write)(name, chosen, output)
 
 
-def _check(given: Sequence[str], rate: str, output: Path) -> None:
-    """Refuses what is no method, no speed and no folder, before the others take their time."""
+def _check(given: Sequence[str], rate: str, device: str, output: Path) -> None:
+    """Refuses what is no method, speed, device and folder, before the others take their time."""
     try:
         methods_.check([methods_.parse(text) for text in given])
         if rate:
             parse_rate(rate)
+        check_device(device)
         output.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -182,10 +211,38 @@ def _measure_and_write(name: str, group: Group, output: Path) -> None:
     if not where.emulated and not group.loopback:
         print(f"{name}: skipped, its links cannot be emulated here")
         return
-    results = measure(group, where)
-    command = shlex.join(["python", "-m", "bench.training", *sys.argv[1:]])
+    with where.enter() as entered:
+        results = measure(group, lambda job: runner.run(entered, job))
     rate = "none" if group.loopback else group.rate
-    report = Report(where.sentence, group.hosts, rate, group.steps, Workload(), results, command)
+    _write_and_tell(name, where.sentence, rate, group, results, output)
+
+
+def _measure_here(name: str, group: Group, output: Path) -> None:
+    """On the ranks that were started; rank 0 tells and writes."""
+    from bench.here import Cluster
+
+    try:
+        cluster = Cluster()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
+    group = dataclasses.replace(group, hosts=cluster.started.ranks)
+    with cluster:
+        cluster.probe()
+        tell = print if cluster.first else lambda text: None
+        tell(f"{name}: {cluster.sentence}")
+        results = measure(group, cluster.run, tell)
+        if cluster.first:
+            _write_and_tell(name, cluster.sentence, "as it is", group, results, output)
+
+
+def _write_and_tell(
+    name: str, where: str, rate: str, group: Group, results: list[Result], output: Path
+) -> None:
+    command = shlex.join(["python", "-m", "bench.training", *sys.argv[1:]])
+    report = Report(
+        where, group.hosts, rate, group.steps, Workload(device=group.device), results, command
+    )
     write(name, report, output)
     print("\n".join([markdown(report), *verdicts(name, report.results)]))
 

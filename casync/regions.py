@@ -1,17 +1,20 @@
 """Codecs for a region of every piece: what is selected in a whole tensor travels to many owners.
 
-A piece of n elements has `count` regions of about as many elements, cut at multiples of `align`. A
-payload of a region is that of the elements in it; decoding leaves the others as they are. Its key,
-such as "topk:2of4by1", says all that: nobody lists such codecs.
+A piece has `count` regions of about as many elements: blocks in turn, at multiples of `align`. So a
+stretch of large values, such as the rows of frequent words, is shared by all regions. A payload of
+a region is that of the elements in it; decoding leaves the others as they are. Its key, such as
+"topk:2of4by1", says all that: nobody lists such codecs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from casync.codec import FLOAT_BYTES, Bytes, Codec, CodecDefaults, Floats, Ints, State
 
@@ -20,6 +23,8 @@ __all__ = ["NONZERO", "Codecs", "region_key", "whole_key"]
 NONZERO = "nonzero"  # its key, in those of its regions
 _KEY = re.compile(r"(.+):(\d+)of(\d+)by(\d+)")
 _PAIR = 8  # bytes of an index and a value
+_BLOCK = 512  # elements at least
+START, STATE = 0, 4  # columns of a table that say where pieces are
 
 
 def region_key(key: str, number: int, count: int, align: int) -> str:
@@ -40,65 +45,154 @@ class Codecs(dict[str, Codec]):
         match = _KEY.fullmatch(key)
         if match is None:
             raise KeyError(key)
-        inner = Nonzero() if match[1] == NONZERO else self[match[1]]
-        self[key] = Region(inner, *(int(word) for word in match.groups()[1:]))
+        number, count, align = (int(word) for word in match.groups()[1:])
+        blocks = _Blocks(number, count, align * -(-_BLOCK // align))
+        self[key] = Nonzero(blocks) if match[1] == NONZERO else Region(self[match[1]], blocks)
         return self[key]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Of a piece's blocks each `count`-th, from `number` on."""
+
+    number: int
+    count: int
+    block: int  # elements; the last block of a piece may have fewer
+
+    def length(self, n: int) -> int:
+        """Elements of the region, of a piece of n."""
+        whole, rest = divmod(n, self.block)
+        there = len(range(self.number, whole, self.count)) * self.block
+        return there + rest * (whole % self.count == self.number)
+
+    def views(self, piece: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The region in a piece: blocks as rows, and what it has of the last, shorter one."""
+        whole = len(piece) // self.block
+        end = whole * self.block
+        rows = piece[:end].reshape(whole, self.block)[self.number :: self.count]
+        return rows, piece[end:] if whole % self.count == self.number else piece[:0]
+
+    def place(self, index: Ints) -> Ints:
+        """Where in the piece elements of the region are."""
+        block, within = np.divmod(index, self.block)
+        return (block * self.count + self.number) * self.block + within
 
 
 class Region(CodecDefaults):
     """A codec on a region of every piece. See Codec for its members."""
 
-    def __init__(self, inner: Codec, number: int, count: int, align: int) -> None:
-        self._inner, self._number, self._count = inner, number, count
-        self.name = f"{inner.name}, region {number} of {count}"
+    def __init__(self, inner: Codec, blocks: _Blocks) -> None:
+        self._inner, self._blocks = inner, blocks
+        self.name = f"{inner.name}, region {blocks.number} of {blocks.count}"
         self.digest, self.params = inner.digest, inner.params
-        self.align, self.fixed = align, inner.fixed
+        self.align, self.fixed = inner.align, inner.fixed
         self.reencodes, self.stateful = inner.reencodes, inner.stateful
         self.repeats = False  # captured programs have none
+        states = inner.init_state(7, tensors=3).items()
+        self._flat = {name for name, array in states if array.size == 7}  # by element
 
     def payload_bytes(self, n: int) -> int:
         """See Codec."""
-        first, last = self._ends(n)
-        return self._inner.payload_bytes(last - first) if last > first else 0
+        length = self._blocks.length(n)
+        return self._inner.payload_bytes(length) if length else 0
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, Any]:
         """That of the whole."""
         return self._inner.init_state(n, tensors)
 
     def encode_batch(
-        self, x: Floats, table: Ints, out: Bytes, at: Ints, *, incoming: Any = None, **options: Any
+        self,
+        x: Floats,
+        table: Ints,
+        out: Bytes,
+        at: Ints,
+        *,
+        state: State | None = None,
+        writeback: bool = False,
+        incoming: Any = None,
+        **options: Any,
     ) -> Ints:
         """See Codec."""
         assert incoming is None  # it does not fuse
-        rows, inside = self._cut(table)
-        used = np.zeros(len(table), np.int64)
-        if len(rows):
-            used[rows] = self._inner.encode_batch(x, inside, out, at[rows], **options)
+        cut, used = _Cut(self._blocks, table), np.zeros(len(table), np.int64)
+        if not len(cut.rows):
+            return used
+        values = cut.take(x, START)
+        states = {
+            name: cut.take(array, STATE) if name in self._flat else array
+            for name, array in (state or {}).items()
+        }
+        used[cut.rows] = self._inner.encode_batch(
+            values, cut.inside, out, at[cut.rows], state=states or None, writeback=writeback,
+            **options,
+        )  # fmt: skip
+        for name in self._flat & states.keys():
+            cut.put(states[name], (state or {})[name], STATE)
+        if writeback:
+            cut.put(values, x, START)
         return used
 
     def decode_batch(
-        self, payload: Bytes, table: Ints, at: Ints, used: Ints, out: Floats, **options: Any
+        self,
+        payload: Bytes,
+        table: Ints,
+        at: Ints,
+        used: Ints,
+        out: Floats,
+        *,
+        add: bool = False,
+        step: int = 0,
     ) -> None:
         """See Codec."""
-        rows, inside = self._cut(table)
-        if len(rows):
-            self._inner.decode_batch(payload, inside, at[rows], used[rows], out, **options)
+        cut = _Cut(self._blocks, table)
+        if len(cut.rows):
+            values = cut.take(out, START) if add else cut.room(out)
+            where = at[cut.rows], used[cut.rows]
+            self._inner.decode_batch(payload, cut.inside, *where, values, add=add, step=step)
+            cut.put(values, out, START)
 
-    def _ends(self, n: int) -> tuple[int, int]:
-        """First element of a piece's region, and the one behind its last."""
-        blocks = -(-n // self.align)
-        first, last = (blocks * i // self._count for i in (self._number, self._number + 1))
-        return min(n, first * self.align), min(n, last * self.align)
 
-    def _cut(self, table: Ints) -> tuple[Sequence[int], Ints]:
-        """Rows whose region is not empty, and their regions as rows."""
-        rows, inside = [], []
-        for i, (start, n, tensor, offset, state) in enumerate(table.tolist()):
-            first, last = self._ends(n)
-            if last > first:
-                rows.append(i)
-                inside.append((start + first, last - first, tensor, offset + first, state + first))
-        return rows, np.array(inside, np.int64).reshape(-1, 5)
+class _Cut:
+    """The regions of a table's pieces, as pieces that lie one behind the other."""
+
+    def __init__(self, blocks: _Blocks, table: Ints) -> None:
+        self._blocks = blocks
+        lengths = np.array([blocks.length(n) for n in table[:, 1].tolist()], np.int64)
+        self.rows = np.flatnonzero(lengths)  # those whose region is not empty
+        self.inside = table[self.rows]
+        self._whole = table[self.rows]
+        self.inside[:, 1] = lengths[self.rows]
+        self.inside[:, START] = self.inside[:, STATE] = (
+            np.cumsum(self.inside[:, 1]) - self.inside[:, 1]
+        )
+        self.inside[:, 3] += blocks.number * blocks.block
+
+    def room(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """For the regions' elements."""
+        return np.empty(int(self.inside[:, 1].sum()), like.dtype)
+
+    def take(self, array: npt.NDArray[Any], column: int) -> npt.NDArray[Any]:
+        """The regions' elements; pieces are where a column of the table says."""
+        values = self.room(array)
+        for piece, mine in self._pairs(array, values, column):
+            rows, rest = self._blocks.views(piece)
+            mine[: rows.size].reshape(rows.shape)[:] = rows
+            mine[rows.size :] = rest
+        return values
+
+    def put(self, values: npt.NDArray[Any], array: npt.NDArray[Any], column: int) -> None:
+        """Write them back."""
+        for piece, mine in self._pairs(array, values, column):
+            rows, rest = self._blocks.views(piece)
+            rows[:] = mine[: rows.size].reshape(rows.shape)
+            rest[:] = mine[rows.size :]
+
+    def _pairs(
+        self, array: npt.NDArray[Any], values: npt.NDArray[Any], column: int
+    ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        for whole, inside in zip(self._whole.tolist(), self.inside.tolist(), strict=True):
+            at, first = whole[column], inside[START]
+            yield array[at : at + whole[1]], values[first : first + inside[1]]
 
 
 class Nonzero(CodecDefaults):
@@ -108,9 +202,12 @@ class Nonzero(CodecDefaults):
     fixed = False
     reencodes = True
 
+    def __init__(self, blocks: _Blocks) -> None:
+        self._blocks = blocks
+
     def payload_bytes(self, n: int) -> int:
         """See Codec."""
-        return FLOAT_BYTES * n
+        return FLOAT_BYTES * self._blocks.length(n)
 
     def encode_batch(
         self,
@@ -133,7 +230,8 @@ class Nonzero(CodecDefaults):
         assert scale == 1.0
         used = np.zeros(len(table), np.int64)
         for i, ((start, n, *_), first) in enumerate(zip(table.tolist(), at.tolist(), strict=True)):
-            used[i] = _put(x[start : start + n], out[first : first + FLOAT_BYTES * n])
+            room = out[first : first + self.payload_bytes(n)]
+            used[i] = self._put(x[start : start + n], room)
         return used
 
     def decode_batch(
@@ -152,34 +250,38 @@ class Nonzero(CodecDefaults):
             table.tolist(), at.tolist(), used.tolist(), strict=True
         ):
             piece = out[start : start + n]
-            where, values = _get(payload[first : first + size], n)
+            index, values = _get(payload[first : first + size], self._blocks.length(n))
+            where = self._blocks.place(index)
             if add:
                 piece[where] += values  # an index is there once
             else:
-                piece[:] = 0
+                for view in self._blocks.views(piece):
+                    view[:] = 0
                 piece[where] = values
 
+    def _put(self, piece: Floats, out: Bytes) -> int:
+        """The payload of a piece's region; its bytes."""
+        index = np.flatnonzero(
+            np.concatenate([(v != 0).ravel() for v in self._blocks.views(piece)])
+        )
+        if _PAIR * len(index) >= out.nbytes:
+            index = np.arange(out.nbytes // FLOAT_BYTES)
+            out.view(np.float32)[:] = piece[self._blocks.place(index)]
+            return out.nbytes
+        half = FLOAT_BYTES * len(index)
+        out[:half].view(np.uint32)[:] = index
+        out[half : 2 * half].view(np.float32)[:] = piece[self._blocks.place(index)]
+        return 2 * half
 
-def _put(piece: Floats, out: Bytes) -> int:
-    """The payload of a piece; its bytes."""
-    index = np.flatnonzero(piece)
-    if _PAIR * len(index) >= out.nbytes:
-        out.view(np.float32)[:] = piece
-        return out.nbytes
-    half = FLOAT_BYTES * len(index)
-    out[:half].view(np.uint32)[:] = index
-    out[half : 2 * half].view(np.float32)[:] = piece[index]
-    return 2 * half
 
-
-def _get(data: Bytes, n: int) -> tuple[Any, Floats]:
-    """Which elements of a piece of n, and their values."""
+def _get(data: Bytes, n: int) -> tuple[Ints, Floats]:
+    """Which elements of a region of n, and their values."""
     if len(data) == FLOAT_BYTES * n:
-        return slice(None), data.view(np.float32)
+        return np.arange(n), data.view(np.float32)
     if len(data) % _PAIR or len(data) > FLOAT_BYTES * n:
         raise ValueError(f"{len(data)} bytes are no pairs of an index and a value")
     half = len(data) // 2
-    index = data[:half].view(np.uint32)
-    if half and (int(index[-1]) >= n or (np.diff(index.astype(np.int64)) <= 0).any()):
+    index = data[:half].view(np.uint32).astype(np.int64)
+    if half and (int(index[-1]) >= n or (np.diff(index) <= 0).any()):
         raise ValueError(f"indices do not ascend below {n}")
     return index, data[half:].view(np.float32)

@@ -52,6 +52,14 @@ class Placement:
                 f"travel by {self.transport!r}: leave it out"
             )
 
+    def refuse_other_current(self) -> None:
+        """Raise ConfigError where another GPU is the current one: kernels are of that."""
+        if not self.on_host and torch.cuda.current_device() != self.device.index:
+            raise ConfigError(
+                f"the model is on {self.device}, and cuda:{torch.cuda.current_device()} is the "
+                f"current device: call torch.cuda.set_device({self.device.index}) first"
+            )
+
     def refuse(self, codec: Codec, strategy: str) -> None:
         """Raise ConfigError for what cannot work there."""
         if self.on_host:

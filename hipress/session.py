@@ -146,6 +146,7 @@ def prepare(
         where = [(param.name, param.device) for param in params]
         placement = place(where, options.transport, backends_of(group))
         placement.refuse_capture(options.capture)
+        placement.refuse_other_current()
         codecs = codecs_of(options, placement)
         ruled = overrides.compiled(options, placement.target)
         overrides.assign(ruled, params)

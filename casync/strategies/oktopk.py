@@ -2,14 +2,23 @@
 
 Each rank selects from its whole tensor, once. Each region of the tensor has an owner, to whom the
 others send what they selected there, however much that is. The owner adds it up, selects from the
-sum, and sends that to everybody. With k values selected in either go a rank sends, on average, not
-more than 2 (N-1)/N k values, whatever the world size, and `allgather` (N-1) k.
+sum, and sends that to everybody. With k values selected in either go a rank sends about 2 (N-1)/N k
+values, whatever the world size, and `allgather` (N-1) k.
 
 As published: selection from whole tensors, a split by what was selected, a second selection from
-the sums. What differs: regions have equal numbers of elements, so owners' residuals stay where they
-are, while there they follow what is selected; an owner keeps what it rejects, which there goes back
-to the ranks it came from; it selects by the codec, in its region, so that what it sends back needs
-no balancing. Thresholds are the codec's: none is kept from step to step.
+the sums. What differs: an owner keeps what it rejects, which there goes back to the ranks it came
+from; it selects by the codec, in its region, so that what it sends back needs no balancing.
+
+There regions move every 64 steps, to hold as much of what is selected as any other. Here blocks of
+512 elements belong to regions in turn, so owners' residuals stay where they are, and ranks need not
+agree on anything as they train. For the 1% of a language model's gradients (the demo's) the largest
+of 4 regions holds 1.1 to 1.2 times the mean, of 16 1.2 to 1.5; regions of one piece, 2.6 to 3.8 and
+4 to 10. So little is left for regions that move.
+
+There thresholds are computed every 32 steps and used again between. Here they are the codec's, of
+every step. On a CPU that costs 2.2 of the 5 ms in which `topk` encodes 5 million elements; for
+parameters of that model a threshold of up to 32 steps before keeps 0.8 to 3.3 times the values
+asked for, in the median, and up to 19 times: what is saved is less than what would be sent.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def demo(
     optimizer: Annotated[
         str, typer.Option(help="sgd (rate 1, clipping .25) or adamw (.002, 1).")
     ] = "sgd",
+    device: Annotated[str, typer.Option(help="cpu or cuda: where the model trains.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for the chart and the figures.")] = Path(
         "demo-output"
     ),
@@ -58,14 +59,13 @@ def demo(
         chosen = methods.parse_all(method_list)
         methods.check(chosen)
         _check(hosts, steps, optimizer)
+        check_device(device)
         where = place.choose(hosts, rate, loopback=loopback)
         _check_output(output)
     except (ValueError, OSError) as error:
         _refuse(str(error))
-    jobs = [
-        Job(each.text, hosts, steps, Workload(optimizer=optimizer), _patience(hosts, rate))
-        for each in chosen
-    ]
+    workload = Workload(optimizer=optimizer, device=device)
+    jobs = [Job(each.text, hosts, steps, workload, _patience(hosts, rate)) for each in chosen]
     console = Console()
     console.print(where.sentence[:1].upper() + where.sentence[1:])
     with _orderly_end():
@@ -80,6 +80,17 @@ def _check(hosts: int, steps: int, optimizer: str) -> None:
         raise ValueError(f"{steps} steps: expected 2 to 100000")
     if optimizer not in _OPTIMIZERS:
         raise ValueError(f"unknown optimizer {optimizer!r}; choose from: {', '.join(_OPTIMIZERS)}")
+
+
+def check_device(device: str) -> None:
+    """ValueError for a device on which nothing could train here."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {device!r}; choose from: cpu, cuda")
+    if device == "cuda":
+        import torch  # not above: it takes its time
+
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch finds no CUDA device here")
 
 
 def _check_output(folder: Path) -> None:

@@ -18,6 +18,7 @@ class Workload:
     length: int = 35  # words per sequence
     optimizer: str = "sgd"  # a key of model.OPTIMIZERS
     seed: int = 1
+    device: str = "cpu"  # or "cuda": ranks take turns at the GPUs of a host
 
     @property
     def parameters(self) -> int:
@@ -60,6 +61,7 @@ class Result:
     error: str | None = None
     date: str = ""  # when it was measured, where that is not the report's date
     peak_bytes: float | None = None  # most memory that a rank's process had, all it loads included
+    tried: list[dict[str, Any]] = field(default_factory=list)  # by "auto": plan.trial.Tried
 
     @property
     def timed(self) -> list[float]:

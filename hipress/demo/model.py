@@ -46,16 +46,23 @@ OPTIMIZERS = {
 }
 
 
+def take_device(workload: Workload, rank: int) -> None:
+    """Make the rank's GPU, where the workload is for one, the current device."""
+    if workload.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+
+
 def build(workload: Workload) -> LanguageModel:
     """The model with the weights of the workload's seed."""
     torch.manual_seed(workload.seed)
-    return LanguageModel(workload)
+    return LanguageModel(workload).to(workload.device)
 
 
 def batch(numbers: NDArray[np.int64], workload: Workload, rank: int, step: int) -> Tensor:
-    """A rank's sequences for a step, int64 [batch, length + 1]: drawn by (seed, rank, step)
-    alone."""
+    """A rank's sequences for a step, int64 [batch, length + 1] on its device: drawn by (seed, rank,
+    step) alone."""
     random = np.random.default_rng((workload.seed, rank, step))
     starts = random.integers(0, len(numbers) - workload.length - 1, workload.batch)
     rows = starts[:, None] + np.arange(workload.length + 1)
-    return torch.from_numpy(np.minimum(numbers[rows], workload.vocabulary - 1))
+    words = torch.from_numpy(np.minimum(numbers[rows], workload.vocabulary - 1))
+    return words.to(workload.device)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,12 +34,38 @@ class RunError(RuntimeError):
 def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
     """Trains with one method. A failure is in the Result, never raised; all processes have ended
     afterwards."""
-    label = methods.parse(job.method).label
     try:
-        with _ranks(place, job) as ranks:
-            done = _watch(ranks, job, on_step)
+        with tempfile.TemporaryDirectory(prefix="hipress-") as folder:
+            meet = Path(folder, "rendezvous").as_uri()
+            sharers = job.hosts if isinstance(place, Loopback) else 1
+            ranks = Ranks(range(job.hosts), str(corpus.prepare()), meet, sharers)
+            return result(job, watch(place, job, ranks, on_step))
     except (RunError, OSError) as error:
-        return Result(job.method, label, job.hosts, error=str(error))
+        return result(job, [], str(error))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks that are started in this place, of those of a job."""
+
+    numbers: Sequence[int]
+    corpus: str  # .npy file of word numbers
+    rendezvous: str  # URL: a file that does not exist yet, or a host and port
+    sharers: int = 1  # ranks whose bytes an interface counts together
+
+
+def watch(place: Place, job: Job, ranks: Ranks, on_step: OnStep = lambda done: None) -> list[Event]:
+    """Starts ranks and waits for them: their `done` events, in order. RunError, OSError; all
+    processes have ended afterwards."""
+    with _started(place, job, ranks) as started:
+        return _watch(started, job, on_step)
+
+
+def result(job: Job, done: Sequence[Event], error: str | None = None) -> Result:
+    """From the `done` events of all ranks, in order; or of a run that failed."""
+    label = methods.parse(job.method).label
+    if error is not None:
+        return Result(job.method, label, job.hosts, error=error)
     return Result(
         job.method,
         label,
@@ -51,6 +77,7 @@ def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
         wire_bytes=_mean_if_any([each["wire_bytes"] for each in done]),
         peak_bytes=_mean_if_any([each["peak_bytes"] for each in done]),
         identical=done[0]["identical"],
+        tried=done[0]["tried"],
     )
 
 
@@ -107,28 +134,27 @@ class _Ranks:
 
 
 @contextmanager
-def _ranks(place: Place, job: Job) -> Iterator[_Ranks]:
-    numbers = corpus.prepare()
+def _started(place: Place, job: Job, wanted: Ranks) -> Iterator[_Ranks]:
     ranks = _Ranks()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hipress-")))
         stack.callback(ranks.end)
-        for rank in range(job.hosts):
+        for rank in wanted.numbers:
             log = stack.enter_context(open(folder / f"rank{rank}.log", "w+b"))
-            ranks.add(_Rank(rank, _start(place, job, rank, numbers, folder, log), log))
+            ranks.add(_Rank(rank, _start(place, job, rank, wanted, log), log))
         yield ranks
 
 
 def _start(
-    place: Place, job: Job, rank: int, numbers: Path, folder: Path, log: IO[bytes]
+    place: Place, job: Job, rank: int, wanted: Ranks, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     order = {
         "job": asdict(job),
         "rank": rank,
-        "corpus": str(numbers),
-        "rendezvous": str(folder / "rendezvous"),
+        "corpus": wanted.corpus,
+        "rendezvous": wanted.rendezvous,
         "interface": place.interface,
-        "sharers": job.hosts if isinstance(place, Loopback) else 1,
+        "sharers": wanted.sharers,
     }
     return place.start(
         rank,
@@ -147,27 +173,23 @@ def _environment(place: Place) -> dict[str, str]:
     # next: 0 to 45 ms. These keep it.
     memory = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {
-        **os.environ,
-        **threads,
-        **memory,
-        "GLOO_SOCKET_IFNAME": place.interface,
-        "PYTHONPATH": path,
-    }
+    interface = {"GLOO_SOCKET_IFNAME": place.interface} if place.interface else {}
+    return {**os.environ, **threads, **memory, **interface, "PYTHONPATH": path}
 
 
 def _watch(ranks: _Ranks, job: Job, on_step: OnStep) -> list[Event]:
     """The ranks' `done` events, in rank order. RunError for the first rank that fails, or when all
     stand still."""
     done: dict[int, Event] = {}
-    while len(done) < job.hosts:
+    first = ranks.every[0].number
+    while len(done) < len(ranks.every):
         try:
             rank, event = ranks.events.get(timeout=job.timeout)
         except queue.Empty:
             raise RunError(f"timed out: no step for {job.timeout:g} s") from None
         if event["event"] == "done":
             done[rank.number] = event
-        elif event["event"] == "step" and rank.number == 0:
+        elif event["event"] == "step" and rank.number == first:
             on_step(event["step"] + 1)
         elif event["event"] == "error":
             raise RunError(f"rank {rank.number}: {event['message']}")
@@ -175,7 +197,7 @@ def _watch(ranks: _Ranks, job: Job, on_step: OnStep) -> list[Event]:
             raise RunError(
                 f"rank {rank.number} ended with status {rank.process.wait()}: {rank.complaint()}"
             )
-    return [done[number] for number in range(job.hosts)]
+    return [done[rank.number] for rank in ranks.every]
 
 
 def _mean(values: Any) -> float:

@@ -1,7 +1,7 @@
 """Puts a method to work on a model, and counts the payload bytes that it sends."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Synchronized:
     module: nn.Module
     sent: Callable[[int], int]  # steps taken so far -> payload bytes that this rank has sent so far
     step: Callable[[], None] = lambda: None
+    tried: Callable[[], list[dict[str, Any]]] = list  # plans of "auto", as predicted and measured
 
 
 def synchronize(model: nn.Module, method: Method) -> Synchronized:
@@ -81,11 +82,14 @@ def _hipress(model: nn.Module, method: Method) -> Synchronized:
     import hipress  # not above: a baseline does without
 
     assert method.codec is not None
+    options = method.options
+    if next(model.parameters()).is_cuda:  # the group is gloo's, and ranks may share a GPU
+        options = {"transport": "staged", **options}
     if method.way == "sync":
-        sync = hipress.Synchronizer(model, method.codec, **method.options)
-        return Synchronized(model, _sent(sync, model), sync.step)
-    ddp = hipress.wrap(model, method.codec, **method.options)
-    return Synchronized(ddp, _sent(ddp, model))
+        sync = hipress.Synchronizer(model, method.codec, **options)
+        return Synchronized(model, _sent(sync, model), sync.step, _tried(sync))
+    ddp = hipress.wrap(model, method.codec, **options)
+    return Synchronized(ddp, _sent(ddp, model), tried=_tried(ddp))
 
 
 def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
@@ -99,6 +103,12 @@ def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
         return round((measured.wire_bytes + measured.spared_bytes) * measured.steps)
 
     return sent
+
+
+def _tried(made: Any) -> Callable[[], list[dict[str, Any]]]:
+    import hipress
+
+    return lambda: [asdict(each) for each in hipress.report(made).tried]
 
 
 def _native(model: nn.Module) -> Callable[[int], int]:

@@ -40,7 +40,7 @@ class Order:
     job: Job
     rank: int
     corpus: str  # .npy file of word numbers
-    rendezvous: str  # a file that does not exist yet
+    rendezvous: str  # URL: a file that does not exist yet, or a host and port
     interface: str
     sharers: int  # ranks whose bytes the interface counts together
 
@@ -68,7 +68,7 @@ def _run(order: Order) -> dict[str, Any]:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=Path(order.rendezvous).as_uri(),
+        init_method=order.rendezvous,
         rank=order.rank,
         world_size=order.job.hosts,
         timeout=timedelta(seconds=order.job.timeout),
@@ -81,6 +81,7 @@ def _run(order: Order) -> dict[str, Any]:
 
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
+    model.take_device(workload, order.rank)
     synchronized = synchronize(model.build(workload), methods.parse(job.method))
     trainer = _Trainer(order, synchronized)
     dist.barrier()
@@ -95,6 +96,7 @@ def _train(order: Order) -> dict[str, Any]:
         "losses": trainer.losses,
         **after.since(before, job.steps - job.warmup, order.sharers),
         "peak_bytes": _peak_bytes(),
+        "tried": synchronized.tried(),
         "identical": None if job.method in methods.ALONE else _identical(synchronized.module),
     }
 
@@ -118,6 +120,8 @@ class _Trainer:
         self._synchronize()
         nn.utils.clip_grad_norm_(self._module.parameters(), self._training.clip)
         self._optimizer.step()
+        if words.is_cuda:
+            torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
         _emit("step", step=step, seconds=self.seconds[-1], loss=self.losses[-1])
@@ -156,7 +160,7 @@ def _identical(module: nn.Module) -> bool:
     """Whether all ranks hold the same parameters, bit by bit."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+        digest.update(parameter.detach().cpu().numpy().tobytes())
     mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)

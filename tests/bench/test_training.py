@@ -25,6 +25,22 @@ def test_a_failed_round_is_dropped_while_another_has_not():
     assert training.merge([failed, failed]).error == "broke"
 
 
+def tried(plan, predicted, measured):
+    return {"plan": plan, "predicted_seconds": predicted, "step_seconds": measured, "verdict": "-"}
+
+
+def test_predictions_are_shown_beside_what_was_measured():
+    plans = [tried("a", 1.1, 1.0), tried("b", 0.5, 1.0), tried("c", 1.0, None)]
+    first = result("hipress:auto", [1.0], tried=plans[:1])
+    merged = training.merge([first, result("hipress:auto", [1.0], tried=plans[1:])])
+    assert merged.tried == plans
+    *table, _, last = training.predictions([merged])
+    assert len(table) == 5
+    assert "| a | 1100 | 1000 | +10% |" in table[3]
+    assert last == "Predictions are off by 30% in the median, at most 50%."
+    assert training.predictions([result("none", [1.0])]) == []
+
+
 @pytest.mark.parametrize("seconds, verdict", [(1.0, "1.000, at most 1.03: met"), (2.0, "MISSED")])
 def test_targets_are_judged(seconds, verdict):
     results = [result("ddp-fp32", [1.0]), result("hipress:auto", [seconds])]

@@ -166,15 +166,16 @@ def expected_gtopk(xs, worker, aggregator, owner):
 
 
 def expected_oktopk(xs, worker, aggregator, owner):
-    """Regions of 64 KB or more, whose owners add from the farthest behind them, selected twice."""
+    """Regions of 64 KB or more, of blocks in turn, whose owners add from the farthest behind them,
+    selected twice."""
     n = len(xs)
     count = max(1, min(n, 4 * len(xs[0]) // (64 << 10)))
     selected = list(xs)
     for rank, x in enumerate(xs):
         selected[rank], worker[rank] = encode(x, worker[rank])
-    blocks, mean = -(-len(xs[0]) // 32), np.zeros_like(xs[0])
+    block, mean = np.arange(len(xs[0])) // 512, np.zeros_like(xs[0])
     for number in range(count):
-        here = slice(*(min(len(mean), 32 * (blocks * i // count)) for i in (number, number + 1)))
+        here = block % count == number
         rank = (owner + number) % n
         total = selected[rank][here].copy()
         for distance in range(1, n):

@@ -47,6 +47,7 @@ def test_version():
         (["--steps", "1"], "1 steps: expected 2 to 100000"),
         (["--output", "/proc"], "'/proc"),  # where root, too, can make no file
         (["--optimizer", "adam"], "unknown optimizer 'adam'; choose from: sgd, adamw"),
+        (["--device", "tpu"], "unknown device 'tpu'; choose from: cpu, cuda"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, tmp_path):

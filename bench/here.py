@@ -1,0 +1,194 @@
+"""A real cluster: the ranks that torchrun, Slurm's srun or MPI's mpirun started.
+
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m bench.training --group here
+    srun -N 2 --ntasks-per-node 1 python -m bench.training --group here
+    mpirun -n 2 -x MASTER_ADDR=HOST python -m bench.training --group here
+
+Each rank starts a process of its own for every method, as for emulated hosts, so that a method that
+fails leaves nothing behind, and the link is probed first. Rank 0 writes what was measured.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import IO, Any
+
+import torch.distributed as dist
+
+from casync.predict.cost import Costs, Line
+from hipress.demo import corpus, runner
+from hipress.demo.job import Job, Result
+from hipress.demo.place import Loopback
+from hipress.errors import HipressError
+from hipress.plan import probe
+from hipress.ranks import meeting as meetings
+from hipress.ranks import nodes
+from hipress.ranks.link import connect
+
+PORT = "29500"
+#: names of the variables that hold a rank's number, their count, and its number on its host
+_STARTERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+}
+
+
+@dataclass(frozen=True)
+class Started:
+    """How this process was started."""
+
+    by: str
+    rank: int
+    ranks: int
+    local: int  # number on its host
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Started:
+        """From what starters set. ValueError where none of them has."""
+        for by, (rank, ranks, local) in _STARTERS.items():
+            if rank in environment and ranks in environment:
+                numbers = (environment[rank], environment[ranks], environment.get(local, "0"))
+                return cls(by, *map(int, numbers))
+        raise ValueError(
+            "the group here measures on ranks that are there: start it on every one, with "
+            "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m bench.training "
+            "--group here, or with srun or mpirun"
+        )
+
+
+def master(environment: Mapping[str, str]) -> str:
+    """Where rank 0 is. ValueError where nothing tells."""
+    if "MASTER_ADDR" in environment:
+        return environment["MASTER_ADDR"]
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if hosts is None:
+        raise ValueError("set MASTER_ADDR to the host of rank 0 on every rank")
+    first = re.match(r"([^\[,]+)(?:\[(\d+))?", hosts)  # such as node[03-07,12] or a,b
+    assert first is not None
+    return first[1] + (first[2] or "")
+
+
+class Cluster:
+    """The ranks, joined by a group of their own; a context manager."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self.started = Started.read(environment)
+        self._address = f"{master(environment)}:{environment.get('MASTER_PORT', PORT)}"
+        self._place = Here(environment.get("GLOO_SOCKET_IFNAME", ""))
+        self.hosts = self._sharers = 0
+        self.link: Costs | None = None
+
+    def __enter__(self) -> Cluster:
+        here = self.started
+        # torchrun's own store lies behind MASTER_PORT, and rank 0 does not make it
+        own = "env://" if here.by == "torchrun" else f"tcp://{self._address}"
+        dist.init_process_group(
+            "gloo", own, rank=here.rank, world_size=here.ranks, timeout=timedelta(minutes=10)
+        )
+        names = self._gathered(socket.gethostname())
+        self.hosts, self._sharers = len(set(names)), names.count(names[here.rank])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.destroy_process_group()
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank tells and writes."""
+        return self.started.rank == 0
+
+    def probe(self) -> None:
+        """Measures the link between the ranks. Raises HipressError."""
+        assert dist.group.WORLD is not None
+        meeting = meetings.meeting(dist.group.WORLD, 600.0)
+        places = meeting.settle({"called": "bench.training"}, nodes.place())
+        topology = nodes.topology_of(None, places, meeting.ranks)
+        group = connect(meeting, "probe")
+        self.link = meeting.attend(lambda: probe.measure_link(group, {}, topology), "the probe")
+
+    @property
+    def sentence(self) -> str:
+        """For the head of a table: real ranks, and what their link can do."""
+        here = self.started
+        hosts = "host" if self.hosts == 1 else "hosts"
+        found = f"{here.ranks} real ranks on {self.hosts} {hosts}, started by {here.by}"
+        if self.link is None:
+            return found
+        one, reduce = self.link.to(1).line, self.link.reduce["float32"].line
+        return f"{found}; to one rank {_speed(one)}, all-reduce {_speed(reduce)}"
+
+    def run(self, job: Job) -> Result:
+        """A method on all ranks; the same result on each. A failure is in it."""
+        numbers = self._in_turn(corpus.prepare)
+        rendezvous = f"tcp://{self._address.rpartition(':')[0]}:{self._port()}"
+        ranks = runner.Ranks([self.started.rank], str(numbers), rendezvous, self._sharers)
+        found = self._gathered(_tried(lambda: runner.watch(self._place, job, ranks)))
+        errors = [each for each in found if isinstance(each, str)]
+        events = [event for each in found if not isinstance(each, str) for event in each]
+        return runner.result(job, events, errors[0] if errors else None)
+
+    def _in_turn(self, call: Callable[[], Any]) -> Any:
+        """First on one rank of each host, and then on the others, which find what that has made."""
+        for turn in (self.started.local == 0, self.started.local != 0):
+            if turn:
+                made = call()
+            dist.barrier()
+        return made
+
+    def _port(self) -> int:
+        """One that is free on rank 0."""
+        port = 0
+        if self.first:
+            with socket.socket() as probe_:
+                probe_.bind(("", 0))
+                port = probe_.getsockname()[1]
+        return int(self._gathered(port)[0])
+
+    def _gathered(self, mine: Any) -> list[Any]:
+        """Of all ranks, in their order."""
+        every: list[Any] = [None] * self.started.ranks
+        dist.all_gather_object(every, mine)
+        return every
+
+
+@dataclass(frozen=True)
+class Here:
+    """This host, with the interface that gloo is told to use; "" where it finds one itself."""
+
+    interface: str
+
+    def start(
+        self,
+        rank: int,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdin: int,
+        stdout: int,
+        stderr: IO[Any],
+    ) -> subprocess.Popen[bytes]:
+        """Starts a program that knows nothing of torchrun, whose store it would go to."""
+        own = {k: v for k, v in environment.items() if not k.startswith("TORCHELASTIC_")}
+        return Loopback().start(
+            rank, arguments, environment=own, stdin=stdin, stdout=stdout, stderr=stderr
+        )
+
+
+def _tried(call: Callable[[], Sequence[Any]]) -> Sequence[Any] | str:
+    """What it gives, or why it could not."""
+    try:
+        return call()
+    except (runner.RunError, OSError, HipressError) as error:
+        return str(error)
+
+
+def _speed(line: Line) -> str:
+    return f"{8e-9 / line.per_byte:.3g} Gbit/s" if line.per_byte else "at any speed"

@@ -1,0 +1,129 @@
+"""Ranks that others started: by whom, where the first one is, and a run over emulated hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.here import Started, master
+from hipress.demo import netns
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "environment, started",
+    [
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, Started("torchrun", 3, 4, 1)),
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"},
+            Started("Slurm", 0, 2, 0),
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+            Started("Open MPI", 1, 2, 0),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "8"}, Started("MPI", 1, 8, 0)),
+    ],
+)
+def test_who_started_it(environment, started):
+    assert Started.read(environment) == started
+
+
+def test_torchrun_within_slurm_is_torchrun():
+    both = {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    assert Started.read(both).by == "torchrun"
+
+
+def test_a_process_that_nobody_started_is_told_how(tmp_path):
+    with pytest.raises(ValueError, match="torchrun --nnodes 2"):
+        Started.read({})
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.training", "--group", "here", "--output", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        env={key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "start it on every one" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "environment, host",
+    [
+        ({"MASTER_ADDR": "10.0.0.7", "SLURM_STEP_NODELIST": "a"}, "10.0.0.7"),
+        ({"SLURM_STEP_NODELIST": "node[03-07,12]"}, "node03"),
+        ({"SLURM_JOB_NODELIST": "alpha,beta"}, "alpha"),
+        ({"SLURM_JOB_NODELIST": "gpu-[1,3]"}, "gpu-1"),
+    ],
+)
+def test_where_the_first_rank_is(environment, host):
+    assert master(environment) == host
+
+
+def test_a_first_rank_that_nothing_names():
+    with pytest.raises(ValueError, match="set MASTER_ADDR"):
+        master({})
+
+
+def check(folder: Path, by: str) -> None:
+    """What was written: real ranks, a probed link, and results of both."""
+    report = json.loads((folder / "here.json").read_text())
+    assert report["place"].startswith(f"2 real ranks on 1 host, started by {by}; to one rank ")
+    assert (report["hosts"], report["rate"]) == (2, "as it is")
+    assert [each["error"] for each in report["results"]] == [None, None]
+    assert report["results"][1]["identical"] is True
+    assert len(report["results"][1]["seconds"]) == 2  # of four two are timed
+    table = (folder / "here.md").read_text()
+    assert "real ranks" in table
+    assert "HiPress int4_group" in table
+
+
+WHAT = ("-m", "bench.training", "--group", "here", "--methods", "none,hipress:int4_group",
+        "--steps", "4", "--rounds", "1", "--output")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_under_torchrun(tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*torchrun, *WHAT, str(tmp_path)], cwd=ROOT, env=environment, check=True, timeout=280
+    )
+    check(tmp_path, "torchrun")
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_under_torchrun_over_emulated_hosts(tmp_path):
+    """A torchrun on each host, as on a cluster: its store lies on the first."""
+    if (why := netns.unavailable()) is not None:
+        pytest.skip(why)
+    with netns.Network(2, "1gbit") as network:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": network.interface,
+        }
+        there = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", network.address(0))
+        children = [
+            network.start(
+                rank,
+                [sys.executable, "-m", "torch.distributed.run", *there, "--master-port", "29511",
+                 "--node-rank", str(rank), *WHAT, str(tmp_path)],
+                environment=environment,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        try:
+            statuses = [child.wait(timeout=250) for child in children]
+        finally:
+            for child in children:
+                child.kill()
+    assert statuses == [0, 0]
+    check(tmp_path, "torchrun")
