@@ -1,0 +1,193 @@
+"""A training step of GPT-2 small on one rank of two, with all but the wire, against DDP's own.
+
+    python -m bench.gpu_step [int4_group topk] [--batch 8] [--length 512] [--repeat 21]
+
+Needs a GPU, CuPy and transformers. What the other rank would send is not there: messages are
+received as they lie in memory, so compressors have payloads of fixed lengths. `ddp` is torch's DDP
+on one rank, whose all-reduce has nothing to do. Results: gpu_step.json.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from casync.codec import Codec
+from casync.graph.graph import Program, build_program
+from casync.graph.plan import Choice, Tensor, partition
+from casync.memory import Memory
+from casync.memory.device import DeviceMemory
+from casync.runtime.executor import Executor
+from casync.topology import Topology
+from casync.transports import Transfer
+from hipress.compat import GradBucket
+from hipress.plan.codecs import compile_codec
+
+RESULTS = Path(__file__).parent / "results"
+RANKS = 2
+WARM = 4  # steps: DDP makes its buckets anew after the first, programs are captured in the third
+STRATEGY = "ps"
+
+
+class NoWire:
+    """An endpoint where nothing travels; see casync.transports.SlotTransport."""
+
+    rank = 0
+    world_size = RANKS
+
+    def exchange(self, transfers: Sequence[Transfer]) -> None:
+        """See SlotTransport: messages that are received stay as they were."""
+
+    def abort(self) -> None:
+        """See SlotTransport."""
+
+    def close(self) -> None:
+        """See SlotTransport."""
+
+
+class Hook:
+    """Synchronizes DDP's buckets by a codec."""
+
+    def __init__(self, model: nn.Module, codec: Codec, memory: Memory, *, capture: bool) -> None:
+        named = [p for p in model.parameters() if p.requires_grad]
+        self._places = {id(p): (i, sum(q.numel() for q in named[:i])) for i, p in enumerate(named)}
+        total = sum(p.numel() for p in named)
+        sides = ("worker", "aggregator") if codec.stateful else ()
+        self._codecs = {codec.name: codec}
+        self._states = {(codec.name, side): codec.init_state(total, len(named)) for side in sides}
+        self.executor = Executor(NoWire(), self._codecs, memory=memory, capture=capture)
+        self._programs: dict[tuple[int, ...], Program] = {}
+        self.step = 0
+
+    def program(self, parameters: Sequence[torch.Tensor]) -> Program:
+        """Of a bucket of these."""
+        key = tuple(self._places[id(p)][0] for p in parameters)
+        if key not in self._programs:
+            starts = [sum(q.numel() for q in parameters[:i]) for i in range(len(parameters))]
+            tensors = [
+                Tensor(str(index), index, start, p.numel(), place)
+                for start, p in zip(starts, parameters, strict=True)
+                for index, place in [self._places[id(p)]]
+            ]
+            (name,) = self._codecs
+            choices = {tensor.name: Choice(name, STRATEGY) for tensor in tensors}
+            flat = Topology.flat(RANKS)
+            parts = partition(tensors, choices, flat, self._codecs)
+            self._programs[key] = build_program(parts, flat, self._codecs, 0)
+        return self._programs[key]
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The average of a bucket."""
+        program = self.program(bucket.parameters())
+        return self.executor.submit(program, bucket.buffer(), self._states, self.step)
+
+
+def install(ddp: DistributedDataParallel, hook: Hook) -> None:
+    """DDP asks for a function, and looks at what it says it takes."""
+
+    def reduce(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return hook.reduce(bucket)
+
+    ddp.register_comm_hook(None, reduce)
+
+
+@contextmanager
+def alone(backend: str) -> Iterator[None]:
+    """A process group of one rank."""
+    with TemporaryDirectory() as folder:
+        where = Path(folder, "store").as_uri()
+        dist.init_process_group(backend, init_method=where, rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def measure(
+    model: nn.Module, tokens: torch.Tensor, hook: Hook | None, repeat: int
+) -> tuple[float, float]:
+    """Median milliseconds of a step's forward and backward pass, and of the host's part of it."""
+    ddp = DistributedDataParallel(model)
+    if hook is not None:
+        install(ddp, hook)
+    wait: Callable[[], None] = torch.cuda.synchronize if tokens.is_cuda else lambda: None
+    whole, host = [], []
+    for number in range(WARM + repeat):
+        ddp.zero_grad(set_to_none=False)
+        wait()
+        begin = perf_counter()
+        ddp(input_ids=tokens, labels=tokens).loss.backward()
+        host.append(1e3 * (perf_counter() - begin))
+        wait()
+        whole.append(1e3 * (perf_counter() - begin))
+        if hook is not None:
+            hook.step = number + 1
+    return statistics.median(whole[WARM:]), statistics.median(host[WARM:])
+
+
+def rows(
+    make: Callable[[], nn.Module],
+    tokens: torch.Tensor,
+    codecs: Mapping[str, Codec],
+    memory: Memory,
+    repeat: int,
+    *,
+    captures: Sequence[bool] = (False, True),
+) -> Iterator[dict[str, Any]]:
+    """What DDP takes, then each codec, not captured and captured."""
+    ways = [(name, capture) for name in codecs for capture in captures]
+    for name, capture in [("ddp", False), *ways]:
+        model = make()
+        hook = Hook(model, codecs[name], memory, capture=capture) if name in codecs else None
+        ms, host = measure(model, tokens, hook, repeat)
+        if hook is not None:
+            hook.executor.close()
+        yield {"codec": name, "captured": capture, "ms": round(ms, 3), "host_ms": round(host, 3)}
+
+
+def _gpt2(device: torch.device) -> nn.Module:
+    """Small, with random weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model: nn.Module = GPT2LMHeadModel(GPT2Config())
+    return model.to(device)
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="compressors of fixed lengths")] = None,
+    batch: int = 8,
+    length: int = 512,
+    repeat: int = 21,
+) -> None:
+    """A step of GPT-2 small."""
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("there is no GPU here")
+    device = torch.device("cuda", torch.cuda.current_device())
+    codecs = {name: compile_codec(name, {}, "cuda") for name in names or ["int4_group", "topk"]}
+    tokens = torch.randint(50257, (batch, length), device=device)
+    with alone("nccl"):
+        found = []
+        memory = DeviceMemory(device)
+        for row in rows(partial(_gpt2, device), tokens, codecs, memory, repeat):
+            found.append(row)
+            typer.echo(json.dumps(row))
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
+             "date": date.today().isoformat(), "batch": batch, "length": length}  # fmt: skip
+    text = json.dumps({**about, "rows": found}, indent=1) + "\n"
+    (RESULTS / "gpu_step.json").write_text(text)
+
+
+if __name__ == "__main__":
+    typer.run(main)
