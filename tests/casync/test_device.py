@@ -1,6 +1,7 @@
 """Ten training steps on a device that is not there: what travels is what the CPU backend sends."""
 
 from contextlib import ExitStack, closing
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import compll
 from casync.graph.graph import build
 from casync.graph.plan import Choice, partition
+from casync.memory.device import DeviceMemory as CudaMemory
 from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.memory import Hub
@@ -89,14 +91,34 @@ def on_cpu(graph, codec):
     return [end.sent for end in ends], averages
 
 
-class Devices:
-    """A device for each of some endpoints, all of one schedule."""
+class GPU(CudaMemory):
+    """The real one, with what tests ask of an emulated one."""
 
-    def __init__(self, ends, name, schedule):
-        self.memories = [DeviceMemory(schedule) for _ in ends]
-        codecs = [compiled(name, **PARAMS.get(name, {})) for _ in ends]
+    made = 0  # nobody counts
+
+    def __init__(self):
+        super().__init__(torch.device("cuda", torch.cuda.current_device()))
+
+    def filled(self, values):
+        return values.to(self.device)
+
+    def download(self, tensor):
+        return tensor.cpu()
+
+
+class Devices:
+    """A device for each of some endpoints, all of one schedule; without one, a GPU for all."""
+
+    def __init__(self, ends, name, schedule=None):
+        self.memories = [DeviceMemory(schedule) if schedule else GPU() for _ in ends]
+        make = compiled if schedule else partial(compll.compile, target="cuda")
+        codecs = [make(name, **PARAMS.get(name, {})) for _ in ends]
         pairs = list(zip(self.memories, codecs, strict=True))
-        self.states = [states_of(codec, memory.tensor) for memory, codec in pairs]
+        self.states = [
+            {key: {n: m.zeros(len(a), m.tensor(a).dtype) for n, a in state.items()}
+             for key, state in states_of(codec).items()}
+            for m, codec in pairs
+        ]  # fmt: skip
         self.executors = [
             Executor(end, {"codec": codec}, memory=memory, timeout=HANG)
             for end, (memory, codec) in zip(ends, pairs, strict=True)
@@ -132,6 +154,23 @@ def test_staged_messages_are_those_of_the_cpu_backend(strategy, name):
             assert all(map(torch.equal, devices.averages(), averages[step]))
             # nothing is made after the first step
             assert not step or devices.made == [memory.made for memory in devices.memories]
+    assert [end.sent for end in ends] == sent
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("strategy, name", PROGRAMS)
+def test_gpu_messages_are_those_of_the_cpu_backend(strategy, name):
+    codec = compll.compile(name, **PARAMS.get(name, {}))
+    graph = graph_by(strategy, codec)
+    programs = [graph.slice(rank) for rank in range(RANKS)]
+    sent, averages = on_cpu(graph, codec)
+    ends = [Recorder(end) for end in Hub(RANKS).endpoints()]
+    with closing(Devices(ends, name)) as devices:
+        for step in range(STEPS):
+            torch.futures.wait_all(devices.submit(programs, step))
+            for executor in devices.executors:
+                executor.settle()
+            assert all(map(torch.equal, devices.averages(), averages[step]))
     assert [end.sent for end in ends] == sent
 
 

@@ -1,0 +1,84 @@
+"""One conformance test for all kinds of memory; that of a GPU where there is one."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from casync.memory.device import DeviceMemory
+from casync.memory.host import HostMemory
+from tests.casync import emulated
+from tests.casync.streams import Schedule
+
+KINDS = ("host", "emulated", "gpu")
+
+
+@pytest.fixture(params=KINDS)
+def memory(request):
+    if request.param == "gpu" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    schedule = Schedule(0)
+    made = {
+        "host": HostMemory,
+        "emulated": lambda: emulated.DeviceMemory(schedule),
+        "gpu": lambda: DeviceMemory(torch.device("cuda", torch.cuda.current_device())),
+    }[request.param]()
+    with schedule.driving() if request.param == "emulated" else nullcontext():
+        yield made
+
+
+def staged(memory, values):
+    """Values in memory of the kind that `copy` takes from the host."""
+    made = memory.staging(4 * len(values))
+    made.view(torch.float32)[:] = torch.tensor(values)
+    return made
+
+
+def fetched(memory, tensor, stream):
+    """What a tensor holds behind all that is in the stream."""
+    target, event = memory.staging(tensor.nbytes), memory.event()
+    stream.run(lambda: memory.copy(target, tensor.view(torch.uint8)))
+    stream.record(event)
+    event.wait()
+    assert event.done()
+    return target.view(torch.float32).tolist()
+
+
+def test_zeros_are_of_the_device_and_zero(memory):
+    stream = memory.stream()
+    made = memory.zeros(3, torch.float32)
+    assert (made.device, made.dtype, made.numel()) == (memory.device, torch.float32, 3)
+    assert memory.zeros(0, torch.int64).numel() == 0
+    begun = memory.event()
+    memory.caller().record(begun)
+    stream.after(begun)
+    assert fetched(memory, made, stream) == [0, 0, 0]
+
+
+def test_a_stream_comes_after_an_event_of_another(memory):
+    one, other = memory.stream(urgent=True), memory.stream()
+    made, event = memory.zeros(2, torch.float32), memory.event()
+    assert event.done()  # it was never recorded
+    source = staged(memory, [1.0, 2.0])
+    one.run(lambda: memory.copy(made.view(torch.uint8), source))
+    one.record(event)
+    other.after(event)
+    other.run(lambda: made.mul_(3.0))
+    assert fetched(memory, made, other) == [3, 6]
+
+
+def test_codecs_and_tensors_see_the_same_memory(memory):
+    made, stream = memory.zeros(4, torch.float32), memory.stream()
+    array = memory.array(made)
+    stream.run(lambda: memory.copy(made.view(torch.uint8), staged(memory, [1.0, 2.0, 3.0, 4.0])))
+    again = memory.tensor(array) if memory.host else array
+    assert fetched(memory, again, stream) == [1, 2, 3, 4]
+
+
+def test_a_future_takes_tensors_of_the_device(memory):
+    made, future = memory.zeros(1, torch.float32), memory.future()
+    stream, done = memory.stream(), memory.event()
+    stream.run(lambda: future.set_result(made))
+    stream.record(done)
+    done.wait()
+    assert future.wait() is made
