@@ -130,18 +130,19 @@ def prepare(
     options: Options,
     group: dist.ProcessGroup,
     facts: Mapping[str, Any],
+    parameters: Callable[[nn.Module], tuple[Param, ...]] = describe,
     adapt: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Session:
     """Agree with the other ranks and plan. See [Note: agreement].
 
     `module`: the model, as no DDP module is needed yet, or the DDP module.
     `facts`: more on which the ranks must agree, such as what DDP will be made with.
-    `adapt`: makes another plan of the one for gradients.
+    `parameters`: those that are synchronized; `adapt`: makes another plan of the one for gradients.
     Raises ConfigError, ConfigMismatch, AgreementTimeout or RankLost; on every rank, if on one.
     """
     meeting = meetings.meeting(group, options.timeout)
     with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
-        params = describe(module)
+        params = parameters(module)
         rules.check_patterns(params, options)
         where = [(param.name, param.device) for param in params]
         placement = place(where, options.transport, backends_of(group))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from hipress import options as options_
 from hipress.adapters.plain import plain_module, refuse_step, values
 from hipress.arguments import group_of
 from hipress.errors import ConfigError, unknown
-from hipress.model import COMPRESSIBLE, frozen_tensors, trainable
+from hipress.model import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
 from hipress.options import Options
 from hipress.plan.gossip import gossip_plan, step_sizes
 from hipress.plan.rules import Plan
@@ -105,7 +106,6 @@ class Gossip:
             )  # fmt: skip
             _check(options, gamma)
             inner = plain_module(model, self)
-            _check_types(inner)
             neighbours = _neighbours(topology, group)
             facts = {
                 "called": "hipress.Gossip",
@@ -115,7 +115,7 @@ class Gossip:
             }
         self.module = model
         adapt = partial(_adapted, links=topology, neighbours=neighbours)
-        self._session = prepare(inner, options, group, facts, adapt)
+        self._session = prepare(inner, options, group, facts, _parameters, adapt)
         self._known = {p for p in inner.parameters() if p.requires_grad}
         self._mixing: Mixing | None = None
         engine: Engine | None = None
@@ -182,13 +182,17 @@ def _check(options: Options, gamma: object) -> None:
         raise ConfigError(f"gamma must be None or a number in (0, 1], got {gamma!r}")
 
 
-def _check_types(model: nn.Module) -> None:
-    for name, parameter in trainable(model):
-        if parameter.dtype not in COMPRESSIBLE:
-            kind = str(parameter.dtype).removeprefix("torch.")
+def _parameters(model: nn.Module) -> tuple[Param, ...]:
+    """What is averaged: dense, also where a gradient is sparse. ConfigError for other types."""
+    params = describe(model)
+    for param in params:
+        if param.dtype not in COMPRESSIBLE:
+            kind = str(param.dtype).removeprefix("torch.")
             raise ConfigError(
-                f"parameter {name!r} is of {kind}; gossip averages float32, float16 and bfloat16"
+                f"parameter {param.name!r} is of {kind}; gossip averages float32, float16 and "
+                "bfloat16"
             )
+    return tuple(replace(param, sparse=False) for param in params)
 
 
 def _nothing() -> None:

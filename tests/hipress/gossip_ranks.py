@@ -166,13 +166,29 @@ def killed(rank, world_size):
     return error_of(gossip.step), error_of(gossip.step)
 
 
+def silent(rank, world_size):
+    """The error where the last rank does not take a second step."""
+    store = dist.distributed_c10d._get_default_store()
+    model = make()
+    gossip = hipress.Gossip(model, "int4_group", timeout=1.0)
+    gossip.step()
+    if rank == world_size - 1:
+        store.wait([f"done/{other}" for other in range(rank)])
+        return None
+    found = error_of(gossip.step)
+    store.set(f"done/{rank}", "")
+    return found
+
+
 def odd(rank, world_size):
-    """Frozen, bfloat16, transposed, tied and empty parameters; rules, chunks and a checksum."""
+    """Frozen, bfloat16, transposed, tied, empty parameters and one whose gradient is sparse;
+    rules, chunks and a checksum."""
     model = nn.Module()
     model.table = nn.Parameter(torch.randn(300, 70) + rank)
     model.turned = nn.Parameter(torch.randn(70, 40).t())
     model.short = nn.Parameter(torch.randn(5000).bfloat16())
     model.tied, model.none = model.table, nn.Parameter(torch.zeros(0))
+    model.words = nn.Embedding(100, 20, sparse=True)
     model.frozen = nn.Parameter(torch.full((3,), float(rank)), requires_grad=False)
     rules = {"short": "fp16", "turned": None}
     gossip = hipress.Gossip(
@@ -189,7 +205,8 @@ def odd(rank, world_size):
     far.append(hipress.consensus_distance(model))
     moved = ((mean(model) - before).norm() / before.norm()).item()
     kept = model.frozen.tolist(), model.turned.stride()
-    return started, far, moved, kept, hipress.report(gossip).why
+    codecs = {d.name: d.codec for d in hipress.report(gossip).decisions}
+    return started, far, moved, kept, codecs
 
 
 def alone(rank, world_size):

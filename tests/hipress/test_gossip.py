@@ -102,14 +102,28 @@ def test_a_rank_that_dies_is_named():
         assert again[0] == "SyncError"
 
 
+def test_a_rank_that_is_silent_is_named():
+    kind, message, seconds = launch(ranks.silent, 2)[0]
+    assert kind == "PeerTimeout"
+    assert "rank 1 did not answer in step 1" in message
+    assert "task `" in message
+    assert seconds < HANG / 4
+
+
 def test_parameters_of_every_kind():
-    for started, (far, near), moved, (frozen, stride), why in launch(ranks.odd, 2):
+    for started, (far, near), moved, (frozen, stride), codecs in launch(ranks.odd, 2):
         assert started == 0
         assert near < 0.02 * far
         assert moved < 1e-3  # of bfloat16
         assert frozen == [0, 0, 0]  # broadcast, and left alone
         assert stride == (1, 40)
-        assert "int4_group" in why
+        assert codecs == {
+            "table": "int4_group",
+            "turned": "uncompressed",
+            "short": "fp16",
+            "none": "uncompressed",
+            "words.weight": "int4_group",
+        }
 
 
 def test_a_single_rank_has_nobody_to_ask():
