@@ -142,7 +142,6 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
 def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     """The engine's buckets; where its plan may change, those of the plan that a state is of."""
     from hipress.sync import checkpoint
-    from hipress.sync.state import Residuals
 
     if engine.tuner is None:
         return engine.buckets
@@ -150,9 +149,10 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     if not saved or saved == engine.plan.by_name:
         return engine.buckets
     plan = engine.tuner.restored(saved)
-    if plan is None or not checkpoint.names_fit(Residuals(engine.params, plan), state):
+    planned = None if plan is None else engine.planned(plan)
+    if planned is None or not checkpoint.names_fit(planned.residuals, state):
         return engine.buckets
-    return engine.planned(plan)
+    return planned
 
 
 def _target(module: Synchronized) -> Any:

@@ -11,7 +11,8 @@ A plan is as good as the step that it makes (casync/predict/timeline.py), so a c
 is judged within the choices for all others: what ends behind the backward pass anyway is not worth
 a codec. First each way (codec and strategy) is taken for all tensors. The best of these is then
 changed tensor by tensor, largest first, again and again until nothing helps or BUDGET steps have
-been simulated. Tensors of a length share a choice, but for the largest.
+been simulated. Tensors of a length share a choice, but for the largest. At last what is found is
+tried with neighbours in a bucket fused before they are compressed: fewer messages, coarser chunks.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Search:
         found = _Found(self, costs, workload or estimate(self.params)).undisturbed()
         ways = sorted(self._ways(), key=lambda way: found.weigh(found.everywhere(way)))
         found.improve(ways[:WAYS])
+        found.fuse()
         return found.plans()
 
     def unplanned(self) -> Plan:
@@ -197,6 +199,17 @@ class _Found:
                 if self._objective.steps >= BUDGET:
                     break
 
+    def fuse(self) -> None:
+        """The same with neighbours fused, if that is faster. Not where it would change what a codec
+        makes of a tensor, nor with states, whose owners would follow from DDP's buckets."""
+        codecs = [self._search._all_codecs[way.codec] for way in self.best if way is not None]
+        possible = all(cuttable(codec) and not codec.stateful for codec in codecs)
+        if self._search.options.scope != "tensor" or not possible:
+            return
+        fused = tuple(way and replace(way, fused=True, cut=1) for way in self.best)
+        if self.weigh(fused) < (1 - WORTH) * self.weigh(self.best):
+            self.best, self._around = fused, {}
+
     def _options(self, kind: int, ways: Sequence[Way]) -> list[Way | None]:
         """What a kind may do: as it does, nothing, another way, or its own with other cuts."""
         now = self.best[kind]
@@ -215,7 +228,7 @@ class _Found:
     def plans(self) -> tuple[Plan, ...]:
         """See Search.plans: of those that have most elements go one way, the best."""
         native = self._plan(self.native)
-        mostly: dict[tuple[str, str] | None, Choices] = {}
+        mostly: dict[tuple[str, str, bool] | None, Choices] = {}
         for choices in (self.best, *sorted(self._known, key=self.weigh)):
             mostly.setdefault(self._mainly(choices), choices)
         mostly.pop(None, None)
@@ -227,13 +240,13 @@ class _Found:
             why += ", and with no compressor nearly as little"
         return (*tried, replace(native, why=why))
 
-    def _mainly(self, choices: Choices) -> tuple[str, str] | None:
+    def _mainly(self, choices: Choices) -> tuple[str, str, bool] | None:
         """The codec and strategy of most elements that have one, whatever the cuts; None where
         few have."""
-        elements: Counter[tuple[str, str]] = Counter()
+        elements: Counter[tuple[str, str, bool]] = Counter()
         for kind, way in zip(self._kinds[: self._free], choices, strict=False):
             if way is not None:
-                elements[way.codec, way.strategy] += sum(param.numel for param in kind)
+                elements[way.codec, way.strategy, way.fused] += sum(param.numel for param in kind)
         total = sum(param.numel for kind in self._kinds[: self._free] for param in kind)
         few = elements.total() <= SHARE * total
         return None if few else max(elements, key=lambda way: elements[way])
@@ -256,7 +269,8 @@ class _Found:
         used = {decision.codec for decision in decisions.values()}
         codecs = {key: codec for key, codec in search._all_codecs.items() if key in used}
         ordered = tuple(decisions[param.index] for param in search.params)
-        return Plan(ordered, search.topology, codecs, seconds=seconds)
+        fused = any(way is not None and way.fused for way in choices)
+        return Plan(ordered, search.topology, codecs, seconds=seconds, fused=fused)
 
     def _decision(self, kind: int, param: Param, way: Way | None, choices: Choices) -> Decision:
         around = self._around.get(kind, {}) if choices == self.best else {}

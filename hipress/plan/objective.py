@@ -34,11 +34,12 @@ class Way:
     codec: str  # its key in a plan
     strategy: str
     cut: int = 1  # times the usual partitions
+    fused: bool = False  # with its neighbours in the bucket, before it is compressed
 
     @property
     def label(self) -> str:
         """Such as `int4_group (ps)`."""
-        return f"{self.codec} ({self.strategy})"
+        return f"{self.codec} ({self.strategy}{', fused' * self.fused})"
 
     def partitions(self, numel: int, codec: Codec, topology: Topology) -> int:
         """Of a tensor of this length; a codec that must not be cut is not."""
@@ -131,11 +132,14 @@ class Objective:
 
     def _item(self, params: Sequence[Param], way: Way) -> Item:
         codec = self._codecs[way.codec]
-        turns = self._topology.turns(strategies.load(way.strategy).SPREADS)
-        small = [p for p in params if p.numel * FLOAT_BYTES < WHOLE_BYTES]
-        large = [p for p in params if p.numel * FLOAT_BYTES >= WHOLE_BYTES]
-        parts = min(len(small), max(1, len(turns)))
-        parts += sum(self._chunks(p.numel, way, codec, max(1, len(turns))) for p in large)
+        owners = max(1, len(self._topology.turns(strategies.load(way.strategy).SPREADS)))
+        lengths = [p.numel for p in params]
+        if way.fused:
+            lengths = [sum(lengths)]
+        small = sum(length * FLOAT_BYTES < WHOLE_BYTES for length in lengths)
+        large = [length for length in lengths if length * FLOAT_BYTES >= WHOLE_BYTES]
+        parts = min(small, owners)
+        parts += sum(self._chunks(length, way, codec, owners) for length in large)
         gradient = FLOAT_BYTES * sum(p.numel for p in params)
         payload = sum(self._payload(p, way.codec) for p in params)
         return Item(gradient, payload, parts, codec.additive or "float32")

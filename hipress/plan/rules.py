@@ -54,6 +54,7 @@ class Plan:
     why: str = ""
     downs: Mapping[str, str] = field(default_factory=dict)  # by codec: that of owners, if another
     seconds: float = 0.0  # predicted of a step; 0 where nothing was predicted
+    fused: bool = False  # whether neighbours in a bucket that have one codec are compressed as one
 
     @property
     def compresses(self) -> bool:
@@ -64,7 +65,8 @@ class Plan:
     def label(self) -> str:
         """Such as `bf16 (allreduce) and int4_group (ps)`."""
         used = {(d.codec.partition("(")[0], d.strategy) for d in self.decisions if d.codec}
-        return " and ".join(f"{codec} ({way})" for codec, way in sorted(used)) or "no compression"
+        text = " and ".join(f"{codec} ({way})" for codec, way in sorted(used)) or "no compression"
+        return text + ", fused" * self.fused
 
     def down(self, key: str) -> Codec:
         """What owners encode with where workers encode with codec `key`."""
@@ -76,13 +78,16 @@ class Plan:
 
     @property
     def by_name(self) -> dict[str, list[str | int]]:
-        """Codec ("": none), strategy and partitions of each parameter, as states hold them."""
-        return {d.name: [d.codec or "", d.strategy, d.partitions] for d in self.decisions}
+        """Codec ("": none), strategy, partitions and whether fused (0, 1) of each parameter, as
+        states hold them."""
+        fused = int(self.fused)
+        return {d.name: [d.codec or "", d.strategy, d.partitions, fused] for d in self.decisions}
 
     def facts(self) -> list[dict[str, Any]]:
         """What all ranks must have in common, as JSON takes it."""
         keys = ("name", "codec", "strategy", "partitions")
-        return [{key: getattr(d, key) for key in keys} for d in self.decisions]
+        fused = {"fused": self.fused}
+        return [{key: getattr(d, key) for key in keys} | fused for d in self.decisions]
 
 
 def restored(
@@ -95,15 +100,16 @@ def restored(
     if saved.keys() != {param.name for param in params}:
         return None
     decisions = []
+    fused = any(way[3] for way in saved.values())
     for param in params:
-        key, strategy, cut = saved[param.name]
+        key, strategy, cut, _ = saved[param.name]
         if key not in ("", *codecs) or strategy not in strategies.list_strategies():
             return None
         why = "as it was when the state was saved"
         decisions.append(Decision(param.name, param.numel, key or None, strategy, cut, why))
     used = {decision.codec for decision in decisions}
     kept = {key: codec for key, codec in codecs.items() if key in used}
-    return Plan(tuple(decisions), topology, kept, why)
+    return Plan(tuple(decisions), topology, kept, why, fused=fused)
 
 
 def fixed_plan(

@@ -74,7 +74,7 @@ class BucketPlans:
         """memory: of states; by default the host's."""
         self._params, self.plan = params, plan
         self._rank, self._topology = rank, plan.topology
-        self._merges = options.scope != "tensor"
+        self._merges = plan.fused or options.scope != "tensor"
         owners = assign_owners([p.numel for p in params], plan.topology.world_size)
         self._owners = {p.name: owners[p.index] for p in params}
         self.residuals = Residuals(
@@ -106,6 +106,8 @@ class BucketPlans:
     def adopt(self, before: BucketPlans) -> set[int]:
         """Take over the states of parameters that go as before, but for parameters of their codec;
         which these are."""
+        if before._merges != self._merges:  # owners are others
+            return set()
         same = {index for index in before.residuals.places if self._alike(before.plan, index)}
         copied = before.residuals.copy(same)
         for index in same - self.residuals.places.keys():

@@ -162,7 +162,8 @@ def _check_types(saved: Mapping[str, Any]) -> None:
 
 
 def _is_way(way: object) -> bool:
-    return isinstance(way, list) and [type(each) for each in way] == [str, str, int] and way[2] > 0
+    kinds = [str, str, int, int]
+    return isinstance(way, list) and [type(each) for each in way] == kinds and way[2] > 0
 
 
 def _tensors_by_side(sides: object) -> bool:

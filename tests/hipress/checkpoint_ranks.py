@@ -121,7 +121,7 @@ def state_errors(ddp, state):
         "list": {"state": []},
         "strategies": {"strategies": 1},
         "compressors": {"compressors": 1},
-        "plan": {"plan": {"second.weight": ["int8_fake", "ps", 0]}},
+        "plan": {"plan": {"second.weight": ["int8_fake", "ps", 0, 0]}},
         "values": {"state": state["state"] | {"second.weight": {"worker": {"residual": [1]}}}},
         "side": {"state": state["state"] | {"second.weight": {"owner": values["worker"]}}},
     }.items():

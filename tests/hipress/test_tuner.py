@@ -23,7 +23,7 @@ from tests.tiers import first_fast
 
 CHAINS = {
     2: ["int8", "int8", "sparse", "sparse", NATIVE, "ring", "all", "int8", "ring", NATIVE],
-    4: ["nodes", "nodes", "int8", "nodes", "sparse", NATIVE],
+    4: ["nodes", "nodes", "int8", "fused", "nodes", "fused", "fused", "sparse", NATIVE],
 }
 
 

@@ -56,6 +56,8 @@ PLANS = {
 def made(params, name, topology) -> Plan:
     if name == NATIVE:
         return Plan(tuple(raw(p, "asked for") for p in params), topology)
+    if name == "fused":
+        return dataclasses.replace(made(params, "int8", topology), fused=True)
     codec, strategy = PLANS[name]
     wanted = options.make(codec(), strategy=strategy, min_size=0)
     return fixed_plan(params, codec(), wanted, topology)
