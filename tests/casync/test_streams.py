@@ -190,7 +190,7 @@ class Silent(HostMemory):
 
 
 def test_issuing_takes_the_host_at_most_30_microseconds_a_task():
-    """Of a core, without the calls of CUDA: 8 on a quiet one."""
+    """Of a core, without the codecs and the calls of CUDA: 8 on a quiet one."""
     program = graph_of([70000] * 8, "ring", "exact", 4).slice(0)
     end = FakeEnd(Meeting(4), 0, lambda *_: None)
     bucket, took = torch.zeros(8 * 70000), []
