@@ -14,7 +14,7 @@ from casync.memory.device import DeviceMemory
 from casync.memory.host import HostMemory
 from hipress.errors import ConfigError, unknown
 
-__all__ = ["NCCL", "ON_HOST", "TRANSPORTS", "Placement", "backends_of", "place"]
+__all__ = ["NCCL", "ON_HOST", "TRANSPORTS", "Placement", "backends_of", "by_gloo", "place"]
 
 #: by name, how NCCL is called: see casync/nccl/
 NCCL = {"nccl": "distributed", "nccl4py": "nccl4py", "pynccl": "pynccl"}
@@ -107,6 +107,11 @@ def place(
 def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
     """The backend of a process group for each type of device, such as {"cpu": "gloo"}."""
     return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+
+
+def by_gloo(group: dist.ProcessGroup) -> bool:
+    """Whether a group moves GPU memory by gloo, if at all."""
+    return isinstance(group, dist.ProcessGroupGloo) or backends_of(group).get("cuda") == "gloo"
 
 
 def _host_transport(transport: str, backends: Mapping[str, str]) -> str:

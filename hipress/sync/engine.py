@@ -21,7 +21,7 @@ from casync.memory import Memory
 from casync.runtime.counters import Counters
 from casync.transports.distributed import transport_error
 from hipress import compat
-from hipress.devices import ON_HOST, Placement
+from hipress.devices import ON_HOST, Placement, by_gloo
 from hipress.errors import ConfigError, HipressError, SyncError
 from hipress.model import Param
 from hipress.options import Options
@@ -138,6 +138,8 @@ class Engine:
         self._meeting = meeting
         self.name = meeting.ranks[rank]  # this rank's global number
         self._memory = memory or placement.memory()
+        # of uncompressed buckets: gloo's futures do not order streams behind its copies
+        self._through_host = not placement.on_host and by_gloo(group)
         self.buckets = BucketPlans(params, plan, options, rank, self._memory)
         self._tuner = tuner
         self._owed: dict[int, torch.Tensor] = {}  # see `_switch`
@@ -387,7 +389,10 @@ class Engine:
 
     def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""
-        return average(buffer, self.group, self.options.timeout)
+        if not self._through_host or buffer.is_sparse:
+            return average(buffer, self.group, self.options.timeout)
+        averaged = average(buffer.cpu(), self.group, self.options.timeout)
+        return map_future(averaged, buffer.copy_, self._memory.future())
 
     def _not_begun(self, error: Exception) -> Exception:
         if isinstance(error, CasyncError | HipressError):
