@@ -48,7 +48,23 @@ def encoded(kernels, codec, x, step):
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64-v2"])
 @pytest.mark.parametrize(
     "name",
-    first_fast(["fp16", "topk", "threshold", "onebit_group", "int4_group", "terngrad", "natural"]),
+    first_fast(
+        [
+            "fp16",
+            "topk",
+            "threshold",
+            "onebit_group",
+            "int4_group",
+            "terngrad",
+            "natural",
+            "stc",
+            "tern_group",
+            "threelc",
+            "sketch",
+            "dithering",
+            "inceptionn",
+        ]
+    ),
 )
 def test_narrower_vectors_give_the_same_bits(name, processor, empty, monkeypatch, rng):
     if not llvm.get_process_triple().startswith("x86_64"):
@@ -128,7 +144,14 @@ GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["topk", "threshold", "adaptive_threshold", "wangni"])
+@pytest.mark.parametrize(
+    "name",
+    ["topk", "threshold", "adaptive_threshold", "wangni"]
+    + [
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("stc", "qsparse", "dithering", "inceptionn", "sketch", "threelc")
+    ],
+)
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_a_selection_equals_the_reference(gradient, name, rng):
     """A batch of pieces, some larger than the sample by which the threshold is found."""

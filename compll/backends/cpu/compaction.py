@@ -12,7 +12,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, I1, I8, I32, I64, Builder
+from compll.backends.cpu.builder import F32, I1, I8, I32, I64, PTR, Builder, Variable, at, number
 from compll.ir.tile import Compact
 
 #: whether this processor puts lanes together at once, which is cheaper than a branch around it
@@ -110,3 +110,25 @@ class Compaction:
         full = f"llvm.experimental.vector.compress.v{kind.count}{letter}"
         known = b.declared(full, kind, [kind, hit.type, kind])
         return b.call(known, [value, hit, ir.Constant(kind, ir.Undefined)])
+
+
+def expanded(b: Builder, place: Any, hit: Any, bits: Any) -> Any:
+    """The next float32 values from an address on, in order, in the lanes of `hit`, which `bits` has
+    as a number; zeros in the others."""
+    width = hit.type.count
+    kind = ir.VectorType(F32, width)
+    zeros = ir.Constant(kind, [0.0] * width)
+    if COMPRESSES:
+        expand = b.declared(f"llvm.masked.expandload.v{width}f32", kind, [PTR, hit.type, kind])
+        return b.call(expand, [place, hit, zeros])
+    found = Variable(b, zeros)
+    with b.if_then(b.icmp_unsigned("!=", bits, number(I32, 0))):
+        # without a branch, all lanes read: those behind the last value that one
+        last, taken, lanes = b.sub(b.ctpop(bits), number(I32, 1)), number(I32, 0), zeros
+        for lane in range(width):
+            own = b.select(b.icmp_unsigned("<", taken, last), taken, last)
+            value = b.load(at(b, place, b.mul(b.zext(own, I64), number(I64, 4))), typ=F32, align=1)
+            lanes = b.insert_element(lanes, value, number(I32, lane))
+            taken = b.add(taken, b.and_(b.lshr(bits, number(I32, lane)), number(I32, 1)))
+        found.set(b.select(hit, lanes, zeros))
+    return found.get()

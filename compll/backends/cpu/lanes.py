@@ -24,6 +24,7 @@ from compll.backends.cpu.builder import (
     loop,
     number,
 )
+from compll.backends.cpu.compaction import count_bits, expanded
 from compll.backends.cpu.lane_folds import Folds
 from compll.backends.cpu.lane_stores import Stores
 from compll.backends.cpu.storages import item_bytes, load_as
@@ -164,14 +165,13 @@ class Lanes:
         """The next elements of an array, in order, where a condition holds, and zeros elsewhere."""
         b, w = self.b, self.width
         inside = self.masked(self.value(v.args[0]), 0)
-        taken, kind = self.walk.taken[v.attr.name], ir.VectorType(F32, w)
+        taken = self.walk.taken[v.attr.name]
         place = at(
             b, self.walk.pointers[f"spread {v.attr.name}"], b.mul(taken.get(), number(I64, 4))
         )
-        expand = b.declared(f"llvm.masked.expandload.v{w}f32", kind, [PTR, inside.type, kind])
-        found = b.call(expand, [place, inside, ir.Constant(kind, [0.0] * w)])
-        count = b.zext(b.ctpop(b.bitcast(inside, ir.IntType(w))), I64)
-        taken.set(b.add(taken.get(), count))
+        bits = b.zext(b.bitcast(inside, ir.IntType(w)), I32)
+        found = expanded(b, place, inside, bits)
+        taken.set(b.add(taken.get(), count_bits(b, bits)))
         return found
 
     def op_bucket(self, v: Value) -> Any:
