@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 
 from casync.errors import PlanError
-from casync.nccl import Connect, Library, distributed
+from casync.nccl import Communicator, Connect, Library, distributed
 from casync.nccl.meet import Store, through_store
 from casync.nccl.nccl4py import Nccl4py
 from casync.nccl.pynccl import Pynccl
@@ -28,7 +29,17 @@ def connect_by(
     Raises PlanError where the binding is unknown or missing.
     """
     if name == "distributed":
-        return distributed.connector(ranks, timeout, device)
+        return _on(device, distributed.connector(ranks, timeout, device))
     if name not in _LIBRARIES:
         raise PlanError(f"unknown binding of NCCL {name!r}; one of {', '.join(BINDINGS)}")
-    return through_store(_LIBRARIES[name](), store, rank, timeout)
+    return _on(device, through_store(_LIBRARIES[name](), store, rank, timeout))
+
+
+def _on(device: torch.device, connect: Connect) -> Connect:
+    """With it as the current device, which NCCL takes for a communicator's."""
+
+    def there(ranks: Sequence[int]) -> Communicator:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            return connect(ranks)
+
+    return there

@@ -74,6 +74,7 @@ class Executor:
         checksum: bool = False,
         waits: bool = False,
         capture: bool = False,
+        owns: bool = False,
     ) -> None:
         """`codecs`: looked up as a program's buffers are made. `memory`: of buckets and states; by
         default the host's. On a device, over a transport of the host's, payloads are staged in
@@ -83,7 +84,8 @@ class Executor:
         thread that does; what it returns is entered for as long as that takes: for profilers.
         `ranks`: what errors call the transport's ranks besides their numbers, as global ones.
         `delay`: called with the text of each task in its lane before it takes effect; for tests
-        that expose missing waits. The transport stays the caller's to close.
+        that expose missing waits.
+        `owns`: close() closes the transport, too, which else stays the caller's.
         `watch`: notice within seconds that a peer is gone, also amid a message. It takes a thread
         per peer, and close() breaks the transport's connections.
         `deferred`: states, by codec, that wait while what is encoded is zero; see
@@ -106,7 +108,7 @@ class Executor:
         self._codecs = codecs
         self._seed = seed
         self._deferred = dict(deferred or {})
-        self._checksum, self._waits = checksum, waits
+        self._checksum, self._waits, self._owns = checksum, waits, owns
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
         self._process = os.getpid()  # see [Note: fork] in exits.py
         self._lock = threading.Lock()
@@ -220,7 +222,9 @@ class Executor:
         name = self._names[self._here[0]]
         self._end(ExecutorClosed(f"rank {name}: the executor was closed"))
         self._lanes.close(_PATIENCE)
-        self._transport = None  # see let_go in communication.py
+        transport, self._transport = self._transport, None  # see let_go in communication.py
+        if self._owns and transport is not None:
+            transport.close()
 
     @property
     def _forked(self) -> bool:
@@ -342,7 +346,7 @@ class Executor:
             self._queued.clear()
         self._lanes.drop()
         broken = bool(jobs) or not isinstance(error, ExecutorClosed)
-        if self._transport is not None and (broken or self._watches):
+        if self._transport is not None and (broken or (self._watches and self._tags)):
             self._transport.abort()  # before callers go on, whose buckets it may still write
         for job in jobs:
             job.future.set_exception(error)  # type: ignore[arg-type] # torch types it as a value

@@ -94,9 +94,14 @@ class NcclTransport:
         self._end(TransportAborted(f"rank {self._rank} closed its communicators"))
 
     def close(self) -> None:
-        """See SlotTransport. What is under way ends first, or at the time-out."""
+        """See SlotTransport. What is under way ends first, or at the time-out.
+
+        Ranks that share memory close together: aborting would take it from one that still reads.
+        """
         self._watchdog.close()
-        self._all(lambda communicator: communicator.close())
+        if self._error is None:
+            self._error = TransportAborted(f"rank {self._rank} closed its communicators")
+            self._all(lambda communicator: communicator.close())
 
     @contextmanager
     def _blocking(self, names: Sequence[str]) -> Iterator[None]:

@@ -140,20 +140,29 @@ class Codec:
             raise UsageError(f"{self.name}: there is no memory for {n} elements") from None
 
     @on_stream
-    def encode(self, x: F32, *, state: State | None = None, seed: int = 0, step: int = 0) -> U8:
+    def encode(
+        self,
+        x: F32,
+        *,
+        state: State | None = None,
+        seed: int = 0,
+        step: int = 0,
+        capacity: int | None = None,
+    ) -> U8:
         """The payload of x, float32 [n], as uint8.
 
         With a state (from init_state(n)), error feedback is applied and the state updated in the
         same passes. Equal (x, state, seed, step) give equal bytes on every backend, but for the
         last bits of singular vectors. With NaN, infinity or overflow, what decode gives is equal,
-        but for the bits of a NaN.
+        but for the bits of a NaN. capacity: bytes at most, see encode_batch.
         """
         flat = self.arrays.vector(x, self.name)
         n = len(flat)
         out = self.arrays.empty(self.payload_bytes(n), "uint8")
         used = self.encode_batch(
-            flat, _one(n), out, np.zeros(1, np.int64), state=state, seed=seed, step=step
-        )
+            flat, _one(n), out, np.zeros(1, np.int64), state=state, seed=seed, step=step,
+            capacity=None if capacity is None else np.array([capacity]),
+        )  # fmt: skip
         payload: U8 = out[: int(used[0])]
         return payload
 

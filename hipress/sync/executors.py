@@ -48,6 +48,7 @@ def start_executor(
         deferred=deferred,
         waits=True,
         capture=options.capture,
+        owns=True,
     )
     made.append(executor)
     return executor

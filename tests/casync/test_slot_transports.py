@@ -20,6 +20,7 @@ from casync.nccl.bindings import BINDINGS, connect_by
 from casync.nccl.meet import through_store
 from casync.nccl.nccl4py import Nccl4py
 from casync.nccl.pynccl import Pynccl
+from casync.runtime.executor import Executor
 from casync.transports import Transfer
 from casync.transports.nccl import NcclTransport
 from casync.transports.rendezvous import Meeting
@@ -378,3 +379,12 @@ def test_every_strategy_over_nccl_has_the_bits_of_the_executor(
             for program in programs:
                 program.result(HANG)
             assert all(map(torch.equal, buckets, wanted))
+
+
+@pytest.mark.parametrize("owns", [False, True])
+def test_an_executor_closes_the_transport_that_it_owns(owns, monkeypatch):
+    end, told = Meeting(2).endpoints()[0], []
+    monkeypatch.setattr(end, "close", lambda: told.append("closed"))
+    monkeypatch.setattr(end, "abort", lambda: told.append("aborted"))
+    Executor(end, CODECS, watch=True, owns=owns).close()
+    assert told == ["closed"] * owns  # without any run nothing is torn
