@@ -183,9 +183,12 @@ def _check(options: Options, gamma: object) -> None:
 
 
 def _parameters(model: nn.Module) -> tuple[Param, ...]:
-    """What is averaged: dense, also where a gradient is sparse. ConfigError for other types."""
+    """What is averaged: dense, also where a gradient is sparse. ConfigError for other types, and
+    other devices."""
     params = describe(model)
     for param in params:
+        if param.device.type != "cpu":
+            raise ConfigError(f"parameter {param.name!r} is on {param.device}; gossip is for CPUs")
         if param.dtype not in COMPRESSIBLE:
             kind = str(param.dtype).removeprefix("torch.")
             raise ConfigError(

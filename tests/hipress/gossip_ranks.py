@@ -141,6 +141,7 @@ def refusals(rank, world_size):
         for title, (name, options) in asked.items()
     }
     found["double"] = error_of(hipress.Gossip, make().double(), "topk")
+    found["device"] = error_of(hipress.Gossip, make().to("meta"), "topk")
     found["ddp"] = error_of(hipress.Gossip, nn.parallel.DistributedDataParallel(make()), "topk")
     model = make()
     sync = hipress.Synchronizer(model, "none")

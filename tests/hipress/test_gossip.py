@@ -72,6 +72,7 @@ REFUSALS = {
     "other gamma": "ranks disagree on gamma: rank 0: 0.1, rank 2: 0.2",
     "one rank": "gamma must be None or a number in (0, 1], got 2",
     "double": "'scale' is of float64",
+    "device": "'scale' is on meta; gossip is for CPUs",
     "ddp": "a Gossip takes a module without DDP",
     "twice": "synchronizes 'scale' of the model already",
     "distance": "has others than rank",
