@@ -3,17 +3,36 @@
 import dataclasses
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from casync.errors import CasyncError, DeadlockError, PeerTimeout
-from casync.graph.tasks import Recv, Send, parse_task
+from casync.estimates import Estimate
+from casync.graph.graph import build_program
+from casync.graph.plan import Choice, partition
+from casync.graph.tasks import DecodeRounds, EncodeRound, Recv, Send, parse_task
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
+from casync.strategies import list_strategies
+from casync.strategies.gossip import grid
+from casync.topology import Topology
 from casync.transports.rendezvous import Meeting
-from tests.casync.fakes import CODECS, PAIRS, gradients, graph_of, meet, states_of
+from tests.casync.fakes import (
+    CODECS,
+    PAIRS,
+    gradients,
+    graph_of,
+    planned,
+    replay,
+    states_of,
+    tensors_of,
+)
 from tests.casync.streams import FakeEnd, FakeMemory, Schedule, poison
+from tests.casync.test_rounds import Twice
+from tests.casync.test_vote import Voter
+from tests.patience import HANG
 from tests.tiers import first_fast
 
 LENGTHS = (7, 31, 5000)  # the last one in regions
@@ -21,24 +40,61 @@ TOTAL = sum(LENGTHS)
 STEPS = 2
 
 
+class Case:
+    """What all ranks run, with which codecs, and states made by `states(codecs)`."""
+
+    def __init__(self, programs, codecs=CODECS, states=lambda codecs: states_of(TOTAL)):
+        self.programs, self.size = programs, len(programs)
+        self.codecs = codecs if isinstance(codecs, list) else [codecs] * self.size
+        self._states = states
+
+    def states(self):
+        return [self._states(own) for own in self.codecs]
+
+    def expected(self):
+        """By threads, over a transport without tags: averages of each step, and the states."""
+        states, ends, found = self.states(), Meeting(self.size, HANG).endpoints(), []
+        with ThreadPoolExecutor(self.size) as pool:
+            for number in range(STEPS):
+                buckets = gradients(TOTAL, self.size, seed=number)
+                given = zip(self.programs, ends, self.codecs, buckets, states, strict=True)
+                for future in [pool.submit(replay, *each, number) for each in given]:
+                    future.result()
+                found += buckets
+        return found + flat(states)
+
+
+def flat(states):
+    """As tensors."""
+    arrays = (each[name] for state in states for each in state.values() for name in each)
+    return [torch.from_numpy(array) for array in arrays]
+
+
+def payloads(task, program):
+    """What a task uses; the last one of a part's rounds uses all of them."""
+    if not isinstance(task, DecodeRounds):
+        return [task.payload]
+    return [t.payload for t in program.tasks if isinstance(t, EncodeRound) and t.part == task.part]
+
+
 class World:
     """Ranks on fake streams. A payload is poisoned as soon as nothing in its run reads it."""
 
-    def __init__(self, graph, schedule):
-        self.graph, self.schedule = graph, schedule
-        meeting = Meeting(graph.world_size)
-        ranks = range(graph.world_size)
+    def __init__(self, case, schedule):
+        self.size, self.schedule = case.size, schedule
+        meeting, ranks = Meeting(case.size), range(case.size)
         self.memories = [FakeMemory(schedule) for _ in ranks]
-        self.programs = [graph.slice(rank) for rank in ranks]
-        self.readers = [Counter(task.payload for task in p.tasks) for p in self.programs]
+        self.programs = case.programs
+        self.readers = [Counter(n for t in p.tasks for n in payloads(t, p)) for p in self.programs]
         self.left = [{} for _ in ranks]
         self.freed = []
         self.executors = [
-            Executor(FakeEnd(meeting, rank, self.used), CODECS, memory=self.memories[rank],
+            Executor(FakeEnd(meeting, rank, self.used), case.codecs[rank],
+                     memory=self.memories[rank],
                      delay=lambda text, rank=rank: self.used(rank, text))
             for rank in ranks
         ]  # fmt: skip
-        self.states = [states_of(TOTAL) for _ in ranks]
+        self.states = case.states()
         self.averages = {}
 
     def used(self, rank, text):
@@ -46,16 +102,17 @@ class World:
         for tensor in self.freed:
             poison(tensor)
         self.freed.clear()
-        payload = parse_task(text).payload
-        left = self.left[rank].setdefault(payload, self.readers[rank][payload])
-        self.left[rank][payload] = left - 1 or self.readers[rank][payload]
-        if left == 1:
-            prepared = self.executors[rank]._prepared[self.programs[rank]]
-            self.freed.append(prepared._slots[payload].tensor)
+        program = self.programs[rank]
+        for payload in payloads(parse_task(text), program):
+            left = self.left[rank].setdefault(payload, self.readers[rank][payload])
+            self.left[rank][payload] = left - 1 or self.readers[rank][payload]
+            if left == 1:
+                prepared = self.executors[rank]._prepared[program]
+                self.freed.append(prepared._slots[payload].tensor)
 
     def step(self, number):
         """Submit a bucket of every rank, whose values come late."""
-        for rank, values in enumerate(gradients(TOTAL, self.graph.world_size, seed=number)):
+        for rank, values in enumerate(gradients(TOTAL, self.size, seed=number)):
             bucket = torch.full_like(values, float("nan"))
             self.memories[rank].users.run(lambda b=bucket, v=values: b.copy_(v))
             future = self.executors[rank].submit(
@@ -67,27 +124,45 @@ class World:
         self.averages[number, rank] = done.value().clone()
 
     def run(self):
-        """The averages of all steps, by step and rank; they must be equal on all ranks."""
+        """The averages of all steps, by step and rank, and the states."""
         for number in range(STEPS):
             self.step(number)
         self.schedule.run()
         for executor in self.executors:
             executor.close()
-        return [self.averages[n, r] for n in range(STEPS) for r in range(self.graph.world_size)]
+        steps = [self.averages[n, r] for n in range(STEPS) for r in range(self.size)]
+        return steps + flat(self.states)
 
 
-def program_of(strategy, codec, world_size=3):
-    return graph_of(LENGTHS, strategy, codec, world_size, whole_bytes=4000)
+def slices(graph):
+    return [graph.slice(rank) for rank in range(graph.world_size)]
 
 
-def expected(graph):
-    """By the threads of the host, over a transport without tags."""
-    states, found = [states_of(TOTAL) for _ in range(graph.world_size)], []
-    for number in range(STEPS):
-        buckets = gradients(TOTAL, graph.world_size, seed=number)
-        meet(graph, buckets, states, number)
-        found += buckets
-    return found
+def case_of(strategy, codec, size=3):
+    if strategy == "gossip":
+        return gossip(codec, size)
+    if codec in ("voter", "twice"):
+        codecs = {"voter": Voter(), "twice": Twice()}
+        choices = {t.name: Choice(codec, strategy, 2) for t in tensors_of(LENGTHS)}
+        graph = planned(tensors_of(LENGTHS), choices, size, codecs)
+        return Case(slices(graph), codecs, worker_states)
+    return Case(slices(graph_of(LENGTHS, strategy, codec, size, whole_bytes=4000)))
+
+
+def worker_states(codecs):
+    return {(key, "worker"): codec.init_state(TOTAL) for key, codec in codecs.items()}
+
+
+def gossip(codec, size):
+    """Each rank has codecs of its own, which know its neighbours."""
+    flat_ = Topology.flat(size)
+    codecs = [
+        {codec: Estimate(CODECS[codec], grid("ring", size).neighbours(r))} for r in range(size)
+    ]
+    choices = {t.name: Choice(codec, "gossip:ring", 2) for t in tensors_of(LENGTHS)}
+    parts = partition(tensors_of(LENGTHS), choices, flat_, codecs[0], whole_bytes=4000)
+    programs = [build_program(parts, flat_, own, rank) for rank, own in enumerate(codecs)]
+    return Case(programs, codecs, worker_states)
 
 
 def same(one, other):
@@ -96,35 +171,40 @@ def same(one, other):
 
 #: with feedback where the strategy carries it
 PROGRAMS = sorted(dict(sorted(PAIRS, key=lambda pair: (pair[1] == "sign", pair))).items())
+PROGRAMS += [("vote", "voter"), ("allreduce", "twice"), ("gossip", "sparse")]
 
 
-def refuse_difference(graph, orders):
-    wanted = expected(graph)
+def refuse_difference(case, orders):
+    wanted = case.expected()
     for seed in range(orders):
-        assert same(World(graph, Schedule(seed)).run(), wanted), f"schedule {seed}"
+        assert same(World(case, Schedule(seed)).run(), wanted), f"schedule {seed}"
+
+
+def test_every_strategy_is_there():
+    assert {strategy for strategy, _ in PROGRAMS} == set(list_strategies())
 
 
 @pytest.mark.parametrize("strategy, codec", PROGRAMS)
 def test_some_legal_orders_give_the_same_bits(strategy, codec):
-    refuse_difference(program_of(strategy, codec), 4)
+    refuse_difference(case_of(strategy, codec), 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy, codec", PROGRAMS)
 def test_200_legal_orders_give_the_same_bits(strategy, codec):
-    refuse_difference(program_of(strategy, codec, 4), 200)
+    refuse_difference(case_of(strategy, codec, 4), 200)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy, codec", PAIRS)
 def test_every_codec_does_in_some_orders(strategy, codec):
-    refuse_difference(program_of(strategy, codec), 10)
+    refuse_difference(case_of(strategy, codec), 10)
 
 
-def caught(graph, wanted, wait):
+def caught(case, wanted, wait):
     """Whether some order shows that a wait was left out."""
     for seed in range(8):
-        world = World(graph, Schedule(seed, dropped=wait))
+        world = World(case, Schedule(seed, dropped=wait))
         try:
             if not same(world.run(), wanted):
                 return True
@@ -138,11 +218,11 @@ def caught(graph, wanted, wait):
 )
 def test_no_event_can_be_left_out(strategy, codec):
     """But some by which a run waits for all of the last one, though not all of it matters."""
-    graph = graph_of((40, 1500), strategy, codec, 3, partitions=1, whole_bytes=4000)
-    wanted, schedule = expected(graph), Schedule(0)
-    world = World(graph, schedule)
+    case = Case(slices(graph_of((40, 1500), strategy, codec, 3, partitions=1, whole_bytes=4000)))
+    wanted, schedule = case.expected(), Schedule(0)
+    world = World(case, schedule)
     assert same(world.run(), wanted)
-    missed = [n for n in range(len(schedule.waits)) if not caught(graph, wanted, n)]
+    missed = [n for n in range(len(schedule.waits)) if not caught(case, wanted, n)]
     ends = [executor._lanes._lanes["end"]._stream for executor in world.executors]
     between = [n for n, (_, event) in enumerate(schedule.waits) if event.stream in ends]
     assert set(missed) <= set(between)
@@ -150,15 +230,15 @@ def test_no_event_can_be_left_out(strategy, codec):
 
 def test_a_peer_that_does_not_come_is_told_at_the_time_out():
     """By who waits for the device, and by every later submit."""
-    graph, schedule = program_of("ps", "exact", 2), Schedule(0)
+    case, schedule = case_of("ps", "exact", 2), Schedule(0)
     memory, end = FakeMemory(schedule), FakeEnd(Meeting(2), 0, lambda *_: None)
     told = r"rank 1 did not answer in step 0 \(rank 0, peer 1, task `\w+ rank=0 .*not done with it"
     with schedule.driving(), Executor(end, CODECS, memory=memory, timeout=0.2) as executor:
-        future = executor.submit(graph.slice(0), torch.ones(TOTAL), {}, 0)
+        future = executor.submit(case.programs[0], torch.ones(TOTAL), {}, 0)
         with pytest.raises(PeerTimeout, match=told):
             executor.settle()
         with pytest.raises(PeerTimeout, match=told):
-            executor.submit(graph.slice(0), torch.ones(TOTAL), {}, 1)
+            executor.submit(case.programs[0], torch.ones(TOTAL), {}, 1)
     assert not future.done()
 
 
@@ -172,7 +252,7 @@ def test_a_deadlock_is_told():
         for t in graph.tasks
     )
     with pytest.raises(DeadlockError, match="rank 0 is at slot 0 and cannot send"):
-        World(dataclasses.replace(graph, tasks=tasks), Schedule(0)).run()
+        World(Case(slices(dataclasses.replace(graph, tasks=tasks))), Schedule(0)).run()
 
 
 class Silent(HostMemory):
