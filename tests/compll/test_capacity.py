@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cuda import backend as cuda
-from compll.backends.cuda.source import source
 from compll.errors import UsageError
 from compll.ir.capacity import cuts
 from compll.runtime.library import type_check
 from tests.compll.conftest import CASES, costing
-from tests.compll.cuda_host import HostDevice
+from tests.compll.test_cuda import WHERE, kernels
 
 LENGTHS = (1000, 5000, 3, 1)
 GUARD = 0xA5
@@ -40,20 +38,25 @@ def room(codec, share):
     return capacity, at, np.full(sum(sizes) + 512, GUARD, np.uint8)
 
 
-class Shim:
-    """Generated CUDA kernels on the CPU, as a codec."""
+class Device:
+    """Generated CUDA kernels, on a GPU or the CPU, as a codec of host arrays."""
 
-    def __init__(self, codec):
-        device = HostDevice
-        self.kernels = cuda.kernels(codec.module, codec.params, device, source(codec.module))
-        self.codec = codec
+    def __init__(self, codec, where):
+        self.kernels, self.codec = kernels((codec.module, codec.params), where), codec
         self.init_state = codec.init_state
 
     def encode_batch(self, x, table, out, at, *, state, seed, step, capacity):
+        put, get = self.kernels.device.upload, self.kernels.device.download
         most = self.codec._given.capacity(table, capacity, state)
-        return self.kernels.encode_batch(
-            x, table, out, at, state, seed=seed, step=step, scale=1.0, writeback=False, most=most
-        )
+        held, there = {name: put(kept) for name, kept in state.items()}, put(out)
+        used = self.kernels.encode_batch(
+            put(x), table, there, at, held, seed=seed, step=step, scale=1.0, writeback=False,
+            most=most,
+        )  # fmt: skip
+        out[:] = get(there)
+        for name, kept in held.items():
+            state[name][:] = get(kept)
+        return get(used)
 
 
 def steps_agree(case, make):
@@ -86,9 +89,10 @@ def test_cpu_kernels_cut_as_the_reference(case):
     steps_agree(case, lambda name, params, reference: compll.compile(name, "cpu", **params))
 
 
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("case", CUT)
-def test_cuda_kernels_cut_as_the_reference(case):
-    steps_agree(case, lambda name, params, reference: Shim(reference))
+def test_cuda_kernels_cut_as_the_reference(case, where):
+    steps_agree(case, lambda name, params, reference: Device(reference, where))
 
 
 @pytest.mark.parametrize("target", ["reference", "cpu"])
