@@ -58,6 +58,10 @@ def test_ranks_agree_on_one_plan_and_stay_together(way):
     assert (not codecs) == (kept == "no compression")
 
 
+def test_wrap_and_the_first_steps_do_not_wait_for_a_compiler():
+    assert launch(tuner_ranks.compiled_meanwhile, 2) == [(0, 4), (0, 4)]
+
+
 def test_a_rank_that_dies_amid_a_trial_is_noticed():
     (kind, message, seconds), _ = launch(tuner_ranks.dies, 2, may_die=[1])
     assert seconds < 30

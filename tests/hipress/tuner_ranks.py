@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 
 import torch
 import torch.distributed as dist
@@ -150,6 +151,26 @@ def agreed(rank, world_size, way):
         through_trial(ddp, lambda: train(ddp, rank, range(10)))
     report = hipress.report(ddp)
     return report.to_dict(), str(report), digest(model)
+
+
+def compiled_meanwhile(rank, world_size):
+    """Steps while a compiler, on one rank only, does not end; plans tried by then, and after it."""
+    quick()
+    may_end = threading.Event()
+    compile_all = hipress.plan.auto.Search.compile
+
+    def slowly(search):
+        if rank == 1:
+            may_end.wait()
+        return compile_all(search)
+
+    hipress.plan.auto.Search.compile = slowly
+    ddp = hipress.wrap(make(), ddp_kwargs={"bucket_cap_mb": 0.02})
+    train(ddp, rank, range(8))
+    before = len(hipress.report(ddp).tried)
+    may_end.set()
+    through_trial(ddp, lambda: train(ddp, rank, range(10)))
+    return before, len(hipress.report(ddp).tried)
 
 
 def dies(rank, world_size):
