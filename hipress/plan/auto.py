@@ -17,6 +17,7 @@ tried with neighbours in a bucket fused before they are compressed: fewer messag
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ MIN_GAIN_SECONDS = 1e-3  # seconds a step: less is nothing to gain
 BUDGET = 100  # simulated steps
 WORTH = 0.002  # of a step: what a change for a tensor must gain, to be no trick of rounding
 WAYS = 6  # that a tensor is tried with: those that are fastest for all
+AS_PROBED, HALVINGS = (0.5, 4.0), 7  # times: how far all-reduces may be off their probe
 CUTS = (2, 4)  # times the usual partitions, which are tried, too
 
 
@@ -107,7 +109,7 @@ class Search:
     def plans(self, costs: Costs, workload: Workload | None = None) -> tuple[Plan, ...]:
         """Plans worth a try, by the predicted step, and then the native all-reduce; it alone where
         no other is. `workload`: by default as `estimate` has it."""
-        found = _Found(self, costs, workload or estimate(self.params)).undisturbed()
+        found = _calibrated(self, costs, workload or estimate(self.params))
         ways = sorted(self._ways(), key=lambda way: found.weigh(found.everywhere(way)))
         found.improve(ways[:WAYS])
         found.fuse()
@@ -130,6 +132,29 @@ class Search:
         for key, codec in self.codecs.items():
             for strategy in ways_for(codec, self.options.strategy, self.topology):
                 yield Way(key, strategy)
+
+
+def _calibrated(search: Search, costs: Costs, workload: Workload) -> _Found:
+    """With all-reduces as much slower or faster than the probe found them as makes the native step
+    take what it was measured to: in training they share cores, and have other sizes."""
+    low, high = AS_PROBED
+    found = _Found(search, costs, workload).undisturbed()
+    for _ in range(HALVINGS if workload.step > 0 else 0):
+        factor = math.sqrt(low * high)
+        found = _Found(search, _slower(costs, factor), workload).undisturbed()
+        if found.predict(found.native).seconds < workload.step:
+            low = factor
+        else:
+            high = factor
+    return found
+
+
+def _slower(costs: Costs, factor: float) -> Costs:
+    lines = {
+        name: replace(each, line=Line(each.line.latency, factor * each.line.per_byte))
+        for name, each in costs.reduce.items()
+    }
+    return replace(costs, reduce=lines)
 
 
 Choices = tuple[Way | None, ...]  # by kind

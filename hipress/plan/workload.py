@@ -27,6 +27,7 @@ class Workload:
     buckets: tuple[Bucket, ...]
     backward: float = 0.0  # until the backward pass is over
     rest: float = 0.0  # what follows before the next step's first bucket: optimizer, forward pass
+    step: float = 0.0  # all of it, by the native all-reduce; 0 where it was not measured
     # payload bytes per gradient byte, where they were measured, by codec and parameter; of a
     # parameter that is not there those of its kind (see `kinds`)
     payloads: Mapping[tuple[str, int], float] = field(default_factory=dict)

@@ -81,11 +81,12 @@ class Observer:
         alike = [each for each in self._records[:-1] if _shape(each) == _shape(latest)]
         ready = [min(times) for times in zip(*map(_times, alike), strict=True)]
         rest = min(max(0.0, each.step - each.averaged) for each in alike)
-        agreed = agree([*ready, rest, *self._rates(codecs)])
+        step = min(each.step for each in alike)
+        agreed = agree([*ready, rest, step, *self._rates(codecs)])
         *times, backward = agreed[: len(ready)]
-        rest, *rates = agreed[len(ready) :]
+        rest, step, *rates = agreed[len(ready) :]
         buckets = [Bucket(i, t) for (i, _), t in zip(latest.buckets, times, strict=True)]
-        return Workload(tuple(buckets), backward, rest, self._by_parameter(codecs, rates))
+        return Workload(tuple(buckets), backward, rest, step, self._by_parameter(codecs, rates))
 
     def _rates(self, codecs: Mapping[str, Codec]) -> list[float]:
         """By codec and kind, payload bytes per gradient byte."""

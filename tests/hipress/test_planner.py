@@ -153,6 +153,20 @@ def test_the_watched_step_is_what_a_native_step_is_predicted_to_be(params):
     assert native.seconds == pytest.approx(0.2 + 2 * 8.02e6 / 1e7, rel=0.2)
 
 
+@pytest.mark.parametrize("factor", [0.7, 1.0, 2.5])
+def test_all_reduces_take_what_they_were_seen_to_take(params, factor):
+    """Slower ones than the probe's: the native step as measured, and 16 bits as much slower."""
+    rates, work = costs(link=1e7, codec=1e10), Workload((Bucket((0, 1, 2, 3), 0.2),), 1.0, 0.1)
+    halves = {"half_fake": Halves()}
+    base = plans(params, rates, halves, workload=work)
+    waits = base[-1].seconds - 0.3  # after the bucket is ready
+    seen = dataclasses.replace(work, step=0.3 + factor * waits)
+    half, *_, native = plans(params, rates, halves, workload=seen)
+    assert native.seconds == pytest.approx(seen.step, rel=0.03)
+    expected = max(1.1, 0.3 + factor * waits / 2)  # the backward pass, and what follows it
+    assert half.seconds == pytest.approx(expected, rel=0.15)
+
+
 def test_many_buckets_are_as_one_after_the_other():
     model = torch.nn.ModuleList(torch.nn.Linear(1000, 1000) for _ in range(70))
     params = describe(model)
