@@ -36,11 +36,12 @@ class Job:
     steps: int = 60
     workload: Workload = field(default_factory=Workload)
     timeout: float = 120.0  # seconds without a step after which the run has failed
+    untimed: int | None = None  # first steps; None: WARMUP, but at most half of them
 
     @property
     def warmup(self) -> int:
         """The number of steps that are not timed."""
-        return min(WARMUP, self.steps // 2)
+        return min(WARMUP, self.steps // 2) if self.untimed is None else self.untimed
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from hipress.demo.job import Result
 from hipress.demo.report import Report, Workload, rows
 
 
-def result(method, seconds, loss=5.0, **more):
-    return Result(method, method, 2, 1, [9.0, *seconds], [loss] * 12, 1.0, 1.0, True, **more)
+def result(method, seconds, loss=5.0, losses=None, **more):
+    losses = losses or [loss] * 12
+    return Result(method, method, 2, 1, [9.0, *seconds], losses, 1.0, 1.0, True, **more)
 
 
 def test_rounds_are_put_together_without_their_warm_up():
@@ -23,6 +24,20 @@ def test_a_failed_round_is_dropped_while_another_has_not():
     failed = Result("a", "a", 2, error="broke")
     assert training.merge([failed, result("a", [3.0])]).timed == [3.0]
     assert training.merge([failed, failed]).error == "broke"
+
+
+def test_auto_is_timed_after_its_trial_and_its_loss_is_of_as_many_steps():
+    jobs = []
+
+    def run(job):
+        jobs.append(job)
+        return result(job.method, [1.0], losses=[float(step) for step in range(job.steps)])
+
+    group = training.Group(("ddp-fp32", "hipress:auto:optimizer=sgd"), steps=20, rounds=1)
+    fp32, auto = training.measure(group, run, lambda text: None)
+    assert (jobs[0].steps, jobs[0].warmup) == (20, 4)
+    assert (jobs[1].steps, jobs[1].warmup) == (20 + training.TRIAL, training.TRIAL)
+    assert auto.losses == fp32.losses
 
 
 def tried(plan, predicted, measured):
