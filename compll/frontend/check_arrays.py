@@ -23,14 +23,18 @@ def field(
     expr: Expr,
     dims: tuple[Expr, ...] | None,
     problems: Problems,
+    *,
+    added: bool,
 ) -> Field | None:
-    """The payload field of a matrix; None, with the reason in `problems`, where it does not fit."""
-    if expr.type.shape == "matrix" and storage not in ADDITIVE:
-        problems.add(
-            item.span,
-            f"{item.name!r}: a matrix is {', '.join(ADDITIVE)}",
-            "codes travel by element: flat(m), and [n]",
-        )
+    """The payload field of a matrix; None, with the reason in `problems`, where it does not fit.
+
+    added: whether the ranks add it up.
+    """
+    allowed = ADDITIVE if added else (*ADDITIVE, "uint")
+    if expr.type.shape == "matrix" and storage not in allowed:
+        what = f"{', '.join(allowed)}{' where ranks add' * added}"
+        hint = "codes that ranks add travel by element: flat(m), and [n]" if added else ""
+        problems.add(item.span, f"{item.name!r}: a matrix is {what}", hint)
         return None
     if expr.type.shape != "matrix" or dims != expr.type.dims:
         declared = "no matrix" if dims is None else str(Type("float", "matrix", dims=dims))

@@ -21,12 +21,15 @@ LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
 LIMIT_CHAIN = 1000
 #: operators with an argument that is a whole number, and what makes one of whole numbers
 TAKES_WHOLE = (
-    "quantiles", "mean_by", "sum_by", "hadamard", "matrix", "random_matrix", "ones", "exp2",
+    "quantiles", "mean_by", "sum_by", "hadamard", "matrix", "random_matrix", "ones",
+    "top_columns", "place_columns", "exp2",
     "bitand", "bitor", "bitxor", "shl", "shr",
 )  # fmt: skip
 #: operators with a number of elements last, and how many arguments they then have
-COUNTS = {"top": 2, "filter": 2, "drawn": 1, "sample": 2, "kth_largest": 2}
+COUNTS = {"top": 2, "filter": 2, "drawn": 1, "sample": 2, "kth_largest": 2, "top_columns": 2}
 EXACT = ("float", "add", "sub", "mul", "neg", "abs", "min", "max", "pow")
+#: operators on the rows of a matrix, with a number of columns last
+ROWWISE = ("top_columns", "place_columns")
 #: of one `iterate`, each a copy of its expression
 MOST_ROUNDS = 32
 
@@ -257,7 +260,7 @@ class Expressions:
             args = tuple(map(self.exact, args))
         if op in ("quantiles", "mean_by", "hadamard"):
             args = (*args[:-1], self.folded(args[-1]))
-        if op in ("matrix", "random_matrix", "ones", "drawn", "chosen", "sum_by"):
+        if op in ("matrix", "random_matrix", "ones", "drawn", "chosen", "sum_by", *ROWWISE):
             args = tuple(map(self.settled, args))
         if len(args) == COUNTS.get(op):
             self.no_share(op, args[-1])

@@ -138,7 +138,10 @@ class Declarations(Expressions):
         if item.second is not None or expr.type.shape == "matrix":
             dims = self.dims(item, env) if item.second is not None else None
             if item.second is None or dims is not None:
-                return check_arrays.field(item, storage, bits, expr, dims, self.problems)
+                added = item.name in {b.name for b in self.spec.rounds}
+                return check_arrays.field(
+                    item, storage, bits, expr, dims, self.problems, added=added
+                )
             return None
         shape, of = self.dimension(item, expr)
         if expr.type.dtype in ("selection", "str") or shape == "":

@@ -136,7 +136,9 @@ _ROWS = (
     Operator("right_vectors", 1, 1, "matrices", "right singular vectors of a matrix, a column each, by falling singular value"),
     Operator("chosen", 2, 2, "chosen",
              "chosen(p, k): at most k positions in a row of chances, which sum to at most k; each is drawn with its chance"),
-    Operator("take_columns", 2, 2, "matrices", "take_columns(m, chosen): the chosen columns of m, zeros where there are fewer than k"),
+    Operator("take_columns", 2, 2, "matrices", "take_columns(m, at): the columns of m at positions that chosen() gives for all rows, or top_columns() for each; zeros at -1"),
+    Operator("top_columns", 2, 2, "matrices", "top_columns(m, k): positions of the k largest elements of each row, ascending (NaN counts as largest; ties: first come); -1 at the end where a row has fewer"),
+    Operator("place_columns", 3, 3, "matrices", "place_columns(at, m, columns): a matrix of so many columns, with the elements of m at these positions of its rows and zeros elsewhere; what is at no column is left out"),
     Operator("combined", 1, 1, "combined", "combined(p): what the p of all ranks, a field of `rounds:`, combine to"),
     Operator("hadamard", 2, 2, "hadamard",
              "hadamard(x, block): orthonormal Walsh-Hadamard transform of each run of `block` elements, a power of two "

@@ -22,6 +22,10 @@ class ArrayRules(ElementRules):
             size = self.pool.make("param", (), Type("int", "static"), "n")
             rows = self.rounding("ceil", (self.real("div", (size, cols)),))
             return matrices.matrix(self.pool, x, rows, cols)
+        if op == "top_columns":
+            return matrices.top(self.pool, self.number(args[0], "float"), args[1])
+        if op == "place_columns":
+            return matrices.place(self.pool, args[0], self.number(args[1], "float"), args[2])
         whole = [self.number(a, "float") if a.type.shape == "matrix" else a for a in args]
         if op == "take_columns":
             whole[1] = args[1]

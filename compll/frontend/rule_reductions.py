@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compll.errors import RuleError
 from compll.frontend.operators import REDUCTIONS
 from compll.frontend.rule_elements import ElementRules
@@ -121,7 +123,11 @@ class ReductionRules(ElementRules):
             raise RuleError("a grouped spec has no rows", "remove `group:`")
         if index.type.dtype != "int":
             raise RuleError(f"sum_by takes integers first, not {index.type}", "int(x) makes them")
-        given = tuple(self.lift(self.elements(op, a), "n") for a in (index, x))
+        given: tuple[Expr, ...] = (index, x)
+        if index.type.shape != "matrix":
+            given = tuple(self.lift(self.elements(op, a), "n") for a in given)
+        elif x.type.dims != index.type.dims:
+            raise RuleError(f"sum_by takes an element for each index, not {x.type}")
         size = matrices.dimension(args[2])
         return self.pool.make(op, given, matrices.made(self.pool.const(1), size))
 
@@ -138,8 +144,11 @@ class ReductionRules(ElementRules):
             raise RuleError(f"lookup takes a table or a row, not {table.type}", hint)
         if args[1].type.dtype != "int":
             raise RuleError(f"lookup takes an integer, not {args[1].type}", "int(x) makes one")
-        index = self.lift(self.elements(op, args[1]), "n")
-        return self.pool.make(op, (self.number(table, "float"), index), Type("float", "n"))
+        index = args[1]
+        if index.type.shape != "matrix" or self.grouped:
+            index = self.lift(self.elements(op, index), "n")
+        made = replace(index.type, dtype="float")
+        return self.pool.make(op, (self.number(table, "float"), index), made)
 
     def elements(self, op: str, x: Expr) -> Expr:
         if x.type.shape not in ("n", "scalar", "static"):

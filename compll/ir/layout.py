@@ -82,7 +82,8 @@ def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
         return 4 * int(field.of)
     if field.shape == "matrix":
         rows, cols = extents(field.dims, n)
-        return rows * cols * field.item_bits // 8
+        count = rows * cols
+        return packed_bytes(field, count, tile) if field.packed else count * field.item_bits // 8
     count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
     if field.packed:
         return packed_bytes(field, count, tile)

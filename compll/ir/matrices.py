@@ -133,12 +133,39 @@ def chosen(pool: Pool, p: Expr, k: Expr, draw: int) -> Expr:
 
 def _take(pool: Pool, x: Expr, at: Expr) -> Expr:
     _need("take_columns", x)
-    if at.op != "chosen" or at.args[0].type.dims[1] is not x.type.dims[1]:
+    if at.op == "chosen":
+        if at.args[0].type.dims[1] is not x.type.dims[1]:
+            raise RuleError(
+                f"take_columns takes what chosen() gives, of {x.type.dims[1]} chances",
+                "a chance for every column",
+            )
+    elif not _positions(at) or at.type.dims[0] is not x.type.dims[0]:
         raise RuleError(
-            f"take_columns takes what chosen() gives, of {x.type.dims[1]} chances",
-            "a chance for every column",
+            f"take_columns takes columns by their positions, not {at.type}",
+            "chosen() gives some for all rows, top_columns() some for each",
         )
     return pool.make("take_columns", (x, at), made(x.type.dims[0], at.type.dims[1]))
+
+
+def _positions(x: Expr) -> bool:
+    return x.type.shape == "matrix" and x.type.dtype == "int"
+
+
+def top(pool: Pool, x: Expr, k: Expr) -> Expr:
+    """Positions of the largest elements of each row."""
+    _need("top_columns", x)
+    return pool.make("top_columns", (x,), Type("int", "matrix", "", (x.type.dims[0], dimension(k))))
+
+
+def place(pool: Pool, at: Expr, x: Expr, cols: Expr) -> Expr:
+    """A matrix of elements at positions of each row."""
+    _need("place_columns", at, x)
+    if not _positions(at) or at.type.dims != x.type.dims:
+        raise RuleError(
+            f"place_columns takes positions and as many values, not {at.type} and {x.type}",
+            "as top_columns() and take_columns() give them",
+        )
+    return pool.make("place_columns", (at, x), made(x.type.dims[0], dimension(cols)))
 
 
 def row(x: Expr) -> bool:

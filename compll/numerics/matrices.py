@@ -46,8 +46,12 @@ class Algebra(NamedTuple):
     sum_by: Callable[[I32, F32, int], F32]
     #: the values of a table at indices, clipped to it
     lookup: Callable[[F32, I32], F32]
+    #: elements at positions of the rows of a matrix of so many columns
+    place_columns: Callable[[I32, F32, int], F32]
     #: of each row, the largest element, or the smallest
     row_extreme: Callable[[F32, bool], F32]
+    #: positions of the k largest elements of each row
+    top_columns: Callable[[F32, int], I32]
     #: x * scale + residual * decay; the residual is float32, or the bits of bfloat16
     fed: Callable[[F32, np.float32, NDArray[Any], float], F32]
     #: held = g - out, except where that is not finite
@@ -136,6 +140,41 @@ def row_extreme(m: F32, largest: bool) -> F32:
     return found
 
 
+def top_columns(m: F32, k: int) -> I32:
+    """[rows, k]: positions of the largest elements of each row, ascending, then -1.
+
+    Of equal ones the first come.
+    """
+    keys = numbers.order_key(np.ascontiguousarray(m).reshape(-1)).reshape(m.shape)
+    found = np.sort(np.argsort(-keys.astype(np.int64), axis=1, kind="stable")[:, :k], axis=1)
+    out = np.full((m.shape[0], k), -1, np.int32)
+    out[:, : found.shape[1]] = found
+    return out
+
+
+def take_columns(m: F32, at: I32) -> F32:
+    """The elements at positions of each row, or of all; zeros where there is no such column."""
+    inside = (at >= 0) & (at < m.shape[1])
+    clipped = np.broadcast_to(np.where(inside, at, 0), (m.shape[0], at.shape[1]))
+    found: F32 = np.where(inside, np.take_along_axis(m, clipped, 1), np.float32(0))
+    return found
+
+
+def flat_places(at: I32, cols: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where positions of rows lie in a matrix of so many columns, and which of them do."""
+    rows = np.arange(len(at), dtype=np.int64)[:, None]
+    return rows * cols + at, (at >= 0) & (at < cols)
+
+
+def place_columns(at: I32, x: F32, cols: int) -> F32:
+    """x at positions of each row, zeros elsewhere; of several at one, the last."""
+    out = np.zeros((len(at), cols), np.float32)
+    places, inside = flat_places(at, cols)
+    for j in range(at.shape[1]):
+        out.reshape(-1)[places[:, j][inside[:, j]]] = x[:, j][inside[:, j]]
+    return out
+
+
 def random_matrix(step: int, tensor: int, rows: int, cols: int) -> F32:
     """Uniform in [-1, 1); without a seed, so that it is the same on every rank."""
     u = numbers.uniform(0, step, tensor, DRAW, 0, rows * cols)
@@ -166,4 +205,7 @@ def lookup(table: F32, index: I32) -> F32:
     return table.take(index, mode="clip")
 
 
-NUMPY = Algebra(product, orthonormal, hadamard, numbers.sum_by, lookup, row_extreme, fed, left)
+NUMPY = Algebra(
+    product, orthonormal, hadamard, numbers.sum_by, lookup, place_columns, row_extreme, top_columns,
+    fed, left,
+)  # fmt: skip

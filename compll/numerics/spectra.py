@@ -101,9 +101,3 @@ def chosen(p: F32, u: float, k: int) -> NDArray[np.int32]:
     out = np.full(k, -1, np.int32)
     out[: len(at)] = at
     return out
-
-
-def take_columns(m: Any, at: NDArray[np.int32]) -> F32:
-    """The columns at these positions; zeros at -1."""
-    found: F32 = np.where(at >= 0, m[:, at], np.float32(0))
-    return found

@@ -50,6 +50,12 @@ def leaves(e: Expr) -> Iterator[Expr]:
     return (a for a in inner if not elementwise(a))
 
 
+def ranked(e: Expr) -> Expr:
+    """The matrix that top_columns reads: of magnitudes, that of which they are."""
+    (x,) = e.args
+    return x.args[0] if x.op == "abs" else x
+
+
 def of_gradient(e: Expr, n: int) -> Expr | None:
     """What takes the gradient in a step that with feedback reads gradient and residual itself.
 

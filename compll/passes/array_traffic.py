@@ -17,6 +17,7 @@ from compll.passes.array_steps import (
     leaves,
     of_gradient,
     outcomes,
+    ranked,
     steps,
     writes_input,
 )
@@ -83,6 +84,9 @@ class Sizes:
         self.module = module
         #: codes, which take a byte
         self.codes = {id(f.expr) for f in module.fields if f.most}
+        tops = [e for e in steps(module) if e.op == "top_columns"]
+        #: magnitudes that are not written down
+        self.passing = {id(e.args[0]) for e in tops if ranked(e) is not e.args[0]}
         self.kept = {s.name: limit(s, {}, SIZE) for s in module.selections if s.kind == "drawn"}
 
     def of(self, e: Expr) -> float:
@@ -96,10 +100,12 @@ class Sizes:
 
     def walk(self, e: Expr, names: dict[int, str]) -> Iterator[Walk]:
         """What a step reads and writes, unless that is little."""
-        if e.op in VIEWS:
+        if e.op in VIEWS or id(e) in self.passing:
             return
-        reads = [a for a in map(_source, leaves(e)) if self.of(a) > SMALL]
-        sizes = [min(self.of(a), self.of(e)) if e.op == "gather" else self.of(a) for a in reads]
+        taken = (ranked(e),) if e.op == "top_columns" else leaves(e)
+        reads = [a for a in map(_source, taken) if self.of(a) > SMALL]
+        few = e.op in ("gather", "take_columns")
+        sizes = [min(self.of(a), self.of(e)) if few else self.of(a) for a in reads]
         if self.of(e) <= SMALL and not any(size > SMALL for size in sizes):
             return
         called = [names.get(id(a), a.value if isinstance(a.value, str) else a.op) for a in reads]
@@ -114,6 +120,7 @@ class Sizes:
         """Whether it needs all of a large value before it gives any of its own."""
         whole = e.op in (
             "matmul",
+            "top_columns",
             "row_max",
             "row_min",
             "sum_by",

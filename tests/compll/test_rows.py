@@ -77,3 +77,95 @@ def test_mistakes_are_told(wrong, tmp_path):
     path.write_text(TEXT.replace("row_sum(abs(m))", wrong))
     with pytest.raises(compll.SpecError, match=wrong.split("(")[0]):
         compll.compile(path, "reference")
+
+
+TOP = """name: largest
+params: {k: 3}
+encode:
+  width: min(20, n)
+  m: matrix(g, width)
+  at: top_columns(m, k)
+  v: take_columns(m, at)
+  sums: sum_by(at, v, width)
+payload:
+  {at: "uint[8][ceil(n / width), k]", v: "float32[ceil(n / width), k]", sums: "float32[1, width]"}
+decode: flat(place_columns(at, v + lookup(sums, at), width))
+"""
+
+
+@pytest.mark.parametrize("k", [1, 3, 25])
+def test_largest_of_each_row_on_all_backends(k, tmp_path, rng):
+    path = tmp_path / "largest.yaml"
+    path.write_text(TOP)
+    codecs = [compll.compile(path, target, k=k) for target in ("cpu", "reference")]
+    for n in (1, 19, 20, 333):
+        x = rng.integers(-4, 5, n).astype(np.float32)  # with ties
+        payloads = [c.encode(x) for c in codecs]
+        assert np.array_equal(*payloads)
+        assert np.array_equal(*(c.decode(payloads[0], n) for c in codecs))
+    pieces_equal(
+        TOP.replace("k: 3", f"k: {k}"),
+        tmp_path,
+        lambda n: rng.integers(-4, 5, n),
+        lengths=(1024, 1, 31),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 150), st.integers(1, 150), st.integers(0, 999))
+def test_positions_of_the_largest(rows, cols, k, seed):
+    m = np.random.default_rng(seed).integers(-9, 10, (rows, cols)).astype(np.float32)
+    m.flat[seed % m.size] = [np.nan, -np.inf, -0.0][seed % 3]
+    at = matrix_numbers.top_columns(m, k)
+    assert np.array_equal(at, cpu_matrices.top_columns(m, k))
+    sizes = matrix_numbers.top_columns(np.abs(m), k)
+    assert np.array_equal(sizes, cpu_matrices.top_columns(m, k, magnitudes=True))
+    few = min(k, cols)
+    assert (at[:, few:] == -1).all()
+    assert (np.diff(at[:, :few]) > 0).all()
+    largest = np.sort(np.nan_to_num(m, nan=1e9), axis=1)[:, cols - few :]
+    taken = np.nan_to_num(matrix_numbers.take_columns(m, at[:, :few]), nan=1e9)
+    assert np.array_equal(np.sort(taken, axis=1), largest)
+    placed = cpu_matrices.place_columns(at, matrix_numbers.take_columns(m, at), cols)
+    assert np.array_equal(placed[0, at[0, :few]], m[0, at[0, :few]], equal_nan=True)
+    assert np.count_nonzero(placed[0]) <= few
+
+
+def test_sparseloco_sends_14_bits_for_each_kept_element(rng):
+    codec, n = compll.compile("sparseloco"), 1 << 20
+    assert codec.payload_bytes(n) == n // 4096 * 64 * 14 // 8 + 16 + 1
+    x, state = rng.standard_normal(n).astype(np.float32), codec.init_state(n)
+    sent = codec.decode(codec.encode(x, state=state), n)
+    chunks = np.abs(x).reshape(-1, 4096)
+    wanted = np.sort(chunks, axis=1)[:, -64:].sum()
+    assert np.count_nonzero(sent) == n // 64
+    assert len(np.unique(sent)) <= 5  # zero, and the means of four bins
+    assert np.isclose(np.abs(x)[sent != 0].sum(), wanted)
+    assert np.array_equal(state["residual"], x - sent)
+    again = codec.decode(codec.encode(np.zeros_like(x), state=state), n)
+    assert np.isclose(np.abs(state["residual"] + again - 0.95 * (x - sent)).max(), 0, atol=1e-6)
+
+
+def test_positions_that_are_at_no_column_are_left_out(rng):
+    codec, reference = (compll.compile("sparseloco", target) for target in ("cpu", "reference"))
+    payload = codec.encode(rng.standard_normal(100).astype(np.float32))
+    payload[:100] = 255
+    found = codec.decode(payload, 100)
+    assert np.array_equal(found, reference.decode(payload, 100))
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("top_columns(m, k)", "top_columns(g, k)", "top_columns takes matrices"),
+        ("top_columns(m, k)", "top_columns(m, 0.1)", "a number of elements, not 0.1"),
+        ("take_columns(m, at)", "take_columns(m, m)", "take_columns takes columns by"),
+        ("(at, v + lookup(sums, at), width)", "(v, v, width)", "place_columns takes positions"),
+    ],
+)
+def test_mistakes_with_rows_are_told(old, new, message, tmp_path):
+    path = tmp_path / "largest.yaml"
+    assert old in TOP
+    path.write_text(TOP.replace(old, new))
+    with pytest.raises(compll.SpecError, match=message):
+        compll.compile(path, "reference")

@@ -28,7 +28,7 @@ from compll.ir.static import Number
 from compll.numerics import halves
 from compll.numerics.types import F32, U8
 from compll.passes import element_steps
-from compll.passes.array_steps import last_product, of_gradient
+from compll.passes.array_steps import last_product, of_gradient, ranked
 from compll.passes.element_steps import Step
 from compll.runtime.batches import State
 
@@ -139,6 +139,8 @@ class Run(ArrayRun):
         found = self.found(id(expr))
         if found is not None:
             return found[0].needs
+        if expr.op == "top_columns":
+            return [ranked(expr)]
         return list(expr.args[1:]) if self.of_input(expr) is not None else super().needs(expr)
 
     def compute(self, expr: Expr) -> Any:
@@ -174,6 +176,10 @@ class Run(ArrayRun):
         m = self.matrix(*self.parts, cols=self.roomy(source)[1])
         other = self.value(expr.args[1])
         return (matrices.narrow if expr.args[0] is source else matrices.across)(m, other)
+
+    def op_top_columns(self, expr: Expr) -> Any:
+        m, k = self.value(ranked(expr)), self.size(expr)[1]
+        return matrices.top_columns(m, k, magnitudes=expr.args[0].op == "abs")
 
     # results
 

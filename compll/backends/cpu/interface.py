@@ -37,7 +37,7 @@ def signature(kernel: Kernel) -> list[Any]:
 #: the parameters of routines over whole arrays, a letter each: see LETTERS
 ROUTINES = {
     "product": "pfpfiipip", "across": "pfpfiipip", "rows": "piipipifpfb", "direction": "piip",
-    "hadamard": "ppiif", "sum_by": "ppidpi", "gather": "pfpfpipp", "extreme": "piip", "scatter": "pipip",
+    "hadamard": "ppiif", "sum_by": "ppidpi", "gather": "pfpfpipp", "extreme": "piip", "top_columns": "piiipp", "scatter": "pipip",
 }  # fmt: skip
 #: an address, a whole number, float32, float64, a truth
 LETTERS = {

@@ -25,6 +25,8 @@ from compll.numerics.types import F32, F64, I32
 NARROW = 16
 #: rows of a matrix that are taken together, by `product` and `across`
 EIGHT, FOUR = 8, 4
+#: a row's keys for `top_columns` are a multiple of these
+MANY = 64
 
 
 class Matrix(NamedTuple):
@@ -242,13 +244,28 @@ def sum_by(index: I32, x: F32, size: int) -> F32:
         return (sums.astype(np.float64) * down).astype(np.float32)
 
 
+def top_columns(m: F32, k: int, *, magnitudes: bool = False) -> I32:
+    """See numerics.matrices.top_columns; magnitudes: of abs(m)."""
+    rows, cols = m.shape
+    few = min(k, cols)
+    found = np.empty(rows * few + 1, np.int32)  # one more is written than stays
+    keys = np.full(-(-cols // MANY) * MANY, np.iinfo(np.int32).min, np.int32)
+    routine("top_columns", "magnitude" if magnitudes else "key")(
+        plain(m), rows, cols, few, found, keys
+    )
+    out = found[:-1].reshape(rows, few)
+    return out if few == k else np.pad(out, ((0, 0), (0, k - few)), constant_values=-1)
+
+
+def place_columns(at: I32, x: F32, cols: int) -> F32:
+    """See numerics.matrices.place_columns."""
+    out = np.empty((len(at), cols), np.float32)
+    places, inside = numbers_of.flat_places(at, cols)
+    scatter(out.reshape(-1), places[inside], x[inside], "set")
+    return out
+
+
 COMPILED = Algebra(
-    product,
-    orthonormal,
-    hadamard,
-    sum_by,
-    numbers_of.lookup,
-    row_extreme,
-    numbers_of.fed,
-    numbers_of.left,
-)
+    product, orthonormal, hadamard, sum_by, numbers_of.lookup, place_columns, row_extreme,
+    top_columns, numbers_of.fed, numbers_of.left,
+)  # fmt: skip

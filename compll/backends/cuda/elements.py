@@ -18,6 +18,7 @@ ALONE = "a spec that is computed an array at a time"
 WHOLE = (
     "hadamard", "scatter", "in", "orthonormal", "left_vectors", "right_vectors", "singular_values",
     "chosen", "sum_by", "row_max", "row_min",
+    "top_columns", "place_columns",
 )  # fmt: skip
 #: operators that read elements at other places, or make them
 PLACED = (

@@ -40,23 +40,87 @@ class Products(Steps):
                 self.body.add(f"if (row0 + r < {rows}) {to} = (float)total[s];")
 
     def make_row_max(self, e: Expr) -> None:
-        """A warp finds the largest element of a row, or the smallest."""
-        (x,), made, domain = e.args, self.new_array(e), domain_of(e.type)
-        largest, warps = e.op == "row_max", self.threads // 32
+        """The largest element of each row, or the smallest."""
+        (x,), made = e.args, self.new_array(e)
+        largest = e.op == "row_max"
         how = "max" if largest else "min"
-        with self.kernel("extremes", domain, warps):
-            rows, cols = map(self.dim, x.type.dims)
-            self.head.add(f"const i64 t = own * {warps} + threadIdx.x / 32;")
-            self.head.add(f"const i64 r = t < {rows} ? t : {rows} - 1;")
+        with self.rows_by_warps(x, "extremes"):
             self.body.add(f"i32 best = {-2147483647 if largest else 2147483647};")
-            with self.inner(f"for (i64 c = threadIdx.x % 32; c < {cols}; c += 32)"):
-                value = self.value(x, Place("matrix", "r", "c"))
-                self.body.add(f"best = i_{how}(best, key({value}));")
+            with self.each_of_row(x):
+                as_key = "(i32)(own_key ^ 0x80000000u)"
+                self.body.add(f"if (there) best = i_{how}(best, {as_key});")
             self.body.add(f"best = team_{how}<32>(best);")
-            to = f"{self.held(made)}[t]"
-            self.body.add(f"if (threadIdx.x % 32 == 0 && t < {rows}) {to} = unkey(best);")
+            self.body.add(f"if (u == 0 && real) {self.held(made)}[t] = unkey(best);")
 
     make_row_min = make_row_max
+
+    @contextmanager
+    def rows_by_warps(self, x: Expr, what: str) -> Iterator[None]:
+        """A kernel with a warp for each row: row r, which is row t if that is `real`; lane u."""
+        warps = self.threads // 32
+        rows = Domain("matrix", "", (x.type.dims[0], self.module.pool.const(1)))
+        with self.kernel(what, rows, warps):
+            count = self.dim(x.type.dims[0])
+            self.head.add(f"const i64 t = own * {warps} + threadIdx.x / 32;")
+            self.head.add(f"const bool real = t < {count};")
+            self.head.add(f"const i64 r = real ? t : {count} - 1;")
+            self.head.add("const int u = threadIdx.x % 32;")
+            yield
+
+    @contextmanager
+    def each_of_row(self, x: Expr) -> Iterator[None]:
+        """A loop over a warp's row, 32 columns at a time: column c, its key, whether it is there."""
+        cols = self.dim(x.type.dims[1])
+        with self.inner(f"for (i64 c0 = 0; c0 < {cols}; c0 += 32)"):
+            self.body.add(f"const bool there = c0 + u < {cols};")
+            self.body.add("const i64 c = there ? c0 + u : 0;")
+            value = self.value(x, Place("matrix", "r", "c"))
+            self.body.add(f"const u32 own_key = (u32)key({value}) ^ 0x80000000u;")
+            yield
+
+    def make_top_columns(self, e: Expr) -> None:
+        """The k-th largest key of a row bit by bit, then positions in order."""
+        (x,), made = e.args, self.new_array(e)
+        with self.rows_by_warps(x, "top"):
+            add = self.body.add
+            k, to = self.dim(e.type.dims[1]), self.held(made)
+            add("u32 least = 0;")
+            with self.inner("for (int bit = 31; bit >= 0; --bit)"):
+                add("const u32 tried = least | 1u << bit;")
+                add("i64 count = 0;")
+                with self.each_of_row(x):
+                    add("count += __popc(__ballot_sync(FULL, there && own_key >= tried));")
+                add(f"if (count >= {k}) least = tried;")
+            add("i64 larger = 0, found = 0;")
+            with self.each_of_row(x):
+                add("larger += __popc(__ballot_sync(FULL, there && own_key > least));")
+            add(f"i64 ties = {k} - larger;")
+            add("const u32 before = (1u << u) - 1;")
+            with self.each_of_row(x):
+                add("const u32 equal = __ballot_sync(FULL, there && own_key == least);")
+                add("const bool tied = (equal >> u & 1) && __popc(equal & before) < ties;")
+                add("const bool hit = tied || (there && own_key > least);")
+                add("const u32 hits = __ballot_sync(FULL, hit);")
+                add(f"if (real && hit) {to}[t * {k} + found + __popc(hits & before)] = (i32)c;")
+                add("ties -= __popc(equal);")
+                add("found += __popc(hits);")
+            with self.inner(f"for (i64 j = found + u; j < {k}; j += 32)"):
+                add(f"if (real) {to}[t * {k} + j] = -1;")
+
+    def make_place_columns(self, e: Expr) -> None:
+        """A thread places the elements of a row, one after the other."""
+        at, x = e.args
+        made, domain = self.new_array(e), domain_of(e.type)
+        rows = Domain("matrix", "", (e.type.dims[0], self.module.pool.const(1)))
+        with self.over("zeros", domain) as i:
+            self.body.add(f"{self.held(made)}[{i}] = 0;")
+        with self.over("place", rows) as i:
+            cols, k = self.dim(e.type.dims[1]), self.dim(at.type.dims[1])
+            with self.inner(f"for (i64 j = 0; j < {k}; ++j)"):
+                place = Place("matrix", i, "j")
+                to, value = self.value(at, place), self.value(x, place)
+                target = f"{self.held(made)}[{i} * {cols} + {to}]"
+                self.body.add(f"if ({to} >= 0 && {to} < {cols}) {target} = {value};")
 
     def block_of(self, number: str, rows: str, cols: str) -> None:
         """Declarations of what a block computes of a matrix, by the number of the part."""

@@ -23,6 +23,10 @@ class Bytes:
     mean: bool = False
 
 
+#: shapes of fields that hold codes
+CODED = ("n", "kept", "matrix")
+
+
 class Reads(Elements):
     """Elements of what is given. fed: whether states are at hand; fields and sums: where operators
     `field` and `combined` are read."""
@@ -93,8 +97,8 @@ class Reads(Elements):
         """A stored value."""
         if f.storage == "uint" and f.bits == 8:
             return f"(i32){begin}[{item}]"
-        if f.storage == "uint" and f.shape in ("n", "kept"):
-            count = "n" if f.shape == "n" else self.count(Domain("kept", f.of))
+        if f.storage == "uint" and f.shape in CODED:
+            count = self.count(Domain(f.shape, f.of, f.dims))
             return f"(i32)code_in<{f.bits}>({begin}, {count}, {item})"
         self.check_storage(f)
         cast = "(i32)" if f.storage in WHOLE else ""
@@ -102,7 +106,7 @@ class Reads(Elements):
 
     def check_storage(self, f: Field) -> None:
         """Raise Unsupported for fields that these kernels cannot access."""
-        codes = f.storage == "uint" and (f.shape == "n" or f.shape == "kept" or f.bits == 8)
+        codes = f.storage == "uint" and (f.shape in CODED or f.bits == 8)
         known = f.storage in ("float32", "float16", "bfloat16", *WHOLE)
         if f.shape not in ("n", "kept", "matrix", "scalar") or not (codes or known):
             raise Unsupported(f"{f.storage} in {ALONE}", f.name)
@@ -169,9 +173,10 @@ class Reads(Elements):
 
     def at_take_columns(self, e: Expr, place: Place) -> str:
         x, at = e.args
-        t = self.value(at, Place("matrix", "0", place.b))
-        inside = self.declare("i64", f"{t} < 0 ? 0 : {t}")
-        return f"{t} < 0 ? 0.0f : {self.value(x, Place('matrix', place.a, inside))}"
+        t = self.value(at, Place("matrix", place.a, place.b))
+        outside = f"({t} < 0 || {t} >= {self.dim(x.type.dims[1])})"
+        inside = self.declare("i64", f"{outside} ? 0 : {t}")
+        return f"{outside} ? 0.0f : {self.value(x, Place('matrix', place.a, inside))}"
 
     def at_lookup(self, e: Expr, place: Place) -> str:
         row, index = e.args

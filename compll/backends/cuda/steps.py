@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compll.backends.cuda.domains import ELEMENTS, PIECE, Domain, Memory, domain_of
-from compll.backends.cuda.elements import ALONE, Place
+from compll.backends.cuda.elements import ALONE
 from compll.backends.cuda.totals import Totals
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.program import Unsupported
@@ -77,20 +77,22 @@ class Steps(Totals):
         made, sums = self.new_array(e), self.memory(self.name("sums"), "int64", domain)
         with self.over("zeros", domain) as j:
             self.body.add(f"{self.held(sums)}[{j}] = 0;")
-        with self.over("sums", ELEMENTS) as i:
-            at, value = (self.value(a, Place("n", i)) for a in e.args)
+        items = domain_of(e.args[0].type)
+        with self.over("sums", items) as i:
+            at, value = (self.value(a, self.place(items, i)) for a in e.args)
             to = f"{self.held(sums)} + inside({at}, {self.count(domain)})"
-            whole = f"sum_item({value}, {self.sum_shift(largest)})"
+            whole = f"sum_item({value}, {self.sum_shift(largest, items)})"
             self.body.add(f"atomicAdd((u64*)({to}), (u64){whole});")
         with self.over("rounded", domain) as j:
             whole = f"{self.held(sums)}[{j}]"
             self.body.add(
-                f"{self.held(made)}[{j}] = sum_value({whole}, {self.sum_shift(largest)});"
+                f"{self.held(made)}[{j}] = sum_value({whole}, {self.sum_shift(largest, items)});"
             )
 
-    def sum_shift(self, largest: Expr) -> str:
-        top = self.hoisted_number(largest)
-        return self.hoist(f"{top}_shift", f"const int {top}_shift = sum_shift((float){top}, n);")
+    def sum_shift(self, largest: Expr, items: Domain) -> str:
+        top, count = self.hoisted_number(largest), self.count(items)
+        text = f"const int {top}_shift = sum_shift((float){top}, {count});"
+        return self.hoist(f"{top}_shift", text)
 
     def make_scatter(self, e: Expr) -> None:
         self.check_scatter(e)

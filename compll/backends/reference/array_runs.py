@@ -71,7 +71,7 @@ class ArrayRun(Run):
         return self.algebra.product(left, right, short(expr))
 
     def op_sum_by(self, expr: Expr) -> F32:
-        index, x = map(self.value, expr.args)
+        index, x = (self.value(a).reshape(-1) for a in expr.args)
         return self.algebra.sum_by(index, x, self.size(expr)[1])[None]
 
     def op_lookup(self, expr: Expr) -> F32:
@@ -118,8 +118,14 @@ class ArrayRun(Run):
         return spectra.chosen(chances[0], float(u[0]), self.size(expr)[1])[None]
 
     def op_take_columns(self, expr: Expr) -> F32:
-        x, at = map(self.value, expr.args)
-        return spectra.take_columns(x, at[0])
+        return matrix_numbers.take_columns(*map(self.value, expr.args))
+
+    def op_top_columns(self, expr: Expr) -> Any:
+        return self.algebra.top_columns(self.value(expr.args[0]), self.size(expr)[1])
+
+    def op_place_columns(self, expr: Expr) -> F32:
+        at, x = map(self.value, expr.args)
+        return self.algebra.place_columns(at, x, self.size(expr)[1])
 
     def op_shared(self, expr: Expr) -> F32:
         return shared.uniform(self.step, self.tensor, expr.value, self.offset, self.n, self.tile)

@@ -110,7 +110,8 @@ def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     if field.trits:
         return _trits(field, data, count, tile)
     if field.packed:
-        return numbers.unpack(data, count, field.bits, tile).astype(np.int32)
+        codes = numbers.unpack(data, count, field.bits, tile).astype(np.int32)
+        return codes.reshape(rows, cols) if field.shape == "matrix" else codes
     if field.storage in READ:
         positions = READ[field.storage](data, count)
         if positions is None:
