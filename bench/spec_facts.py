@@ -112,6 +112,9 @@ def formula(module: Module) -> str:
 
 def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
     """The terms of a field's size: what is counted, and bytes of each."""
+    if field.shape == "matrix" and field.item_bits < 8:
+        yield f"ceil({factors(field.dims)} / {8 // field.item_bits})", 1
+        return
     if field.shape == "matrix":
         yield factors(field.dims), field.item_bits // 8
         return

@@ -1,4 +1,4 @@
-"""Low-rank compressors in plain torch."""
+"""Compressors of matrices in plain torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from math import ceil, sqrt
 import torch
 from torch import Tensor
 
-from bench.torch_common import Method, Payload, fed, keep, rows
+from bench.torch_common import Method, Payload, fed, keep, pack, rows, unpack
 
 RANK = 2
 #: ATOMO's: most triples that are sent, columns of the matrix
 TRIPLES, COLUMNS = 3, 64
+#: SparseLoCo's: elements of a chunk, those that are sent, bins of the codebook, decay
+CHUNK, SENT, BINS, DECAY = 4096, 64, 4, 0.95
 
 
 def _width(n: int) -> int:
@@ -74,7 +76,31 @@ def _decode_atomo(payload: Payload, n: int) -> Tensor:
     return (left @ right.T).view(-1)[:n]
 
 
+def _encode_sparseloco(x: Tensor, residual: Tensor | None) -> Payload:
+    """Of every chunk the largest, in bins over six standard deviations, and the bins' means."""
+    g = x if residual is None else x + DECAY * residual
+    width = min(CHUNK, x.numel())
+    m = rows(g, width)
+    at = m.abs().topk(min(SENT, width), dim=1, sorted=False).indices
+    v = m.gather(1, at)
+    bins = ((v - v.mean()) / (6 * v.std(correction=0) / BINS)).round() + BINS // 2
+    code = bins.clamp(0, BINS - 1).long()
+    number = code.view(-1).bincount(minlength=BINS).clamp(min=1)
+    book = torch.zeros(BINS, device=x.device).index_add_(0, code.view(-1), v.view(-1)) / number
+    payload = at.short(), pack(code.byte().view(-1), 2), book
+    keep(residual, g, _decode_sparseloco(payload, x.numel()))
+    return payload
+
+
+def _decode_sparseloco(payload: Payload, n: int) -> Tensor:
+    at, packed, book = payload
+    values = book[unpack(packed, 2, at.numel()).long()].view(at.shape)
+    out = torch.zeros(len(at), min(CHUNK, n), device=at.device)
+    return out.scatter_(1, at.long(), values).view(-1)[:n]
+
+
 LOW_RANK = {
+    "sparseloco": Method(_encode_sparseloco, _decode_sparseloco),
     "powersgd": Method(_encode_powersgd, _decode_powersgd, states=2),
     "atomo": Method(_encode_atomo, _decode_atomo),
 }

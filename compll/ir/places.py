@@ -45,7 +45,9 @@ def factors(dims: tuple[Expr, ...]) -> str:
 
 def _size(f: Field, module: Module) -> str:
     if f.shape == "matrix":
-        return f"{factors(f.dims)} * {f.item_bits // 8}"
+        small = f.item_bits < 8
+        of = factors(f.dims)
+        return f"ceil({of} * {f.item_bits} / 8)" if small else f"{of} * {f.item_bits // 8}"
     count = {
         "scalar": "",
         "table": "",
