@@ -312,7 +312,7 @@ def _fill_all(
         for name, array in arrays.items():
             values = saved.get(side, {}).get(name)
             if values is None:
-                array[:] = 0
+                as_torch(array).zero_()
             else:
                 _fill(array, values if param is None else _laid_out(values, param))
 

@@ -1,13 +1,15 @@
 """A device that is not there: memory that host code must not touch, and kernels that run on it.
 
-Its tensors are torch's, of a device "meta"; only what runs in a stream may change them, nobody may
-read them but kernels, and nothing but DeviceMemory makes them. Kernels are the generated CUDA
-sources, run by the shim.
+Its tensors are torch's, of a device "meta". Operations on them run in a stream: that which runs
+them, or the caller's, as torch's do. Nobody may read them but kernels, and a copy to the host, for
+which it waits; in streams of ours nothing is made, and nothing copied without the protocol. Kernels
+are the generated CUDA sources, run by the shim.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,30 +29,31 @@ class DeviceTensor(torch.Tensor):
     """A tensor in the emulated device's memory. `inside`: that memory, for what runs there."""
 
     inside: torch.Tensor
+    memory: DeviceMemory
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, inside):
+    def __new__(cls, inside, memory):
         made = torch.Tensor._make_wrapper_subclass(
             cls, inside.shape, strides=inside.stride(), storage_offset=inside.storage_offset(),
             dtype=inside.dtype, device="meta",
         )  # fmt: skip
-        made.inside = inside
+        made.inside, made.memory = inside, memory
         return made
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        given = [each.inside if isinstance(each, DeviceTensor) else each for each in args]
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        memory = next(each.memory for each in args if isinstance(each, cls))
+        given = [each.inside if isinstance(each, cls) else each for each in args]
         if func.is_view:
-            return cls(func(*given, **(kwargs or {})))
-        if name not in _CHANGES:
-            raise AssertionError(f"the host reads device memory, or makes some: {func}")
+            return cls(func(*given, **kwargs), memory)
         others = [each for each in args if isinstance(each, torch.Tensor) and type(each) is not cls]
-        if any(each.dim() for each in others):
-            raise AssertionError(f"{func} of host memory without the protocol")
-        _refuse_host()
-        func(*given, **(kwargs or {}))
+        if not getattr(at_work, "device", False):
+            return memory.by_caller(func, given, args, kwargs)
+        if name not in _CHANGES or any(each.dim() for each in others):
+            raise AssertionError(f"{func} reads device memory, makes some, or takes the host's")
+        func(*given, **kwargs)
         return args[0]
 
 
@@ -79,18 +82,35 @@ class DeviceMemory(FakeMemory):
 
     def zeros(self, count, dtype):
         self.made += 1
-        return DeviceTensor(HostMemory.zeros(self, count, dtype))
+        return DeviceTensor(HostMemory.zeros(self, count, dtype), self)
 
     def staging(self, count):
         self.made += 1
         self.staged.append(torch.zeros(count, dtype=torch.uint8))
         return self.staged[-1]
 
+    def by_caller(self, func, given, args, kwargs):
+        """Outside of our streams: an operation goes to the caller's; a copy to the host waits."""
+        if func.overloadpacket.__name__ in _CHANGES:
+            theirs = [a.clone() if isinstance(a, torch.Tensor) and a is b else a
+                      for a, b in zip(given, args, strict=True)]  # fmt: skip
+            self.users.run(lambda: func(*theirs, **kwargs))
+            return args[0]
+        if func is torch.ops.aten.clone.default:
+            return self.filled(args[0])
+        if func is torch.ops.aten._to_copy.default and kwargs["device"] == torch.device("cpu"):
+            target, event = torch.empty_like(given[0]), self.event()
+            self.users.run(partial(target.copy_, given[0]))
+            self.users.record(event)
+            event.wait()
+            return target
+        raise AssertionError(f"{func} reads device memory, or makes some")
+
     def array(self, tensor):
         return tensor.detach()
 
     def tensor(self, array):
-        return DeviceTensor(torch.from_numpy(array))
+        return DeviceTensor(torch.from_numpy(array), self)
 
     def copy(self, target, source):
         _refuse_host()
@@ -102,9 +122,7 @@ class DeviceMemory(FakeMemory):
 
     def filled(self, values):
         """A tensor that the caller's stream fills with these."""
-        made, source = self.zeros(len(values), torch.float32), self.tensor(values.clone().numpy())
-        self.caller().run(lambda: made.copy_(source))
-        return made
+        return self.zeros(len(values), values.dtype).copy_(values)
 
     def download(self, tensor):
         """A copy of what is there now, for a test to look at."""

@@ -37,6 +37,7 @@ class Schedule:
         self.last: FakeStream | None = None
         self.changed = threading.Condition()
         self.driven = False
+        self.broken: BaseException | None = None  # what ended the thread that drives
 
     @contextmanager
     def driving(self) -> Iterator[None]:
@@ -54,10 +55,15 @@ class Schedule:
 
     def _drive(self) -> None:
         with self.changed:
-            while self.driven:
-                self.run()
+            try:
+                while self.driven:
+                    self.run()
+                    self.changed.notify_all()
+                    self.changed.wait()
+            except BaseException as error:
+                self.broken = error
                 self.changed.notify_all()
-                self.changed.wait()
+                raise
 
     def drop(self, stream: FakeStream, event: FakeEvent) -> bool:
         """Count a wait; whether it is left out."""
@@ -101,7 +107,8 @@ class FakeEvent:
         wanted = self.recorded
         with self.schedule.changed:
             if self.schedule.driven:
-                assert self.schedule.changed.wait_for(lambda: self.reached >= wanted, HANG)
+                schedule = self.schedule
+                schedule.changed.wait_for(lambda: self.reached >= wanted or schedule.broken, HANG)
             else:
                 self.schedule.run(lambda: self.reached >= wanted)
         assert self.reached >= wanted, "nothing brings this event about"

@@ -14,6 +14,7 @@ from hipress.errors import HipressError
 from hipress.model import describe
 from hipress.plan.rules import fixed_plan
 from hipress.ranks import meeting as meetings
+from hipress.sync import checkpoint
 from hipress.sync.engine import Engine
 from tests.casync.emulated import DeviceMemory, compiled
 from tests.casync.streams import Schedule
@@ -63,9 +64,31 @@ def alike(rank, size):
             reduced(device, bucket)
             reduced(host, values)
             assert torch.equal(memory.download(bucket), values)
+        same_states(device, host, rank, size)
         dist.barrier()
         device.close()
         host.close()
+
+
+def same_states(device, host, rank, size):
+    """As checkpoints have them; and they can be loaded on either."""
+    saved, wanted = (
+        checkpoint.export(each.buckets.residuals, each.step, rank, size)["state"]
+        for each in (device, host)
+    )
+    assert any(values.any() for values in tensors(wanted))
+    assert all(map(torch.equal, tensors(saved), tensors(wanted)))
+    other = device.planned(device.plan)
+    state = checkpoint.export(host.buckets.residuals, host.step, rank, size)
+    checkpoint.restore(other.residuals, state, list(device.params))
+    again = checkpoint.export(other.residuals, device.step, rank, size)["state"]
+    assert all(map(torch.equal, tensors(again), tensors(wanted)))
+
+
+def tensors(state):
+    """Of a checkpoint's values, in order."""
+    sides = (side for _, param in sorted(state.items()) for _, side in sorted(param.items()))
+    return [values for side in sides for _, values in sorted(side.items())]
 
 
 def broken(rank, size):
