@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 import compll
+import hipress
 from casync.errors import CasyncError
 from casync.topology import Topology
 from hipress import options
@@ -89,6 +90,16 @@ def tensors(state):
     """Of a checkpoint's values, in order."""
     sides = (side for _, param in sorted(state.items()) for _, side in sorted(param.items()))
     return [values for side in sides for _, values in sorted(side.items())]
+
+
+def refused(rank, size):
+    """What a rank is told that asks for what cannot be, and the others, which ask for nothing."""
+    asked = {"transport": "staged"} if rank == 0 else {}
+    try:
+        hipress.wrap(torch.nn.Linear(3, 3), "onebit_group", timeout=30, **asked)
+    except HipressError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 def broken(rank, size):

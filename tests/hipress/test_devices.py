@@ -83,3 +83,9 @@ def test_a_payload_that_a_kernel_refuses_ends_the_step():
     assert found == "step 0: PayloadError: rank 0: topk: an index lies outside its tensor"
     assert other.startswith("step 1: ")
     assert "index lies outside" in other or "closed the connection" in other
+
+
+def test_what_one_rank_asks_for_in_vain_is_told_on_all():
+    told = launch(device_ranks.refused, 2)
+    assert all("transport='staged' is for models on a GPU" in text for text in told), told
+    assert told[0].startswith("ConfigError: ")
