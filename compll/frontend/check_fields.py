@@ -14,9 +14,7 @@ from compll.frontend.syntax import Name, names
 from compll.ir import matrices
 from compll.ir.expr import Expr, Type
 from compll.ir.module import HALVES, PACKED, POSITIONS, WHOLE, Field
-
-#: what fields of whole numbers hold
-RANGES = {"int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1), "uint16": (0, 2**16 - 1)}
+from compll.ir.storage import STORAGES
 
 
 class Declarations(Expressions):
@@ -179,7 +177,9 @@ class Declarations(Expressions):
 
     def whole(self, expr: Expr, storage: str) -> Expr:
         """What a type of whole numbers holds of an expression, so that feedback knows it."""
-        low, high = RANGES[storage]
+        held = STORAGES[storage].whole
+        assert held is not None
+        low, high = held
         if storage == "uint16" or expr.type.shape == "scalar":
             return self.rules.whole_number(expr, low, high)
         expr = self.rules.whole_element(expr)  # an int32, which is why uint32 has half its range

@@ -9,9 +9,9 @@ from compll.frontend import syntax
 from compll.frontend.source import Entry, Text
 from compll.frontend.spec import Declared
 from compll.frontend.syntax import Syntax
-from compll.ir.module import POSITIONS, WHOLE
+from compll.ir.storage import STORAGES
 
-STORAGE = ("float32", "float16", "bfloat16", *WHOLE, "bool", *POSITIONS, "trit", "runs")
+STORAGE = (*STORAGES, "bool")
 UINT_BITS = (1, 2, 4, 8)
 UINTS = tuple(f"uint{bits}" for bits in UINT_BITS)
 #: what types are called elsewhere

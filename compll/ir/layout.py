@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from compll.ir import exclusive
 from compll.ir.matrices import extents
-from compll.ir.module import VARYING, Field, Module, Selection
+from compll.ir.module import Field, Module, Selection
 from compll.ir.static import Number, as_count, evaluate
 
 TILE = 1024
@@ -29,65 +29,16 @@ def tile_of(module: Module) -> int:
     return module.group or TILE
 
 
-def packed_bytes(field: Field, count: int, tile: int) -> int:
-    """Bytes of `count` packed values (at most, of runs)."""
-    full, rest = divmod(count, tile)
-    return full * field.packed_bytes(tile) + field.packed_bytes(rest)
-
-
-def gap_bytes(count: int, n: int) -> int:
-    """The most bytes that the gaps between `count` of n positions take.
-
-    A gap is the number of elements skipped, 7 bits a byte, the eighth tells that more follow
-    (LEB128); decode refuses more bytes than a gap needs. Gaps sum to less than n, so at most
-    n / 128 of them need a second byte.
-    """
-    return count + sum(min(count, n >> shift) for shift in (7, 14, 21, 28, 35))
-
-
-def rice_parameter(count: int, n: int) -> int:
-    """floor(log2(.9624 n / count)): see [Note: bit streams] in backends/bitstreams.py."""
-    return max(0, (9624 * n // (10000 * max(count, 1))).bit_length() - 1)
-
-
-def golomb_bytes(count: int, n: int) -> int:
-    """The most bytes of a golomb field of at most `count` of n positions.
-
-    For every parameter b: no more positions than those that lead to it, and at most n >> b ones.
-    """
-    least = rice_parameter(count, n)
-    bits = [0]
-    for b in range(least, least + max(n, 1).bit_length() + 1):
-        most = min(count, 9624 * n // (10000 << b)) if b > least else count
-        bits.append(most * (1 + b) + (n >> b))
-    return 1 + (max(bits) + 7) // 8
-
-
-def elias_bytes(count: int, n: int) -> int:
-    """The most bytes of an elias field: v takes at most 2 v bits, and all v sum to at most n."""
-    low = max(n, 1).bit_length() - 1
-    longest = low + 2 * ((low + 1).bit_length() - 1) + 1
-    return (min(2 * n, count * longest) + 7) // 8
-
-
-POSITION_BYTES = {"gaps": gap_bytes, "golomb": golomb_bytes, "elias": elias_bytes}
-
-
 def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
     """Bytes of one field, for `kept` selected elements where it runs over a selection."""
-    if field.storage in POSITION_BYTES:
-        return POSITION_BYTES[field.storage](kept, n)
     tile = tile_of(module)
     if field.shape == "table":
         return 4 * int(field.of)
     if field.shape == "matrix":
         rows, cols = extents(field.dims, n)
-        count = rows * cols
-        return packed_bytes(field, count, tile) if field.packed else count * field.item_bits // 8
+        return field.layout.most_bytes(rows * cols, n, tile)
     count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
-    if field.packed:
-        return packed_bytes(field, count, tile)
-    return count * field.item_bits // 8
+    return field.layout.most_bytes(count, n, tile)
 
 
 @dataclass(frozen=True)
@@ -112,7 +63,7 @@ def limit(selection: Selection, params: Mapping[str, Number], n: int) -> int:
 def header(module: Module) -> tuple[list[str], list[str]]:
     """What a payload begins with: names of counted selections, and of fields of varying length."""
     counted = [s.name for s in module.selections if s.dynamic]
-    return counted, [f.name for f in module.fields if f.storage in VARYING]
+    return counted, [f.name for f in module.fields if f.layout.varying]
 
 
 def layout(

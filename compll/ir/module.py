@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 from compll.errors import Span
 from compll.ir.expr import Expr, Pool
+from compll.ir.storage import STORAGES, Codes, Storage, Trits
 
 #: storages of positions, of varying length
-POSITIONS = ("gaps", "golomb", "elias")
-PACKED = ("uint", "trit", "runs")
-#: storages of which a payload tells how many bytes they take
-VARYING = (*POSITIONS, "runs")
+POSITIONS = tuple(name for name, one in STORAGES.items() if one.positions)
+PACKED = ("uint", *(name for name, one in STORAGES.items() if one.packed))
 #: storages of integers that are not packed
-WHOLE = ("int32", "uint32", "uint16")
+WHOLE = tuple(name for name, one in STORAGES.items() if one.whole)
 #: how a state of 16 bits is kept: NumPy has no bfloat16, so its bits as whole numbers
 HALVES = {"float16": "float16", "bfloat16": "uint16"}
 
@@ -39,11 +38,14 @@ class Field:
     most: int = 0
 
     @property
+    def layout(self) -> Storage:
+        """How its values lie in bytes."""
+        return Codes(self.bits) if self.storage == "uint" else STORAGES.get(self.storage, Storage())
+
+    @property
     def item_bits(self) -> int:
         """Bits of one value in the payload; of a trit, while it is a code."""
-        if self.packed:
-            return self.bits
-        return {"float16": 16, "bfloat16": 16, "uint16": 16}.get(self.storage, 32)
+        return self.bits if self.packed else self.layout.bits
 
     @property
     def dtype(self) -> str:
@@ -53,12 +55,12 @@ class Field:
     @property
     def packed(self) -> bool:
         """Whether values are packed in bytes (see [Note: packing] in layout.py)."""
-        return self.storage in PACKED
+        return self.layout.packed
 
     @property
     def trits(self) -> bool:
         """Whether it holds values of 0, 1 and 2, five in a byte (see [Note: trits] in trits.py)."""
-        return self.storage in ("trit", "runs")
+        return isinstance(self.layout, Trits)
 
     @property
     def parts(self) -> bool:
@@ -67,7 +69,7 @@ class Field:
 
     def packed_bytes(self, count: int) -> int:
         """Bytes of one tile of `count` packed values."""
-        return -(-count // 5) if self.trits else (count * self.bits + 7) // 8
+        return self.layout.tile_bytes(count)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compll.ir.expr import Expr
 from compll.ir.formulas import FACTOR, formula
 from compll.ir.layout import header, tile_of
-from compll.ir.module import POSITIONS, Field, Module
+from compll.ir.module import Field, Module
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,4 @@ def _size(f: Field, module: Module) -> str:
     }[f.shape]
     if f.shape == "table":
         return str(4 * int(f.of))
-    if f.storage in POSITIONS:
-        return {
-            "gaps": f"{count} + the gaps above 127",
-            "golomb": f"at most 1 + ({count} * (1 + b) + n / 2**b) / 8, b = log2(.96 n / {count})",
-            "elias": f"the Elias delta codes of {count} gaps",
-        }[f.storage]
-    if not count:
-        return str(f.item_bits // 8)
-    if f.trits:
-        tile = tile_of(module)
-        size = f"{f.packed_bytes(tile)} * floor(n / {tile}) + ceil(n % {tile} / 5)"
-        return f"at most {size}" if f.storage == "runs" else size
-    if f.packed and f.bits < 8:
-        return f"ceil({count} * {f.bits} / 8)"
-    return f"{count} * {f.item_bits // 8}" if f.item_bits > 8 else count
+    return f.layout.formula(count, tile_of(module)) if count else str(f.item_bits // 8)

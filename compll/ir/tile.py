@@ -307,7 +307,8 @@ def text(kernel: Kernel) -> str:
     for step in kernel.steps:
         lines += [f"  {line}" for line in _step(step, names)]
     if kernel.bad is not None:
-        lines += _known([kernel.bad], names)
+        if kernel.bad.op != "total":
+            lines += _known([kernel.bad], names)
         lines.append(f"  status {names.get(id(kernel.bad.args[0]), '')} not finite")
     return "\n".join(lines) + "\n"
 

@@ -207,7 +207,7 @@ def sum_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
 
 
 def encode_gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Ascending positions as LEB128 gaps (see gap_bytes in layout.py)."""
+    """Ascending positions as LEB128 gaps (see Gaps in ir/storage.py)."""
     out, before = bytearray(), -1
     for position in positions.tolist():
         gap, before = position - before - 1, position

@@ -10,7 +10,8 @@ import compll
 from bench import spec_table
 from bench.spec_facts import HIPRESS, facts, logic_lines
 from compll.ir import exclusive
-from compll.ir.layout import elias_bytes, gap_bytes, golomb_bytes, limits
+from compll.ir.layout import limits
+from compll.ir.storage import STORAGES
 
 SPECS = compll.list_specs()
 
@@ -41,9 +42,9 @@ def longest(known, n, bounds):
     names = {s: s for s in bounds}
     values = {
         "count": lambda s: bounds[s],
-        "gaps": lambda s: gap_bytes(bounds[s], n) - bounds[s],
-        "golomb": lambda s: golomb_bytes(bounds[s], n),
-        "elias": lambda s: elias_bytes(bounds[s], n),
+        "gaps": lambda s: STORAGES["gaps"].most_bytes(bounds[s], n, 1) - bounds[s],
+        "golomb": lambda s: STORAGES["golomb"].most_bytes(bounds[s], n, 1),
+        "elias": lambda s: STORAGES["elias"].most_bytes(bounds[s], n, 1),
     }
     return eval(known.payload, values | names | {"ceil": ceil, "n": n})
 

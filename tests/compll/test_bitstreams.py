@@ -6,12 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compll.backends.reference import bitstreams
-from compll.ir.layout import elias_bytes, golomb_bytes
+from compll.ir.storage import STORAGES
 from tests.compll.routines import stream
 
 WRITE = {"golomb": bitstreams.encode_golomb, "elias": bitstreams.encode_elias}
 READ = {"golomb": bitstreams.decode_golomb, "elias": bitstreams.decode_elias}
-BOUND = {"golomb": golomb_bytes, "elias": elias_bytes}
+
+
+def most_bytes(code, count, n):
+    return STORAGES[code].most_bytes(count, n, 1)
+
 
 sets = st.integers(1, 5000).flatmap(
     lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=200))
@@ -24,7 +28,7 @@ def test_round_trip_within_the_bound(code, drawn):
     n, chosen = drawn
     positions = np.array(sorted(chosen), np.int64)
     data = WRITE[code](positions, n)
-    assert len(data) <= BOUND[code](len(positions), n)
+    assert len(data) <= most_bytes(code, len(positions), n)
     assert READ[code](data, len(positions)).tolist() == positions.tolist()
     out = np.full(len(data) + 9, 7, np.uint8)
     end = stream(code).store(positions, n, out[4:])
@@ -47,7 +51,9 @@ def test_arbitrary_bytes(code, raw, count, n):
 @given(st.integers(0, 10**6), st.integers(1, 10**6))
 def test_the_bound_grows_with_the_number_of_positions(code, count, n):
     count = min(count, n)
-    assert all(BOUND[code](c, n) <= BOUND[code](count, n) for c in (count // 2, count // 3))
+    assert all(
+        most_bytes(code, c, n) <= most_bytes(code, count, n) for c in (count // 2, count // 3)
+    )
 
 
 def test_about_ten_bits_for_one_in_a_hundred():

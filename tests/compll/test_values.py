@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.ir.layout import gap_bytes
+from compll.ir.storage import STORAGES
 from compll.numerics import halves, numbers
 
 
@@ -165,7 +165,7 @@ def test_gaps_round_trip(positions):
     where = np.array(sorted(positions), np.int64)
     data = numbers.encode_gaps(where)
     assert np.array_equal(numbers.decode_gaps(data, len(where)), where)
-    assert len(data) <= gap_bytes(len(where), 2**34 + 1)
+    assert len(data) <= STORAGES["gaps"].most_bytes(len(where), 2**34 + 1, 1)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,4 +1,4 @@
-"""Positions as LEB128 gaps (see gap_bytes in layout.py): functions that kernels call.
+"""Positions as LEB128 gaps (see Gaps in ir/storage.py): functions that kernels call.
 
 Positions are int32, with -1 before the first. Sixteen gaps below 128 are as many bytes, which are
 one vector; gaps of one or two bytes are written and read without a branch on which it is.

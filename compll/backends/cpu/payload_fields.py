@@ -7,7 +7,7 @@ from typing import Any
 from compll.backends.cpu.builder import I32, I64, at, number
 from compll.backends.cpu.storages import code_bytes, item_bytes
 from compll.ir.layout import header
-from compll.ir.module import VARYING, Field
+from compll.ir.module import Field
 
 
 class PayloadFields:
@@ -65,7 +65,7 @@ class PayloadFields:
 
     def size(self, f: Field) -> Any:
         """Bytes of a field; None while it is not known."""
-        if f.storage in VARYING:
+        if f.layout.varying:
             return self.lengths.get(f.name)
         if f.shape == "table":
             return number(I64, int(f.of) * item_bytes(f))

@@ -33,9 +33,10 @@ from compll.backends.cuda.streams import CHUNK, GROUP
 from compll.errors import UsageError
 from compll.ir.capacity import cut
 from compll.ir.expr import Expr
-from compll.ir.layout import field_bytes, gap_bytes, is_fixed, limits, packed_bytes, payload_bytes
+from compll.ir.layout import field_bytes, is_fixed, limits, payload_bytes
 from compll.ir.module import Module
 from compll.ir.static import Number, as_count, evaluate
+from compll.ir.storage import STORAGES
 from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
 from compll.numerics.types import I64
 from compll.passes.schedule import hops
@@ -129,7 +130,8 @@ class Kernels(Launching[Plan]):
         if grid.kind == "tiles":
             return -(-n // tile)
         if grid.kind == "trits":
-            return packed_bytes(next(f for f in self.module.fields if f.name == grid.arg), n, tile)
+            f = next(f for f in self.module.fields if f.name == grid.arg)
+            return f.layout.most_bytes(n, n, tile)
         if grid.kind in ("chunks", "groups"):
             return self.chunks(str(grid.arg), n, GROUP if grid.kind == "groups" else 1)
         if grid.kind in ("lanes", "bins"):
@@ -140,7 +142,7 @@ class Kernels(Launching[Plan]):
             return max(1, count) if n else 0
         kept = limits(self.module, n, self.params)[grid.arg] if n else 0
         if grid.kind == "gap_bytes":
-            return gap_bytes(kept, n)
+            return STORAGES["gaps"].most_bytes(kept, n, tile)
         return -(-kept // tile) if grid.kind == "kept_tiles" else kept
 
     def chunks(self, name: str, n: int, each: int) -> int:

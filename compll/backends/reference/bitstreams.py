@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compll.ir.layout import rice_parameter
+from compll.ir.storage import rice_parameter
 from compll.numerics.types import I64, U8
 
 MOST_BITS = 40

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from compll.backends.reference import bitstreams, trits
 from compll.errors import PayloadError
-from compll.ir.layout import header, limits, packed_bytes
+from compll.ir.layout import header, limits
 from compll.ir.matrices import extents
 from compll.ir.module import Field, Module
 from compll.ir.static import Number
@@ -108,7 +108,7 @@ def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     if field.shape == "table":
         return np.ascontiguousarray(data[: 4 * int(field.of)]).view("<f4")
     if field.trits:
-        return _trits(field, data, count, tile)
+        return _trits(field, data, count, n, tile)
     if field.packed:
         codes = numbers.unpack(data, count, field.bits, tile).astype(np.int32)
         return codes.reshape(rows, cols) if field.shape == "matrix" else codes
@@ -131,8 +131,8 @@ def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     return values[0] if field.shape == "scalar" else values
 
 
-def _trits(field: Field, data: U8, count: int, tile: int) -> Any:
-    size = packed_bytes(field, count, tile)
+def _trits(field: Field, data: U8, count: int, n: int, tile: int) -> Any:
+    size = field.layout.most_bytes(count, n, tile)
     full = trits.lengthen(data) if field.storage == "runs" else data[:size]
     if len(full) != size:
         raise PayloadError(f"{field.name!r} does not hold runs of {count} trits")

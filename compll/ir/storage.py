@@ -1,0 +1,142 @@
+"""Payload types: how a field's values lie in bytes, and the most bytes that they take.
+
+A type is a class or an instance here; what the reference makes of it is in reference/fields.py, on
+the CPU in cpu/storages.py and, of what varies in length, a module of routines (printer.STREAMS).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A type of which each value has bytes of its own. bits: of one.
+
+    whole: of whole numbers, what they are clamped to; None of floats.
+    """
+
+    bits: int = 32
+    whole: tuple[int, int] | None = None
+
+    #: whether several values share a byte, and whether these are positions of a selection
+    packed = positions = False
+    #: whether a payload tells how many bytes a field takes
+    varying = False
+
+    def tile_bytes(self, count: int) -> int:
+        """Bytes of a tile of so many values."""
+        return count * self.bits // 8
+
+    def most_bytes(self, count: int, n: int, tile: int) -> int:
+        """The most bytes of so many values, of a tensor of n elements."""
+        full, rest = divmod(count, tile)
+        return full * self.tile_bytes(tile) + self.tile_bytes(rest)
+
+    def formula(self, count: str, tile: int) -> str:
+        """Bytes of so many values, to read."""
+        return f"{count} * {self.bits // 8}"
+
+
+@dataclass(frozen=True)
+class Codes(Storage):
+    """Numbers of `bits` bits, from 0 (see [Note: packing] in layout.py)."""
+
+    packed = True
+
+    def tile_bytes(self, count: int) -> int:
+        return (count * self.bits + 7) // 8
+
+    def formula(self, count: str, tile: int) -> str:
+        return f"ceil({count} * {self.bits} / 8)" if self.bits < 8 else count
+
+
+@dataclass(frozen=True)
+class Trits(Codes):
+    """Values of 0, 1 and 2, five in a byte (see [Note: trits] in reference/trits.py)."""
+
+    def tile_bytes(self, count: int) -> int:
+        return -(-count // 5)
+
+    def formula(self, count: str, tile: int) -> str:
+        return f"{self.tile_bytes(tile)} * floor({count} / {tile}) + ceil({count} % {tile} / 5)"
+
+
+@dataclass(frozen=True)
+class Runs(Trits):
+    """The same, with runs of the byte of ones shortened."""
+
+    varying = True
+
+    def formula(self, count: str, tile: int) -> str:
+        return f"at most {super().formula(count, tile)}"
+
+
+@dataclass(frozen=True)
+class Positions(Storage):
+    """Ascending positions as the gaps between them, in as few bytes as their code needs."""
+
+    positions = varying = True
+
+
+class Gaps(Positions):
+    """A gap is the number of elements skipped, 7 bits a byte, the eighth tells that more follow
+    (LEB128); decode refuses more bytes than a gap needs."""
+
+    def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
+        """Gaps sum to less than n, so at most n / 128 of them need a second byte."""
+        return count + sum(min(count, n >> shift) for shift in (7, 14, 21, 28, 35))
+
+    def formula(self, count: str, tile: int) -> str:
+        return f"{count} + the gaps above 127"
+
+
+def rice_parameter(count: int, n: int) -> int:
+    """floor(log2(.9624 n / count)): see [Note: bit streams] in reference/bitstreams.py."""
+    return max(0, (9624 * n // (10000 * max(count, 1))).bit_length() - 1)
+
+
+class Golomb(Positions):
+    """Golomb-Rice codes."""
+
+    def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
+        """For every parameter b: no more positions than those that lead to it, and at most n >> b
+        ones."""
+        least = rice_parameter(count, n)
+        bits = [0]
+        for b in range(least, least + max(n, 1).bit_length() + 1):
+            most = min(count, 9624 * n // (10000 << b)) if b > least else count
+            bits.append(most * (1 + b) + (n >> b))
+        return 1 + (max(bits) + 7) // 8
+
+    def formula(self, count: str, tile: int) -> str:
+        return f"at most 1 + ({count} * (1 + b) + n / 2**b) / 8, b = log2(.96 n / {count})"
+
+
+class Elias(Positions):
+    """Elias delta codes."""
+
+    def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
+        """v takes at most 2 v bits, and all v sum to at most n."""
+        low = max(n, 1).bit_length() - 1
+        longest = low + 2 * ((low + 1).bit_length() - 1) + 1
+        return (min(2 * n, count * longest) + 7) // 8
+
+    def formula(self, count: str, tile: int) -> str:
+        return f"the Elias delta codes of {count} gaps"
+
+
+#: by name; `uint` with its bits is made where it is declared
+STORAGES: dict[str, Storage] = {
+    "float32": Storage(),
+    "float16": Storage(16),
+    "bfloat16": Storage(16),
+    "int32": Storage(whole=(-(2**31), 2**31 - 1)),
+    "uint32": Storage(whole=(0, 2**32 - 1)),
+    "uint16": Storage(16, (0, 2**16 - 1)),
+    "trit": Trits(2),
+    "runs": Runs(2),
+    "gaps": Gaps(),
+    "golomb": Golomb(),
+    "elias": Elias(),
+}
