@@ -77,7 +77,7 @@ def speeds(data: Data) -> str:
     text = [markdown(*filled(head, rows)), "", *summary(data["rows"])]
     text.append(
         f"{about['elements']:,} elements, median of {about['repeat']} turns, one core of "
-        f"{about['cpu']}, {about['date']}; torch {about['torch']}, numba {about['numba']}, "
+        f"{about['cpu']}, {about['date']}; torch {about['torch']}, "
         f"NumPy {about['numpy']}."
     )
     return "\n".join(text)

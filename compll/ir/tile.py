@@ -24,10 +24,6 @@ SCRATCH = "scratch"
 SUMS = "sums"
 
 
-class NotLowered(Exception):
-    """A spec has what tile programs do not have yet; the message says what."""
-
-
 @dataclass(frozen=True, eq=False)
 class Value:
     """An instruction and what it gives. kind: f32, i32, bool, f64 or i64. level: see LEVELS.

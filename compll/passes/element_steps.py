@@ -89,7 +89,7 @@ class Elements(Values):
 def step(module: Module, root: Expr, name: str, *, feed: bool, field: Field | None = None) -> Step:
     """The step that computes `root`: as codes where they are stored in a field.
 
-    feed: whether the input has a residual. Raises NotLowered.
+    feed: whether the input has a residual.
     """
     storage = field.storage if field is not None else STORAGES[root.type.dtype]
     bits = field.bits if field is not None else 0
@@ -153,7 +153,7 @@ def parts(module: Module) -> dict[str, dict[int | str, Step]]:
 
     free: those that do not read the input; plain, fed: those that do, without and with a residual.
     Of feedback besides: "input", the input as an array; "kept", which keeps the input in the
-    residual, or what a decoded array leaves of it. Raises NotLowered.
+    residual, or what a decoded array leaves of it.
     """
     found: dict[str, dict[int | str, Step]] = {"free": {}, "plain": {}, "fed": {}, "input": {}}
     for number, (root, field) in enumerate(roots(module)):

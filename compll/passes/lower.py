@@ -1,35 +1,22 @@
-"""From a program of passes to tile programs.
-
-What tile programs do not have yet raises NotLowered, here, in values.py and in selections.py.
-"""
+"""From a program of passes to tile programs."""
 
 from __future__ import annotations
 
 from compll.ir.capacity import capped, cuts
 from compll.ir.layout import is_fixed, tile_of
 from compll.ir.module import Module
-from compll.ir.program import Pass, Program, Sink
-from compll.ir.tile import Kernel, NotLowered, Step, Store, Stream, Value, Walk, When
+from compll.ir.program import Pass, Program, Sink, Unsupported
+from compll.ir.tile import Kernel, Step, Store, Stream, Value, Walk, When
 from compll.passes import selections, tables
+from compll.passes.refusal import refused
 from compll.passes.schedule import hops, schedule
 from compll.passes.thresholds import Thresholds
-from compll.passes.values import SHAPES, Values
-
-
-def _whole(module: Module) -> None:
-    """Raise NotLowered for what is not made of tiles alone."""
-    if module.arrays:
-        raise NotLowered("matrices and rounds")
-    selections.refuse(module)
-    for f in (*module.fields, *module.states):
-        if f.shape not in SHAPES:
-            raise NotLowered(f"a field {f.storage}[{f.shape}]")
+from compll.passes.values import Values
 
 
 def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Kernel:
     """The kernel of an encode; `hop`: of what is there plus what a payload decodes to."""
     module = program.module
-    _whole(module)
     kernel = Kernel(name, module, tile_of(module), states=list(module.states) if feed else [])
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
@@ -100,7 +87,6 @@ def _guarded(values: Values, program: Program, one: Pass, usual: Walk) -> list[S
 
 def decode(module: Module, name: str, *, add: bool) -> Kernel:
     """The kernel of a decode."""
-    _whole(module)
     kernel = Kernel(name, module, tile_of(module), adds=add)
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
@@ -132,13 +118,19 @@ def check(module: Module, decode: Kernel) -> Kernel:
 
 
 def kernels(module: Module) -> dict[str, list[Kernel]]:
-    """A spec's tile programs, by what is compiled together. Raises NotLowered, Unsupported.
+    """A spec's tile programs, by what is compiled together. Raises SpecError.
 
     stateless: of a spec with states, the encode without them, which training never needs. hop:
     encodes that take a payload in, where one walk is enough: several would decode in each. cut: the
     encode whose filters keep as many elements as it is told.
     """
-    _whole(module)
+    try:
+        return _kernels(module)
+    except Unsupported as why:
+        raise refused(module, "cpu", why) from why
+
+
+def _kernels(module: Module) -> dict[str, list[Kernel]]:
     found: dict[str, list[Kernel]] = {"first": [], "stateless": [], "hop": [], "cut": []}
     for feed in (True, False):
         if (feed and not module.states) or (not feed and module.updates):

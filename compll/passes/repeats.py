@@ -1,7 +1,7 @@
 """Large expressions: what occurs in one more than once becomes a statement before it.
 
 A compiler would find the repetitions by itself, but only after it has read, typed and lowered each
-of them: int8_dettmers took numba 10 s instead of 3, NVRTC 5 s an architecture instead of 1.
+of them: int8_dettmers took NVRTC 5 s an architecture instead of 1.
 """
 
 from __future__ import annotations

@@ -6,17 +6,11 @@ What belongs to them follows as a walk over what was put together. See docs/tile
 from __future__ import annotations
 
 from compll.ir.expr import Expr, walk
-from compll.ir.module import POSITIONS, Module, Selection
+from compll.ir.module import POSITIONS, Selection
 from compll.ir.program import Pass, Sink
-from compll.ir.tile import Compact, Kernel, NotLowered, Store, Stream, Value, Walk
+from compll.ir.tile import Compact, Kernel, Store, Stream, Value, Walk
 from compll.passes.thresholds import Thresholds
 from compll.passes.values import Values
-
-
-def refuse(module: Module) -> None:
-    """Raise NotLowered for what is not lowered yet."""
-    if any(s.kind == "drawn" for s in module.selections):
-        raise NotLowered("drawn selections")
 
 
 def limit(values: Values, s: Selection) -> Value:
@@ -140,8 +134,6 @@ def scattered(values: Values, kernel: Kernel, decode: Expr, *, add: bool) -> Non
     """A decode that places the selected elements."""
     index, value = (values.of(a) for a in decode.args)
     stream(values, kernel, decode)
-    if any(e.op == "uniform" for e in walk(decode)):
-        raise NotLowered("draws at selected elements")
     if not add:
         zero = values.make("const", (), "f32", "piece", 0.0)
         kernel.steps.append(Store("zero", None, zero))

@@ -8,7 +8,7 @@ from typing import Any
 from compll.ir.expr import Expr, walk
 from compll.ir.module import POSITIONS, WHOLE, Field, Module, Selection
 from compll.ir.program import Sink
-from compll.ir.tile import SCRATCH, Kernel, NotLowered, Store, Value, Walk, order
+from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk, order
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
 WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
@@ -129,8 +129,7 @@ class Values:
             found: Value = special(e, kind, level)
             return found
         op = "where" if e.op == "choose" else e.op
-        if op not in BY_KIND.get(kind, ()):
-            raise NotLowered(f"{e.op} of {e.type}")
+        assert op in BY_KIND[kind], f"{e.op} of {e.type}"
         args = [self.narrow(self.done[id(a)], level) for a in e.args]
         return self.make(op, args, kind, level)
 

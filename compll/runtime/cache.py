@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shutil
 import tempfile
@@ -11,15 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
 from compll.errors import UsageError
 
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None  # type: ignore[assignment]
+fcntl: Any = None
+with suppress(ImportError):  # not a Unix
+    fcntl = importlib.import_module("fcntl")
 
 #: seconds for which another process is waited for, and between looks
 LONGEST, LOOK = 120.0, 0.02
@@ -132,9 +133,9 @@ def wait(handle: int) -> None:
     end = time.monotonic() + LONGEST
     while fcntl is not None and time.monotonic() < end:
         try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
             time.sleep(LOOK)
         except OSError:
-            return None
-    return None
+            return

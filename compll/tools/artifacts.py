@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from compll.errors import UsageError
 from compll.ir.module import Module
 from compll.ir.static import Number
-from compll.passes import element_steps
 
 Texts = dict[str, str]
 #: by the gradient's dtype and the kernel's name: registers, local and shared memory
@@ -53,14 +52,19 @@ def binaries(target: str, texts: Texts, arch: str) -> Binaries:
     )
 
 
+def assembly(target: str, texts: Texts) -> Texts:
+    """What the sources become on this processor, to read, by the ending of its file."""
+    if target != "cpu":
+        return {}
+    from compll.backends.cpu import jit
+
+    return {ending.replace(".ll", ".s"): jit.assembly(text) for ending, text in texts.items()}
+
+
 def _cpu(module: Module, params: Mapping[str, Number]) -> Texts:
-    if module.arrays:
-        from compll.backends.cpu.printer import module_text
+    from compll.backends.cpu import backend
 
-        return {"cpu.ll": module_text(module.name, element_steps.kernels(module))}
-    from compll.backends.cpu.numba_kernels import Source
-
-    return {"cpu.py": Source(module).text}
+    return {"cpu.ll": backend.source(module)}
 
 
 def _cuda(module: Module, params: Mapping[str, Number]) -> Texts:

@@ -56,7 +56,7 @@ def short(count: int) -> str:
 def about() -> dict[str, str]:
     """The machine and the versions that the figures belong to."""
     found = {"date": date.today().isoformat(), "cpu": cpu(), "python": platform.python_version()}
-    for package in ("numpy", "numba"):
+    for package in ("numpy", "llvmlite"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

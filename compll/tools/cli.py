@@ -214,6 +214,7 @@ def built(name: str, targets: list[str], params: dict[str, object], archs: list[
         device = target in artifacts.DEVICES
         codec = library.compile(name, "reference" if device else target, **params)
         texts = artifacts.sources(target, codec.module, codec.params)
+        texts |= artifacts.assembly(target, texts)
         files |= {ending: text.encode() for ending, text in texts.items()}
         kernels = dict[str, artifacts.Kernels]()
         for arch in archs if device else ():

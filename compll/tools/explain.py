@@ -11,8 +11,7 @@ from compll.ir.layout import limits, tile_of
 from compll.ir.module import Module
 from compll.ir.places import places
 from compll.ir.printer import Printer
-from compll.ir.program import LIBRARY, Pass, Program, Unsupported
-from compll.ir.tile import NotLowered
+from compll.ir.program import LIBRARY, Pass, Program
 from compll.ir.tile import text as tile_text
 from compll.passes import element_steps, feedback, lower
 from compll.passes.array_steps import steps
@@ -54,15 +53,8 @@ def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
 
 def tiles(module: Module) -> Iterator[str]:
     """The tile programs, where there are such; of a spec computed an array at a time its steps'."""
-    try:
-        found = (
-            element_steps.kernels(module)
-            if module.arrays
-            else [kernel for part in lower.kernels(module).values() for kernel in part]
-        )
-    except (NotLowered, Unsupported) as why:
-        yield f"not lowered to tiles: {why}"
-        return
+    parts = [] if module.arrays else lower.kernels(module).values()
+    found = [kernel for part in parts for kernel in part] or element_steps.kernels(module)
     yield "\n".join(map(tile_text, found)).rstrip()
 
 

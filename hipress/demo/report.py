@@ -21,7 +21,7 @@ SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
 PRICE = ("payload MB", "wire MB", "peak MB", "loss", "to fp32", "ranks")
 PRICE_TITLE = "MB a rank sends in a step, MB of memory its process took at most, and loss"
 FINAL = 10  # the final loss is the mean of so many last steps
-_PACKAGES = ("hipress", "torch", "numpy", "numba")
+_PACKAGES = ("hipress", "torch", "numpy", "llvmlite")
 
 
 @dataclass(frozen=True)

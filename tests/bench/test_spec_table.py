@@ -113,7 +113,7 @@ def test_speeds_are_summed_up():
          "torch": {"encode": t, "decode": 1.0}}
         for name, t in (("b", 1.0), ("a", 8.0))
     ]  # fmt: skip
-    about = dict.fromkeys(("cpu", "date", "torch", "numba", "numpy"), "?")
+    about = dict.fromkeys(("cpu", "date", "torch", "numpy"), "?")
     text = spec_table.speeds({"about": about | {"elements": 10, "repeat": 1}, "rows": rows})
     assert "| `a` | 4.0 | 8.00 | 0.5x | 4.0 | 1.00 | 4.0x | 4.0 | 50% |" in text
     assert "merge" not in text  # a column that nobody has

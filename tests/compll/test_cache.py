@@ -10,13 +10,9 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from compll import _kernels
-from compll.backends.cpu import load as cpu_load
-from compll.backends.cpu import native as cpu_native
+from compll.backends.cpu import jit
 from compll.errors import UsageError
 from compll.runtime import cache
-
-TEXT = '"""A module that declares no kernels."""\n'
 
 
 @pytest.fixture(autouse=True)
@@ -91,26 +87,26 @@ def test_others_may_read_what_was_written(root):
     assert (root / "file").stat().st_mode & 0o777 == 0o644
 
 
+PROGRAM = "declare void @f()\n"
+
+
 def test_a_folder_that_was_removed_is_made_again(root):
     shutil.rmtree(cache.folder("cpu"))
-    path = cpu_load.place("removed", TEXT)
-    assert cpu_load.saved(path, TEXT).read_text() == TEXT
+    assert jit.stored("removed", PROGRAM, lambda: PROGRAM)
+    assert [*cache.folder("cpu").glob("removed_*.o")]
 
 
 @pytest.mark.parametrize("there", [b"", b"another user's"])
-def test_a_text_goes_elsewhere_where_its_folder_takes_no_more(root, there, monkeypatch):
+def test_an_object_goes_elsewhere_where_its_folder_takes_no_more(root, there, monkeypatch):
     """A disk that became full, or a file that this user may neither read nor replace."""
-    monkeypatch.setattr(_kernels, "__path__", list(_kernels.__path__))
-    text = TEXT + repr(there)
-    path = cpu_load.place("elsewhere", text)
+    jit.stored("elsewhere", PROGRAM, lambda: PROGRAM)
+    (path,) = cache.folder("cpu").glob("elsewhere_*.o")
     path.write_bytes(there)
     write = cache.write
-    monkeypatch.setattr(
-        cpu_load, "write", lambda at, what: full(at) if at == path else write(at, what)
-    )
-    found = cpu_load.imported(path, text)
-    assert found.__doc__ == "A module that declares no kernels."
-    assert Path(found.__file__).parent == cache.spare("cpu") != path.parent
+    monkeypatch.setattr(jit, "write", lambda at, what: full(at) if at == path else write(at, what))
+    assert jit.stored("elsewhere", PROGRAM, lambda: PROGRAM)
+    assert [*cache.spare("cpu").glob("elsewhere_*.o")]
+    assert path.read_bytes() == there
 
 
 def test_a_temporary_folder_ends_with_its_process(root):
@@ -127,23 +123,19 @@ def test_a_temporary_folder_ends_with_its_process(root):
 
 def test_a_folder_that_others_filled_is_read(root, monkeypatch):
     """Kernels in a read-only folder, as of a container's image, are not compiled again."""
+    made = jit.stored("others", PROGRAM, lambda: PROGRAM)
     shared = cache.usual("cpu")
-    shared.mkdir(parents=True)
-    path = shared / "kernels.py"
-    read = []
+    cache.folder.cache_clear()
     monkeypatch.setattr(cache, "need_room", lambda at: full(at) if at == shared else None)
-    monkeypatch.setattr(cpu_native, "possible", lambda: True)
-    monkeypatch.setattr(cpu_native, "read", lambda file: read.append(file) or "stored")
-    monkeypatch.setattr(cpu_native, "link", lambda stored, compiled: stored)
-    mine = cache.folder("cpu") / path.name
-    assert mine.parent != shared
-    assert cpu_load.either(mine, lambda: mine, lambda: None) == "stored"
-    assert [file.parent for file in read] == [shared]
+    assert cache.folder("cpu") != shared
+    assert jit.stored("others", PROGRAM, lambda: pytest.fail("compiled")) == made
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0\xff", b"import nothing_of_the_kind\n"])
-def test_a_damaged_text_is_written_again(damage):
-    path = cpu_load.place("damaged", TEXT + repr(damage))
-    path.write_bytes(damage)
-    assert cpu_load.imported(path, TEXT).__doc__ == "A module that declares no kernels."
-    path.unlink()
+def test_no_one_waits_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "LONGEST", 0.1)
+    done = []
+    with cache.alone(tmp_path / "kernels.o"), cache.alone(tmp_path / "kernels.o"):
+        done.append(1)
+    with cache.alone(tmp_path / "nowhere" / "kernels.o"):
+        done.append(2)
+    assert done == [1, 2]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import numba_kernels as cpu
+from compll.backends.cpu import backend
 from compll.frontend.source import LIMIT_BYTES
 
 SPEC = """name: x
@@ -65,7 +65,7 @@ def test_the_deepest_allowed_expressions_compile(target, tmp_path):
         "decode:\n" + "\n".join(decode) + "\nfeedback: error\n"
     )
     if target == "cpu":  # its text only: LLVM has no part in what is tested here
-        cpu.Source(compll.compile(path, "reference").module)
+        backend.source(compll.compile(path, "reference").module)
         return
     codec = compll.compile(path, target)
     x = np.arange(100, dtype=np.float32)

@@ -1,13 +1,12 @@
 """How large generated CPU kernels become: their compilation time follows from it."""
 
-import ast
+import re
 
 import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu.numba_kernels import Source
-from compll.backends.cpu.outline import outline
+from compll.backends.cpu import backend
 
 ROUNDS = """
 name: rounds
@@ -26,7 +25,7 @@ decode: scatter(index, value)
 
 
 def source(path):
-    return Source(compll.compile(path, "reference").module).text
+    return backend.source(compll.compile(path, "reference").module)
 
 
 def test_rounds_share_one_walk(tmp_path):
@@ -36,54 +35,15 @@ def test_rounds_share_one_walk(tmp_path):
         path.write_text(ROUNDS.format(times=times))
         text = source(path)
         sizes.append(len(text))
-        assert text.count("def encode_walk0(") == 1
-        # the first mean, the round's and the selection's; what differs is not outlined
-        assert text.count("for t in range(tiles):") == 3
-    assert sizes[1] - sizes[0] < 4 * 500
-
-
-def test_what_a_walk_changes_comes_back():
-    kernel = """def encode(n, tiles, x):
-    bad = 0
-    s1 = 0.0
-    for t in range(tiles):
-        z = x[t]
-        bad = max(bad, z)
-        s1 += z
-    s2 = s1 + bad
-    for t in range(tiles):
-        z = x[t]
-        bad = max(bad, z)
-        s2 += z
-    return s2 * 100 + bad
-"""
-    functions, text = outline(kernel, "encode")
-    assert len(functions) == 1
-    assert text.count("encode_walk0(") == 2
-    before, after = {}, {}
-    exec(kernel, before)
-    exec("\n".join([*functions, text]), after)
-    assert after["encode"](4, 4, [3, 1, 4, 1]) == before["encode"](4, 4, [3, 1, 4, 1])
-
-
-def test_walks_that_differ_stay():
-    kernel = """def encode(tiles, x, y):
-    for t in range(tiles):
-        x[t] += 1
-    for t in range(tiles):
-        y[t] += 2
-"""
-    assert outline(kernel, "encode") == ([], kernel)
+        # the first mean, the round's, the selection's, and what is selected; with AMD's stores
+        assert len(re.findall(r'define internal void @"encode_walk', text)) == 4
+    assert sizes[1] - sizes[0] < 4 * 5000
 
 
 @pytest.mark.parametrize("name", compll.list_specs())
-def test_no_line_repeats_itself_without_end(name):
-    module = compll.compile(name, "reference").module
-    if module.arrays or name == "none":
-        pytest.skip("has no generated kernel")
-    text = Source(module).text
-    ast.parse(text)
-    assert max(map(len, text.splitlines())) < 2500
+def test_no_kernel_is_without_end(name):
+    """How long LLVM takes follows from it."""
+    assert len(source(name).splitlines()) < 20_000
 
 
 @pytest.mark.slow

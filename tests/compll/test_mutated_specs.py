@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu import numba_kernels as cpu
+from compll.backends.cpu import backend
 from compll.frontend.sections import SECTIONS
 from compll.runtime import library
 from compll.runtime.library import locate
@@ -76,7 +76,7 @@ def outcome(text, folder):
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
         codec = compll.compile(path, "reference")
-        cpu.Source(codec.module)
+        backend.source(codec.module)
     except compll.SpecError as error:
         check_diagnostics(error.diagnostics, text)
         return None

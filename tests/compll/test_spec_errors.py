@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu import numba_kernels as cpu
+from compll.backends.cpu import backend
 from compll.runtime.library import locate
 
 GOOD = """name: example
@@ -314,7 +314,7 @@ def try_compile(text, folder):
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
         codec = compll.compile(path, "reference")
-        cpu.Source(codec.module)
+        backend.source(codec.module)
     except compll.SpecError:
         return
     with np.errstate(all="ignore"):

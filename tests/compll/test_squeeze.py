@@ -1,62 +1,54 @@
-"""Putting selected elements together and apart, with the processor's instructions and without."""
-
-from functools import cache
+"""Putting selected elements together, in order, with the processor's instruction and without."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numba import njit
 
 import compll
-from compll.backends.cpu import compress_store as cpu_squeeze
-from compll.backends.cpu import gaps as cpu_gaps
-from compll.backends.cpu.text import SLACK
+from compll.backends.cpu import compaction, jit
+from compll.backends.cpu.tiles import TileKernels
+from tests.compll.routines import stream
 from tests.tiers import first_fast
 
-
-@cache
-def compiled(vectors, step):
-    """(squeeze, spread) over arrays of a multiple of `step`, compiled with or without vectors."""
-    place = getattr(cpu_squeeze, f"place{step}_1")
-    with pytest.MonkeyPatch.context() as patch:
-        if not vectors:
-            patch.setattr(cpu_squeeze, "vectors", lambda target: False)
-
-        @njit
-        def squeeze(hit, x, values, first, places):
-            return place(hit, first, 0, places, 0, x, values)
-
-        @njit
-        def spread(hit, values, x):
-            cpu_squeeze.spread(hit, values, x)
-            return cpu_squeeze.hits(hit)
-
-        one, places = np.zeros(step, np.uint8), np.zeros(2 * step, np.int64)
-        for dtype in (np.float32, np.int32):
-            x, values = np.zeros(step, dtype), np.zeros(2 * step, dtype)
-            squeeze(one, x, values, 0, places)
-            spread(one, values, x)
-    return squeeze, spread
+CHOSEN = """name: chosen
+{group}
+encode:
+  kept: filter(g > 0)
+  index: indices(kept)
+  value: g[kept]
+payload: {{index: "uint32[kept]", value: "float32[kept]"}}
+decode: scatter(index, value)
+"""
 
 
-@pytest.mark.parametrize("step", first_fast([64, 16]))
-@pytest.mark.parametrize("vectors", [True, False])
-@pytest.mark.parametrize("dtype", [np.float32, np.int32])
-@given(st.lists(st.booleans(), max_size=200), st.booleans(), st.integers(0, 1 << 40))
-def test_squeezed_elements_are_those_selected_in_order(vectors, step, dtype, bits, rare, first):
-    squeeze, spread = compiled(vectors, step)
-    hit = np.zeros(-(-len(bits) // step) * step, np.uint8)
-    hit[: len(bits)] = bits
-    hit[::2] &= not rare
-    x = np.arange(5, 5 + len(hit)).astype(dtype)
-    values, places = np.zeros(len(hit) + SLACK, dtype), np.zeros(len(hit) + SLACK, np.int64)
-    count = squeeze(hit, x, values, first, places)
-    assert np.array_equal(values[:count], x[hit != 0])
-    assert np.array_equal(places[:count], first + np.flatnonzero(hit))
-    back = np.full(len(hit), 7, dtype)
-    assert spread(hit, values, back) == count
-    assert np.array_equal(back, np.where(hit, x, 0))
+@pytest.mark.parametrize("group", first_fast(["", "group: 8", "group: 32"]))
+@pytest.mark.parametrize("at_once", [True, False])
+def test_selected_elements_are_put_together_in_order(at_once, group, tmp_path, monkeypatch):
+    for name in ("usual", "folder", "spare"):
+        monkeypatch.setattr(jit, name, lambda kind: tmp_path)
+    monkeypatch.setattr(compaction, "COMPRESSES", at_once)
+    path = tmp_path / "chosen.yaml"
+    path.write_text(CHOSEN.format(group=group))
+    codec = compll.compile(path, "reference")
+    kernels = TileKernels(codec.module, codec.params)
+
+    @given(st.lists(st.booleans(), min_size=1, max_size=2200), st.booleans())
+    def ordered(bits, rare):
+        hit = np.array(bits)
+        hit[::2] &= not rare
+        x = np.where(hit, np.arange(5, 5 + len(hit)), -1).astype(np.float32)
+        table, at = np.array([[0, len(x), 0, 0, 0]]), np.zeros(1, np.int64)
+        out = np.zeros(codec.payload_bytes(len(x)), np.uint8)
+        given_ = {"seed": 1, "step": 0, "scale": 1.0, "writeback": False}
+        kernels.encode_batch(x, table, out, at, None, **given_)
+        count = int(hit.sum())
+        words = out[: 4 + 8 * count].view(np.uint32)
+        assert words[0] == count
+        assert np.array_equal(words[1 : 1 + count], np.flatnonzero(hit))
+        assert np.array_equal(words[1 + count :].view(np.float32), x[hit])
+
+    ordered()
 
 
 @given(st.lists(st.one_of(st.integers(0, 3), st.integers(0, 1 << 21)), min_size=1, max_size=300))
@@ -64,14 +56,11 @@ def test_gaps_of_all_sizes_come_back(gaps):
     places = np.cumsum(np.array(gaps, np.int64) + 1) - 1
     count, n = len(gaps), int(places[-1]) + 1
     out = np.full(4 * count + 1, 201, np.uint8)
-    end = cpu_gaps.store_gaps(places, count, out, 0, -1)
+    end = stream("gaps").store(places, n, out)
     assert out[end] == 201  # nothing is written behind them
-    found = np.zeros(count, np.int64)
-    assert cpu_gaps.load_gaps(out[:end], 0, -1, count, found) == end
-    assert np.array_equal(found, places)
-    assert cpu_gaps.check_gaps(out, 0, end, count, n)
-    assert not cpu_gaps.check_gaps(out, 0, end, count, n - 1)
-    assert not cpu_gaps.check_gaps(out, 0, end, count + 1, n)
+    assert stream("gaps").load(out[:end], count, n) == places.tolist()
+    assert stream("gaps").load(out[:end], count, n - 1) is None
+    assert stream("gaps").load(out[:end], count + 1, n) is None
 
 
 CUT = """name: cut

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import compaction, float_bits, jit
+from compll.backends.cpu import compaction, float_bits, jit, storages
 from compll.backends.cpu.tiles import TileKernels
 from tests.tiers import first_fast
 
@@ -74,6 +74,7 @@ def test_narrower_vectors_give_the_same_bits(name, processor, empty, monkeypatch
     monkeypatch.setattr(jit, "linker", lambda: llvm.create_lljit_compiler(machine(processor)))
     monkeypatch.setattr(compaction, "COMPRESSES", False)
     monkeypatch.setattr(float_bits, "SOFT_HALVES", processor == "x86-64-v2")
+    monkeypatch.setattr(storages, "MASKED", False)
     codec, kernels = fresh(name)
     reference = codec.backend
     for n in SIZES:

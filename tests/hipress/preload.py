@@ -1,20 +1,20 @@
 """What the server that forks ranks imports: all that takes long and runs no thread.
 
-numba is for kernels that are not cached yet. LLVM readies itself when the first kernel is loaded,
-so one is; DDP's constructor imports dynamo.
+The printer is for kernels that are not cached yet. LLVM readies itself when the first kernel is
+loaded, so one is; DDP's constructor imports dynamo.
 """
 
 import networkx
-import numba
 import torch._dynamo
 import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
 import torch.nn.parallel
 import torch.optim
 
 import compll
+import compll.backends.cpu.printer
 import hipress.adapters.ddp
 import hipress.sync.engine
 
-__all__ = ["compll", "hipress", "networkx", "numba", "torch"]
+__all__ = ["compll", "hipress", "networkx", "torch"]
 
 compll.compile("onebit")

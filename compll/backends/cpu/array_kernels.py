@@ -227,6 +227,6 @@ class Run(ArrayRun):
 
 
 def build(module: Module, params: Mapping[str, Number]) -> ArrayKernels:
-    """The backend's entry point for such specs. Raises NotLowered."""
+    """The backend's entry point for such specs."""
     make = partial(Run, steps=Steps(module))
     return ArrayKernels(module, params, matrices.COMPILED, make)

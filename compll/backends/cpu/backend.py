@@ -10,24 +10,27 @@ from typing import TYPE_CHECKING
 
 from compll.backends.cpu.tiles import TileKernels
 from compll.ir.module import Module
-from compll.ir.program import Unsupported
 from compll.ir.static import Number
-from compll.ir.tile import NotLowered
+from compll.passes import element_steps, lower
 
 if TYPE_CHECKING:
-    from compll.backends.cpu.numba_kernels import Kernels
     from compll.backends.reference.array_kernels import ArrayKernels
 
 
-def build(module: Module, params: Mapping[str, Number]) -> TileKernels | Kernels | ArrayKernels:
-    """The backend's entry point."""
+def build(module: Module, params: Mapping[str, Number]) -> TileKernels | ArrayKernels:
+    """The backend's entry point. Raises SpecError for what it does not compile."""
     if module.arrays:
         from compll.backends.cpu import array_kernels  # few specs need it
 
         return array_kernels.build(module, params)
-    try:
-        return TileKernels(module, params)
-    except (NotLowered, Unsupported):
-        from compll.backends.cpu import numba_kernels  # its modules take as long as a warm start
+    return TileKernels(module, params)
 
-        return numba_kernels.build(module, params)
+
+def source(module: Module) -> str:
+    """The LLVM IR of all of a spec's kernels. Raises SpecError."""
+    from compll.backends.cpu.printer import module_text  # takes longer than to load an object
+
+    if module.arrays:
+        return module_text(module.name, element_steps.kernels(module))
+    parts = lower.kernels(module).values()
+    return module_text(module.name, [kernel for part in parts for kernel in part])

@@ -56,6 +56,11 @@ def optimized(text: str, level: int = 3) -> Any:
     return module
 
 
+def assembly(text: str) -> str:
+    """This processor's assembly of LLVM IR, to read."""
+    return str(machine().emit_assembly(optimized(text)))
+
+
 def stored(name: str, program: str, text: Callable[[], str], level: int = 3) -> bytes:
     """The object of a tile program, from the cache or compiled of the LLVM IR that `text` gives."""
     digest = hashlib.sha256(f"{program}{version()}".encode()).hexdigest()[:20]
