@@ -54,12 +54,15 @@ class Captures:
 
     def takes(self, job: Job) -> bool:
         """Whether `run` is to be called for it, rather than that it is issued task by task."""
-        prepared, key = job.prepared, _key(job)
-        repeats = all(codec.repeats for codec in self._codecs(job))
-        if not job.tasks or prepared.varying or not repeats:
+        seen, key = self._seen.get(job.prepared), _key(job)
+        if seen is None and not self._able(job):
             return False
-        seen, self._seen[prepared] = self._seen.get(prepared), key
+        self._seen[job.prepared] = key
         return seen == key
+
+    def _able(self, job: Job) -> bool:
+        repeats = all(codec.repeats for codec in self._codecs(job))
+        return bool(job.tasks) and not job.prepared.varying and repeats
 
     def run(self, job: Job, issue: Callable[[], None], complete: Callable[[], None]) -> None:
         """Launch a job's run, captured now if that was not done; `issue` issues its tasks."""
