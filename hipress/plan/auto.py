@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from casync.codec import Codec
 
 TRIED = 3  # plans, besides the native all-reduce
-FAR = (
-    1.25  # times the fastest step predicted, as far as predictions may be off: none above is tried
-)
+ALIKE = 2  # of these, at most, with one codec
+FAR = 1.25  # times the fastest step predicted, as far as predictions may be off: no plan above
 SHARE = 0.1  # of the elements: plans that compress less are not tried
 MIN_GAIN_SECONDS = 1e-3  # seconds a step: less is nothing to gain
 BUDGET = 100  # simulated steps
@@ -259,11 +258,25 @@ class _Found:
         mostly.pop(None, None)
         least = min(map(self.weigh, self._known))
         near = [each for each in mostly.values() if self.weigh(each) <= FAR * least]
-        tried = [replace(self._plan(each), why=self._told(each)) for each in near[:TRIED]]
+        tried = [
+            replace(self._plan(each), why=self._told(each)) for each in self._varied(near)[:TRIED]
+        ]
         why = f"a step is predicted to take {_ms(native.seconds)}"
         if not tried:
             why += ", and with no compressor nearly as little"
         return (*tried, replace(native, why=why))
+
+    def _varied(self, plans: Sequence[Choices]) -> list[Choices]:
+        """At most ALIKE of one codec: where its prediction is off, so are all of its plans."""
+        codecs: Counter[str] = Counter()
+        found = []
+        for choices in plans:
+            way = self._mainly(choices)
+            assert way is not None  # those have been left out
+            codecs[way[0]] += 1
+            if codecs[way[0]] <= ALIKE:
+                found.append(choices)
+        return found
 
     def _mainly(self, choices: Choices) -> tuple[str, str, bool] | None:
         """The codec and strategy of most elements that have one, whatever the cuts; None where

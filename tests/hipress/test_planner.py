@@ -87,6 +87,17 @@ def test_the_fastest_predictions_are_tried_and_the_native_all_reduce(params, mon
     assert "a step is predicted to take" in made[0].why
 
 
+def test_at_most_two_of_what_is_tried_have_one_codec(params):
+    """Three ways of one codec, all predicted before any other codec's: they may be wrong alike."""
+    rates = costs(link=1e7, codec=1e10)
+    shares = {"int8_fake": 0.2, "half_fake": 0.11}  # which an all-reduce sends twice
+    payloads = {(key, p.index): share for key, share in shares.items() for p in params}
+    work = dataclasses.replace(estimate(params), payloads=payloads)
+    made = plans(params, rates, workload=work, topology=TWO)
+    found = [each.decisions[0].codec for each in made]
+    assert found == ["int8_fake", "int8_fake", "half_fake", None]
+
+
 def test_slow_codec_leaves_everything_alone(params):
     (made,) = plans(params, costs(link=1e8, codec=1e7))
     assert not made.compresses
