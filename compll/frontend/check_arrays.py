@@ -41,7 +41,7 @@ def field(
         problems.add(
             item.span,
             f"{item.name!r} is declared {declared} but is {expr.type}",
-            "write the rows and columns as in encode"
+            "write the rows and columns as in encode, or store flat(m)"
             if expr.type.shape == "matrix"
             else "matrix(x, columns) makes a matrix",
         )

@@ -63,14 +63,17 @@ def test_a_share_is_no_number_of_elements(kept, tmp_path):
     assert ("number of elements" in run("check", path).output) == ("0.5" in kept)
 
 
-@pytest.mark.parametrize("declared", ["uint1[n]", "uint1[ceil(n / 8), 8]"])
-def test_codes_travel_by_element(declared, tmp_path):
-    """The shapes were asked for, and with these the type refused."""
+def test_codes_of_a_matrix(tmp_path):
+    """By element, or as a matrix; what ranks add, by element alone."""
     path = tmp_path / "rows.yaml"
-    path.write_text(
-        "name: rows\nencode:\n  m: matrix(g, 8)\n  q: m < 0\n"
-        f"payload:\n  q: {declared}\ndecode: where(q, -1, 1)\n"
-    )
+    text = "name: rows\nencode:\n  m: matrix(g, 8)\n  q: m < 0\npayload:\n  q: {}\ndecode: {}\n"
+    path.write_text(text.format("uint1[n]", "where(q, -1, 1)"))
+    output = run("check", path).output
+    assert "6:6: 'q' is declared no matrix" in output
+    assert "flat(m)" in output
+    path.write_text(text.format("uint1[ceil(n / 8), 8]", "flat(where(q, -1, 1))"))
+    assert run("check", path).exit_code == 0
+    path.write_text(path.read_text() + "rounds: {q: mean}\n")
     output = run("check", path).output
     assert "6:6: 'q': a matrix is float32, float16, bfloat16" in output
     assert "flat(m)" in output
