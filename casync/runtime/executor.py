@@ -200,9 +200,9 @@ class Executor:
         wrong there: a peer's time-out, payloads that kernels found bad."""
         if self._memory.host and self._tags:
             return  # what threads do has been told by futures
-        self._lanes.settle(self.timeout)
+        ran = self._lanes.settle(self.timeout)
         try:
-            for codec in () if self._memory.host else self._codecs.values():
+            for codec in self._codecs.values() if ran and not self._memory.host else ():
                 cast(DeviceCodec, codec).raise_found()
         except Exception as error:
             named = PayloadError(f"rank {self._names[self._here[0]]}: {error}")

@@ -52,8 +52,9 @@ class Lanes(Protocol):
         """Run all of a job at once, and tell who waits for it."""
         ...
 
-    def settle(self, timeout: float) -> None:
-        """Have the host wait until all jobs that ended are done; has the owner fail one."""
+    def settle(self, timeout: float) -> bool:
+        """Have the host wait until all jobs that ended are done; has the owner fail one. Whether
+        there were any since the last call."""
         ...
 
     def drop(self) -> None:

@@ -152,9 +152,9 @@ class StreamLanes:
         if prepared.varying:
             lane.run(prepared.remember)
         prepared.ended = lane.mark(next(self._numbers), prepared.end)
-        while self._ended and self._ended[0].prepared.end.done():
-            self._ended.popleft()
-        self._ended.append(job)
+        self._forget_done()
+        with self._lock:
+            self._ended.append(job)
 
     def complete(self, job: Job, work: Callable[[], None]) -> None:
         """See Lanes."""
@@ -173,17 +173,17 @@ class StreamLanes:
         self._ended.append(job)
         lane.run(complete)
 
-    def settle(self, timeout: float) -> None:
+    def settle(self, timeout: float) -> bool:
         """See Lanes."""
-        limit = time.monotonic() + timeout
-        while self._ended and not self._owner.failed:
-            job = self._ended[0]
+        limit, some = time.monotonic() + timeout, bool(self._ended)
+        while (job := self._oldest()) is not None and not self._owner.failed:
             while not job.prepared.end.done() and not self._owner.failed:
                 if time.monotonic() > limit:
                     self._time_out(job, timeout)
-                    return
+                    return some
                 time.sleep(_LOOK)
-            self._ended.popleft()
+            self._forget_done()
+        return some
 
     def drop(self) -> None:
         """See Lanes."""
@@ -194,6 +194,16 @@ class StreamLanes:
         """See Lanes."""
         if self._communication is not None:
             self._communication.close(patience)
+
+    def _oldest(self) -> Job | None:
+        """Of the jobs that ended and may not be done."""
+        with self._lock:
+            return self._ended[0] if self._ended else None
+
+    def _forget_done(self) -> None:
+        with self._lock:
+            while self._ended and (self._ended[0].prepared.end.done() or self._owner.failed):
+                self._ended.popleft()
 
     def _push(self, job: Job, index: int) -> None:
         with self._lock:

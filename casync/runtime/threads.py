@@ -68,8 +68,9 @@ class ThreadLanes:
     def launch(self, job: Job, work: Callable[[], None], complete: Callable[[], None]) -> None:
         """See Lanes; threads run tasks one by one."""
 
-    def settle(self, timeout: float) -> None:
+    def settle(self, timeout: float) -> bool:
         """See Lanes: what has ended is done."""
+        return False
 
     def drop(self) -> None:
         """See Lanes."""
