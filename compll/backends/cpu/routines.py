@@ -1,6 +1,7 @@
 """Routines over matrices and whole arrays as LLVM functions: numerics/matrices.py, bit for bit.
 
-Each takes addresses and numbers; matrices.py calls them. Products are in products.py.
+Each takes addresses and numbers; matrices.py calls them. Products are in products.py, rows in
+rows.py.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu import products
+from compll.backends.cpu import products, rows
 from compll.backends.cpu.builder import (
     F32,
     F64,
     I1,
-    I16,
     I32,
     I64,
     PTR,
@@ -25,12 +25,10 @@ from compll.backends.cpu.builder import (
     loop,
     number,
 )
-from compll.backends.cpu.float_bits import key, magnitude_bits
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import ROUTINES
 from compll.backends.cpu.lane_folds import halved
-from compll.backends.cpu.past_cache import zero
-from compll.backends.cpu.products import WIDE, Source, c, get, least_of, put
+from compll.backends.cpu.products import WIDE, c, get, least_of, put
 from compll.numerics.matrices import TINY
 from compll.numerics.numbers import LANES
 
@@ -38,8 +36,6 @@ from compll.numerics.numbers import LANES
 TYPES = {"p": PTR, "i": I64, "f": F32, "d": F64, "b": I1}
 #: elements of a transform that the first-level cache holds, as a power of two
 CACHED = 12
-#: elements that are looked at together
-MANY = 64
 
 
 def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
@@ -169,145 +165,11 @@ def sum_by() -> Any:
     return body
 
 
-def extreme(what: str, side: str) -> Any:
-    """out, int32: the largest or smallest order key of each row of x, or of each column.
-
-    What is there counts, too.
-    """
-    order = {"max": ">", "min": "<"}[what]
-
-    def better(b: Builder, keys: Any, best: Any) -> Any:
-        return b.select(b.icmp_signed(order, keys, best), keys, best)
-
-    def body(b: Builder, x: Any, rows: Any, cols: Any, out: Any) -> None:
-        whole = b.and_(cols, c(-MANY))
-        with loop(b, rows) as i:
-            start = b.mul(i, cols)
-            best, parts = b.room(I32), b.room(I32, MANY)
-            kind = ir.VectorType(I32, MANY)
-            if side == "row":
-                first = get(b, out, I32, i)
-                b.store(first, best)
-                b.store(b.splat(first, MANY), parts)
-            for lanes, begin, end in ((MANY, c(0), whole), (0, whole, cols)):
-                held = parts if lanes else best
-                with loop(b, end, max(1, lanes), begin) as k:
-                    keys = key(b, get(b, x, F32, b.add(start, k), lanes))
-                    if side == "row":
-                        b.store(better(b, keys, b.load(held, typ=keys.type)), held)
-                    else:
-                        put(b, better(b, keys, get(b, out, I32, k, lanes)), out, k)
-            if side == "row":
-                found = b.intrinsic(f"vector.reduce.s{what}", b.load(parts, typ=kind))
-                put(b, better(b, found, b.load(best, typ=I32)), out, i)
-
-    return body
-
-
-def _count(b: Builder, keys: Any, count: Any, order: str, than: Any) -> Any:
-    """How many int32 keys, a multiple of MANY, are > or >= another."""
-    kind = ir.VectorType(I32, MANY)
-    held = b.room(I32, MANY)
-    b.store(ir.Constant(kind, None), held)
-    with loop(b, count, MANY) as j:
-        hit = b.icmp_signed(order, get(b, keys, I32, j, MANY), b.splat(than, MANY))
-        b.store(b.sub(b.load(held, typ=kind), b.sext(hit, kind)), held)
-    return b.sext(b.intrinsic("vector.reduce.add", b.load(held, typ=kind)), I64)
-
-
-def _kth_key(b: Builder, keys: Any, count: Any, k: Any) -> Any:
-    """The k-th largest of keys, or another that as many are at least.
-
-    Bit by bit, until as many are found: they are few, and lie in the cache.
-    """
-    lowest, found, number_of = number(I32, -(2**31)), b.room(I32), b.room(I64)
-    b.store(number(I32, 0), found)
-    b.store(count, number_of)
-    with loop(b, c(32)) as step:
-        with b.if_then(b.icmp_signed(">", b.load(number_of, typ=I64), k)):
-            bit = b.lshr(lowest, b.trunc(step, I32))
-            tried = b.or_(b.load(found, typ=I32), bit)
-            more = _count(b, keys, count, ">=", b.xor(tried, lowest))
-            with b.if_then(b.icmp_signed(">=", more, k)):
-                b.store(tried, found)
-                b.store(more, number_of)
-    return b.xor(b.load(found, typ=I32), lowest)
-
-
-def top_columns(what: str) -> Any:
-    """out [rows, k], int32: where the k largest elements of each row of x are, ascending.
-
-    what: "key", or "magnitude" for the largest magnitudes. k: at most cols. keys: room for a row, a
-    multiple of MANY, the least int32 behind its end. One element more than k is written of a row.
-    """
-
-    def body(b: Builder, x: Any, rows: Any, cols: Any, k: Any, out: Any, keys: Any) -> None:
-        number_of, ties = b.room(I64), b.room(I64)
-        whole = b.and_(cols, c(-16))
-        padded = b.and_(b.add(cols, c(MANY - 1)), c(-MANY))
-        with loop(b, rows) as i:
-            start = b.mul(i, cols)
-            for lanes, begin, end in ((16, c(0), whole), (0, whole, cols)):
-                with loop(b, end, max(1, lanes), begin) as j:
-                    own = get(b, x, F32, b.add(start, j), lanes)
-                    put(b, {"key": key, "magnitude": magnitude_bits}[what](b, own), keys, j)
-            least = _kth_key(b, keys, padded, k)
-            b.store(b.sub(k, _count(b, keys, padded, ">", least)), ties)
-            b.store(b.mul(i, k), number_of)
-            with loop(b, cols) as j:
-                own, left = get(b, keys, I32, j), b.load(ties, typ=I64)
-                equal = b.icmp_signed("==", own, least)
-                tied = b.and_(equal, b.icmp_signed(">", left, c(0)))
-                hit = b.or_(b.icmp_signed(">", own, least), tied)
-                place = b.load(number_of, typ=I64)
-                put(b, b.trunc(j, I32), out, place)
-                b.store(b.add(place, b.zext(hit, I64)), number_of)
-                b.store(b.sub(left, b.zext(tied, I64)), ties)
-
-    return body
-
-
-def gather(storage: str) -> Any:
-    """out = the elements at these positions; where there is a residual, held: its own."""
-
-    def body(
-        b: Builder, x: Any, scale: Any, residual: Any, decay: Any, positions: Any, count: Any,
-        out: Any, held: Any,
-    ) -> None:  # fmt: skip
-        source = Source(b, storage, x, scale, residual, decay)
-        with loop(b, count) as k:
-            place = get(b, positions, I64, k)
-            put(b, source.load(place, 0), out, k)
-            if storage:
-                kind = I16 if storage == "bfloat16" else F32
-                put(b, get(b, residual, kind, place), held, k)
-
-    return body
-
-
-def scatter(kind: str, effect: str) -> Any:
-    """Values go to their positions in out (put), where the others become zero (set), or are added.
-
-    size: the bytes of out.
-    """
-    number_kind = {"float32": F32, "uint16": I16}[kind]
-
-    def body(b: Builder, out: Any, size: Any, positions: Any, count: Any, values: Any) -> None:
-        if effect == "set":
-            zero(b, out, size)
-        with loop(b, count) as k:
-            place, value = get(b, positions, I64, k), get(b, values, number_kind, k)
-            if effect == "add":
-                value = b.fadd(get(b, out, number_kind, place), value)
-            put(b, value, out, place)
-
-    return body
-
-
 #: by name, what gives a body: what builds the instructions, of the builder and the parameters
 MAKERS: dict[str, Callable[..., Any]] = {
     "product": products.product, "across": products.across, "rows": products.rows,
-    "direction": direction, "hadamard": hadamard, "sum_by": sum_by, "gather": gather, "extreme": extreme, "top_columns": top_columns, "scatter": scatter,
+    "direction": direction, "hadamard": hadamard, "sum_by": sum_by, "gather": rows.gather,
+    "scatter": rows.scatter, "extreme": rows.extreme, "top_columns": rows.top_columns,
 }  # fmt: skip
 
 
