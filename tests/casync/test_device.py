@@ -1,5 +1,6 @@
 """Ten training steps on a device that is not there: what travels is what the CPU backend sends."""
 
+import queue
 from contextlib import ExitStack, closing
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 import compll
 from casync.graph.graph import build
 from casync.graph.plan import Choice, partition
+from casync.graph.tasks import Send
 from casync.memory.device import DeviceMemory as CudaMemory
 from casync.runtime.executor import Executor
 from casync.topology import Topology
@@ -190,3 +192,28 @@ def test_without_tags_averages_are_those_of_the_cpu_backend(strategy, name):
             schedule.run()
             assert all(future.done() for future in futures)
             assert all(map(torch.equal, devices.averages(), averages[step]))
+
+
+def test_a_chunk_is_sent_while_later_ones_are_not_encoded_yet():
+    """What is staged overlaps: the device encodes on as the host sends."""
+    codec, encoded, sent = compiled("onebit_group"), [], queue.SimpleQueue()
+
+    class Watched(Recorder):
+        def post_send(self, data, peer, channel):
+            sent.put(len(encoded))
+            return super().post_send(data, peer, channel)
+
+    def takes_effect(text):
+        if text.startswith("encode"):
+            encoded.append(text)
+
+    flat, tensors = Topology.flat(2), tensors_of([16 * 1024])
+    choices = {tensors[0].name: Choice("codec", "ps", 8)}
+    parts = partition(tensors, choices, flat, {"codec": codec}, whole_bytes=4000)
+    program = build(parts, flat, {"codec": codec}).slice(0)
+    memory, end = DeviceMemory(Schedule(1)), Watched(Hub(2).endpoints()[0])
+    chunks = sum(isinstance(task, Send) and task.channel == 0 for task in program.tasks)
+    codecs = {"codec": codec}
+    with Executor(end, codecs, memory=memory, timeout=HANG, delay=takes_effect) as executor:
+        executor.submit(program, memory.filled(torch.ones(16 * 1024)), {}, 0)
+        assert sent.get(timeout=HANG) < chunks == 8
