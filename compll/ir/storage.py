@@ -1,7 +1,7 @@
 """Payload types: how a field's values lie in bytes, and the most bytes that they take.
 
 A type is a class or an instance here; what the reference makes of it is in reference/fields.py, on
-the CPU in cpu/storages.py and, of what varies in length, a module of routines (printer.STREAMS).
+the CPU in cpu/storages.py and, of what varies in length, a module of routines (cpu/streams.py).
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from compll.ir.expr import Expr, walk
-from compll.ir.module import POSITIONS, WHOLE, Field, Module, Selection
+from compll.ir.module import POSITIONS, WHOLE, Field, Module
 from compll.ir.program import Sink
-from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk, order
+from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
+from compll.passes.kept import Kept
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
 WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
@@ -46,36 +47,6 @@ BY_KIND = {
     "f32": FLOATS, "i32": WHOLES, "bool": TRUTHS,
     "f64": FLOATS | {"gamma_above"}, "i64": WHOLES - {"trit"},
 }  # fmt: skip
-
-
-class Kept:
-    """The arrays that a selection's elements are put together in.
-
-    late: the piece's values, by identity, that are known only after the walk that selects.
-    """
-
-    def __init__(self, selection: Selection, values: Values) -> None:
-        self.selection, self.values = selection, values
-        self.parts: dict[int, tuple[Field, Value]] = {}
-        self.late: set[int] = set()
-
-    def load(self, value: Value) -> Value:
-        """An element's value as a walk over the selected reads it: captured, or made anew where
-        it needs what is known after they were selected."""
-        if value.level == "piece":
-            return value
-        if any(id(v) in self.late for v in order([value])):
-            args = [self.load(a) for a in value.args]
-            return self.values.make(value.op, args, value.kind, value.level, value.attr)
-        if value.kind == "bool":
-            return self.values.truth(self.load(self.values.whole(value)))
-        if id(value) not in self.parts:
-            name = f"{self.selection.name}.{len(self.parts)}"
-            storage = {"f32": "float32", "i32": "int32"}[value.kind]
-            f = Field(name, storage, 0, "kept", self.selection.name)
-            self.parts[id(value)] = f, value
-        f = self.parts[id(value)][0]
-        return self.values.make("load", (), value.kind, "lane", f)
 
 
 class Values:

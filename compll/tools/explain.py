@@ -12,7 +12,7 @@ from compll.ir.module import Module
 from compll.ir.places import places
 from compll.ir.printer import Printer
 from compll.ir.program import LIBRARY, Pass, Program
-from compll.ir.tile import text as tile_text
+from compll.ir.tile_text import text as tile_text
 from compll.passes import element_steps, feedback, lower
 from compll.passes.array_steps import steps
 from compll.passes.array_traffic import rounds_text, traffic_of

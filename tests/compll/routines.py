@@ -9,7 +9,7 @@ from llvmlite import ir
 from compll.backends.cpu import jit, table_routines
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import SLACK
-from compll.backends.cpu.printer import STREAMS
+from compll.backends.cpu.streams import STREAMS
 from compll.numerics.numbers import order_key
 
 ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64

@@ -13,11 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import (
-    elias_stream,
     gamma,
-    gap_stream,
-    golomb_stream,
-    run_stream,
     table_steps,
 )
 from compll.backends.cpu import instructions as ins
@@ -43,6 +39,7 @@ from compll.backends.cpu.kth_largest import KthLargestSearch
 from compll.backends.cpu.past_cache import zero
 from compll.backends.cpu.payload_fields import PayloadFields
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
+from compll.backends.cpu.streams import stream
 from compll.backends.cpu.threshold_search import Tries
 from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.layout import header
@@ -63,10 +60,6 @@ from compll.ir.tile import (
 
 #: columns of a batch's table
 COLUMNS = ("start", "n", "tensor", "first", "state")
-#: routines that store and load fields of varying length
-STREAMS: dict[str, Any] = {
-    "gaps": gap_stream, "golomb": golomb_stream.CODE, "elias": elias_stream.CODE, "runs": run_stream,
-}  # fmt: skip
 TYPES = {ctypes.c_void_p: PTR, ctypes.c_int64: I64, ctypes.c_float: F32, ctypes.c_int8: I8}
 
 
@@ -187,31 +180,6 @@ class Printer:
                 wrong = piece if self.spec.decode.op == "scatter" else b.neg(piece)
                 b.store(b.select(self.good, before, wrong), self.given["bad"])
 
-    def stream(self, step: Stream) -> None:
-        """Values of varying length, to the payload or from there."""
-        b, f, routine = self.b, step.field, STREAMS[step.field.storage]
-        array = self.pointers[f"{step.array.shape} {step.array.name}"]
-        runs = f.storage == "runs"  # of bytes, not of positions
-        count = self.payload.size(step.array) if runs else self.payload.kept(f.of)
-        b.store(number(I32, -1), at(b, array, number(I64, -4)))
-        if self.encodes:
-            out = self.pointers[f"out {f.name}"]
-            end = b.call(routine.store(self.helpers), [array, count, self.row["n"], out])
-            self.payload.lengths[f.name] = b.sub(end, b.ptrtoint(out, I64))
-            place = self.payload.header_place(f.name, length=True)
-            b.store(b.trunc(self.payload.lengths[f.name], I32), place, align=1)
-            self.payload.fields("payload", "out", "at")
-            return
-        data = self.pointers[f"in {f.name}"]
-        end = at(b, data, self.payload.lengths[f.name])
-        given = [data, end, count, self.row["n"], array]
-        if self.kernel.name == "check":
-            found = b.call(routine.load(self.helpers), given)
-            self.good = b.and_(self.good, b.icmp_signed("!=", found, number(I64, 0)))
-            return
-        with b.if_then(b.icmp_signed("!=", self.given["rows"], number(I64, 1))):
-            b.call(routine.load(self.helpers), given)  # those of one piece are there, from check
-
     def bytes(self, count: Any, size: int) -> Any:
         """The bytes of so many elements."""
         return self.b.mul(count, number(I64, size))
@@ -305,7 +273,7 @@ class Printer:
         if isinstance(step, Walk):
             self.walk(step)
         elif isinstance(step, Stream):
-            self.stream(step)
+            stream(self, step)
         elif isinstance(step, KthLargest):
             KthLargestSearch(self, step).emit()
         elif isinstance(step, ThresholdSearch):

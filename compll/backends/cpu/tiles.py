@@ -16,7 +16,8 @@ from compll.errors import PayloadError
 from compll.ir.layout import is_fixed, payload_bytes
 from compll.ir.module import Module
 from compll.ir.static import Number
-from compll.ir.tile import Kernel, text
+from compll.ir.tile import Kernel
+from compll.ir.tile_text import text
 from compll.numerics.types import F32, I64, U8
 from compll.passes import lower
 from compll.runtime.arrays import HostArrays
