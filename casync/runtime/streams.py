@@ -18,8 +18,8 @@ import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import cast
@@ -38,11 +38,12 @@ from casync.graph.tasks import (
     Send,
     Task,
 )
-from casync.memory import Event, Memory, Stream
+from casync.memory import Memory
 from casync.memory.slots import Buffer, StagedSlot
 from casync.runtime.communication import Communication
 from casync.runtime.jobs import Job, Step
 from casync.runtime.lanes import Owner
+from casync.runtime.marks import Lane, Mark
 from casync.transports import SlotTransport, Transfer, Transport
 
 __all__ = ["StreamLanes"]
@@ -52,45 +53,6 @@ _LANES = {
     Encode: "encode", EncodeRound: "encode", Merge: "merge", Follow: "merge",
     Decode: "decode", DecodeRounds: "decode",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Where something ends on a stream, and what is known to come before."""
-
-    lane: object
-    number: int  # later ones are larger, on all streams
-    event: Event
-    known: dict[object, int]  # by lane: the last mark that this one comes after
-
-
-class Lane:
-    """A stream, and the last marks of others that it comes after."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._known: dict[object, int] = {}
-
-    def after(self, marks: Iterable[Mark | None]) -> None:
-        """What comes next waits for these. Late ones first: early ones are often known by them."""
-        there = {mark.number: mark for mark in marks if mark is not None}
-        for number, mark in sorted(there.items(), reverse=True):
-            if mark.lane is not self and self._known.get(mark.lane, -1) < number:
-                self._stream.after(mark.event)
-                news = {**mark.known, mark.lane: number}
-                self._known = {
-                    lane: max(news.get(lane, -1), self._known.get(lane, -1))
-                    for lane in news.keys() | self._known.keys()
-                }
-
-    def run(self, work: Callable[[], object]) -> None:
-        """See Stream."""
-        self._stream.run(work)
-
-    def mark(self, number: int, event: Event) -> Mark:
-        """The end of what is there."""
-        self._stream.record(event)
-        return Mark(self, number, event, self._known)
 
 
 class StreamLanes:
