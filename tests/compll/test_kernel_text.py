@@ -43,7 +43,7 @@ def test_rounds_share_one_walk(tmp_path):
 @pytest.mark.parametrize("name", compll.list_specs())
 def test_no_kernel_is_without_end(name):
     """How long LLVM takes follows from it."""
-    assert len(source(name).splitlines()) < 20_000
+    assert len(source(name).splitlines()) < 12_000
 
 
 @pytest.mark.slow

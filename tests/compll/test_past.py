@@ -22,7 +22,7 @@ def past(tmp_path_factory):
             patch.setattr(jit, name, lambda kind: folder)
         for module in (past_cache, walk_calls):
             patch.setattr(module, "gains", lambda: True)
-        patch.setattr(past_cache, "PAST", 0)
+        patch.setattr(past_cache, "PAST", 256)  # more than a line
         found = {}
         for name in ("none", "int8_group", "topk"):
             codec = compll.compile(name, "reference")

@@ -59,6 +59,16 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         known = self.module.globals.get(name)
         return known or ir.Function(self.module, ir.FunctionType(result, kinds), name)
 
+    def clear(self, pointer: Any, size: Any) -> None:
+        """Set bytes to 0."""
+        known = self.declared("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
+        self.call(known, [pointer, number(I8, 0), size, number(I1, 0)])
+
+    def copy(self, pointer: Any, source: Any, size: Any) -> None:
+        """Copy bytes from `source`."""
+        known = self.declared("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
+        self.call(known, [pointer, source, size, number(I1, 0)])
+
     def room(self, kind: Any, count: int = 1) -> Any:
         """Memory of the function, for values of a kind."""
         with self.goto_entry_block():

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from compll.backends.cpu.builder import F64, I64, Builder, number
-from compll.backends.cpu.instructions import ROWS
+from compll.backends.cpu.transcendental import called
 from compll.numerics.quantiles import HALF_LOG_2PI
 
 #: Stirling's series, from the highest power of 1 / x**2 on
@@ -23,13 +23,13 @@ def f(x: float) -> Any:
 
 
 def logarithm(helpers: Any) -> Any:
-    """log as one function, where speed does not matter."""
-    return helpers.get("called_log", F64, [F64], ROWS["log"])
+    """log as one function."""
+    return called(helpers, "log")
 
 
 def exponential(helpers: Any) -> Any:
     """exp as one function."""
-    return helpers.get("called_exp", F64, [F64], ROWS["exp"])
+    return called(helpers, "exp")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cpu.arrays import store_name
-from compll.backends.cpu.builder import I8, I64, at, loop, number
+from compll.backends.cpu.builder import I8, I64, at, number
 from compll.backends.cpu.storages import item_bytes
 from compll.ir.module import Field
 from compll.ir.tile import SCRATCH, SUMS, Walk
@@ -50,10 +50,8 @@ class LastTile:
                 [place, room, rest],
             )
             return
-        with loop(b, number(I64, self.printer.tile * size)) as i:
-            b.store(number(I8, 0), at(b, room, i))
-        with loop(b, self.printer.bytes(rest, size)) as i:
-            b.store(b.load(at(b, place, i), typ=I8), at(b, room, i))
+        b.clear(room, number(I64, self.printer.tile * size))
+        b.copy(room, place, self.printer.bytes(rest, size))
 
     def copy_out(self, name: str, f: Field | None, place: Any, room: Any, size: int) -> None:
         b, rest = self.b, self.rest
@@ -63,8 +61,7 @@ class LastTile:
                 [room, place, rest],
             )
             return
-        with loop(b, self.printer.bytes(rest, size)) as i:
-            b.store(b.load(at(b, room, i), typ=I8), at(b, place, i))
+        b.copy(place, room, self.printer.bytes(rest, size))
 
 
 def where(printer: Any, name: str, full: Any) -> tuple[Any, int, Field | None]:

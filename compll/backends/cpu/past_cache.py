@@ -8,7 +8,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, I1, I8, I32, I64, PTR, VOID, Builder, at, loop, number
+from compll.backends.cpu.builder import F32, I1, I32, I64, Builder, at, loop, number
 
 #: bytes from which on an array is written past the cache: more than it holds
 PAST = 1 << 24
@@ -41,8 +41,7 @@ def zero(b: Builder, pointer: Any, size: Any) -> None:
 
 def _clear(b: Builder, pointer: Any, start: Any, stop: Any) -> None:
     """Bytes from `start` to `stop`."""
-    known = b.declared("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
-    b.call(known, [at(b, pointer, start), number(I8, 0), b.sub(stop, start), number(I1, 0)])
+    b.clear(at(b, pointer, start), b.sub(stop, start))
 
 
 def large(b: Builder, arrays: Iterable[tuple[Any, Any]]) -> Any:

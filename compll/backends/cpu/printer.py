@@ -41,6 +41,7 @@ from compll.backends.cpu.payload_fields import PayloadFields
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
 from compll.backends.cpu.streams import stream
 from compll.backends.cpu.threshold_search import Tries
+from compll.backends.cpu.transcendental import LONG, called
 from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.layout import header
 from compll.ir.tile import (
@@ -228,6 +229,8 @@ class Printer:
             return self.calls.total(v)
         if v.op == "counted":
             return self.payload.kept(v.attr)
+        if v.op in LONG and v.kind == "f64":
+            return b.call(called(self.helpers, v.op), [self.value(a) for a in v.args])
         if v.op == "gamma_above":
             return b.call(gamma.above(self.helpers), [self.value(a) for a in v.args])
         if v.op == "told":

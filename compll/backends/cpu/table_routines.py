@@ -50,12 +50,6 @@ def put(b: Builder, array: Any, index: Any, value: Any, size: int) -> None:
     b.store(value, at(b, array, b.mul(index, _c(size))), align=1)
 
 
-def clear(b: Builder, array: Any, size: Any) -> None:
-    """So many bytes become zero."""
-    known = b.declared("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
-    b.call(known, [array, number(I8, 0), size, number(I1, 0)])
-
-
 def count_one(b: Builder, counts: Any, index: Any) -> None:
     """One more of an index."""
     put(b, counts, index, b.add(item(b, counts, index, I32, 4), number(I32, 1)), 4)
@@ -95,7 +89,7 @@ def _near(b: Builder, keys: Any, n: Any, some: Any, counts: Any, places: Any, pa
     """Keys whose upper half is that of a wanted one, into `some`; how many, and the places there."""
     halves = 1 << 16
     marks = b.room(I8, halves)
-    clear(b, counts, _c(4 * halves))
+    b.clear(counts, _c(4 * halves))
     with loop(b, n) as i:
         count_one(b, counts, _half(b, item(b, keys, i, I32, 4)))
     below, kept, j = (Variable(b, _c(0)) for _ in range(3))
@@ -138,7 +132,7 @@ def _sort(b: Builder, keys: Any, other: Any, count: Any) -> None:
             plain = b.xor(key, number(I32, LOWEST))
             return b.zext(b.and_(b.lshr(plain, number(I32, shift)), number(I32, 255)), I64)
 
-        clear(b, starts, _c(4 * 256))
+        b.clear(starts, _c(4 * 256))
         with loop(b, count) as i:
             count_one(b, starts, digit(item(b, source, i, I32, 4)))
         total = Variable(b, number(I32, 0))
@@ -259,8 +253,8 @@ def counts_of(b: Builder, sums: Any, size: int) -> Any:
 
 def open_sums(b: Builder, sums: Any, tiles: Any, size: int) -> None:
     """Nothing is added up yet."""
-    clear(b, sums, b.mul(lanes_used(b, tiles), _c(8 * (size + 1))))
-    clear(b, counts_of(b, sums, size), _c(4 * (size + 1)))
+    b.clear(sums, b.mul(lanes_used(b, tiles), _c(8 * (size + 1))))
+    b.clear(counts_of(b, sums, size), _c(4 * (size + 1)))
 
 
 def add_up(b: Builder, sums: Any, size: int, tile: Any, index: Any, values: Any) -> None:

@@ -96,3 +96,13 @@ def elementary(name: str) -> Any:
         return b.fptrunc(found, lanes(F32, found)) if single else found
 
     return row
+
+
+#: instructions that are long, and how many numbers they take
+LONG = {"exp": 1, "log": 1, "log2": 1, "pow": 2}
+
+
+def called(helpers: Any, name: str) -> Any:
+    """One of these of float64 as a function, where its time does not matter."""
+    row = elementary("power" if name == "pow" else name)
+    return helpers.get(f"called_{name}", F64, [F64] * LONG[name], row)

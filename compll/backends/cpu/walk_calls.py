@@ -30,7 +30,8 @@ from compll.backends.cpu.walks import WalkPrinter
 from compll.ir.tile import SUMS, Value, Walk
 from compll.numerics.numbers import LANES
 
-#: what is added up of a fold over the tiles: its type, how many of them, and how they begin
+#: what is added up of a fold over the tiles: its type, how many of them (lanes, from 0), and how
+#: it begins
 TOTALS: dict[str, tuple[Any, int, float]] = {
     "sum": (F64, LANES, 0.0), "count": (I64, 1, 0), "max": (I32, 1, LEAST), "min": (I32, 1, MOST),
 }  # fmt: skip
@@ -129,8 +130,10 @@ class WalkCalls:
         b = self.printer.b
         kind, count, start = TOTALS[f.attr]
         room = self.totals[id(f)] = self.totals.get(id(f)) or b.room(kind, count)
-        with loop(b, number(I64, count)) as lane:
-            b.store(number(kind, start), at(b, room, b.mul(lane, number(I64, 8))))
+        if count > 1:
+            b.clear(room, number(I64, 8 * count))
+        else:
+            b.store(number(kind, start), room)
 
     def clear_total(self, f: Value) -> None:
         """Have a walk that perhaps is not made leave 0."""
