@@ -59,7 +59,8 @@ class Field:
 
     @property
     def trits(self) -> bool:
-        """Whether it holds values of 0, 1 and 2, five in a byte (see [Note: trits] in trits.py)."""
+        """Whether it holds values of 0, 1 and 2, five in a byte (see [Note: trits] in
+        reference/trits.py)."""
         return isinstance(self.layout, Trits)
 
     @property
