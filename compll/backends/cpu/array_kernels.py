@@ -71,6 +71,8 @@ class Run(ArrayRun):
     """An ArrayRun that calls what is compiled."""
 
     fed: tuple[F32, np.float32, NDArray[Any]] | None = None
+    #: positions, the input's elements there, and what the residual holds
+    gathered: tuple[NDArray[Any], F32, NDArray[Any]] | None = None
 
     def __init__(self, *args: Any, steps: Steps, **place: Any) -> None:
         super().__init__(*args, **place)
@@ -160,7 +162,8 @@ class Run(ArrayRun):
     def op_gather(self, expr: Expr) -> Any:
         at = self.pick(str(expr.value))
         if self.of_input(expr) is not None and self.parts is not None:
-            return matrices.gather(self.matrix(*self.parts), at)[0]
+            self.gathered = at, *matrices.gather(self.matrix(*self.parts), at)
+            return self.gathered[1]
         if expr.args[0].type.dtype != "float":
             return super().op_gather(expr)
         return matrices.gather(Matrix(matrices.plain(self.value(expr.args[0])), 1), at)[0]
@@ -220,7 +223,9 @@ class Run(ArrayRun):
     def leave(self, m: Matrix, value: Scattered) -> None:
         """Keep the input in the residual, less the values at their positions."""
         assert m.residual is not None
-        given, held = matrices.gather(m, value.at)
+        at, given, held = self.gathered or (value.at[:0], None, None)
+        if given is None or held is None or not np.array_equal(at, value.at):
+            given, held = matrices.gather(m, value.at)
         self.perform("kept")
         halves.keep(held, given - value.values)
         matrices.scatter(m.residual, value.at, held, "put")

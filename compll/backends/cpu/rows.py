@@ -6,13 +6,15 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, I16, I32, I64, Builder, loop, number
+from compll.backends.cpu.builder import F32, I16, I32, I64, PTR, VOID, Builder, at, loop, number
 from compll.backends.cpu.float_bits import key, magnitude_bits
 from compll.backends.cpu.past_cache import zero
-from compll.backends.cpu.products import Source, c, get, put
+from compll.backends.cpu.products import SIZES, Source, c, get, put
 
 #: elements that are looked at together
 MANY = 64
+#: positions ahead of which the elements are asked for
+AHEAD = 32
 
 
 def extreme(what: str, side: str) -> Any:
@@ -113,6 +115,16 @@ def top_columns(what: str) -> Any:
     return body
 
 
+def _ask(b: Builder, positions: Any, k: Any, count: Any, arrays: list[tuple[Any, int]]) -> None:
+    """Have the elements at position k brought nearer: arrays, and the bytes of their elements."""
+    last = b.sub(count, c(1))
+    place = get(b, positions, I64, b.select(b.icmp_signed("<", k, last), k, last))
+    prefetch = b.declared("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
+    for array, size in arrays:
+        where = at(b, array, b.mul(place, c(size)))
+        b.call(prefetch, [where, number(I32, 0), number(I32, 3), number(I32, 1)])
+
+
 def gather(storage: str) -> Any:
     """out = the elements at these positions; where there is a residual, held: its own."""
 
@@ -121,7 +133,9 @@ def gather(storage: str) -> Any:
         out: Any, held: Any,
     ) -> None:  # fmt: skip
         source = Source(b, storage, x, scale, residual, decay)
+        arrays = [(x, 4), *([(residual, 2 if storage == "bfloat16" else 4)] if storage else [])]
         with loop(b, count) as k:
+            _ask(b, positions, b.add(k, c(AHEAD)), count, arrays)
             place = get(b, positions, I64, k)
             put(b, source.load(place, 0), out, k)
             if storage:
@@ -142,6 +156,7 @@ def scatter(kind: str, effect: str) -> Any:
         if effect == "set":
             zero(b, out, size)
         with loop(b, count) as k:
+            _ask(b, positions, b.add(k, c(AHEAD)), count, [(out, SIZES[number_kind])])
             place, value = get(b, positions, I64, k), get(b, values, number_kind, k)
             if effect == "add":
                 value = b.fadd(get(b, out, number_kind, place), value)
