@@ -100,7 +100,7 @@ class Captures:
         """In a stream. The captured bucket is another one's, perhaps."""
         there, here = graph.job.bucket.detach(), job.bucket.detach()
         moved = there.data_ptr() != here.data_ptr()
-        graph.tick.fill_(job.step - graph.job.step)
+        graph.tick.fill_(job.inputs.step - graph.job.inputs.step)
         if moved:
             self._memory.copy(there, here)
         graph.launch()
@@ -109,4 +109,4 @@ class Captures:
 
 
 def _key(job: Job) -> tuple[int, ...]:
-    return tuple(id(array) for state in job.states.values() for array in state.values())
+    return tuple(id(array) for state in job.inputs.states.values() for array in state.values())

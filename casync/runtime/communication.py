@@ -176,7 +176,8 @@ class Communication:
             return self._transport.post_send(slot.message(), task.peer, task.channel)
         assert isinstance(task, Reduce)
         op = task.op if isinstance(task, ReduceRound) else "sum"
-        return self._transport.post_reduce(job.prepared.reduce_view(job, index), task.ranks, op)
+        view = job.prepared.payloads.reduce_view(task, job.bucket)
+        return self._transport.post_reduce(view, task.ranks, op)
 
     def _waiting(self, peer: int) -> list[Posted]:
         """The messages from and to a peer for which waiters wait at this moment."""

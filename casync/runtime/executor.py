@@ -35,8 +35,9 @@ from casync.memory.host import HostMemory
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
-from casync.runtime.jobs import Job, Prepared, States
+from casync.runtime.jobs import Job, Prepared
 from casync.runtime.lanes import Lanes
+from casync.runtime.steps import States
 from casync.runtime.streams import StreamLanes
 from casync.runtime.threads import ThreadLanes
 from casync.transports import SlotTransport, Transport
@@ -316,7 +317,7 @@ class Executor:
                 counters.bytes_received += slot.size
                 counters.messages_received += 1
             case Reduce():
-                counters.bytes_reduced += job.prepared.reduce_bytes(task)
+                counters.bytes_reduced += job.prepared.payloads.reduce_bytes(task)
                 counters.reduces += 1
 
     def fail(self, job: Job, index: int, error: Exception) -> None:
@@ -324,7 +325,7 @@ class Executor:
         if isinstance(error, TransportAborted):
             self._ended.wait(_ECHO)
         source = job.prepared.slots[index].source
-        named = _named(error, job.tasks[index], job.step, source, self._names)
+        named = _named(error, job.tasks[index], job.inputs.step, source, self._names)
         if not isinstance(error, TransportError | DeadlockError):  # which have told all
             named.__cause__ = error
         self._end(named)

@@ -41,9 +41,10 @@ from casync.graph.tasks import (
 from casync.memory import Memory
 from casync.memory.slots import Buffer, StagedSlot
 from casync.runtime.communication import Communication
-from casync.runtime.jobs import Job, Step
+from casync.runtime.jobs import Job
 from casync.runtime.lanes import Owner
 from casync.runtime.marks import Lane, Mark
+from casync.runtime.steps import Step
 from casync.transports import SlotTransport, Transfer, Transport
 
 __all__ = ["StreamLanes"]
@@ -251,7 +252,7 @@ class StreamLanes:
         """What a stream runs."""
         if self._owner.delay is not None:
             self._owner.delay(job.tasks[index].text())
-        step(job)
+        step(job.inputs)
 
     def _before(self, job: Job, index: int) -> list[Mark | None]:
         """What a task comes after, and the last run."""
@@ -291,7 +292,9 @@ def _transfer(job: Job, index: int) -> Transfer:
     task, name = job.tasks[index], job.prepared.name(index)
     if isinstance(task, Reduce):
         op = task.op if isinstance(task, ReduceRound) else "sum"
-        return Transfer("reduce", task.ranks, job.prepared.reduce_view(job, index), name, op)
+        return Transfer(
+            "reduce", task.ranks, job.prepared.payloads.reduce_view(task, job.bucket), name, op
+        )
     assert isinstance(task, Send | Recv)
     data = job.prepared.slots[index].numbers()
     return Transfer("send" if isinstance(task, Send) else "recv", (task.peer,), data, name)

@@ -137,7 +137,7 @@ class Compute:
             begin = time.perf_counter()
             if step is not None:
                 with self._owner.span(job.prepared.spans[index]):
-                    step(job)
+                    step(job.inputs)
             self._owner.finish(job, index, begin)
         except Exception as error:
             self._owner.fail(job, index, error)

@@ -27,7 +27,7 @@ from casync.graph.plan import Choice
 from casync.raw import RAW, with_raw
 from casync.runtime import watch
 from casync.runtime.executor import Executor
-from casync.runtime.jobs import mix_seed
+from casync.runtime.steps import mix_seed
 from casync.topology import Topology
 from casync.transports.memory import Hub
 from tests.casync.fakes import (

@@ -108,7 +108,7 @@ class World:
             self.left[rank][payload] = left - 1 or self.readers[rank][payload]
             if left == 1:
                 prepared = self.executors[rank]._prepared[program]
-                self.freed.append(prepared._slots[payload].tensor)
+                self.freed.append(prepared.payloads.by_payload[payload].tensor)
 
     def step(self, number):
         """Submit a bucket of every rank, whose values come late."""

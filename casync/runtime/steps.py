@@ -1,0 +1,202 @@
+"""What the compute lane calls for a program's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from casync.codec import Codec, State
+from casync.estimates import copy_of
+from casync.graph.fusion import fused
+from casync.graph.graph import Program
+from casync.graph.tasks import (
+    SIDES,
+    Decode,
+    DecodeRounds,
+    Encode,
+    EncodeRound,
+    Follow,
+    Merge,
+    Side,
+    Task,
+)
+from casync.memory.slots import Buffer, Slot
+from casync.regions import whole_key
+from casync.rounds import as_rounds
+from casync.runtime.deferral import Deferred, defer, restore, zero_pieces
+from casync.runtime.payloads import Payloads
+
+__all__ = ["Inputs", "States", "Step", "Steps", "mix_seed"]
+
+States: TypeAlias = Mapping[tuple[str, str], State]
+
+
+@dataclass
+class Inputs:
+    """What the steps of one run work on."""
+
+    array: Any  # the bucket as codecs take it
+    states: States
+    step: int  # the training step's number
+    deferred: dict[int, Deferred] = field(default_factory=dict)  # by part: during its rounds
+
+
+Step: TypeAlias = Callable[[Inputs], None]
+
+
+def mix_seed(seed: int, rank: int, side: Side) -> int:
+    """A 63-bit seed that differs by rank and side (splitmix64 of the three)."""
+    value = seed + 0x9E3779B97F4A7C15 * (1 + 2 * rank + SIDES.index(side))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value &= 0xFFFFFFFFFFFFFFFF
+        value = (value ^ (value >> shift)) * factor
+    value &= 0xFFFFFFFFFFFFFFFF
+    return (value ^ (value >> 31)) >> 1
+
+
+class Steps:
+    """Makes the steps of a program, which find tables and buffers as they will be in every run."""
+
+    def __init__(
+        self,
+        program: Program,
+        codecs: Mapping[str, Codec],
+        payloads: Payloads,
+        seed: int,
+        deferred: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._codecs, self._payloads, self._deferred = codecs, payloads, deferred
+        self._parts, self._world_size = program.parts, program.world_size
+        self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
+        self._tables = [np.array(p.rows, np.int64).reshape(-1, 5) for p in program.parts]
+        self._taken = fused(program, codecs)
+
+    def of(self, index: int, task: Task) -> Step | None:
+        """What the compute lane calls for this task; None for those of other lanes."""
+        slot = self._payloads.slots[index]
+        if isinstance(task, EncodeRound):
+            return self._encode_round(task, slot)
+        if isinstance(task, DecodeRounds):
+            return self._decode_rounds(task)
+        if self._payloads.in_bucket(task):
+            return self._scale(task) if isinstance(task, Encode) else _nothing
+        if isinstance(task, Encode):
+            before = self._taken.get(index)
+            taken = None if before is None else self._payloads.slots[before]
+            return self._encode(task, slot, taken)
+        if index in self._taken.values():
+            return _nothing
+        if isinstance(task, Decode | Merge):
+            return self._decode(task, slot, isinstance(task, Merge))
+        if isinstance(task, Follow):
+            return self._follow(task, slot)
+        return None
+
+    def _encode(self, task: Encode, slot: Slot | Buffer, taken: Slot | Buffer | None) -> Step:
+        table, scale = self._tables[task.part], self._factor(task)
+        codec, names = self._codecs[task.codec], self._deferred.get(whole_key(task.codec)[0], ())
+        encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
+        key = self._parts[task.part].codec, task.side  # of the states, whatever this side's codec
+        seed, writeback = self._seeds[task.side], task.writeback
+        out = slot.array
+
+        def step(run: Inputs) -> None:
+            at, room = slot.places()
+            more: dict[str, Any] = dict(room)
+            if taken is not None:
+                more["incoming"] = (taken.array, *taken.contents[:2])
+            state, deferred = run.states.get(key) if stateful else None, None
+            if names and state and (pieces := zero_pieces(run.array, table)):
+                if taken is not None:  # what it is merged with may not be zero
+                    place, used, _ = taken.contents
+                    decode(taken.array, table, place, used, run.array, add=True, step=run.step)
+                    del more["incoming"]
+                    pieces = zero_pieces(run.array, table)
+                deferred = defer(state, names, pieces)
+            slot.fill(
+                encode(
+                    run.array, table, out, at, state=state,
+                    seed=seed, step=run.step, scale=scale, writeback=writeback, **more,
+                )
+            )  # fmt: skip
+            if deferred:
+                restore(deferred)
+
+        return step
+
+    def _factor(self, task: Encode) -> float:
+        return 1.0 / self._world_size if task.average else 1.0
+
+    def _scale(self, task: Encode) -> Step:
+        """Encoding in place."""
+        start, length = self._parts[task.part].rows[0][:2]
+        factor = float(np.float32(self._factor(task)))
+
+        def step(run: Inputs) -> None:
+            piece = run.array[start : start + length]
+            piece *= factor
+
+        return step
+
+    def _encode_round(self, task: EncodeRound, slot: Slot | Buffer) -> Step:
+        key, table = task.codec, self._tables[task.part]
+        encode, seed, workers = (
+            as_rounds(self._codecs[key]).encode_round, self._seeds["worker"], self._world_size,
+        )  # fmt: skip
+        sums = [(s.array, s.layout.at) for s in self._payloads.rounds(task.part)[: task.round]]
+        number, out, at = task.round, slot.array, slot.layout.at
+        names = self._deferred.get(key, ())
+
+        def step(run: Inputs) -> None:
+            state = run.states.get((key, "worker"))
+            if names and state and number == 0:
+                run.deferred[task.part] = defer(state, names, zero_pieces(run.array, table))
+            slot.fill(
+                encode(
+                    number, run.array, table, out, at, sums, workers=workers,
+                    state=state, seed=seed, step=run.step,
+                )
+            )  # fmt: skip
+
+        return step
+
+    def _decode_rounds(self, task: DecodeRounds) -> Step:
+        key, table = task.codec, self._tables[task.part]
+        decode, seed, workers = (
+            as_rounds(self._codecs[key]).decode_rounds, self._seeds["worker"], self._world_size,
+        )  # fmt: skip
+        sums = [(s.array, s.layout.at) for s in self._payloads.rounds(task.part)]
+
+        def step(run: Inputs) -> None:
+            state = run.states.get((key, "worker"))
+            decode(run.array, table, sums, workers=workers, state=state, seed=seed, step=run.step)
+            restore(run.deferred.pop(task.part, []))
+
+        return step
+
+    def _decode(self, task: Decode | Merge, slot: Slot | Buffer, add: bool) -> Step:
+        decode, table = self._codecs[task.codec].decode_batch, self._tables[task.part]
+
+        def step(run: Inputs) -> None:
+            at, used, _ = slot.contents
+            decode(slot.array, table, at, used, run.array, add=add, step=run.step)
+
+        return step
+
+    def _follow(self, task: Follow, slot: Slot | Buffer) -> Step:
+        decode, table = self._codecs[task.codec].decode_batch, self._tables[task.part].copy()
+        table[:, 0] = table[:, 4]  # where pieces are in the state's arrays
+        key, name = (self._parts[task.part].codec, "worker"), copy_of(task.peer)
+
+        def step(run: Inputs) -> None:
+            (at, used, _), copy = slot.contents, run.states[key][name]
+            decode(slot.array, table, at, used, copy, add=True, step=run.step)
+
+        return step
+
+
+def _nothing(run: Inputs) -> None:
+    """The step of a merge that an encode takes in, and of a decode in place."""
