@@ -24,8 +24,8 @@ from hipress.plan.rules import partitions
 from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
 from hipress.ranks.link import group_timeout
-from hipress.sync.engine import wait_within
 from hipress.sync.executors import start_executor
+from hipress.sync.futures import wait_within
 
 if TYPE_CHECKING:
     from casync.codec import Codec

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from casync.predict.cost import Line
     from casync.runtime.counters import Counters
     from hipress.plan.probe import Probe
-    from hipress.sync.engine import Traffic
+    from hipress.sync.traffic import Traffic
 
 
 @dataclass(frozen=True)

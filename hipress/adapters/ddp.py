@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from hipress import compat
 from hipress.compat import GradBucket
 from hipress.errors import SyncError
-from hipress.sync.engine import Engine, average
+from hipress.sync.engine import Engine
+from hipress.sync.futures import average
 
 
 class HookState:

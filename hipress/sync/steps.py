@@ -15,7 +15,8 @@ from casync.transports.distributed import transport_error
 from hipress.errors import SyncError
 from hipress.model import Param
 from hipress.ranks.link import broadcast, start_all_reduce_max
-from hipress.sync.engine import Engine, wait_within
+from hipress.sync.engine import Engine
+from hipress.sync.futures import wait_within
 from hipress.sync.order import Bucket, Turns, buckets
 from hipress.sync.state import Copied
 

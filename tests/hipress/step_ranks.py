@@ -130,7 +130,7 @@ def interrupted(rank, _):
     except KeyboardInterrupt:
         found = engine.unfinished
     store.set("interrupted", "")
-    for future, _ in engine.traffic.pending:
+    for future, _ in engine.pending:
         told(future.wait)
     return found, told(lambda: hipress.state_dict(ddp))
 
@@ -138,7 +138,7 @@ def interrupted(rank, _):
 def raised_after_the_last_bucket(rank, _):
     """In the backward pass of what feeds the model: DDP never hands the averages over."""
     ddp = hipress.wrap(make(), Int8())
-    pending = SESSIONS[ddp].engine.traffic.pending
+    pending = SESSIONS[ddp].engine.pending
     x = torch.randn(4, 7, requires_grad=True)
     before = x * 1
     before.register_hook(lambda _: 1 / 0)

@@ -24,7 +24,7 @@ from hipress.plan.objective import LOADS
 from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.plan.workload import Bucket, Workload, estimate
 from hipress.reporting import Report, describe_plan, measure_of
-from hipress.sync.engine import Traffic
+from hipress.sync.traffic import Traffic
 from tests.hipress.common import Net
 from tests.hipress.fakes import Halves, Int8, Sparse
 

@@ -1,0 +1,61 @@
+"""From plan to plan between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from hipress.plan.rules import Plan
+from hipress.sync.buckets import BucketPlans
+
+if TYPE_CHECKING:
+    from hipress.sync.chooser import Chooser
+
+
+class PlanSwitch:
+    """A module's buckets by its current plan, and what is owed of those of earlier ones."""
+
+    def __init__(
+        self, make: Callable[[Plan], BucketPlans], plan: Plan, tuner: Chooser | None
+    ) -> None:
+        """make: gives buckets by a plan, without any state."""
+        self.make, self._tuner = make, tuner
+        self.buckets = make(plan)
+        self._owed: dict[int, torch.Tensor] = {}  # by parameter, see `_go_by`
+
+    def begin(self, step: int) -> None:
+        """The step of this number begins, maybe by another plan."""
+        if self._tuner is None:
+            return
+        plan = self._tuner.next(step)
+        if plan is not self.buckets.plan:
+            self._go_by(plan)
+
+    def resume(self, buckets: BucketPlans) -> None:
+        """Go on by these buckets, with the state that they have."""
+        if self._tuner is not None and buckets is not self.buckets:
+            self._tuner.hold(buckets.plan)
+        self.buckets = buckets
+        self._owed.clear()
+
+    def pay(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
+        """Add what is owed to the gradients of a bucket; not where they are zero, as those of
+        parameters are that this rank did not use: see [Note: unused parameters] in state.py."""
+        if self._owed.keys().isdisjoint(indices):
+            return
+        for index, piece in zip(indices, self.buckets.pieces(indices, buffer), strict=True):
+            if index in self._owed and piece.any():
+                piece.add_(self._owed.pop(index))
+
+    def _go_by(self, plan: Plan) -> None:
+        """Where only parameters of a codec differ its states move along. Other residuals are not
+        lost: what they held is owed, and added to the gradients of this step, before a codec takes
+        them."""
+        before, made = self.buckets, self.make(plan)
+        moved = made.adopt(before)
+        for index, values in before.unsent().items():
+            if index not in moved:
+                self._owed[index] = self._owed.get(index, 0) + values
+        self.buckets = made
