@@ -13,12 +13,13 @@ from casync.memory import Memory
 from casync.memory.device import DeviceMemory
 from casync.memory.host import HostMemory
 from hipress.errors import ConfigError, unknown
+from hipress.model import Param
 
 __all__ = ["NCCL", "ON_HOST", "TRANSPORTS", "Placement", "backends_of", "by_gloo", "place"]
 
 #: by name, how NCCL is called: see casync/nccl/
 NCCL = {"nccl": "distributed", "nccl4py": "nccl4py", "pynccl": "pynccl"}
-TRANSPORTS = ("auto", "gloo", "staged", *NCCL)
+TRANSPORTS = ("auto", "gloo", "staged", "host", *NCCL)
 #: strategies whose own codecs or mixing work on NumPy arrays
 _OF_HOSTS = ("gossip", "oktopk")
 
@@ -32,8 +33,13 @@ class Placement:
 
     @property
     def on_host(self) -> bool:
-        """Whether gradients are on the CPU."""
-        return self.device.type == "cpu"
+        """Whether gradients are compressed on the CPU."""
+        return self.device.type == "cpu" or self.copies
+
+    @property
+    def copies(self) -> bool:
+        """Whether a device's gradients go to the host, and averages back."""
+        return self.transport == "host"
 
     @property
     def target(self) -> str:
@@ -41,8 +47,8 @@ class Placement:
         return "cpu" if self.on_host else "cuda"
 
     def memory(self) -> Memory:
-        """For an executor and the states that it is given."""
-        return HostMemory() if self.on_host else DeviceMemory(self.device)
+        """That of the gradients."""
+        return HostMemory() if self.device.type == "cpu" else DeviceMemory(self.device)
 
     def refuse_capture(self, capture: bool) -> None:
         """Raise ConfigError where there are no CUDA graphs."""
@@ -54,24 +60,36 @@ class Placement:
 
     def refuse_other_current(self) -> None:
         """Raise ConfigError where another GPU is the current one: kernels are of that."""
-        if not self.on_host and torch.cuda.current_device() != self.device.index:
+        if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
             raise ConfigError(
                 f"the model is on {self.device}, and cuda:{torch.cuda.current_device()} is the "
                 f"current device: call torch.cuda.set_device({self.device.index}) first"
             )
+
+    def refuse_sparse(self, params: Iterable[Param]) -> None:
+        """Raise ConfigError for sparse gradients, whose lengths vary, where they are copied."""
+        for param in params:
+            if self.copies and param.sparse:
+                raise ConfigError(
+                    f"the gradient of {param.name!r} is sparse, and transport='host' copies dense "
+                    'ones: pass transport="staged"'
+                )
 
     def refuse(self, codec: Codec, strategy: str) -> None:
         """Raise ConfigError for what cannot work there."""
         if self.on_host:
             return
         if strategy.partition(":")[0] in _OF_HOSTS:
-            raise ConfigError(f"strategy {strategy!r} works on the CPU, not on {self.device}")
+            raise ConfigError(
+                f"strategy {strategy!r} works on the CPU, not on {self.device}: "
+                'pass transport="host"'
+            )
         target = getattr(codec, "target", None)
         if target != "cuda":
             kind = "is a Python object" if target is None else f"was compiled for {target!r}"
             raise ConfigError(
                 f"the model is on {self.device}, and codec {codec.name!r} {kind}: pass its spec's "
-                'name or path, or what compll.compile(..., "cuda") gives'
+                'name or path, or what compll.compile(..., "cuda") gives, or transport="host"'
             )
 
 
@@ -131,7 +149,7 @@ def _device_transport(device: torch.device, transport: str, backends: Mapping[st
     if transport == "gloo" or backends.get("cuda") != "nccl":
         raise ConfigError(
             f"the model is on {device}, and gloo moves host memory: pass "
-            'transport="staged", by which payloads go through pinned memory, or '
-            'init_process_group("nccl")'
+            'transport="staged", by which payloads go through pinned memory, "host", by which the '
+            'CPU compresses, or init_process_group("nccl")'
         )
     return "nccl"

@@ -45,8 +45,8 @@ def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
     owners if it is another. Raises ConfigError."""
     if not placement.on_host and (options.automatic or options.policy is not None):
         raise ConfigError(
-            f'the model is on {placement.device}, where neither "auto" nor a policy can measure '
-            "yet: name a compressor"
+            f'the model is on {placement.device}, where neither "auto" nor a policy can measure: '
+            'name a compressor, or pass transport="host", by which the CPU compresses'
         )
     if options.policy is not None:
         return levels.compiled(options.policy, options)

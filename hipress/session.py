@@ -148,6 +148,7 @@ def prepare(
         placement = place(where, options.transport, backends_of(group))
         placement.refuse_capture(options.capture)
         placement.refuse_other_current()
+        placement.refuse_sparse(params)
         codecs = codecs_of(options, placement)
         ruled = overrides.compiled(options, placement.target)
         overrides.assign(ruled, params)

@@ -93,6 +93,10 @@ class BucketPlans:
             self._take_state(plan)
         return plan
 
+    def native(self, indices: Sequence[int]) -> bool:
+        """Whether none of these parameters is compressed."""
+        return all(self.plan.decisions[i].codec is None for i in indices)
+
     def unsent(self) -> dict[int, torch.Tensor]:
         """What residuals hold of each parameter that has any, by index: see BucketPlan.unsent."""
         return {
@@ -150,7 +154,7 @@ class BucketPlans:
         return frozenset(owned)
 
     def _make(self, indices: tuple[int, ...]) -> BucketPlan | None:
-        if all(self.plan.decisions[i].codec is None for i in indices):
+        if self.native(indices):
             return None
         units = self._units(indices)
         compressed = sum(unit.length for unit in units if unit.choice.codec != RAW)

@@ -13,6 +13,7 @@ from torch.futures import Future
 
 from casync.errors import copy_to_raise
 from casync.memory import Memory
+from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
 from hipress import compat
 from hipress.devices import ON_HOST, Placement, by_gloo
@@ -23,6 +24,7 @@ from hipress.plan.rules import Plan
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.sync.buckets import BucketPlan, BucketPlans
+from hipress.sync.copies import HostCopies
 from hipress.sync.executors import start_executor
 from hipress.sync.failures import Failures
 from hipress.sync.futures import average, map_future, wait_within
@@ -62,16 +64,19 @@ class Engine:
     ) -> None:
         """tuner: says by which plan each step goes, from `plan` on. skips: whether a step may lack
         buckets, whose parameters are unused; unused: whether averages of these are dropped.
-        memory: that of the placement."""
+        memory: of gradients; by default that of the placement."""
         if unused and not placement.on_host:
             raise ConfigError(
                 f"find_unused_parameters on {placement.device}, where residuals cannot wait: use "
-                "hipress.Synchronizer, which does without"
+                'hipress.Synchronizer, which does without, or transport="host"'
             )
         self.params, self.options = params, options
-        self.group = group  # of buckets that travel as DDP would have them
+        # of buckets that travel as DDP would have them; another thread's do not come between its
+        # collectives
+        self.group = connect(meeting, "copies") if placement.copies else group
         self.name = meeting.ranks[meeting.rank]  # this rank's global number
-        self._memory = memory or placement.memory()
+        gradients = memory or placement.memory()
+        self._memory = HostMemory() if placement.on_host else gradients
         # of uncompressed buckets: gloo's futures do not order streams behind its copies
         self._through_host = not placement.on_host and by_gloo(group)
         make = partial(BucketPlans, params, options=options, rank=meeting.rank, memory=self._memory)
@@ -92,12 +97,13 @@ class Engine:
             "gradients", codecs, options, meeting, deferred, placement, self._memory
         )
         self._failures = Failures(meeting, options.timeout)
-        self._verifier = self._verifying(meeting) if options.verify else None
+        self._verifier = self._verifying(meeting, gradients.future) if options.verify else None
+        self._copies = HostCopies(gradients) if placement.copies else None
         watch_steps()
 
-    def _verifying(self, meeting: Meeting) -> Verifier:
+    def _verifying(self, meeting: Meeting, future: Callable[[], Future[torch.Tensor]]) -> Verifier:
         try:
-            return Verifier(connect(meeting, "verify"), meeting.ranks, self._memory.future)
+            return Verifier(connect(meeting, "verify"), meeting.ranks, future)
         except BaseException:
             self._executor.close()
             raise
@@ -159,32 +165,49 @@ class Engine:
         in an all-reduce of DDP's group for one that has failed.
         """
         self.refuse_broken()
-        plan = None
-        try:
-            plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
-            self._switch.pay(indices, buffer)
-            if self.tuner is not None:
-                self.tuner.handed(indices, buffer, partial(_unsent, plan))
-            self.traffic.count(plan, buffer)
-            future = compat.profiled_until_done(
-                f"bucket {self._latest}",
-                lambda: self._native(buffer) if plan is None else self._submit(plan, buffer),
-            )
-        except Exception as error:
-            named = self._failures.not_begun(error, self._step_number)
-            self._executor.abort(named)  # so that the others learn it now
-            error.__traceback__ = None  # it is kept, and would keep the callers' models
-            future = Future()
-            future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
+        start = partial(self._begun, partial(self._average, self._latest, indices))
+        if self._copies is None:
+            future = start(buffer)
+        else:
+            future = self._begun(partial(self._copies.average, self._latest, start), buffer)
         if self._verifier is not None and not buffer.is_sparse:
             future = self._verifier.check(
                 future, [self.params[i] for i in indices], self._step_number
             )
+        native = buffer.is_sparse or self.buckets.native(indices)
         slack = self.options.timeout + NATIVE_TIMEOUT_SLACK
-        self.pending.append((future, slack if plan is None else None))
+        self.pending.append((future, slack if native else None))
         if last:
             self._latest = -1
         return future
+
+    def _begun(
+        self, start: Callable[[torch.Tensor], Future[torch.Tensor]], buffer: torch.Tensor
+    ) -> Future[torch.Tensor]:
+        """What `start` returns, or a future with what it raises."""
+        try:
+            return start(buffer)
+        except Exception as error:
+            named = self._failures.not_begun(error, self._step_number)
+            self._executor.abort(named)  # so that the others learn it now
+            error.__traceback__ = None  # it is kept, and would keep the callers' models
+            future: Future[torch.Tensor] = Future()
+            future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
+            return future
+
+    def _average(
+        self, number: int, indices: tuple[int, ...], buffer: torch.Tensor
+    ) -> Future[torch.Tensor]:
+        """Average the bucket of this number in place, where it is compressed."""
+        plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
+        self._switch.pay(indices, buffer)
+        if self.tuner is not None:
+            self.tuner.handed(indices, buffer, partial(_unsent, plan))
+        self.traffic.count(plan, buffer)
+        return compat.profiled_until_done(
+            f"bucket {number}",
+            lambda: self._native(buffer) if plan is None else self._submit(plan, buffer),
+        )
 
     @property
     def broken(self) -> bool:
@@ -252,6 +275,8 @@ class Engine:
     def close(self) -> None:
         """End the threads. On detach, when the module dies, at exit; may repeat."""
         self._executor.close()
+        if self._copies is not None:
+            self._copies.close()
         if self.tuner is not None:
             self.tuner.close()
         if self._verifier is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from casync.codec import Codec
 from casync.errors import PlanError, TransportError
 from casync.memory import Memory
+from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
 from casync.transports import SlotTransport, Transport
 from casync.transports.distributed import DistributedTransport
@@ -28,8 +29,8 @@ def start_executor(
     memory: Memory | None = None,
 ) -> Executor:
     """An executor on connections of its own; all ranks of the meeting must call this. memory:
-    that of the placement."""
-    memory, made = memory or placement.memory(), list[Executor]()
+    where payloads are; by default the host's."""
+    memory, made = memory or HostMemory(), list[Executor]()
 
     def tell(error: TransportError) -> None:
         for each in made:

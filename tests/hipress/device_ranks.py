@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 
@@ -9,7 +11,7 @@ import compll
 import hipress
 from casync.errors import CasyncError
 from casync.topology import Topology
-from hipress import options
+from hipress import options, session
 from hipress.devices import Placement
 from hipress.errors import HipressError
 from hipress.model import describe
@@ -19,6 +21,7 @@ from hipress.sync import checkpoint
 from hipress.sync.engine import Engine
 from tests.casync.emulated import DeviceMemory, compiled
 from tests.casync.streams import Schedule
+from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
 
 SHAPES = ((1, 40), (30, 100))
 
@@ -28,8 +31,10 @@ def model():
     return torch.nn.ModuleList(torch.nn.Linear(n, m, bias=False) for m, n in SHAPES)
 
 
-def engine_of(params, codec, meeting, **how):
-    wanted = options.make("onebit_group", min_size=0, timeout=meeting.timeout)
+def engine_of(params, codec, meeting, strategy="auto", min_size=0, **how):
+    wanted = options.make(
+        "onebit_group", min_size=min_size, timeout=meeting.timeout, strategy=strategy
+    )
     topology = Topology.flat(len(meeting.ranks))
     plan = fixed_plan(params, codec, wanted, topology)
     return Engine(params, plan, wanted, dist.group.WORLD, meeting, **how)
@@ -71,19 +76,110 @@ def alike(rank, size):
         host.close()
 
 
+BUCKETS = ((0,), (1,))
+
+
+def hosted(rank, size, dtype, codec, strategy, min_size):
+    """Averages and states of three steps of a device's gradients that go to the host, beside those
+    of an engine there. With `min_size` the first of two buckets is not compressed."""
+    params, schedule = describe(model().to(dtype)), Schedule(rank)
+    memory = DeviceMemory(schedule)
+    how = {"strategy": strategy, "min_size": min_size, "unused": True}
+    with schedule.driving():
+        device, host = (
+            engine_of(params, compll.compile(codec), meetings.meeting(dist.group.WORLD, 60),
+                      **how, **where)
+            for where in ({"placement": Placement(memory.device, "host"), "memory": memory}, {})
+        )  # fmt: skip
+        for step in range(3):
+            values = gradients(params, rank, step).to(dtype)
+            pieces = values.split([param.numel for param in params])
+            theirs = [memory.filled(piece) for piece in pieces]
+            for engine, each in ((device, theirs), (host, pieces)):
+                for indices, bucket in zip(BUCKETS, each, strict=True):
+                    engine.begin(indices[0])
+                    engine.reduce(indices, bucket, last=indices == BUCKETS[-1])
+                engine.finish()
+            assert all(map(torch.equal, map(memory.download, theirs), pieces))
+        assert len(memory.staged) == len(BUCKETS), "pinned memory is made once"
+        assert all(map(torch.equal, *(exported(each, rank, size) for each in (device, host))))
+        assert device.traffic.raw_bytes == host.traffic.raw_bytes
+        assert (host.traffic.raw_bytes > 0) == (min_size > 0)
+        dist.barrier()
+        device.close()
+        host.close()
+
+
+def wrapped(rank, size, ways):
+    """Digests of models after some steps, by way, as the copies to the host have them and without;
+    here of host memory, which no device has to be there for."""
+    found = {}
+    for name, (way, given, unused) in ways.items():
+        for transport in ("gloo", "host"):
+            there = Placement(torch.device("cpu"), transport)
+            with mock.patch.object(session, "place", lambda *_, there=there: there):
+                found.setdefault(name, []).append(trained(rank, way, given, unused))
+    return found
+
+
+def trained(rank, way, given, unused):
+    module = make(unused)
+    if way == "wrap":
+        kwargs = SMALL_BUCKETS | {"find_unused_parameters": unused}
+        ddp = hipress.wrap(module, ddp_kwargs=kwargs, timeout=60, **given)
+        train(ddp, rank, range(6))
+        hipress.detach(ddp)
+        return digest(module)
+    sync = hipress.Synchronizer(module, timeout=60, **given)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.02)
+    for step in range(6):
+        x, y = data(rank, step)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(module(x), y).backward()
+        sync.step()
+        optimizer.step()
+    hipress.detach(sync)
+    return digest(module)
+
+
+def lost(rank, size):
+    """What a rank is told whose peer fails in the step, and the next."""
+    params, schedule = describe(model()), Schedule(rank)
+    memory = DeviceMemory(schedule)
+    with schedule.driving():
+        engine = engine_of(
+            params, compll.compile("topk", ratio=0.1), meetings.meeting(dist.group.WORLD, 60),
+            placement=Placement(memory.device, "host"), memory=memory,
+        )  # fmt: skip
+        told = []
+        for step in range(2):
+            try:
+                engine.begin(0)
+                if rank == size - 1:
+                    engine.fail(RuntimeError("no gradient"), "a backward pass")
+                reduced(engine, memory.filled(gradients(params, rank, step)))
+            except (CasyncError, HipressError) as error:
+                told.append(f"{type(error).__name__}: {error}")
+        engine.close()
+    return told
+
+
 def same_states(device, host, rank, size):
     """As checkpoints have them; and they can be loaded on either."""
-    saved, wanted = (
-        checkpoint.export(each.buckets.residuals, each.step, rank, size)["state"]
-        for each in (device, host)
-    )
-    assert any(values.any() for values in tensors(wanted))
-    assert all(map(torch.equal, tensors(saved), tensors(wanted)))
+    wanted = exported(host, rank, size)
+    assert any(values.any() for values in wanted)
+    assert all(map(torch.equal, exported(device, rank, size), wanted))
     other = device.planned(device.plan)
     state = checkpoint.export(host.buckets.residuals, host.step, rank, size)
     checkpoint.restore(other.residuals, state, list(device.params))
     again = checkpoint.export(other.residuals, device.step, rank, size)["state"]
-    assert all(map(torch.equal, tensors(again), tensors(wanted)))
+    assert all(map(torch.equal, tensors(again), wanted))
+
+
+def exported(engine, rank, size):
+    """A checkpoint's values."""
+    residuals = engine.buckets.residuals
+    return tensors(checkpoint.export(residuals, engine.step, rank, size)["state"])
 
 
 def tensors(state):

@@ -7,6 +7,8 @@ import torch.distributed as dist
 import compll
 from hipress.devices import ON_HOST, Placement, backends_of, place
 from hipress.errors import ConfigError
+from hipress.model import describe
+from hipress.policies import Warmup
 from tests.casync.fakes import CODECS
 from tests.hipress import device_ranks
 from tests.hipress.launch import launch
@@ -27,6 +29,8 @@ BOTH = {"cpu": "gloo", "cuda": "nccl"}
         (GPU, "staged", GLOO, "staged"),
         (GPU, "staged", NCCL, "staged"),
         (GPU, "nccl4py", GLOO, "nccl4py"),
+        (GPU, "host", GLOO, "host"),
+        (GPU, "host", NCCL, "host"),
     ],
 )
 def test_the_transport_follows_from_the_group_and_the_device(device, transport, backends, chosen):
@@ -40,6 +44,7 @@ def test_the_transport_follows_from_the_group_and_the_device(device, transport, 
         ([GPU], "gloo", NCCL, r'gloo moves host memory: pass transport="staged"'),
         ([CPU], "auto", NCCL, r"model is on the CPU, and the process group is NCCL's"),
         ([CPU], "staged", GLOO, r"transport='staged' is for models on a GPU; this one is on the"),
+        ([CPU], "host", GLOO, r"transport='host' is for models on a GPU; this one is on the CPU"),
         ([CPU, GPU], "auto", BOTH, r"several devices: 'p0' on cpu and 'p1' on cuda:0; use one"),
         ([GPU, OTHER], "auto", NCCL, r"'p0' on cuda:0 and 'p1' on cuda:1; use one device a proc"),
         ([torch.device("meta")], "auto", GLOO, r"parameter 'p0' is on meta; gradients are sync"),
@@ -63,6 +68,22 @@ def test_codecs_and_strategies_of_hosts_are_refused_on_a_device():
         ON_HOST.refuse(cpu, strategy)
 
 
+def test_codecs_and_strategies_of_hosts_take_gradients_that_are_copied_there():
+    placement = Placement(GPU, "host")
+    assert placement.target == "cpu"
+    for strategy in ("ps", "oktopk"):
+        placement.refuse(CODECS["sign"], strategy)
+
+
+def test_sparse_gradients_are_not_copied_to_the_host():
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(9, 3, sparse=True), torch.nn.Linear(3, 3))
+    params = describe(model)
+    with pytest.raises(ConfigError, match=r"gradient of '0.weight' is sparse.*pass .*staged"):
+        Placement(GPU, "host").refuse_sparse(params)
+    Placement(GPU, "host").refuse_sparse(params[1:])
+    Placement(GPU, "staged").refuse_sparse(params)
+
+
 def test_the_backends_of_a_group(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
@@ -74,6 +95,37 @@ def test_the_backends_of_a_group(tmp_path):
 def test_the_engine_on_a_device_is_that_of_the_host():
     """Real processes over gloo, with device memory and kernels emulated."""
     launch(device_ranks.alike, 2)
+
+
+@pytest.mark.parametrize(
+    "dtype, codec, strategy, min_size",
+    [
+        (torch.float32, "onebit_group", "ps", 1000),
+        (torch.bfloat16, "topk", "oktopk", 0),
+    ],
+)
+def test_gradients_that_go_to_the_host_are_averaged_as_its_own(dtype, codec, strategy, min_size):
+    launch(device_ranks.hosted, 2, dtype, codec, strategy, min_size)
+
+
+WAYS = {
+    "unused": ("wrap", {"compressor": "onebit_group"}, True),
+    "auto": ("wrap", {"compressor": "auto"}, False),
+    "policy": ("wrap", {"policy": Warmup("topk", ratios=(0.1, 0.01), steps=2)}, False),
+    "synchronizer": ("synchronizer", {"compressor": "int8_group", "verify": True}, False),
+}
+
+
+def test_what_works_on_the_cpu_works_with_gradients_that_are_copied_there():
+    for found in launch(device_ranks.wrapped, 2, WAYS):
+        for name, (without, copied) in found.items():
+            assert without == copied, name
+
+
+def test_a_failure_reaches_who_waits_for_copies():
+    for told in launch(device_ranks.lost, 2):
+        assert len(told) == 2, told
+        assert all("no gradient" in text or "closed the conn" in text for text in told), told
 
 
 def test_a_payload_that_a_kernel_refuses_ends_the_step():
