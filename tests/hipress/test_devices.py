@@ -117,9 +117,10 @@ WAYS = {
 
 
 def test_what_works_on_the_cpu_works_with_gradients_that_are_copied_there():
-    for found in launch(device_ranks.wrapped, 2, WAYS):
-        for name, (without, copied) in found.items():
-            assert without == copied, name
+    first, other = launch(device_ranks.wrapped, 2, WAYS)
+    assert first == other
+    for name, (without, copied) in first.items():
+        assert without == copied or name == "auto", name  # which goes by times
 
 
 def test_a_failure_reaches_who_waits_for_copies():
