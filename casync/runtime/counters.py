@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send
+from casync.runtime.jobs import Job
+
 __all__ = ["Counters"]
 
 
@@ -28,6 +31,26 @@ class Counters:
     decode_seconds: float = 0.0  # merges included
     wait_seconds: float = 0.0  # compute lane idle while a job was under way
     job_seconds: float = 0.0  # from submit to completion, summed over jobs
+
+    def count(self, job: Job, index: int, seconds: float) -> None:
+        """A task is done, which took so many seconds."""
+        task, slot = job.tasks[index], job.prepared.slots[index]
+        match task:
+            case Encode():
+                self.encode_seconds += seconds
+            case Decode() | Merge() | Follow():
+                self.decode_seconds += seconds
+            case Send():
+                self.bytes_sent += slot.size
+                self.bytes_spared += slot.spared
+                self.bytes_exact += slot.size if slot.exact else 0
+                self.messages_sent += 1
+            case Recv():
+                self.bytes_received += slot.size
+                self.messages_received += 1
+            case Reduce():
+                self.bytes_reduced += job.prepared.payloads.reduce_bytes(task)
+                self.reduces += 1
 
     @property
     def wire_bytes(self) -> float:

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,25 +17,23 @@ import torch
 
 from casync.codec import Codec, DeviceCodec
 from casync.errors import (
-    CasyncError,
     DeadlockError,
     ExecutorClosed,
     PayloadError,
-    PeerTimeout,
     PlanError,
     TransportAborted,
     TransportError,
     copy_to_raise,
 )
 from casync.graph.graph import Program
-from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send, Task
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
-from casync.runtime.jobs import Job, Prepared
+from casync.runtime.jobs import Job, Jobs, Prepared
 from casync.runtime.lanes import Lanes
+from casync.runtime.naming import named_error, rank_names
 from casync.runtime.steps import States
 from casync.runtime.streams import StreamLanes
 from casync.runtime.threads import ThreadLanes
@@ -101,15 +98,17 @@ class Executor:
         self.delay = delay
         self.span = span
         self.trace = trace
-        self._names = _names(transport.world_size, ranks)
+        self._names = rank_names(transport.world_size, ranks)
         self._transport: Transport | SlotTransport | None = transport
         self._memory = memory or HostMemory()
         self._tags = not isinstance(transport, SlotTransport)
         self._here = (transport.rank, transport.world_size)
         self._codecs = codecs
-        self._seed = seed
-        self._deferred = dict(deferred or {})
-        self._checksum, self._waits, self._owns = checksum, waits, owns
+        self._make = partial(
+            Prepared, codecs=codecs, seed=seed, deferred=dict(deferred or {}),
+            memory=self._memory, tags=self._tags, checksum=checksum, waits=waits,
+        )  # fmt: skip
+        self._owns = owns
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
         self._process = os.getpid()  # see [Note: fork] in exits.py
         self._lock = threading.Lock()
@@ -117,8 +116,7 @@ class Executor:
         self._ended = threading.Event()
         self._watches = watch
         self._prepared: WeakKeyDictionary[Program, Prepared] = WeakKeyDictionary()
-        self._queued: deque[Job] = deque()
-        self._running: dict[int, Job] = {}
+        self._jobs = Jobs()
         self._sequence = 0
         self._lanes: Lanes
         if self._memory.host and not isinstance(transport, SlotTransport):
@@ -178,8 +176,8 @@ class Executor:
 
     def _begin(self, job: Job) -> None:
         self._lanes.begin(job)
-        self._queued.append(job)
-        self._start_queued()
+        self._jobs.add(job)
+        self._start()
 
     def _issue(self, job: Job) -> None:
         """All of a job's tasks, for it to be captured."""
@@ -242,20 +240,13 @@ class Executor:
 
     def _prepare(self, program: Program) -> Prepared:
         if program not in self._prepared:
-            self._prepared[program] = Prepared(
-                program, self._codecs, self._seed, self._deferred,
-                memory=self._memory, tags=self._tags, checksum=self._checksum,
-                waits=self._waits,
-            )  # fmt: skip
+            self._prepared[program] = self._make(program)
         return self._prepared[program]
 
-    def _start_queued(self) -> None:
-        """Start jobs in submission order, up to one whose program is still running."""
-        while self._queued and not self._queued[0].prepared.busy:
-            job = self._queued.popleft()
-            job.prepared.busy = True
+    def _start(self) -> None:
+        """What may start now."""
+        for job in self._jobs.startable():
             self.counters.bytes_unused = job.prepared.adapt(self.counters.bytes_unused)
-            self._running[job.sequence] = job
             self._lanes.start(job)
             for index in job.prepared.first:
                 self._lanes.put(job, index)
@@ -263,12 +254,7 @@ class Executor:
     def idle(self, seconds: float) -> None:
         """See lanes.Owner. Called when work came, so a job is under way now."""
         with self._lock:
-            self.counters.wait_seconds += min(seconds, self._busy_seconds())
-
-    def _busy_seconds(self) -> float:
-        """For how long some job has been under way."""
-        begin = min((job.started for job in self._running.values()), default=None)
-        return 0.0 if begin is None else time.perf_counter() - begin
+            self.counters.wait_seconds += min(seconds, self._jobs.seconds())
 
     def finish(self, job: Job, index: int, begin: float) -> None:
         """See lanes.Owner."""
@@ -276,7 +262,9 @@ class Executor:
         with self._lock:
             if self._error is not None:
                 return
-            self._count(job, index, begin, end)
+            if self.trace is not None:
+                self.trace.append((job.tasks[index].text(), begin, end))
+            self.counters.count(job, index, end - begin)
             for following in job.unlocks[index]:
                 job.waits[following] -= 1
                 if job.waits[following] == 0:
@@ -284,11 +272,10 @@ class Executor:
             job.left -= 1
             ended = not job.left
             if ended:
-                del self._running[job.sequence]
-                job.prepared.busy = False
+                self._jobs.end(job)
                 self.counters.job_seconds += end - job.started
                 self._lanes.end(job)
-                self._start_queued()
+                self._start()
         self._lanes.run()
         if ended and not job.taken:
             self._lanes.complete(job, partial(self._complete, job))
@@ -299,33 +286,12 @@ class Executor:
         except Exception:  # a done-callback's; it must not end a lane
             _log.exception("a callback of the bucket's future raised")
 
-    def _count(self, job: Job, index: int, begin: float, end: float) -> None:
-        task, slot, counters = job.tasks[index], job.prepared.slots[index], self.counters
-        if self.trace is not None:
-            self.trace.append((task.text(), begin, end))
-        match task:
-            case Encode():
-                counters.encode_seconds += end - begin
-            case Decode() | Merge() | Follow():
-                counters.decode_seconds += end - begin
-            case Send():
-                counters.bytes_sent += slot.size
-                counters.bytes_spared += slot.spared
-                counters.bytes_exact += slot.size if slot.exact else 0
-                counters.messages_sent += 1
-            case Recv():
-                counters.bytes_received += slot.size
-                counters.messages_received += 1
-            case Reduce():
-                counters.bytes_reduced += job.prepared.payloads.reduce_bytes(task)
-                counters.reduces += 1
-
     def fail(self, job: Job, index: int, error: Exception) -> None:
         """See lanes.Owner."""
         if isinstance(error, TransportAborted):
             self._ended.wait(_ECHO)
         source = job.prepared.slots[index].source
-        named = _named(error, job.tasks[index], job.inputs.step, source, self._names)
+        named = named_error(error, job.tasks[index], job.inputs.step, source, self._names)
         if not isinstance(error, TransportError | DeadlockError):  # which have told all
             named.__cause__ = error
         self._end(named)
@@ -342,41 +308,10 @@ class Executor:
                 return
             self._error = error
             self._ended.set()
-            jobs = [*self._running.values(), *self._queued]
-            self._running.clear()
-            self._queued.clear()
+            jobs = self._jobs.clear()
         self._lanes.drop()
         broken = bool(jobs) or not isinstance(error, ExecutorClosed)
         if self._transport is not None and (broken or (self._watches and self._tags)):
             self._transport.abort()  # before callers go on, whose buckets it may still write
         for job in jobs:
             job.future.set_exception(error)  # type: ignore[arg-type] # torch types it as a value
-
-
-def _names(world_size: int, ranks: Sequence[int] | None) -> list[str]:
-    """What errors call ranks."""
-    numbers = range(world_size)
-    if ranks is None or list(ranks) == list(numbers):
-        return [str(rank) for rank in numbers]
-    return [f"{rank} (global {ranks[rank]})" for rank in numbers]
-
-
-def _named(
-    error: Exception, task: Task, step: int, source: int, names: Sequence[str]
-) -> CasyncError:
-    """The error as one of ours that names rank, peer, step and task; a plain sentence first."""
-    if isinstance(error, DeadlockError):  # which names all ranks
-        return error
-    peer = task.peer if isinstance(task, Send | Recv) else source
-    beside = f", peer {names[peer]}" if peer != task.rank else ""
-    what = str(error) if isinstance(error, CasyncError) else f"{type(error).__name__}: {error}"
-    where = f"rank {names[task.rank]}{beside}, task `{task.text()}`: {what}"
-    if not isinstance(error, TransportError):
-        return PayloadError(f"step {step} failed: {where}")
-    who = f"rank {names[peer]}" if beside else "a rank"
-    happened = f"{who} closed the connection"
-    if isinstance(error, PeerTimeout):
-        happened = f"{who} did not answer"
-    elif isinstance(error, TransportAborted):
-        happened = "this rank closed its connections"
-    return type(error)(f"{happened} in step {step} ({where})")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -25,7 +25,7 @@ from casync.runtime.payloads import Payloads
 from casync.runtime.steps import Inputs, States, Steps
 from casync.transports import Handle
 
-__all__ = ["Job", "Prepared"]
+__all__ = ["Job", "Jobs", "Prepared"]
 
 _NO_NAMES: Mapping[str, Sequence[str]] = {}
 
@@ -161,6 +161,43 @@ class Prepared:
         if index not in self._events:
             self._events[index] = self.memory.event()
         return self._events[index]
+
+
+class Jobs:
+    """Those under way, in the order in which they were submitted."""
+
+    def __init__(self) -> None:
+        self._queued: deque[Job] = deque()
+        self.running: dict[int, Job] = {}
+
+    def add(self, job: Job) -> None:
+        """A job was submitted."""
+        self._queued.append(job)
+
+    def startable(self) -> Iterator[Job]:
+        """Those to be started now: up to one whose program is still running."""
+        while self._queued and not self._queued[0].prepared.busy:
+            job = self._queued.popleft()
+            job.prepared.busy = True
+            self.running[job.sequence] = job
+            yield job
+
+    def end(self, job: Job) -> None:
+        """Its program may run again."""
+        del self.running[job.sequence]
+        job.prepared.busy = False
+
+    def clear(self) -> list[Job]:
+        """Forget all; returns them."""
+        jobs = [*self.running.values(), *self._queued]
+        self.running.clear()
+        self._queued.clear()
+        return jobs
+
+    def seconds(self) -> float:
+        """For how long some job has been running."""
+        begin = min((job.started for job in self.running.values()), default=None)
+        return 0.0 if begin is None else time.perf_counter() - begin
 
 
 def _after(program: Program) -> list[list[int]]:

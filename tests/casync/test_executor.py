@@ -735,7 +735,7 @@ class Slow:
 
     def __exit__(self, *_):
         self.lock.release()
-        while threading.current_thread() is threading.main_thread() and self.executor._running:
+        while threading.current_thread() is threading.main_thread() and self.executor._jobs.running:
             pass
 
 
