@@ -18,7 +18,7 @@ from hipress.session import SESSIONS, Session, plain_options
 
 if TYPE_CHECKING:
     from hipress.plan.probe import Probe
-    from hipress.reporting import Report
+    from hipress.reporting.report import Report
     from hipress.sync.buckets import BucketPlans
     from hipress.sync.chooser import Chooser
     from hipress.sync.engine import Engine
@@ -48,7 +48,9 @@ def detach(ddp: Synchronized) -> None:
 
 def report(ddp: Synchronized) -> Report:
     """Choices, bytes and times so far; print it or take its `to_dict()`."""
-    from hipress.reporting import Report, describe_plan, measure_of
+    from hipress.reporting.measured import measure_of
+    from hipress.reporting.report import Report
+    from hipress.reporting.summary import describe_plan
 
     session = _session(_target(ddp))
     engine, size = session.engine, session.world_size

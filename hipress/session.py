@@ -169,7 +169,7 @@ def prepare(
 def tell_plan(session: Session) -> None:
     """Rank 0 logs a line of INFO; a warning where a compressor was asked for and most stays
     uncompressed, and where it loses under the optimizer."""
-    from hipress.reporting import compressed_share, describe_plan
+    from hipress.reporting.summary import compressed_share, describe_plan
 
     if session.rank != 0:
         return

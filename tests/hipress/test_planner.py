@@ -23,7 +23,9 @@ from hipress.plan.auto import BUDGET, FAR, TRIED, Search, candidates
 from hipress.plan.objective import LOADS
 from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.plan.workload import Bucket, Workload, estimate
-from hipress.reporting import Report, describe_plan, measure_of
+from hipress.reporting.measured import measure_of
+from hipress.reporting.report import Report
+from hipress.reporting.summary import describe_plan
 from hipress.sync.traffic import Traffic
 from tests.hipress.common import Net
 from tests.hipress.fakes import Halves, Int8, Sparse

@@ -1,0 +1,1 @@
+"""What hipress tells of a model: its plan, and what that cost so far."""

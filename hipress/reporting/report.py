@@ -1,0 +1,92 @@
+"""What hipress does to a model, and what it cost so far: `hipress.report(ddp)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hipress.plan.rules import Decision
+from hipress.plan.trial import Tried
+from hipress.reporting.measured import Measured, all_reduce_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from hipress.plan.probe import Probe
+
+
+@dataclass(frozen=True)
+class Report:
+    """Choices and costs. Print it, or take `to_dict()`."""
+
+    rank: int
+    world_size: int
+    installed: bool
+    why: str
+    options: Mapping[str, Any]
+    decisions: tuple[Decision, ...]
+    measured: Measured | None
+    probe: Probe | None
+    cuts: Mapping[str, bool] = field(default_factory=dict)  # by codec: whether it takes a capacity
+    tried: tuple[Tried, ...] = ()  # by "auto", in the last trial
+    trial_seconds: float | None = None  # what that cost; None before its end
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank sent so far; 0 where nothing is installed to count them."""
+        return 0 if self.measured is None else round(self.measured.wire_bytes * self.measured.steps)
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes that this rank sends in a step; DDP's float32 all-reduce if untouched."""
+        if self.measured is not None:
+            return self.measured.wire_bytes
+        return all_reduce_bytes(sum(d.numel for d in self.decisions), self.world_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain dictionaries, lists, numbers and texts."""
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "installed": self.installed,
+            "why": self.why,
+            "bytes_sent": self.bytes_sent,
+            "bytes_per_step": self.bytes_per_step,
+            "options": dict(self.options),
+            "decisions": [asdict(d) for d in self.decisions],
+            "measured": None if self.measured is None else asdict(self.measured),
+            "probe": None if self.probe is None else self.probe.to_dict(),
+            "cuts": dict(self.cuts),
+            "tried": [asdict(each) for each in self.tried],
+            "trial_seconds": self.trial_seconds,
+        }
+
+    def __str__(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        console = Console(file=StringIO(), width=110)
+        console.print(self)
+        text = console.file
+        assert isinstance(text, StringIO)
+        return text.getvalue()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.markup import escape
+
+        from hipress.reporting import tables
+
+        yield f"[bold]hipress[/bold], rank {self.rank} of {self.world_size}: {escape(self.why)}"
+        if self.measured is not None:
+            yield tables.sent_table(self.measured)
+        if self.measured is not None and self.measured.unused_bytes:
+            yield tables.room_table(self.measured, self.cuts)
+        yield tables.decision_table(self.decisions)
+        if self.measured is not None:
+            yield tables.time_table(self.measured)
+        if self.tried:
+            yield tables.tried_table(self.tried, self.trial_seconds)
+        if self.probe is not None:
+            yield tables.probe_table(self.probe)

@@ -1,0 +1,56 @@
+"""A plan in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hipress.model import Param
+from hipress.plan.rules import UNCOMPRESSED, Decision, Plan
+
+
+def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
+    """One line: how much of the model is compressed, by what, what is expected of it, and why.
+
+    Sparse gradients are left out of all sums: what they take depends on the step.
+    """
+    if not plan.compresses:
+        return f"nothing is compressed, the native all-reduce remains: {plan.why}"
+    done = [(p, d) for p, d in zip(params, plan.decisions, strict=True) if _compressed(d)]
+    codecs = sorted({f"{codec_name(d)} ({d.strategy})" for _, d in done})
+    dense = [p for p in params if not p.sparse]
+    before = sum(_nbytes(p) for p in dense)
+    after = before + sum(_payload_bytes(plan, d) - _nbytes(p) for p, d in done)
+    sparse = f" ({len(params) - len(dense)} sparse ones aside)" * (len(dense) < len(params))
+    return (
+        f"{' and '.join(codecs)} for {len(done)} of {len(params)} parameters, "
+        f"{compressed_share(plan, params):.1%} of {sum(p.numel for p in dense):,} elements: "
+        f"{before / 1e6:.4g} MB a step{sparse} become at most {after / 1e6:.4g} MB; "
+        f"{plan.why}"
+    )
+
+
+def compressed_share(plan: Plan, params: Sequence[Param]) -> float:
+    """Of the elements of all dense gradients, those that are compressed (0 to 1)."""
+    total = sum(p.numel for p in params if not p.sparse)
+    done = sum(d.numel for d in plan.decisions if _compressed(d))
+    return done / total if total else 0.0
+
+
+def _compressed(decision: Decision) -> bool:
+    return decision.codec not in (None, UNCOMPRESSED)
+
+
+def _nbytes(param: Param) -> int:
+    return param.numel * param.dtype.itemsize
+
+
+def _payload_bytes(plan: Plan, decision: Decision) -> int:
+    codec = plan.codecs[str(decision.codec)]
+    if codec.rounds:
+        return sum(each.payload_bytes(decision.numel) for each in codec.rounds)
+    return codec.payload_bytes(decision.numel)
+
+
+def codec_name(decision: Decision) -> str:
+    """Without what a parameter's shape settles: `powersgd` of `powersgd(columns=650)`."""
+    return (decision.codec or "-").partition("(")[0]

@@ -1,0 +1,144 @@
+"""The tables of a printed report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from hipress.plan.rules import Decision
+from hipress.plan.trial import Tried
+from hipress.reporting.measured import Measured, total_of
+from hipress.reporting.summary import codec_name
+
+if TYPE_CHECKING:
+    from casync.predict.cost import Line
+    from hipress.plan.probe import Probe
+
+
+def sent_table(m: Measured) -> Table:
+    """By kind of gradients."""
+    table = Table(
+        title=f"Sent by this rank in a step, mean of {m.steps}", title_justify="left",
+        caption="DDP: what DDP alone would send of the same gradients. reduction: DDP / sent.",
+        caption_justify="left",
+    )  # fmt: skip
+    _columns(table, ["gradients"], ["MB", "share", "DDP MB", "sent MB", "reduction"])
+    whole = total_of(m.kinds.values())
+    for name, kind in (*m.kinds.items(), ("all", whole)):
+        if kind.gradient_bytes:
+            table.add_row(
+                name, _mb(kind.gradient_bytes),
+                f"{kind.gradient_bytes / whole.gradient_bytes:.1%}",
+                _mb(kind.ddp_bytes), _mb(kind.wire_bytes), f"{kind.reduction:.1f}x",
+            )  # fmt: skip
+    return table
+
+
+def room_table(measured: Measured, cuts: Mapping[str, bool]) -> Table:
+    """What it cost in a step that both sides of a message must know its length beforehand."""
+    table = Table(title="Lengths that vary, known beforehand", title_justify="left")
+    _columns(table, ["codec", "room"], ["unused MB"])
+    if measured.exact_bytes:
+        table.caption = f"{_mb(measured.exact_bytes)} MB went as they were: the host waited for it."
+    for name, size in measured.unused_bytes.items():
+        room = "by the last step; the rest waits" if cuts.get(name) else "for the most there may be"
+        table.add_row(escape(name), room, _mb(size))
+    return table
+
+
+def decision_table(decisions: Sequence[Decision]) -> Table:
+    """A row for the parameters of each codec, strategy and reason; most elements first."""
+    table = Table(title="Plan", title_justify="left", caption_justify="left")
+    _columns(table, ["codec", "strategy", "why", "largest"], ["parameters", "elements"])
+    predicted = any(d.gain is not None for d in decisions)
+    if predicted:
+        table.caption = (
+            "gain: how much longer a step would take if the largest were uncompressed; "
+            "otherwise: the next best for it, and how much longer with that. Predicted, in ms."
+        )
+        _columns(table, [], ["gain"])
+        _columns(table, ["otherwise"], ["ms"])
+    for group, members in _grouped(decisions):
+        first = members[0]
+        row = [*map(escape, (*group, first.name)), f"{len(members):,}"]
+        more = (_ms(first.gain), escape(first.runner_up or "-"), _ms(first.margin))
+        table.add_row(*row, f"{_elements(members):,}", *(more if predicted else ()))
+    return table
+
+
+def _grouped(decisions: Sequence[Decision]) -> list[tuple[tuple[str, str, str], list[Decision]]]:
+    """By codec, strategy and reason; groups, and parameters of each, with most elements first."""
+    groups: dict[tuple[str, str, str], list[Decision]] = {}
+    for d in sorted(decisions, key=lambda d: -d.numel):
+        groups.setdefault((codec_name(d), d.strategy, d.why), []).append(d)
+    return sorted(groups.items(), key=lambda each: -_elements(each[1]))
+
+
+def _elements(decisions: Sequence[Decision]) -> int:
+    return sum(d.numel for d in decisions)
+
+
+def time_table(m: Measured) -> Table:
+    """Of a step, on this rank."""
+    table = Table(title="Time in a step", title_justify="left")
+    _columns(table, ["what"], ["ms"])
+    table.add_row("encode", _ms(m.encode_seconds))
+    table.add_row("decode, and add up", _ms(m.decode_seconds))
+    table.add_row("waiting for messages, with nothing to encode or decode", _ms(m.wait_seconds))
+    table.add_row("backward pass is over, waiting for the last buckets", _ms(m.exposed_seconds))
+    return table
+
+
+def tried_table(tried: Sequence[Tried], cost: float | None) -> Table:
+    """cost: seconds of the trial, if it is over."""
+    table = Table(title="Plans tried", title_justify="left", caption_justify="left")
+    table.caption = "predicted: a step. step: median on the slowest rank; " + (
+        "being tried." if cost is None else f"the trial cost {cost:.2f} s."
+    )
+    _columns(table, ["plan"], ["predicted ms", "steps", "step ms", "spread ms"])
+    _columns(table, ["verdict"], [])
+    for each in tried:
+        times = map(_ms, (each.step_seconds, each.spread_seconds))
+        table.add_row(
+            escape(each.plan), _ms(each.predicted_seconds), str(each.steps), *times, each.verdict
+        )
+    return table
+
+
+def probe_table(probe: Probe) -> Table:
+    """What was measured of links and codecs."""
+    costs = probe.costs
+    table = Table(title=f"Probe, {probe.seconds:.2f} s", title_justify="left")
+    _columns(table, ["measured"], ["latency ms", "GB/s", "cores"])
+    transfers = {f"to {peers} at once": each for peers, each in costs.exchange.items()}
+    transfers |= {f"all-reduce {name}": each for name, each in costs.reduce.items()}
+    for name, each in transfers.items():
+        table.add_row(name, _ms(each.line.latency), _speed(each.line), f"{each.cores:.2f}")
+    for name, cost in costs.codecs.items():
+        for what, line in (("encode", cost.encode), ("decode", cost.decode), ("hop", cost.hop)):
+            table.add_row(f"{name} {what}", _ms(line.latency), _speed(line), "1")
+    table.caption = f"Of work beside a backward pass, {costs.overlap:.0%} hides behind it."
+    return table
+
+
+def _columns(table: Table, texts: Sequence[str], numbers: Sequence[str]) -> None:
+    for name in texts:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+
+
+def _speed(line: Line) -> str:
+    return f"{1e-9 / line.per_byte if line.per_byte > 0 else math.inf:.3f}"
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.3f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.2f}"
