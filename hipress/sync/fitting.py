@@ -1,0 +1,156 @@
+"""Whether a saved state is of the parameters, codecs and ranks that are here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hipress.model import Param
+from hipress.plan.codecs import described
+from hipress.sync.formats import SIDES
+from hipress.sync.state import WORKER, Floats, Residuals
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+NAMED = 5  # parameters, at most, in an error that several share
+
+Saved = dict[str, dict[str, dict[str, torch.Tensor]]]  # parameter -> side -> name -> values
+
+
+def stateful_params(residuals: Residuals) -> dict[str, tuple[Param, str]]:
+    """Parameters of which there is state, by name, and their codecs' keys."""
+    found: dict[str, tuple[Param, str]] = {}
+    for param in residuals.params:
+        key = residuals.codec_of(param.index)
+        if key is not None and residuals.stateful(key):
+            found[param.name] = (param, key)
+    return found
+
+
+def digest_of(residuals: Residuals, key: str) -> str:
+    """The digest of a codec, and that of the owners' codec if they have another one."""
+    return "/".join(codec.digest for codec in residuals.plan.both(key))
+
+
+def text_of(residuals: Residuals, key: str) -> str:
+    """The same codecs, for readers."""
+    return " and down ".join(described(codec) for codec in residuals.plan.both(key))
+
+
+def check_ranks(saved: Mapping[str, Any], rank: int, world_size: int) -> list[str]:
+    """What is wrong if the state is another rank's, or of other ranks."""
+    mine, its = (rank, world_size), (saved["rank"], saved["world_size"])
+    if mine == its or not saved["codecs"]:
+        return []
+    message = f"saved by rank {its[0]} of {its[1]}, this is rank {mine[0]} of {mine[1]}"
+    return [message + ("; every rank saves and loads its own" if mine[1] == its[1] else "")]
+
+
+def check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
+    """What is wrong with its parameters, codecs and strategies."""
+    here = stateful_params(residuals)
+    there: Mapping[str, str] = saved["codecs"]
+    wrong = [f"{name}: missing from the saved state" for name in here if name not in there]
+    wrong += [f"{name}: has no codec state here" for name in there if name not in here]
+    others: dict[str, list[str]] = {}
+    for name, (param, key) in here.items():
+        if name in there and (other := _other(residuals, saved, param, key)):
+            others.setdefault(other, []).append(name)
+    return wrong + [f"{_shortened(names)}: {other}" for other, names in others.items()]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Such as `a, b, c and 38 more`."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _other(residuals: Residuals, saved: Mapping[str, Any], param: Param, key: str) -> str | None:
+    """Of which other codec or strategy a parameter's saved values are, or None."""
+    name, here = param.name, residuals.state_scheme(param.index)
+    if saved["codecs"].get(name) != digest_of(residuals, key):
+        before = saved.get("compressors", {}).get(name, "another codec")
+        now = text_of(residuals, key)
+        return f"saved with {before}{' of another spec' * (before == now)}, this is {now}"
+    before = saved.get("strategies", {}).get(name, here)  # format 1 does not tell
+    return None if before == here else f"saved with strategy {before}, this is {here}"
+
+
+def check_values(
+    residuals: Residuals, saved: Mapping[str, Any], *, aggregated: bool
+) -> tuple[list[Param], list[str]]:
+    """Parameters whose values fit, and what is wrong with values of the others.
+
+    aggregated: whether all that this rank aggregates must be there (format 1 left out zeros).
+    """
+    good, wrong = [], []
+    state: Saved = saved["state"]
+    for name, (param, codec) in stateful_params(residuals).items():
+        if _other(residuals, saved, param, codec):
+            continue
+        if name not in state:
+            wrong.append(f"{name}: its values are missing from the saved state")
+            continue
+        wanted = {side: _wanted(residuals.codec_at(codec, side), param) for side in SIDES}
+        problems = [
+            f"{name}: {side} values are missing from the saved state"
+            for side in _needed(residuals, state[name], param, aggregated)
+            if side not in state[name]
+        ]
+        problems += [
+            f"{name}: {side} {key}: expected {wanted[side].get(key)}, got {shape}"
+            for side, values in state[name].items()
+            for key, shape in _shapes(values, wanted[side]).items()
+            if shape != wanted[side].get(key)
+        ]
+        problems += [
+            f"{name}: {side} {key}: {problem}"
+            for side, values in state[name].items()
+            for key, value in values.items()
+            if (problem := _unusable(value))
+        ]
+        wrong += problems
+        if not problems:
+            good.append(param)
+    return good, wrong
+
+
+def _needed(
+    residuals: Residuals, saved: Mapping[str, Any], param: Param, aggregated: bool
+) -> list[str]:
+    """Sides that `export` always writes; with scope "bucket" none before the first step."""
+    if residuals.owned is None:
+        return [WORKER] if saved else []
+    owned = aggregated and param.index in residuals.owned
+    return [side for side in residuals.pieces(param.index) if side == WORKER or owned]
+
+
+def _wanted(codec: Codec, param: Param) -> dict[str, tuple[int, ...]]:
+    """Shapes of a side's values."""
+    return {key: _size(v, param) for key, v in codec.init_state(param.numel).items()}
+
+
+def _size(array: Floats, param: Param) -> tuple[int, ...]:
+    return param.shape if array.size == param.numel else tuple(array.shape)
+
+
+def _shapes(
+    values: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...] | None]:
+    found: dict[str, tuple[int, ...] | None] = dict.fromkeys(wanted)
+    found.update({key: tuple(value.shape) for key, value in values.items()})
+    return found
+
+
+def _unusable(values: torch.Tensor) -> str | None:
+    """Why these are no values of a state, which are floats, and finite whatever gradients were."""
+    plain = values.layout == torch.strided and values.device.type != "meta"
+    if not (plain and values.is_floating_point()):
+        kind = f"{values.dtype} {values.layout} on {values.device}".replace("torch.", "")
+        return f"expected floats in memory, got {kind}"
+    if not values.float().isfinite().all():  # it would reach every rank in the next step
+        return "damaged: a value is NaN or infinite"
+    return None

@@ -1,0 +1,66 @@
+"""The form of a saved state, whatever model it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hipress.errors import StateError
+from hipress.sync.state import AGGREGATOR, WORKER
+
+FORMAT = 5
+KEYS = {
+    *("format", "step", "rank", "world_size", "plan"),
+    *("codecs", "compressors", "strategies", "state"),
+}
+# Formats that are read, too: keys by number. Before 5 the plan was not told, before 4 codecs were
+# known by their digests alone, before 3 values came as they lay in memory.
+OLDER = {4: KEYS - {"plan"}}
+OLDER |= {3: OLDER[4] - {"compressors"}, 2: OLDER[4] - {"compressors"}}
+OLDER[1] = OLDER[2] - {"strategies"}
+SIDES = (WORKER, AGGREGATOR)
+
+
+def check_format(saved: object) -> None:
+    """Raise StateError for what `export` never wrote, in this version or an older one."""
+    if not isinstance(saved, Mapping):
+        raise StateError(f"not a state of hipress.state_dict but a {type(saved).__name__}")
+    number = saved.get("format")
+    keys = OLDER.get(number, KEYS) if isinstance(number, int) else KEYS
+    if set(saved) != keys:
+        found = sorted(map(str, saved))
+        raise StateError(f"not a state of hipress.state_dict: expected {sorted(keys)}, got {found}")
+    if number not in (FORMAT, *OLDER):
+        raise StateError(f"state format {number!r}; this version reads 1 to {FORMAT}")
+    _check_types(saved)
+
+
+def _check_types(saved: Mapping[str, Any]) -> None:
+    """Refuse what `export` never writes; "all or nothing" needs to know before it begins."""
+    step = saved["step"]
+    if type(step) is not int or not 0 <= step < 2**63:
+        raise StateError(f"damaged state: step {step!r} is no number of steps")
+    for key in {"plan", "codecs", "compressors", "strategies", "state"} & set(saved):
+        if not isinstance(saved[key], Mapping):
+            raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")
+    if not all(_is_way(way) for way in saved.get("plan", {}).values()):
+        raise StateError("damaged state: plan: expected a codec, a strategy and partitions")
+    for name, sides in saved["state"].items():
+        if not _tensors_by_side(sides):
+            raise StateError(f"damaged state: {name}: expected tensors by side and name")
+
+
+def _is_way(way: object) -> bool:
+    kinds = [str, str, int, int]
+    return isinstance(way, list) and [type(each) for each in way] == kinds and way[2] > 0
+
+
+def _tensors_by_side(sides: object) -> bool:
+    return isinstance(sides, Mapping) and all(
+        side in SIDES
+        and isinstance(values, Mapping)
+        and all(isinstance(value, torch.Tensor) for value in values.values())
+        for side, values in sides.items()
+    )
