@@ -14,8 +14,8 @@ from tests.patience import HANG
 
 # what one rank is in when it is lost, and how often it passes there before
 PLACES = {
-    "before it is heard of": (session, "describe", 0),
-    "compiling": (session, "_compile", 0),
+    "before it is heard of": (session, "place", 0),
+    "compiling": (session, "codecs_of", 0),
     "measuring": (probe, "_best", 3),
     "connecting": (compat, "gloo_group", 0),
 }

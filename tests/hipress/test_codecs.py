@@ -60,7 +60,8 @@ def test_auto_measures_and_decides():
 
 
 def test_auto_installs_what_it_tries():
-    results = launch(codec_ranks.automatic, 2, 0.0)
+    """Whatever a busy machine makes of the link, it may be that much slower with a compressor."""
+    results = launch(codec_ranks.automatic, 2, -10.0)
     for report, text, losses, digest, hooks in results:
         assert hooks == 1
         assert {d["codec"] for d in report["decisions"]} <= {
