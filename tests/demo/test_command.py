@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 import typer
@@ -82,7 +83,7 @@ def test_a_label_tells_codec_and_options():
 @pytest.mark.slow
 def test_a_small_demo_writes_figures_and_chart(tmp_path, monkeypatch):
     tiny = Workload(vocabulary=200, width=16, batch=2, length=5)
-    monkeypatch.setattr(command, "Workload", lambda optimizer="sgd": tiny)
+    monkeypatch.setattr(command, "Workload", lambda **options: replace(tiny, **options))
     arguments = ["--methods", "none,ddp-fp32", "--steps", "3", "--loopback"]
     result = CliRunner().invoke(app, ["demo", *arguments, "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
