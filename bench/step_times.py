@@ -14,14 +14,15 @@ COLUMNS = {
     "loopback": "2 ranks, loopback",
 }
 HEAD = ("ms a step", *COLUMNS.values())
-_LEFT_OUT = "ddp-noop"  # a floor that takes explaining: bench/results/README.md
+#: floors that take explaining, and Synchronizer beside wrap: in bench/results
+_LEFT_OUT = ("ddp-noop", "sync:")
 
 
 def cells(results: Path) -> list[tuple[str, ...]]:
     """A line for each method: median milliseconds a step by group, empty where not measured."""
     found = {name: rows(Report.read(results / f"{name}.json").results) for name in COLUMNS}
     every = [row.result for group in found.values() for row in group]
-    labels = dict.fromkeys(each.label for each in every if each.method != _LEFT_OUT)
+    labels = dict.fromkeys(each.label for each in every if not each.method.startswith(_LEFT_OUT))
     medians = {
         (name, row.result.label): f"{1e3 * row.median:.0f}"
         for name, group in found.items()
