@@ -203,7 +203,7 @@ class Kernel:
 
     statics: what the host computes for each piece; bad: the total that tells whether the gradient
     was finite, which the status byte says, of a check whether an index is not;
-    limits: the most elements of each selection; adds: whether decode adds to what is there.
+    limits: the most elements of each selection.
     """
 
     name: str
@@ -214,7 +214,6 @@ class Kernel:
     states: list[Field] = field(default_factory=list)
     bad: Value | None = None
     limits: dict[str, Value] = field(default_factory=dict)
-    adds: bool = False
 
     @property
     def walks(self) -> list[Walk]:

@@ -87,7 +87,7 @@ def _guarded(values: Values, program: Program, one: Pass, usual: Walk) -> list[S
 
 def decode(module: Module, name: str, *, add: bool) -> Kernel:
     """The kernel of a decode."""
-    kernel = Kernel(name, module, tile_of(module), adds=add)
+    kernel = Kernel(name, module, tile_of(module))
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
     kernel.steps += _runs(values)
