@@ -101,7 +101,8 @@ class MemoryTransport:
 
     def post_recv(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
         """See Transport."""
-        box = self._hub.mail[peer, self._rank, channel]
+        with self._hub.changed:  # two threads may ask for a new mailbox: both must get the same
+            box = self._hub.mail[peer, self._rank, channel]
 
         def attempt() -> int | None:
             if not box:

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections import defaultdict, deque
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -126,6 +128,25 @@ def test_reduce_sums_in_place_the_same_everywhere(make, dtype):
     assert torch.equal(data[0], data[2])
     torch.testing.assert_close(data[0].float(), total, rtol=2e-2, atol=3e-2)
     assert second[1].tolist() == [3.0, 3.0]
+
+
+def test_both_ends_may_ask_for_a_mailbox_at_once():
+    """While a dictionary makes what is missing, another thread may run: this one lets it."""
+    hub, both = Hub(2), threading.Barrier(2)
+
+    def mailbox():
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.1)
+        return deque()
+
+    hub.mail = defaultdict(mailbox)
+    sender, receiver = hub.endpoints()
+    posting = threading.Thread(target=sender.post_send, args=(bytes_of(7), 1, 0))
+    posting.start()
+    waiting = receiver.post_recv(into := bytes_of(0), 0, 0)
+    posting.join()
+    assert waiting.wait(1) == 1
+    assert into.item() == 7
 
 
 def test_some_ranks_reduce_without_the_others(make):
