@@ -77,20 +77,29 @@ class Placement:
 
     def refuse(self, codec: Codec, strategy: str) -> None:
         """Raise ConfigError for what cannot work there."""
+        target = getattr(codec, "target", None)  # None: a Python object, of NumPy arrays
         if self.on_host:
+            if target == "cuda":
+                raise ConfigError(
+                    f"codec {codec.name!r} was compiled for 'cuda', and {self._who_compresses}: "
+                    'pass its spec\'s name or path, or what compll.compile(..., "cpu") gives'
+                )
             return
         if strategy.partition(":")[0] in _OF_HOSTS:
             raise ConfigError(
                 f"strategy {strategy!r} works on the CPU, not on {self.device}: "
                 'pass transport="host"'
             )
-        target = getattr(codec, "target", None)
         if target != "cuda":
             kind = "is a Python object" if target is None else f"was compiled for {target!r}"
             raise ConfigError(
                 f"the model is on {self.device}, and codec {codec.name!r} {kind}: pass its spec's "
                 'name or path, or what compll.compile(..., "cuda") gives, or transport="host"'
             )
+
+    @property
+    def _who_compresses(self) -> str:
+        return "transport='host' has the CPU compress" if self.copies else "the model is on the CPU"
 
 
 ON_HOST = Placement(torch.device("cpu"), "gloo")

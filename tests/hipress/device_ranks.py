@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from unittest import mock
 
 import torch
@@ -22,6 +24,7 @@ from hipress.sync.engine import Engine
 from tests.casync.emulated import DeviceMemory, compiled
 from tests.casync.streams import Schedule
 from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
+from tests.hipress.fakes import Int8
 
 SHAPES = ((1, 40), (30, 100))
 
@@ -188,13 +191,28 @@ def tensors(state):
     return [values for side in sides for _, values in sorted(side.items())]
 
 
-def refused(rank, size):
-    """What a rank is told that asks for what cannot be, and the others, which ask for nothing."""
-    asked = {"transport": "staged"} if rank == 0 else {}
-    try:
-        hipress.wrap(torch.nn.Linear(3, 3), "onebit_group", timeout=30, **asked)
-    except HipressError as error:
-        return f"{type(error).__name__}: {error}"
+class ForCuda(Int8):
+    """As compll.compile(..., "cuda") gives one."""
+
+    target = "cuda"
+
+
+def refused(rank, size, where, asked, alone):
+    """What a rank is told that asks for what cannot be where it is; the others do so, too, or ask
+    for what can."""
+    if alone and rank > 0:
+        asked, where = {}, None
+    placed = mock.patch.object(session, "place", return_value=where and Placement(*where))
+    with (
+        placed if where else nullcontext(),
+        mock.patch.dict(sys.modules, {"cupy": None, "nccl": None}),
+    ):
+        try:
+            hipress.wrap(
+                torch.nn.Linear(64, 64), **{"compressor": "onebit_group"} | asked, timeout=30
+            )
+        except HipressError as error:
+            return f"{type(error).__name__}: {error}"
     return "nothing"
 
 

@@ -1,19 +1,26 @@
 """Which transport carries a model's gradients, and what is refused, without any device."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
 
 import compll
+from compll.backends.cuda import device as cuda_device
 from hipress.devices import ON_HOST, Placement, backends_of, place
 from hipress.errors import ConfigError
 from hipress.model import describe
+from hipress.plan.codecs import compile_codec
 from hipress.policies import Warmup
 from tests.casync.fakes import CODECS
 from tests.hipress import device_ranks
+from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
+from tests.tiers import first_fast
 
-CPU, GPU, OTHER = map(torch.device, ("cpu", "cuda:0", "cuda:1"))
+CPU, GPU, OTHER, DEVICE = map(torch.device, ("cpu", "cuda:0", "cuda:1", "meta"))
 GLOO = {"cpu": "gloo", "cuda": "gloo"}
 NCCL = {"cuda": "nccl"}
 BOTH = {"cpu": "gloo", "cuda": "nccl"}
@@ -66,6 +73,12 @@ def test_codecs_and_strategies_of_hosts_are_refused_on_a_device():
         with pytest.raises(ConfigError, match=f"strategy '{strategy}' works on the CPU, not on"):
             on_gpu.refuse(cpu, strategy)
         ON_HOST.refuse(cpu, strategy)
+
+
+@pytest.mark.parametrize("transport, who", [("gloo", "the model is"), ("host", "transport='host'")])
+def test_codecs_of_devices_are_refused_where_the_cpu_compresses(transport, who):
+    with pytest.raises(ConfigError, match=f"codec 'int8_fake' was compiled for 'cuda', and {who}"):
+        Placement(CPU, transport).refuse(device_ranks.ForCuda(), "ps")
 
 
 def test_codecs_and_strategies_of_hosts_take_gradients_that_are_copied_there():
@@ -138,7 +151,60 @@ def test_a_payload_that_a_kernel_refuses_ends_the_step():
     assert "index lies outside" in other or "closed the connection" in other
 
 
-def test_what_one_rank_asks_for_in_vain_is_told_on_all():
-    told = launch(device_ranks.refused, 2)
-    assert all("transport='staged' is for models on a GPU" in text for text in told), told
-    assert told[0].startswith("ConfigError: ")
+REFUSED = """
+name: refused
+encode: {some: drawn(9), v: "g[some]", least: "kth_largest(abs(g), 3)"}
+payload: {v: "float32[some]", least: float32}
+decode: scatter(indices(some), v + least)
+"""
+CUPY = "needs CuPy (pip install 'hipress[cuda12]' or 'hipress[cuda13]'"
+
+
+@pytest.mark.parametrize(
+    "where, asked, told",
+    first_fast([
+        ((CPU, "gloo"), {"compressor": device_ranks.ForCuda()}, "and the model is on the CPU"),
+        ((CPU, "host"), {"compressor": device_ranks.ForCuda()}, "and transport='host' has the CPU"),
+        ((CPU, "gloo"), {"rules": {"*": device_ranks.ForCuda()}}, "was compiled for 'cuda'"),
+        ((CPU, "gloo"), {"down": device_ranks.ForCuda(digest="2")}, "was compiled for 'cuda'"),
+        ((DEVICE, "staged"), {"compressor": Int8()}, "codec 'int8_fake' is a Python object"),
+        ((DEVICE, "staged"), {}, CUPY),
+        ((DEVICE, "nccl4py"), {"compressor": device_ranks.ForCuda()}, "hipress[cuda12]"),
+    ]),
+)  # fmt: skip
+def test_what_cannot_be_is_told_on_every_rank_before_training(where, asked, told):
+    for text in launch(device_ranks.refused, 2, where, asked, False):
+        assert text.startswith("ConfigError: ")
+        assert told in text
+
+
+@pytest.mark.parametrize(
+    "where, asked, told",
+    [
+        (None, {"transport": "staged"}, "transport='staged' is for models on a GPU"),
+        ((DEVICE, "staged"), {}, CUPY),
+        ((DEVICE, "staged"), {"compressor": REFUSED}, "the cuda backend does not compile"),
+    ],
+)
+def test_what_cannot_be_on_one_rank_is_told_on_all(where, asked, told, tmp_path):
+    if "compressor" in asked:
+        (tmp_path / "refused.yaml").write_text(REFUSED)
+        asked = {"compressor": str(tmp_path / "refused.yaml")}
+    first, *others = launch(device_ranks.refused, 2, where, asked, True)
+    assert first.startswith("ConfigError: ")
+    assert told in first
+    assert all("rank 0" in text and told in text for text in others), others
+
+
+def test_a_cupy_of_another_cuda_than_the_driver_s_is_named(monkeypatch):
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def get_device_count():
+        raise CUDARuntimeError("cudaErrorInsufficientDriver: driver version is insufficient")
+
+    runtime = SimpleNamespace(getDeviceCount=get_device_count, CUDARuntimeError=CUDARuntimeError)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(cuda_device, "cupy", cuda_device.cupy.__wrapped__)
+    with pytest.raises(ConfigError, match=r"driver version is .*insufficient.*hipress\[cuda12\]"):
+        compile_codec("onebit_group", {}, "cuda")

@@ -31,7 +31,8 @@ def cupy() -> Any:
     try:
         count = module.cuda.runtime.getDeviceCount()
     except module.cuda.runtime.CUDARuntimeError as why:
-        raise UsageError(f"the cuda backend finds no CUDA device: {why}") from why
+        what = f"the cuda backend finds no CUDA device: {why}"
+        raise UsageError(f"{what}; for a CuPy of your driver's CUDA: {INSTALL}") from why
     if count == 0:
         raise UsageError("the cuda backend finds no CUDA device")
     return module
