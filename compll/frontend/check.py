@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from compll.errors import Problems, Span
-from compll.frontend import check_arrays, check_names, derived, recovery
+from compll.frontend import check_arrays, check_names, derived, planes, recovery
 from compll.frontend.check_params import parameters
 from compll.frontend.check_updates import Updates
 from compll.frontend.operators import SELECTING
@@ -43,6 +43,9 @@ class Checked(NamedTuple):
 class _Checker(Updates):
     """The sections of a spec, in order."""
 
+    #: the payload's fields by their declared names
+    planes: dict[str, list[planes.Plane]]
+
     def __init__(
         self,
         spec: Spec,
@@ -70,17 +73,18 @@ class _Checker(Updates):
         self.sized_by_data(env)
         self.static = {name for name in bound if env[name].type.shape == "static"}
         self.when = self.condition(env)
-        fields = self.payload(env)
+        found = check_arrays.widened(spec, self.payload(env))
+        self.planes = planes.parted(self.rules, found, set(env), {b.name for b in spec.rounds})
+        fields = tuple(f for parts in self.planes.values() for f, _ in parts)
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
         # Fixed-size fields first: their place is then known before a selection is made.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
-        fields = check_arrays.widened(spec, fields)
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
         updates = self.updates(states, env)
         check_arrays.combinations(spec, self.problems)
         self.merge_fits(fields, decode)
         stored = [f.expr for f in fields if f.expr is not None]
-        whole = not self.assumed and len(fields) == len(spec.payload)
+        whole = not self.assumed and len(found) == len(spec.payload)
         if decode is None or not whole or recovery.touched(decode, *stored, *updates.values()):
             self.problems.raise_if_any()
             raise AssertionError("a spec without a payload or decode has problems")
@@ -232,9 +236,12 @@ class _Checker(Updates):
     def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:
         self.fields = {f.name: f for f in fields} | self.assumed
         env = self.globals() | dict(known_too)
-        env |= {name: self.leaf("field", f) for name, f in self.fields.items()}
+        env |= {name: self.leaf("field", f) for name, f in self.assumed.items()}
+        for name, parts in self.planes.items():
+            codes = [(self.leaf("field", f), shift) for f, shift in parts]
+            env[name] = planes.joined(self.rules, codes)
         del env["step"]
-        self.poisoned |= {d.name for d in self.spec.payload} - set(self.fields)
+        self.poisoned |= {d.name for d in self.spec.payload} - {*self.assumed, *self.planes}
         result: Expr | None = None
         for binding in self.in_order(self.spec.decode):
             result = self.expr(binding.value, env, binding.name, decoding=True)

@@ -52,9 +52,9 @@ def field(
 def widened(spec: Spec, fields: tuple[Field, ...]) -> tuple[Field, ...]:
     """The fields, with a byte for each code of which the ranks add several."""
     added = {b.name for b in spec.rounds}
+    coded = {f.name for f in fields if f.storage == "uint" and f.bits <= 8} & added
     return tuple(
-        replace(f, bits=8, most=(1 << f.bits) - 1) if f.storage == "uint" and f.name in added else f
-        for f in fields
+        replace(f, bits=8, most=(1 << f.bits) - 1) if f.name in coded else f for f in fields
     )
 
 
@@ -127,7 +127,7 @@ def _adds(
             "drawn(k) selects the same on all ranks",
         )
     elif one.shape not in ("n", "matrix", "scalar", "kept") or (
-        one.storage not in ADDITIVE and not (one.storage == "uint" and how == "mean")
+        one.storage not in ADDITIVE and not (one.most and how == "mean")
     ):
         problems.add(
             span,

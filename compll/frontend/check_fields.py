@@ -224,9 +224,9 @@ class Declarations(Expressions):
         bits = int(item.base[4:]) if item.bits is None and item.base != "uint" else None
         if item.bits is not None:
             value = self.constant(item.bits)
-            bits = int(value) if isinstance(value, int | float) and value in (1, 2, 4, 8) else None
+            bits = int(value) if isinstance(value, int | float) and value in range(1, 16) else None
             if bits is None and value is not None:
-                self.problems.add(item.span, f"uint has 1, 2, 4 or 8 bits, not {value}")
+                self.problems.add(item.span, f"uint has 1 to 15 bits, not {value}")
         return "uint", bits or 8
 
     def sized(self, item: Declared, known: Mapping[int, str], default: str) -> str:

@@ -77,7 +77,7 @@ class ElementRules(Conversions):
         inside = self.arithmetic("min", (self.arithmetic("max", (x, low_)), high_))
         if inside.type.dtype != "float":
             return inside
-        return self.pool.make("trunc", (inside,), Type("int", inside.type.shape, inside.type.of))
+        return self.pool.make("trunc", (inside,), replace(inside.type, dtype="int"))
 
     def whole_element(self, x: Expr) -> Expr:
         """x as int32: truncated to the nearest that float32 can tell; NaN becomes 0."""

@@ -12,8 +12,7 @@ from compll.frontend.syntax import Syntax
 from compll.ir.storage import STORAGES
 
 STORAGE = (*STORAGES, "bool")
-UINT_BITS = (1, 2, 4, 8)
-UINTS = tuple(f"uint{bits}" for bits in UINT_BITS)
+UINTS = tuple(f"uint{bits}" for bits in range(1, 16))
 #: what types are called elsewhere
 TYPE_SYNONYMS = {
     "float64": "float32", "double": "float32", "half": "float16", "byte": "uint8", "int8": "uint8",
@@ -56,7 +55,7 @@ def _known(base: str, value: Text, problems: Problems) -> bool:
         return True
     hint = nearest(TYPE_SYNONYMS.get(base, base), (*STORAGE, *UINTS))
     if re.fullmatch(r"uint\d+", base):
-        hint = f"packed types are {', '.join(UINTS)}"
+        hint = f"packed types are {UINTS[0]} to {UINTS[-1]}"
     if base == "int1":
         hint = "a sign is a bit: `q: x < 0`, as uint1[n], and where(q, -1, 1) in decode"
     if re.fullmatch(r"int[248]", base):

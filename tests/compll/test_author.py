@@ -116,7 +116,7 @@ def test_right_specs_fit(old, new):
         ("abs(q)", "[q]"),
         ("uint[bits][n]", "uint[bits]["),
         ("uint[bits][n]", "unit[bits][n]"),
-        ("uint[bits][n]", "uint3[n]"),
+        ("uint[bits][n]", "uint24[n]"),
         ('{q: "uint[bits][n]"}', "{}"),
         ("decode:", "feedback: yes\ndecode:"),
         ("decode:", "merge: add\ndecode:"),

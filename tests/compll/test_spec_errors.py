@@ -114,7 +114,7 @@ def test_the_example_is_right(tmp_path):
         ("  scale: mean", "\tscale: mean", 5, 1, "malformed YAML", "indent with spaces"),
         ("mean(abs(g))", "sum(g) ^ 2", 5, 10, "^ takes integers", "**"),
         ("scale: float32", "scale: float64", 8, 10, "unknown type 'float64'", "'float32'"),
-        ("uint[bits][n]", "uint5[n]", 9, 7, "unknown type 'uint5'", "uint4"),
+        ("uint[bits][n]", "uint24[n]", 9, 7, "unknown type 'uint24'", "uint15"),
         ("uint[bits][n]", "float[bits, n]", 9, 13, "a tuple is not part", ""),
         ("uint[bits][n]", "uint4[n", 9, 7, "'uint4[n' is no type", "like"),
         ("scale: float32", "scale:", 8, 9, "'scale' needs a type", "like"),
