@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 import compll
 from bench.loss_cells import BASELINES, FP32, Cell
 from bench.loss_workloads import WORKLOADS
@@ -32,12 +34,12 @@ class Row:
     loss: float
     bits: float  # per element, that a rank sends in a step
     difference: float  # of the mean from fp32's, relative
-    noise: float  # how far the worst of fp32's seeds is above their mean, relative
+    error: float  # standard error of that mean, relative; 0 of one seed
     spread: tuple[float, float]  # least and largest difference of a seed
 
     @property
     def kept(self) -> bool:
-        """Whether the mean is within 1% of fp32's, or within the spread of fp32's seeds."""
+        """See Finding."""
         return self.finding("", {}, default=True).kept
 
     def finding(self, codec: str, params: dict[str, object], *, default: bool) -> Finding:
@@ -46,7 +48,7 @@ class Row:
             codec, params, default, WORKLOADS[self.workload].kind, self.workload, self.steps,
             self.seeds,
             None if math.isnan(self.difference) else round(self.difference, 5),
-            round(self.noise, 5),
+            0.0 if math.isnan(self.error) else round(self.error, 5),
         )  # fmt: skip
 
 
@@ -71,18 +73,20 @@ def _row(seeds: dict[int, Cell], plain: dict[int, Cell]) -> Row | None:
     if not both:
         return None
     ours, theirs = [seeds[s].loss for s in both], [plain[s].loss for s in both]
-    mean = statistics.fmean(theirs)
+    first, mean = seeds[both[0]], statistics.fmean(theirs)
+    if first.method == FP32:
+        theirs = [mean] * len(both)  # how far its own seeds are from their mean
     away = [(a - b) / mean for a, b in zip(ours, theirs, strict=True)]
-    first = seeds[both[0]]
     return Row(
         first.method, first.workload, first.steps, len(both), statistics.fmean(ours), first.bits,
-        statistics.fmean(away), _noise(plain), (min(away), max(away)),
+        statistics.fmean(away), _error(away), (min(away), max(away)),
     )  # fmt: skip
 
 
-def _noise(plain: dict[int, Cell]) -> float:
-    losses = [cell.loss for cell in plain.values()]
-    return max(losses) / statistics.fmean(losses) - 1
+def _error(differences: Sequence[float]) -> float:
+    """The standard error of their mean; 0 of one."""
+    count = len(differences)
+    return float(np.std(differences, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
 
 
 def evidence(found: Iterable[Row]) -> str:
@@ -118,12 +122,10 @@ def table(found: Sequence[Row], steps: int, only: Sequence[str] = ()) -> Iterato
 
 
 def _cell(row: Row | None) -> str:
-    """fp32's loss and its noise, or how far away a method's mean is, and its seeds."""
+    """fp32's loss, or how far away a method's mean is, and by seed, of fp32 from its mean."""
     if row is None:
         return ""
-    if row.method == FP32:
-        return f"{row.loss:.3f} ±{row.noise:.1%}" if row.seeds > 1 else f"{row.loss:.3f}"
-    text = f"{row.difference:+.2%}"
+    text = f"{row.loss:.3f}" if row.method == FP32 else f"{row.difference:+.2%}"
     if row.seeds > 1:
         text += f" ({row.spread[0]:+.1%} to {row.spread[1]:+.1%})"
-    return text if row.kept else f"**{text}**"
+    return text if row.kept or row.method == FP32 else f"**{text}**"

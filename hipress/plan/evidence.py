@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-LIMIT = 0.01  # of fp32's loss, above which it is not kept, unless fp32's seeds differ as much
+LIMIT, SURELY = 0.01, 0.05  # of fp32's loss: see Finding.kept
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Finding:
     steps: int
     seeds: int
     difference: float | None  # of the mean loss from fp32's, relative; None: training diverged
-    noise: float  # how far the worst of fp32's seeds is above their mean, relative
+    error: float  # standard error of that mean over the seeds, relative; 0 of one seed
 
     @property
     def key(self) -> str:
@@ -41,8 +41,12 @@ class Finding:
 
     @property
     def kept(self) -> bool:
-        """Whether the mean is within LIMIT of fp32's, or within the spread of fp32's seeds."""
-        return self.difference is not None and self.difference <= max(LIMIT, self.noise)
+        """Whether the loss is at most LIMIT above fp32's, as far as the seeds can tell, and surely
+        at most SURELY above it: by two standard errors."""
+        if self.difference is None:
+            return False
+        doubt = 2 * self.error
+        return self.difference - doubt <= LIMIT and self.difference + doubt <= SURELY
 
     def __str__(self) -> str:
         loss = "diverged" if self.difference is None else f"loss {self.difference:+.1%}"

@@ -16,7 +16,7 @@ from hipress.plan.evidence import Finding
 
 
 def finding(codec="topk", params=None, *, default=True, kind="sgd", workload="a", **more):
-    known = {"steps": 200, "seeds": 3, "difference": 0.0, "noise": 0.0} | more
+    known = {"steps": 200, "seeds": 3, "difference": 0.0, "error": 0.0} | more
     return Finding(codec, params or {"ratio": 0.01}, default, kind, workload, **known)
 
 
@@ -57,7 +57,9 @@ def test_a_codec_is_trusted_where_it_kept_the_loss_on_every_workload(measured):
 @pytest.mark.parametrize(
     "more, kept",
     [({"difference": 0.009}, True), ({"difference": 0.011}, False),
-     ({"difference": 0.03, "noise": 0.04}, True), ({"difference": None, "noise": 9.0}, False)],
+     ({"difference": 0.02, "error": 0.006}, True), ({"difference": 0.02, "error": 0.004}, False),
+     ({"difference": 0.02, "error": 0.02}, False), ({"difference": -0.2, "error": 0.05}, True),
+     ({"difference": None}, False)],
 )  # fmt: skip
 def test_one_workload_on_which_it_lost_is_enough(more, kept, measured):
     measured(*both(), lost := finding(workload="c", **more))
