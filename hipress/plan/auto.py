@@ -46,7 +46,7 @@ FAR = 1.25  # times the fastest step predicted, as far as predictions may be off
 SHARE = 0.1  # of the elements: plans that compress less are not tried
 MIN_GAIN_SECONDS = 1e-3  # seconds a step: less is nothing to gain
 BUDGET = 100  # simulated steps
-WORTH = 0.002  # of a step: what a change for a tensor must gain, to be no trick of rounding
+WORTH = 0.01  # of a step: what a choice of its own for a tensor must gain; predictions err by more
 WAYS = 6  # that a tensor is tried with: those that are fastest for all
 AS_PROBED, HALVINGS = (0.5, 4.0), 7  # times: how far all-reduces may be off their probe
 CUTS = (2, 4)  # times the usual partitions, which are tried, too
@@ -250,14 +250,16 @@ class _Found:
         return too_small(self._kinds[kind][0], codec, options) is None
 
     def plans(self) -> tuple[Plan, ...]:
-        """See Search.plans: of those that have most elements go one way, the best."""
+        """See Search.plans: the best, and of those with one codec and strategy, which owe little to
+        details of a prediction, the best of each."""
         native = self._plan(self.native)
-        mostly: dict[tuple[str, str, bool] | None, Choices] = {}
-        for choices in (self.best, *sorted(self._known, key=self.weigh)):
-            mostly.setdefault(self._mainly(choices), choices)
-        mostly.pop(None, None)
+        plain = [each for each in self._known if len(self._ways(each)) == 1]
+        by_ways: dict[frozenset[Way], Choices] = {}
+        for choices in (self.best, *sorted(plain, key=self.weigh)):
+            if self._mainly(choices) is not None:
+                by_ways.setdefault(self._ways(choices), choices)
         least = min(map(self.weigh, self._known))
-        near = [each for each in mostly.values() if self.weigh(each) <= FAR * least]
+        near = [each for each in by_ways.values() if self.weigh(each) <= FAR * least]
         tried = [
             replace(self._plan(each), why=self._told(each)) for each in self._varied(near)[:TRIED]
         ]
@@ -266,28 +268,32 @@ class _Found:
             why += ", and with no compressor nearly as little"
         return (*tried, replace(native, why=why))
 
+    def _ways(self, choices: Choices) -> frozenset[Way]:
+        """Those of tensors that no rule decides, whatever the cuts."""
+        ways = choices[: self._free]
+        return frozenset(replace(way, cut=1) for way in ways if way is not None)
+
     def _varied(self, plans: Sequence[Choices]) -> list[Choices]:
         """At most ALIKE of one codec: where its prediction is off, so are all of its plans."""
         codecs: Counter[str] = Counter()
         found = []
         for choices in plans:
-            way = self._mainly(choices)
-            assert way is not None  # those have been left out
-            codecs[way[0]] += 1
-            if codecs[way[0]] <= ALIKE:
+            codec = self._mainly(choices)
+            assert codec is not None  # those have been left out
+            codecs[codec] += 1
+            if codecs[codec] <= ALIKE:
                 found.append(choices)
         return found
 
-    def _mainly(self, choices: Choices) -> tuple[str, str, bool] | None:
-        """The codec and strategy of most elements that have one, whatever the cuts; None where
-        few have."""
-        elements: Counter[tuple[str, str, bool]] = Counter()
+    def _mainly(self, choices: Choices) -> str | None:
+        """The codec of most elements that have one; None where few have."""
+        elements: Counter[str] = Counter()
         for kind, way in zip(self._kinds[: self._free], choices, strict=False):
             if way is not None:
-                elements[way.codec, way.strategy, way.fused] += sum(param.numel for param in kind)
+                elements[way.codec] += sum(param.numel for param in kind)
         total = sum(param.numel for kind in self._kinds[: self._free] for param in kind)
         few = elements.total() <= SHARE * total
-        return None if few else max(elements, key=lambda way: elements[way])
+        return None if few else max(elements, key=lambda codec: elements[codec])
 
     def _told(self, choices: Choices) -> str:
         own, other = self.predict(choices).seconds, self.predict(self.native).seconds
