@@ -23,7 +23,7 @@ import typer
 
 from hipress.demo import methods as methods_
 from hipress.demo import place, runner
-from hipress.demo.command import check_device
+from hipress.demo.command import check_device, check_optimizer
 from hipress.demo.job import Job, Result, Workload
 from hipress.demo.methods import ALONE, DEFAULTS
 from hipress.demo.netns import parse_rate
@@ -47,9 +47,15 @@ class Group:
     hosts: int = 2
     rate: str = "1gbit"
     device: str = "cpu"
+    optimizer: str = "sgd"
     steps: int = 20
     rounds: int = 3
     loopback: bool = False
+
+    @property
+    def workload(self) -> Workload:
+        """What its methods train."""
+        return Workload(optimizer=self.optimizer, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ def measure(
 
 def _timed(method: str, group: Group, run: Callable[[Job], Result]) -> Result:
     """Of "auto" the steps after its trial are timed; losses are of as many steps as for others."""
-    job = Job(method, group.hosts, group.steps, Workload(device=group.device))
+    job = Job(method, group.hosts, group.steps, group.workload)
     if methods_.parse(method).codec == methods_.AUTO:
         job = dataclasses.replace(job, steps=TRIAL + group.steps, untimed=TRIAL)
     made = run(job)
@@ -178,6 +184,7 @@ def main(
     rounds: Annotated[int | None, typer.Option(help="Instead of the group's.", min=1)] = None,
     rate: Annotated[str, typer.Option(help="Of links, instead of the group's.")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda: where the model trains.")] = "cpu",
+    optimizer: Annotated[str, typer.Option(help="sgd (rate 1, clipping .25) or adamw.")] = "sgd",
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
 ) -> None:
     """Measures groups of methods and says which targets are met."""
@@ -186,7 +193,7 @@ def main(
         print(f"unknown group {unknown[0]!r}; choose from: {', '.join(GROUPS)}", file=sys.stderr)
         raise typer.Exit(2)
     given = tuple(part.strip() for part in methods.split(",") if part.strip())
-    _check(given, rate, device, output)
+    _check(given, rate, device, optimizer, output)
     for name in group or (each for each in GROUPS if each != HERE):
         usual = GROUPS[name]
         chosen = dataclasses.replace(
@@ -196,17 +203,20 @@ def main(
             rounds=rounds or usual.rounds,
             rate=rate or usual.rate,
             device=device,
+            optimizer=optimizer,
         )
         (_measure_here if name == HERE else _measure_and_write)(name, chosen, output)
 
 
-def _check(given: Sequence[str], rate: str, device: str, output: Path) -> None:
-    """Refuses what is no method, speed, device and folder, before the others take their time."""
+def _check(given: Sequence[str], rate: str, device: str, optimizer: str, output: Path) -> None:
+    """Refuses what is no method, speed, device, optimizer and folder, before the others take their
+    time."""
     try:
         methods_.check([methods_.parse(text) for text in given])
         if rate:
             parse_rate(rate)
         check_device(device)
+        check_optimizer(optimizer)
         output.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -248,9 +258,7 @@ def _write_and_tell(
     name: str, where: str, rate: str, group: Group, results: list[Result], output: Path
 ) -> None:
     command = shlex.join(["python", "-m", "bench.training", *sys.argv[1:]])
-    report = Report(
-        where, group.hosts, rate, group.steps, Workload(device=group.device), results, command
-    )
+    report = Report(where, group.hosts, rate, group.steps, group.workload, results, command)
     write(name, report, output)
     print("\n".join([markdown(report), *verdicts(name, report.results)]))
 

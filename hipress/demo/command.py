@@ -73,13 +73,18 @@ def demo(
     _show(console, where, jobs[0], results, output)
 
 
+def check_optimizer(optimizer: str) -> None:
+    """ValueError for one that the workload does not have."""
+    if optimizer not in _OPTIMIZERS:
+        raise ValueError(f"unknown optimizer {optimizer!r}; choose from: {', '.join(_OPTIMIZERS)}")
+
+
 def _check(hosts: int, steps: int, optimizer: str) -> None:
     if not 1 <= hosts <= 16:
         raise ValueError(f"{hosts} hosts: expected 1 to 16")
     if not 2 <= steps <= 100_000:
         raise ValueError(f"{steps} steps: expected 2 to 100000")
-    if optimizer not in _OPTIMIZERS:
-        raise ValueError(f"unknown optimizer {optimizer!r}; choose from: {', '.join(_OPTIMIZERS)}")
+    check_optimizer(optimizer)
 
 
 def check_device(device: str) -> None:

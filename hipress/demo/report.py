@@ -36,7 +36,7 @@ class Report:
     results: list[Result]
     command: str
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    versions: dict[str, str] = field(default_factory=lambda: _versions())
+    versions: dict[str, str] = field(default_factory=lambda: versions_here())
 
     def write(self, path: Path) -> None:
         """Writes JSON."""
@@ -170,7 +170,8 @@ def _mega(value: float | None) -> float | None:
     return None if value is None else value / 1e6
 
 
-def _versions() -> dict[str, str]:
+def versions_here() -> dict[str, str]:
+    """What measures, by name."""
     found: dict[str, str] = {"python": platform.python_version(), "kernel": platform.release()}
     for package in _PACKAGES:
         try:

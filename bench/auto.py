@@ -1,0 +1,279 @@
+"""What "auto" is worth, cell by cell: its steps beside the best choice that a person could make.
+
+    python -m bench.auto                                    # all cells, about an hour on two cores
+    python -m bench.auto --hosts 2 --rate 1gbit --optimizer adamw
+
+A cell is a number of hosts, a link and an optimizer, with the demo's workload. Compared are
+`hipress.wrap(model, optimizer=...)` after its trial, each of its candidates of few bits by itself,
+and DDP in 32 and 16 bits. Cells are lines of auto.jsonl; auto.md has the tables of all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import typer
+
+from bench.codecs import RESULTS
+from bench.spec_table import markdown
+from bench.training import Group, describe, measure
+from hipress import options
+from hipress.demo import place, runner
+from hipress.demo.job import Job, Result
+from hipress.demo.netns import parse_rate
+from hipress.demo.report import percentile, versions_here
+from hipress.plan.auto import candidates
+
+#: what needs no planner; DDP's own hook for bf16 asks for a GPU
+DDP = ("ddp-fp32", "ddp-fp16", "hipress:bf16")
+FEW = 5  # bits per element: what sends more is DDP in 16 bits, or slower than what sends less
+LOOPBACK = "loopback"  # a rate
+HOSTS, RATES, OPTIMIZERS = (2, 4), ("100mbit", "1gbit", "10gbit", LOOPBACK), ("sgd", "adamw")
+FIRST = 100  # steps of a job, that are to take not much longer than with DDP in fp16
+PATIENCE = 30.0  # seconds that a baseline's gradients may take on the link, in all its steps
+LIMITS = {"fixed": 1.05, "ddp": 1.03, "first": 1.10}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What was measured of a method. Seconds."""
+
+    median: float
+    low: float  # 10th percentile
+    high: float  # 90th percentile
+    first: float  # of FIRST steps; of a method with fewer, its median for those that it lacks
+    payload_bytes: float | None  # of a rank in a step
+    identical: bool | None
+
+    @classmethod
+    def of(cls, result: Result, first: float) -> Self:
+        """From the rounds of a method, put together."""
+        times = result.timed
+        ends = percentile(times, 0.1), percentile(times, 0.9)
+        same, sent = result.identical, result.payload_bytes
+        return cls(statistics.median(times), *ends, first, sent, same)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A line of auto.jsonl."""
+
+    hosts: int
+    rate: str
+    optimizer: str
+    methods: dict[str, Steps]
+    tried: list[dict[str, Any]]  # by "auto", in all rounds: plan.trial.Tried
+    rounds: int
+    date: str
+    command: str
+    versions: dict[str, str]
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        """What tells cells apart."""
+        return self.hosts, self.rate, self.optimizer
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """Reads what `json.dumps(asdict(cell))` wrote."""
+        data = json.loads(line)
+        data["methods"] = {name: Steps(**each) for name, each in data["methods"].items()}
+        return cls(**data)
+
+    @property
+    def auto(self) -> Steps:
+        """The method in question."""
+        return self.methods[_auto(self.optimizer)]
+
+    def best(self, *, ddp: bool) -> str:
+        """The fastest of DDP's methods, or of single candidates."""
+        others = [name for name in self.methods if name != _auto(self.optimizer)]
+        found = [name for name in others if (name in DDP) == ddp]
+        return min(found, key=lambda name: self.methods[name].median)
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Of `auto` to what it is compared with, by the keys of LIMITS."""
+        fp16, step = self.methods["ddp-fp16"], self.auto.median
+        fixed, ddp = (self.methods[self.best(ddp=each)].median for each in (False, True))
+        return {"fixed": step / fixed, "ddp": step / ddp, "first": self.auto.first / fp16.first}
+
+    @property
+    def off(self) -> list[float]:
+        """By how much predictions were, relative to the steps."""
+        return [
+            abs(each["predicted_seconds"] / each["step_seconds"] - 1)
+            for each in self.tried
+            if each["step_seconds"]
+        ]
+
+
+def _auto(optimizer: str) -> str:
+    return f"hipress:auto:optimizer={optimizer}"
+
+
+def methods(optimizer: str) -> tuple[str, ...]:
+    """What a cell compares: the fixed choices are those of auto's candidates that send little."""
+    size = 1 << 20
+    fixed = [
+        f"hipress:{name.replace(' ', ':')}"
+        for name, codec in candidates(
+            options.make("auto", optimizer=optimizer), "reference"
+        ).items()
+        if 8 * codec.payload_bytes(size) <= FEW * size
+    ]
+    return (*DDP, *fixed, _auto(optimizer))
+
+
+def measured(hosts: int, rate: str, optimizer: str, rounds: int) -> Cell:
+    """Runs a cell. RuntimeError where links cannot be emulated, and for a method that failed."""
+    loopback = rate == LOOPBACK
+    group = Group(
+        methods(optimizer), hosts, "1gbit" if loopback else rate, optimizer=optimizer,
+        rounds=rounds, loopback=loopback,
+    )  # fmt: skip
+    first: dict[str, list[float]] = {}
+    where = place.choose(group.hosts, group.rate, loopback=loopback)
+    if not (where.emulated or loopback):
+        raise RuntimeError(where.sentence)
+    with where.enter() as entered:
+
+        def run(job: Job) -> Result:
+            found = runner.run(entered, job if loopback else _shortened(job, rate))
+            if found.error is not None:
+                raise RuntimeError(describe(found))
+            first.setdefault(job.method, []).append(_first(found))
+            return found
+
+        results = measure(group, run)
+    steps = {each.method: Steps.of(each, statistics.median(first[each.method])) for each in results}
+    command = shlex.join(["python", "-m", "bench.auto", *sys.argv[1:]])
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    tried = results[-1].tried
+    return Cell(hosts, rate, optimizer, steps, tried, rounds, date, command, versions_here())
+
+
+def _shortened(job: Job, rate: str) -> Job:
+    """Fewer steps of what DDP sends over a slow link; "auto" gets all of its own."""
+    if job.method not in DDP:
+        return job
+    bits = 8 * 4 * job.workload.parameters * 2 * (job.hosts - 1) / job.hosts
+    return replace(job, steps=max(8, min(job.steps, int(PATIENCE * parse_rate(rate) / bits))))
+
+
+def _first(result: Result) -> float:
+    """Seconds of the first steps of a job; see Steps."""
+    taken = result.seconds[:FIRST]
+    return sum(taken) + (FIRST - len(taken)) * statistics.median(result.timed)
+
+
+def tables(cells: Sequence[Cell]) -> Iterator[str]:
+    """All that is recorded, as Markdown."""
+    yield markdown(
+        ("hosts, link, optimizer", "auto", "ms", "best of its candidates", "ms", "ratio",
+         "best of DDP", "ms", "ratio", "first 100 steps, s", "fp16", "ratio"),
+        [list(_compared(cell)) for cell in cells],
+    )  # fmt: skip
+    yield ""
+    for name, limit in LIMITS.items():
+        missed = [cell for cell in cells if cell.ratios[name] > limit]
+        yield f"- {_WHAT[name]}, at most {limit:g}: {len(cells) - len(missed)} of {len(cells)} met"
+    off = [each for cell in cells for each in cell.off]
+    if off:
+        yield f"- predictions are off by {statistics.median(off):.0%} in the median, at most "
+        yield f"  {max(off):.0%}, of {len(off)} plans that were tried"
+    yield ""
+    head = ("hosts, link, optimizer", "tried", "predicted ms", "ms", "off", "")
+    yield markdown(head, [row for cell in cells for row in _plans(cell)])
+
+
+_WHAT = {
+    "fixed": "auto beside the best of its candidates",
+    "ddp": "auto beside the best of DDP in 32 and 16 bits",
+    "first": "the first 100 steps beside DDP in fp16",
+}
+
+
+def _compared(cell: Cell) -> Iterator[str]:
+    kept = [each["plan"] for each in cell.tried if each["verdict"] == "kept"]
+    yield from (_name(cell), " / ".join(dict.fromkeys(kept)), _ms(cell.auto.median))
+    for ddp, ratio in ((False, "fixed"), (True, "ddp")):
+        name = cell.best(ddp=ddp)
+        yield from (f"`{name.removeprefix('hipress:')}`", _ms(cell.methods[name].median))
+        yield _judged(cell, ratio)
+    yield f"{cell.auto.first:.1f}"
+    yield f"{cell.methods['ddp-fp16'].first:.1f}"
+    yield _judged(cell, "first")
+
+
+def _judged(cell: Cell, ratio: str) -> str:
+    value = cell.ratios[ratio]
+    return f"{value:.2f}" if value <= LIMITS[ratio] else f"**{value:.2f}**"
+
+
+def _plans(cell: Cell) -> Iterator[tuple[str, ...]]:
+    for each in cell.tried:
+        if each["step_seconds"]:
+            off = each["predicted_seconds"] / each["step_seconds"] - 1
+            times = (_ms(each["predicted_seconds"]), _ms(each["step_seconds"]))
+            yield (_name(cell), each["plan"], *times, f"{off:+.0%}", each["verdict"])
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.hosts}, {cell.rate}, {cell.optimizer}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f}"
+
+
+def record(cells: Sequence[Cell], folder: Path) -> list[Cell]:
+    """Puts cells beside those that were recorded, instead of older ones; all of them, in order."""
+    path = folder / "auto.jsonl"
+    old = map(Cell.parse, path.read_text().splitlines()) if path.exists() else ()
+    every = {cell.key: cell for cell in (*old, *cells)}
+    places = [*itertools.product(HOSTS, RATES, OPTIMIZERS)]
+    ordered = sorted(every.values(), key=lambda cell: places.index(cell.key))
+    path.write_text("".join(json.dumps(asdict(cell)) + "\n" for cell in ordered))
+    lines = ["# `auto`, cell by cell", "", *tables(ordered)]
+    (folder / "auto.md").write_text("\n".join(lines) + "\n")
+    return ordered
+
+
+def main(
+    hosts: Annotated[list[int] | None, typer.Option(help="2, 4; default both.")] = None,
+    rate: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(RATES)}.")] = None,
+    optimizer: Annotated[list[str] | None, typer.Option(help="sgd, adamw; default both.")] = None,
+    rounds: Annotated[int, typer.Option(help="In which methods take turns.", min=1)] = 1,
+    output: Annotated[Path, typer.Option(help="Folder of auto.jsonl and auto.md.")] = RESULTS,
+) -> None:
+    """Measures cells, and says where auto is not what it is to be."""
+    chosen = (hosts or HOSTS, rate or RATES, optimizer or OPTIMIZERS)
+    for given, known in zip(chosen, (HOSTS, RATES, OPTIMIZERS), strict=True):
+        wrong = [each for each in given if each not in known]
+        if wrong:
+            print(f"{wrong[0]!r}: choose from {', '.join(map(str, known))}", file=sys.stderr)
+            raise typer.Exit(2)
+    output.mkdir(parents=True, exist_ok=True)
+    for key in itertools.product(*chosen):
+        print(f"{key[0]} hosts, {key[1]}, {key[2]}")
+        try:
+            cell = measured(*key, rounds)
+        except RuntimeError as error:
+            print(f"skipped: {error}")
+            continue
+        record([cell], output)
+        print("\n".join(tables([cell])))
+
+
+if __name__ == "__main__":
+    typer.run(main)
