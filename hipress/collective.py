@@ -108,13 +108,13 @@ class _Reducer:
         with self._meeting.failures_told():
             self._topology = nodes.topology_of(options.topology, places, self._meeting.ranks)
         self._executor = start_executor("all_reduce", codecs, options, self._meeting, {})
-        self._programs: dict[int, Program] = {}
+        self._programs: dict[tuple[int, torch.dtype], Program] = {}
         self._calls = 0
 
     def run(self, tensor: torch.Tensor) -> None:
         """Average, in place."""
-        flat = tensor.detach().float().contiguous().view(-1)
-        program = self._program(flat.numel())
+        flat = tensor.detach().contiguous().view(-1)
+        program = self._program(flat.numel(), flat.dtype)
         wait_within(self._executor.submit(program, flat, {}, self._calls), None)
         self._calls += 1
         if flat.data_ptr() != tensor.data_ptr():
@@ -124,16 +124,18 @@ class _Reducer:
         """End the threads."""
         self._executor.close()
 
-    def _program(self, numel: int) -> Program:
-        if numel not in self._programs:
-            self._settle({"elements": numel})
+    def _program(self, numel: int, dtype: torch.dtype) -> Program:
+        if (numel, dtype) not in self._programs:
+            self._settle({"elements": numel, "type": str(dtype)})
             codecs, topology = self._codecs, self._topology
             cut = partitions(numel, codecs["codec"], self._strategy, topology.world_size)
             down = "down" if "down" in codecs else None
             choices = {"tensor": Choice("codec", self._strategy, cut, down)}
             parts = partition([Tensor("tensor", 0, 0, numel, 0)], choices, topology, codecs)
-            self._programs[numel] = build_program(parts, topology, codecs, self._meeting.rank)
-        return self._programs[numel]
+            self._programs[numel, dtype] = build_program(
+                parts, topology, codecs, self._meeting.rank
+            )
+        return self._programs[numel, dtype]
 
     def _settle(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
         return self._meeting.settle({f"{w} of all_reduce": fact for w, fact in facts.items()}, own)

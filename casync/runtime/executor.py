@@ -31,10 +31,10 @@ from casync.memory.host import HostMemory
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
-from casync.runtime.jobs import Job, Jobs, Prepared
+from casync.runtime.jobs import FLOATS, Job, Jobs, Prepared
 from casync.runtime.lanes import Lanes
 from casync.runtime.naming import named_error, rank_names
-from casync.runtime.steps import States
+from casync.runtime.pieces import States
 from casync.runtime.streams import StreamLanes
 from casync.runtime.threads import ThreadLanes
 from casync.transports import SlotTransport, Transport
@@ -146,7 +146,8 @@ class Executor:
     def submit(
         self, program: Program, bucket: torch.Tensor, states: States, step: int
     ) -> torch.futures.Future[torch.Tensor]:
-        """Synchronize `bucket` (flat float32, changed in place); the future's value is it.
+        """Synchronize `bucket`, in place; the future's value is it. It is flat, of float32, float16
+        or bfloat16: of the latter two see [Note: 16-bit gradients] in pieces.py.
 
         `states`: arenas by (codec key, "worker" | "aggregator"), updated in place. Runs of one
         program do not overlap; those of different programs do. Never wait for this future in
@@ -159,7 +160,7 @@ class Executor:
             )
         with self._lock:
             self._check(program)
-            prepared = self._prepare(program)
+            prepared = self._prepare(program, bucket.dtype)
             job = Job(self._sequence, program, prepared, bucket, states, step)
             self._sequence += 1
             self.counters.jobs += 1
@@ -188,11 +189,11 @@ class Executor:
             if self._error is not None:
                 raise copy_to_raise(self._error)
 
-    def prepare(self, program: Program) -> None:
-        """Make a program's buffers now rather than in its first submit."""
+    def prepare(self, program: Program, dtype: torch.dtype = torch.float32) -> None:
+        """Make a program's buffers now rather than in its first submit. `dtype`: of its buckets."""
         with self._lock:
             self._check(program)
-            self._prepare(program)
+            self._prepare(program, dtype)
 
     def settle(self) -> None:
         """Wait until the device, where there is one, has done what was submitted. Raises what went
@@ -238,9 +239,10 @@ class Executor:
                 f"on rank {self._here[0]} of {self._here[1]}"
             )
 
-    def _prepare(self, program: Program) -> Prepared:
+    def _prepare(self, program: Program, dtype: torch.dtype) -> Prepared:
         if program not in self._prepared:
-            self._prepared[program] = self._make(program)
+            known = dtype if dtype in FLOATS else torch.float32
+            self._prepared[program] = self._make(program, known)
         return self._prepared[program]
 
     def _start(self) -> None:

@@ -22,10 +22,14 @@ from casync.graph.tasks import Recv, Reduce, Send, Task
 from casync.memory import Event, Memory
 from casync.raw import with_raw
 from casync.runtime.payloads import Payloads
-from casync.runtime.steps import Inputs, States, Steps
+from casync.runtime.pieces import Inputs, States
+from casync.runtime.steps import Steps
 from casync.transports import Handle
 
-__all__ = ["Job", "Jobs", "Prepared"]
+__all__ = ["FLOATS", "Job", "Jobs", "Prepared"]
+
+#: what buckets are of
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 _NO_NAMES: Mapping[str, Sequence[str]] = {}
 
@@ -68,7 +72,7 @@ class Job:
         self.left = len(program.tasks)
         self.prepared = prepared
         self.bucket = bucket
-        self.inputs = Inputs(_flat(bucket, prepared), states, step)
+        self.inputs = Inputs(bucket.detach(), _flat(bucket, prepared), states, step)
         self.marks: list[Any] = [None] * len(program.tasks)  # where on its stream each task ends
         self.begun: Any = None  # on a device: the mark from which on the bucket is there
         self.groups = deque(prepared.groups)  # of slots that have not been issued
@@ -80,15 +84,16 @@ class Job:
 
 
 def _flat(bucket: torch.Tensor, prepared: Prepared) -> Any:
-    """The bucket as codecs take it."""
-    memory, elements = prepared.memory, prepared.elements
-    good = bucket.dtype == torch.float32 and bucket.dim() == 1 and bucket.device == memory.device
+    """The bucket as codecs take it, if they do."""
+    memory, elements, dtype = prepared.memory, prepared.elements, prepared.dtype
+    good = bucket.dtype == dtype and bucket.dim() == 1 and bucket.device == memory.device
     if not good or not bucket.is_contiguous() or len(bucket) < elements:
+        kind = str(dtype).removeprefix("torch.")
         raise PlanError(
-            f"the bucket must be a flat contiguous float32 tensor on {memory.device} of at least "
+            f"the bucket must be a flat contiguous {kind} tensor on {memory.device} of at least "
             f"{elements} elements, not {bucket.dtype} {tuple(bucket.shape)} on {bucket.device}"
         )
-    return memory.array(bucket)
+    return None if memory.host and prepared.halves else memory.array(bucket)
 
 
 class Prepared:
@@ -97,6 +102,7 @@ class Prepared:
     def __init__(
         self,
         program: Program,
+        dtype: torch.dtype,
         codecs: Mapping[str, Codec],
         seed: int,
         deferred: Mapping[str, Sequence[str]] = _NO_NAMES,
@@ -106,9 +112,10 @@ class Prepared:
         checksum: bool = False,
         waits: bool = False,
     ) -> None:
-        """`deferred`: names of states by codec, see [Note: deferred feedback]. `tags`: whether the
-        transport has them, and messages a length of their own. `checksum`: of every such message.
-        `waits`: whether the host may wait for lengths, see [Note: lengths that vary] in room.py.
+        """`dtype`: of its buckets, one of FLOATS. `deferred`: names of states by codec, see [Note:
+        deferred feedback]. `tags`: whether the transport has them, and messages a length of their
+        own. `checksum`: of every such message. `waits`: whether the host may wait for lengths, see
+        [Note: lengths that vary] in room.py.
         """
         self.memory = memory
         self.key = object()  # of `begun` in marks, see streams.py
@@ -119,11 +126,15 @@ class Prepared:
         self._codecs = with_raw(codecs)
         self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
         self.urgent = program.urgent
+        self.dtype, self.halves = dtype, dtype != torch.float32
         self.payloads = Payloads(
-            program, self._codecs, memory=memory, tags=tags, checksum=checksum, waits=waits
-        )
+            program, self._codecs, memory=memory, tags=tags, checksum=checksum, waits=waits,
+            halves=self.halves,
+        )  # fmt: skip
         self.slots = self.payloads.slots
-        steps = Steps(program, self._codecs, self.payloads, seed, deferred)
+        steps = Steps(
+            program, self._codecs, self.payloads, seed, deferred, memory, halves=self.halves
+        )
         self.steps = [steps.of(i, task) for i, task in enumerate(program.tasks)]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]

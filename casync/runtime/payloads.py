@@ -32,6 +32,7 @@ class Payloads:
         tags: bool,
         checksum: bool = False,
         waits: bool = False,
+        halves: bool = False,
     ) -> None:
         """See Prepared."""
         self._codecs, self._parts, self._memory = codecs, program.parts, memory
@@ -41,8 +42,8 @@ class Payloads:
         self._rounds: dict[int, list[Slot | Buffer]] = {}  # by part: of its rounds, in order
         self._sent = {task.payload for task in program.tasks if isinstance(task, Send)}
         self._leave = {t.payload for t in program.tasks if isinstance(t, Send | Reduce)}
-        staged = tags and not memory.host
-        self._in_place = frozenset[int]() if staged else in_place(program)
+        apart = halves or (tags and not memory.host)
+        self._in_place = frozenset[int]() if apart else in_place(program)
         self.slots = [self._slot(task) for task in program.tasks]  # by task
         self.varying = [] if tags else _varying(program, self.by_payload)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from casync.codec import Codec, State
+from casync.codec import Codec
 from casync.estimates import copy_of
 from casync.graph.fusion import fused
 from casync.graph.graph import Program
@@ -23,26 +22,15 @@ from casync.graph.tasks import (
     Side,
     Task,
 )
+from casync.memory import Memory
 from casync.memory.slots import Buffer, Slot
 from casync.regions import whole_key
 from casync.rounds import as_rounds
-from casync.runtime.deferral import Deferred, defer, restore, zero_pieces
+from casync.runtime.deferral import defer, restore, zero_pieces
 from casync.runtime.payloads import Payloads
+from casync.runtime.pieces import InBucket, Inputs, pieces_of
 
-__all__ = ["Inputs", "States", "Step", "Steps", "mix_seed"]
-
-States: TypeAlias = Mapping[tuple[str, str], State]
-
-
-@dataclass
-class Inputs:
-    """What the steps of one run work on."""
-
-    array: Any  # the bucket as codecs take it
-    states: States
-    step: int  # the training step's number
-    deferred: dict[int, Deferred] = field(default_factory=dict)  # by part: during its rounds
-
+__all__ = ["Step", "Steps", "mix_seed"]
 
 Step: TypeAlias = Callable[[Inputs], None]
 
@@ -67,36 +55,42 @@ class Steps:
         payloads: Payloads,
         seed: int,
         deferred: Mapping[str, Sequence[str]],
+        memory: Memory,
+        *,
+        halves: bool,
     ) -> None:
         self._codecs, self._payloads, self._deferred = codecs, payloads, deferred
         self._parts, self._world_size = program.parts, program.world_size
         self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
-        self._tables = [np.array(p.rows, np.int64).reshape(-1, 5) for p in program.parts]
         self._taken = fused(program, codecs)
+        merges = set(self._taken.values())
+        self._pieces = pieces_of(program, memory, halves=halves, taken=merges)
 
     def of(self, index: int, task: Task) -> Step | None:
         """What the compute lane calls for this task; None for those of other lanes."""
         slot = self._payloads.slots[index]
         if isinstance(task, EncodeRound):
-            return self._encode_round(task, slot)
+            return self._encode_round(task, slot, self._pieces[index])
         if isinstance(task, DecodeRounds):
-            return self._decode_rounds(task)
+            return self._decode_rounds(task, self._pieces[index])
         if self._payloads.in_bucket(task):
             return self._scale(task) if isinstance(task, Encode) else _nothing
         if isinstance(task, Encode):
             before = self._taken.get(index)
             taken = None if before is None else self._payloads.slots[before]
-            return self._encode(task, slot, taken)
+            return self._encode(task, slot, self._pieces[index], taken)
         if index in self._taken.values():
             return _nothing
         if isinstance(task, Decode | Merge):
-            return self._decode(task, slot, isinstance(task, Merge))
+            return self._decode(task, slot, self._pieces[index])
         if isinstance(task, Follow):
             return self._follow(task, slot)
         return None
 
-    def _encode(self, task: Encode, slot: Slot | Buffer, taken: Slot | Buffer | None) -> Step:
-        table, scale = self._tables[task.part], self._factor(task)
+    def _encode(
+        self, task: Encode, slot: Slot | Buffer, pieces: InBucket, taken: Slot | Buffer | None
+    ) -> Step:
+        table, scale = pieces.table, self._factor(task)
         codec, names = self._codecs[task.codec], self._deferred.get(whole_key(task.codec)[0], ())
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
         key = self._parts[task.part].codec, task.side  # of the states, whatever this side's codec
@@ -104,26 +98,27 @@ class Steps:
         out = slot.array
 
         def step(run: Inputs) -> None:
-            at, room = slot.places()
+            (at, room), x = slot.places(), pieces.open(run)
             more: dict[str, Any] = dict(room)
             if taken is not None:
                 more["incoming"] = (taken.array, *taken.contents[:2])
             state, deferred = run.states.get(key) if stateful else None, None
-            if names and state and (pieces := zero_pieces(run.array, table)):
+            if names and state and (idle := zero_pieces(x, table)):
                 if taken is not None:  # what it is merged with may not be zero
                     place, used, _ = taken.contents
-                    decode(taken.array, table, place, used, run.array, add=True, step=run.step)
+                    decode(taken.array, table, place, used, x, add=True, step=run.step)
                     del more["incoming"]
-                    pieces = zero_pieces(run.array, table)
-                deferred = defer(state, names, pieces)
+                    idle = zero_pieces(x, table)
+                deferred = defer(state, names, idle)
             slot.fill(
                 encode(
-                    run.array, table, out, at, state=state,
+                    x, table, out, at, state=state,
                     seed=seed, step=run.step, scale=scale, writeback=writeback, **more,
                 )
             )  # fmt: skip
             if deferred:
                 restore(deferred)
+            pieces.close(run)
 
         return step
 
@@ -141,8 +136,8 @@ class Steps:
 
         return step
 
-    def _encode_round(self, task: EncodeRound, slot: Slot | Buffer) -> Step:
-        key, table = task.codec, self._tables[task.part]
+    def _encode_round(self, task: EncodeRound, slot: Slot | Buffer, pieces: InBucket) -> Step:
+        key, table = task.codec, pieces.table
         encode, seed, workers = (
             as_rounds(self._codecs[key]).encode_round, self._seeds["worker"], self._world_size,
         )  # fmt: skip
@@ -151,45 +146,49 @@ class Steps:
         names = self._deferred.get(key, ())
 
         def step(run: Inputs) -> None:
-            state = run.states.get((key, "worker"))
+            state, x = run.states.get((key, "worker")), pieces.open(run)
             if names and state and number == 0:
-                run.deferred[task.part] = defer(state, names, zero_pieces(run.array, table))
+                run.deferred[task.part] = defer(state, names, zero_pieces(x, table))
             slot.fill(
                 encode(
-                    number, run.array, table, out, at, sums, workers=workers,
+                    number, x, table, out, at, sums, workers=workers,
                     state=state, seed=seed, step=run.step,
                 )
             )  # fmt: skip
+            pieces.close(run)
 
         return step
 
-    def _decode_rounds(self, task: DecodeRounds) -> Step:
-        key, table = task.codec, self._tables[task.part]
+    def _decode_rounds(self, task: DecodeRounds, pieces: InBucket) -> Step:
+        key, table = task.codec, pieces.table
         decode, seed, workers = (
             as_rounds(self._codecs[key]).decode_rounds, self._seeds["worker"], self._world_size,
         )  # fmt: skip
         sums = [(s.array, s.layout.at) for s in self._payloads.rounds(task.part)]
 
         def step(run: Inputs) -> None:
-            state = run.states.get((key, "worker"))
-            decode(run.array, table, sums, workers=workers, state=state, seed=seed, step=run.step)
+            state, x = run.states.get((key, "worker")), pieces.open(run)
+            decode(x, table, sums, workers=workers, state=state, seed=seed, step=run.step)
+            pieces.close(run)
             restore(run.deferred.pop(task.part, []))
 
         return step
 
-    def _decode(self, task: Decode | Merge, slot: Slot | Buffer, add: bool) -> Step:
-        decode, table = self._codecs[task.codec].decode_batch, self._tables[task.part]
+    def _decode(self, task: Decode | Merge, slot: Slot | Buffer, pieces: InBucket) -> Step:
+        decode, add = self._codecs[task.codec].decode_batch, isinstance(task, Merge)
 
         def step(run: Inputs) -> None:
-            at, used, _ = slot.contents
-            decode(slot.array, table, at, used, run.array, add=add, step=run.step)
+            (at, used, _), x = slot.contents, pieces.open(run)
+            decode(slot.array, pieces.table, at, used, x, add=add, step=run.step)
+            pieces.close(run)
 
         return step
 
     def _follow(self, task: Follow, slot: Slot | Buffer) -> Step:
-        decode, table = self._codecs[task.codec].decode_batch, self._tables[task.part].copy()
+        decode, part = self._codecs[task.codec].decode_batch, self._parts[task.part]
+        table = InBucket(part).table
         table[:, 0] = table[:, 4]  # where pieces are in the state's arrays
-        key, name = (self._parts[task.part].codec, "worker"), copy_of(task.peer)
+        key, name = (part.codec, "worker"), copy_of(task.peer)
 
         def step(run: Inputs) -> None:
             (at, used, _), copy = slot.contents, run.states[key][name]

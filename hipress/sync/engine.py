@@ -307,11 +307,7 @@ class Engine:
         return self.step - 1
 
     def _submit(self, plan: BucketPlan, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        if buffer.dtype == torch.float32:
-            return self._executor.submit(plan.program, buffer, plan.states, self._step_number)
-        scratch = buffer.float()
-        future = self._executor.submit(plan.program, scratch, plan.states, self._step_number)
-        return map_future(future, buffer.copy_, self._memory.future())
+        return self._executor.submit(plan.program, buffer, plan.states, self._step_number)
 
     def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""

@@ -66,7 +66,11 @@ def opened(tensor):
     """Device memory as kernels see it; within a stream."""
     _refuse_host()
     inside = tensor.inside if isinstance(tensor, DeviceTensor) else tensor
-    return inside.numpy() if isinstance(inside, torch.Tensor) else inside
+    if not isinstance(inside, torch.Tensor):
+        return inside
+    if inside.dtype == torch.bfloat16:
+        return inside.view(torch.int16).numpy().view(np.uint16)
+    return inside.numpy()
 
 
 class DeviceMemory(FakeMemory):

@@ -76,14 +76,18 @@ def states_of(codec, place=lambda array: array):
     return {("codec", s): {n: place(a.copy()) for n, a in state.items()} for s in sides}
 
 
-def on_cpu(graph, codec):
+def buckets_of(step, dtype):
+    return [x.to(dtype) for x in gradients(TOTAL, RANKS, seed=step)]
+
+
+def on_cpu(graph, codec, dtype=torch.float32):
     """What each rank sent, and the averages, step after step."""
     ends = [Recorder(end) for end in Hub(RANKS).endpoints()]
     states, averages = [states_of(codec) for _ in ends], []
     with ExitStack() as stack:
         executors = [stack.enter_context(Executor(e, {"codec": codec}, timeout=HANG)) for e in ends]
         for step in range(STEPS):
-            buckets = gradients(TOTAL, RANKS, seed=step)
+            buckets = buckets_of(step, dtype)
             futures = [
                 executor.submit(graph.slice(rank), buckets[rank], states[rank], step)
                 for rank, executor in enumerate(executors)
@@ -126,9 +130,9 @@ class Devices:
             for end, (memory, codec) in zip(ends, pairs, strict=True)
         ]
 
-    def submit(self, programs, step):
+    def submit(self, programs, step, dtype=torch.float32):
         """The buckets of a step, and their futures."""
-        given = gradients(TOTAL, RANKS, seed=step)
+        given = buckets_of(step, dtype)
         self.buckets = [m.filled(x) for m, x in zip(self.memories, given, strict=True)]
         self.made = [memory.made for memory in self.memories]
         each = zip(self.executors, programs, self.buckets, self.states, strict=True)
@@ -142,17 +146,25 @@ class Devices:
             executor.close()
 
 
-@pytest.mark.parametrize("strategy, name", first_fast(PROGRAMS))
-def test_staged_messages_are_those_of_the_cpu_backend(strategy, name):
+HALVES = [
+    ("ring", "onebit_group", torch.bfloat16),
+    ("ps", "onebit_group", torch.float16),
+    *((*each, torch.bfloat16) for each in PROGRAMS if each != ("ring", "onebit_group")),
+]
+WHOLE = [(*each, torch.float32) for each in PROGRAMS]
+
+
+@pytest.mark.parametrize("strategy, name, dtype", first_fast(WHOLE) + first_fast(HALVES))
+def test_staged_messages_are_those_of_the_cpu_backend(strategy, name, dtype):
     """Over a transport of the host's, bit for bit; so are the averages, on all ranks."""
     codec = compll.compile(name, **PARAMS.get(name, {}))
     graph = graph_by(strategy, codec)
     programs = [graph.slice(rank) for rank in range(RANKS)]
-    sent, averages = on_cpu(graph, codec)
+    sent, averages = on_cpu(graph, codec, dtype)
     ends, schedule = [Recorder(end) for end in Hub(RANKS).endpoints()], Schedule(1)
     with schedule.driving(), closing(Devices(ends, name, schedule)) as devices:
         for step in range(STEPS):
-            torch.futures.wait_all(devices.submit(programs, step))
+            torch.futures.wait_all(devices.submit(programs, step, dtype))
             assert all(map(torch.equal, devices.averages(), averages[step]))
             # nothing is made after the first step
             assert not step or devices.made == [memory.made for memory in devices.memories]

@@ -1,0 +1,160 @@
+"""Where tasks find their part's pieces of the bucket.
+
+[Note: 16-bit gradients] Codecs compute in float32, and sums stay in it. Of a bucket of float16 or
+bfloat16 a task on the host gets its pieces in a buffer: they are widened, which is exact, and
+rounded to nearest even when the part's last task is done. A task that reads what another one wrote
+gets the buffer of that; else it is let go in between. So there is memory for the sums and tasks
+under way, not for the bucket. A device's kernels read and write 16 bits themselves; there only sums
+have buffers, which are the program's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from casync.codec import Ints, State
+from casync.graph.graph import Program
+from casync.graph.plan import Part
+from casync.graph.tasks import Decode, Encode, Merge
+from casync.memory import Memory
+from casync.runtime.deferral import Deferred
+
+__all__ = ["InBucket", "Inputs", "States", "pieces_of"]
+
+States: TypeAlias = Mapping[tuple[str, str], State]
+
+
+@dataclass
+class Inputs:
+    """What the steps of one run work on."""
+
+    bucket: torch.Tensor
+    array: Any  # the bucket as codecs take it; None if they do not
+    states: States
+    step: int  # the training step's number
+    deferred: dict[int, Deferred] = field(default_factory=dict)  # by part: during its rounds
+    apart: dict[Apart, tuple[torch.Tensor, int]] = field(default_factory=dict)  # for tasks to come
+
+
+class InBucket:
+    """In place."""
+
+    def __init__(self, part: Part) -> None:
+        self.table: Ints = np.array(part.rows, np.int64).reshape(-1, 5)
+
+    def open(self, run: Inputs) -> Any:
+        """The array in which the pieces are where `table` says."""
+        return run.array
+
+    def close(self, run: Inputs) -> None:
+        """The task is done with it."""
+
+
+class Apart(InBucket):
+    """In a buffer, for tasks of which each reads what those before it wrote."""
+
+    def __init__(self, part: Part, memory: Memory, stretch: _Stretch) -> None:
+        super().__init__(part)
+        starts, lengths = self.table[:, 0].copy(), self.table[:, 1]
+        self.table[:, 0] = np.cumsum(lengths) - lengths
+        self._runs = _runs(starts.tolist(), lengths.tolist())
+        self._memory, self._stretch, self._count = memory, stretch, part.elements
+        self._kept = None if memory.host else memory.zeros(part.elements, torch.float32)
+
+    def open(self, run: Inputs) -> Any:
+        """See InBucket."""
+        if self not in run.apart:
+            run.apart[self] = self._widened(run), len(self._stretch.tasks)
+        values, left = run.apart[self]
+        run.apart[self] = values, left - 1
+        return self._memory.array(values)
+
+    def close(self, run: Inputs) -> None:
+        """See InBucket."""
+        values, left = run.apart[self]
+        if not left:
+            del run.apart[self]
+            for here, there in self._pairs(run, values) if self._stretch.stays else ():
+                self._memory.copy(there, here)
+
+    def _widened(self, run: Inputs) -> torch.Tensor:
+        values = self._kept
+        if values is None:
+            values = self._memory.tensor(np.empty(self._count, np.float32))
+        for here, there in self._pairs(run, values) if self._stretch.reads else ():
+            self._memory.copy(here, there)
+        return values
+
+    def _pairs(
+        self, run: Inputs, values: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """What lies together: here, and in the bucket."""
+        here = 0
+        for there, length in self._runs:
+            yield values[here : here + length], run.bucket[there : there + length]
+            here += length
+
+
+@dataclass
+class _Stretch:
+    """Positions of tasks of a part; whether the first finds its input in the bucket, whether one
+    writes, and whether what they leave is the result."""
+
+    reads: bool
+    tasks: list[int] = field(default_factory=list)
+    writes: bool = False
+    stays: bool = False
+
+
+def pieces_of(
+    program: Program, memory: Memory, *, halves: bool, taken: Container[int]
+) -> dict[int, InBucket]:
+    """For each task that uses its part's pieces. `halves`: of a bucket of 16 bits. `taken`: merges
+    that an encode takes in."""
+    found: dict[int, InBucket] = {}
+    for number, tasks in _by_part(program, taken).items():
+        part = program.parts[number]
+        found.update(dict.fromkeys(tasks, InBucket(part)))
+        for stretch in _stretches(program, tasks) if halves else ():
+            if memory.host or len(stretch.tasks) > 1:
+                found.update(dict.fromkeys(stretch.tasks, Apart(part, memory, stretch)))
+    return found
+
+
+def _by_part(program: Program, taken: Container[int]) -> dict[int, list[int]]:
+    """Positions of tasks that use pieces."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, task in enumerate(program.tasks):
+        if isinstance(task, Encode | Decode | Merge) and i not in taken:
+            found[task.part].append(i)
+    return found
+
+
+def _stretches(program: Program, tasks: Iterable[int]) -> list[_Stretch]:
+    """Of one part. What was only read is in the bucket still, as exact."""
+    found: list[_Stretch] = []
+    for i in tasks:
+        task = program.tasks[i]
+        replaces = type(task) is Decode
+        if replaces or not found or not found[-1].writes:
+            found.append(_Stretch(reads=not replaces))
+        found[-1].tasks.append(i)
+        found[-1].writes |= not isinstance(task, Encode) or task.writeback
+    found[-1].stays = found[-1].writes
+    return found
+
+
+def _runs(starts: Iterable[int], lengths: Iterable[int]) -> list[tuple[int, int]]:
+    """Pieces that lie one behind the other, as one: where, and how long."""
+    found: list[tuple[int, int]] = []
+    for start, length in zip(starts, lengths, strict=True):
+        if found and sum(found[-1]) == start:
+            start, length = found[-1][0], found.pop()[1] + length
+        found.append((start, length))
+    return found

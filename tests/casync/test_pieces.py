@@ -1,0 +1,112 @@
+"""Buckets of 16 bits: what comes of them is what comes of a float32 copy, which there is not."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+import compll
+from casync.errors import PlanError
+from casync.graph.graph import build
+from casync.graph.plan import Choice, partition
+from casync.topology import Topology
+from tests.casync.fakes import (
+    CODECS,
+    PAIRS,
+    SIZES,
+    gradients,
+    graph_of,
+    jitter,
+    states_of,
+    tensors_of,
+    world,
+)
+from tests.tiers import first_fast
+
+TOTAL = sum(SIZES)
+
+
+def run(executors, programs, buckets, states, step):
+    given = zip(executors, programs, buckets, states, strict=True)
+    torch.futures.wait_all([executor.submit(*each, step) for executor, *each in given])
+
+
+def programs_of(graph):
+    return [graph.slice(rank) for rank in range(graph.world_size)]
+
+
+def compared(graph, dtype, codecs, made, steps=2):
+    """Steps of buckets of 16 bits, beside those of float32 copies that are rounded at the end."""
+    size = graph.world_size
+    total = max(row[0] + row[1] for part in graph.parts for row in part.rows)
+    ours, theirs = ([made() for _ in range(size)] for _ in range(2))
+    programs = programs_of(graph), programs_of(graph)
+    options = {"codecs": codecs, "delay": jitter(size)}
+    with world(size, **options) as here, world(size, **options) as there:
+        for step in range(steps):
+            given = [x.to(dtype) for x in gradients(total, size, seed=step)]
+            copies = [x.float() for x in given]
+            run(here, programs[0], given, ours, step)
+            run(there, programs[1], copies, theirs, step)
+            for bucket, copy in zip(given, copies, strict=True):
+                assert torch.equal(bucket.view(torch.int16), copy.to(dtype).view(torch.int16))
+    for mine, other in zip(ours, theirs, strict=True):
+        for key, arrays in mine.items():
+            assert all(np.array_equal(array, other[key][name]) for name, array in arrays.items())
+
+
+@pytest.mark.parametrize("dtype", first_fast([torch.bfloat16, torch.float16]))
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_averages_and_states_are_those_of_a_float32_copy(strategy, codec, dtype):
+    size = 4 if dtype == torch.bfloat16 else 3
+    graph = graph_of((1, 33, 1000, 9001), strategy, codec, size)
+    compared(graph, dtype, CODECS, lambda: states_of(TOTAL))
+
+
+COMPILED = [
+    ("ring", "onebit_group"),
+    ("ring", "topk"),
+    ("allreduce", "powersgd"),
+    ("vote", "signsgd"),
+]
+
+
+@pytest.mark.parametrize("strategy, name", COMPILED)
+def test_compiled_codecs(strategy, name):
+    """Some take merges into their encodes; one has rounds."""
+    codecs, lengths = {"codec": compll.compile(name)}, (33, 1200, 1024)
+    topology, tensors = Topology.flat(3), tensors_of(lengths)
+    choices = {t.name: Choice("codec", strategy) for t in tensors}
+    graph = build(partition(tensors, choices, topology, codecs, whole_bytes=4000), topology, codecs)
+
+    def states():
+        made = codecs["codec"].init_state(sum(lengths), len(lengths))
+        sides = ("worker", "aggregator")
+        return {("codec", s): {n: a.copy() for n, a in made.items()} for s in sides}
+
+    compared(graph, torch.bfloat16, codecs, states, steps=3)
+
+
+@pytest.mark.parametrize("strategy", ["ps", "ring"])
+def test_there_is_memory_for_sums_alone(strategy):
+    """For 4 ranks together less than for 2 copies of a bucket in float32."""
+    size, length = 4, 1 << 20
+    programs = programs_of(graph_of([length], strategy, "half", size, partitions=8))
+    buckets = [torch.zeros(length, dtype=torch.bfloat16) for _ in range(size)]
+    with world(size) as executors:
+        run(executors, programs, buckets, [{}] * size, 0)
+        tracemalloc.start()
+        try:
+            run(executors, programs, buckets, [{}] * size, 1)
+            assert tracemalloc.get_traced_memory()[1] < 2 * 4 * length
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_program_keeps_to_its_dtype():
+    program = graph_of([100], "ps", "exact", 2).slice(0)
+    with world(2) as executors:
+        executors[0].prepare(program, torch.bfloat16)
+        with pytest.raises(PlanError, match=r"bfloat16 tensor on cpu.*not torch.float16"):
+            executors[0].submit(program, torch.zeros(100, dtype=torch.float16), {}, 0)
