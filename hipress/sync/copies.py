@@ -17,7 +17,7 @@ from casync.memory import Event, Memory
 from casync.runtime.exits import close_at_exit
 from hipress.errors import SyncError
 
-__all__ = ["HostCopies"]
+__all__ = ["Average", "HostCopies"]
 
 Average: TypeAlias = Callable[[torch.Tensor], Future[torch.Tensor]]
 

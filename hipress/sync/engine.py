@@ -24,10 +24,10 @@ from hipress.plan.rules import Plan
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.sync.buckets import BucketPlan, BucketPlans
-from hipress.sync.copies import HostCopies
+from hipress.sync.copies import Average, HostCopies
 from hipress.sync.executors import start_executor
 from hipress.sync.failures import Failures
-from hipress.sync.futures import average, map_future, wait_within
+from hipress.sync.futures import average, wait_within
 from hipress.sync.optimizers import take_failed, watch_steps
 from hipress.sync.state import deferrable_states
 from hipress.sync.switch import PlanSwitch
@@ -71,14 +71,16 @@ class Engine:
                 'hipress.Synchronizer, which does without, or transport="host"'
             )
         self.params, self.options = params, options
-        # of buckets that travel as DDP would have them; another thread's do not come between its
-        # collectives
-        self.group = connect(meeting, "copies") if placement.copies else group
+        self._group = group  # of buckets that travel as DDP would have them
+        # gloo's futures do not order streams behind what it copies to a device
+        self._native_copied = not placement.on_host and by_gloo(group)
+        self._all_copied = placement.copies
+        copies = self._all_copied or self._native_copied
+        # of such that are copied; another thread's do not come between the group's collectives
+        self._hosts = connect(meeting, "copies") if copies else group
         self.name = meeting.ranks[meeting.rank]  # this rank's global number
         gradients = memory or placement.memory()
         self._memory = HostMemory() if placement.on_host else gradients
-        # of uncompressed buckets: gloo's futures do not order streams behind its copies
-        self._through_host = not placement.on_host and by_gloo(group)
         make = partial(BucketPlans, params, options=options, rank=meeting.rank, memory=self._memory)
         self._switch = PlanSwitch(make, plan, tuner)
         self.tuner = tuner  # what chooses the plan, if it may change
@@ -98,7 +100,7 @@ class Engine:
         )
         self._failures = Failures(meeting, options.timeout)
         self._verifier = self._verifying(meeting, gradients.future) if options.verify else None
-        self._copies = HostCopies(gradients) if placement.copies else None
+        self._copies = HostCopies(gradients) if copies else None
         watch_steps()
 
     def _verifying(self, meeting: Meeting, future: Callable[[], Future[torch.Tensor]]) -> Verifier:
@@ -166,10 +168,7 @@ class Engine:
         """
         self.refuse_broken()
         start = partial(self._begun, partial(self._average, self._latest, indices))
-        if self._copies is None:
-            future = start(buffer)
-        else:
-            future = self._begun(partial(self._copies.average, self._latest, start), buffer)
+        future = self._by_host(self._latest, start, buffer) if self._all_copied else start(buffer)
         if self._verifier is not None and not buffer.is_sparse:
             future = self._verifier.check(
                 future, [self.params[i] for i in indices], self._step_number
@@ -206,7 +205,7 @@ class Engine:
         self.traffic.count(plan, buffer)
         return compat.profiled_until_done(
             f"bucket {number}",
-            lambda: self._native(buffer) if plan is None else self._submit(plan, buffer),
+            lambda: self._native(number, buffer) if plan is None else self._submit(plan, buffer),
         )
 
     @property
@@ -309,9 +308,15 @@ class Engine:
     def _submit(self, plan: BucketPlan, buffer: torch.Tensor) -> Future[torch.Tensor]:
         return self._executor.submit(plan.program, buffer, plan.states, self._step_number)
 
-    def _native(self, buffer: torch.Tensor) -> Future[torch.Tensor]:
+    def _native(self, number: int, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""
-        if not self._through_host or buffer.is_sparse:
-            return average(buffer, self.group, self.options.timeout)
-        averaged = average(buffer.cpu(), self.group, self.options.timeout)
-        return map_future(averaged, buffer.copy_, self._memory.future())
+        group = self._group if buffer.is_sparse else self._hosts
+        start = partial(average, group=group, timeout=self.options.timeout)
+        if self._native_copied and not buffer.is_sparse:
+            return self._by_host(number, partial(self._begun, start), buffer)
+        return start(buffer)
+
+    def _by_host(self, number: int, average: Average, buffer: torch.Tensor) -> Future[torch.Tensor]:
+        """Have the host average a copy of a device's bucket."""
+        assert self._copies is not None
+        return self._begun(partial(self._copies.average, number, average), buffer)

@@ -55,9 +55,9 @@ def reduced(engine, bucket):
     engine.finish()
 
 
-def alike(rank, size):
+def alike(rank, size, dtype):
     """Averages and states of three steps, beside those of an engine on the host."""
-    params, schedule = describe(model()), Schedule(rank)
+    params, schedule = describe(model().to(dtype)), Schedule(rank)
     memory = DeviceMemory(schedule)
     placement = Placement(memory.device, "staged")
     with schedule.driving():
@@ -68,7 +68,7 @@ def alike(rank, size):
         meeting = meetings.meeting(dist.group.WORLD, 60)
         host = engine_of(params, compll.compile("onebit_group"), meeting)
         for step in range(3):
-            values = gradients(params, rank, step)
+            values = gradients(params, rank, step).to(dtype)
             bucket = memory.filled(values)
             reduced(device, bucket)
             reduced(host, values)
@@ -85,15 +85,28 @@ BUCKETS = ((0,), (1,))
 def hosted(rank, size, dtype, codec, strategy, min_size):
     """Averages and states of three steps of a device's gradients that go to the host, beside those
     of an engine there. With `min_size` the first of two buckets is not compressed."""
+    how = {"strategy": strategy, "min_size": min_size, "unused": True}
+    two_buckets(rank, size, dtype, "host", compll.compile(codec), compll.compile(codec), how)
+
+
+def uncompressed(rank, size, dtype):
+    """The same of gradients that are compressed on the device, but those of the first bucket."""
+    codecs = compiled("onebit_group"), compll.compile("onebit_group")
+    two_buckets(rank, size, dtype, "staged", *codecs, {"min_size": 1000})
+
+
+def two_buckets(rank, size, dtype, transport, codec, hosts_codec, how):
     params, schedule = describe(model().to(dtype)), Schedule(rank)
     memory = DeviceMemory(schedule)
-    how = {"strategy": strategy, "min_size": min_size, "unused": True}
     with schedule.driving():
         device, host = (
-            engine_of(params, compll.compile(codec), meetings.meeting(dist.group.WORLD, 60),
-                      **how, **where)
-            for where in ({"placement": Placement(memory.device, "host"), "memory": memory}, {})
-        )  # fmt: skip
+            engine_of(params, each, meetings.meeting(dist.group.WORLD, 60), **how, **where)
+            for each, where in (
+                (codec, {"placement": Placement(memory.device, transport), "memory": memory}),
+                (hosts_codec, {}),
+            )
+        )
+        staged = []
         for step in range(3):
             values = gradients(params, rank, step).to(dtype)
             pieces = values.split([param.numel for param in params])
@@ -104,10 +117,11 @@ def hosted(rank, size, dtype, codec, strategy, min_size):
                     engine.reduce(indices, bucket, last=indices == BUCKETS[-1])
                 engine.finish()
             assert all(map(torch.equal, map(memory.download, theirs), pieces))
-        assert len(memory.staged) == len(BUCKETS), "pinned memory is made once"
+            staged.append(len(memory.staged))
+        assert 0 < staged[0] == staged[-1], "pinned memory is made once"
         assert all(map(torch.equal, *(exported(each, rank, size) for each in (device, host))))
         assert device.traffic.raw_bytes == host.traffic.raw_bytes
-        assert (host.traffic.raw_bytes > 0) == (min_size > 0)
+        assert (host.traffic.raw_bytes > 0) == (how["min_size"] > 0)
         dist.barrier()
         device.close()
         host.close()

@@ -105,9 +105,16 @@ def test_the_backends_of_a_group(tmp_path):
         dist.destroy_process_group()
 
 
-def test_the_engine_on_a_device_is_that_of_the_host():
+@pytest.mark.parametrize("dtype", first_fast([torch.bfloat16, torch.float32]))
+def test_the_engine_on_a_device_is_that_of_the_host(dtype):
     """Real processes over gloo, with device memory and kernels emulated."""
-    launch(device_ranks.alike, 2)
+    launch(device_ranks.alike, 2, dtype)
+
+
+@pytest.mark.parametrize("dtype", first_fast([torch.float32, torch.bfloat16]))
+def test_uncompressed_buckets_of_a_device_go_through_pinned_memory(dtype):
+    """Those between compressed ones, over gloo."""
+    launch(device_ranks.uncompressed, 2, dtype)
 
 
 @pytest.mark.parametrize(
