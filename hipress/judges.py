@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
+
+from casync.memory import as_codecs_take
 
 if TYPE_CHECKING:
-    from casync.codec import Codec, Floats
+    from casync.codec import Codec
 
 DENSE = -1  # in place of a level: uncompressed
 
 
 class Judge(Protocol):
     """A policy at work in one training. What it is given is this rank's, what it looks at is the
-    same on all ranks."""
+    same on all ranks. Gradients are flat float32, where they are compressed: on a device only
+    `take` may wait for it."""
 
     window: int  # steps between looks; 0: none
 
@@ -23,11 +28,11 @@ class Judge(Protocol):
         """Whether `handed` wants the gradients of a step."""
         ...
 
-    def handed(self, index: int, gradient: Floats) -> None:
+    def handed(self, index: int, gradient: torch.Tensor) -> None:
         """A parameter's gradient with what residuals held, before it is averaged."""
         ...
 
-    def averaged(self, index: int, gradient: Floats) -> None:
+    def averaged(self, index: int, gradient: torch.Tensor) -> None:
         """A parameter's averaged gradient."""
         ...
 
@@ -56,7 +61,7 @@ class Scheduled:
         """See Judge."""
         return False
 
-    def handed(self, index: int, gradient: Floats) -> None:
+    def handed(self, index: int, gradient: torch.Tensor) -> None:
         """Nothing is measured."""
 
     averaged = handed
@@ -82,7 +87,8 @@ class Gains:
         """See hipress.GraVAC. `codecs`: by level."""
         self._codecs, self.window, self._every = codecs, window, every
         self._least, self._flat = least, flat
-        self._energies = [0.0, 0.0, 0.0]  # of gradients, of the first level, of the candidate
+        # of gradients, of the first level, of the candidate
+        self._energies: list[float | torch.Tensor] = [0.0, 0.0, 0.0]
         self.first = 1.0  # gain, until it is measured
         self.gains: dict[int, float] = {}  # by level
         self.scores: dict[int, float] = {}  # by level that was sent: gain a second
@@ -93,20 +99,20 @@ class Gains:
         """See Judge."""
         return step % self._every == 0
 
-    def handed(self, index: int, gradient: Floats) -> None:
+    def handed(self, index: int, gradient: torch.Tensor) -> None:
         """See Judge."""
         low = roundtrip(self._codecs[0], gradient)
         high = roundtrip(self._codecs[self.candidate], low)
         for number, each in enumerate((gradient, low, high)):
-            self._energies[number] += float(np.dot(each, each))
+            self._energies[number] = self._energies[number] + torch.dot(each, each).double()
 
-    def averaged(self, index: int, gradient: Floats) -> None:
+    def averaged(self, index: int, gradient: torch.Tensor) -> None:
         """Nothing."""
 
     def take(self) -> list[float]:
         """See Judge."""
         taken, self._energies = self._energies, [0.0, 0.0, 0.0]
-        return taken
+        return list(map(float, taken))
 
     def look(self, sums: Sequence[float], seconds: float) -> None:
         """See Judge."""
@@ -156,7 +162,7 @@ class Norms:
         """See hipress.Accordion. `count`: of parameters. `rate`: gives the learning rate now."""
         self.window, self._count, self._threshold = window, count, threshold
         self._rate_now = rate
-        self._sums: dict[int, Floats] = {}  # by parameter
+        self._sums: dict[int, torch.Tensor] = {}  # by parameter
         self._before: list[float] = []  # norms
         self._rate = 0.0
         self.levels = [0] * self._count
@@ -165,19 +171,20 @@ class Norms:
         """See Judge."""
         return False
 
-    def handed(self, index: int, gradient: Floats) -> None:
+    def handed(self, index: int, gradient: torch.Tensor) -> None:
         """Nothing."""
 
-    def averaged(self, index: int, gradient: Floats) -> None:
+    def averaged(self, index: int, gradient: torch.Tensor) -> None:
         """See Judge."""
         if index in self._sums:
             self._sums[index] += gradient
         else:
-            self._sums[index] = gradient.copy()
+            self._sums[index] = gradient.clone()
 
     def take(self) -> list[float]:
         """See Judge."""
-        norms = [float(np.linalg.norm(self._sums.get(i, ()))) for i in range(self._count)]
+        squares = {index: torch.dot(each, each) for index, each in self._sums.items()}
+        norms = [math.sqrt(float(squares.get(i, 0.0))) for i in range(self._count)]
         self._sums.clear()
         return [*norms, self._rate_now()]
 
@@ -196,13 +203,15 @@ class Norms:
         return self.levels[index]
 
 
-def roundtrip(codec: Codec, gradient: Floats) -> Floats:
+def roundtrip(codec: Codec, gradient: torch.Tensor) -> torch.Tensor:
     """What a codec without a state keeps of a gradient."""
-    count = len(gradient)
+    count = gradient.numel()
     table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
-    out, kept = np.zeros(codec.payload_bytes(count), np.uint8), np.zeros(count, np.float32)
-    used = codec.encode_batch(gradient.copy(), table, out, at)
-    codec.decode_batch(out, table, at, used, kept)
+    out = gradient.new_zeros(codec.payload_bytes(count), dtype=torch.uint8)
+    copy, kept = gradient.clone(), gradient.new_zeros(count)
+    x, payload, decoded = map(as_codecs_take, (copy, out, kept))
+    used = codec.encode_batch(x, table, payload, at)
+    codec.decode_batch(payload, table, at, used, decoded)
     return kept
 
 

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from casync import strategies
+from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress.devices import Placement
-from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import levels, rules
-from hipress.plan import probe as probing
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
 from hipress.plan.compiling import Compiling
 from hipress.plan.overrides import Overrides
+from hipress.plan.probe import Probe
+from hipress.plan.site import Site
 from hipress.policies import Policy
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
+from hipress.sync.executors import start_slots
 from hipress.sync.pilot import Pilot
 from hipress.sync.tuner import Tuner
 
 if TYPE_CHECKING:
     from casync.codec import Codec
     from hipress.plan.auto import Search
-    from hipress.plan.probe import Probe
+    from hipress.plan.places import Place
     from hipress.plan.rules import Plan
     from hipress.sync.chooser import Chooser
 
@@ -43,13 +46,8 @@ class Planned:
 def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
     """By key, the planner's candidates; a policy's levels; or the codec asked for, and that of
     owners if it is another. Raises ConfigError."""
-    if not placement.on_host and (options.automatic or options.policy is not None):
-        raise ConfigError(
-            f'the model is on {placement.device}, where neither "auto" nor a policy can measure: '
-            'name a compressor, or pass transport="host", by which the CPU compresses'
-        )
     if options.policy is not None:
-        return levels.compiled(options.policy, options)
+        return levels.compiled(options.policy, options, placement.target)
     if options.automatic:
         from hipress.plan.auto import candidates
 
@@ -67,6 +65,7 @@ def plan_for(
     topology: Topology,
     ours: Overrides,
     meeting: Meeting,
+    placement: Placement,
 ) -> Planned:
     """`codecs`: of `codecs_of`. `ours`: what rules decide. Raises ConfigError. All ranks of the
     meeting must call this."""
@@ -76,13 +75,14 @@ def plan_for(
     every = list(codecs.values())
     if options.policy is not None:
         made = levels.plans(options.policy, every, params, options, topology, ours)
-        return _steered(options.policy, every, made, params, meeting)
+        return _steered(options.policy, every, made, params, meeting, placement)
     if not options.automatic:
         plan = ours.apply(rules.fixed_plan(params, every[0], options, topology, *every[1:]))
         return Planned(plan)
     from hipress.plan.auto import Search
 
-    return _auto(Search(params, codecs, options, topology, ours), meeting)
+    search = Search(params, codecs, options, topology, ours, placement.target)
+    return _auto(search, meeting, placement)
 
 
 def refuse_misplaced(plan: Plan, placement: Placement) -> None:
@@ -100,23 +100,37 @@ def compile_ahead(plan: Plan) -> None:
             plan.codecs[key].prepare()
 
 
-def _auto(search: Search, meeting: Meeting) -> Planned:
+def _auto(search: Search, meeting: Meeting, placement: Placement) -> Planned:
     """What promises to pay on this link, before anything is compiled; to be tried in training."""
+    from hipress.plan.places import Places
+
     link = connect(meeting, "probe")
+    places = Places(tuple(_places(search, meeting, placement)))
     what = f"measuring the link between ranks {meeting.ranks}"
-    codecs, topology = search.codecs, search.topology
-    probe = meeting.attend(
-        lambda: probing.timed(lambda: probing.measure_link(link, codecs, topology)), what
-    )
-    search = search.promising(probe.costs)
+    begun = time.perf_counter()
+    places = meeting.attend(lambda: places.measure_links(link), what).promising()
+    probe = Probe(places.told, time.perf_counter() - begun)
     plan = search.unplanned()
-    if not search.codecs:
+    if not places.codecs:
+        places.close()
         return Planned(replace(plan, why="no compressor would make a step faster here"), probe)
 
     def tuner() -> Chooser:
-        return Tuner(search, probe.costs, Compiling(search.compile), meeting)
+        return Tuner(places, Compiling(places.compile), meeting)
 
     return Planned(plan, probe, tuner)
+
+
+def _places(search: Search, meeting: Meeting, placement: Placement) -> Iterator[Place]:
+    """Where the model is, and for one on a device the host, too; see [Note: places]."""
+    from hipress.plan.places import Place
+
+    memory = placement.memory()
+    if placement.on_host:
+        yield Place(search, Site(HostMemory(), memory))
+        return
+    first = Place(search, Site(memory, memory, start_slots("probe", meeting, placement, memory)))
+    yield first
 
 
 def _steered(
@@ -125,13 +139,15 @@ def _steered(
     plans: Sequence[Plan],
     params: Sequence[Param],
     meeting: Meeting,
+    placement: Placement,
 ) -> Planned:
     """By a policy, which has a plan for each level."""
     judge = policy.judge(codecs, len(params))
+    memory = HostMemory() if placement.on_host else placement.memory()
     for plan in plans:
         compile_ahead(plan)
 
     def pilot() -> Chooser:
-        return Pilot(judge, plans, params, meeting)
+        return Pilot(judge, plans, params, meeting, memory.moment)
 
     return Planned(plans[0], chooser=pilot)

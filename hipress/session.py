@@ -158,7 +158,7 @@ def prepare(
         topology = nodes.topology_of(options.topology, places, meeting.ranks)
         others = list(codecs.values())
         rules_ = overrides.decide(ruled, params, others, options, topology.world_size)
-        made = plan_for(params, codecs, options, topology, rules_, meeting)
+        made = plan_for(params, codecs, options, topology, rules_, meeting, placement)
         plan = adapt(made.plan)
         refuse_misplaced(plan, placement)
         compile_ahead(plan)

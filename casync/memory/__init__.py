@@ -7,12 +7,18 @@ host memory, and of a device whatever has `__cuda_array_interface__`, as torch's
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Event", "Memory", "Stream"]
+__all__ = ["Event", "Memory", "Moment", "Stream", "as_codecs_take"]
+
+
+def as_codecs_take(tensor: torch.Tensor) -> Any:
+    """The same memory: an array of NumPy, or of a device the tensor."""
+    return tensor.detach().numpy() if tensor.device.type == "cpu" else tensor.detach()
 
 
 class Event(Protocol):
@@ -24,6 +30,14 @@ class Event(Protocol):
 
     def wait(self) -> None:
         """Have the host wait for that."""
+        ...
+
+
+class Moment(Protocol):
+    """When a stream got somewhere."""
+
+    def since(self, earlier: Any) -> float:
+        """Seconds from another one of the same memory. The host waits until both are known."""
         ...
 
 
@@ -86,6 +100,14 @@ class Memory(Protocol):
 
     def event(self) -> Event:
         """A new event."""
+        ...
+
+    def moment(self) -> Moment:
+        """Now; on a device, when the caller's stream is done with what it holds."""
+        ...
+
+    def current(self) -> AbstractContextManager[object]:
+        """Within it, this thread's codecs and streams are of this memory's device."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:

@@ -10,11 +10,12 @@ looked at events; there the averaged bucket's future orders the caller's stream 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
 
-from casync.memory import Event, Stream
+from casync.memory import Event, Stream, as_codecs_take
 
 __all__ = ["DeviceMemory"]
 
@@ -32,6 +33,20 @@ class _Event:
     def wait(self) -> None:
         """See Event; the interpreter is free meanwhile."""
         self.event.synchronize()
+
+
+class _Moment:
+    """A CUDA event with a time, of the stream that is current when it is made."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+
+    def since(self, earlier: Any) -> float:
+        """See Moment."""
+        for moment in (earlier, self):
+            moment.event.synchronize()
+        return 1e-3 * float(earlier.event.elapsed_time(self.event))
 
 
 class _Stream:
@@ -77,7 +92,7 @@ class DeviceMemory:
 
     def array(self, tensor: torch.Tensor) -> Any:
         """See Memory."""
-        return tensor.detach()
+        return as_codecs_take(tensor)
 
     def tensor(self, array: Any) -> torch.Tensor:
         """See Memory."""
@@ -101,6 +116,14 @@ class DeviceMemory:
     def event(self) -> Event:
         """See Memory."""
         return _Event()
+
+    def moment(self) -> _Moment:
+        """See Memory."""
+        return _Moment(torch.cuda.current_stream(self.device))
+
+    def current(self) -> AbstractContextManager[object]:
+        """See Memory."""
+        return torch.cuda.device(self.device)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """See Memory: a CUDA graph. Other threads may go on meanwhile."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from casync.memory import Event, Stream
+from casync.memory import Event, Stream, as_codecs_take
 
-__all__ = ["HostMemory"]
+__all__ = ["HostMemory", "Instant"]
 
 
 class _Done:
@@ -22,6 +25,17 @@ class _Done:
 
     def wait(self) -> None:
         """See Event."""
+
+
+@dataclass(frozen=True)
+class Instant:
+    """See Moment."""
+
+    seconds: float  # of a clock
+
+    def since(self, earlier: Any) -> float:
+        """See Moment."""
+        return self.seconds - float(earlier.seconds)
 
 
 class _Now:
@@ -56,7 +70,7 @@ class HostMemory:
 
     def array(self, tensor: torch.Tensor) -> Any:
         """See Memory."""
-        return tensor.detach().numpy()
+        return as_codecs_take(tensor)
 
     def tensor(self, array: Any) -> torch.Tensor:
         """See Memory."""
@@ -77,6 +91,14 @@ class HostMemory:
     def event(self) -> Event:
         """See Memory."""
         return _Done()
+
+    def moment(self) -> Instant:
+        """See Memory."""
+        return Instant(time.perf_counter())
+
+    def current(self) -> AbstractContextManager[object]:
+        """See Memory."""
+        return nullcontext()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """See Memory; here nothing can be taken down."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["CodecCost", "Costs", "Line", "Transfer", "fit"]
+__all__ = ["CodecCost", "Copies", "Costs", "Line", "Transfer", "fit"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,15 @@ class CodecCost:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """From a device's memory to the host's, and back; the curves are over bytes."""
+
+    leave: Line
+    enter: Line
+    gradients: bool  # whether gradients are copied, which the host compresses; else payloads
+
+
+@dataclass(frozen=True)
 class Costs:
     """Everything measured, while all ranks did the same."""
 
@@ -49,6 +58,7 @@ class Costs:
     codecs: Mapping[str, CodecCost] = field(default_factory=dict)
     inside: Transfer = Transfer(FREE)  # of a nested topology: within nodes, to one rank
     overlap: float = 0.0  # of a codec's work, what hides behind a backward pass: 0 to 1
+    copies: Copies | None = None  # of a device, where what travels goes through the host's memory
 
     def to(self, peers: int) -> Transfer:
         """Sends to so many ranks at once: what was measured of the nearest number."""

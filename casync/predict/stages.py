@@ -1,7 +1,8 @@
 """What a rank does, in turn, to synchronize gradients by a strategy: its part of a timeline.
 
-All ranks do the same, so one rank's stages say it all: work on a core, and transfers. Of owners it
-is the mean rank's share. A merge that is followed by an encode is one kernel, of a cost of its own.
+All ranks do the same, so one rank's stages say it all: work on a core or a device, transfers, and
+copies between a device and the host. Of owners it is the mean rank's share. A merge that is
+followed by an encode is one kernel, of a cost of its own.
 """
 
 from __future__ import annotations
@@ -9,10 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
 
-__all__ = ["PREDICTED", "TASK", "Item", "Stage", "native", "stages"]
+__all__ = [
+    "ENTER",
+    "LEAVE",
+    "PREDICTED",
+    "TASK",
+    "WIRE",
+    "WORK",
+    "Item",
+    "Stage",
+    "native",
+    "stages",
+]
+
+#: what a stage takes: a core or the device, the link, or a way between device and host
+WORK, WIRE, LEAVE, ENTER = range(4)
 
 #: seconds of a core that a task takes besides its codec: python -m bench.tasks
 TASK = 5e-5
@@ -20,12 +35,13 @@ TASK = 5e-5
 
 @dataclass(frozen=True)
 class Stage:
-    """Work on a core, or a transfer, of every rank."""
+    """Of every rank."""
 
-    wire: bool
-    seconds: float  # while the core, or the link, is taken
+    lane: int  # WORK, WIRE, LEAVE or ENTER
+    seconds: float  # while that is taken
     delay: float = 0.0  # from then until what follows may begin
     cores: float = 0.0  # that a transfer keeps busy
+    size: float = 0.0  # bytes of a transfer
 
 
 @dataclass(frozen=True)
@@ -54,36 +70,59 @@ class _Setting:
         if not near:
             return stage
         inside = transfer(self.costs.inside, size * near / others, near)
-        return Stage(True, stage.seconds + inside.seconds, stage.delay, stage.cores)
+        return replace(stage, seconds=stage.seconds + inside.seconds, size=size)
 
 
 def transfer(kind: Transfer, size: float, times: float = 1) -> Stage:
     """Bytes take the link; latencies pass beside other transfers."""
-    return Stage(True, kind.line.per_byte * size, kind.line.latency * times, kind.cores)
+    return Stage(WIRE, kind.line.per_byte * size, kind.line.latency * times, kind.cores, size)
 
 
 def work(*steps: tuple[Line, float, float]) -> Stage:
     """Steps on a core: a curve, bytes, and in how many calls."""
     seconds = (calls * (line.latency + TASK) + line.per_byte * size for line, size, calls in steps)
-    return Stage(False, sum(seconds))
+    return Stage(WORK, sum(seconds))
 
 
-def native(size: float, calls: float, costs: Costs, kind: str = "float32") -> Stage:
+def native(size: float, calls: float, costs: Costs, kind: str = "float32") -> tuple[Stage, ...]:
     """The native all-reduce of so many bytes."""
-    return transfer(costs.reduce[kind], size, min(calls, 1.0))
+    return _copied((_reduce(size, calls, costs, kind),), size, costs.copies)
 
 
 def stages(
     strategy: str, item: Item, codec: CodecCost, topology: Topology, costs: Costs
 ) -> tuple[Stage, ...]:
     """What each rank does for `item`, by one of PREDICTED."""
-    return _STAGES[strategy](item, _Setting(topology, costs, codec))
+    made = _STAGES[strategy](item, _Setting(topology, costs, codec))
+    return _copied(made, item.gradient, costs.copies)
+
+
+def _copied(chain: tuple[Stage, ...], gradient: float, copies: Copies | None) -> tuple[Stage, ...]:
+    """With what leaves a device, and enters it: gradients, or what travels."""
+    if copies is None:
+        return chain
+    if copies.gradients:
+        leave, enter = _copies(gradient, copies)
+        return (leave, *chain, enter)
+    found: list[Stage] = []
+    for stage in chain:
+        leave, enter = _copies(stage.size, copies)
+        found += [leave, stage, enter] if stage.lane == WIRE else [stage]
+    return tuple(found)
+
+
+def _copies(size: float, copies: Copies) -> tuple[Stage, Stage]:
+    return Stage(LEAVE, copies.leave(size)), Stage(ENTER, copies.enter(size))
+
+
+def _reduce(size: float, calls: float, costs: Costs, kind: str) -> Stage:
+    return transfer(costs.reduce[kind], size, min(calls, 1.0))
 
 
 def _all_reduce(item: Item, s: _Setting) -> tuple[Stage, ...]:
     return (
         work((s.codec.encode, item.gradient, item.parts)),
-        native(item.payload, item.parts, s.costs, item.additive),
+        _reduce(item.payload, item.parts, s.costs, item.additive),
         work((s.codec.decode, item.gradient, item.parts)),
     )
 

@@ -8,7 +8,10 @@ to `simulate`.
 
 [Note: shared cores] On a CPU the backward pass, codecs and the transfers' threads share cores. What
 two threads gain over one is measured (`Costs.overlap`); more than there are cores for slow down
-alike. So what encodes while gradients are computed delays the gradients that follow.
+alike. So what encodes while gradients are computed delays the gradients that follow. On a device
+the pass and codecs share that, and the overlap is that of kernels; transfers take nothing from
+them (`cores` is 0). Where the host compresses a device's gradients, the overlap is that of a thread
+beside a device. Copies either way have an engine each, which takes nothing from anybody.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from casync.predict.stages import Stage
+from casync.predict.stages import ENTER, LEAVE, WIRE, WORK, Stage
 
 __all__ = ["Load", "Step", "simulate_step"]
 
 _EPSILON = 1e-12
+_LANES = (WORK, WIRE, LEAVE, ENTER)
 _Waiting = tuple[bool, float, int, int]  # last stage, since when, load, stage
 
 
@@ -64,20 +68,20 @@ class _Timeline:
         self._over = 0.0  # when the backward pass was
         self._next = 0  # of the loads, in order of readiness
         self._later: list[tuple[float, int, int]] = []  # time, load, stage: after a delay
-        self._queues: tuple[list[_Waiting], list[_Waiting]] = ([], [])  # work, transfers
-        self._running: list[tuple[int, int] | None] = [None, None]
-        self._left = [0.0, 0.0]
+        self._queues: list[list[_Waiting]] = [[] for _ in _LANES]
+        self._running: list[tuple[int, int] | None] = [None for _ in _LANES]
+        self._left = [0.0 for _ in _LANES]
         self._cores = 0.0  # that the transfer under way keeps busy
 
     def run(self) -> Step:
         while True:
             self._release()
             self._start()
-            speeds = self._speeds()
-            seconds = self._until(speeds)
+            passing, speeds = self._speeds()
+            seconds = self._until(passing, speeds)
             if seconds is None:
                 return Step(self._now, self._over)
-            self._advance(seconds, speeds)
+            self._advance(seconds, passing, speeds)
 
     def _release(self) -> None:
         """Begin what has become ready."""
@@ -95,58 +99,54 @@ class _Timeline:
     def _enqueue(self, load: int, stage: int) -> None:
         stages = self._loads[load].stages
         if stage < len(stages):
-            last, wire = stage == len(stages) - 1, stages[stage].wire
-            waiting = (last and not wire, self._now if wire else 0.0, load, stage)
-            heapq.heappush(self._queues[wire], waiting)
+            last, lane = stage == len(stages) - 1, stages[stage].lane
+            waiting = (last and lane == WORK, 0.0 if lane == WORK else self._now, load, stage)
+            heapq.heappush(self._queues[lane], waiting)
 
     def _start(self) -> None:
-        for wire in (0, 1):
-            if self._running[wire] is None and self._queues[wire]:
-                _, _, load, number = heapq.heappop(self._queues[wire])
+        for lane in _LANES:
+            if self._running[lane] is None and self._queues[lane]:
+                _, _, load, number = heapq.heappop(self._queues[lane])
                 stage = self._loads[load].stages[number]
-                self._running[wire], self._left[wire] = (load, number), stage.seconds
-                if wire:
+                self._running[lane], self._left[lane] = (load, number), stage.seconds
+                if lane == WIRE:
                     self._cores = min(1.0, stage.cores)
 
-    def _speeds(self) -> tuple[float, float, float]:
-        """Of the backward pass, of work and of transfers; see [Note: shared cores]."""
-        passing, working = self._progress < self._backward - _EPSILON, self._running[0] is not None
-        cores = self._cores if self._running[1] is not None else 0.0
-        demand = passing + working + cores
+    def _speeds(self) -> tuple[float, list[float]]:
+        """Of the backward pass, and by lane; see [Note: shared cores]."""
+        passing = self._progress < self._backward - _EPSILON
+        cores = self._cores if self._running[WIRE] is not None else 0.0
+        demand = passing + (self._running[WORK] is not None) + cores
         speed = 1.0
         if demand > 1.0:
             speed = min(1.0, (1.0 + self._overlap * (demand - 1.0)) / demand)
-        return speed * passing, speed * working, 1.0 - cores + cores * speed
+        return speed * passing, [speed, 1.0 - cores + cores * speed, 1.0, 1.0]
 
-    def _until(self, speeds: tuple[float, float, float]) -> float | None:
+    def _until(self, passing: float, speeds: Sequence[float]) -> float | None:
         """Seconds until something changes; None where nothing will."""
-        passing, working, sending = speeds
         found = []
         if passing:
             to = self._backward
             if self._next < len(self._loads):
                 to = min(to, self._loads[self._next].ready)
             found.append(max(0.0, to - self._progress) / passing)
-        if working:
-            found.append(self._left[0] / working)
-        if self._running[1] is not None:
-            found.append(self._left[1] / sending)
+        found += [self._left[i] / speeds[i] for i in _LANES if self._running[i] is not None]
         if self._later:
             found.append(max(0.0, self._later[0][0] - self._now))
         return min(found, default=None)
 
-    def _advance(self, seconds: float, speeds: tuple[float, float, float]) -> None:
+    def _advance(self, seconds: float, passing: float, speeds: Sequence[float]) -> None:
         self._now += seconds
-        if speeds[0]:
-            self._progress += seconds * speeds[0]
+        if passing:
+            self._progress += seconds * passing
             self._over = self._now
-        for wire in (0, 1):
-            running = self._running[wire]
+        for lane in _LANES:
+            running = self._running[lane]
             if running is None:
                 continue
-            self._left[wire] -= seconds * speeds[1 + wire]
-            if self._left[wire] <= _EPSILON:
-                self._running[wire] = None
+            self._left[lane] -= seconds * speeds[lane]
+            if self._left[lane] <= _EPSILON:
+                self._running[lane] = None
                 self._finish(*running)
 
     def _finish(self, load: int, number: int) -> None:

@@ -34,7 +34,7 @@ from hipress.plan import evidence
 from hipress.plan.codecs import RESIDUAL, compile_codec, flat_names, strategy_for, ways_for
 from hipress.plan.objective import Kind, Objective, Predicted, Way, cuttable
 from hipress.plan.overrides import NO_RULES, Overrides
-from hipress.plan.rules import Decision, Plan, excluded, raw, too_small
+from hipress.plan.rules import HOSTED, Decision, Plan, excluded, raw, too_small
 from hipress.plan.workload import Bucket, Workload, estimate, kinds
 
 if TYPE_CHECKING:
@@ -86,24 +86,36 @@ class Search:
     """What plans are made of."""
 
     params: Sequence[Param]
-    codecs: Mapping[str, Codec]
+    codecs: Mapping[str, Codec]  # see keyed() in places.py
     options: Options
     topology: Topology
     overrides: Overrides = NO_RULES  # what is decided already
+    target: str = "cpu"  # backend of compll
+    watched: bool = True  # whether the native step is one of these costs
 
     def compile(self) -> dict[str, Codec]:
-        """The codecs, of whatever backend, for the CPU."""
-        return candidates(self.options, only=self.codecs)
+        """The codecs, of whatever backend, for the target."""
+        bare = {key.removesuffix(HOSTED): key for key in self.codecs}
+        found = candidates(self.options, self.target, only=bare)
+        return {key: found[name] for name, key in bare.items()}
 
-    def promising(self, costs: Costs) -> Search:
+    def promising(self, costs: Costs, native: float | None = None) -> Search:
         """With the codecs that, by what is known of the link, make a step faster if they take no
-        time."""
+        time. `native`: seconds of the native step, if by other costs."""
         free = CodecCost(Line(0.0, 0.0), Line(0.0, 0.0))
-        costs = replace(costs, codecs=dict.fromkeys(self._all_codecs, free))
-        found = _Found(self, costs, estimate(self.params))
-        limit = found.predict(found.native).seconds - MIN_GAIN_SECONDS
+        found = self._found(replace(costs, codecs=dict.fromkeys(self._all_codecs, free)))
+        limit = found.predict(found.native).seconds if native is None else native
+        limit -= MIN_GAIN_SECONDS
         ways = [way for way in self._ways() if found.predict(found.everywhere(way)).seconds < limit]
         return replace(self, codecs={way.codec: self.codecs[way.codec] for way in ways})
+
+    def native(self, costs: Costs) -> float:
+        """Seconds of the native step, as it is estimated."""
+        found = self._found(costs)
+        return found.predict(found.native).seconds
+
+    def _found(self, costs: Costs) -> _Found:
+        return _Found(self, costs, estimate(self.params))
 
     def plans(self, costs: Costs, workload: Workload | None = None) -> tuple[Plan, ...]:
         """Plans worth a try, by the predicted step, and then the native all-reduce; it alone where
@@ -137,7 +149,10 @@ def _calibrated(search: Search, costs: Costs, workload: Workload) -> _Found:
     """With all-reduces as much slower or faster than the probe found them as makes the native step
     take what it was measured to: in training they share cores, and have other sizes."""
     low, high = AS_PROBED
-    found = _Found(search, costs, workload).undisturbed()
+    found = _Found(search, costs, workload)
+    if not search.watched:
+        return found
+    found = found.undisturbed()
     for _ in range(HALVINGS if workload.step > 0 else 0):
         factor = math.sqrt(low * high)
         found = _Found(search, _slower(costs, factor), workload).undisturbed()
@@ -297,7 +312,7 @@ class _Found:
 
     def _told(self, choices: Choices) -> str:
         own, other = self.predict(choices).seconds, self.predict(self.native).seconds
-        return f"a step is predicted to take {_ms(own)}, with DDP's own all-reduce {_ms(other)}"
+        return told(own, other)
 
     def _plan(self, choices: Choices) -> Plan:
         search, seconds = self._search, self.predict(choices).seconds
@@ -349,6 +364,11 @@ def _decided(decision: Decision | None) -> Way | None:
     if decision is None or decision.codec is None:
         return None
     return Way(decision.codec, decision.strategy)
+
+
+def told(own: float, native: float) -> str:
+    """Why a plan is tried, by seconds of a step."""
+    return f"a step is predicted to take {_ms(own)}, with DDP's own all-reduce {_ms(native)}"
 
 
 def _ms(seconds: float) -> str:

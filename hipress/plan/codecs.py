@@ -15,6 +15,7 @@ from hipress.options import AUTO, Options
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+    from casync.memory import Memory
     from casync.topology import Topology
 
 
@@ -24,6 +25,15 @@ RESIDUAL = "residual"  # what derived error feedback keeps; other states have ot
 def flat_names(codec: Codec) -> set[str]:
     """Names of the states with a value per element; the others have one per tensor."""
     return {name for name, array in codec.init_state(7, tensors=3).items() if array.size == 7}
+
+
+def state_of(codec: Codec, memory: Memory, n: int, tensors: int = 1) -> dict[str, Any]:
+    """A zeroed state, as the codec takes it: see Codec.init_state."""
+    if memory.host:
+        return codec.init_state(n, tensors=tensors)
+    few = {name: memory.tensor(a) for name, a in codec.init_state(7, tensors=3).items()}
+    sizes = {7: n, 3: tensors}
+    return {name: memory.zeros(sizes[len(a)], a.dtype) for name, a in few.items()}
 
 
 def resolve(options: Options, target: str = "cpu") -> Codec:

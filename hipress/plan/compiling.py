@@ -35,9 +35,6 @@ class Compiling:
 
     def _run(self) -> None:
         try:
-            codecs = self._compile_all()
-            for codec in codecs.values():
-                codec.prepare()
-            self._codecs = codecs
+            self._codecs = self._compile_all()
         except BaseException as error:
             self._error = error

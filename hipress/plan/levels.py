@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from casync.codec import Codec
 
 
-def compiled(policy: Policy, options: Options) -> dict[str, Codec]:
-    """The compressor at each level, by its description. ConfigError for one that cannot be."""
+def compiled(policy: Policy, options: Options, target: str = "cpu") -> dict[str, Codec]:
+    """The compressor at each level, by its description, for a backend of compll. ConfigError for
+    one that cannot be."""
     found = {}
     for params in policy.levels:
         try:
-            codec = compile_codec(policy.compressor, params)
+            codec = compile_codec(policy.compressor, params, target)
             strategy_for(codec, options.strategy)
         except ConfigError as error:
             raise ConfigError(f"policy {type(policy).__name__}: {error}") from error

@@ -1,5 +1,8 @@
 """A short look at the link and the codecs, so that "auto" plans from measurements.
 
+A site says where codecs work and by what payloads travel (site.py). On a device codecs are timed by
+events, not by when calls return, and what is copied between it and the host is measured, too.
+
 Every rank measures at the same time, as in a training step, and the slowest rank counts: its
 median for a codec, its best time for the link. A busy machine makes a fast link look slow, but
 never a slow one fast, and a link that looks slow would invite compression where it does not pay.
@@ -15,24 +18,31 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from casync.predict.cost import FREE, CodecCost, Costs, Transfer, fit
+from casync.predict.cost import FREE, CodecCost, Copies, Costs, Transfer, fit
 from casync.topology import Topology
+from hipress.plan.codecs import state_of
+from hipress.plan.site import HERE, Site, Turn, Wire
 from hipress.ranks.link import all_reduce_max
 
 if TYPE_CHECKING:
-    from casync.codec import Codec, Floats
+    from casync.codec import Codec
+    from casync.memory import Memory, Moment
 
 SMALL, LARGE, HUGE = 4 << 10, 1 << 20, 4 << 20  # bytes on the link
 QUICK, SLOW = 0.005, 0.03  # seconds: below, HUGE is measured too; above, nothing is repeated
 ELEMENTS = (1 << 16, 1 << 20)  # what codecs are timed on
 REPEATS = 7
 BURST = 0.01  # seconds for which two threads are timed, apart and together
+#: of a backward pass in small, on a device and on the host: a matrix's side; elements of work
+SIDES, WORKED = (2048, 192), (1 << 24, 1 << 15)
 MESSAGE, MESSAGES = 1 << 18, 3  # bytes; how many are timed to notice that the link has changed
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -49,11 +59,19 @@ class Probe:
         return {"seconds": self.seconds, **asdict(self.costs)}
 
 
-def measure(group: dist.ProcessGroup, codecs: Mapping[str, Codec], topology: Topology) -> Probe:
+def measure(
+    group: dist.ProcessGroup, codecs: Mapping[str, Codec], topology: Topology, site: Site = HERE
+) -> Probe:
     """Measure the link of `group` and the speed of `codecs`. Every rank must call it."""
-    for codec in codecs.values():  # compiling is not part of the measurement
-        codec.prepare()
-    return timed(lambda: measure_codecs(group, codecs, measure_link(group, codecs, topology)))
+
+    def both() -> Costs:
+        link = measure_link(group, codecs, topology, site)
+        return measure_codecs(group, codecs, link, site)
+
+    with site.memory.current():
+        for codec in codecs.values():  # compiling is not part of the measurement
+            codec.prepare()
+    return timed(both)
 
 
 def timed(measure: Callable[[], Costs]) -> Probe:
@@ -63,31 +81,44 @@ def timed(measure: Callable[[], Costs]) -> Probe:
 
 
 def measure_link(
-    group: dist.ProcessGroup, codecs: Mapping[str, Codec], topology: Topology
+    group: dist.ProcessGroup, codecs: Mapping[str, Codec], topology: Topology, site: Site = HERE
 ) -> Costs:
-    """The link alone, and all-reduces of what the codecs send. Every rank must call it."""
+    """The link alone, and all-reduces of what the codecs send. `group`: of gloo, by which ranks
+    agree. Every rank must call it."""
     types = {"float32"} | {c.additive for c in codecs.values() if c.additive is not None}
-    share = _contention(group)
-    reduces = {name: _curve(_reduce(group, DTYPES[name]), group) for name in sorted(types)}
-    inside = Transfer(FREE)
-    if topology.nested:
-        inside = _transfer(_curve(_exchange(group, [_around(topology.nodes)]), group), share)
-    exchange = {
-        peers: _transfer(_curve(_exchange(group, targets), group), share)
-        for peers, targets in _rounds(topology).items()
-    }
-    return Costs(exchange, _fit_reduces(reduces, share), {}, inside)
+    wire = site.wire(group)
+    with site.memory.current():
+        share = _contention(group) if site.memory.host else 0.0  # nothing on a device is a core's
+        reduces = {name: _curve(_reduce(wire, DTYPES[name]), group) for name in sorted(types)}
+        inside = Transfer(FREE)
+        if topology.nested:
+            around = _exchange(wire, group.rank(), [_around(topology.nodes)])
+            inside = _transfer(_curve(around, group), share)
+        exchange = {
+            peers: _transfer(_curve(_exchange(wire, group.rank(), targets), group), share)
+            for peers, targets in _rounds(topology).items()
+        }
+    return Costs(exchange, _fit_reduces(reduces, share), {}, inside, copies=_copies(group, site))
 
 
-def measure_codecs(group: dist.ProcessGroup, codecs: Mapping[str, Codec], link: Costs) -> Costs:
+def measure_codecs(
+    group: dist.ProcessGroup, codecs: Mapping[str, Codec], link: Costs, site: Site = HERE
+) -> Costs:
     """The link's costs with those of codecs, which are compiled. Every rank must call it."""
-    costs = {name: _codec_cost(codec, group) for name, codec in codecs.items() if not codec.rounds}
-    return replace(link, codecs=costs, overlap=_overlap(group))
+    with site.memory.current():
+        costs = {
+            name: _codec_cost(codec, group, site.memory)
+            for name, codec in codecs.items()
+            if not codec.rounds
+        }
+        return replace(link, codecs=costs, overlap=_overlap(group, site))
 
 
-def message_seconds(group: dist.ProcessGroup, topology: Topology) -> float:
+def message_seconds(group: dist.ProcessGroup, topology: Topology, site: Site = HERE) -> float:
     """How long a message takes now. Every rank must call it."""
-    return _best(_exchange(group, _rounds(topology)[1])(MESSAGE), MESSAGES, group)[0]
+    with site.memory.current():
+        message = _exchange(site.wire(group), group.rank(), _rounds(topology)[1])(MESSAGE)
+        return _best(message, MESSAGES, group)[0]
 
 
 def _rounds(topology: Topology) -> dict[int, list[list[int]]]:
@@ -144,38 +175,42 @@ def _contention(group: dist.ProcessGroup) -> float:
 Operation = Callable[[int], Callable[[], None]]  # bytes -> something to time
 
 
-def _exchange(group: dist.ProcessGroup, rounds: Sequence[Sequence[int]]) -> Operation:
+def _exchange(wire: Wire, rank: int, rounds: Sequence[Sequence[int]]) -> Operation:
     """Send a share of the bytes to each of some ranks, and receive as much, all at the same time.
     `rounds`: for each, by rank, to whom."""
-    rank = group.rank()
     pairs = [(targets[rank], targets.index(rank)) for targets in rounds if targets[rank] != rank]
 
     def prepare(count: int) -> Callable[[], None]:
         share = max(1, count // max(1, len(pairs)))
-        out = torch.zeros(share, dtype=torch.uint8)
-        into = [torch.empty(share, dtype=torch.uint8) for _ in pairs]
-
-        def run() -> None:
-            works = [group.recv([b], p[1], 0) for b, p in zip(into, pairs, strict=True)]
-            works += [group.send([out], target, 0) for target, _ in pairs]
-            for work in works:
-                work.wait()
-
-        return run
+        out = wire.zeros(share, torch.uint8)
+        into = [(wire.zeros(share, torch.uint8), source) for _, source in pairs]
+        return partial(wire.swap, out, [target for target, _ in pairs], into)
 
     return prepare
 
 
-def _reduce(group: dist.ProcessGroup, dtype: torch.dtype) -> Operation:
-    def prepare(count: int) -> Callable[[], None]:
-        data = torch.zeros(count // dtype.itemsize, dtype=dtype)
+def _reduce(wire: Wire, dtype: torch.dtype) -> Operation:
+    return lambda count: partial(wire.reduce, wire.zeros(count // dtype.itemsize, dtype))
 
-        def run() -> None:
-            group.allreduce([data], dist.AllreduceOptions()).wait()
 
-        return run
+def _copies(group: dist.ProcessGroup, site: Site) -> Copies | None:
+    """Of bytes between a device and pinned memory, either way."""
+    if not site.copies:
+        return None
+    memory = site.backward
+    with memory.current():
+        turn = Turn.of(memory)
 
-    return prepare
+        def way(leaves: bool) -> Operation:
+            def prepare(count: int) -> Callable[[], None]:
+                host, device = memory.staging(count), memory.zeros(count, torch.uint8)
+                ends = (host, device) if leaves else (device, host)
+                return partial(turn.take, partial(memory.copy, *ends))
+
+            return prepare
+
+        leave, enter = (fit(_curve(way(leaves), group).points) for leaves in (True, False))
+    return Copies(leave, enter, site.memory.host)
 
 
 def _curve(operation: Operation, group: dist.ProcessGroup) -> _Curve:
@@ -192,92 +227,89 @@ def _curve(operation: Operation, group: dist.ProcessGroup) -> _Curve:
     return _Curve(points, cores)
 
 
-def _codec_cost(codec: Codec, group: dist.ProcessGroup) -> CodecCost:
+def _codec_cost(codec: Codec, group: dist.ProcessGroup, memory: Memory) -> CodecCost:
     points = []
     for elements in ELEMENTS:
         group.barrier().wait()
-        points.append(all_reduce_max(_time_codec(codec, elements, REPEATS), group))
+        points.append(all_reduce_max(_time_codec(codec, elements, REPEATS, memory), group))
     sizes = [4.0 * elements for elements in ELEMENTS]
     lines = [fit([*zip(sizes, times, strict=True)]) for times in zip(*points, strict=True)]
     return CodecCost(*lines)
 
 
-def _overlap(group: dist.ProcessGroup) -> float:
-    """What a thread gains that works beside the backward pass: 1 where each has a core of its own,
-    0 where they take turns. The least of all ranks."""
-    matrix = torch.ones(192, 192)
-    numbers = np.ones(1 << 15, np.float32)
-
-    def passing() -> object:
-        return matrix @ matrix
-
-    def working() -> object:
-        return np.sqrt(numbers)
-
+def _overlap(group: dist.ProcessGroup, site: Site) -> float:
+    """What a thread, or a stream, gains that works beside the backward pass: 1 where each has a
+    core or device of its own, 0 where they take turns. The least of all ranks."""
+    side, elements = SIDES[site.backward.host], WORKED[site.memory.host]
+    matrix = site.backward.zeros(side * side, torch.float32).view(side, side)
+    product = site.backward.zeros(side * side, torch.float32).view(side, side)
+    numbers = site.memory.zeros(elements, torch.float32)
+    passing = _Loop(site.backward, lambda: product.addmm_(matrix, matrix))
+    working = _Loop(site.memory, numbers.sqrt_)
     group.barrier().wait()
-    rounds = [_rounds_in(BURST, each) for each in (passing, working)]
+    rounds = [each.rounds_in(BURST) for each in (passing, working)]
     group.barrier().wait()
-    alone = [_seconds(each, count) for each, count in zip((passing, working), rounds, strict=True)]
+    alone = [each.run(count) for each, count in zip((passing, working), rounds, strict=True)]
     group.barrier().wait()
-    other = threading.Thread(target=_seconds, args=(working, rounds[1]))
+    other = threading.Thread(target=working.run, args=(rounds[1],))
     start = time.perf_counter()
     other.start()
-    _seconds(passing, rounds[0])
+    passing.run(rounds[0])
     other.join()
     both = time.perf_counter() - start
     gain = sum(alone) / both - 1
     return 1.0 - all_reduce_max([1.0 - min(1.0, max(0.0, gain))], group)[0]
 
 
-def _rounds_in(seconds: float, call: Callable[[], object]) -> int:
-    """How many calls that takes."""
-    end, count = time.perf_counter() + seconds, 0
-    while time.perf_counter() < end or count == 0:
-        call()
-        count += 1
-    return count
+class _Loop:
+    """A call that is repeated on a stream of its own."""
+
+    def __init__(self, memory: Memory, call: Callable[[], object]) -> None:
+        self._memory, self._call, self._turn = memory, call, Turn.of(memory)
+
+    def run(self, count: int) -> float:
+        """Seconds of so many."""
+        start = time.perf_counter()
+        with self._memory.current():
+            self._turn.take(self._call, count)
+        return time.perf_counter() - start
+
+    def rounds_in(self, seconds: float) -> int:
+        """How many take about that long."""
+        count = 1
+        while self.run(count) < seconds:
+            count *= 2
+        return count
 
 
-def _seconds(call: Callable[[], object], count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return time.perf_counter() - start
-
-
-def _time_codec(codec: Codec, elements: int, repeats: int) -> list[float]:
+def _time_codec(codec: Codec, elements: int, repeats: int, memory: Memory) -> list[float]:
     """Median seconds to encode, to decode and add, and to do both with an encode after it, with
     state if it keeps any."""
-    gradient = np.random.default_rng(0).standard_normal(elements, np.float32)
-    table = np.array([[0, elements, 0, 0, 0]], np.int64)
-    out, at = np.zeros(codec.payload_bytes(elements), np.uint8), np.zeros(1, np.int64)
-    again = np.zeros_like(out)
-    state = codec.init_state(elements) if codec.stateful else None
-    times: list[list[float]] = [[], [], []]
-    total = np.zeros(elements, np.float32)
+    gradient, total = (memory.zeros(elements, torch.float32) for _ in range(2))
+    values = np.random.default_rng(0).standard_normal(elements, np.float32)
+    gradient.copy_(torch.from_numpy(values))
+    x, sums = memory.array(gradient), memory.array(total)
+    table, at = np.array([[0, elements, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    out, again = (
+        memory.array(memory.zeros(codec.payload_bytes(elements), torch.uint8)) for _ in range(2)
+    )
+    state = state_of(codec, memory, elements) if codec.stateful else None
+    times: list[tuple[Moment, ...]] = []
     for step in range(repeats + 1):
-        begin = [time.perf_counter()]
-        used = codec.encode_batch(gradient, table, out, at, state=state, step=step)
-        begin.append(time.perf_counter())
-        codec.decode_batch(out, table, at, used, total, add=True, step=step)
-        begin.append(time.perf_counter())
+        begun = memory.moment()
+        used = codec.encode_batch(x, table, out, at, state=state, step=step)
+        encoded = memory.moment()
+        codec.decode_batch(out, table, at, used, sums, add=True, step=step)
+        decoded = memory.moment()
         if codec.reencodes:
-            _hop(codec, total, table, again, at, (out, at, used), state, step)
-        begin.append(time.perf_counter())
-        for series, first, last in zip(times, begin, begin[1:], strict=False):
-            series.append(last - first)
-    return [statistics.median(each[1:]) for each in times]
+            _hop(codec, sums, table, again, at, (out, at, used), state, step)
+        times.append((begun, encoded, decoded, memory.moment()))
+    taken = [[end.since(start) for start, end in pairwise(each)] for each in times[1:]]
+    return [statistics.median(each) for each in zip(*taken, strict=True)]
 
 
 def _hop(
-    codec: Codec,
-    total: Floats,
-    table: Any,
-    out: Any,
-    at: Any,
-    incoming: Any,
-    state: Any,
-    step: int,
+    codec: Codec, total: Any, table: Any, out: Any, at: Any, incoming: Any, state: Any, step: int
 ) -> None:
     """Decode, add and encode, in one kernel where there is one."""
     if codec.fuses:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NATIVE = "allreduce"  # how a tensor without codec travels
 UNCOMPRESSED = "uncompressed"  # key of the codec by which it does in gossip
+HOSTED = " on the host"  # behind the key of a codec to which a device's gradients are copied
 SLACK = 64  # bytes
 CHUNK = 1 << 20  # elements: a bigger tensor is cut, so that encoding overlaps the transfer
 
@@ -60,6 +61,11 @@ class Plan:
     def compresses(self) -> bool:
         """Whether any parameter is compressed; if not, DDP's own all-reduce remains."""
         return any(d.codec is not None for d in self.decisions)
+
+    @property
+    def hosted(self) -> bool:
+        """Whether a device's gradients are copied to the host."""
+        return any(key.endswith(HOSTED) for key in self.codecs)
 
     @property
     def label(self) -> str:

@@ -42,11 +42,12 @@ class BucketPlan:
     compressed: int  # elements that codecs take
     arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
 
-    def unsent(self) -> torch.Tensor:
+    def unsent(self, memory: Memory) -> torch.Tensor:
         """What residuals hold, as a gradient of this rank that adds as much to the average: flat
-        float32, in the bucket's order. What is encoded as a share of the mean counts N times."""
+        float32, in the bucket's order. What is encoded as a share of the mean counts N times.
+        memory: of states."""
         program = self.program
-        total = torch.zeros(sum(unit.length for unit in self.units))
+        total = memory.zeros(sum(unit.length for unit in self.units), torch.float32)
         encodes = (task for task in program.tasks if isinstance(task, Encode))
         for number, side, average in dict.fromkeys((t.part, t.side, t.average) for t in encodes):
             part = program.parts[number]
@@ -99,11 +100,12 @@ class BucketPlans:
 
     def unsent(self) -> dict[int, torch.Tensor]:
         """What residuals hold of each parameter that has any, by index: see BucketPlan.unsent."""
+        memory = self.residuals.memory
         return {
             index: piece
             for indices, plan in self._made.items()
             if plan is not None
-            for index, piece in zip(indices, self.pieces(indices, plan.unsent()), strict=True)
+            for index, piece in zip(indices, self.pieces(indices, plan.unsent(memory)), strict=True)
             if piece.any()
         }
 

@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 NATIVE_TIMEOUT_SLACK = 1.0
 
 
-def _unsent(plan: BucketPlan | None) -> torch.Tensor:
-    return torch.zeros(()) if plan is None else plan.unsent()
-
-
 class Engine:
     """Synchronizes the buckets of one module. It never refers to that module: see close()."""
 
@@ -201,12 +197,15 @@ class Engine:
         plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
         self._switch.pay(indices, buffer)
         if self.tuner is not None:
-            self.tuner.handed(indices, buffer, partial(_unsent, plan))
+            self.tuner.handed(indices, buffer, partial(self._unsent, plan))
         self.traffic.count(plan, buffer)
         return compat.profiled_until_done(
             f"bucket {number}",
             lambda: self._native(number, buffer) if plan is None else self._submit(plan, buffer),
         )
+
+    def _unsent(self, plan: BucketPlan | None) -> torch.Tensor:
+        return torch.zeros(()) if plan is None else plan.unsent(self._memory)
 
     @property
     def broken(self) -> bool:

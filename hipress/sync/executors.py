@@ -63,10 +63,25 @@ def _transport(
     tell: Callable[[TransportError], None],
 ) -> Transport | SlotTransport:
     """Connections of our own. tell: see NcclTransport."""
+    slots = start_slots(purpose, meeting, placement, memory, tell)
+    if slots is not None:
+        return slots
+    return DistributedTransport(
+        connect(meeting, purpose), lambda some: connect(meeting.of(some), purpose)
+    )
+
+
+def start_slots(
+    purpose: str,
+    meeting: Meeting,
+    placement: Placement,
+    memory: Memory,
+    tell: Callable[[TransportError], None] = lambda error: None,
+) -> SlotTransport | None:
+    """NCCL between the ranks, by connections of our own, where payloads travel by that. All ranks
+    of the meeting must call this. tell: see NcclTransport."""
     if placement.transport not in NCCL:
-        return DistributedTransport(
-            connect(meeting, purpose), lambda some: connect(meeting.of(some), purpose)
-        )
+        return None
     from casync.nccl.bindings import connect_by
     from casync.transports.nccl import NcclTransport
 

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from casync.codec import FLOAT_BYTES
+from casync.memory import Memory, Moment
 from casync.memory.squeeze import MARK, promises, squeeze
 from hipress.model import Param
+from hipress.plan.codecs import state_of
 from hipress.plan.workload import Bucket, Workload, kinds
 
 if TYPE_CHECKING:
-    from casync.codec import Codec, Floats
+    from casync.codec import Codec
 
 RUNS, RUN = 16, 1 << 14  # of a large gradient: how many runs, of so many elements, are looked at
 WORD = 8  # bytes
@@ -23,23 +25,28 @@ WORD = 8  # bytes
 
 @dataclass
 class _Record:
-    """One step. Seconds from its first bucket on."""
+    """One step."""
 
-    begun: float
-    buckets: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
-    backward: float = 0.0
-    averaged: float = 0.0
-    step: float = 0.0
+    begun: Moment  # its first bucket was ready
+    buckets: list[tuple[tuple[int, ...], Moment]] = field(default_factory=list)
+    backward: Moment | None = None  # was over
+    averaged: Moment | None = None  # all was
+    next: Moment | None = None  # step's first bucket
+
+    def seconds(self, moment: Moment | None) -> float:
+        """From its first bucket on."""
+        return 0.0 if moment is None else moment.since(self.begun)
 
 
 class Observer:
     """Watches steps that go by one plan. All ranks must call `workload` alike."""
 
-    def __init__(self, params: Sequence[Param]) -> None:
-        self._params = params
+    def __init__(self, params: Sequence[Param], memory: Memory) -> None:
+        """memory: of gradients as they are compressed."""
+        self._params, self._memory = params, memory
         self._kinds = kinds([param for param in params if param.compressible and param.numel])
         self._first = {kind[0].index for kind in self._kinds}
-        self._samples: dict[int, Floats] = {}  # by parameter: of the latest step
+        self._samples: dict[int, torch.Tensor] = {}  # by parameter: of the latest step
         self._records: list[_Record] = []
 
     @property
@@ -47,16 +54,15 @@ class Observer:
         """Watched so far, the one under way aside."""
         return max(0, len(self._records) - 1)
 
-    def begin(self, now: float) -> None:
+    def begin(self, now: Moment) -> None:
         """A step's first bucket is ready."""
         if self._records:
-            self._records[-1].step = now - self._records[-1].begun
+            self._records[-1].next = now
         self._records.append(_Record(now))
 
-    def handed(self, indices: Sequence[int], buffer: torch.Tensor, now: float) -> None:
+    def handed(self, indices: Sequence[int], buffer: torch.Tensor, now: Moment) -> None:
         """A bucket is, with this rank's gradients."""
-        record = self._records[-1]
-        record.buckets.append((tuple(indices), now - record.begun))
+        self._records[-1].buckets.append((tuple(indices), now))
         if buffer.is_sparse:
             return
         pieces = torch.split(buffer, [self._params[index].numel for index in indices])
@@ -64,13 +70,13 @@ class Observer:
             if index in self._first:
                 self._samples[index] = _sample(piece)
 
-    def backward_over(self, now: float) -> None:
+    def backward_over(self, now: Moment) -> None:
         """The backward pass is, and waits."""
-        self._records[-1].backward = now - self._records[-1].begun
+        self._records[-1].backward = now
 
-    def averaged(self, now: float) -> None:
+    def averaged(self, now: Moment) -> None:
         """All averages are there."""
-        self._records[-1].averaged = now - self._records[-1].begun
+        self._records[-1].averaged = now
 
     def workload(
         self, agree: Callable[[list[float]], list[float]], codecs: Mapping[str, Codec]
@@ -80,9 +86,9 @@ class Observer:
         latest = self._records[-2]
         alike = [each for each in self._records[:-1] if _shape(each) == _shape(latest)]
         ready = [min(times) for times in zip(*map(_times, alike), strict=True)]
-        rest = min(max(0.0, each.step - each.averaged) for each in alike)
-        step = min(each.step for each in alike)
-        agreed = agree([*ready, rest, step, *self._rates(codecs)])
+        steps = [each.seconds(each.next) for each in alike]
+        rests = [s - each.seconds(each.averaged) for s, each in zip(steps, alike, strict=True)]
+        agreed = agree([*ready, max(0.0, min(rests)), min(steps), *self._rates(codecs)])
         *times, backward = agreed[: len(ready)]
         rest, step, *rates = agreed[len(ready) :]
         buckets = [Bucket(i, t) for (i, _), t in zip(latest.buckets, times, strict=True)]
@@ -90,7 +96,11 @@ class Observer:
 
     def _rates(self, codecs: Mapping[str, Codec]) -> list[float]:
         """By codec and kind, payload bytes per gradient byte."""
-        return [_rate(codec, self._samples.get(k[0].index)) for codec, k in self._pairs(codecs)]
+        with self._memory.current():
+            return [
+                _rate(codec, self._samples.get(kind[0].index), self._memory)
+                for codec, kind in self._pairs(codecs)
+            ]
 
     def _by_parameter(
         self, codecs: Mapping[str, Codec], rates: Sequence[float]
@@ -113,31 +123,32 @@ def _shape(record: _Record) -> list[tuple[int, ...]]:
 
 def _times(record: _Record) -> list[float]:
     """When each bucket was ready, and when the backward pass was over."""
-    ready = [seconds for _, seconds in record.buckets]
-    return [*ready, max([record.backward, *ready])]
+    ready = [record.seconds(moment) for _, moment in record.buckets]
+    return [*ready, max([record.seconds(record.backward), *ready])]
 
 
-def _sample(gradient: torch.Tensor) -> Floats:
-    """Some runs of a gradient, evenly spread; all of it where it is small."""
+def _sample(gradient: torch.Tensor) -> torch.Tensor:
+    """Some runs of a gradient, evenly spread; all of it where it is small. A copy."""
     size = gradient.numel()
     if size > RUNS * RUN:
         step = size // RUNS // RUN * RUN
-        gradient = gradient[: step * RUNS].view(RUNS, step)[:, :RUN].reshape(-1)
-    copy: Floats = gradient.detach().float().numpy().copy()
-    return copy
+        gradient = gradient[: step * RUNS].view(RUNS, step)[:, :RUN]
+    return gradient.detach().to(torch.float32, copy=True).view(-1)
 
 
-def _rate(codec: Codec, gradient: Floats | None) -> float:
+def _rate(codec: Codec, gradient: torch.Tensor | None, memory: Memory) -> float:
     """Of what a codec makes of a gradient, the bytes that travel; 0 where that is not known."""
-    if gradient is None or codec.rounds or not codec.suits(len(gradient)):
+    if gradient is None or codec.rounds or not codec.suits(gradient.numel()):
         return 0.0
-    table = np.array([[0, len(gradient), 0, 0, 0]], np.int64)
-    room = -(-codec.payload_bytes(len(gradient)) // WORD) * WORD
-    out, at = np.zeros(room, np.uint8), np.zeros(1, np.int64)
-    state = codec.init_state(len(gradient)) if codec.stateful else None
-    (used,) = codec.encode_batch(gradient, table, out, at, state=state)
-    message = out[: -(-int(used) // WORD) * WORD]
+    count = gradient.numel()
+    table = np.array([[0, count, 0, 0, 0]], np.int64)
+    room = -(-codec.payload_bytes(count) // WORD) * WORD
+    out, at = memory.zeros(room, torch.uint8), np.zeros(1, np.int64)
+    state = state_of(codec, memory, count) if codec.stateful else None
+    x, payload = memory.array(gradient), memory.array(out)
+    length = int(memory.tensor(codec.encode_batch(x, table, payload, at, state=state))[0])
+    message = out[: -(-length // WORD) * WORD].cpu().numpy()
     left = 0
     if promises(message):
         left = squeeze(message, np.zeros(len(message) + MARK, np.uint8))
-    return (left or int(used)) / (FLOAT_BYTES * len(gradient))
+    return (left or length) / (FLOAT_BYTES * count)

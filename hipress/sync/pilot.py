@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 
 from hipress.errors import ConfigMismatch, SyncError
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from casync.codec import Codec
+    from casync.memory import Moment
     from casync.predict.cost import Costs
     from hipress.model import Param
     from hipress.plan.trial import Tried
@@ -38,31 +38,37 @@ class Pilot:
     tried: tuple[Tried, ...] = ()
 
     def __init__(
-        self, judge: Judge, plans: Sequence[Plan], params: Sequence[Param], meeting: Meeting
+        self,
+        judge: Judge,
+        plans: Sequence[Plan],
+        params: Sequence[Param],
+        meeting: Meeting,
+        moment: Callable[[], Moment],
     ) -> None:
-        """`plans`: by level, equal but for what the levels' codecs are."""
+        """`plans`: by level, equal but for what the levels' codecs are. `moment`: of the memory in
+        which gradients are compressed."""
+        self._moment = moment
         self._judge, self._levels, self._params, self._meeting = judge, plans, params, meeting
         self._group: dist.ProcessGroup | None = connect(meeting, "policy")  # None after `close`
         self.codecs: dict[str, Codec] = {k: c for plan in plans for k, c in plan.codecs.items()}
         self._made: dict[tuple[int, ...], Plan] = {}
         self._handed: list[tuple[Sequence[int], torch.Tensor]] = []
-        self._seconds: list[float] = []
-        self._begun: float | None = None
+        self._looked: list[tuple[Sequence[int], torch.Tensor]] = []  # at, with residuals
+        self._moments: list[Moment] = []  # at which steps of the window began
         self._step = 0
         self.plan = self._choose(0)
 
     def next(self, step: int) -> Plan:
         """See Chooser."""
-        now = time.perf_counter()
-        if self._begun is not None:
-            self._seconds.append(now - self._begun)
-        if self._group is not None and len(self._seconds) == self._judge.window > 0:
+        if self._judge.window:
+            self._moments.append(self._moment())
+        if self._group is not None and len(self._moments) > self._judge.window > 0:
             self._look(self._group)
         before, self.plan, self._step = self.plan, self._choose(step), step
         if before is not self.plan and self._meeting.rank == 0:
             log.info("hipress: from step %d on %s", step, self.plan.label)
         self._handed.clear()
-        self._begun = time.perf_counter()
+        self._looked.clear()
         return self.plan
 
     def handed(
@@ -72,19 +78,21 @@ class Pilot:
         if buffer.is_sparse or not self._judge.window:
             return
         self._handed.append((indices, buffer))
-        if not self._judge.looks(self._step):
-            return
-        for index, piece in self._pieces(indices, buffer.float() + unsent()):
-            self._judge.handed(index, piece)
+        if self._judge.looks(self._step):
+            self._looked.append((indices, buffer.float() + unsent()))
 
     def backward_over(self) -> None:
         """Nothing."""
 
     def averaged(self) -> None:
-        """See Chooser."""
+        """See Chooser. Codecs, whose calls share memory on a device, are at rest now."""
+        for indices, values in self._looked:
+            for index, piece in self._pieces(indices, values):
+                self._judge.handed(index, piece)
         for indices, buffer in self._handed:
             for index, piece in self._pieces(indices, buffer.float()):
                 self._judge.averaged(index, piece)
+        self._looked.clear()
         self._handed.clear()
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
@@ -93,8 +101,8 @@ class Pilot:
 
     def hold(self, plan: Plan) -> None:
         """See Chooser: the policy goes on from there."""
-        self.plan, self._begun = plan, None
-        self._seconds.clear()
+        self.plan = plan
+        self._moments.clear()
 
     def close(self) -> None:
         """See Chooser."""
@@ -102,8 +110,10 @@ class Pilot:
 
     def _look(self, group: dist.ProcessGroup) -> None:
         """A window is over."""
-        taken, middle = self._judge.take(), statistics.median(self._seconds)
-        self._seconds.clear()
+        steps = pairwise(self._moments)
+        middle = statistics.median(end.since(begin) for begin, end in steps)
+        del self._moments[:-1]
+        taken = self._judge.take()
         sums = self._attend(lambda: all_reduce_sum(taken, group))
         (slowest,) = self._attend(lambda: all_reduce_max([middle], group))
         self._judge.look(sums, slowest)
@@ -132,13 +142,11 @@ class Pilot:
         codecs = {key: codec for key, codec in self.codecs.items() if key in used}
         return replace(self._levels[0], decisions=tuple(decisions), codecs=codecs)
 
-    def _pieces(
-        self, indices: Sequence[int], flat: torch.Tensor
-    ) -> list[tuple[int, np.ndarray[Any, np.dtype[np.float32]]]]:
+    def _pieces(self, indices: Sequence[int], flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """By parameter that levels decide, what lies in a bucket."""
         pieces = torch.split(flat.detach(), [self._params[index].numel for index in indices])
         return [
-            (index, piece.numpy())
+            (index, piece)
             for index, piece in zip(indices, pieces, strict=True)
             if self._levels[0].decisions[index].codec is not None
         ]

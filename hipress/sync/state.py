@@ -33,7 +33,7 @@ import torch
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from hipress.model import Param
-from hipress.plan.codecs import RESIDUAL, flat_names
+from hipress.plan.codecs import RESIDUAL, flat_names, state_of
 from hipress.plan.rules import Plan
 
 if TYPE_CHECKING:
@@ -166,13 +166,7 @@ class Residuals:
                 array[:] = before[side][name]
 
     def _zeros(self, key: str, side: str, total: int) -> dict[str, Floats]:
-        codec, sizes = self.codec_at(key, side), {7: total, 3: len(self.params)}
-        if self.memory.host:
-            return codec.init_state(total, tensors=len(self.params))
-        few = {name: self.memory.tensor(a) for name, a in codec.init_state(7, tensors=3).items()}
-        made: dict[str, Any]
-        made = {name: self.memory.zeros(sizes[len(a)], a.dtype) for name, a in few.items()}
-        return made
+        return state_of(self.codec_at(key, side), self.memory, total, len(self.params))
 
     def _sides(self, key: str) -> tuple[str, ...]:
         """Aggregators need state only where they encode besides, not instead of, a worker."""

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import logging
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from casync.predict.cost import Costs
 from hipress.errors import ConfigMismatch, SyncError
-from hipress.plan import probe
 from hipress.plan.rules import Plan, restored
 from hipress.plan.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.plan.workload import Workload
@@ -31,12 +27,15 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from casync.codec import Codec
-    from hipress.plan.auto import Search
+    from casync.memory import Moment
+    from casync.predict.cost import Costs
     from hipress.plan.compiling import Compiling
+    from hipress.plan.places import Places
 
 WATCHED = 3  # steps, at least; DDP makes its buckets anew after the first one
 MOST_PATIENCE = 64  # windows
 T = TypeVar("T")
+Span: TypeAlias = tuple["Moment", "Moment"]  # of a step
 log = logging.getLogger("hipress")
 
 
@@ -44,29 +43,26 @@ class Tuner:
     """Chooses among plans by trying them. All ranks of the meeting must make one, and call `next`
     and `hold` alike."""
 
-    def __init__(
-        self,
-        search: Search,
-        link: Costs,
-        compiling: Compiling,
-        meeting: Meeting,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """`link`: as measured, the same on all ranks. `compiling`: what the search may use.
-        `clock`: in seconds."""
-        self._search, self._clock, self._meeting = search, clock, meeting
-        self.costs = link
+    def __init__(self, places: Places, compiling: Compiling, meeting: Meeting) -> None:
+        """`places`: with costs of links, the same on all ranks. `compiling`: what these may use."""
+        search, memory = places.first.search, places.first.site.memory
+        self._places, self._meeting, self._moment = places, meeting, memory.moment
         self._compiling = compiling
         self._group: dist.ProcessGroup | None = connect(meeting, "trial")  # None after `close`
         self.plans: tuple[Plan, ...] = (search.unplanned(),)
         self._trial = Trial(1, kept=0)
-        self._observer: Observer | None = Observer(search.params)  # None after the first steps
+        self._observer: Observer | None = Observer(search.params, memory)  # None after some steps
         self._workload: Workload | None = None  # None where it was not watched
         self._watch, self._patience = Watch(), Watch.patience
-        self._begun: float | None = None  # the step that is under way
-        self._window: list[float] = []
+        self._begun: Moment | None = None  # the step that is under way
+        self._window: list[Span] = []
         #: of all plans that there may be
-        self.codecs: dict[str, Codec] = {**search.codecs, **search.overrides.codecs}
+        self.codecs: dict[str, Codec] = {**places.codecs, **search.overrides.codecs}
+
+    @property
+    def costs(self) -> Costs:
+        """See Chooser."""
+        return self._places.told
 
     @property
     def plan(self) -> Plan:
@@ -92,12 +88,12 @@ class Tuner:
 
     def next(self, step: int) -> Plan:
         """See Chooser."""
-        now = self._clock()
+        now = self._moment()
         if self._observer is not None:
             self._observer.begin(now)
         if self._group is not None and self._begun is not None:
-            self._take(now - self._begun, self._group)
-        self._begun = self._clock()
+            self._take((self._begun, now), self._group)
+        self._begun = self._moment()
         return self.plan
 
     def handed(
@@ -105,21 +101,22 @@ class Tuner:
     ) -> None:
         """See Chooser."""
         if self._observer is not None:
-            self._observer.handed(indices, buffer, self._clock())
+            self._observer.handed(indices, buffer, self._moment())
 
     def backward_over(self) -> None:
         """See Chooser."""
         if self._observer is not None:
-            self._observer.backward_over(self._clock())
+            self._observer.backward_over(self._moment())
 
     def averaged(self) -> None:
         """See Chooser."""
         if self._observer is not None:
-            self._observer.averaged(self._clock())
+            self._observer.averaged(self._moment())
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
         """See Chooser."""
-        return restored(saved, self._search.params, self.codecs, self._search.topology)
+        search = self._places.first.search
+        return restored(saved, search.params, self.codecs, search.topology)
 
     def hold(self, plan: Plan) -> None:
         """Try no more; keep this one until times drift."""
@@ -136,18 +133,19 @@ class Tuner:
     def close(self) -> None:
         """Compare no more; the others then learn at once that this rank does not."""
         self._group = None  # ends with the last reference
+        self._places.close()
 
-    def _take(self, seconds: float, group: dist.ProcessGroup) -> None:
-        """A step took this long, here."""
+    def _take(self, span: Span, group: dist.ProcessGroup) -> None:
+        """A step was taken. On a device the host waits for its time only where that decides."""
         if self._observer is not None:
             compiling = self._slowest(float(not self._compiling.done), group)
             if self._observer.steps >= WATCHED and not compiling:
                 self._plan(self._observer, group)
         elif not self._trial.over:
-            if self._trial.observe(self._slowest(seconds, group)):
+            if self._trial.observe(self._slowest(_seconds(span), group)):
                 self._kept()
         else:
-            self._window.append(seconds)
+            self._window.append(span)
             if len(self._window) == WINDOW:
                 self._compare(group)
 
@@ -155,17 +153,21 @@ class Tuner:
         """The first steps have been watched: begin the trial."""
         codecs = self._attend(self._compiling.codecs)
         self._settle(codecs)
-        link = self.costs
-        self.costs = self._attend(lambda: probe.measure_codecs(group, codecs, link))
+        self._places = self._attend(lambda: self._places.measure_codecs(group))
         self._workload = self._attend(
-            lambda: observer.workload(lambda values: all_reduce_max(values, group), codecs)
+            lambda: observer.workload(lambda values: all_reduce_max(values, group), self._first)
         )
         self._observer = None
-        self._try(self._search.plans(self.costs, self._workload))
+        self._try(self._places.plans(self._workload))
+
+    @property
+    def _first(self) -> Mapping[str, Codec]:
+        """What may be used where the model is."""
+        return self._places.first.search.codecs
 
     def _settle(self, codecs: Mapping[str, Codec]) -> None:
         """From now on go by what was compiled."""
-        self._search = replace(self._search, codecs=codecs)
+        self._places = self._places.compiled(codecs)
         self.codecs.update(codecs)
 
     def _try(self, plans: tuple[Plan, ...]) -> None:
@@ -176,10 +178,9 @@ class Tuner:
 
     def _compare(self, group: dist.ProcessGroup) -> None:
         """A window is full: see whether times have drifted."""
-        step = self._slowest(statistics.median(self._window), group)
+        step = self._slowest(statistics.median(map(_seconds, self._window)), group)
         self._window.clear()
-        topology = self._search.topology
-        message = self._attend(lambda: probe.message_seconds(group, topology))
+        message = self._attend(lambda: self._places.message_seconds(group))
         if self._watch.drifted(step, message):
             self._look_again(group)
 
@@ -195,14 +196,12 @@ class Tuner:
 
     def _look_again(self, group: dist.ProcessGroup) -> None:
         """Another trial, with the current plan as the one to beat."""
-        before, costs, search = self.plan, self.costs, self._search
-        codecs = search.codecs
-        link = self._attend(lambda: probe.measure_link(group, codecs, search.topology))
-        self.costs = replace(link, codecs=costs.codecs, overlap=costs.overlap)
-        if not costs.codecs:  # after `hold`
-            self.costs = self._attend(lambda: probe.measure_codecs(group, codecs, link))
+        before = self.plan
+        self._places = self._attend(lambda: self._places.measure_links(group))
+        if not self.costs.codecs:  # after `hold`
+            self._places = self._attend(lambda: self._places.measure_codecs(group))
         facts = before.facts()
-        others = [p for p in search.plans(self.costs, self._workload) if p.facts() != facts]
+        others = [p for p in self._places.plans(self._workload) if p.facts() != facts]
         self._patience = min(2 * self._patience, MOST_PATIENCE)
         self.plans = (before, *others)
         self._trial = Trial(len(self.plans), kept=0)
@@ -219,3 +218,8 @@ class Tuner:
             took = "" if step is None else f": {step * 1e3:.4g} ms a step"
             log.info("hipress: after a trial of %d steps, keeps %s%s", self._trial.steps,
                      self.plan.label, took)  # fmt: skip
+
+
+def _seconds(span: Span) -> float:
+    begin, end = span
+    return end.since(begin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,6 +115,24 @@ class FakeEvent:
         assert self.reached >= wanted, "nothing brings this event about"
 
 
+class FakeMoment:
+    """Reached when the stream of users gets there."""
+
+    def __init__(self, memory: FakeMemory) -> None:
+        self.seconds = 0.0
+        self.event = memory.event()
+        memory.users.run(self._take)
+        memory.users.record(self.event)
+
+    def _take(self) -> None:
+        self.seconds = time.perf_counter()
+
+    def since(self, earlier: FakeMoment) -> float:
+        for moment in (earlier, self):
+            moment.event.wait()
+        return self.seconds - earlier.seconds
+
+
 class FakeStream:
     """A queue of closures."""
 
@@ -181,6 +200,9 @@ class FakeMemory(HostMemory):
 
     def event(self) -> FakeEvent:
         return FakeEvent(self.schedule)
+
+    def moment(self) -> FakeMoment:
+        return FakeMoment(self)
 
 
 class FakeEnd:

@@ -82,3 +82,11 @@ def test_a_future_takes_tensors_of_the_device(memory):
     stream.record(done)
     done.wait()
     assert future.wait() is made
+
+
+def test_moments_are_in_the_order_of_the_stream(memory):
+    with memory.current():
+        first, made = memory.moment(), memory.zeros(1 << 16, torch.float32)
+        memory.caller().run(lambda: made.fill_(2.0))
+        last = memory.moment()
+    assert last.since(first) >= 0 >= first.since(last)

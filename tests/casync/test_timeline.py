@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
-from casync.predict.stages import PREDICTED, TASK, Item, Stage, native, stages
+from casync.predict.stages import (
+    ENTER,
+    LEAVE,
+    PREDICTED,
+    TASK,
+    WIRE,
+    WORK,
+    Item,
+    Stage,
+    native,
+    stages,
+)  # fmt: skip
 from casync.predict.timeline import Load, simulate_step
 from casync.topology import Topology
 from tests.casync.fakes import graph_of
@@ -16,11 +27,11 @@ NOTHING = Line(0.0, 0.0)
 
 
 def work(seconds):
-    return Stage(False, seconds)
+    return Stage(WORK, seconds)
 
 
 def wire(seconds, **more):
-    return Stage(True, seconds, **more)
+    return Stage(WIRE, seconds, **more)
 
 
 def seconds(*loads, backward=0.0, overlap=0.0):
@@ -106,7 +117,7 @@ def transferred(strategy, topology, payload=100.0, gradient=1000.0):
     costs = Costs({1: Transfer(Line(0, 1.0))}, {"float32": Transfer(Line(0, 2.0))})
     item = Item(gradient, payload, 4)
     chain = stages(strategy, item, CodecCost(NOTHING, NOTHING), topology, costs)
-    return sum(stage.seconds for stage in chain if stage.wire)
+    return sum(stage.seconds for stage in chain if stage.lane == WIRE)
 
 
 def test_what_crosses_the_link():
@@ -132,7 +143,7 @@ def test_what_a_rank_computes(strategy):
     codec = CodecCost(once, once, Line(-TASK, 10.0))
     topology = FOUR if wanted else Topology.even(4, 2)
     chain = stages(strategy, Item(1.0, 1.0, 4), codec, topology, costs)
-    total = sum(stage.seconds for stage in chain if not stage.wire)
+    total = sum(stage.seconds for stage in chain if stage.lane == WORK)
     assert total == pytest.approx(wanted or 1 / 4 + 10 / 4 + 1)
 
 
@@ -140,4 +151,31 @@ def test_latencies_of_a_ring_add_up():
     costs = Costs({1: Transfer(Line(0.5, 0.0))}, {"float32": Transfer(Line(2.0, 1.0), 0.25)})
     chain = stages("ring", Item(1.0, 1.0, 4), CodecCost(NOTHING, NOTHING), FOUR, costs)
     assert sum(stage.delay for stage in chain) == pytest.approx(2 * 3 * 0.5)
-    assert native(3.0, 1, costs) == Stage(True, 3.0, 2.0, 0.25)
+    assert native(3.0, 1, costs) == (Stage(WIRE, 3.0, 2.0, 0.25, 3.0),)
+
+
+def test_copies_either_way_have_lanes_of_their_own():
+    """Out 0-2 and 2-4, work 2-3 and 4-5, in 3-5 and 5-7; nothing of it delays the pass."""
+    load = Load(0.0, (Stage(LEAVE, 2), work(1), Stage(ENTER, 2)))
+    assert seconds(load, load, backward=6.0, overlap=1.0) == pytest.approx(7)
+    assert simulate_step([load], 6.0, 1.0).backward == pytest.approx(6)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_leaves_a_device_and_enters_it(gradients):
+    """Gradients once each way, where the host compresses; else what travels, each time."""
+    wires = {1: Transfer(Line(0, 1.0)), 3: Transfer(Line(0, 1.0))}
+    copies = Copies(Line(0.5, 0.01), Line(0.25, 0.02), gradients)
+    costs = Costs(wires, {"float32": Transfer(Line(0, 2.0))}, copies=copies)
+    chain = stages("ps", Item(1000.0, 100.0, 4), CodecCost(NOTHING, NOTHING), FOUR, costs)
+    lanes = [stage.lane for stage in chain]
+    sizes = [1000.0] if gradients else [75.0, 75.0]
+    out, back = ([s.seconds for s in chain if s.lane == lane] for lane in (LEAVE, ENTER))
+    assert out == pytest.approx([0.5 + 0.01 * size for size in sizes])
+    assert back == pytest.approx([0.25 + 0.02 * size for size in sizes])
+    travels = [LEAVE, WIRE, ENTER]
+    inner = [WORK, WIRE, WORK, WIRE, WORK]
+    assert lanes == (
+        [LEAVE, *inner, ENTER] if gradients else [WORK, *travels, WORK, *travels, WORK]
+    )
+    assert [stage.lane for stage in native(8.0, 1, costs)] == travels

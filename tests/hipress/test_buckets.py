@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 
+from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress.model import describe
 from hipress.options import Options
@@ -48,4 +49,4 @@ def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
     (key, _), *_ = bucket.states
     bucket.states[key, "worker"]["residual"][:] = 1
     bucket.states[key, "aggregator"]["residual"][:30000] = 0.5
-    assert bucket.unsent().tolist() == [2.0] * 30000 + [1.0] * 30000
+    assert bucket.unsent(HostMemory()).tolist() == [2.0] * 30000 + [1.0] * 30000

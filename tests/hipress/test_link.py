@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from casync.topology import Topology
+from hipress.devices import ON_HOST
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import Options
 from hipress.plan.auto import Search
@@ -66,7 +67,7 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
 
 
 def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
-    def measure_link(group, codecs, topology):
+    def measure_link(*_):
         raise RuntimeError("closed by peer")
 
     monkeypatch.setattr("hipress.planning.connect", lambda meeting, purpose: None)
@@ -74,4 +75,4 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), 0.05)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
-        _auto(Search((), {}, Options(), Topology.flat(2)), meeting)
+        _auto(Search((), {}, Options(), Topology.flat(2)), meeting, ON_HOST)

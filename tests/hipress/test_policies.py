@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+import torch
 
 import hipress
 from hipress.errors import ConfigError
@@ -180,8 +180,8 @@ def test_gains_are_energies():
     that."""
     codec = Sparse()
     judge = Gains([codec, codec], window=5, every=2, least=0.5, flat=0.1)
-    values = np.full(100, 0.1, np.float32)
-    values[:2] = 3, 4
+    values = torch.full((100,), 0.1)
+    values[:2] = torch.tensor([3.0, 4.0])
     assert [judge.looks(step) for step in range(4)] == [True, False, True, False]
     judge.handed(0, values)
     kept = roundtrip(codec, values)
@@ -196,7 +196,7 @@ def test_gains_are_energies():
 def test_norms_are_of_summed_gradients():
     judge = Norms(2, window=5, threshold=0.5, rate=lambda: 0.1)
     for sign in (1, -1, 1):
-        judge.averaged(0, np.full(4, sign, np.float32))
-        judge.averaged(1, np.full(4, 2, np.float32))
+        judge.averaged(0, torch.full((4,), float(sign)))
+        judge.averaged(1, torch.full((4,), 2.0))
     assert judge.take() == pytest.approx([2.0, 12.0, 0.1])
     assert judge.take() == pytest.approx([0.0, 0.0, 0.1])

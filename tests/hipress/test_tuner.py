@@ -9,12 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from casync.memory.host import HostMemory, Instant
 from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress.errors import ConfigError
-from hipress.plan import trial
+from hipress.plan import probe, trial
 from hipress.plan.overrides import NO_RULES
+from hipress.plan.places import Place, Places
 from hipress.plan.rules import NATIVE
+from hipress.plan.site import Site
 from hipress.sync import tuner as tuners
 from hipress.sync.tuner import WATCHED, Tuner
 from tests.hipress import tuner_ranks
@@ -114,14 +117,14 @@ SLOW, FAST = (
 )
 
 
-class Clock:
-    """Advances by what a step by each plan takes."""
+class Clock(HostMemory):
+    """A memory whose time advances by what a step by each plan takes."""
 
     def __init__(self, seconds):
         self.now, self.seconds = 0.0, seconds
 
-    def __call__(self):
-        return self.now
+    def moment(self):
+        return Instant(self.now)
 
 
 @pytest.fixture
@@ -130,13 +133,14 @@ def scripted(monkeypatch):
     link = SimpleNamespace(costs=SLOW, message=0.01)
     monkeypatch.setattr(tuners, "connect", lambda meeting, purpose: object())
     monkeypatch.setattr(tuners, "all_reduce_max", lambda values, group: values)
-    monkeypatch.setattr(tuners.probe, "message_seconds", lambda *_: link.message)
-    monkeypatch.setattr(tuners.probe, "measure_link", lambda *_: link.costs)
-    monkeypatch.setattr(tuners.probe, "measure_codecs", lambda group, codecs, link: link)
+    monkeypatch.setattr(probe, "message_seconds", lambda *_: link.message)
+    monkeypatch.setattr(probe, "measure_link", lambda *_: link.costs)
+    monkeypatch.setattr(probe, "measure_codecs", lambda group, codecs, link, site: link)
     meeting = SimpleNamespace(rank=0, attend=lambda call, what: call())
     clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
     compiling = SimpleNamespace(done=True, codecs=dict)
-    tuner = Tuner(Search(), SLOW, compiling, meeting, clock)
+    places = Places((Place(Search(), Site(clock, clock)),), (SLOW,))
+    tuner = Tuner(places, compiling, meeting)
     tuner.compiling = compiling
 
     def steps(count):

@@ -94,13 +94,13 @@ def handed_on(rank, world_size, names, scope):
     return found
 
 
-def slow_link(group, codecs, topology):
+def slow_link(*_):
     """What a probe of a link finds that every codec is worth a try on."""
     slow = dict.fromkeys(probe.DTYPES, Transfer(Line(1e-3, 1e-6)))
     return Costs({1: Transfer(Line(1e-5, 1e-9))}, slow)
 
 
-def fast_codecs(group, codecs, link):
+def fast_codecs(group, codecs, link, *_):
     """What a probe of codecs finds that take next to no time."""
     work = CodecCost(*[Line(1e-6, 1e-10)] * 3)
     return dataclasses.replace(link, codecs=dict.fromkeys(codecs, work))
@@ -199,8 +199,8 @@ def resumed(rank, world_size):
     quick([Int8(), Halves()])
     ddp = hipress.wrap(make())
     engine = SESSIONS[ddp].engine
-    found = engine.tuner._search.plans(
-        fast_codecs(None, ["int8_fake", "half_fake"], slow_link(0, 0, 0))
+    found = engine.tuner._places.first.search.plans(
+        fast_codecs(None, ["int8_fake", "half_fake"], slow_link())
     )
     int8 = next(plan for plan in found if "int8" in plan.label)
     engine.resume(0, engine.planned(int8))

@@ -1,0 +1,151 @@
+"""Where compression runs: a device's gradients may also be copied to the host, for it to compress.
+
+[Note: places] Each place has codecs of its own, of other keys, and costs: what they take, by what
+payloads travel, what is copied, and what slows the backward pass. A plan is of one place. The first
+place is where the model is; there the native all-reduce is, which all plans are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from casync.predict.cost import Costs
+from casync.topology import Topology
+from hipress.plan import probe
+from hipress.plan.auto import FAR, TRIED, Search, told
+from hipress.plan.rules import HOSTED, Plan
+from hipress.plan.site import Site
+from hipress.plan.workload import Workload
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["Place", "Places"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place, and what is searched there."""
+
+    search: Search
+    site: Site
+
+    def hosted(self, site: Site) -> Place:
+        """The same codecs on the host. Rules' codecs are of the device."""
+        codecs = {key + HOSTED: codec for key, codec in self.search.codecs.items()}
+        return Place(replace(self.search, codecs=codecs, target="cpu", watched=False), site)
+
+
+@dataclass(frozen=True)
+class Places:
+    """All of them, each with its costs as far as they are known."""
+
+    every: tuple[Place, ...]
+    costs: tuple[Costs, ...] = ()
+
+    @property
+    def first(self) -> Place:
+        """Where the model is."""
+        return self.every[0]
+
+    @property
+    def topology(self) -> Topology:
+        """Of all."""
+        return self.first.search.topology
+
+    @property
+    def codecs(self) -> dict[str, Codec]:
+        """Of all."""
+        return {key: codec for place in self.every for key, codec in place.search.codecs.items()}
+
+    @property
+    def told(self) -> Costs:
+        """For reports: those of the first, with all codecs."""
+        codecs = {key: cost for costs in self.costs for key, cost in costs.codecs.items()}
+        return replace(self.costs[0], codecs=codecs)
+
+    def measure_links(self, group: dist.ProcessGroup) -> Places:
+        """With new costs of links. Every rank must call it."""
+        links = tuple(
+            probe.measure_link(group, each.search.codecs, self.topology, each.site)
+            for each in self.every
+        )
+        if self.costs:
+            links = tuple(
+                replace(link, codecs=costs.codecs, overlap=costs.overlap)
+                for link, costs in zip(links, self.costs, strict=True)
+            )
+        return replace(self, costs=links)
+
+    def measure_codecs(self, group: dist.ProcessGroup) -> Places:
+        """With costs of codecs, which are compiled. Every rank must call it."""
+        pairs = zip(self.every, self.costs, strict=True)
+        return replace(
+            self,
+            costs=tuple(
+                probe.measure_codecs(group, each.search.codecs, costs, each.site)
+                for each, costs in pairs
+            ),
+        )
+
+    def message_seconds(self, group: dist.ProcessGroup) -> float:
+        """How long a message takes now. Every rank must call it."""
+        return probe.message_seconds(group, self.topology, self.first.site)
+
+    def close(self) -> None:
+        """Disconnect."""
+        for each in self.every:
+            each.site.close()
+
+    def promising(self) -> Places:
+        """With the codecs that promise to pay, and the places that have some."""
+        native = self.first.search.native(self.costs[0])
+        found = [
+            (replace(each, search=each.search.promising(costs, native)), costs)
+            for each, costs in zip(self.every, self.costs, strict=True)
+        ]
+        kept = [found[0], *(pair for pair in found[1:] if pair[0].search.codecs)]
+        return Places(tuple(place for place, _ in kept), tuple(costs for _, costs in kept))
+
+    def compile(self) -> dict[str, Codec]:
+        """The codecs of all, for where they work."""
+        with self.first.site.memory.current():
+            every = [each.search.compile() for each in self.every]
+            codecs = {key: codec for some in every for key, codec in some.items()}
+            for codec in codecs.values():
+                codec.prepare()
+        return codecs
+
+    def compiled(self, codecs: Mapping[str, Codec]) -> Places:
+        """With what was compiled."""
+        every = tuple(
+            replace(
+                each,
+                search=replace(each.search, codecs={k: codecs[k] for k in each.search.codecs}),
+            )
+            for each in self.every
+        )
+        return replace(self, every=every)
+
+    def plans(self, workload: Workload | None = None) -> tuple[Plan, ...]:
+        """As Search.plans, of all places: the best of each, and then by the predicted step."""
+        if workload is not None:  # payloads are the same on all of them
+            hosted = {(key + HOSTED, index): n for (key, index), n in workload.payloads.items()}
+            workload = replace(workload, payloads={**workload.payloads, **hosted})
+        pairs = zip(self.every, self.costs, strict=True)
+        first, *others = [each.search.plans(costs, workload) for each, costs in pairs]
+        if not others:
+            return first
+        native = first[-1]
+        tried = [replace(p, why=told(p.seconds, native.seconds)) for o in others for p in o[:-1]]
+        tried = [*first[:-1], *tried]
+        least = min((plan.seconds for plan in (*tried, native)), default=0.0)
+        near = sorted((p for p in tried if p.seconds <= FAR * least), key=lambda p: p.seconds)
+        best = {plan.hosted: plan for plan in reversed(near)}
+        rest = [plan for plan in near if plan is not best[plan.hosted]]
+        kept = sorted([*best.values(), *rest[: TRIED - len(best)]], key=lambda p: p.seconds)
+        return (*kept, native)

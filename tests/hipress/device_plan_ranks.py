@@ -1,0 +1,161 @@
+"""What the ranks of test_device_plans.py run: plans that change on emulated devices, over gloo."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import hipress
+from casync.memory.host import HostMemory
+from casync.topology import Topology
+from hipress import options, planning
+from hipress.devices import ON_HOST, Placement
+from hipress.model import describe
+from hipress.plan import auto, evidence, levels, probe, trial
+from hipress.plan.codecs import compile_codec
+from hipress.plan.overrides import NO_RULES
+from hipress.ranks import meeting as meetings
+from hipress.sync.engine import Engine
+from tests.casync import emulated
+from tests.casync.streams import FakeMoment, Schedule
+from tests.hipress.device_ranks import gradients
+from tests.hipress.policy_ranks import spiked
+
+POLICIES = {
+    "Warmup": hipress.Warmup("topk", ratios=(0.1, 0.01, 0.001), steps=3),
+    "GraVAC": hipress.GraVAC("topk", (0.1, 0.01, 0.001), window=4, every=2, flat=0.99),
+    "Accordion": hipress.Accordion("topk", low=0.1, high=0.01, window=3),
+}
+TRIED = [("onebit_group", "onebit_group", {}), ("topk", "topk", {"ratio": 0.01})]
+
+
+@contextmanager
+def device(rank):
+    """A device's memory; what is compiled for CUDA is for it."""
+    schedule = Schedule(rank)
+    memory = emulated.DeviceMemory(schedule)
+
+    def compiled(name, params, target="cpu"):
+        if target == "cuda":
+            return emulated.Launched(emulated.compiled(name, **params), memory)
+        return compile_codec(name, params, target)
+
+    with ExitStack() as stack:
+        stack.enter_context(schedule.driving())
+        for module in (levels, auto):
+            stack.enter_context(mock.patch.object(module, "compile_codec", compiled))
+        yield memory
+
+
+def params_of(*shapes):
+    return describe(torch.nn.ParameterList([torch.zeros(shape) for shape in shapes]))
+
+
+def step(engine, buckets):
+    for index, bucket in enumerate(buckets):
+        engine.begin(index)
+        engine.reduce((index,), bucket, last=index == len(buckets) - 1)
+    engine.finish()
+
+
+def steered(params, policy, meeting, placement, memory):
+    """An engine that goes by a policy."""
+    wanted = options.make("auto", policy=policy, min_size=0, timeout=60)
+    placed = mock.patch.object(Placement, "memory", return_value=memory)
+    with placed:
+        codecs = planning.codecs_of(wanted, placement)
+        made = planning.plan_for(
+            params, codecs, wanted, Topology.flat(2), NO_RULES, meeting, placement
+        )
+        return Engine(
+            params, made.plan, wanted, dist.group.WORLD, meeting,
+            placement=placement, memory=memory, tuner=made.chooser(),
+        )  # fmt: skip
+
+
+def by_policy(rank, size, name):
+    """Averages beside those on the host, and levels by step; times that steps were waited for."""
+    params, labels, waits = params_of((64, 64), (64, 64)), [], []
+    with device(rank) as memory:
+        staged = Placement(memory.device, "staged")
+        engines = [
+            steered(params, POLICIES[name], meetings.meeting(dist.group.WORLD, 60), *where)
+            for where in ((staged, memory), (ON_HOST, HostMemory()))
+        ]
+        since = FakeMoment.since
+        with mock.patch.object(
+            FakeMoment, "since", lambda *pair: waits.append(len(labels)) or since(*pair)
+        ):
+            for number in range(14):
+                falling = spiked(rank, 0, 0.01).view(-1) * 0.25 ** (number // 3)
+                given = [spiked(rank, number, 0.01).view(-1), falling * (1 + rank)]
+                theirs = [memory.filled(values) for values in given]
+                for engine, buckets in zip(engines, (theirs, given), strict=True):
+                    step(engine, buckets)
+                assert all(map(torch.equal, map(memory.download, theirs), given)), number
+                found = [[d.codec for d in engine.plan.decisions] for engine in engines]
+                assert found[0] == found[1], number
+                labels.append(found[0])
+        dist.barrier()
+        for engine in engines:
+            engine.close()
+    return labels, sorted(set(waits))
+
+
+def quick(stack):
+    """Short trials of few codecs, which are timed on few elements."""
+    for where, name, value in (
+        (trial, "COUNTED", 3), (trial, "SLOW", 1e9), (auto, "MIN_GAIN_SECONDS", -1e9),
+        (auto, "FAR", 1e9), (auto, "SHARE", 0.0), (probe, "ELEMENTS", (1 << 9, 1 << 11)),
+        (probe, "REPEATS", 2), (probe, "SIDES", (8, 8)), (probe, "WORKED", (64, 64)),
+        (probe, "HUGE", 1 << 20), (evidence, "trusted", lambda optimizer: TRIED),
+    ):  # fmt: skip
+        stack.enter_context(mock.patch.object(where, name, value))
+
+
+def by_trial(rank, size):
+    """What a trial on a device found; averages by step, and of it what is lost; when moments were
+    waited for."""
+    params, waits = params_of((64, 64), (100,)), []
+    with device(rank) as memory, ExitStack() as stack:
+        quick(stack)
+        stack.enter_context(mock.patch.object(Placement, "memory", return_value=memory))
+        staged = Placement(memory.device, "staged")
+        meeting = meetings.meeting(dist.group.WORLD, 60)
+        wanted = options.make("auto", min_size=0, timeout=60)
+        codecs = planning.codecs_of(wanted, staged)
+        made = planning.plan_for(
+            params, codecs, wanted, Topology.flat(2), NO_RULES, meeting, staged
+        )
+        engine = Engine(
+            params, made.plan, wanted, dist.group.WORLD, meeting,
+            placement=staged, memory=memory, tuner=made.chooser(),
+        )  # fmt: skip
+        tuner, after, averages = engine.tuner, 0, []
+        since = FakeMoment.since
+        stack.enter_context(
+            mock.patch.object(FakeMoment, "since", lambda *p: waits.append(after) or since(*p))
+        )
+        total = exact = torch.zeros(sum(p.numel for p in params))
+        while after < 10:
+            number = len(averages)
+            values = gradients(params, rank, number)
+            theirs = [memory.filled(x) for x in values.split([p.numel for p in params])]
+            step(engine, theirs)
+            averages.append(torch.cat([each.cpu() for each in theirs]))
+            after += tuner.trial_seconds is not None
+            total = total + averages[-1]
+            exact = exact + sum(gradients(params, r, number) for r in range(size)) / size
+        left = engine.buckets.unsent()
+        kept = [left[i] if i in left else torch.zeros(p.numel) for i, p in enumerate(params)]
+        kept = [x.cpu() for x in kept]
+        shared = torch.cat(kept)
+        dist.all_reduce(shared)
+        off = (total + shared / size - exact).abs().max().item()
+        dist.barrier()
+        engine.close()
+    tried = [(each.plan, each.verdict, each.steps) for each in tuner.tried]
+    return torch.stack(averages).tolist(), tried, off, sorted(set(waits)), tuner.costs
