@@ -17,6 +17,7 @@ import torch
 
 from casync.codec import Codec, DeviceCodec
 from casync.errors import (
+    CasyncError,
     DeadlockError,
     ExecutorClosed,
     PayloadError,
@@ -28,6 +29,7 @@ from casync.errors import (
 from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.memory.host import HostMemory
+from casync.runtime.blame import blamed
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
@@ -117,7 +119,7 @@ class Executor:
         self._watches = watch
         self._prepared: WeakKeyDictionary[Program, Prepared] = WeakKeyDictionary()
         self._jobs = Jobs()
-        self._sequence = 0
+        self._sequence = self._step = 0
         self._lanes: Lanes
         if self._memory.host and not isinstance(transport, SlotTransport):
             self._lanes = ThreadLanes(self, transport, watch)
@@ -162,7 +164,7 @@ class Executor:
             self._check(program)
             prepared = self._prepare(program, bucket.dtype)
             job = Job(self._sequence, program, prepared, bucket, states, step)
-            self._sequence += 1
+            self._sequence, self._step = self._sequence + 1, step
             self.counters.jobs += 1
             empty = not job.left  # asked now: a job that was started may end at any time
             captured = self._captures is not None and self._captures.takes(job)
@@ -197,7 +199,7 @@ class Executor:
 
     def settle(self) -> None:
         """Wait until the device, where there is one, has done what was submitted. Raises what went
-        wrong there: a peer's time-out, payloads that kernels found bad."""
+        wrong there: a peer's time-out, a payload that a kernel found bad."""
         if self._memory.host and self._tags:
             return  # what threads do has been told by futures
         ran = self._lanes.settle(self.timeout)
@@ -205,11 +207,17 @@ class Executor:
             for codec in self._codecs.values() if ran and not self._memory.host else ():
                 cast(DeviceCodec, codec).raise_found()
         except Exception as error:
-            named = PayloadError(f"rank {self._names[self._here[0]]}: {error}")
-            named.__cause__ = error
-            self._end(named)
+            self._end(self._blame(error))
         if self._error is not None:
             raise copy_to_raise(self._error)
+
+    def _blame(self, error: Exception) -> CasyncError:
+        """What a codec found wrong on the device, with the task that it was in."""
+        programs = list(self._prepared.values())
+        named = blamed(programs, self._memory, self._step, self._names)
+        named = named or PayloadError(f"rank {self._names[self._here[0]]}: {error}")
+        named.__cause__ = error
+        return named
 
     def abort(self, error: Exception) -> None:
         """End as after an error of a task: for one that came before any task could run."""

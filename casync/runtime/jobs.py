@@ -121,7 +121,8 @@ class Prepared:
         self.key = object()  # of `begun` in marks, see streams.py
         self.end, self.ended = memory.event(), cast(Any, None)  # the latter: its mark
         self._events: dict[int, Event] = {}
-        self._tasks, self._names = program.tasks, dict[int, str]()
+        self.parts, self.tasks = program.parts, program.tasks
+        self._names: dict[int, str] = {}
         self.busy = False
         self._codecs = with_raw(codecs)
         self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
@@ -164,7 +165,7 @@ class Prepared:
     def name(self, index: int) -> str:
         """A task's text, which takes its time."""
         if index not in self._names:
-            self._names[index] = self._tasks[index].text()
+            self._names[index] = self.tasks[index].text()
         return self._names[index]
 
     def event(self, index: int) -> Event:

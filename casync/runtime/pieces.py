@@ -25,7 +25,7 @@ from casync.graph.tasks import Decode, Encode, Merge
 from casync.memory import Memory
 from casync.runtime.deferral import Deferred
 
-__all__ = ["InBucket", "Inputs", "States", "pieces_of"]
+__all__ = ["InBucket", "Inputs", "States", "packed", "pieces_of"]
 
 States: TypeAlias = Mapping[tuple[str, str], State]
 
@@ -40,6 +40,12 @@ class Inputs:
     step: int  # the training step's number
     deferred: dict[int, Deferred] = field(default_factory=dict)  # by part: during its rounds
     apart: dict[Apart, tuple[torch.Tensor, int]] = field(default_factory=dict)  # for tasks to come
+
+
+def packed(table: Ints) -> Ints:
+    """The table of the same pieces one behind the other."""
+    start = np.cumsum(table[:, 1]) - table[:, 1]
+    return np.column_stack([start, table[:, 1:]])
 
 
 class InBucket:
@@ -61,9 +67,8 @@ class Apart(InBucket):
 
     def __init__(self, part: Part, memory: Memory, stretch: _Stretch) -> None:
         super().__init__(part)
-        starts, lengths = self.table[:, 0].copy(), self.table[:, 1]
-        self.table[:, 0] = np.cumsum(lengths) - lengths
-        self._runs = _runs(starts.tolist(), lengths.tolist())
+        self._runs = _runs(*self.table[:, :2].T.tolist())
+        self.table = packed(self.table)
         self._memory, self._stretch, self._count = memory, stretch, part.elements
         self._kept = None if memory.host else memory.zeros(part.elements, torch.float32)
 

@@ -1,6 +1,7 @@
 """Ten training steps on a device that is not there: what travels is what the CPU backend sends."""
 
 import queue
+import re
 from contextlib import ExitStack, closing
 from functools import partial
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import compll
+from casync.errors import PayloadError
 from casync.graph.graph import build
 from casync.graph.plan import Choice, partition
 from casync.graph.tasks import Send
@@ -16,7 +18,7 @@ from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.memory import Hub
 from casync.transports.rendezvous import Meeting
-from tests.casync.emulated import DeviceMemory, compiled
+from tests.casync.emulated import DeviceMemory, Garbled, compiled
 from tests.casync.fakes import gradients, tensors_of
 from tests.casync.streams import FakeEnd, Schedule
 from tests.patience import HANG
@@ -115,10 +117,13 @@ class GPU(CudaMemory):
 class Devices:
     """A device for each of some endpoints, all of one schedule; without one, a GPU for all."""
 
-    def __init__(self, ends, name, schedule=None):
+    def __init__(self, ends, name, schedule=None, spoils=None):
+        """`spoils`: a rank whose payloads are no good."""
         self.memories = [DeviceMemory(schedule) if schedule else GPU() for _ in ends]
         make = compiled if schedule else partial(compll.compile, target="cuda")
         codecs = [make(name, **PARAMS.get(name, {})) for _ in ends]
+        if spoils is not None:
+            codecs[spoils] = Garbled(codecs[spoils], spoils=True)
         pairs = list(zip(self.memories, codecs, strict=True))
         self.states = [
             {key: {n: m.zeros(len(a), m.tensor(a).dtype) for n, a in state.items()}
@@ -204,6 +209,32 @@ def test_without_tags_averages_are_those_of_the_cpu_backend(strategy, name):
             schedule.run()
             assert all(future.done() for future in futures)
             assert all(map(torch.equal, devices.averages(), averages[step]))
+
+
+@pytest.mark.parametrize("strategy", ["ring", "ps"])
+def test_a_payload_that_a_kernel_found_bad_is_named(strategy):
+    """On a rank that decoded it, behind the run."""
+    graph = graph_by(strategy, compiled("topk", **PARAMS["topk"]))
+    programs, schedule = [graph.slice(rank) for rank in range(RANKS)], Schedule(3)
+    meeting = Meeting(RANKS)
+    ends = [FakeEnd(meeting, rank, lambda *_: None) for rank in range(RANKS)]
+    with closing(Devices(ends, "topk", schedule, spoils=2)) as devices:
+        devices.submit(programs, 7)
+        schedule.run()
+        found = [error for error in map(settled, devices.executors) if error is not None]
+        assert found
+        for error in found:
+            told = r"step 7 failed: rank [01], peer [02], task `(merge|decode) rank=.*lies outside"
+            assert re.match(told, str(error))
+
+
+def settled(executor):
+    """What the device found wrong, if anything."""
+    try:
+        executor.settle()
+    except PayloadError as error:
+        return error
+    return None
 
 
 def test_a_chunk_is_sent_while_later_ones_are_not_encoded_yet():

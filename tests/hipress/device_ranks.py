@@ -21,7 +21,7 @@ from hipress.plan.rules import fixed_plan
 from hipress.ranks import meeting as meetings
 from hipress.sync import checkpoint
 from hipress.sync.engine import Engine
-from tests.casync.emulated import DeviceMemory, compiled
+from tests.casync.emulated import DeviceMemory, Garbled, compiled
 from tests.casync.streams import Schedule
 from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
 from tests.hipress.fakes import Int8
@@ -230,7 +230,7 @@ def refused(rank, size, where, asked, alone):
     return "nothing"
 
 
-def broken(rank, size):
+def broken(rank, size, strategy):
     """What a kernel finds wrong with the payload of the last rank ends the step of who finds it,
     and the next one of all."""
     params, schedule = describe(model()), Schedule(rank)
@@ -239,7 +239,7 @@ def broken(rank, size):
         engine = engine_of(
             params, Garbled(compiled("topk", ratio=0.1), rank == size - 1),
             meetings.meeting(dist.group.WORLD, 60),
-            placement=Placement(memory.device, "staged"), memory=memory,
+            strategy, placement=Placement(memory.device, "staged"), memory=memory,
         )  # fmt: skip
         try:
             for step in range(2):
@@ -249,22 +249,3 @@ def broken(rank, size):
         finally:
             engine.close()
     return "nothing"
-
-
-class Garbled:
-    """A codec that spoils what it has encoded."""
-
-    def __init__(self, inner, spoils):
-        self._inner, self._spoils = inner, spoils
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    def for_shape(self, shape):
-        return self
-
-    def encode_batch(self, x, table, out, at, **options):
-        used = self._inner.encode_batch(x, table, out, at, **options)
-        if self._spoils:
-            out.fill_(255)
-        return used

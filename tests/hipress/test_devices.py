@@ -1,5 +1,6 @@
 """Which transport carries a model's gradients, and what is refused, without any device."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -149,13 +150,17 @@ def test_a_failure_reaches_who_waits_for_copies():
         assert all("no gradient" in text or "closed the conn" in text for text in told), told
 
 
-def test_a_payload_that_a_kernel_refuses_ends_the_step():
-    """Before any optimizer takes one."""
-    told = launch(device_ranks.broken, 2)
-    found, other = told
-    assert found == "step 0: PayloadError: rank 0: topk: an index lies outside its tensor"
-    assert other.startswith("step 1: ")
-    assert "index lies outside" in other or "closed the connection" in other
+@pytest.mark.parametrize("strategy", first_fast(["ps", "allgather"]))
+def test_a_payload_that_a_kernel_refuses_ends_the_step(strategy):
+    """Before any optimizer takes one where it is decoded, and the next step on all ranks."""
+    told = launch(device_ranks.broken, 3, strategy)
+    found = [text for text in told if text.startswith("step 0: PayloadError: step 0 failed: rank ")]
+    assert found
+    for text in told:
+        assert re.search(r"rank \d(, peer 2)?, task `merge rank=\d part=", text), text
+        assert "PayloadError: topk: an index lies outside its tensor" in text
+        # of the others, one may be in the same step still
+        assert text in found or re.match("step [01]: TransportError: rank [0-2] failed ", text)
 
 
 REFUSED = """

@@ -1,0 +1,50 @@
+"""Which payload a device's kernels found bad: they tell that there was one, behind all decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import cast
+
+import torch
+
+from casync.codec import DeviceCodec
+from casync.errors import CasyncError
+from casync.graph.tasks import Decode, DecodeRounds, Merge, Task
+from casync.memory import Memory
+from casync.runtime.jobs import Prepared
+from casync.runtime.naming import named_error
+from casync.runtime.pieces import InBucket, packed
+
+__all__ = ["blamed"]
+
+
+def blamed(
+    programs: Iterable[Prepared], memory: Memory, step: int, names: Sequence[str]
+) -> CasyncError | None:
+    """An error that names the task, by decoding anew what programs that are done have still."""
+    for prepared in programs:
+        if prepared.busy or not prepared.end.done():
+            continue
+        for index, task in enumerate(prepared.tasks):
+            try:
+                if isinstance(task, Decode | Merge) and not isinstance(task, DecodeRounds):
+                    _decode(prepared, index, task, memory, step)
+            except Exception as error:
+                return named_error(error, task, step, prepared.slots[index].source, names)
+    return None
+
+
+def _decode(prepared: Prepared, index: int, task: Task, memory: Memory, step: int) -> None:
+    """Decode a payload into memory that nobody uses. Raises what its codec found wrong."""
+    if prepared.payloads.in_bucket(task):
+        return
+    part, (codec,) = prepared.parts[task.part], prepared.codecs([task])
+    (at, used, _), table = prepared.slots[index].contents, packed(InBucket(part).table)
+    array = memory.array(memory.zeros(part.elements, torch.float32))
+    stream, done = memory.caller(), memory.event()
+    data = prepared.slots[index].array
+    stream.run(partial(codec.decode_batch, data, table, at, used, array, step=step))
+    stream.record(done)
+    done.wait()
+    cast(DeviceCodec, codec).raise_found()
