@@ -1,4 +1,5 @@
-"""One conformance test for all kinds of memory; that of a GPU where there is one."""
+"""One conformance test for all kinds of memory: that of a GPU on a double, too, which stands for
+torch.cuda, and on one where there is one."""
 
 from contextlib import nullcontext
 
@@ -7,16 +8,20 @@ import torch
 
 from casync.memory.device import DeviceMemory
 from casync.memory.host import HostMemory
-from tests.casync import emulated
+from tests.casync import cuda_double, emulated
 from tests.casync.streams import Schedule
 
-KINDS = ("host", "emulated", "gpu")
+KINDS = ("host", "emulated", "double", "gpu")
 
 
 @pytest.fixture(params=KINDS)
-def memory(request):
+def memory(request, monkeypatch):
     if request.param == "gpu" and not torch.cuda.is_available():
         pytest.skip("no GPU")
+    if request.param == "double":
+        with cuda_double.doubled(monkeypatch):
+            yield DeviceMemory(cuda_double.DEVICE)
+        return
     schedule = Schedule(0)
     made = {
         "host": HostMemory,
