@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 def ready_only(text: str) -> str:
     """The source without what other tiles take, and without writing back."""
-    text = re.sub(r"tile\(Ready<false>\(\), turn\);", ";", text)
+    text = re.sub(r"else tile\(Ready<false>\(\)\);", "", text)
     return re.sub(r"if \(back\)", "if (false)", text)
 
 
@@ -91,9 +91,9 @@ def rows_of(name: str, arch: str) -> list[Row]:
     code, rows = disassembled(cubin), list[Row]()
     fed = "feed" in source.plans
     walks = {
-        "encode": (f"{'feed' if fed else 'encode'}_pass\\d+", traffic_of(module, feed=fed).moved),
+        "encode": (f"{'feed' if fed else 'encode'}_walk\\d+", traffic_of(module, feed=fed).moved),
         "decode_add": (
-            "decode_add_tiles", 8 + payload_bytes(module, ELEMENTS, params) / ELEMENTS
+            "decode_add_walk\\d+", 8 + payload_bytes(module, ELEMENTS, params) / ELEMENTS
         ),
     }  # fmt: skip
     for what, (pattern, moved) in walks.items():

@@ -32,32 +32,35 @@ class Loop:
     compacts: list[Compact] = field(default_factory=list)
 
 
-def loops(walk: Walk, tile: int) -> list[Loop]:
-    """The loops, in order."""
+def loops(walk: Walk, tile: int, *, ordered: bool = True) -> list[Loop]:
+    """The loops, in order. ordered: whether that of their lanes matters, and values are kept; where
+    a thread has few lanes of each kind, neither does."""
     stages = _stages(walk)
     found: list[Loop] = []
     folds = [v for v in walk.values if v.op == "fold"]
     for fold in folds:
-        stride = lane_count(tile) if fold.attr == "sum" else 0
+        stride = lane_count(tile) if ordered and fold.attr == "sum" else 0
         _loop(found, stages[id(fold)] - 1, stride).folds.append(fold)
     lane_stores = [s for s in walk.stores if s.value.level == "lane"]
     for store in lane_stores:
         if not store.in_place:
             stage = max(stages[id(v)] for v in (store.value, store.place or store.value))
-            _loop(found, stage, _stride(store, tile)).stores.append(store)
+            _loop(found, stage, _stride(store, tile) if ordered else 0).stores.append(store)
     last = [s for s in lane_stores if s.in_place]
     if last or walk.compacts:
-        found = _with_last(found, walk, last, stages, tile)
+        found = _with_last(found, walk, last, stages, tile, ordered)
     found.sort(key=lambda one: one.stage)  # stable: the last of its stage stays the last
     for one in found:
         one.stride = one.stride or tile
-    _keep(found)
+    if ordered:
+        _keep(found)
     return found
 
 
 def _with_last(
-    found: list[Loop], walk: Walk, stores: list[Store], stages: dict[int, int], tile: int
-) -> list[Loop]:
+    found: list[Loop], walk: Walk, stores: list[Store], stages: dict[int, int], tile: int,
+    ordered: bool,
+) -> list[Loop]:  # fmt: skip
     """The loops, and behind them one that overwrites, and that selects, which it does in order."""
     roots = [s.value for s in stores] + [v for one in walk.compacts for v in one.roots]
     stage = max([one.stage for one in found] + [stages[id(v)] for v in roots])
@@ -67,7 +70,8 @@ def _with_last(
         one
         for one in found
         if one.stage == stage and one.stride in strides and not scattered
-        and (not one.folds or (walk.compacts and all(f.attr != "sum" for f in one.folds)))
+        and (not (ordered and one.folds)
+             or (walk.compacts and all(f.attr != "sum" for f in one.folds)))
     ]  # fmt: skip
     loop = together[-1] if together else Loop(stage, 0)
     loop.stride = tile if walk.compacts else loop.stride

@@ -117,6 +117,11 @@ def check(module: Module, decode: Kernel) -> Kernel:
     return kernel
 
 
+def checks(module: Module) -> bool:
+    """Whether payloads have to be looked at before they are decoded."""
+    return bool(module.selections) or not is_fixed(module)
+
+
 def kernels(module: Module) -> dict[str, list[Kernel]]:
     """A spec's tile programs, by what is compiled together. Raises SpecError.
 
@@ -147,7 +152,7 @@ def _kernels(module: Module) -> dict[str, list[Kernel]]:
     decodes = [
         decode(module, f"decode_{'add' if add else 'set'}", add=add) for add in (False, True)
     ]
-    if module.selections or not is_fixed(module):
+    if checks(module):
         found["first"].append(check(module, decodes[0]))  # which the decodes call first
     found["first"] += decodes
     return found

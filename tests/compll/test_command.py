@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import compll
+from compll.backends.cuda import source as cuda_source
+from compll.runtime.library import type_check
 from compll.tools.cli import app
 from tests.patience import HANG
 
@@ -113,10 +115,10 @@ def test_build_for_cuda_needs_no_device(tmp_path):
     assert (tmp_path / "onebit.float32.sm_90.cubin").read_bytes()[:4] == b"\x7fELF"
     report = json.loads((tmp_path / "onebit.report.json").read_text())
     assert report["target"] == "cuda"
-    encode = report["kernels"]["sm_90"]["bfloat16"]["encode_pass0"]
+    encode = report["kernels"]["sm_90"]["bfloat16"]["encode_walk0"]
     assert 0 < encode["registers"] < 256
     assert encode["shared"] > 0
-    assert "| encode_pass0 |" in (tmp_path / "onebit.report.md").read_text()
+    assert "| encode_walk0 |" in (tmp_path / "onebit.report.md").read_text()
     assert "__global__" in run("explain", "onebit", "--stage", "source", "--target", "cuda").output
 
 
@@ -204,8 +206,16 @@ def test_mistakes_give_one_line(args, code, words):
 
 @pytest.mark.parametrize("name", ["onebit_group", "int4_group", "terngrad", "topk"])
 def test_tile_programs_are_the_golden_ones(name, request):
-    path = GOLDEN / f"{name}.tiles.txt"
-    text = run("explain", name, "--stage", "tiles").output
+    is_golden(run("explain", name, "--stage", "tiles").output, f"{name}.tiles.txt", request)
+
+
+@pytest.mark.parametrize("name", ["onebit_group", "int4_group", "terngrad"])
+def test_cuda_sources_are_the_golden_ones(name, request):
+    is_golden(cuda_source.source(type_check(name, {})[0]).text, f"{name}.cu", request)
+
+
+def is_golden(text, file, request):
+    path = GOLDEN / file
     if request.config.getoption("--update-golden"):
         path.write_text(text)
     assert text == path.read_text(), "run pytest with --update-golden if the change is meant"

@@ -34,13 +34,13 @@ def module(monkeypatch, tmp_path):
 
 
 def test_kernels_are_compiled_once_and_loaded_from_a_file(module, source, monkeypatch):
-    path, name = cuda_device.CupyDevice(source).function("float32", "encode_pass0")
-    assert name == "encode_pass0"
+    path, name = cuda_device.CupyDevice(source).function("float32", "encode_walk0")
+    assert name == "encode_walk0"
     code = Path(path).read_bytes()
     assert code[:4] == b"\x7fELF"
-    assert b"encode_pass0" in code
+    assert b"encode_walk0" in code
     monkeypatch.setattr(cuda_nvrtc, "cubin", lambda *_: pytest.fail("compiled again"))
-    again, _ = cuda_device.CupyDevice(source).function("float32", "decode_set_tiles")
+    again, _ = cuda_device.CupyDevice(source).function("float32", "decode_set_walk0")
     assert again == path
 
 
@@ -73,17 +73,17 @@ def test_architectures():
 def test_a_device_newer_than_nvrtc_gets_ptx(source):
     path = cuda_nvrtc.kept(source.full(), "199")
     assert path.suffix == ".ptx"
-    assert ".entry encode_pass0" in path.read_text()
+    assert ".entry encode_walk0" in path.read_text()
 
 
 def test_a_codec_belongs_to_a_device(module, source):
     device = cuda_device.CupyDevice(source)
     module.cuda.runtime.getDevice = lambda: 2
     with pytest.raises(UsageError, match="made on device 0, and 2 is the current one"):
-        device.function("float32", "encode_pass0")
+        device.function("float32", "encode_walk0")
 
 
 def test_an_old_device_is_refused(module, source):
     module.cuda.Device = lambda: SimpleNamespace(compute_capability="50")
     with pytest.raises(UsageError, match="capability 50: NVRTC knows no device"):
-        cuda_device.CupyDevice(source).function("float32", "encode_pass0")
+        cuda_device.CupyDevice(source).function("float32", "encode_walk0")

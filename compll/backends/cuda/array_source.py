@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from compll.backends.cuda.domains import ArrayPlan, Domain
 from compll.backends.cuda.grids import shape_of
-from compll.backends.cuda.halves import Kept, functions
+from compll.backends.cuda.halves import Kept
 from compll.backends.cuda.outputs import Outputs
 from compll.backends.cuda.plans import Source, header
 from compll.backends.cuda.reads import Bytes
@@ -54,7 +54,7 @@ class Builder:
 
     def __init__(self, module: Module, threads: int) -> None:
         self.module, self.threads = module, threads
-        text = functions(module) + header("arrays") + header("spectra")
+        text = header("arrays") + header("spectra")
         self.source: Source[ArrayPlan] = Source(text, shape_of(tile_of(module), threads))
         self.states = tuple(s.name for s in module.states)
 

@@ -14,7 +14,7 @@ is interrupted; graphs captured before must be captured anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -26,20 +26,18 @@ from compll.backends.cuda.arrays import ArrayKernels
 from compll.backends.cuda.device import CupyDevice, DeviceArrays, cupy
 from compll.backends.cuda.grids import Grid, Step
 from compll.backends.cuda.launch import Device, Launching, starts
-from compll.backends.cuda.plans import Source
-from compll.backends.cuda.runs import runs_of
-from compll.backends.cuda.source import Plan, hop_source, source
+from compll.backends.cuda.plans import Plan, Source
+from compll.backends.cuda.searches import MOST_ROUNDS
+from compll.backends.cuda.source import hop_source, source
 from compll.backends.cuda.streams import CHUNK, GROUP
 from compll.errors import UsageError
-from compll.ir.capacity import cut
 from compll.ir.expr import Expr
 from compll.ir.layout import field_bytes, is_fixed, limits, payload_bytes
 from compll.ir.module import Module
 from compll.ir.static import Number, as_count, evaluate
-from compll.ir.storage import STORAGES
 from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
 from compll.numerics.types import I64
-from compll.passes.schedule import hops
+from compll.passes import lower
 from compll.runtime.batches import Incoming
 
 
@@ -51,13 +49,12 @@ class Batch:
     at: Any
     first: Any
     item_at: Any
-    limits: Any
     used: Any
     scratch: tuple[Any, ...]
     pieces: int
     blocks: list[int]
     lengths: tuple[int, ...]
-    repeats: dict[Expr, int]
+    repeats: dict[Expr | int, int]
 
 
 class Kernels(Launching[Plan]):
@@ -73,7 +70,7 @@ class Kernels(Launching[Plan]):
         code: Source[Plan],
     ) -> None:
         super().__init__(module, params, make_device, code)
-        self.fuses = hops(module) and not runs_of(module)
+        self.fuses = bool(lower.kernels(module)["hop"])
         self.hop_kernels: Kernels | None = None
         self.batches: dict[tuple[str, bytes, bytes], Batch] = {}
         self.states: dict[bytes, dict[str, Any]] = {}
@@ -108,7 +105,6 @@ class Kernels(Launching[Plan]):
             at=upload(at),
             first=upload(firsts.reshape(-1)),
             item_at=upload(begins.reshape(-1)),
-            limits=upload(self.bounds(lengths).reshape(-1)),
             used=upload(np.array(most, np.int64)),
             scratch=tuple(zeros(sizes[s.per] * s.factor, s.dtype) for s in plan.scratch),
             pieces=len(lengths),
@@ -117,11 +113,6 @@ class Kernels(Launching[Plan]):
             repeats={e: self.times(e, lengths) for s in plan.steps if (e := s.repeat) is not None},
         )
 
-    def bounds(self, lengths: Sequence[int], most: I64 | None = None) -> I64:
-        """The most elements of every piece's selections, int64 [m, selections]."""
-        whole = [list(limits(self.module, n, self.params).values()) for n in lengths]
-        return cut(self.module, np.array(whole, np.int64).reshape(len(lengths), -1), most)
-
     def items(self, grid: Grid, n: int) -> int:
         """Of a grid, for a piece of n elements."""
         tile = self.source.shape.tile
@@ -129,6 +120,9 @@ class Kernels(Launching[Plan]):
             return n
         if grid.kind == "tiles":
             return -(-n // tile)
+        if grid.kind.startswith("sample"):
+            count = self.sampled(grid, n)
+            return -(-count // tile) if grid.kind == "sample_tiles" else count
         if grid.kind == "trits":
             f = next(f for f in self.module.fields if f.name == grid.arg)
             return f.layout.most_bytes(n, n, tile)
@@ -137,12 +131,7 @@ class Kernels(Launching[Plan]):
         if grid.kind in ("lanes", "bins"):
             lanes = min(MEAN_LANES, -(-n // MEAN_TILE))
             return lanes if grid.kind == "lanes" else int(str(grid.arg)) if n else 0
-        if isinstance(grid.arg, Expr):
-            count = as_count(evaluate(grid.arg, self.params | {"n": n, "step": 0}), n)
-            return max(1, count) if n else 0
-        kept = limits(self.module, n, self.params)[grid.arg] if n else 0
-        if grid.kind == "gap_bytes":
-            return STORAGES["gaps"].most_bytes(kept, n, tile)
+        kept = limits(self.module, n, self.params)[str(grid.arg)] if n else 0
         return -(-kept // tile) if grid.kind == "kept_tiles" else kept
 
     def chunks(self, name: str, n: int, each: int) -> int:
@@ -152,10 +141,25 @@ class Kernels(Launching[Plan]):
         bits = 8 * field_bytes(f, self.module, n, kept)
         return -(-bits // (CHUNK * each)) if n else 0
 
-    def times(self, expr: Expr, lengths: list[int]) -> int:
-        """How often steps repeat: at most 100 tries, and the look at the last one."""
-        found = [float(evaluate(expr, self.params | {"n": n, "step": 0})) for n in lengths]
-        return 1 + max((int(max(0.0, min(v, 100.0))) for v in found if v == v), default=0)
+    def sampled(self, grid: Grid, n: int) -> int:
+        """The elements of a sample; as many as there are where the host does not know."""
+        if n == 0 or grid.arg == "":
+            return n
+        return max(1, as_count(self.told(grid.arg, n), n))
+
+    def told(self, number: Expr | int | str, n: int) -> float:
+        """A number of a spec that does not depend on the step."""
+        if isinstance(number, Expr):
+            return float(evaluate(number, self.params | {"n": n, "step": 0}))
+        return float(number)
+
+    def times(self, tries: Expr | int, lengths: list[int]) -> int:
+        """Rounds of three tries each: at most 100, and the look at the last one."""
+        if tries == MOST_ROUNDS:
+            return MOST_ROUNDS
+        found = [self.told(tries, n) for n in lengths]
+        most = max((int(max(0.0, min(v, 100.0))) for v in found if v == v), default=0)
+        return -(-(1 + most) // 3)
 
     def encode_batch(
         self,
@@ -203,16 +207,10 @@ class Kernels(Launching[Plan]):
         held = () if state is None else tuple(state[s] for s in plan.states)
         taken: tuple[Any, ...] = ()
         if incoming is not None:
-            host = isinstance(incoming.used, np.ndarray)
-            sizes = self.given_sizes(incoming.used) if host else incoming.used
-            statics = np.int32(len(self.source.plans["set"].statics))
-            begins = self.batch("set", table, incoming.at).at
-            taken = (incoming.payload, begins, sizes, self.statics("set", b.lengths, 0), statics)
+            taken = (incoming.payload, self.place(incoming.at))
         args = (
             x, b.table, b.first, b.item_at, np.int32(b.pieces), out, b.at,
-            b.limits if most is None else self.place(self.bounds(b.lengths, most).reshape(-1)),
-            self.statics(name, b.lengths, step), np.int32(len(plan.statics)), np.uint64(seed),
-            np.uint64(step & (2**64 - 1)), self.tick, np.float32(scale), np.int32(writeback),
+            self.statics(name, b.lengths, step, most), np.uint64(seed), np.uint64(step & (2**64 - 1)), self.tick, np.float32(scale), np.int32(writeback),
             b.used, *taken, *held, *b.scratch,
         )  # fmt: skip
         self.run(plan, b, args, self.device.dtype(x))
@@ -254,9 +252,8 @@ class Kernels(Launching[Plan]):
         b = self.batch(name, table, at)
         sizes = self.given_sizes(used) if isinstance(used, np.ndarray) else used
         args = (
-            payload, b.table, b.first, b.item_at, np.int32(b.pieces), b.at, sizes, b.limits,
-            self.statics(name, b.lengths, 0), np.int32(len(plan.statics)), self.errors, out,
-            *b.scratch,
+            out, b.table, b.first, b.item_at, np.int32(b.pieces), payload, b.at, sizes,
+            self.statics(name, b.lengths, 0), self.errors, *b.scratch,
         )  # fmt: skip
         self.run(plan, b, args, self.device.dtype(out))
 

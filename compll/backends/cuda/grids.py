@@ -14,14 +14,13 @@ class Shape:
     """How threads share tiles. See prelude.cuh for team, row and lane.
 
     team: threads a tile. rows: of 4 * team elements. held: rows in registers at a time.
-    threads: of a block. turns: tiles that a team does one after another.
+    threads: of a block.
     """
 
     tile: int
     team: int
     rows: int
     threads: int
-    turns: int
 
     @property
     def held(self) -> int:
@@ -37,18 +36,14 @@ class Shape:
         return self.threads // self.team
 
     @property
-    def tiles(self) -> int:
-        """Of a block."""
-        return self.teams * self.turns
-
-    @property
     def row(self) -> int:
         """Elements of a row."""
         return 4 * self.team
 
 
-def shape_of(tile: int, threads: int = 256) -> Shape:
-    """The shape for tiles of this size; a block's codes take at most 32 KiB of shared memory.
+def shape_of(tile: int, threads: int = 256, packed: int = 1) -> Shape:
+    """The shape for tiles of this size; a block's codes of as many `packed` fields take at most 32 KiB
+    of shared memory.
 
     Threads of small tiles hold four rows, of a line of memory in tiles of 128, so that what is computed
     once a tile is a fourth of what it would be for a row. Lanes of [Note: order of sums] are folded in
@@ -56,23 +51,22 @@ def shape_of(tile: int, threads: int = 256) -> Shape:
     """
     team = max(1, min(32, tile // 16))
     rows = tile // (4 * team)
-    most = max(32, (1 << 15) // tile * team)
-    return Shape(tile, team, rows, min(threads, most), max(1, ROWS // rows))
+    most = max(32, (1 << 15) // (tile * max(1, packed)) * team)
+    return Shape(tile, team, rows, min(threads, most))
 
 
 @dataclass(frozen=True)
 class Grid:
     """What the blocks of a launch share: `items` of each piece, `per_block` of them a block.
 
-    kind: elements; tiles; sample (as many items as `arg` says); kept (the bound of selection `arg`);
-    kept_tiles (tiles of those); gap_bytes (the most bytes of the gaps of selection `arg`); trits (the
-    bytes of field `arg`, packed); lanes (of sums by index); bins (`arg`);
-    chunks and groups of them (of the most bits of field `arg`).
+    kind: elements; tiles; kept (the bound of selection `arg`); kept_tiles (tiles of those); sample_tiles,
+    sample_elements (of as many as `arg` says); trits (the bytes of field `arg`, packed); lanes (of sums
+    by index); bins (`arg`); chunks and groups of them (of the most bits of field `arg`).
     """
 
     kind: str
     per_block: int
-    arg: Expr | str = ""
+    arg: Expr | int | str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +84,7 @@ class Scratch:
         kind = {
             "uint8": "u8",
             "uint32": "u32",
+            "int32": "i32",
             "int64": "i64",
             "uint64": "u64",
             "float64": "double",
@@ -101,10 +96,11 @@ class Scratch:
 class Step:
     """A launch. grid: the number of a grid, or -1 for a block per piece.
 
-    repeat: a static value, so many times with the neighbouring steps that have the same one.
+    repeat: so many rounds, or as many as so many tries take (see threshold_search), with the
+    neighbouring steps that have the same number.
     """
 
     kernel: str
     grid: int
     threads: int
-    repeat: Expr | None = None
+    repeat: Expr | int | None = None

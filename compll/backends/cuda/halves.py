@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from compll.backends.cuda.plans import header
 from compll.ir.module import HALVES, Module
 
 TYPES = {"float16": "Float16", "bfloat16": "Bfloat16"}
@@ -47,8 +46,3 @@ class Kept:
         if name in self.halves:
             return f"keep1({at}, {i}, {y});"
         return f"if (finite({y})) {at}[{i}] = {y};"
-
-
-def functions(module: Module) -> str:
-    """What kernels call beside the prelude."""
-    return header("halves") if Kept(module).halves else ""

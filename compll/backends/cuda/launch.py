@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compll.backends.cuda.plans import P, Source
 from compll.errors import PayloadError, UsageError
+from compll.ir.capacity import MOST
 from compll.ir.module import Module
 from compll.ir.static import Number, evaluate
 from compll.numerics.types import I64
@@ -68,7 +69,7 @@ class Launching(Generic[P]):
         self.module, self.params, self.source = module, dict(params), code
         self.make_device, self.device = make_device, make_device(code)
         #: the last host-computed values of a plan and its pieces, with their step
-        self.evaluated: dict[tuple[str, tuple[int, ...]], tuple[int, NDArray[Any]]] = {}
+        self.evaluated: dict[tuple[str, tuple[int, ...]], tuple[Any, NDArray[Any]]] = {}
         self.placed: dict[tuple[str, bytes], Any] = {}
         #: what decode kernels found wrong, a bit each (see REASONS)
         self.errors = self.device.zeros(1, "uint32")
@@ -77,20 +78,24 @@ class Launching(Generic[P]):
         #: the host computes from the step (a warm-up's ratio, say) stays that of the capture.
         self.tick: Any = None
 
-    def statics(self, name: str, lengths: tuple[int, ...], step: int) -> Any:
-        """Host-computed values in device memory, float64 [m * statics]; made once per value."""
+    def statics(
+        self, name: str, lengths: tuple[int, ...], step: int, most: I64 | None = None
+    ) -> Any:
+        """Host-computed values in device memory, float64 [m * statics]; made once per value. most:
+        what filters may keep of each piece."""
         plan = self.source.plans[name]
-        step = step if plan.steps_matter else 0
+        limits = lengths if most is None else tuple(most.tolist())
+        asked = (step if plan.steps_matter else 0, limits)
         known = self.evaluated.get((name, lengths))
-        if known is None or known[0] != step:
+        if known is None or known[0] != asked:
             rows = [
-                float(evaluate(e, self.params | {"n": n, "step": step}))
-                for n in lengths
+                float(evaluate(e, self.params | {"n": n, "step": asked[0], MOST: limit}))
+                for n, limit in zip(lengths, limits, strict=True)
                 for e in plan.statics
             ]
             if len(self.evaluated) >= KEPT:
                 self.evaluated.clear()
-            known = self.evaluated[name, lengths] = (step, np.array(rows, np.float64))
+            known = self.evaluated[name, lengths] = (asked, np.array(rows, np.float64))
         return self.place(known[1], np.float64)
 
     def place(self, numbers: NDArray[Any], dtype: type[np.number[Any]] = np.int64) -> Any:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from compll.backends.cuda.grids import Shape, Step
+from compll.backends.cuda.grids import Grid, Scratch, Shape, Step
 from compll.ir.expr import Expr
 from compll.ir.static import depends
 
@@ -29,6 +29,20 @@ class Launches:
         return any("step" in depends(e) for e in self.statics)
 
 
+@dataclass(frozen=True)
+class Plan(Launches):
+    """How a batch is encoded or decoded in passes.
+
+    Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode).
+    """
+
+    grids: tuple[Grid, ...]
+    scratch: tuple[Scratch, ...]
+    states: tuple[str, ...] = ()
+    #: whether encode itself overwrites the gradient by its decoded value
+    writes_back: bool = False
+
+
 P = TypeVar("P", bound=Launches)
 
 
@@ -48,7 +62,10 @@ class Source(Generic[P]):
 @cache
 def prelude() -> str:
     """The functions that all kernels share."""
-    names = ("prelude", "math", "gamma", "tables", "runs", "bitstreams", "streams")
+    names = (
+        "prelude", "math", "gamma", "instructions", "searches", "tables", "runs", "codes", "streams",
+        "halves",
+    )  # fmt: skip
     return "".join(map(header, names))
 
 

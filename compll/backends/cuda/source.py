@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from compll.backends.cuda.array_source import array_source
-from compll.backends.cuda.decode_add_encode import Hopping, merge_function
-from compll.backends.cuda.grids import Grid, Scratch, shape_of
-from compll.backends.cuda.halves import functions
-from compll.backends.cuda.plans import GRADIENTS, Launches, Source
-from compll.backends.cuda.select import Selecting
-from compll.backends.cuda.spread import Spreading
-from compll.backends.cuda.values import Values
+from compll.backends.cuda.body import TYPES
+from compll.backends.cuda.grids import Shape, shape_of
+from compll.backends.cuda.plan_builder import DECODE, ENCODE, TAKEN, PlanBuilder
+from compll.backends.cuda.plans import GRADIENTS, Plan, Source
+from compll.backends.cuda.printer import Printer
 from compll.ir.layout import tile_of
-from compll.ir.module import Module
+from compll.ir.module import HALVES, Module
 from compll.ir.program import Unsupported
+from compll.ir.tile import Kernel
+from compll.passes import lower
 from compll.passes.refusal import refused
-from compll.passes.schedule import schedule
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-
-
-@dataclass(frozen=True)
-class Plan(Launches):
-    """How a batch is encoded or decoded in passes.
-
-    Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode).
-    """
-
-    grids: tuple[Grid, ...]
-    scratch: tuple[Scratch, ...]
-    states: tuple[str, ...] = ()
-    #: whether encode itself overwrites the gradient by its decoded value
-    writes_back: bool = False
 
 
 def source(module: Module, threads: int = 256) -> Source[Any]:
@@ -42,50 +26,65 @@ def source(module: Module, threads: int = 256) -> Source[Any]:
     try:
         if module.arrays:
             return array_source(module, threads)
-        return _source(module, threads)
+        result: Source[Plan] = Source("", shape(module, threads))
+        for name, kernel in encodes(module).items():
+            add(result, name, encode(kernel, name, result.shape))
+        for name, adds in (("set", False), ("add", True)):
+            add(result, name, decode(lower.decode(module, name, add=adds), result.shape))
+        return result
     except Unsupported as why:
         raise refused(module, "cuda", why) from why
 
 
-def _source(module: Module, threads: int) -> Source[Plan]:
-    result: Source[Plan] = Source(functions(module), shape_of(tile_of(module), threads))
-    for name, feed in (("encode", False), ("feed", True)):
-        if (feed and not module.states) or (not feed and module.updates):
-            continue
-        encoder = Selecting(schedule(module, feed=feed), feed, name, threads)
-        result.text += encoder.finished()
-        result.plans[name] = _plan(encoder, encoder.states, encoder.prog.writes_back)
-    for name, add in (("set", False), ("add", True)):
-        decoder = Spreading(module, add, threads)
-        result.text += decoder.finished()
-        result.plans[name] = _plan(decoder)
-    return result
-
-
 def hop_source(module: Module, threads: int = 256) -> Source[Plan]:
-    """The kernels that decode, add and encode: plans "encode" and "feed", and "set" for statics."""
-    result: Source[Plan] = Source(functions(module), shape_of(tile_of(module), threads))
-    for name, feed in (("encode", False), ("feed", True)):
-        if (feed and not module.states) or (not feed and module.updates):
-            continue
-        merging = merge_function(module, f"hop_{name}", result.shape)
-        encoder = Hopping(schedule(module, feed=feed), feed, f"hop_{name}", threads)
-        result.text += merging.finished() + encoder.finished()
-        result.plans[name] = _plan(encoder, encoder.states, encoder.prog.writes_back)
-        result.plans["set"] = _plan(merging)
+    """The kernels that decode, add and encode: plans "encode" and "feed"."""
+    result: Source[Plan] = Source("", shape(module, threads))
+    for kernel in lower.kernels(module)["hop"]:
+        name = "feed" if kernel.states else "encode"
+        add(result, name, encode(kernel, f"hop_{name}", result.shape, TAKEN))
     return result
 
 
-def _plan(made: Values, states: tuple[str, ...] = (), writes_back: bool = False) -> Plan:
-    return Plan(
-        tuple(made.steps),
-        made.params(),
-        tuple(made.statics),
-        tuple(made.grids),
-        tuple(made.scratch),
-        states,
-        writes_back,
+def encodes(module: Module) -> dict[str, Kernel]:
+    """The encodes without states and with them; where payloads can be cut, one that cuts."""
+    parts = lower.kernels(module)
+    found = [*parts["first"], *parts["stateless"], *parts["cut"]]
+    by_state = {bool(k.states): k for k in found if "encode" in k.name}
+    return {"feed" if fed else "encode": by_state[fed] for fed in sorted(by_state)}
+
+
+def shape(module: Module, threads: int) -> Shape:
+    """How threads share tiles."""
+    packed = sum(f.packed for f in module.fields)
+    return shape_of(tile_of(module), threads, packed)
+
+
+def encode(
+    kernel: Kernel, name: str, shape: Shape, more: tuple[str, ...] = ()
+) -> tuple[PlanBuilder, Kernel]:
+    """The plan of an encode."""
+    held = {s.name: TYPES[s.storage] if s.storage in HALVES else "float" for s in kernel.states}
+    states = tuple(f"{kind}* __restrict__ a_{state}" for state, kind in held.items())
+    plan = PlanBuilder(name, kernel, shape, (*ENCODE, *more, *states))
+    Printer(plan).encode(kernel)
+    return plan, kernel
+
+
+def decode(kernel: Kernel, shape: Shape) -> tuple[PlanBuilder, Kernel]:
+    """The plan of a decode, with its check."""
+    plan = PlanBuilder(f"decode_{kernel.name}", kernel, shape, DECODE, decodes=True)
+    Printer(plan).decode(
+        kernel, lower.check(kernel.module, kernel) if lower.checks(kernel.module) else None
     )
+    return plan, kernel
+
+
+def add(result: Source[Plan], name: str, made: tuple[PlanBuilder, Kernel]) -> None:
+    """Add a plan to a source."""
+    plan, kernel = made
+    result.text += plan.text()
+    states = tuple(s.name for s in kernel.states)
+    result.plans[name] = plan.plan(states, kernel.writes_back)
 
 
 def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:

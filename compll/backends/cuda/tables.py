@@ -1,159 +1,91 @@
-"""Tables of a CUDA encode: exact quantiles and means by index, in scratch memory of a piece."""
+"""Tables of a piece: quantiles, by digits of all keys, and means by index. See tables.cuh."""
 
 from __future__ import annotations
 
-from compll.backends.cuda.search import Searching
-from compll.ir.expr import Expr
-from compll.ir.program import Sink
+from typing import Any
+
+from compll.backends.cuda.body import Body
+from compll.backends.cuda.lane_arrays import own_name
+from compll.ir.module import Field
+from compll.ir.tile import SCRATCH, Means, Quantiles
 from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
 
 BINS = 8192  # of a block's histograms in shared memory, at most
 FIRST = 11  # bits of the first round, which has one histogram
+EACH = 4096  # keys of a block
 
 
 def round_bits(ranks: int) -> list[int]:
-    """The bits of each round of a radix selection of so many ranks."""
+    """The bits of each digit where so many ranks are searched for at once."""
     most = min(FIRST, max(5, (BINS // ranks).bit_length() - 1))
     left = 32 - FIRST
     rounds = -(-left // most)
     return [FIRST, *(left // rounds + (k < left % rounds) for k in range(rounds))]
 
 
-class Tabling(Searching):
-    """Encoder with tables."""
+def quantiles(p: Any, step: Quantiles) -> None:
+    """All ranks at once: keys that have the digits of a rank are counted by the next one."""
+    p.walk_kernel("keys", step.walk, {})
+    count, keys = step.parts - 1, step.walk.stores[0].field
+    assert keys is not None
+    rounds = round_bits(count)
+    bins = max(1 << FIRST, count << max(rounds[1:]))
 
-    def library(self, expr: Expr) -> None:
-        makers = {"quantiles": self.quantiles, "mean_by": self.mean_by}
-        if expr.op not in makers:
-            return super().library(expr)
-        self.slot(expr)
-        return makers[expr.op](expr)
+    def memory(b: Body, number: int) -> list[str]:
+        known = b.memory(f"known{count}", "uint32", -1, 2 * count)
+        halves = [f"{known} + {k * count}" for k in (number % 2, 1 - number % 2)]
+        return [b.memory(f"bins{count}", "uint64", -1, bins), *halves]
 
-    def table(self, expr: Expr) -> str:
-        """Where a piece's table stands, and its size."""
-        size = int(expr.type.of)
-        name = self.memory(f"table{self.slots[id(expr)]}", "float32", "piece", size)
-        return f"{name} + p * {size}, {size}"
-
-    def scalar_sink(self, sink: Sink) -> None:
-        if sink.expr.type.shape != "table":
-            return super().scalar_sink(sink)
-        assert sink.field is not None
-        size, to = int(sink.expr.type.of), f"out + at_{sink.field.name}"
-        value = f"lookup({self.table(sink.expr)}, j)"
-        return self.add(f"for (int j = 0; j < {size}; ++j) store_float32({to} + 4 * j, {value});")
-
-    # quantiles
-
-    def quantiles(self, expr: Expr) -> None:
-        """All ranks in shared walks: what has the prefix of a rank is counted by its next bits."""
-        count, parts = int(expr.type.of), int(expr.value)
-        rounds = round_bits(count)
-        bins = max(1 << FIRST, count << max(rounds[1:]))
-        self.memory(f"ranks{count}", "int64", "piece", count)
-        self.memory(f"known{count}", "uint32", "piece", 2 * count)
-        self.memory(f"bins{count}", "uint64", "piece", bins)
-        with self.once_a_piece("ranks", 256):
-            ranks = f"ranks{count}[p * {count} + j] = (j + 1) * n / {parts};"
-            self.add(f"for (i64 j = threadIdx.x; j < {count}; j += blockDim.x) {ranks}")
-        shift = 32
-        for number, bits in enumerate(rounds):
-            shift -= bits
-            known = f"known{count} + (2 * p + {number % 2}) * {count}"
-            following = f"known{count} + (2 * p + {1 - number % 2}) * {count}"
-            self.count_ranked(expr, bits, shift, bins, "" if number == 0 else known)
-            with self.once_a_piece("pick", 256):
-                self.add(f"u64* const ranked = bins{count} + (i64)p * {bins};")
-                self.add(f"u32* const next = {following};")
-                ranks, start = f"ranks{count} + p * {count}", str(number == 0).lower()
-                self.add(f"pick_ranks<{bits}>(ranked, {known}, next, {ranks}, {count}, {start});")
-                self.add("__syncthreads();")
-                self.add(f"for (int b = threadIdx.x; b < {bins}; b += blockDim.x) ranked[b] = 0;")
-                if shift == 0:
-                    self.finish_quantiles(expr)
-
-    def finish_quantiles(self, expr: Expr) -> None:
-        table, size = self.table(expr).rsplit(", ", 1)
-        value = "unkey((i32)(next[j] ^ 0x80000000u))"
-        self.add(f"for (int j = threadIdx.x; j < {size}; j += blockDim.x) ({table})[j] = {value};")
-
-    def count_ranked(self, expr: Expr, bits: int, shift: int, bins: int, known: str) -> None:
-        """A walk that counts the next bits of elements by the prefix that they have."""
-        count = int(expr.type.of)
-        used = count << bits if known else 1 << bits
-        shared = used <= BINS
-        with self.kernel(f"hist{len(self.steps)}", 0, self.shape.threads):
-            self.of_grid(0)
-            self.piece_arrays()
-            self.add(f"u64* const ranked = bins{count} + (i64)p * {bins};")
-            if shared:
-                self.add(f"__shared__ u32 counts[{used}];")
-                self.add(f"for (int b = threadIdx.x; b < {used}; b += blockDim.x) counts[b] = 0;")
-            if known:
-                self.add(f"__shared__ u32 wanted[{count}];")
-                self.add(f"for (int j = threadIdx.x; j < {count}; j += blockDim.x)")
-                self.add(f"  wanted[j] = ({known})[j];")
-            self.add("__syncthreads();")
-            slot = f"slot_of(wanted, {count}, y >> {shift + bits})" if known else "0"
-            to = "&counts[place], 1u" if shared else "&ranked[place], (u64)1"
-            place = f"const int place = slot << {bits} | (int)(y >> {shift} & {(1 << bits) - 1}u);"
-            count_it = f"if (slot >= 0) {{ {place} atomicAdd({to}); }}"
-            body = f"const u32 y = order({{}}); const int slot = {slot}; {count_it}"
-            self.each_element(expr.args[0], body.replace("{ ", "{{ ").replace(" }", " }}"))
-            if shared:
-                self.add("__syncthreads();")
-                self.add(f"for (int b = threadIdx.x; b < {used}; b += blockDim.x)")
-                self.add("  if (counts[b]) atomicAdd(&ranked[b], (u64)counts[b]);")
-
-    # means by index
-
-    def mean_by(self, expr: Expr) -> None:
-        """A warp a lane, so that sums are in the order of elements; then a block a bin."""
-        size = int(expr.type.of)
-        grid = self.grid("lanes", 1)
-        sums = self.memory(f"sums{size}", "float64", str(grid), size)
-        counts = self.memory(f"counts{size}", "uint64", "piece", size)
-        with self.kernel(f"lanes{len(self.steps)}", grid, 32):
-            self.of_grid(grid)
-            self.piece_arrays()
-            self.add(f"__shared__ double own_sums[{size}];")
-            self.add(f"__shared__ u32 own_counts[{size}];")
-            with self.block(f"for (int b = threadIdx.x; b < {size}; b += 32)"):
-                self.add("own_sums[b] = 0.0; own_counts[b] = 0;")
-            self.add("__syncwarp();")
-            self.each_in_order(expr, size)
-            self.add("__syncwarp();")
-            with self.block(f"for (int b = threadIdx.x; b < {size}; b += 32)"):
-                self.add(f"{sums}[(items[p] + own) * {size} + b] = own_sums[b];")
-                self.add(
-                    f"if (own_counts[b]) atomicAdd(&{counts}[p * {size} + b], (u64)own_counts[b]);"
+    b = p.open_phase()
+    ranks = b.memory(f"ranks{count}", "int64", -1, count)
+    b.add(
+        f"for (i64 j = threadIdx.x; j < {count}; j += blockDim.x) {ranks}[j] = (j + 1) * n / {step.parts};"
+    )
+    shift = 32
+    for number, bits in enumerate(rounds):
+        shift -= bits
+        with p.kernel("digits", p.plan.grid("elements", EACH), 256) as b:
+            ranked, known, _ = memory(b, number)
+            own = b.memory(own_name(keys), "int32", 0, p.plan.shape.tile)
+            digit = f"{bits}, {shift}, {count if number else 0}, {BINS}"
+            b.add(
+                f"count_ranked<{digit}>({own}, own * {EACH}, {b.given('n')}, {EACH}, {known}, {ranked});"
+            )
+        with p.kernel("pick", -1, 256) as b:
+            ranked, known, following = memory(b, number)
+            ranks = b.memory(f"ranks{count}", "int64", -1, count)
+            start = str(number == 0).lower()
+            b.add(
+                f"pick_ranks<{bits}>({ranked}, {known}, {following}, {ranks}, {count}, {start}, {bins});"
+            )
+            if shift == 0:
+                value = f"unkey((i32)(({following})[j] ^ 0x80000000u))"
+                b.add(
+                    f"for (int j = threadIdx.x; j < {count}; j += blockDim.x) {b.value(step.found)}[j] = {value};"
                 )
-        self.finish_means(expr, grid, sums, counts)
 
-    def each_in_order(self, expr: Expr, size: int) -> None:
-        index, x = expr.args
-        with self.anywhere():
-            self.prepare(index, x)
-            step = MEAN_LANES * MEAN_TILE
-            with (
-                self.block(f"for (i64 o = own * {MEAN_TILE}; o < n; o += {step})"),
-                self.block(f"for (i64 at = o; at < o + {MEAN_TILE} && at < n; at += 32)"),
-            ):
-                self.add("const int left = n - at < 32 ? (int)(n - at) : 32;")
-                self.add("const i64 i = (int)threadIdx.x < left ? at + threadIdx.x : n - 1;")
-                values = f"{self.text(index)}, {self.text(x)}"
-                self.add(f"add_in_order(own_sums, own_counts, {size}, {values}, left);")
 
-    def finish_means(self, expr: Expr, lanes: int, sums: str, counts: str) -> None:
-        size = int(expr.type.of)
-        grid = self.grid("bins", 1, str(size))
-        with self.kernel(f"means{len(self.steps)}", grid, 256):
-            self.of_grid(grid)
-            begin = f"item_at[{lanes} * (pieces + 1) + p"
-            self.add(f"const i64 begin = {begin}], used_lanes = {begin} + 1] - begin;")
-            self.add(f"u64* const count = {counts} + p * {size} + own;")
-            at = f"{sums} + begin * {size} + own"
-            self.add(f"const float mean = mean_of({at}, (int)used_lanes, {size}, *count);")
-            table = self.table(expr).rsplit(", ", 1)[0]
-            self.add("__syncthreads();")
-            self.add(f"if (threadIdx.x == 0) {{ ({table})[own] = mean; *count = 0; }}")
+def means(p: Any, step: Means) -> None:
+    """A warp a lane, so that sums are in the order of elements; then a block for each mean."""
+    size, tile = int(step.sums.of), p.plan.shape.tile
+    lanes, bins = p.plan.grid("lanes", 1), p.plan.grid("bins", 1, str(size))
+    with p.kernel("lanes", lanes, 32) as b:
+        index, value = (
+            b.memory(own_name(Field(f"{what} of {step.sums.name}", "", 0, SCRATCH)), kind, 0, tile)
+            for what, kind in (("index", "int32"), ("value", "float32"))
+        )
+        sums, counts = (
+            b.memory(f"sums{size}", "float64", lanes, size),
+            b.memory(f"counts{size}", "uint64", -1, size),
+        )
+        b.add(
+            f"sum_lane<{size}, {MEAN_LANES}, {MEAN_TILE}>({index}, {value}, own, {b.given('n')}, {sums} + own * {size}, {counts});"
+        )
+    with p.kernel("means", bins, 256) as b:
+        counts = b.memory(f"counts{size}", "uint64", -1, size)
+        sums = b.memory(f"sums{size}", "float64", lanes, size)
+        begin = f"item_at[{lanes} * (pieces + 1) + p"
+        used = f"(int)({begin} + 1] - {begin}])"
+        b.add(f"const float mean = mean_of({sums} + own, {used}, {size}, {counts}[own]);")
+        b.add("__syncthreads();")
+        b.add(f"if (threadIdx.x == 0) {{ {b.value(step.found)}[own] = mean; {counts}[own] = 0; }}")

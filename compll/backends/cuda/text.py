@@ -1,4 +1,5 @@
-"""Expressions as the text of CUDA C++; what they call stands in prelude.cuh.
+"""Expressions of specs that are computed an array at a time as the text of CUDA C++; what they call
+stands in prelude.cuh.
 
 Element and group values are float or i32, tensor-level values double. The compiler must not
 contract a * b + c (`--fmad=false`), or payloads would differ between backends.
@@ -6,16 +7,9 @@ contract a * b + c (`--fmad=false`), or payloads would differ between backends.
 
 from __future__ import annotations
 
-from compll.backends.cuda.patterns import (
-    clipped,
-    comparable,
-    constant,
-    natural,
-    shifted_power,
-)
 from compll.ir.expr import Expr
 from compll.ir.program import Unsupported
-from compll.passes.ranges import bounds
+from compll.ir.static import depends, evaluate
 
 FLOAT = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
@@ -33,7 +27,7 @@ INT = {
     "shr": "i_shr({}, {})", "abs": "i_abs({})", "where": "({} ? {} : {})", "min": "i_min({}, {})",
     "max": "i_max({}, {})", "sign": "({} < 0 ? -1 : 1)", "trunc": "i_trunc({})",
     "floordiv": "i_floordiv({}, {})", "mod": "i_mod({}, {})", "exponent": "exponent({})",
-    "trit": "trit({})", "bucket": "bucket({}, {})",
+    "trit": "trit({})", "bucket": "bucket(key({}), {})",
 }  # fmt: skip
 BOOL = {
     "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
@@ -60,7 +54,6 @@ TENSOR = {
     "gamma_above": "gamma_above({}, {})",
 }  # fmt: skip
 TENSOR_INT = TENSOR | {"floordiv": "w_floordiv({}, {})", "mod": "w_mod({}, {})"}
-UNSIGNED = {"floordiv": "/", "mod": "%"}
 BY_DTYPE = {"float": FLOAT, "int": INT, "bool": BOOL}
 C_TYPE = {"float": "float", "int": "i32", "bool": "bool"}
 
@@ -80,14 +73,6 @@ def element(expr: Expr, args: list[str]) -> str:
         return f"(float)({args[0]})"
     if expr.op == "int":
         return f"(i32)({args[0]})"
-    if expr.type.dtype == "float" and expr.op in ("min", "max") and comparable(expr):
-        return f"f_{expr.op}_number({args[0]}, {args[1]})"
-    if expr.op == "trunc" and clipped(expr.args[0]):
-        return f"(i32)({args[0]})"
-    if expr.op == "div" and shifted_power(expr.args[1]):
-        return f"over_power({args[0]}, {args[1]})"
-    if expr.type.dtype == "int" and expr.op in UNSIGNED and natural(expr):
-        return f"(i32)((u32)({args[0]}) {UNSIGNED[expr.op]} {constant(expr.args[1])}u)"
     texts = BY_DTYPE[expr.type.dtype]
     if expr.op not in texts:
         raise Unsupported(expr.op)
@@ -101,8 +86,17 @@ def code(bits: int, expr: Expr, text: str) -> str:
         return f"(u32)({text})"
     if expr.type.dtype == "float":
         return f"f_code({text}, {top}u)"
-    low, high = bounds(expr)
-    return f"(u32)({text})" if low >= 0 and high <= top else f"i_code({text}, {top})"
+    return f"i_code({text}, {top})"
+
+
+def constant(expr: Expr) -> float | int | None:
+    """The number that an expression is for all parameters, or nothing."""
+    while expr.op in ("float", "int", "lift") and expr.args:
+        expr = expr.args[0]
+    if expr.type.shape != "static" or expr.type.dtype not in ("float", "int") or depends(expr):
+        return None
+    value = evaluate(expr, {})
+    return value if isinstance(value, int | float) and abs(value) < 1e30 else None
 
 
 def literal(expr: Expr, dtype: str) -> str:

@@ -277,13 +277,6 @@ inline unsigned __float2uint_rz(float x) {
   return x > 0.0f ? x < 4294967296.0f ? (unsigned)x : 0xffffffffu : 0u;
 }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline float __saturatef(float x) { return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f; }
-inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
-  const uint64_t bytes = (uint64_t)b << 32 | a;
-  unsigned out = 0;
-  for (int i = 0; i < 4; ++i) out |= (unsigned)(bytes >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
-  return out;
-}
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
 inline int __clzll(long long v) { return v ? __builtin_clzll((unsigned long long)v) : 64; }

@@ -19,6 +19,8 @@ template <class T> D float taken_up(float y, float before) {
   return finite(rounded) ? rounded : before;
 }
 template <class T> D void put1(T* x, i64 i, float y) { x[i].word = T::bits(y); }
+D float load1(const Bfloat16* x, i64 i) { return x[i]; }
+D float load1(const Float16* x, i64 i) { return x[i]; }
 template <class T> D void keep1(T* x, i64 i, float y) {
   const u16 word = T::bits(y);
   if (finite(T::value(word))) x[i].word = word;

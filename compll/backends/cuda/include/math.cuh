@@ -84,27 +84,6 @@ D double d_power(double a, double b) {
 // ---- exponents and trits ----
 
 D i32 exponent(float x) { return 128 - (i32)(((u32)~__float_as_int(x) & 0x7f800000u) >> 23); }
-// x / 2**exponent(x), where 2**-127 is 0 and 2**128 infinity. The exponent's bits inverted are those
-// of 2**(1 - exponent(x)), at both ends too; neither product is rounded.
-D float mantissa(float x, float power_of) {
-  return x * __int_as_float(~__float_as_int(power_of) & 0x7f800000) * 0.5f;
-}
-// x / power, of powers of two from 1 to 2**30
-D float over_power(float x, float power) {
-  return x * __int_as_float(0x7f000000 - __float_as_int(power));
-}
-// 2**BIT if x < 0, else 0: what two saturated products leave of a negative number is 1
-template <int BIT> D i32 bit_if_negative(float x) {
-  const float huge = 1.7014118346046923e38f;  // 2**127
-  return __float_as_int(2.0f * __saturatef(__saturatef(x * -huge) * huge)) >> (30 - BIT);
-}
-// How many of these are: sums of 1.0f and 0.0f are in the last bits of what begins with 2**23.
-template <class... Ones> D i32 how_many(Ones... ones) {
-  return __float_as_int((8388608.0f + ... + ones)) & 255;
-}
-// 1 if x < bound, else 0, by the multiply-add unit. All that is below a bound of 1e-15 or more is so by
-// 2**-75 at least; the bound is given 2**90 times as large.
-D float below(float x, float bound) { return __saturatef(__fmaf_rn(x, -1.2379400392853803e27f, bound)); }
 D float power_of_two(i32 i) {
   i = i > -127 ? i : -127;
   return __int_as_float(((i < 128 ? i : 128) + 127) << 23);
@@ -129,18 +108,4 @@ D u32 trit_at(const u8* data, int m, int i) {
   const int width = (m + 4) / 5, digit = i / width;
   const u32 weight = (u32)(0x511b090301ull >> (8 * digit)) & 255u;  // 3**digit
   return (u32)((u64)(trits_of(data[i - digit * width]) * weight) * 3u >> 32);
-}
-// The trits of a tile as bytes in shared memory, which has room for five of every byte.
-D void unpack_trits(const u8* data, u8* codes, int m, int u, int team) {
-  const int width = (m + 4) / 5;
-#pragma unroll
-  for (int b = u; b < width; b += team) {
-    u32 rest = trits_of(data[b]);
-#pragma unroll
-    for (int p = 0; p < 5; ++p) {
-      const u64 product = (u64)rest * 3u;
-      codes[b + p * width] = (u8)(product >> 32);
-      rest = (u32)product;
-    }
-  }
 }

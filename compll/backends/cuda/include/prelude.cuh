@@ -29,14 +29,6 @@ D bool finite(float x) { return (__float_as_int(x) & 0x7fffffff) < 0x7f800000; }
 D bool is_nan(float x) { return x != x; }
 D float f_min(float a, float b) { return a < b ? a : b; }
 D float f_max(float a, float b) { return a > b ? a : b; }
-// with a constant: of a NaN, and of -0 and 0, the devices' instructions give what these do
-#ifdef __CUDA_ARCH__
-D float f_min_number(float a, float b) { return fminf(a, b); }
-D float f_max_number(float a, float b) { return fmaxf(a, b); }
-#else
-D float f_min_number(float a, float b) { return f_min(a, b); }
-D float f_max_number(float a, float b) { return f_max(a, b); }
-#endif
 D float f_sign(float a) { return a < 0.0f ? -1.0f : 1.0f; }
 D float f_mod(float a, float b) { return a - b * floorf(a / b); }
 // both values are computed: a branch of a thread's own takes longer
@@ -167,17 +159,9 @@ D u32 drawn(u32 e, u64 keys) {
   return hashed(e * 0x9E3779B9u + (u32)(keys >> 32), (u32)keys) >> 9;
 }
 D float uniform(u32 e, u64 keys) { return __int_as_float((i32)(drawn(e, keys) | 0x3f800000u)) - 1.0f; }
-// Whether the draw is below y - 1, as 0 or 1, by multiply-add, the unit that has most time left: of y
-// in [1, 2) and 1 + the draw, the difference is a whole number of 2**-23; the sign is right beyond.
-D i32 uniform_below_less_one(u32 e, u64 keys, float y) {
-  const float above = __int_as_float((i32)(drawn(e, keys) + 0x4b000000u));  // 2**23 times 1 + the draw
-  return __float_as_int(__saturatef(__fmaf_rn(y, 8388608.0f, -above))) >> 29;  // 1.0f >> 29 is 1
-}
-// the keys of `draws` streams for a block's elements, which begin at e: two highs at most
-D void block_keys(u64* keys, int draws, u64 seed, u64 step, i64 tensor, i64 e) {
-  for (int i = threadIdx.x; i < 2 * draws; i += blockDim.x)
-    keys[i] = stream(seed, step, (u64)tensor, (u64)(i / 2), (u64)(e >> 32) + (u64)(i % 2));
-  __syncthreads();
+// the keys of a stream for a block's elements, which begin at e: two highs at most
+D void block_keys(u64* keys, u64 seed, u64 step, i64 tensor, u64 draw, i64 e) {
+  if (threadIdx.x < 2) keys[threadIdx.x] = stream(seed, step, (u64)tensor, draw, (u64)(e >> 32) + threadIdx.x);
 }
 
 // ---- memory: payload fields stand at any byte ----
@@ -240,10 +224,6 @@ D Quad quad_of(const float* v) {
   for (int j = 0; j < 4; ++j) q.v[j] = (u32)__float_as_int(v[j]);
   return q;
 }
-// a word of four codes of 8 bits
-D u32 four_bytes(const u32* v) {
-  return __byte_perm(__byte_perm(v[0], v[1], 0x0040), __byte_perm(v[2], v[3], 0x0040), 0x5410);
-}
 // four elements at i of n (zero beyond)
 template <bool READY> D void load4(const float* x, i64 i, int count, float* v) {
   if (!READY) {
@@ -252,6 +232,12 @@ template <bool READY> D void load4(const float* x, i64 i, int count, float* v) {
   }
   const Quad q = *(const Quad*)(x + i);
   for (int j = 0; j < 4; ++j) v[j] = __int_as_float((i32)q.v[j]);
+}
+template <bool READY> D void load4(const i32* x, i64 i, int count, i32* v) {
+  for (int j = 0; j < 4; ++j) v[j] = READY || j < count ? x[i + j] : 0;
+}
+template <bool READY> D void store4(i32* x, i64 i, int count, const i32* v) {
+  for (int j = 0; j < 4; ++j) if (READY || j < count) x[i + j] = v[j];
 }
 template <bool READY> D void store4(float* x, i64 i, int count, const float* v) {
   if (READY) *(Quad*)(x + i) = quad_of(v);
@@ -285,6 +271,8 @@ template <bool READY> D void store4(u16* x, i64 i, int count, const float* v) {
 #endif
 D float load1(const float* x, i64 i) { return x[i]; }
 D void store1(float* x, i64 i, float v) { x[i] = v; }
+D i32 load1(const i32* x, i64 i) { return x[i]; }
+D void keep1(float* x, i64 i, float v) { if (finite(v)) x[i] = v; }
 #if GRADIENT != 0
 D float load1(const u16* x, i64 i) { return value16(x[i]); }
 D void store1(u16* x, i64 i, float v) { x[i] = bits16(v); }
@@ -370,89 +358,65 @@ template <int T> D u32 team_or(u32 v) {
   return v;
 }
 
-// ---- over a block of 128 threads: the tiles' parts of one piece ----
+// ---- over a block of at least 128 threads: the tiles' parts of one piece ----
 
 D double block_total(const u32* parts, i64 tiles) {
   __shared__ double lanes[128];
   double sum = 0.0;
-  for (i64 i = threadIdx.x; i < tiles; i += 128) sum += (double)__int_as_float((i32)parts[i]);
-  lanes[threadIdx.x] = sum;
+  if (threadIdx.x < 128) {
+    for (i64 i = threadIdx.x; i < tiles; i += 128) sum += (double)__int_as_float((i32)parts[i]);
+    lanes[threadIdx.x] = sum;
+  }
   for (int h = 64; h > 0; h >>= 1) {
     __syncthreads();
     if ((int)threadIdx.x < h) lanes[threadIdx.x] += lanes[threadIdx.x + h];
   }
   __syncthreads();
-  double result = lanes[0];
+  const double result = lanes[0];
   __syncthreads();
   return result;
 }
-D i32 block_extreme(const u32* parts, i64 tiles, bool largest) {
-  __shared__ i32 lanes[128];
-  i32 best = largest ? -2147483647 : 2147483647;
-  for (i64 i = threadIdx.x; i < tiles; i += 128) {
-    i32 k = (i32)parts[i];
-    best = largest ? i_max(best, k) : i_min(best, k);
+// of whole numbers, in any order; what `join` makes of two
+template <class T, class JOIN> D T block_join(const u32* parts, i64 tiles, T start, JOIN join) {
+  __shared__ T lanes[128];
+  T own = start;
+  if (threadIdx.x < 128) {
+    for (i64 i = threadIdx.x; i < tiles; i += 128) own = join(own, (T)(i32)parts[i]);
+    lanes[threadIdx.x] = own;
   }
-  lanes[threadIdx.x] = best;
   for (int h = 64; h > 0; h >>= 1) {
     __syncthreads();
-    if ((int)threadIdx.x < h) {
-      i32 other = lanes[threadIdx.x + h], own = lanes[threadIdx.x];
-      lanes[threadIdx.x] = largest ? i_max(own, other) : i_min(own, other);
-    }
+    if ((int)threadIdx.x < h) lanes[threadIdx.x] = join(lanes[threadIdx.x], lanes[threadIdx.x + h]);
   }
   __syncthreads();
-  best = lanes[0];
+  own = lanes[0];
   __syncthreads();
-  return best;
+  return own;
+}
+D i32 block_extreme(const u32* parts, i64 tiles, bool largest) {
+  return block_join(parts, tiles, largest ? -2147483647 : 2147483647, [=](i32 a, i32 b) { return largest ? i_max(a, b) : i_min(a, b); });
+}
+D i64 block_count(const u32* parts, i64 tiles) {
+  return block_join(parts, tiles, 0ll, [](i64 a, i64 b) { return a + b; });
 }
 
-// ---- what many elements are divided by: [Note: quotients] in cuda_quotients.py ----
+// ---- numbers that one kernel leaves for others ----
 
-struct Divisor {
-  float by, inverse;
-};
-#ifdef __CUDA_ARCH__
-D float about_inverse(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+D u64 slot_of(double x) { return (u64)__double_as_longlong(x); }
+D u64 slot_of(float x) { return (u64)(u32)__float_as_int(x); }
+D u64 slot_of(i64 x) { return (u64)x; }
+D u64 slot_of(i32 x) { return (u64)(u32)x; }
+D u64 slot_of(bool x) { return x; }
+D void take(u64 slot, double& x) { x = __longlong_as_double((i64)slot); }
+D void take(u64 slot, float& x) { x = __int_as_float((i32)slot); }
+D void take(u64 slot, i64& x) { x = (i64)slot; }
+D void take(u64 slot, i32& x) { x = (i32)slot; }
+D void take(u64 slot, bool& x) { x = slot != 0; }
+template <class T> D T held(u64 slot) {
+  T x;
+  take(slot, x);
+  return x;
 }
-#else
-D float about_inverse(float x) { return 1.0f / x; }
-#endif
-D float better_inverse(float x, float y) { return __fmaf_rn(y, __fmaf_rn(-x, y, 1.0f), y); }
-D Divisor divisor(float by) { return {by, better_inverse(by, about_inverse(by))}; }
-template <bool READY> D float quotient(float a, Divisor d) {
-  if (!READY) return a / d.by;
-  const float q = a * d.inverse;
-  return __fmaf_rn(-__fmaf_rn(d.by, q, -a), d.inverse, q);  // so negated, zeros keep their sign
-}
-// Whether there are numbers for which that is wrong: divisors beyond [2**-125, 2**23] or next to a power
-// of two below it, quotients that are not finite, and numbers below 2**-102 other than zeros, of which
-// doubled bits less 1 are largest.
-struct Hard {
-  u32 least = FULL, most = 0;
-  float inverse = 0.0f;
-  bool divisors = false;
-  // of what is next to a power of two and below it, an inverse may be rounded the other way
-  __device__ __forceinline__ bool near_a_power(float by) const {
-    return (__float_as_int(by) & 0x7fffff) > 0x7ffff8;
-  }
-  __device__ __forceinline__ void by(Divisor d) {
-    const bool within = d.by >= 2.3509887e-38f && d.by <= 8388608.0f;
-    divisors |= !within || near_a_power(d.by);
-    inverse = d.inverse > inverse ? d.inverse : inverse;
-  }
-  __device__ __forceinline__ void number(float a) {
-    const u32 doubled = (u32)__float_as_int(a) << 1;
-    least = u_min(least, doubled - 1u);
-    most = u_max(most, doubled);
-  }
-  __device__ __forceinline__ bool found() const {
-    return divisors || least < 0x19000000u - 1u || !finite(__int_as_float((i32)(most >> 1)) * inverse);
-  }
-};
 
 // ---- packing ----
 
@@ -517,73 +481,19 @@ D i64 as_count(double value, i64 n) {
   if (!(value > 0.0)) return 0;
   return value < (double)n ? (i64)value : n;
 }
-D i64 i_count(i64 count) { return count > 1 ? count : 1; }
-D u32 order(float x) { return (u32)key(x) ^ 0x80000000u; }
-D i64 sample_position(u64 seed, u64 step, i64 tensor, i64 n, i64 count, i64 j) {
-  const u32 k0 = (u32)(stream(seed, step, (u64)tensor, ~0ull, 0) >> 32);
-  const i64 low = j * n / count, size = (j + 1) * n / count - low;
-  return low + (i64)(hashed((u32)j * 0x9E3779B9u + k0, 0u) >> 8) % (size > 1 ? size : 1);
-}
-// One round of a radix selection: the bin of the rank-th largest key. 256 threads.
-// hist is cleared for the next round; prefix and rank become those within the bin.
-template <int BITS> D void pick(u64* hist, u32* prefix, i64* rank) {
-  const int bins = 1 << BITS, each = bins / 256, top = bins - 1 - (int)threadIdx.x * each;
-  const i64 wanted = *rank;
-  const u32 known = *prefix;
-  i64 own = 0, all;
-  for (int q = 0; q < each; ++q) own += (i64)hist[top - q];
-  i64 before = block_scan<256>(own, &all);
-  if (before < wanted && wanted <= before + own) {
-    int q = 0;
-    while (before + (i64)hist[top - q] < wanted) before += (i64)hist[top - q++];
-    *prefix = known << BITS | (u32)(top - q);
-    *rank = wanted - before;
+// Of the four elements that a thread of a team has in a row, which number each hit has; `next`: that of
+// the row's first, then of the next row's.
+template <int T> D void ranks(const bool* hit, i64& next, i64* rank) {
+  const int lane = threadIdx.x % 32;
+  const u32 team = T == 32 ? FULL : ((1u << T % 32) - 1u) << lane / T * T, below = (1u << lane) - 1u;
+  i64 own = next;
+  for (int j = 0; j < 4; ++j) {
+    const u32 bits = __ballot_sync(FULL, hit[j]) & team;
+    own += __popc(bits & below);
+    next += __popc(bits);
   }
-  __syncthreads();
-  for (int q = 0; q < each; ++q) hist[top - q] = 0;
-}
-// A tile's hits as 32 words, one a thread: bit u of word 4k + j is element j of thread u in row k.
-struct Hits {
-  u32 own, count;
-};
-D void hits_add(Hits& hits, int word, bool hit, int u) {
-  const u32 bits = __ballot_sync(FULL, hit);
-  if (u == word) hits.own = bits;
-  hits.count += __popc(bits);
-}
-// Positions of a tile's selected elements, in order: `more` are those above the threshold, `tied`
-// the ones equal to it, of which the first `allowed` of the tensor are taken.
-D void compact(u32 more, u32 tied, i64 before, i64 ties, i64 allowed, i64 limit, i64* idx, i64 o, int u) {
-  const u32 below = (1u << u) - 1u;
-  for (int k = 0; k < 8; ++k) {
-    u32 a[4], b[4];
-    i64 rank = before, tie = ties;
-    for (int j = 0; j < 4; ++j) {
-      a[j] = __shfl_sync(FULL, more, 4 * k + j, 32);
-      b[j] = __shfl_sync(FULL, tied, 4 * k + j, 32);
-      rank += __popc(a[j] & below);
-      tie += __popc(b[j] & below);
-      before += __popc(a[j]);
-      ties += __popc(b[j]);
-    }
-    for (int j = 0; j < 4; ++j) {
-      const bool above = a[j] >> u & 1u, equal = (b[j] >> u & 1u) && tie < allowed;
-      const i64 place = rank + (tie < allowed ? tie : allowed);
-      if ((above || equal) && place < limit) idx[place] = o + k * 128 + 4 * u + j;
-      rank += above;
-      tie += b[j] >> u & 1u;
-    }
+  for (int j = 0; j < 4; ++j) {
+    rank[j] = own;
+    own += hit[j];
   }
-}
-// [gaps] LEB128 bytes of the gap before position j
-D int gap_size(const i64* idx, i64 j) {
-  i64 gap = idx[j] - (j ? idx[j - 1] : -1) - 1;
-  int size = 1;
-  while (gap >= 128) { gap >>= 7; ++size; }
-  return size;
-}
-D void store_gap(u8* out, const i64* idx, i64 j) {
-  i64 gap = idx[j] - (j ? idx[j - 1] : -1) - 1;
-  for (; gap >= 128; gap >>= 7) *out++ = (u8)(128 | (gap & 127));
-  *out = (u8)gap;
 }

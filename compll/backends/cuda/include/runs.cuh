@@ -59,6 +59,14 @@ D int shorten(const u8* trits, i64 length, i64 i, i64 last, u8* out) {
   }
   return made;
 }
+// The same of a block, whose last break before it is known: bytes of all its threads, stored from `out`
+// on where that is not null.
+D void shortened(const u8* trits, i64 length, i64 i, i64 least, u8* out, i64* all) {
+  i64 top;
+  const i64 last = block_max_before(last_break(trits, length, i), least, &top);
+  const i64 to = block_scan<256>(shorten(trits, length, i, last, (u8*)0), all);
+  if (out) shorten(trits, length, i, last, out + to);
+}
 // how many bytes of trits a thread's bytes from `i` on stand for
 D int lengthened(const u8* data, i64 length, i64 i) {
   int total = 0;

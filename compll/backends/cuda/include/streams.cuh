@@ -14,7 +14,22 @@ struct Unit {
   i64 add;     // to the position
   bool ends;   // whether a code ends
 };
+struct gaps_units {
+  static constexpr int head = 0;
+  static __device__ bool load(const u8* data, i64 length, i64 count, i64 n, i32* idx) { return load_gaps(data, length, count, n, idx); }
+  static __device__ Unit at(u64 w, i64 left, int) {
+    i64 value = 0;
+    for (int k = 0; k < 6 && 8 * k < left; ++k) {
+      const u32 byte = (u32)(w >> 8 * k) & 255u;
+      value |= (i64)(byte & 127u) << 7 * k;
+      if (byte < 128) return {k && !byte ? 0 : 8 * (k + 1), value + 1, true};
+    }
+    return {0, 0, false};
+  }
+};
 struct golomb_units {
+  static constexpr int head = 1;
+  static __device__ bool load(const u8* data, i64 length, i64 count, i64 n, i32* idx) { return load_golomb(data, length, count, n, idx); }
   static __device__ Unit at(u64 w, i64 left, int b) {
     if (left < 1) return {0, 0, false};
     if (w & 1) return {1, 1ll << b, false};
@@ -23,6 +38,8 @@ struct golomb_units {
   }
 };
 struct elias_units {
+  static constexpr int head = 0;
+  static __device__ bool load(const u8* data, i64 length, i64 count, i64 n, i32* idx) { return load_elias(data, length, count, n, idx); }
   static __device__ Unit at(u64 w, i64 left, int) {
     int m = 0;
     while (m < 6 && !(w >> m & 1)) ++m;
@@ -78,4 +95,89 @@ D u64 packed_read(const Read& read) {
 D void then_chunk(Read& read, const u64* table) {
   const u64 w = table[read.place];
   then(read, w & ((1ull << 44) - 1), (i64)(w >> 44 & 4095), (int)(w >> 56));
+}
+
+// A stream's codes after its head: bits (0 where they are not read here), chunks of them, and room for
+// what is read of each chunk from each place. b: what the head tells.
+struct Stream {
+  const u8 *data, *codes;
+  i64 length, bits, chunks, count;
+  int b;
+  bool fits, good;
+  u64* reads;
+};
+template <class UNITS> D Stream opened(const u8* data, i64 length, i64 count, u64* reads, i64 room) {
+  Stream s = {data, data + UNITS::head, length, 0, 0, count, 0, false, false, reads};
+  s.fits = length - UNITS::head <= CHUNK / 8 * room;
+  s.b = UNITS::head && length > 0 ? data[0] : 0;
+  s.good = s.fits && length >= UNITS::head && s.b <= 40;
+  s.bits = s.good ? 8 * (length - UNITS::head) : 0;
+  s.chunks = (s.bits + CHUNK - 1) / CHUNK;
+  return s;
+}
+// A block's CHUNKS chunks from every place, a thread each.
+template <class UNITS, int CHUNKS> D void read_chunks(const Stream& s, i64 own) {
+  __shared__ u32 words[(CHUNKS * CHUNK / 8 + 16) / 4];
+  if (own * CHUNKS >= s.chunks) return;
+  stage(words, CHUNKS * CHUNK / 8 + 16, s.codes, own * (CHUNKS * CHUNK / 8), s.bits / 8);
+  const int q = threadIdx.x / PLACES, start = threadIdx.x % PLACES;
+  const i64 chunk = own * CHUNKS + q;
+  if (chunk >= s.chunks) return;
+  Read read = {0, 0, start};
+  read_chunk<UNITS>(words, q * CHUNK, s.bits - chunk * CHUNK, s.b, read, [](Unit, int) { return true; });
+  s.reads[chunk * PLACES + start] = packed_read(read);
+}
+// A group of GROUP chunks from every place, a thread each.
+template <int GROUP> D void join_chunks(const Stream& s, i64 own, i64* to) {
+  Read read = {0, 0, (int)threadIdx.x};
+  for (i64 c = own * GROUP; c < s.chunks && c < own * GROUP + GROUP && read.place != STOPPED; ++c)
+    then_chunk(read, s.reads + c * PLACES);
+  to += threadIdx.x * 3;
+  to[0] = read.codes, to[1] = read.sum, to[2] = read.place;
+}
+// By one thread: where every group really begins, and whether there are codes enough.
+template <class UNITS> D void join_groups(const Stream& s, const i64* group_reads, i64* entries, i64 first, i64 last, i64 n, i32* idx, u32* wrong, u32* errors) {
+  Read read = {0, 0, 0};
+  for (i64 g = first; g < last; ++g) {
+    entries[3 * g] = read.codes, entries[3 * g + 1] = read.sum, entries[3 * g + 2] = read.place;
+    if (read.place == STOPPED) continue;
+    const i64* const group = group_reads + (g * PLACES + read.place) * 3;
+    then(read, (u64)group[1], group[0], (int)group[2]);
+  }
+  const bool ended = s.count > 0 || stream_ended(s.codes, 0, s.bits);
+  if (s.fits ? s.good && read.codes >= s.count && ended : UNITS::load(s.data, s.length, s.count, n, idx)) return;
+  *wrong = 1;
+  atomicOr(errors, 1u);
+}
+// A thread a chunk, from where it really begins; the last code must end the stream.
+template <class UNITS, int GROUP> D void write_positions(const Stream& s, i64 own, const i64* entry, i64 n, i32* idx, u32* wrong, u32* errors) {
+  __shared__ u32 words[(GROUP * CHUNK / 8 + 16) / 4];
+  __shared__ Read begins[GROUP];
+  __shared__ u32 stop;  // other blocks set *wrong: all threads must see the same
+  if (threadIdx.x == 0) stop = *wrong;
+  __syncthreads();
+  if (stop || own * GROUP >= s.chunks) return;
+  stage(words, GROUP * CHUNK / 8 + 16, s.codes, own * (GROUP * CHUNK / 8), s.bits / 8);
+  if (threadIdx.x == 0) {
+    Read read = {entry[0], entry[1], (int)entry[2]};
+    for (int c = 0; c < GROUP; ++c) begins[c].place = STOPPED;
+    for (i64 c = own * GROUP; c < s.chunks && c < own * GROUP + GROUP && read.place != STOPPED; ++c) {
+      begins[c - own * GROUP] = read;
+      then_chunk(read, s.reads + c * PLACES);
+    }
+  }
+  __syncthreads();
+  Read read = begins[threadIdx.x];
+  if (read.place == STOPPED || read.codes >= s.count) return;
+  const i64 from = (own * GROUP + threadIdx.x) * CHUNK;
+  read_chunk<UNITS>(words, threadIdx.x * CHUNK, s.bits - from, s.b, read, [&](Unit unit, int bit) {
+    if (!unit.ends) return true;
+    idx[read.codes - 1] = (i32)(read.sum - 1);
+    if (read.codes < s.count) return true;
+    const bool inside = read.sum <= n;
+    if (inside && stream_ended(s.codes, from + bit, s.bits)) return false;
+    *wrong = inside ? 1 : 2;
+    atomicOr(errors, *wrong);
+    return false;
+  });
 }

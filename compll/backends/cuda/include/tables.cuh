@@ -6,9 +6,8 @@ D float table_value(const u8* table, int i) { return load_float32(table + 4 * i)
 template <class T> D float lookup(const T* table, int size, i32 i) {
   return table_value(table, i < 0 ? 0 : i < size ? i : size - 1);
 }
-// how many of the ascending edges are not above x
-template <class T> D i32 bucket(float x, const T* edges, int size) {
-  const i32 wanted = key(x);
+// how many of the ascending edges have no larger key
+template <class T> D i32 bucket(i32 wanted, const T* edges, int size) {
   int low = 0, high = size;
   while (low < high) {
     const int middle = (low + high) >> 1;
@@ -17,7 +16,7 @@ template <class T> D i32 bucket(float x, const T* edges, int size) {
   return low;
 }
 
-// ---- several ranks at once: radix selection with a histogram for every prefix still wanted ----
+// ---- several ranks at once: a histogram for the digits of every rank ----
 
 // the first of `count` ascending values that is not below `wanted`
 D int first_from(const u32* values, int count, u32 wanted) {
@@ -28,13 +27,31 @@ D int first_from(const u32* values, int count, u32 wanted) {
   }
   return low;
 }
-// where an element is counted: the histogram of the first equal prefix, or -1
-D int slot_of(const u32* known, int count, u32 prefix) {
-  const int slot = first_from(known, count, prefix);
-  return slot < count && known[slot] == prefix ? slot : -1;
+// The next digit of a block's keys, in the histogram of the first rank that has their upper digits.
+// COUNT: ranks; 0: there is one histogram, of all. Small ones are in shared memory first.
+template <int BITS, int SHIFT, int COUNT, int MOST> D void count_ranked(const i32* keys, i64 begin, i64 size, int each, const u32* known, u64* ranked) {
+  constexpr int ALL = (COUNT ? COUNT : 1) << BITS;
+  constexpr bool SHARED = ALL <= MOST;
+  __shared__ u32 counts[SHARED ? ALL : 1];
+  __shared__ u32 wanted[COUNT ? COUNT : 1];
+  if (SHARED) for (int b = threadIdx.x; b < ALL; b += blockDim.x) counts[b] = 0;
+  for (int j = threadIdx.x; j < COUNT; j += blockDim.x) wanted[j] = known[j];
+  __syncthreads();
+  const i64 end = size - begin < each ? size : begin + each;
+  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    const u32 y = digits(keys[i]), prefix = COUNT ? y >> (BITS + SHIFT) % 32 : 0;
+    const int slot = COUNT ? first_from(wanted, COUNT, prefix) : 0;
+    if (COUNT && (slot == COUNT || wanted[slot] != prefix)) continue;
+    const int place = slot << BITS | (int)(y >> SHIFT & ((1u << BITS) - 1u));
+    if (SHARED) atomicAdd(&counts[place], 1u); else atomicAdd(&ranked[place], (u64)1);
+  }
+  __syncthreads();
+  if (SHARED)
+    for (int b = threadIdx.x; b < ALL; b += blockDim.x)
+      if (counts[b]) atomicAdd(&ranked[b], (u64)counts[b]);
 }
-// One round: every rank's bin, smallest keys first. Ranks become those within the bin.
-template <int BITS> D void pick_ranks(const u64* hist, const u32* known, u32* next, i64* ranks, int count, bool start) {
+// Every rank's bin, smallest keys first. Ranks become those within the bin; bins are cleared.
+template <int BITS> D void pick_ranks(u64* hist, const u32* known, u32* next, i64* ranks, int count, bool start, int all) {
   for (int j = threadIdx.x; j < count; j += blockDim.x) {
     const u64* const bins = hist + ((i64)(start ? 0 : first_from(known, count, known[j])) << BITS);
     i64 rank = ranks[j];
@@ -43,19 +60,37 @@ template <int BITS> D void pick_ranks(const u64* hist, const u32* known, u32* ne
     next[j] = (start ? 0 : known[j] << BITS) | (u32)bin;
     ranks[j] = rank;
   }
+  __syncthreads();
+  for (int b = threadIdx.x; b < all; b += blockDim.x) hist[b] = 0;
 }
 
 // ---- means by index: [Note: order of sums] in numbers.py ----
 
-// a warp's 32 elements in order, each added by the thread that its bin belongs to
-D void add_in_order(double* sums, u32* counts, int size, i32 index, float x, int count) {
-  const int bin = index < 0 ? 0 : index < size ? index : size - 1, u = threadIdx.x % 32;
-  for (int e = 0; e < 32; ++e) {
-    const int b = __shfl_sync(FULL, bin, e, 32);
-    const float y = __shfl_sync(FULL, x, e, 32);
-    if (b % 32 != u || e >= count) continue;
-    sums[b] += (double)y;
-    ++counts[b];
+// The sums of a lane by index, and how many there are: a warp's elements in order, 32 at a time, each
+// added by the thread that its index belongs to.
+template <int SIZE, int LANES, int TILE> D void sum_lane(const i32* index, const float* values, i64 lane, i64 n, double* sums, u64* counts) {
+  __shared__ double own_sums[SIZE];
+  __shared__ u32 own_counts[SIZE];
+  for (int b = threadIdx.x; b < SIZE; b += 32) own_sums[b] = 0.0, own_counts[b] = 0;
+  __syncwarp();
+  for (i64 o = lane * TILE; o < n; o += LANES * TILE)
+    for (i64 at = o; at < o + TILE && at < n; at += 32) {
+      const int left = n - at < 32 ? (int)(n - at) : 32, u = threadIdx.x % 32;
+      const i32 i = u < left ? index[at + u] : 0;
+      const float x = u < left ? values[at + u] : 0.0f;
+      const int bin = i < 0 ? 0 : i < SIZE ? i : SIZE - 1;
+      for (int e = 0; e < 32; ++e) {
+        const int b = __shfl_sync(FULL, bin, e, 32);
+        const float y = __shfl_sync(FULL, x, e, 32);
+        if (b % 32 != u || e >= left) continue;
+        own_sums[b] += (double)y;
+        ++own_counts[b];
+      }
+    }
+  __syncwarp();
+  for (int b = threadIdx.x; b < SIZE; b += 32) {
+    sums[b] = own_sums[b];
+    if (own_counts[b]) atomicAdd(&counts[b], (u64)own_counts[b]);
   }
 }
 // the mean of a bin from its lanes' sums, `stride` numbers apart; `lanes` is at most 1024

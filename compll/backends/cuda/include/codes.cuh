@@ -1,5 +1,6 @@
-// [Note: bit streams] in bitstreams.py: Golomb-Rice and Elias delta codes of positions. Where a code
-// is written follows from a prefix sum of lengths; for where it is read, see cuda_streams.cuh.
+// Codes of positions: gaps (LEB128), and [Note: bit streams] in bitstreams.py, Golomb-Rice and Elias
+// delta codes. Where a code is written follows from a prefix sum of lengths; for where it is read, see
+// streams.cuh.
 
 D int rice_parameter(i64 count, i64 n) {
   i64 mean = 9624 * n / (10000 * (count > 1 ? count : 1));
@@ -12,42 +13,62 @@ D int bits_of_int(i64 value) {
   for (; value > 0; value >>= 1) ++bits;
   return bits;
 }
-D i64 gap_of(const i64* idx, i64 j) { return idx[j] - (j ? idx[j - 1] : -1); }
+D i64 gap_of(const i32* idx, i64 j) { return (i64)idx[j] - (j ? idx[j - 1] : -1); }
 
-// the code of a position that lies v after the one before it
+// The code of a position that lies v after the one before it, of `count` of n. head: bytes that stand
+// before the codes, which begin() stores.
+struct gaps_code {
+  static constexpr int head = 0;
+  i64 v;
+  __device__ gaps_code(i64 v, i64, i64) : v(v - 1) {}
+  static __device__ void begin(u8*, i64, i64) {}
+  __device__ i64 length() const { i64 bits = 8; for (i64 w = v; w >= 128; w >>= 7) bits += 8; return bits; }
+  __device__ u32 bit(i64 k) const {
+    return k % 8 == 7 ? k + 1 < length() : (u32)(v >> (k / 8 * 7 + k % 8) & 1);
+  }
+};
 struct golomb_code {
+  static constexpr int head = 1;
   i64 ones, rest;
   int low;
-  __device__ golomb_code(i64 v, int b) : ones((v - 1) >> b), rest((v - 1) & ((1ll << b) - 1)), low(b) {}
+  __device__ golomb_code(i64 v, i64 count, i64 n) : low(rice_parameter(count, n)) {
+    ones = (v - 1) >> low;
+    rest = (v - 1) & ((1ll << low) - 1);
+  }
+  static __device__ void begin(u8* out, i64 count, i64 n) { *out = (u8)rice_parameter(count, n); }
   __device__ i64 length() const { return ones + 1 + low; }
   __device__ u32 bit(i64 k) const { return k < ones ? 1u : k == ones ? 0u : (u32)(rest >> (k - ones - 1) & 1); }
 };
 struct elias_code {
+  static constexpr int head = 0;
   i64 v;
   int low, m;
-  __device__ elias_code(i64 v, int) : v(v), low(bits_of_int(v) - 1), m(bits_of_int(low + 1) - 1) {}
+  static __device__ void begin(u8*, i64, i64) {}
+  __device__ elias_code(i64 v, i64, i64) : v(v), low(bits_of_int(v) - 1), m(bits_of_int(low + 1) - 1) {}
   __device__ i64 length() const { return low + 2 * m + 1; }
   __device__ u32 bit(i64 k) const {
     if (k <= m) return k == m;
     return (u32)((k <= 2 * m ? (i64)(low + 1) >> (k - m - 1) : v >> (k - 2 * m - 1)) & 1);
   }
 };
-// what stands before the codes, in bytes, and their parameter
-D int golomb_head() { return 1; }
-D int elias_head() { return 0; }
-D int golomb_parameter(i64 count, i64 n) { return rice_parameter(count, n); }
-D int elias_parameter(i64 count, i64 n) { return 0; }
+// the bits of a block's codes before that of position j, and of all of them; 256 threads
+template <class CODE> D i64 bits_before(const i32* idx, i64 j, i64 count, i64 n, i64* all) {
+  return block_scan<256>(j < count ? CODE(gap_of(idx, j), count, n).length() : 0, all);
+}
 // Write the bytes whose first bit is in the code of position j, which begins at `bit`: what follows
 // in the last of them belongs to the next positions, so no two threads write one byte.
-template <class CODE> D void store_code(const i64* idx, i64 j, i64 count, i64 bit, int parameter, u8* out) {
-  const CODE own(gap_of(idx, j), parameter);
+template <class CODE> D void store_code(const i32* idx, i64 j, i64 count, i64 n, i64 bit, u8* out) {
+  if (j == 0) CODE::begin(out, count, n);
+  if (j >= count) return;
+  const CODE own(gap_of(idx, j), count, n);
+  out += CODE::head;
   const i64 end = bit + own.length();
   for (i64 byte = (bit + 7) >> 3; 8 * byte < end; ++byte) {
     u32 value = 0;
     int filled = 0;
     for (i64 k = 8 * byte - bit; filled < 8 && k < own.length(); ++k) value |= own.bit(k) << filled++;
     for (i64 next = j + 1; filled < 8 && next < count; ++next) {
-      const CODE code(gap_of(idx, next), parameter);
+      const CODE code(gap_of(idx, next), count, n);
       for (i64 k = 0; filled < 8 && k < code.length(); ++k) value |= code.bit(k) << filled++;
     }
     out[byte] = (u8)value;
@@ -68,7 +89,7 @@ D bool stream_ended(const u8* data, i64 bit, i64 end) {
   return end - bit < 8 && take_bits(data, bit, end, end - bit) == 0;
 }
 // whether `length` bytes are exactly `count` positions below n, which are left in idx (room for most)
-D bool load_golomb(const u8* data, i64 length, i64 count, i64 n, i64* idx) {
+D bool load_golomb(const u8* data, i64 length, i64 count, i64 n, i32* idx) {
   if (length < 1 || data[0] > 40) return false;
   const i64 b = data[0], end = 8 * length;
   i64 bit = 8, before = -1;
@@ -81,11 +102,11 @@ D bool load_golomb(const u8* data, i64 length, i64 count, i64 n, i64* idx) {
     bit += b;
     before += (ones << b) + rest + 1;
     if (before >= n) return false;
-    idx[j] = before;
+    idx[j] = (i32)before;
   }
   return stream_ended(data, bit, end);
 }
-D bool load_elias(const u8* data, i64 length, i64 count, i64 n, i64* idx) {
+D bool load_elias(const u8* data, i64 length, i64 count, i64 n, i32* idx) {
   const i64 end = 8 * length;
   i64 bit = 0, before = -1;
   for (i64 j = 0; j < count; ++j) {
@@ -102,7 +123,8 @@ D bool load_elias(const u8* data, i64 length, i64 count, i64 n, i64* idx) {
     bit += low;
     before += (1ll << low) + rest;
     if (before >= n) return false;
-    idx[j] = before;
+    idx[j] = (i32)before;
   }
   return stream_ended(data, bit, end);
 }
+D bool load_gaps(const u8*, i64, i64, i64, i32*) { return false; }  // encode makes the longest ones

@@ -1,0 +1,170 @@
+"""The text of one kernel, and values of a piece in it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from compll.backends.cuda import instructions
+from compll.backends.cuda.instructions import C_TYPES
+from compll.backends.cuda.payload_fields import PayloadFields
+from compll.backends.cuda.plan_builder import PlanBuilder
+from compll.backends.cuda.text import Block, Lines
+from compll.ir.module import HALVES, Field
+from compll.ir.tile import Value
+
+#: the types in which scratch memory and states lie
+TYPES = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8": "u8",
+         "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}  # fmt: skip
+#: declarations of a piece, made where first asked for
+PIECE = {
+    "n": "const i64 n = table[5 * p + 1];",
+    "tensor": "const i64 tensor = table[5 * p + 2];",
+    "offset": "const i64 offset = table[5 * p + 3];",
+    "step": "const u64 step = base_step + (tick ? *tick : 0);",
+    "xs": "XT* const xs = x + table[5 * p];",
+}
+
+
+class Body:
+    """What stands within a kernel's braces. `head`: declarations about the piece p, before `lines`.
+
+    grid: of its blocks, of which block `own` is the piece's; -1: a block for each piece.
+    """
+
+    def __init__(self, plan: PlanBuilder, grid: int, threads: int) -> None:
+        self.plan, self.grid, self.threads = plan, grid, threads
+        self.head, self.lines = Lines(), Lines()
+        self.head.depth = self.lines.depth = 1
+        if grid < 0:
+            self.head.add("const int p = blockIdx.x;")
+            self.lines = self.head  # one after the other
+        else:
+            self.head.add(f"const i64* const firsts = first + {grid} * (pieces + 1);")
+            self.head.add("const int p = find(firsts, pieces, blockIdx.x);")
+            self.head.add("const i64 own = (i64)blockIdx.x - firsts[p];")
+        self.hoisted: dict[str, str] = {}
+        self.named: dict[Hashable, str] = {}
+        self.fields = {prefix: PayloadFields(self, prefix) for prefix in ("in", "out")}
+        self.fresh = 0
+
+    def __str__(self) -> str:
+        return str(self.head) + ("" if self.grid < 0 else str(self.lines))
+
+    def add(self, line: str) -> None:
+        """A line at the present depth."""
+        self.lines.add(line)
+
+    def block(self, head: str) -> Block:
+        """Braces around what follows."""
+        return self.lines.block(head)
+
+    def name(self, prefix: str) -> str:
+        """A new name."""
+        self.fresh += 1
+        return f"{prefix}{self.fresh}"
+
+    def declare(self, kind: str, text: str, prefix: str = "v") -> str:
+        """Name a value at the present place."""
+        name = self.name(prefix)
+        self.add(f"const {kind} {name} = {text};")
+        return name
+
+    def hoist(self, name: str, declaration: str = "") -> str:
+        """A name that is declared once, before the lines."""
+        if name not in self.hoisted:
+            self.hoisted[name] = name
+            self.head.add(declaration or PIECE[name])
+        return name
+
+    def given(self, name: str) -> str:
+        """One of PIECE."""
+        return self.hoist(name)
+
+    # arrays of the piece
+
+    def items(self, grid: int) -> str:
+        """The first of the piece's items of a grid, among those of all pieces."""
+        return f"item_at[{grid} * (pieces + 1) + p]"
+
+    def blocks(self, grid: int) -> str:
+        """The first of the piece's blocks of a grid, and how many there are, as two arguments."""
+        begin = f"first[{grid} * (pieces + 1) + p"
+        return f"{begin}], {begin} + 1] - {begin}]"
+
+    def memory(self, name: str, dtype: str, grid: int, factor: int = 1) -> str:
+        """Scratch memory with `factor` values per item of a grid: the piece's part."""
+        self.plan.memory(name, dtype, "piece" if grid < 0 else str(grid), factor)
+        kind = TYPES.get(dtype, "float")
+        item = "p" if grid < 0 else self.items(grid)
+        return self.hoist(f"{name}_p", f"{kind}* const {name}_p = {name} + {item} * (i64){factor};")
+
+    def state(self, f: Field) -> str:
+        """The piece's part of a state."""
+        kind = TYPES[f.storage] if f.storage in HALVES else "float"
+        return self.hoist(
+            f"s_{f.name}", f"{kind}* const s_{f.name} = a_{f.name} + table[5 * p + 4];"
+        )
+
+    # numbers of the piece
+
+    def slot(self, key: Hashable, kind: str) -> str:
+        """A number that this kernel or an earlier one has left."""
+        if key not in self.named:
+            place = self.plan.slot(key)
+            name = self.name("s")
+            held = f"held<{C_TYPES[kind]}>({place})"
+            self.named[key] = self.hoist(name, f"const {C_TYPES[kind]} {name} = {held};")
+        return self.named[key]
+
+    def leave(self, key: Hashable, name: str) -> None:
+        """Leave a number, by its name here, for other kernels."""
+        self.named[key] = name
+        self.add(f"if (threadIdx.x == 0) {self.plan.slot(key)} = slot_of({name});")
+
+    def value(self, v: Value) -> str:
+        """A value of the piece: its name here."""
+        if v.op == "const":
+            return instructions.literal(v)
+        if id(v) in self.plan.slots:
+            return self.slot(id(v), v.kind)
+        if id(v) not in self.named:
+            text = self.text(v)
+            name = self.name("s")
+            kind = "auto" if v.kind == "table" else C_TYPES[v.kind]
+            self.named[id(v)] = self.hoist(name, f"const {kind} {name} = {text};")
+        return self.named[id(v)]
+
+    def text(self, v: Value) -> str:
+        if id(v) in self.plan.elsewhere:
+            name, count, index = self.plan.elsewhere[id(v)]
+            return f"({C_TYPES[v.kind]}){self.memory(name, 'float64', -1, count)}[{index}]"
+        if v.op == "size":
+            return self.given("n")
+        if v.op == "scale":
+            return "scale"
+        if v.op == "static":
+            number = f"st[p * @STATICS@ + {v.attr}]"
+            return f"{number} != 0.0" if v.kind == "bool" else f"({C_TYPES[v.kind]}){number}"
+        if v.op == "counted":
+            return self.fields["in" if self.plan.decodes else "out"].kept(v.attr)
+        if v.op == "told":
+            return f"data[{self.fields['in'].end()}] != 0"
+        if v.kind == "table":
+            return self.table(v)
+        if v.op == "load":
+            return f"({C_TYPES[v.kind]}){self.loaded(v.attr)}"
+        return instructions.text(v, [self.value(a) for a in v.args])
+
+    def table(self, v: Value) -> str:
+        """Where a table begins: a payload's, or what a step has made."""
+        if v.op == "buckets":
+            return self.value(v.args[0])
+        if v.attr.expr is not None:
+            return self.fields["in"].pointer(v.attr)
+        return self.memory(v.attr.name.replace(" ", ""), "float32", -1, int(v.attr.of))
+
+    def loaded(self, f: Field) -> str:
+        """A state of the tensor, or a payload's number."""
+        if f.expr is None:
+            return f"a_{f.name}[{self.given('tensor')}]"
+        return f"load_{f.storage}({self.fields['in'].pointer(f)})"

@@ -1,0 +1,90 @@
+// Searches of a piece: the k-th largest key digit by digit, and thresholds by counts.
+
+D i64 sample_position(u64 seed, u64 step, i64 tensor, i64 n, i64 count, i64 j) {
+  const u32 k0 = (u32)(stream(seed, step, (u64)tensor, ~0ull, 0) >> 32);
+  const i64 low = j * n / count, size = (j + 1) * n / count - low;
+  return low + (i64)(hashed((u32)j * 0x9E3779B9u + k0, 0u) >> 8) % (size > 1 ? size : 1);
+}
+D u32 digits(i32 key) { return (u32)key ^ 0x80000000u; }
+// The next digit of a block's keys, of those whose upper digits are `prefix`.
+template <int BITS, int SHIFT> D void histogram(const i32* keys, i64 begin, i64 size, int count, u32 prefix, u64* hist) {
+  __shared__ u32 bins[1 << BITS];
+  for (int b = threadIdx.x; b < 1 << BITS; b += blockDim.x) bins[b] = 0;
+  __syncthreads();
+  const i64 end = size - begin < count ? size : begin + count;
+  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    const u32 y = digits(keys[i]);
+    if (BITS + SHIFT == 32 || y >> (BITS + SHIFT) % 32 == prefix) atomicAdd(&bins[y >> SHIFT & ((1u << BITS) - 1u)], 1u);
+  }
+  __syncthreads();
+  for (int b = threadIdx.x; b < 1 << BITS; b += blockDim.x)
+    if (bins[b]) atomicAdd(&hist[b], (u64)bins[b]);
+}
+// The bin of the rank-th largest key. 256 threads.
+// hist is cleared for the next digit; prefix and rank become those within the bin.
+template <int BITS> D void pick(u64* hist, u32* prefix, i64* rank) {
+  const int bins = 1 << BITS, each = bins / 256, top = bins - 1 - (int)threadIdx.x * each;
+  const i64 wanted = *rank;
+  const u32 known = *prefix;
+  i64 own = 0, all;
+  for (int q = 0; q < each; ++q) own += (i64)hist[top - q];
+  i64 before = block_scan<256>(own, &all);
+  if (before < wanted && wanted <= before + own) {
+    int q = 0;
+    while (before + (i64)hist[top - q] < wanted) before += (i64)hist[top - q++];
+    *prefix = known << BITS | (u32)(top - q);
+    *rank = wanted - before;
+  }
+  __syncthreads();
+  for (int q = 0; q < each; ++q) hist[top - q] = 0;
+}
+
+// ---- adjust and bisect: [Note: tries] in cpu/threshold_search.py ----
+
+// The memory of a search: the interval that `bisect` halves, or the next threshold of `adjust`; a
+// tree of seven thresholds; how many have been tried; the number of the last one, -1 after it.
+struct Search {
+  double ends[2], tries[7], turn, last;
+};
+D double middle(double low, double high) { return low + (high - low) / 2.0; }
+template <bool HALVES> D double first_try(const double* given) {
+  return HALVES ? middle(given[0], given[1]) : given[0];
+}
+// after number q come 2 q + 1, where too few elements reach it, and 2 q + 2
+template <bool HALVES> D void grow(Search* s, const double* given) {
+  double low[7], high[7];
+  low[0] = s->ends[0], high[0] = s->ends[1];
+  if (!HALVES) s->tries[0] = s->ends[0];
+  for (int q = 0; q < 7; ++q) {
+    if (HALVES) s->tries[q] = middle(low[q], high[q]);
+    if (q > 2) continue;
+    if (HALVES) {
+      low[2 * q + 1] = low[q], high[2 * q + 1] = s->tries[q];
+      low[2 * q + 2] = s->tries[q], high[2 * q + 2] = high[q];
+    } else {
+      s->tries[2 * q + 1] = s->tries[q] * given[3];
+      s->tries[2 * q + 2] = s->tries[q] * given[4];
+    }
+  }
+}
+template <bool HALVES> D void begin_search(double* memory, const double* given, int count) {
+  Search* const s = (Search*)memory;
+  s->ends[0] = given[0], s->ends[1] = given[1];
+  s->turn = 0.0;
+  s->last = (double)as_count(given[count - 1], 100) - HALVES;
+  grow<HALVES>(s, given);
+}
+// One way through the tree; what it ends at.
+template <bool HALVES> D void decide(double* memory, const double* given, const double* counts, double* found, double* count) {
+  Search* const s = (Search*)memory;
+  const double fewest = given[HALVES ? 2 : 1], most = given[HALVES ? 3 : 2];
+  for (int q = 0; q < 7;) {
+    *found = s->tries[q], *count = counts[q];
+    const bool few = *count < fewest;
+    if ((fewest <= *count && *count <= most) || s->turn >= s->last) { s->last = -1.0; return; }
+    s->turn += 1.0;
+    if (HALVES) s->ends[few ? 1 : 0] = *found; else s->ends[0] = *found * (few ? given[3] : given[4]);
+    q = 2 * q + (few ? 1 : 2);
+  }
+  grow<HALVES>(s, given);
+}

@@ -1,0 +1,56 @@
+"""What a tile program's instructions become in CUDA C++, of a number or of a lane.
+
+One row per instruction; `op_` functions stand in instructions.cuh, by the kinds that they are of. The
+compiler must not contract a * b + c (`--fmad=false`): results are equal to the reference's bit for
+bit.
+"""
+
+from __future__ import annotations
+
+import math
+
+from compll.ir.tile import Value
+
+C_TYPES = {"f32": "float", "i32": "i32", "bool": "bool", "f64": "double", "i64": "i64"}
+UNARY = (
+    "neg", "abs", "sign", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "isfinite", "trunc",
+    "exponent", "exp2", "float16", "bfloat16", "bfloat16_up", "float32",
+)  # fmt: skip
+BINARY = ("add", "sub", "mul", "floordiv", "mod", "pow", "min", "max", "shl", "shr", "as_count")
+ROWS = {
+    **{op: f"op_{op}({{}})" for op in UNARY},
+    **{op: f"op_{op}({{}}, {{}})" for op in BINARY},
+    "div": "{} / {}", "where": "op_where({}, {}, {})", "lt": "{} < {}", "le": "{} <= {}",
+    "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}", "ne": "{} != {}", "and": "{} && {}",
+    "or": "{} || {}", "not": "!{}", "isnan": "is_nan({})", "bitand": "{} & {}", "bitor": "{} | {}",
+    "bitxor": "{} ^ {}", "trit": "trit({})", "magnitude_bits": "(i32)abs_bits({})", "repeat": "{}",
+    "order_key": "key({})", "from_key": "unkey({})", "gamma_above": "gamma_above({}, {})",
+    "outside": "(u64)(u32){} >= (u64){}", "buckets": "{}",
+}  # fmt: skip
+
+
+def text(v: Value, args: list[str]) -> str:
+    """An instruction applied to the names of its arguments."""
+    if v.op == "convert":
+        return f"({C_TYPES[v.kind]}){args[0]}"
+    if v.op == "code":
+        return f"op_code({args[0]}, {(1 << v.attr) - 1})"
+    if v.op == "bucket":
+        return f"bucket({args[0]}, {args[1]}, {v.attr})"
+    if v.op == "lookup":
+        return f"lookup({args[0]}, {v.attr}, {args[1]})"
+    return ROWS[v.op].format(*args)
+
+
+def literal(v: Value) -> str:
+    """A constant."""
+    if v.kind == "bool":
+        return str(bool(v.attr)).lower()
+    if v.kind in ("i32", "i64"):
+        return f"{int(v.attr)}ll" if v.kind == "i64" else str(int(v.attr))
+    number = float(v.attr)
+    if math.isfinite(number):
+        shown = repr(number)
+    else:
+        shown = "D_NAN" if number != number else "D_INF" if number > 0 else "-D_INF"
+    return f"(float){shown}" if v.kind == "f32" else shown

@@ -1,0 +1,159 @@
+"""What a walk reads: the gradient, states and arrays of the kernel's own by rows of registers, and an
+incoming payload's fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.ir.module import WHOLE, Field
+from compll.ir.tile import SCRATCH, Store, Value
+
+#: bits of a payload's item as a value
+OF_BITS = {"float32": "__int_as_float((i32){})", "float16": "float16_value((u16){})",
+           "bfloat16": "bfloat16_value((u16){})"}  # fmt: skip
+
+
+def own_name(f: Field) -> str:
+    """The memory of an array of the plan's own."""
+    return "own_" + "".join(ch if ch.isalnum() else "_" for ch in f.name)
+
+
+class LaneArrays:
+    """The arrays of `walk` (a WalkKernel)."""
+
+    def __init__(self, walk: Any) -> None:
+        self.walk, self.body, self.shape = walk, walk.body, walk.shape
+        reads = [v for v in walk.walk.values if v.op in ("load", "unpack") and v.level != "piece"]
+        lanes = [v for v in reads if v.level == "lane"]
+        #: arrays by name, and fields of payloads or of bytes of trits
+        self.held = {self.of(v.attr): v for v in lanes if self.of(v.attr)}
+        self.fields = {v.attr.name: v.attr for v in lanes if not self.of(v.attr)}
+        self.of_groups = [v.attr for v in reads if v.level == "tile"]
+
+    def of(self, a: Any) -> str:
+        """The piece's array of which a thread holds lanes in registers; "": it is another."""
+        remade = self.walk.over.remade
+        if isinstance(a, str):
+            return str(remade.get("g") or self.body.given("xs"))
+        if a.expr is not None or a.packed:
+            return ""
+        if a.shape == "kept" or a.shape == SCRATCH:
+            return self.own(a)
+        return str(remade.get(f"state {a.name}") or self.body.state(a))
+
+    def own(self, f: Field) -> str:
+        """An array of the plan's own, by lanes of tiles; of trits, their bytes."""
+        plan, tile = self.body.plan, self.shape.tile
+        grid = plan.grid_of(f)
+        name = own_name(f)
+        if name in self.walk.over.remade:
+            return str(self.walk.over.remade[name])
+        if f.packed:
+            return str(self.body.memory(name, "uint8", grid, f.packed_bytes(tile)))
+        kind = "int32" if f.storage == "int32" else "float32"
+        return str(self.body.memory(name, kind, grid, tile))
+
+    def codes(self, f: Field) -> str:
+        """Where an incoming field begins, or bytes of trits."""
+        if f.shape == SCRATCH:
+            return self.own(f)
+        return str(self.body.fields["in"].pointer(f))
+
+    def written(self, s: Store) -> str:
+        """Where a store of lanes goes."""
+        assert s.field is not None
+        if s.target == "payload":
+            return str(self.body.fields["out"].pointer(s.field))
+        return self.own(s.field)
+
+    def aligned(self) -> list[str]:
+        """Whether four lanes at a time can be accessed at once, as conditions."""
+        names = list(self.held)
+        found = []
+        for s in self.walk.walk.stores:
+            if s.target == "gradient":
+                names.append(self.body.given("xs"))
+            elif s.target == "state" and s.place is None:
+                names.append(self.body.state(s.field))
+            elif s.target == "payload" and s.field is not None and not s.field.trits:
+                found.append(f"aligned({self.written(s)}, {bytes_at_once(s.field)})")
+        for f in (*self.fields.values(), *self.of_groups):
+            if not f.trits:
+                found.append(f"aligned({self.codes(f)}, {bytes_at_once(f)})")
+        rows = [f"aligned({name}, 4 * sizeof(*{name}))" for name in names]
+        return list(dict.fromkeys([*rows, *found]))
+
+    # by rows
+
+    def load(self) -> None:
+        """Declare and fill the registers of a chunk."""
+        s, b = self.shape, self.body
+        for name, v in self.held.items():
+            kind = "i32" if v.kind == "i32" else "float"
+            b.add(f"{kind} r_{name}[{4 * s.held}];")
+            b.add("#pragma unroll")
+            at = f"(c * {s.held} + k) * {s.row} + 4 * u"
+            b.add(
+                f"for (int k = 0; k < {s.held}; ++k) "
+                f"load4<READY>({name}, o + {at}, m - ({at}), r_{name} + 4 * k);"
+            )
+
+    def load_row(self, values: list[Value]) -> None:
+        """The bits of fields for the four lanes of row k, in q_NAME."""
+        needed = {v.attr.name: v.attr for v in values if v.op in ("load", "unpack")
+                  and isinstance(v.attr, Field) and v.attr.name in self.fields}  # fmt: skip
+        for f in needed.values():
+            self.body.add(f"u32 q_{f.name}[4];")
+            if f.packed:
+                self.unpack_row(f)
+            else:
+                size = f.item_bits // 8
+                at = f"{self.codes(f)} + {size} * (o + l), m - l, {size}"
+                self.body.add(f"get4<READY>({at}, q_{f.name});")
+
+    def unpack_row(self, f: Field) -> None:
+        s, b, bits = self.shape, self.body, f.bits
+        codes = f"{self.codes(f)} + t * {f.packed_bytes(s.tile)}"
+        how = "trit_at" if f.trits else f"code_at<{bits}>"
+        short = f"q_{f.name}[e] = l + e < m ? {how}({codes}, m, l + e) : 0;"
+        if not f.trits and s.tile * bits >= 32:
+            words, split = max(1, s.rows * bits // 8), max(1, 8 // (s.rows * bits))
+            place = f"(k % {words}) * {s.row} + 4 * u"
+            plane = f"k / {words}"
+            if split > 1:
+                place, plane = (
+                    f"4 * (u % {s.team // split})",
+                    f"k * {split} + u / {s.team // split}",
+                )
+            with b.block(f"if (READY || m == {s.tile})"):
+                b.add(f"const u32 word = load_word<READY>({codes} + {place});")
+                shift = f"8 * e + {bits} * ({plane})"
+                b.add(
+                    f"for (int e = 0; e < 4; ++e) q_{f.name}[e] = word >> ({shift}) & {(1 << bits) - 1}u;"
+                )
+            b.add("else")
+        b.add(f"for (int e = 0; e < 4; ++e) {short}")
+
+    def lane(self, v: Value) -> str:
+        """What a lane reads."""
+        array = self.of(v.attr)
+        if array:
+            return f"r_{array}[4 * row + j]"
+        bits = f"q_{v.attr.name}[j]"
+        if v.op == "unpack" or v.attr.storage in WHOLE:
+            return f"(i32){bits}"
+        return OF_BITS[v.attr.storage].format(bits)
+
+    def of_tile(self, v: Value) -> str:
+        """What a tile reads."""
+        f = v.attr
+        at = f"{self.codes(f)} + t * {f.item_bits // 8}"
+        kind = "i32" if v.kind == "i32" else "float"
+        return f"m ? ({kind})load_{f.storage}<READY>({at}) : ({kind})0"
+
+
+def bytes_at_once(f: Field) -> int:
+    """Of an access to a payload field by one thread."""
+    if f.shape == "group":
+        return f.item_bits // 8
+    return 4 if f.packed else f.item_bits // 2

@@ -1,0 +1,86 @@
+"""Where a payload's fields lie: what follows from its counts and lengths, as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.ir.layout import header
+from compll.ir.module import Field
+
+
+class PayloadFields:
+    """Of the payload that the kernel `body` (a Body) reads ("in") or writes ("out")."""
+
+    def __init__(self, body: Any, prefix: str) -> None:
+        self.body, self.prefix = body, prefix
+        self.data, self.at = ("data", "at_in[p]") if prefix == "in" else ("out", "at[p]")
+        self.module, self.tile = body.plan.module, body.plan.shape.tile
+        self.head = header(self.module)
+
+    def place(self, name: str, *, length: bool) -> str:
+        """Where a selection's count, or a field's length, stands in the payload."""
+        counted, lengths = self.head
+        index = len(counted) + lengths.index(name) if length else counted.index(name)
+        return f"{self.data} + {self.at} + {4 * index}"
+
+    def offset(self, number: int) -> str:
+        """Where field `number` begins, after all: the status byte."""
+        name = f"{self.prefix}_at{number}"
+        if number == 0:
+            begin = f"{self.at} + {4 * sum(map(len, self.head))}"
+            return str(self.body.hoist(name, f"const i64 {name} = {begin};"))
+        before = self.offset(number - 1)
+        size = self.size(self.module.fields[number - 1])
+        return str(self.body.hoist(name, f"const i64 {name} = {before} + {size};"))
+
+    def end(self) -> str:
+        """Where the status byte stands."""
+        return self.offset(len(self.module.fields))
+
+    def pointer(self, f: Field) -> str:
+        """Where a field begins."""
+        number = [one.name for one in self.module.fields].index(f.name)
+        return f"({self.data} + {self.offset(number)})"
+
+    def size(self, f: Field) -> str:
+        """Bytes of a field."""
+        if f.layout.varying:
+            return self.length(f)
+        if f.shape == "table":
+            return str(4 * int(f.of))
+        if f.shape == "scalar":
+            return str(f.item_bits // 8)
+        count = self.kept(f.of)
+        if f.shape == "group":
+            return f"({count} + {self.tile - 1}) / {self.tile} * {f.item_bits // 8}"
+        return self.bytes(f, count)
+
+    def bytes(self, f: Field, count: str) -> str:
+        """Bytes of so many values."""
+        if not f.packed:
+            return f"{count} * {f.item_bits // 8}"
+        rest = f"({count} % {self.tile}"
+        rest = f"{rest} + 4) / 5" if f.trits else f"{rest} * {f.bits} + 7) / 8"
+        return f"({count} / {self.tile} * {f.packed_bytes(self.tile)} + {rest})"
+
+    def length(self, f: Field) -> str:
+        """Bytes of a field of varying length."""
+        if self.prefix == "out":
+            return str(self.body.slot(("length", f.name), "i64"))
+        return self.header_number(f"length_{f.name}", self.place(f.name, length=True))
+
+    def kept(self, selection: str) -> str:
+        """How many elements a selection has; "": the piece."""
+        if not selection:
+            return str(self.body.given("n"))
+        if selection not in self.head[0]:
+            return str(self.body.value(self.body.plan.limits[selection]))
+        if self.prefix == "out":
+            return str(self.body.slot(("count", selection), "i64"))
+        return self.header_number(f"count_{selection}", self.place(selection, length=False))
+
+    def header_number(self, name: str, place: str) -> str:
+        """A number of an incoming payload's head; 0 where there is none."""
+        size = 4 * sum(map(len, self.head))
+        text = f"const i64 {name} = used_in[p] < {size} ? 0 : load_uint32({place});"
+        return str(self.body.hoist(name, text))

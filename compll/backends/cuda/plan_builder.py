@@ -1,0 +1,99 @@
+"""A plan under construction: its kernels' texts, launches, grids and scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+from compll.backends.cuda.grids import Grid, Scratch, Shape, Step
+from compll.backends.cuda.plans import Plan
+from compll.ir.expr import Expr
+from compll.ir.module import Field
+from compll.ir.tile import Kernel
+
+#: of every kernel; states and scratch memory follow
+ENCODE = (
+    "XT* __restrict__ x", "const i64* table", "const i64* first", "const i64* item_at", "int pieces",
+    "u8* __restrict__ out", "const i64* at", "const double* st", "u64 seed", "u64 base_step",
+    "const u64* tick", "float scale", "int back", "i64* used",
+)  # fmt: skip
+TAKEN = ("const u8* __restrict__ data", "const i64* at_in")  # by an encode that takes a payload in
+DECODE = (
+    "XT* __restrict__ x", "const i64* table", "const i64* first", "const i64* item_at", "int pieces",
+    "const u8* __restrict__ data", "const i64* at_in", "const i64* used_in", "const double* st",
+    "u32* errors",
+)  # fmt: skip
+TILES = "tiles"
+
+
+class PlanBuilder:
+    """Collects what kernels need while they are printed. slots: numbers of a piece that one kernel
+    leaves for others, by what they are of."""
+
+    def __init__(
+        self, name: str, kernel: Kernel, shape: Shape, params: tuple[str, ...], *,
+        decodes: bool = False,
+    ) -> None:  # fmt: skip
+        self.name, self.module, self.shape, self.given = name, kernel.module, shape, params
+        self.statics, self.limits, self.decodes = kernel.statics, kernel.limits, decodes
+        #: whether a check has left what is wrong with payloads
+        self.checks = False
+        self.steps: list[Step] = []
+        self.texts: list[str] = []
+        self.grids: list[Grid] = [Grid(TILES, shape.teams)]
+        self.scratch: dict[str, Scratch] = {}
+        self.slots: dict[Hashable, int] = {}
+        #: where numbers stand that are in memory of their own: its name, how many, which
+        self.elsewhere: dict[int, tuple[str, int, int]] = {}
+
+    def grid(self, kind: str, per_block: int, arg: Expr | int | str = "") -> int:
+        """The number of a grid."""
+        wanted = Grid(kind, per_block, arg)
+        if wanted not in self.grids:
+            self.grids.append(wanted)
+        return self.grids.index(wanted)
+
+    def grid_of(self, f: Field) -> int:
+        """The grid of an array's tiles: of a selection, or the piece."""
+        selected = f.shape == "kept" and f.of in {s.name for s in self.module.selections}
+        return self.grid("kept_tiles", self.shape.teams, f.of) if selected else 0
+
+    def memory(self, name: str, dtype: str, per: str, factor: int = 1) -> str:
+        """Scratch memory; its name in kernels."""
+        self.scratch.setdefault(name, Scratch(name, dtype, per, factor))
+        return name
+
+    def slot(self, key: Hashable) -> str:
+        """Where a number of a piece is kept between kernels."""
+        self.memory("sc", "uint64", "piece")
+        return f"sc[p * @SLOTS@ + {self.slots.setdefault(key, len(self.slots))}]"
+
+    def launch(
+        self, what: str, grid: int, threads: int, text: str, repeat: Expr | int | None = None
+    ) -> None:
+        """The next step: a kernel, by the text within its braces."""
+        name = f"{self.name}_{what}{len(self.steps)}"
+        self.steps.append(Step(name, grid, threads, repeat))
+        head = f'extern "C" __global__ void __launch_bounds__({threads}) {name}(@PARAMS@)'
+        self.texts.append(f"{head} {{\n{text}}}\n")
+
+    def text(self) -> str:
+        """Of all kernels."""
+        found = "".join(self.texts).replace("@PARAMS@", ", ".join(self.params()))
+        found = found.replace("@SLOTS@", str(len(self.slots)))
+        return found.replace("@STATICS@", str(len(self.statics)))
+
+    def params(self) -> tuple[str, ...]:
+        return (*self.given, *(s.declaration for s in self.memories()))
+
+    def memories(self) -> tuple[Scratch, ...]:
+        """Scratch memory, now that all slots are known."""
+        known = {"sc": len(self.slots)}
+        return tuple(replace(s, factor=known.get(s.name, s.factor)) for s in self.scratch.values())
+
+    def plan(self, states: tuple[str, ...], writes_back: bool) -> Plan:
+        """What the host needs of it."""
+        return Plan(
+            tuple(self.steps), self.params(), tuple(self.statics), tuple(self.grids),
+            self.memories(), states, writes_back,
+        )  # fmt: skip

@@ -1,0 +1,352 @@
+"""Tile programs as CUDA kernels: a walk is one over its tiles, after one that counts where it selects;
+what lies between walks is computed by a block for each piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from compll.backends.cuda import searches, streams, tables
+from compll.backends.cuda.body import Body
+from compll.backends.cuda.instructions import C_TYPES
+from compll.backends.cuda.plan_builder import PlanBuilder
+from compll.backends.cuda.selected_lanes import counted, fold_of
+from compll.backends.cuda.walk_kernel import Over, WalkKernel
+from compll.ir.expr import Expr
+from compll.ir.layout import header
+from compll.ir.module import WHOLE
+from compll.ir.tile import (
+    Kernel,
+    KthLargest,
+    Means,
+    Quantiles,
+    Step,
+    Store,
+    Stream,
+    ThresholdSearch,
+    Value,
+    Walk,
+    When,
+    made,
+)
+
+#: threads of a block that computes a piece's numbers
+THREADS = 256
+#: bits from which on a float is not finite
+INFINITE = 0x7F800000
+
+#: whether an incoming payload tells of what is not finite
+TOLD = Value("told", (), "bool", "piece")
+NAN = Value("const", (), "f32", "piece", float("nan"))
+
+
+class Printer:
+    """Adds the kernels of tile programs to a plan. guard: the condition of the step at hand."""
+
+    def __init__(self, plan: PlanBuilder) -> None:
+        self.plan = plan
+        self.phase: Body | None = None
+        self.guard: tuple[Value, bool] | None = None
+        self.guards: dict[int, tuple[Value, bool]] = {}
+        self.parts: dict[int, tuple[str, Walk]] = {}
+
+    # encode and decode
+
+    def encode(self, kernel: Kernel) -> None:
+        """An encode's kernels."""
+        self.plan.limits = kernel.limits
+        self.steps(kernel.steps)
+        self.close(kernel)
+        self.end_phase()
+
+    def decode(self, kernel: Kernel, check: Kernel | None) -> None:
+        """A decode's, after those of a check, which leaves bits of what is wrong."""
+        self.plan.limits = kernel.limits
+        if check is not None:
+            self.check(check)
+            self.end_phase()
+        for step in kernel.steps:
+            if isinstance(step, Walk) and kernel.module.status:
+                self.telling(step)
+            elif not isinstance(step, Stream):  # those are there already
+                self.step(step)
+        self.end_phase()
+
+    def telling(self, walk: Walk) -> None:
+        """A decode's walk, but NaN where the payload tells that the gradient was not finite."""
+        if any(s.place is not None for s in walk.stores):
+            if walk.stores[0].target == "scatter_add":
+                self.guard = (TOLD, True)
+                self.fill()
+            self.guard = (TOLD, False)
+            self.walk(walk)
+            self.guard = None
+            return
+        stores = [
+            replace(s, value=told_or(s.value)) if s.target == "gradient" else s for s in walk.stores
+        ]
+        self.walk(replace(walk, stores=stores))
+
+    def check(self, kernel: Kernel) -> None:
+        """Whether payloads are as long as their heads tell, and positions lie in their tensors."""
+        b = self.phase = Body(self.plan, -1, THREADS)
+        self.plan.checks = True
+        wrong = b.memory("wrong", "uint32", -1)
+        n = b.given("n")
+        b.add(f"if (threadIdx.x == 0) *{wrong} = {n} == 0 && used_in[p] != 0;")
+        b.add(f"if ({n} == 0 && threadIdx.x == 0 && used_in[p] != 0) atomicOr(errors, 1u);")
+        b.add(f"if ({n} == 0) return;")
+        fields = b.fields["in"]
+        counted_, lengths = header(self.plan.module)
+        good = [f"used_in[p] >= {4 * len(counted_ + lengths)}"]
+        good += [f"{fields.kept(s)} <= {b.value(self.plan.limits[s])}" for s in counted_]
+        for name in lengths:
+            f = next(f for f in self.plan.module.fields if f.name == name)
+            if f.storage == "runs":
+                good.append(f"{fields.length(f)} <= {fields.bytes(f, n)}")
+        good.append(f"{fields.end()} - at_in[p] + {int(self.plan.module.status)} == used_in[p]")
+        text = " && ".join(good)
+        b.add(f"const bool good = {text};")
+        b.add(f"if (threadIdx.x == 0 && !good) {{ *{wrong} = 1; atomicOr(errors, 1u); }}")
+        self.steps(kernel.steps)
+        if kernel.bad is not None:
+            bit = 2 if self.plan.module.decode.op == "scatter" else 1
+            bad = self.value(kernel.bad)
+            b = self.open_phase()
+            b.add(
+                f"if (threadIdx.x == 0 && {bad} > 0) "
+                f"{{ *{b.memory('wrong', 'uint32', -1)} = {bit}; atomicOr(errors, {bit}u); }}"
+            )
+
+    def close(self, kernel: Kernel) -> None:
+        """The status byte, and the payload's length where it varies."""
+        status, varying = self.plan.module.status, any(header(self.plan.module))
+        if not (status or varying):
+            return
+        if status:
+            assert kernel.bad is not None
+            high = self.value(kernel.bad)
+        b = self.open_phase()
+        end = b.fields["out"].end()
+        if status:
+            b.add(f"if (threadIdx.x == 0) out[{end}] = {high} >= {INFINITE};")
+        if varying:
+            b.add(f"if (threadIdx.x == 0) used[p] = {end} - at[p] + {int(status)};")
+
+    # kernels
+
+    def open_phase(self) -> Body:
+        """The kernel that computes numbers of pieces, after what has been launched."""
+        if self.phase is None:
+            self.phase = Body(self.plan, -1, THREADS)
+            self.phase.add(f"if ({self.phase.given('n')} == 0{self.unless()}) return;")
+        return self.phase
+
+    def unless(self) -> str:
+        """What else has a kernel leave a piece alone, as text."""
+        return " || wrong[p]" if self.plan.checks else ""
+
+    def end_phase(self) -> None:
+        """The next kernel launches after it."""
+        if self.phase is not None:
+            self.plan.launch("piece", -1, THREADS, str(self.phase))
+            self.phase = None
+
+    @contextmanager
+    def kernel(
+        self, what: str, grid: int, threads: int, repeat: Expr | int | None = None
+    ) -> Iterator[Body]:
+        """A kernel of its own, launched after what came before."""
+        self.require([self.guard[0]] if self.guard else [])
+        self.end_phase()
+        b = Body(self.plan, grid, threads)
+        if grid < 0:
+            b.add(f"if ({b.given('n')} == 0{self.unless()}) return;")
+        elif self.plan.checks:
+            b.head.add("if (wrong[p]) return;")
+        if self.guard is not None:
+            condition, wanted = self.guard
+            b.head.add(f"if ({'!' if wanted else ''}{b.value(condition)}) return;")
+        yield b
+        self.plan.launch(what, grid, threads, str(b), repeat)
+
+    # numbers of a piece
+
+    def require(self, values: Sequence[Value]) -> None:
+        """Have numbers that follow from totals be known to the next kernel."""
+        for v in values:
+            if v.level == "piece" and self.late(v) and id(v) not in self.plan.slots:
+                self.value(v)
+
+    def late(self, v: Value) -> bool:
+        """Whether a number follows from totals."""
+        return v.op == "total" or any(map(self.late, v.args))
+
+    def value(self, v: Value) -> str:
+        """A number of the piece, in the phase at hand; left for others where it is late."""
+        if v.op == "const" or not self.late(v):
+            return self.open_phase().value(v)
+        b = self.open_phase()
+        if id(v) in b.named or id(v) in self.plan.slots:
+            return b.value(v)
+        if v.op == "total":
+            name = self.total(b, v)
+        else:
+            for a in v.args:
+                self.value(a)
+            name = b.declare(C_TYPES[v.kind], b.text(v), "s")
+        b.leave(id(v), name)
+        return name
+
+    def total(self, b: Body, v: Value) -> str:
+        """What a walk's fold comes to over all tiles."""
+        (f,) = v.args
+        memory, walk = self.parts[id(f)]
+        grid = self.grid(walk)
+        parts, count = b.memory(memory, "uint32", grid), self.tiles(b, walk)
+        if f.attr == "sum":
+            text = f"block_total({parts}, {count})"
+        elif f.attr == "count":
+            text = f"(double)block_count({parts}, {count})"
+        else:
+            text = f"block_extreme({parts}, {count}, {str(f.attr == 'max').lower()})"
+            if v.kind == "f64":
+                text = f"({count} ? (double)unkey({text}) : 0.0)"
+        guard = self.guards.get(id(f))
+        if guard is not None:
+            text = f"{'' if guard[1] else '!'}{self.value(guard[0])} ? {text} : 0"
+        return b.declare(C_TYPES[v.kind], text, "s")
+
+    def grid(self, walk: Walk) -> int:
+        """Of a walk."""
+        return self.plan.grid("kept_tiles", self.plan.shape.teams, walk.of) if walk.of else 0
+
+    def size(self, b: Body, walk: Walk) -> str:
+        """How many elements a walk goes over."""
+        return b.fields["in" if self.plan.decodes else "out"].kept(walk.of)
+
+    def tiles(self, b: Body, walk: Walk) -> str:
+        tile = self.plan.shape.tile
+        return f"({self.size(b, walk)} + {tile - 1}) / {tile}"
+
+    # steps
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        """One after the other; states of the tensor change at the end."""
+        states = [s for s in steps if isinstance(s, Store) and s.target == "state"]
+        for step in steps:
+            if step not in states:
+                self.step(step)
+        values = [(s, self.value(s.value)) for s in states]
+        for s, value in values:
+            assert s.field is not None
+            b = self.open_phase()
+            to = f"a_{s.name}[{b.given('tensor')}]"
+            b.add(f"if (threadIdx.x == 0 && finite((float){value})) {to} = (float){value};")
+
+    def step(self, step: Step) -> None:
+        if isinstance(step, Walk):
+            self.walk(step)
+        elif isinstance(step, When):
+            self.when(step)
+        elif isinstance(step, Stream):
+            streams.stream(self, step)
+        elif isinstance(step, KthLargest):
+            searches.kth_largest(self, step)
+        elif isinstance(step, ThresholdSearch):
+            searches.threshold_search(self, step)
+        elif isinstance(step, Quantiles):
+            tables.quantiles(self, step)
+        elif isinstance(step, Means):
+            tables.means(self, step)
+        elif step.target == "zero":
+            self.fill()
+        else:
+            self.store(step)
+
+    def when(self, step: When) -> None:
+        """Steps that are perhaps not taken: what they make is 0 then."""
+        self.guard = (step.condition, step.wanted)
+        for one in step.steps:
+            for v in made(one) if isinstance(one, KthLargest | ThresholdSearch) else ():
+                b = self.open_phase()
+                b.add(f"if (threadIdx.x == 0) {self.plan.slot(id(v))} = 0;")
+            for f in one.folds if isinstance(one, Walk) else ():
+                self.guards[id(f)] = self.guard
+            self.step(one)
+        self.guard = None
+
+    def store(self, s: Store) -> None:
+        """A number of the piece, or a table, into the payload."""
+        value = self.value(s.value)
+        b = self.open_phase()
+        assert s.field is not None
+        to = b.fields["out"].pointer(s.field)
+        if s.value.kind == "table":
+            each = f"store_float32({to} + 4 * k, {value}[k]);"
+            b.add(f"for (int k = threadIdx.x; k < {s.field.of}; k += blockDim.x) {each}")
+            return
+        cast = "i64" if s.field.storage in WHOLE else "float"
+        b.add(f"if (threadIdx.x == 0) store_{s.field.storage}({to}, ({cast}){value});")
+
+    def walk(self, walk: Walk) -> None:
+        """A walk's kernel, after the counts that it needs."""
+        self.count(walk)
+        totals = {}
+        for f in walk.folds:
+            name = f"part{len(self.parts)}"
+            self.parts[id(f)] = (name, walk)
+            totals[id(f)] = name
+        self.walk_kernel("walk", walk, totals)
+
+    def walk_kernel(
+        self, what: str, walk: Walk, totals: dict[int, str], *, over: Any = None,
+        repeat: Expr | int | None = None, until: str = "",
+    ) -> None:  # fmt: skip
+        """The kernel of a walk. over: what it goes over, given its Body."""
+        self.require([v for v in walk.values if v.level == "piece"])
+        self.require([one.limit for one in walk.compacts if one.limit is not None])
+        grid = self.grid(walk) if over is None else over.grid
+        with self.kernel(what, grid, self.plan.shape.threads, repeat) as b:
+            if until:
+                b.head.add(until)
+            memories = {f: b.memory(name, "uint32", grid) for f, name in totals.items()}
+            found = Over(grid, self.size(b, walk)) if over is None else over.of(b)
+            WalkKernel(b, walk, found, memories).emit()
+
+    def count(self, walk: Walk) -> None:
+        """How many lanes of earlier tiles are selected, and how many in all."""
+        conditions = counted(walk)
+        if not conditions:
+            return
+        folds = [fold_of(one.condition) for one in conditions]
+        names = {id(f): f"before_{c.name}" for f, c in zip(folds, conditions, strict=True)}
+        self.walk_kernel("count", Walk(folds=folds, of=walk.of), names)
+        b = self.open_phase()
+        found = {}
+        for c in conditions:
+            before = b.memory(f"before_{c.name}", "uint32", self.grid(walk))
+            found[c.name] = b.declare("i64", f"scan_array({before}, {self.tiles(b, walk)})")
+        for one in walk.compacts:
+            if one.selection not in header(self.plan.module)[0]:
+                continue
+            counts = [found[f"always_{one.selection}"]] if one.always is not None else []
+            if one.first is not None and one.limit is not None:
+                counts.append(f"op_min({found[f'first_{one.selection}']}, {self.value(one.limit)})")
+            name = b.declare("i64", " + ".join(counts))
+            b.leave(("count", one.selection), name)
+            place = b.fields["out"].place(one.selection, length=False)
+            b.add(f"if (threadIdx.x == 0) store_uint32({place}, {name});")
+
+    def fill(self) -> None:
+        """Zeros everywhere: decodes of selections; NaN where a payload tells of such."""
+        zero = Value("repeat", (Value("const", (), "f32", "piece", 0.0),), "f32", "lane")
+        value = told_or(zero) if self.plan.module.status else zero
+        self.walk_kernel("fill", Walk([Store("gradient", None, value)]), {})
+
+
+def told_or(value: Value) -> Value:
+    """A lane, or NaN where the payload tells of such."""
+    return Value("where", (TOLD, NAN, value), "f32", "lane")

@@ -1,0 +1,177 @@
+"""Thresholds that are searched for: the k-th largest by its digits, others by counts.
+
+Keys are stored once, by a walk; histograms of their digits need them alone (see searches.cuh). Where
+a sample is looked at, the elements that keys are made of are put together first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.backends.cuda.body import Body
+from compll.backends.cuda.walk_kernel import Over
+from compll.ir.expr import Expr
+from compll.ir.module import Field
+from compll.ir.static import depends
+from compll.ir.tile import SCRATCH, KthLargest, Store, ThresholdSearch, Value, Walk
+
+ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
+EACH = 4096  # keys of a block
+KEYS = Field("keys", "int32", 0, SCRATCH)
+#: numbers of a search by counts: see Search in searches.cuh
+SEARCH, TRIES, LAST = 11, 2, 10
+#: of walks for at most 100 tries, and the look at the last one, where each walk does for three
+MOST_ROUNDS = 34
+
+
+def kth_largest(p: Any, step: KthLargest) -> None:
+    """The step's two numbers. p: the Printer."""
+    key = step.walk.compacts[0].parts[0][1]
+    keys = Walk([Store(SCRATCH, KEYS, key)])
+    if step.sample is None:
+        p.walk_kernel("keys", keys, {})
+        grid, length = p.plan.grid("elements", EACH), None
+        name, tiles = "own_keys", 0
+    else:
+        tiles, name = sample(p, step, keys), "sample_keys"
+        grid = p.plan.grid("sample_elements", EACH, p.plan.grids[tiles].arg)
+        length = step.sample
+    radix(p, step, name, tiles, grid, length)
+
+
+def told_by_host(v: Value, statics: list[Expr]) -> Expr | int | None:
+    """A number that the host knows, whatever the step; None: it does not."""
+    if v.op in ("as_count", "max", "convert"):
+        return told_by_host(v.args[0], statics)
+    if v.op == "const":
+        return int(v.attr)
+    known = statics[v.attr] if v.op == "static" else None
+    return None if known is None or "step" in depends(known) else known
+
+
+def radix(p: Any, step: KthLargest, name: str, tiles: int, grid: int, length: Value | None) -> None:
+    """Digit by digit: a histogram of the keys that have those found so far, and the next one."""
+    k = p.value(step.k)
+    p.open_phase().add(f"if (threadIdx.x == 0) {memory(p.phase)[2]}[0] = {k};")
+    p.open_phase().add(f"if (threadIdx.x == 0) {memory(p.phase)[1]}[0] = 0;")
+    for bits, shift in ROUNDS:
+        with p.kernel("digits", grid, 256) as b:
+            hist, prefix, _ = memory(b)
+            keys = b.memory(name, "int32", tiles, p.plan.shape.tile)
+            size = b.given("n") if length is None else b.value(length)
+            b.add(
+                f"histogram<{bits}, {shift}>({keys}, own * {EACH}, {size}, {EACH}, *{prefix}, {hist});"
+            )
+        with p.kernel("pick", -1, 256) as b:
+            hist, prefix, rank = memory(b)
+            b.add(f"pick<{bits}>({hist}, {prefix}, {rank});")
+            if shift == 0:
+                b.add("__syncthreads();")
+                b.leave(id(step.found), b.declare("i32", f"(i32)(*{prefix} ^ 0x80000000u)"))
+                b.leave(id(step.larger), b.declare("i64", f"{b.value(step.k)} - *{rank}"))
+
+
+def memory(b: Body) -> tuple[str, str, str]:
+    """A piece's histogram, the digits found so far, and the rank within those that have them."""
+    return (
+        b.memory("hist", "uint64", -1, 2048), b.memory("radix_prefix", "uint32", -1),
+        b.memory("radix_rank", "int64", -1),
+    )  # fmt: skip
+
+
+def sample(p: Any, step: KthLargest, keys: Walk) -> int:
+    """Leave the keys of a sample; the grid of its tiles."""
+    assert step.sample is not None
+    plan = p.plan
+    count = told_by_host(step.sample, plan.statics)
+    grid = 0 if count is None else plan.grid("sample_tiles", plan.shape.teams, count)
+    tile, size = plan.shape.tile, step.sample
+    if step.drawing:
+        p.walk_kernel("keys", keys, {})
+        gather(
+            p,
+            grid,
+            size,
+            {"sample_keys": ("int32", lambda b: b.memory("own_keys", "int32", 0, tile))},
+        )
+        return grid
+    loads = [v.attr for v in step.walk.values if v.op == "load" and v.level == "lane"]
+    arrays = {("g" if a == "g" else f"state {a.name}"): a for a in loads}
+    names = {name: f"sample{k}" for k, name in enumerate(arrays)}
+    sources = {
+        names[name]: ("float32", lambda b, a=a: b.given("xs") if a == "g" else b.state(a))
+        for name, a in arrays.items()
+    }
+    gather(p, grid, size, sources)
+
+    class Sampled:
+        """What the walk for their keys goes over."""
+
+        def __init__(self) -> None:
+            self.grid = grid
+
+        def of(self, b: Body) -> Over:
+            remade = {name: b.memory(m, "float32", grid, tile) for name, m in names.items()}
+            remade["own_keys"] = b.memory("sample_keys", "int32", grid, tile)
+            return Over(grid, b.value(size), remade)
+
+    p.walk_kernel("keys", keys, {}, over=Sampled())
+    return grid
+
+
+def gather(p: Any, grid: int, size: Value, sources: dict[str, Any]) -> None:
+    """Put elements of a sample together. sources: by memory, its type and what it is taken from."""
+    shape = p.plan.shape
+    per = shape.teams * shape.tile
+    with p.kernel("sample", grid, 256) as b:
+        count, n, tensor, step = b.value(size), *map(b.given, ("n", "tensor", "step"))
+        with b.block(
+            f"for (i64 j = own * {per} + threadIdx.x; j < {count} && j < own * {per} + {per}; j += 256)"
+        ):
+            b.add(f"const i64 i = sample_position(seed, {step}, {tensor}, {n}, {count}, j);")
+            for name, (kind, source) in sources.items():
+                to = b.memory(name, kind, grid, shape.tile)
+                b.add(f"{to}[j] = load1({source(b)}, i);")
+
+
+def threshold_search(p: Any, step: ThresholdSearch) -> None:
+    """adjust or bisect: walks that count for a tree of thresholds, until a count fits."""
+    name = f"search{len(p.parts)}"
+    halves = str(step.how == "bisect").lower()
+    for q, v in enumerate(step.tries):
+        p.plan.elsewhere[id(v)] = (name, SEARCH, TRIES + q)
+    p.require([*step.given, *(v for v in step.walk.values if v.level == "piece")])
+    with p.kernel("begin", -1, 32) as b:
+        search = given(b, name, step)
+        b.add(f"if (threadIdx.x == 0) begin_search<{halves}>({search}, given, {len(step.given)});")
+        leave(b, step, f"first_try<{halves}>(given)", "0.0")
+    rounds = told_by_host(step.given[-1], p.plan.statics)
+    rounds = MOST_ROUNDS if rounds is None else rounds
+    totals = {id(f): f"tried{q}_{name}" for q, f in enumerate(step.walk.folds)}
+    for f in step.walk.folds:
+        p.parts[id(f)] = (totals[id(f)], step.walk)
+    until = f"if ({name}[p * {SEARCH} + {LAST}] < 0.0) return;"
+    p.walk_kernel("tries", step.walk, totals, repeat=rounds, until=until)
+    with p.kernel("decide", -1, 256, rounds) as b:
+        b.add(until)
+        search = given(b, name, step)
+        b.add(f"double counts[{len(step.tries)}];")
+        for q, f in enumerate(step.walk.folds):
+            parts = b.memory(totals[id(f)], "uint32", 0)
+            b.add(f"counts[{q}] = (double)block_count({parts}, {p.tiles(b, step.walk)});")
+        b.add("double found, count;")
+        b.add("if (threadIdx.x) return;")
+        b.add(f"decide<{halves}>({search}, given, counts, &found, &count);")
+        leave(b, step, "found", "count")
+
+
+def given(b: Body, name: str, step: ThresholdSearch) -> str:
+    """Declare the operator's numbers; where the search stands."""
+    numbers = ", ".join(b.value(v) for v in step.given)
+    b.add(f"const double given[] = {{{numbers}}};")
+    return b.memory(name, "float64", -1, SEARCH)
+
+
+def leave(b: Body, step: ThresholdSearch, found: str, count: str) -> None:
+    for v, text in ((step.found, found), (step.count, count)):
+        b.add(f"if (threadIdx.x == 0) {b.plan.slot(id(v))} = slot_of({text});")

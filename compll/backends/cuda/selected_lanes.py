@@ -1,0 +1,119 @@
+"""Lanes of a walk that are selected, and lanes that take the next element of a spread array.
+
+Which place a lane has follows from how many are before its tile, which an earlier kernel has
+counted, and from ballots of the team.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from compll.ir.tile import Compact, Value, Walk
+from compll.passes.fuse import Loop, order_of_lanes
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A condition whose lanes have places. key: its number of earlier lanes, by tile."""
+
+    name: str
+    condition: Value
+
+
+def counted(walk: Walk) -> list[Counted]:
+    """What has to be counted before a walk."""
+    found = []
+    for one in walk.compacts:
+        for kind, condition in (("always", one.always), ("first", one.first)):
+            if condition is not None:
+                found.append(Counted(f"{kind}_{one.selection}", condition))
+    found += [Counted(f"spread{k}", v.args[0]) for k, v in enumerate(spreads(walk))]
+    return found
+
+
+def spreads(walk: Walk) -> list[Value]:
+    """The lanes of a walk that take the next element of an array."""
+    return [v for v in walk.values if v.op == "spread"]
+
+
+class SelectedLanes:
+    """Of `walk` (a WalkKernel)."""
+
+    def __init__(self, walk: Any) -> None:
+        self.walk, self.body, self.shape = walk, walk.body, walk.shape
+        self.counted = counted(walk.walk)
+        self.spreads = spreads(walk.walk)
+
+    def open(self) -> None:
+        """Before all loops."""
+        for one in self.counted:
+            self.body.add(f"i64 next_{one.name};")
+
+    def begin(self) -> None:
+        """How many lanes are before the tile."""
+        for one in self.counted:
+            self.body.add(f"next_{one.name} = m ? {self.before(one.name)}[t] : 0;")
+
+    def before(self, name: str) -> str:
+        return str(self.body.memory(f"before_{name}", "uint32", self.walk.over.grid))
+
+    def row(self, loop: Loop) -> None:
+        """The places of a row's selected lanes."""
+        for one in loop.compacts:
+            self.compact_row(one)
+        needed = {id(v) for v in order_of_lanes(loop, ())}
+        for k, v in enumerate(self.spreads):
+            if id(v) in needed:
+                self.ranks(f"spread{k}", v.args[0])
+
+    def ranks(self, name: str, condition: Value) -> None:
+        """Declarations: whether each of the four lanes is one, and which."""
+        b, team = self.body, self.shape.team
+        b.add(f"bool is_{name}[4];")
+        b.add(f"i64 rank_{name}[4];")
+        with self.walk.each_of_row(order_of_lanes(Loop(0, 0, folds=[fold_of(condition)]), ())):
+            b.add(f"is_{name}[j] = i < m && {self.walk.named(condition)};")
+        b.add(f"ranks<{team}>(is_{name}, next_{name}, rank_{name});")
+
+    def compact_row(self, one: Compact) -> None:
+        b, s = self.body, one.selection
+        taken, place = [], []
+        if one.always is not None:
+            self.ranks(f"always_{s}", one.always)
+            taken, place = [f"is_always_{s}[j]"], [f"rank_always_{s}[j]"]
+        if one.first is not None:
+            self.ranks(f"first_{s}", one.first)
+            limit = b.value(one.limit)
+            taken.append(f"(is_first_{s}[j] && rank_first_{s}[j] < {limit})")
+            place.append(f"op_min(rank_first_{s}[j], {limit})")
+        b.add(f"bool is_{s}[4];")
+        b.add(f"i64 rank_{s}[4];")
+        with b.block("for (int j = 0; j < 4; ++j)"):
+            b.add(f"is_{s}[j] = {' || '.join(taken)};")
+            b.add(f"rank_{s}[j] = {' + '.join(place)};")
+
+    def take(self, loop: Loop) -> None:
+        """Append the lane at hand where it is selected."""
+        for one in loop.compacts:
+            for f, value in one.parts:
+                to = f"{self.walk.arrays.own(f)}[rank_{one.selection}[j]]"
+                self.body.add(f"if (is_{one.selection}[j]) {to} = {self.walk.named(value)};")
+
+    def lane(self, v: Value) -> str:
+        """Whether the lane is selected, or what it takes."""
+        if v.op == "selected":
+            return f"is_{v.attr}[j]"
+        k = [id(one) for one in self.spreads].index(id(v))
+        return f"is_spread{k}[j] ? {self.element(v, f'rank_spread{k}[j]')} : 0.0f"
+
+    def element(self, v: Value, place: str) -> str:
+        """An element of the array that is spread."""
+        if v.attr.expr is None:
+            return f"{self.walk.arrays.own(v.attr)}[{place}]"
+        return f"load_float32({self.walk.arrays.codes(v.attr)} + 4 * {place})"
+
+
+def fold_of(condition: Value) -> Value:
+    """How many lanes of a tile a condition holds for."""
+    return Value("fold", (condition,), "i32", "tile", "count")

@@ -1,0 +1,187 @@
+"""A walk over the tiles of a piece as a kernel: a team of threads a tile, loops over its lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from compll.backends.cuda import instructions
+from compll.backends.cuda.body import Body
+from compll.backends.cuda.instructions import C_TYPES
+from compll.backends.cuda.lane_arrays import LaneArrays
+from compll.backends.cuda.lane_folds import Folds
+from compll.backends.cuda.lane_stores import Stores
+from compll.backends.cuda.selected_lanes import SelectedLanes
+from compll.ir.tile import Value, Walk, order_inside
+from compll.numerics.numbers import MASK
+from compll.passes.fuse import Loop, loops, order_of_lanes
+
+
+@dataclass(frozen=True)
+class Over:
+    """What a walk goes over: a grid of tiles, and how many elements there are, as text.
+
+    remade: arrays that stand in the place of the gradient and states, as the elements of a sample.
+    """
+
+    grid: int
+    size: str
+    remade: dict[str, str] = field(default_factory=dict)
+
+
+class WalkKernel:
+    """Prints one walk into `body`. totals: where a tile's folds are left, by their identity."""
+
+    def __init__(self, body: Body, walk: Walk, over: Over, totals: dict[int, str]) -> None:
+        self.body, self.walk, self.over, self.totals = body, walk, over, totals
+        self.shape, self.tile = body.plan.shape, body.plan.shape.tile
+        self.loops = loops(walk, self.tile, ordered=False)
+        self.draws = sorted({v.attr for v in walk.values if v.op == "draw"})
+        self.local: dict[int, str] = {}
+        self.arrays = LaneArrays(self)
+        self.folds = Folds(self)
+        self.stores = Stores(self)
+        self.selected = SelectedLanes(self)
+
+    def emit(self) -> None:
+        """The kernel's text."""
+        b, s = self.body, self.shape
+        b.hoist("size", f"const i64 size = {self.over.size};")
+        b.add(f"const int u = threadIdx.x % {s.team}, team = threadIdx.x / {s.team};")
+        b.add(f"const i64 t = own * {s.teams} + team, o = t * {self.tile};")
+        if self.walk.of:
+            b.add(f"if (own * {s.teams * self.tile} >= size) return;")
+        self.keys()
+        self.stores.share()
+        with b.block("const auto tile = [&](auto ready)"):
+            b.add("constexpr bool READY = decltype(ready)::value;")
+            whole = f"READY || size - o >= {self.tile}"
+            b.add(f"const int m = {whole} ? {self.tile} : size > o ? (int)(size - o) : 0;")
+            self.of_team()
+        b.lines.lines[-1] += ";"
+        aligned = " && ".join(
+            [*self.arrays.aligned(), f"__all_sync(FULL, size - o >= {self.tile})"]
+        )
+        b.add(f"if ({aligned}) tile(Ready<true>()); else tile(Ready<false>());")
+
+    def keys(self) -> None:
+        """The keys of a block's random draws, in shared memory."""
+        if not self.draws:
+            return
+        b = self.body
+        offset, tensor, step = map(b.given, ("offset", "tensor", "step"))
+        b.add(f"__shared__ u64 keys[{2 * len(self.draws)}];")
+        b.add(f"const i64 block_begin = {offset} + own * {self.shape.teams * self.tile};")
+        for k, draw in enumerate(self.draws):
+            seed = "seed" if draw >= 0 else "0ull"  # all ranks draw the same
+            given = f"{seed}, {step}, {tensor}, {draw & MASK}ull, block_begin"
+            b.add(f"block_keys(keys + {2 * k}, {given});")
+        b.add("__syncthreads();")
+
+    def of_team(self) -> None:
+        b = self.body
+        if self.draws:
+            b.add("const i64 begin = offset + o;")
+            b.add("const int high = (int)((begin >> 32) - (block_begin >> 32));")
+            for k, draw in enumerate(self.draws):
+                b.add(f"const u64 {draw_name(draw)} = keys[{2 * k} + high];")
+        self.stores.open()
+        self.selected.open()
+        if self.shape.chunks == 1:
+            b.add("const int c = 0;")
+            self.arrays.load()
+        self.stores.of_tiles()
+        for one in self.loops:
+            self.one_loop(one)
+            self.stores.of_tiles()
+
+    def one_loop(self, one: Loop) -> None:
+        """A loop over the rows of a tile, and what is known after it."""
+        values = order_of_lanes(one, ())
+        for v in values:
+            for a in v.args:
+                if a.level == "tile":
+                    self.of_tile(a)
+        b = self.body
+        self.folds.open(one.folds)
+        self.stores.open_codes(one.stores)
+        self.selected.begin()
+        with self.chunks():
+            b.add("#pragma unroll")
+            with b.block(f"for (int row = 0; row < {self.shape.held}; ++row)"):
+                b.add(
+                    f"const int k = c * {self.shape.held} + row, l = k * {self.shape.row} + 4 * u;"
+                )
+                self.arrays.load_row(values)
+                self.stores.open_row(one.stores)
+                self.selected.row(one)
+                with self.each_of_row(values):
+                    self.folds.take(one.folds)
+                    self.stores.take(one.stores)
+                    self.selected.take(one)
+                self.stores.row(one.stores)
+        self.stores.codes(one.stores)
+        self.local.update(self.folds.close(one.folds))
+
+    @contextmanager
+    def chunks(self) -> Iterator[None]:
+        """Around a loop over rows: a tile too large for registers is read chunk by chunk."""
+        with self.body.block(""):
+            if self.shape.chunks == 1:
+                yield
+                return
+            with self.body.block(f"for (int c = 0; c < {self.shape.chunks}; ++c)"):
+                self.arrays.load()
+                yield
+
+    @contextmanager
+    def each_of_row(self, values: list[Value]) -> Iterator[None]:
+        """A loop over the four lanes of a row that a thread has, with these values."""
+        b = self.body
+        known = dict(self.local)
+        b.add("#pragma unroll")
+        with b.block("for (int j = 0; j < 4; ++j)"):
+            b.add("const int i = l + j;")
+            for v in values:
+                self.local[id(v)] = b.declare(C_TYPES[v.kind], self.lane(v))
+            yield
+        self.local = known
+
+    def lane(self, v: Value) -> str:
+        """A value of the lane at hand, made of named ones."""
+        if v.op in ("load", "unpack"):
+            return self.arrays.lane(v)
+        if v.op == "draw":
+            return f"uniform((u32)(begin + i), {draw_name(v.attr)})"
+        if v.op == "position":
+            return "(i32)(o + i)"
+        if v.op in ("selected", "spread"):
+            return self.selected.lane(v)
+        return instructions.text(v, [self.named(a) for a in v.args])
+
+    def named(self, v: Value) -> str:
+        """The name of a value of any level."""
+        if v.level == "piece":
+            return self.body.value(v)
+        return self.local[id(v)] if id(v) in self.local else self.of_tile(v)
+
+    def of_tile(self, v: Value) -> str:
+        """A value of the tile, outside loops over lanes."""
+        for one in order_inside([v]):
+            if one.level == "tile" and id(one) not in self.local:
+                self.local[id(one)] = self.body.declare(C_TYPES[one.kind], self.tile_text(one))
+        return self.local[id(v)]
+
+    def tile_text(self, v: Value) -> str:
+        if v.op == "count":
+            return "(float)m"
+        if v.op == "load":
+            return self.arrays.of_tile(v)
+        assert v.op != "fold"
+        return instructions.text(v, [self.named(a) for a in v.args])
+
+
+def draw_name(draw: int) -> str:
+    """The name of a draw's keys."""
+    return f"r{draw}" if draw >= 0 else f"shared{-draw}"

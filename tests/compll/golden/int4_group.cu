@@ -1,0 +1,185 @@
+extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used) {
+  const i64* const firsts = first + 0 * (pieces + 1);
+  const int p = find(firsts, pieces, blockIdx.x);
+  const i64 own = (i64)blockIdx.x - firsts[p];
+  const i64 n = table[5 * p + 1];
+  XT* const xs = x + table[5 * p];
+  const i64 size = n;
+  const i64 offset = table[5 * p + 3];
+  const i64 tensor = table[5 * p + 2];
+  const u64 step = base_step + (tick ? *tick : 0);
+  const float s3 = scale;
+  const i64 out_at0 = at[p] + 0;
+  const i64 out_at1 = out_at0 + (n + 63) / 64 * 2;
+  const int u = threadIdx.x % 4, team = threadIdx.x / 4;
+  const i64 t = own * 64 + team, o = t * 64;
+  __shared__ u64 keys[2];
+  const i64 block_begin = offset + own * 4096;
+  block_keys(keys + 0, seed, step, tensor, 0ull, block_begin);
+  __syncthreads();
+  __shared__ u8 codes[1][4096];
+  const auto tile = [&](auto ready) {
+    constexpr bool READY = decltype(ready)::value;
+    const int m = READY || size - o >= 64 ? 64 : size > o ? (int)(size - o) : 0;
+    const i64 begin = offset + o;
+    const int high = (int)((begin >> 32) - (block_begin >> 32));
+    const u64 r0 = keys[0 + high];
+    const bool whole = READY || __all_sync(FULL, m == 0 || m == 64);
+    const int c = 0;
+    float r_xs[16];
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) load4<READY>(xs, o + (c * 4 + k) * 16 + 4 * u, m - ((c * 4 + k) * 16 + 4 * u), r_xs + 4 * k);
+    i32 a1 = -2147483647;
+    {
+      #pragma unroll
+      for (int row = 0; row < 4; ++row) {
+        const int k = c * 4 + row, l = k * 16 + 4 * u;
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int i = l + j;
+          const float v2 = r_xs[4 * row + j];
+          const float v4 = op_mul(v2, s3);
+          const float v5 = op_abs(v4);
+          if (i < m) a1 = op_max(a1, key(v5));
+        }
+      }
+    }
+    const i32 v6 = team_max<4>(a1);
+    const float v7 = unkey(v6);
+    const float v8 = op_bfloat16_up(v7);
+    if (m && u == 0) store_bfloat16<READY>((out + out_at0) + t * 2, (float)v8);
+    const float v9 = (float)7.0 / v8;
+    const float v10 = op_bfloat16(v8);
+    const float v11 = v10 / (float)7.0;
+    u32 w_q[2] = {};
+    {
+      #pragma unroll
+      for (int row = 0; row < 4; ++row) {
+        const int k = c * 4 + row, l = k * 16 + 4 * u;
+        float y_2[4];
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int i = l + j;
+          const float v12 = r_xs[4 * row + j];
+          const float v13 = op_mul(v12, s3);
+          const float v14 = op_mul(v13, v9);
+          const float v15 = uniform((u32)(begin + i), r0);
+          const float v16 = op_add(v14, v15);
+          const float v17 = op_floor(v16);
+          const float v18 = op_add(v17, (float)7.0);
+          const i32 v19 = op_code(v18, 15);
+          const i32 v20 = op_sub(v19, 7);
+          const float v21 = (float)v20;
+          const float v22 = op_mul(v21, v11);
+          if (whole) w_q[k % 2] |= (u32)v19 << (8 * j + 4 * (k / 2));
+          else if (i < m) codes[0][team * 64 + i] = (u8)v19;
+          y_2[j] = v22;
+        }
+        if (back) store4<READY>(xs, o + l, m - l, y_2);
+      }
+    }
+    if (whole) {
+      #pragma unroll
+      for (int q = 0; q < 2; ++q) if (m) store_word<READY>((out + out_at1) + t * 32 + q * 16 + 4 * u, w_q[q]);
+    }
+    else
+    {
+      __syncwarp();
+      pack_short<4>(codes[0] + team * 64, (out + out_at1) + t * 32, m, u, 4);
+    }
+  };
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at0), 2) && aligned((out + out_at1), 4) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+}
+extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u32* errors) {
+  const i64* const firsts = first + 0 * (pieces + 1);
+  const int p = find(firsts, pieces, blockIdx.x);
+  const i64 own = (i64)blockIdx.x - firsts[p];
+  const i64 n = table[5 * p + 1];
+  const i64 size = n;
+  const i64 in_at0 = at_in[p] + 0;
+  const i64 in_at1 = in_at0 + (n + 63) / 64 * 2;
+  XT* const xs = x + table[5 * p];
+  const int u = threadIdx.x % 4, team = threadIdx.x / 4;
+  const i64 t = own * 64 + team, o = t * 64;
+  const auto tile = [&](auto ready) {
+    constexpr bool READY = decltype(ready)::value;
+    const int m = READY || size - o >= 64 ? 64 : size > o ? (int)(size - o) : 0;
+    const int c = 0;
+    const float v1 = m ? (float)load_bfloat16<READY>((data + in_at0) + t * 2) : (float)0;
+    const float v2 = v1 / (float)7.0;
+    {
+      #pragma unroll
+      for (int row = 0; row < 4; ++row) {
+        const int k = c * 4 + row, l = k * 16 + 4 * u;
+        u32 q_q[4];
+        if (READY || m == 64) {
+          const u32 word = load_word<READY>((data + in_at1) + t * 32 + (k % 2) * 16 + 4 * u);
+          for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 4 * (k / 2)) & 15u;
+        }
+        else
+        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<4>((data + in_at1) + t * 32, m, l + e) : 0;
+        float y_0[4];
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int i = l + j;
+          const i32 v3 = (i32)q_q[j];
+          const i32 v4 = op_sub(v3, 7);
+          const float v5 = (float)v4;
+          const float v6 = op_mul(v5, v2);
+          y_0[j] = v6;
+        }
+        store4<READY>(xs, o + l, m - l, y_0);
+      }
+    }
+  };
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+}
+extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u32* errors) {
+  const i64* const firsts = first + 0 * (pieces + 1);
+  const int p = find(firsts, pieces, blockIdx.x);
+  const i64 own = (i64)blockIdx.x - firsts[p];
+  const i64 n = table[5 * p + 1];
+  XT* const xs = x + table[5 * p];
+  const i64 size = n;
+  const i64 in_at0 = at_in[p] + 0;
+  const i64 in_at1 = in_at0 + (n + 63) / 64 * 2;
+  const int u = threadIdx.x % 4, team = threadIdx.x / 4;
+  const i64 t = own * 64 + team, o = t * 64;
+  const auto tile = [&](auto ready) {
+    constexpr bool READY = decltype(ready)::value;
+    const int m = READY || size - o >= 64 ? 64 : size > o ? (int)(size - o) : 0;
+    const int c = 0;
+    float r_xs[16];
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) load4<READY>(xs, o + (c * 4 + k) * 16 + 4 * u, m - ((c * 4 + k) * 16 + 4 * u), r_xs + 4 * k);
+    const float v1 = m ? (float)load_bfloat16<READY>((data + in_at0) + t * 2) : (float)0;
+    const float v2 = v1 / (float)7.0;
+    {
+      #pragma unroll
+      for (int row = 0; row < 4; ++row) {
+        const int k = c * 4 + row, l = k * 16 + 4 * u;
+        u32 q_q[4];
+        if (READY || m == 64) {
+          const u32 word = load_word<READY>((data + in_at1) + t * 32 + (k % 2) * 16 + 4 * u);
+          for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 4 * (k / 2)) & 15u;
+        }
+        else
+        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<4>((data + in_at1) + t * 32, m, l + e) : 0;
+        float y_0[4];
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int i = l + j;
+          const float v3 = r_xs[4 * row + j];
+          const i32 v4 = (i32)q_q[j];
+          const i32 v5 = op_sub(v4, 7);
+          const float v6 = (float)v5;
+          const float v7 = op_mul(v6, v2);
+          const float v8 = op_add(v3, v7);
+          y_0[j] = v8;
+        }
+        store4<READY>(xs, o + l, m - l, y_0);
+      }
+    }
+  };
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+}
