@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import IO, Any
 
+import torch
 import torch.distributed as dist
 
 from casync.predict.cost import Costs, Line
@@ -129,7 +130,10 @@ class Cluster:
         """A method on all ranks; the same result on each. A failure is in it."""
         numbers = self._in_turn(corpus.prepare)
         rendezvous = f"tcp://{self._address.rpartition(':')[0]}:{self._port()}"
-        ranks = runner.Ranks([self.started.rank], str(numbers), rendezvous, self._sharers)
+        rank, local = self.started.rank, self.started.local
+        own = self._gathered(_gpu(job, local))
+        nccl = None not in own and len(set(own)) == len(own)
+        ranks = runner.Ranks([rank], str(numbers), rendezvous, self._sharers, nccl, local)
         found = self._gathered(_tried(lambda: runner.watch(self._place, job, ranks)))
         errors = [each for each in found if isinstance(each, str)]
         events = [event for each in found if not isinstance(each, str) for event in each]
@@ -180,6 +184,12 @@ class Here:
         return Loopback().start(
             rank, arguments, environment=own, stdin=stdin, stdout=stdout, stderr=stderr
         )
+
+
+def _gpu(job: Job, local: int) -> str | None:
+    """What no other GPU is called than that of this rank; None where it trains on none."""
+    count = runner.gpus(job)
+    return str(torch.cuda.get_device_properties(local % count).uuid) if count else None
 
 
 def _tried(call: Callable[[], Sequence[Any]]) -> Sequence[Any] | str:

@@ -18,7 +18,7 @@ class Workload:
     length: int = 35  # words per sequence
     optimizer: str = "sgd"  # a key of model.OPTIMIZERS
     seed: int = 1
-    device: str = "cpu"  # or "cuda": ranks take turns at the GPUs of a host
+    device: str = "cpu"  # or "cuda": a GPU a rank, or ranks share those of a host
 
     @property
     def parameters(self) -> int:

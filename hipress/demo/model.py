@@ -46,10 +46,10 @@ OPTIMIZERS = {
 }
 
 
-def take_device(workload: Workload, rank: int) -> None:
-    """Make the rank's GPU, where the workload is for one, the current device."""
+def take_device(workload: Workload, gpu: int) -> None:
+    """Make a GPU, of those that are here, the current device, where the workload is for one."""
     if workload.device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.set_device(gpu % torch.cuda.device_count())
 
 
 def build(workload: Workload) -> LanguageModel:

@@ -37,11 +37,21 @@ def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
     try:
         with tempfile.TemporaryDirectory(prefix="hipress-") as folder:
             meet = Path(folder, "rendezvous").as_uri()
-            sharers = job.hosts if isinstance(place, Loopback) else 1
-            ranks = Ranks(range(job.hosts), str(corpus.prepare()), meet, sharers)
+            one = isinstance(place, Loopback)  # else links are throttled, and NCCL would go around
+            sharers, nccl = (job.hosts, gpus(job) >= job.hosts) if one else (1, False)
+            ranks = Ranks(range(job.hosts), str(corpus.prepare()), meet, sharers, nccl)
             return result(job, watch(place, job, ranks, on_step))
     except (RunError, OSError) as error:
         return result(job, [], str(error))
+
+
+def gpus(job: Job) -> int:
+    """How many GPUs there are here for its ranks."""
+    if job.workload.device != "cuda":
+        return 0
+    import torch  # not above: it takes its time
+
+    return torch.cuda.device_count()
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,8 @@ class Ranks:
     corpus: str  # .npy file of word numbers
     rendezvous: str  # URL: a file that does not exist yet, or a host and port
     sharers: int = 1  # ranks whose bytes an interface counts together
+    nccl: bool = False  # whether GPUs talk to each other, of which each rank has one then
+    gpu: int | None = None  # of one rank; by default its own number
 
 
 def watch(place: Place, job: Job, ranks: Ranks, on_step: OnStep = lambda done: None) -> list[Event]:
@@ -155,6 +167,8 @@ def _start(
         "rendezvous": wanted.rendezvous,
         "interface": place.interface,
         "sharers": wanted.sharers,
+        "nccl": wanted.nccl,
+        "gpu": rank if wanted.gpu is None else wanted.gpu,
     }
     return place.start(
         rank,

@@ -80,10 +80,12 @@ def _powersgd(model: nn.Module) -> Synchronized:
 
 def _hipress(model: nn.Module, method: Method) -> Synchronized:
     import hipress  # not above: a baseline does without
+    from hipress.devices import by_gloo
 
     assert method.codec is not None
+    assert dist.group.WORLD is not None
     options = method.options
-    if next(model.parameters()).is_cuda:  # the group is gloo's, and ranks may share a GPU
+    if next(model.parameters()).is_cuda and by_gloo(dist.group.WORLD):  # ranks may share a GPU
         options = {"transport": "staged", **options}
     if method.way == "sync":
         sync = hipress.Synchronizer(model, method.codec, **options)

@@ -43,6 +43,8 @@ class Order:
     rendezvous: str  # URL: a file that does not exist yet, or a host and port
     interface: str
     sharers: int  # ranks whose bytes the interface counts together
+    nccl: bool  # whether GPUs talk to each other; else through the host
+    gpu: int  # modulo those that are here
 
     @classmethod
     def parse(cls, text: str) -> "Order":
@@ -66,8 +68,9 @@ def main() -> None:
 
 def _run(order: Order) -> dict[str, Any]:
     torch.set_num_threads(1)
+    model.take_device(order.job.workload, order.gpu)
     dist.init_process_group(
-        "gloo",
+        "cpu:gloo,cuda:nccl" if order.nccl else "gloo",
         init_method=order.rendezvous,
         rank=order.rank,
         world_size=order.job.hosts,
@@ -81,7 +84,6 @@ def _run(order: Order) -> dict[str, Any]:
 
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
-    model.take_device(workload, order.rank)
     synchronized = synchronize(model.build(workload), methods.parse(job.method))
     trainer = _Trainer(order, synchronized)
     dist.barrier()

@@ -1,14 +1,21 @@
 """Two real processes over loopback: baselines run, failures are told and leave nothing behind."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from hipress.demo import methods, runner
+import hipress
+from hipress import devices
+from hipress.demo import methods, runner, worker
 from hipress.demo.job import Job, Workload
 from hipress.demo.place import Loopback
+from hipress.demo.synchronize import synchronize
 from tests.patience import HANG
 from tests.tiers import first_fast
 
@@ -51,6 +58,74 @@ def test_a_method_trains_and_counts_its_bytes(method, payload):
     assert result.payload_bytes == pytest.approx(payload, rel=0.01)
     assert result.wire_bytes is None or result.wire_bytes > payload
     assert 5e7 < result.peak_bytes < 5e9
+
+
+class Told(Watched):
+    """Remembers what ranks are told, and starts none."""
+
+    def __init__(self):
+        super().__init__({rank: [sys.executable, "-c", ""] for rank in range(3)})
+        self.orders = []
+
+    def start(self, rank, arguments, **options):
+        self.orders.append(json.loads(arguments[-1]))
+        return super().start(rank, arguments, **options)
+
+
+class Throttled:
+    """Links that are not this machine's own."""
+
+    interface = "lo"
+
+    def __init__(self):
+        self.told = Told()
+
+    def start(self, *given, **options):
+        return self.told.start(*given, **options)
+
+
+def test_ranks_with_a_gpu_each_are_joined_by_nccl(monkeypatch):
+    """Not over throttled links, around which NCCL would find its way; nor where they share one."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    told, throttled = Told(), Throttled()
+    on_gpus = replace(TINY, device="cuda")
+    for place, hosts, workload in (
+        (told, 2, on_gpus), (told, 3, on_gpus), (told, 2, TINY), (throttled, 2, on_gpus)
+    ):  # fmt: skip
+        runner.run(place, Job("ddp-fp32", hosts=hosts, steps=2, workload=workload))
+    orders = told.orders + throttled.told.orders
+    assert [(order["gpu"], order["nccl"]) for order in orders] == [
+        *((0, True), (1, True)),
+        *((0, False), (1, False), (2, False)),
+        *((0, False), (1, False)),
+        *((0, False), (1, False)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "nccl, backend, asked",
+    [(True, "cpu:gloo,cuda:nccl", {}), (False, "gloo", {"transport": "staged"})],
+)
+def test_how_ranks_on_gpus_are_joined(nccl, backend, asked, monkeypatch, tmp_path):
+    """Uncompressed by torch's own group, compressed by what it has."""
+    given, gpu, init = [], SimpleNamespace(is_cuda=True), dist.init_process_group
+    join = (tmp_path / "rendezvous").as_uri()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", given.append)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda *names, **how: given.extend(names) or init("gloo", **how)
+    )
+    monkeypatch.setattr(devices, "by_gloo", lambda group: not nccl)
+    monkeypatch.setattr(hipress, "wrap", lambda model, codec, **how: given.append(how))
+
+    def train(order):
+        model = SimpleNamespace(parameters=lambda: iter([gpu]))
+        synchronize(model, methods.parse("hipress:onebit_group"))
+
+    monkeypatch.setattr(worker, "_train", train)
+    job = Job("hipress:onebit_group", hosts=1, steps=2, workload=replace(TINY, device="cuda"))
+    worker._run(worker.Order(job, 0, "", join, "lo", 1, nccl, 3))
+    assert given == [1, backend, asked]
 
 
 @pytest.mark.slow
