@@ -14,6 +14,11 @@ from compll.ir.expr import LEVELS, Expr, Pool, Type
 from compll.ir.static import covers
 
 LEAST, LARGEST = -(2**31), 2**31 - 1  # of an integer element
+#: what a grouped spec does not select can be
+ROWS = (
+    "without `group:`, the k largest of every row of `m: matrix(g, 256)` are at "
+    "top_columns(abs(m), k), and meet numbers of their rows in encode and decode"
+)
 
 
 class Conversions:
@@ -60,7 +65,7 @@ class Conversions:
         if x.type.shape == "group" and shape == "kept":
             raise RuleError(
                 "a value per group does not go together with selected elements",
-                "compute with all elements first: (x / scale)[kept]",
+                "compute with all elements first: (x / scale)[kept]" if self.encoding else ROWS,
             )
         return self.pool.make("lift", (self.saturated(x),), Type(x.type.dtype, shape, of))
 
@@ -128,11 +133,10 @@ class Conversions:
             if a.type.shape not in ("static", "scalar"):
                 raise RuleError(f"{op} takes numbers of the whole tensor, not {a.type}")
 
-    def whole_tensor(self, op: str) -> None:
+    def whole_tensor(self, op: str, instead: str = "remove `group:`, or use reductions") -> None:
         if self.grouped:
             raise RuleError(
-                f"{op} looks at the whole tensor, which a grouped spec does not",
-                "remove `group:`, or use reductions",
+                f"{op} looks at the whole tensor, which a grouped spec does not", instead
             )
         if not self.encoding:
             raise RuleError(f"{op} belongs in encode", "decode sees the payload only")

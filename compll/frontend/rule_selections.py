@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compll.errors import RuleError
+from compll.frontend.rule_conversions import ROWS
 from compll.frontend.rule_elements import ElementRules
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.static import depends
@@ -41,7 +42,7 @@ class SelectionRules(ElementRules):
 
     def selection(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:
         if op == "top" or not self.encoding:
-            self.whole_tensor(op)
+            self.whole_tensor(op, ROWS)
         n = self.pool.make("param", (), Type("int", "static"), "n")
         limit = self.static(op, args[1] if len(args) == 2 else n)
         if "step" in depends(limit):
