@@ -81,6 +81,7 @@ _ROWS = (
     Operator("not", 1, 1, "logic", "negation", "not"),
     Operator("isfinite", 1, 1, "test", "neither infinite nor NaN"),
     Operator("isnan", 1, 1, "test", "is NaN"),
+    Operator("isinf", 1, 1, "test", "is infinite"),
     Operator("where", 3, 3, "where", "where(c, a, b): a where c holds, else b"),
     Operator("choose", 3, 3, "choose", "`a if c else b` on scalars; only the branch taken is computed"),
     # whole-tensor (or, in a grouped spec, whole-group) values
@@ -183,7 +184,7 @@ MEANT = {
     "numel": "n is the number of elements", "size": "n is the number of elements",
     "zeros": "a number stands for any number of elements", "ones": "a number stands for any number of elements",
     "float": "numbers are float32 where it matters",
-    "float32": "numbers are float32 where it matters", "relu": "max(x, 0)", "isinf": "not isfinite(x)",
+    "float32": "numbers are float32 where it matters", "relu": "max(x, 0)",
     "any": "count(c) > 0", "all": "count(not c) == 0", "tanh": "made of exp(x)", "sigmoid": "1 / (1 + exp(-x))",
 }  # fmt: skip
 #: operators that a call can name; the others have a symbol or keyword

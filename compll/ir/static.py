@@ -82,8 +82,8 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "or": lambda a, b: bool(a) or bool(b), "not": operator.not_,
     "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b,
     "probit": quantiles.probit, "gamma_above": quantiles.gamma_above,
-    "isfinite": math.isfinite, "isnan": math.isnan, "float": _float, "int": int,
-    "lift": lambda a: a,
+    "isfinite": math.isfinite, "isnan": math.isnan, "isinf": math.isinf,
+    "float": _float, "int": int, "lift": lambda a: a,
 }  # fmt: skip
 
 

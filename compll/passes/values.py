@@ -41,7 +41,7 @@ WHOLES = ARITHMETIC | {
     "exponent",
 }
 TRUTHS = {
-    "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isfinite", "isnan", "where",
+    "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isfinite", "isnan", "isinf", "where",
 }  # fmt: skip
 BY_KIND = {
     "f32": FLOATS, "i32": WHOLES, "bool": TRUTHS,

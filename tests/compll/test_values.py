@@ -235,3 +235,22 @@ def test_more_than_2_to_the_31_elements():
     assert payload[-1] == 0b10100
     scale = payload[4 * 2**21 : 4 * 2**21 + 4].view(np.float32)[0]
     assert scale == np.float32(6 / 5)
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_tests_of_what_is_not_finite(target, tmp_path):
+    path = tmp_path / "tested.yaml"
+    path.write_text(
+        "name: tested\n"
+        "params: {most: inf}\n"
+        "encode:\n"
+        "  big: 1e30 * g * 1e30\n"
+        "  none: big - big\n"
+        "  top: isinf(most) + 2 * isinf(max(big))\n"
+        "  q: isinf(big) + 2 * isnan(none) + 4 * isfinite(g) + 8 * top\n"
+        'payload: {q: "uint5[n]"}\n'
+        "decode: q\n"
+    )
+    codec = compll.compile(path, target)
+    x = np.array([1, -1e20, 1e-30, 0], np.float32)
+    assert codec.decode(codec.encode(x), 4).tolist() == [31, 31, 28, 28]

@@ -6,6 +6,7 @@ fast-math flags, and none is fused with another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -246,6 +247,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "not": lambda b, x: b.xor(x, const(I1, x, 1)),
     "isfinite": is_finite,
     "isnan": lambda b, x: b.fcmp_unordered("uno", x, x),
+    "isinf": lambda b, x: b.fcmp_ordered("==", _absolute(b, x), const(element(x), x, math.inf)),
     "bitand": lambda b, x, y: b.and_(x, y),
     "bitor": lambda b, x, y: b.or_(x, y),
     "bitxor": lambda b, x, y: b.xor(x, y),

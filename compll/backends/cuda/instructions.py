@@ -22,7 +22,7 @@ ROWS = {
     **{op: f"op_{op}({{}}, {{}})" for op in BINARY},
     "div": "{} / {}", "where": "op_where({}, {}, {})", "lt": "{} < {}", "le": "{} <= {}",
     "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}", "ne": "{} != {}", "and": "{} && {}",
-    "or": "{} || {}", "not": "!{}", "isnan": "is_nan({})", "bitand": "{} & {}", "bitor": "{} | {}",
+    "or": "{} || {}", "not": "!{}", "isnan": "is_nan({})", "isinf": "isinf({})", "bitand": "{} & {}", "bitor": "{} | {}",
     "bitxor": "{} ^ {}", "trit": "trit({})", "magnitude_bits": "(i32)abs_bits({})", "repeat": "{}",
     "order_key": "key({})", "from_key": "unkey({})", "gamma_above": "gamma_above({}, {})",
     "outside": "(u64)(u32){} >= (u64){}", "buckets": "{}",

@@ -32,7 +32,7 @@ INT = {
 BOOL = {
     "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
     "eq": "({} == {})", "ne": "({} != {})", "and": "({} && {})", "or": "({} || {})",
-    "not": "(!{})", "isfinite": "finite({})", "isnan": "is_nan({})", "where": "({} ? {} : {})",
+    "not": "(!{})", "isfinite": "finite({})", "isnan": "is_nan({})", "isinf": "isinf({})", "where": "({} ? {} : {})",
 }  # fmt: skip
 TENSOR = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})", "neg": "(-{})",
@@ -44,7 +44,7 @@ TENSOR = {
     "mod": "d_mod({}, {})", "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})",
     "ge": "({} >= {})", "eq": "({} == {})", "ne": "({} != {})", "and": "({} && {})",
     "or": "({} || {})", "not": "(!{})", "isfinite": "isfinite((double){})",
-    "isnan": "isnan((double){})", "float": "((double){})", "int": "((double)(i64){})",
+    "isnan": "isnan((double){})", "isinf": "isinf((double){})", "float": "((double){})", "int": "((double)(i64){})",
     "float16": "((double)float16((float){}))", "bfloat16": "((double)bfloat16((float){}))",
     "bfloat16_up": "((double)bfloat16_up((float){}))", "float32": "((double)(float){})",
     "trunc": "((double)(i64){})", "bitand": "((double)((i64){} & (i64){}))",

@@ -80,6 +80,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "not": np.logical_not,
     "isfinite": np.isfinite,
     "isnan": np.isnan,
+    "isinf": np.isinf,
     "where": _where,
     "float16": _float16,
     "bfloat16": _bfloat16,
