@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import compll
+from compll.backends.cpu import processor
+from compll.errors import UsageError
 from tests.patience import HANG
 from tests.tiers import first_fast
 
@@ -18,6 +20,8 @@ RUN = """
 import hashlib, json, sys
 import numpy as np
 import compll
+from compll.backends.cpu import processor
+from compll.errors import UsageError
 digest, x = hashlib.sha256(), np.sin(np.arange(3000, dtype=np.float32) ** 2)
 for name in sys.argv[1:]:
     codec = compll.compile(name)
@@ -106,3 +110,9 @@ def test_a_call_lets_other_threads_run():
     finally:
         sys.setswitchinterval(before)
         thread.join()
+
+
+def test_a_processor_that_is_not_known_is_refused(monkeypatch):
+    monkeypatch.setattr(processor, "NAME", "z80")
+    with pytest.raises(UsageError, match="COMPLL_CPU is 'z80', not x86-64-v3 or x86-64-v2"):
+        processor.features()

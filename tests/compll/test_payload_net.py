@@ -7,6 +7,10 @@ those of the reference backend anew.
 
 import hashlib
 import json
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +93,18 @@ def test_those_of_the_cpu_are_the_same(case, golden):
     if case[0] in OWN_BITS:
         pytest.skip("of its singular vectors the last bits are a backend's own")
     assert digest(case, "cpu") == golden[label(case)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86's levels")
+@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64-v2"])
+def test_those_of_lesser_processors_are_the_same(processor, golden, tmp_path):
+    script = (
+        "import json; from tests.compll.test_payload_net import RECORDED, digest, label; "
+        "print(json.dumps({label(case): digest(case, 'cpu') for case in RECORDED}))"
+    )
+    own = {"COMPLL_CPU": processor, "COMPLL_CACHE": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | own, capture_output=True, check=True
+    )
+    assert json.loads(told.stdout) == golden

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from compll.backends.cpu.builder import F32, I1, I8, I32, I64, PTR, Builder, Variable, at, number
+from compll.backends.cpu.processor import FEATURES
 from compll.ir.tile import Compact
 
 #: whether this processor puts lanes together at once, which is cheaper than a branch around it
-COMPRESSES = bool(llvm.get_host_cpu_features().get("avx512f"))
+COMPRESSES = bool(FEATURES.get("avx512f"))
 
 
 def _at(b: Builder, pointer: Any, count: Any, size: int) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
-
 from compll.backends.cpu.builder import F32, F64, HALF, I16, I32, Builder, const, element, lanes
+from compll.backends.cpu.processor import FEATURES
 
 #: whether this processor lacks conversions of float16, for which LLVM would call a library
-SOFT_HALVES = llvm.get_host_cpu_features().get("f16c") is False
+SOFT_HALVES = FEATURES.get("f16c") is False
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
 
 

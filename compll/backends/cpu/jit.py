@@ -16,6 +16,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from compll.backends.cpu import processor
 from compll.runtime.cache import alone, folder, spare, usual, write
 
 log = logging.getLogger("compll")
@@ -24,12 +25,11 @@ _numbers = itertools.count()
 
 @cache
 def machine() -> Any:
-    """This processor, as LLVM compiles for it."""
+    """The processor, as LLVM compiles for it."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_default_triple()
-    return target.create_target_machine(llvm.get_host_cpu_name(), features, opt=3, reloc="pic")
+    return target.create_target_machine(processor.NAME, processor.features(), opt=3, reloc="pic")
 
 
 @cache
@@ -40,8 +40,7 @@ def version() -> str:
         for name in sorted(os.listdir(root / folder_of)):
             if name.endswith(".py"):
                 digest.update((root / folder_of / name).read_bytes())
-    features = llvm.get_host_cpu_features().flatten()
-    known = (llvmlite.__version__, llvm.get_host_cpu_name(), features, digest.hexdigest())
+    known = (llvmlite.__version__, processor.NAME, processor.features(), digest.hexdigest())
     return " ".join(known)
 
 

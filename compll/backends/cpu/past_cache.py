@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
+from compll.backends.cpu import processor
 from compll.backends.cpu.builder import F32, I1, I32, I64, Builder, at, loop, number
 
 #: bytes from which on an array is written past the cache: more than it holds
@@ -16,7 +16,7 @@ PAST = 1 << 24
 
 def gains() -> bool:
     """Whether this processor is known to gain by them."""
-    return bool(llvm.get_host_cpu_name().startswith("znver"))
+    return processor.NAME.startswith("znver")
 
 
 def zero(b: Builder, pointer: Any, size: Any) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from compll.backends.cpu import float_bits
 from compll.backends.cpu.builder import F32, I16, I32, I64, Builder, const, lanes, number
 from compll.backends.cpu.float_bits import INFINITE, bits, magnitude_bits
+from compll.backends.cpu.processor import FEATURES
 from compll.ir.module import Field
 
 #: whether this processor stores some lanes of a vector as fast as all
-MASKED = bool(llvm.get_host_cpu_features().get("avx512f"))
+MASKED = bool(FEATURES.get("avx512f"))
 #: storages of 16 bits: from their bits as int32, and to them
 HALVES: dict[str, tuple[Any, Any]] = {
     "float16": (float_bits.of_float16, float_bits.float16_bits),
