@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,18 +18,15 @@ from hipress.plan.codecs import resolve, resolve_down, strategy_for
 from hipress.plan.compiling import Compiling
 from hipress.plan.overrides import Overrides
 from hipress.plan.probe import Probe
-from hipress.plan.site import Site
 from hipress.policies import Policy
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
-from hipress.sync.executors import start_slots
 from hipress.sync.pilot import Pilot
 from hipress.sync.tuner import Tuner
 
 if TYPE_CHECKING:
     from casync.codec import Codec
     from hipress.plan.auto import Search
-    from hipress.plan.places import Place
     from hipress.plan.rules import Plan
     from hipress.sync.chooser import Chooser
 
@@ -105,7 +102,7 @@ def _auto(search: Search, meeting: Meeting, placement: Placement) -> Planned:
     from hipress.plan.places import Places
 
     link = connect(meeting, "probe")
-    places = Places(tuple(_places(search, meeting, placement)))
+    places = Places.of(search, meeting, placement)
     what = f"measuring the link between ranks {meeting.ranks}"
     begun = time.perf_counter()
     places = meeting.attend(lambda: places.measure_links(link), what).promising()
@@ -119,18 +116,6 @@ def _auto(search: Search, meeting: Meeting, placement: Placement) -> Planned:
         return Tuner(places, Compiling(places.compile), meeting)
 
     return Planned(plan, probe, tuner)
-
-
-def _places(search: Search, meeting: Meeting, placement: Placement) -> Iterator[Place]:
-    """Where the model is, and for one on a device the host, too; see [Note: places]."""
-    from hipress.plan.places import Place
-
-    memory = placement.memory()
-    if placement.on_host:
-        yield Place(search, Site(HostMemory(), memory))
-        return
-    first = Place(search, Site(memory, memory, start_slots("probe", meeting, placement, memory)))
-    yield first
 
 
 def _steered(

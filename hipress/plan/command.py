@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -15,11 +16,12 @@ import typer
 from torch import nn
 
 from hipress import options
-from hipress.errors import HipressError
+from hipress.devices import ON_HOST, Placement, place
+from hipress.errors import ConfigError, HipressError
 from hipress.model import Param, describe
-from hipress.plan import probe as probing
 from hipress.plan import profile as profiles
 from hipress.plan.auto import Search, candidates
+from hipress.plan.places import Places
 from hipress.plan.rules import Decision, Plan
 from hipress.plan.workload import estimate
 from hipress.ranks import meeting as meetings
@@ -31,43 +33,68 @@ Optimizer = Annotated[
 ]
 
 
+Device = Annotated[str, typer.Option(help="cpu or cuda: where the model trains.")]
+
+
 def probe(
     output: Annotated[Path, typer.Option(help="Where rank 0 writes the profile.")] = Path(
         "profile.json"
     ),
     optimizer: Optimizer = None,
+    device: Device = "cpu",
+    transport: Annotated[
+        str, typer.Option(help="By what a GPU's payloads travel: nccl, nccl4py, pynccl or staged.")
+    ] = "nccl",
 ) -> None:
-    """Measures link and compressors on the ranks that torchrun started, into a profile.
+    """Measures link and compressors on the ranks that torchrun started, into a profile; of a GPU
+    those that run there, and beside them those of the CPU with copies to it.
 
     torchrun --nproc-per-node 2 --no-python hipress probe
     """
+    _check_device(device)
     if "RANK" not in os.environ:
         _fail("start it on every rank: torchrun --nproc-per-node 2 --no-python hipress probe")
+    if device == "cuda" and not torch.cuda.is_available():
+        _fail("--device cuda: torch finds no CUDA device here")
     dist.init_process_group("gloo")
     try:
-        _probe(output, optimizer)
+        _probe(output, optimizer, _placement(device, transport))
     except HipressError as error:
         _fail(str(error))
     finally:
         dist.destroy_process_group()
 
 
-def _probe(output: Path, optimizer: str | None) -> None:
+def _placement(device: str, transport: str) -> Placement:
+    """Of this rank, which takes its turn at the GPUs of the host."""
+    if device == "cpu":
+        return ON_HOST
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return place([("a model", torch.device("cuda", torch.cuda.current_device()))], transport, {})
+
+
+def _probe(output: Path, optimizer: str | None, placement: Placement) -> None:
     wanted = options.make("auto", optimizer=optimizer)
-    codecs = candidates(wanted)
     assert dist.group.WORLD is not None
     meeting = meetings.meeting(dist.group.WORLD, wanted.timeout)
-    places = meeting.settle({"codecs": sorted(codecs)}, nodes.place())
-    topology = nodes.topology_of(None, places, meeting.ranks)
+    with meeting.failures_told():
+        codecs = candidates(wanted, placement.target)
+    facts = {"codecs": sorted(codecs), "transport": placement.transport}
+    spots = meeting.settle(facts, nodes.place())
+    topology = nodes.topology_of(None, spots, meeting.ranks)
+    search = Search((), codecs, wanted, topology, target=placement.target)
+    with meeting.failures_told():
+        places = Places.of(search, meeting, placement)
+        places = places.compiled(places.compile())
     link = connect(meeting, "probe")
-    what = "measuring the link"
-    measured = meeting.attend(lambda: probing.measure(link, codecs, topology), what)
+    begun, what = time.perf_counter(), "measuring the link"
+    measured = meeting.attend(lambda: places.measure_links(link).measure_codecs(link), what)
     if meeting.rank == 0:
-        profiles.write(output, measured.costs, topology, codecs)
-        typer.echo(
-            f"{output}: nodes {topology}, {len(codecs)} compressors, {measured.seconds:.1f} s"
-        )
+        profiles.write(output, measured.by_name, topology, codecs, placement.device.type)
+        seconds = time.perf_counter() - begun
+        typer.echo(f"{output}: nodes {topology}, {len(codecs)} compressors, {seconds:.1f} s")
     meeting.settle({"written": True})
+    places.close()
 
 
 def plan(
@@ -82,19 +109,32 @@ def plan(
     step: Annotated[
         float, typer.Option(help="Milliseconds of a step without communication.", min=0)
     ] = 0.0,
+    device: Device = "cpu",
 ) -> None:
-    """Prints the plans that "auto" would try for a model on a profile, and why, by tensor."""
+    """Prints the plans that "auto" would try for a model on a profile, and why, by tensor; for a
+    GPU also where compression runs. It needs none."""
+    _check_device(device)
     try:
         wanted = options.make("auto", optimizer=optimizer)
-        read, codecs = profiles.read(profile), candidates(wanted)
+        read, codecs = profiles.read(profile), candidates(wanted, "reference")
         params = describe(_model(model))
+        if read.device != device:
+            raise ConfigError(
+                f"{profile} was measured for models on {read.device}, not {device}: "
+                f"hipress probe --device {device} makes one"
+            )
     except HipressError as error:
         _fail(str(error))
     for difference in read.differences(codecs):
         typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
-    known = {name: codec for name, codec in codecs.items() if name in read.costs.codecs}
-    search = Search(params, known, wanted, read.topology)
-    _show(search.plans(read.costs, estimate(params, step * 1e-3)), params)
+    known = {name: codec for name, codec in codecs.items() if name in read.digests}
+    places = Places.read(Search(params, known, wanted, read.topology), read.places)
+    _show(places, places.plans(estimate(params, step * 1e-3)), params)
+
+
+def _check_device(device: str) -> None:
+    if device not in ("cpu", "cuda"):
+        _fail(f"unknown device {device!r}; choose from: cpu, cuda")
 
 
 def _model(text: str) -> nn.Module:
@@ -120,7 +160,7 @@ def _shapes(text: str) -> nn.Module:
         _fail(f"{text!r}: give package.module:function, or shapes such as 10000x512,512")
 
 
-def _show(plans: Sequence[Plan], params: Sequence[Param]) -> None:
+def _show(places: Places, plans: Sequence[Plan], params: Sequence[Param]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -130,6 +170,8 @@ def _show(plans: Sequence[Plan], params: Sequence[Param]) -> None:
         table.add_row(each.label, f"{each.seconds * 1e3:.2f}")
     console.print(table)
     console.print(f"{plans[0].label}: {plans[0].why}")
+    for line in places.reasons(plans):
+        console.print(line)
     table = Table(title="The first, by tensor", title_justify="left", caption_justify="left")
     table.caption = (
         "gain: how many ms longer a step would be without codec; otherwise: with the next best"

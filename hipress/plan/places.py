@@ -7,19 +7,24 @@ place is where the model is; there the native all-reduce is, which all plans are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from casync.memory.host import HostMemory
 from casync.predict.cost import Costs
 from casync.topology import Topology
+from hipress.devices import Placement
 from hipress.plan import probe
 from hipress.plan.auto import FAR, TRIED, Search, told
 from hipress.plan.rules import HOSTED, Plan
-from hipress.plan.site import Site
+from hipress.plan.site import HERE, Site
 from hipress.plan.workload import Workload
+from hipress.ranks.meeting import Meeting
+from hipress.ranks.slots import start_slots
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -31,13 +36,9 @@ __all__ = ["Place", "Places"]
 class Place:
     """A place, and what is searched there."""
 
+    name: str  # one of hipress.devices.TRANSPORTS
     search: Search
     site: Site
-
-    def hosted(self, site: Site) -> Place:
-        """The same codecs on the host. Rules' codecs are of the device."""
-        codecs = {key + HOSTED: codec for key, codec in self.search.codecs.items()}
-        return Place(replace(self.search, codecs=codecs, target="cpu", watched=False), site)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,38 @@ class Places:
 
     every: tuple[Place, ...]
     costs: tuple[Costs, ...] = ()
+
+    @classmethod
+    def of(cls, search: Search, meeting: Meeting, placement: Placement) -> Places:
+        """Where the model is, and the host as well where that is on a device. All ranks of the
+        meeting must call this."""
+        memory, name = placement.memory(), placement.transport
+        if placement.on_host:
+            return cls((Place(name, search, Site(HostMemory(), memory)),))
+        site = Site(memory, memory, start_slots("probe", meeting, placement, memory))
+        return cls.on_device(Place(name, search, site), Site(HostMemory(), memory))
+
+    @classmethod
+    def on_device(cls, first: Place, host: Site = HERE) -> Places:
+        """A device's, and the host: with the same codecs, unless rules have some of the device."""
+        if first.search.overrides.codecs:
+            return cls((first,))
+        codecs = {key + HOSTED: codec for key, codec in first.search.codecs.items()}
+        search = replace(first.search, codecs=codecs, target="cpu", watched=False)
+        return cls((first, Place("host", search, host)))
+
+    @classmethod
+    def read(cls, search: Search, costs: Mapping[str, Costs]) -> Places:
+        """As they were measured, by name."""
+        name, *others = costs
+        first = Place(name, search, HERE)
+        places = cls.on_device(first) if others else cls((first,))
+        return replace(places, costs=tuple(costs.values()))
+
+    @property
+    def by_name(self) -> dict[str, Costs]:
+        """Costs, for `read`."""
+        return {place.name: each for place, each in zip(self.every, self.costs, strict=True)}
 
     @property
     def first(self) -> Place:
@@ -149,3 +182,23 @@ class Places:
         rest = [plan for plan in near if plan is not best[plan.hosted]]
         kept = sorted([*best.values(), *rest[: TRIED - len(best)]], key=lambda p: p.seconds)
         return (*kept, native)
+
+    def reasons(self, plans: Sequence[Plan]) -> Iterator[str]:
+        """Of several places, the best plan of each and what it goes by."""
+        for number, (name, costs) in enumerate(self.by_name.items() if self.every[1:] else ()):
+            mine = [plan for plan in plans[:-1] if plan.hosted == bool(number)]
+            best = f"{mine[0].label}, {mine[0].seconds * 1e3:.2f} ms a step" if mine else "no plan"
+            yield f"{name}: {best}; {_speeds(costs)}"
+
+
+def _speeds(costs: Costs) -> str:
+    """Such as `of a codec 35% hides behind the backward pass, gradients leave at 12 GB/s`."""
+    text = f"{costs.overlap:.0%} of a codec's time hides behind the backward pass"
+    if costs.copies is None:
+        return text
+    what = "gradients" if costs.copies.gradients else "payloads"
+    leave, enter = (
+        1e-9 / line.per_byte if line.per_byte else math.inf
+        for line in (costs.copies.leave, costs.copies.enter)
+    )
+    return f"{text}, {what} leave the device at {leave:.3g} GB/s and enter it at {enter:.3g}"

@@ -59,27 +59,6 @@ class Probe:
         return {"seconds": self.seconds, **asdict(self.costs)}
 
 
-def measure(
-    group: dist.ProcessGroup, codecs: Mapping[str, Codec], topology: Topology, site: Site = HERE
-) -> Probe:
-    """Measure the link of `group` and the speed of `codecs`. Every rank must call it."""
-
-    def both() -> Costs:
-        link = measure_link(group, codecs, topology, site)
-        return measure_codecs(group, codecs, link, site)
-
-    with site.memory.current():
-        for codec in codecs.values():  # compiling is not part of the measurement
-            codec.prepare()
-    return timed(both)
-
-
-def timed(measure: Callable[[], Costs]) -> Probe:
-    """What was measured, and how long that took here."""
-    start = time.perf_counter()
-    return Probe(measure(), time.perf_counter() - start)
-
-
 def measure_link(
     group: dist.ProcessGroup, codecs: Mapping[str, Codec], topology: Topology, site: Site = HERE
 ) -> Costs:

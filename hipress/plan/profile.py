@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from casync.errors import PlanError
-from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import __version__
 from hipress.errors import ConfigError
@@ -20,26 +20,31 @@ from hipress.errors import ConfigError
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
 class Profile:
     """What a link and the codecs cost, and where that was measured."""
 
-    costs: Costs
+    places: Mapping[str, Costs]  # by name of a place, where the model is first
     topology: Topology
     digests: Mapping[str, str]  # by codec
     versions: Mapping[str, str]
+
+    @property
+    def device(self) -> str:
+        """Where the model is: cpu or cuda."""
+        return "cuda" if "device" in self.versions else "cpu"
 
     def differences(self, codecs: Mapping[str, Codec]) -> list[str]:
         """In what this machine and these codecs are not those of the profile."""
         found = [
             f"{name} {self.versions.get(name)!r} there, {here!r} here"
-            for name, here in versions().items()
+            for name, here in versions(self.device).items()
             if self.versions.get(name) != here
         ]
-        found += [f"codec {n!r} is not in it" for n in codecs if n not in self.costs.codecs]
+        found += [f"codec {n!r} is not in it" for n in codecs if n not in self.digests]
         return found + [
             f"codec {name!r} has another text or other parameters"
             for name, codec in codecs.items()
@@ -47,20 +52,29 @@ class Profile:
         ]
 
 
-def versions() -> dict[str, str]:
-    """What costs depend on besides the codecs."""
+def versions(device: str = "cpu") -> dict[str, str]:
+    """What costs depend on besides the codecs. `device`: cpu or cuda."""
     processor = platform.processor() or platform.machine()
-    return {"hipress": __version__, "torch": torch.__version__, "processor": processor}
+    found = {"hipress": __version__, "torch": torch.__version__, "processor": processor}
+    if device == "cuda":
+        found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return found
 
 
-def write(path: Path, costs: Costs, topology: Topology, codecs: Mapping[str, Codec]) -> None:
+def write(
+    path: Path,
+    places: Mapping[str, Costs],
+    topology: Topology,
+    codecs: Mapping[str, Codec],
+    device: str = "cpu",
+) -> None:
     """All times in seconds, and seconds per byte."""
     data = {
         "format": FORMAT,
-        "versions": versions(),
+        "versions": versions(device),
         "nodes": [list(node) for node in topology.nodes],
         "digests": {name: codec.digest for name, codec in codecs.items()},
-        "costs": asdict(costs),
+        "places": {name: asdict(costs) for name, costs in places.items()},
     }
     path.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
 
@@ -72,7 +86,10 @@ def read(path: Path) -> Profile:
         if data["format"] != FORMAT:
             raise ConfigError(f"profile {path}: format {data['format']!r}; this reads {FORMAT}")
         topology = Topology.of(data["nodes"])
-        return Profile(_costs(data["costs"]), topology, data["digests"], data["versions"])
+        places = {name: _costs(costs) for name, costs in data["places"].items()}
+        if not places:
+            raise ValueError("no place was measured")
+        return Profile(places, topology, data["digests"], data["versions"])
     except OSError as error:
         raise ConfigError(f"profile {path} cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, PlanError) as error:
@@ -96,7 +113,12 @@ def _costs(data: Mapping[str, Any]) -> Costs:
         codecs,
         _transfer(data["inside"]),
         _positive(data["overlap"]),
+        data["copies"] and _copies(data["copies"]),
     )
+
+
+def _copies(data: Mapping[str, Any]) -> Copies:
+    return Copies(_line(data["leave"]), _line(data["enter"]), bool(data["gradients"]))
 
 
 def _transfer(data: Mapping[str, Any]) -> Transfer:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from casync.codec import Codec
-from casync.errors import PlanError, TransportError
+from casync.errors import TransportError
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
 from casync.transports import SlotTransport, Transport
 from casync.transports.distributed import DistributedTransport
 from hipress import compat
-from hipress.devices import NCCL, ON_HOST, Placement
-from hipress.errors import ConfigError
+from hipress.devices import ON_HOST, Placement
 from hipress.options import Options
-from hipress.ranks.link import connect, own_store
+from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
+from hipress.ranks.slots import start_slots
 
 
 def start_executor(
@@ -69,26 +69,3 @@ def _transport(
     return DistributedTransport(
         connect(meeting, purpose), lambda some: connect(meeting.of(some), purpose)
     )
-
-
-def start_slots(
-    purpose: str,
-    meeting: Meeting,
-    placement: Placement,
-    memory: Memory,
-    tell: Callable[[TransportError], None] = lambda error: None,
-) -> SlotTransport | None:
-    """NCCL between the ranks, by connections of our own, where payloads travel by that. All ranks
-    of the meeting must call this. tell: see NcclTransport."""
-    if placement.transport not in NCCL:
-        return None
-    from casync.nccl.bindings import connect_by
-    from casync.transports.nccl import NcclTransport
-
-    rank, ranks, seconds = meeting.rank, meeting.ranks, meeting.timeout
-    binding, store = NCCL[placement.transport], own_store(meeting, f"nccl/{purpose}")
-    try:
-        connected = connect_by(binding, rank, ranks, placement.device, store, seconds)
-    except PlanError as error:  # a binding that is missing: it says how to install it
-        raise ConfigError(f"transport={placement.transport!r}: {error}") from error
-    return NcclTransport(connected, rank, len(ranks), memory, seconds, tell=tell)

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
 from hipress.cli import app
@@ -33,11 +34,14 @@ def costs(codecs):
                  dict.fromkeys(codecs, work), Transfer(Line(1e-5, 1e-10)), 0.5)  # fmt: skip
 
 
+PLACES = {"gloo": costs(CODECS)}
+
+
 @pytest.fixture
 def path(tmp_path):
     """A profile of what auto may choose."""
     codecs = candidates(options.make("auto"))
-    profile.write(tmp_path / "profile.json", costs(codecs), Topology.flat(2), codecs)
+    profile.write(tmp_path / "profile.json", {"gloo": costs(codecs)}, Topology.flat(2), codecs)
     return tmp_path / "profile.json"
 
 
@@ -50,14 +54,14 @@ def changed(path, **values):
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path):
-    profile.write(tmp_path / "p.json", costs(CODECS), NODES, CODECS)
+    profile.write(tmp_path / "p.json", PLACES, NODES, CODECS)
     read = profile.read(tmp_path / "p.json")
-    assert (read.costs, read.topology) == (costs(CODECS), NODES)
+    assert (read.places, read.topology, read.device) == (PLACES, NODES, "cpu")
     assert read.differences(CODECS) == []
 
 
 def test_what_differs_from_a_profile_is_told(tmp_path):
-    profile.write(tmp_path / "p.json", costs(CODECS), NODES, CODECS)
+    profile.write(tmp_path / "p.json", PLACES, NODES, CODECS)
     changed(tmp_path / "p.json", versions={**profile.versions(), "torch": "1.0"})
     read = profile.read(tmp_path / "p.json")
     others = {"int8_fake": replace(Int8(), digest="other"), "new": Int8()}
@@ -74,9 +78,9 @@ def test_what_differs_from_a_profile_is_told(tmp_path):
     [
         ("{", "is no profile of `hipress probe`: JSONDecodeError"),
         ("[]", "is no profile"),
-        ('{"format": 7}', "format 7; this reads 2"),
-        ('{"format": 2}', "is no profile of `hipress probe`: KeyError: 'nodes'"),
-        ('{"format": 2, "nodes": [[0, 5]]}', "is no profile .*: PlanError"),
+        ('{"format": 7}', "format 7; this reads 3"),
+        ('{"format": 3}', "is no profile of `hipress probe`: KeyError: 'nodes'"),
+        ('{"format": 3, "nodes": [[0, 5]]}', "is no profile .*: PlanError"),
         (None, "cannot be read"),
     ],
 )
@@ -88,14 +92,14 @@ def test_what_is_no_profile_is_refused(tmp_path, text, told):
 
 
 def test_a_negative_time_is_refused(path):
-    data = json.loads(path.read_text())["costs"]
+    data = json.loads(path.read_text())["places"]["gloo"]
     wrong = {"line": {"latency": -1, "per_byte": 0}, "cores": 0}
     for values, told in (
         ({"exchange": {"1": wrong}}, "a negative time"),
         ({"exchange": {}}, "no exchange was measured"),
         ({"overlap": -0.5}, "-0.5 is negative"),
     ):
-        changed(path, costs={**data, **values})
+        changed(path, places={"gloo": {**data, **values}})
         with pytest.raises(ConfigError, match=told):
             profile.read(path)
 
@@ -124,6 +128,59 @@ def test_a_profile_of_another_version_is_flagged(path):
     assert result.exit_code == 0
     assert "warning" in result.output
     assert "hipress '0.0' there" in result.output
+
+
+def on_device(path, kernels, copies):
+    """A profile of a device; `kernels`: bytes of gradient a second; `copies`: bytes a second."""
+    codecs = candidates(options.make("auto"), "reference")
+    each = Line(1e-6, 1 / kernels)
+    way = Line(1e-5, 1 / copies)
+    host = costs([f"{name} on the host" for name in codecs])
+    places = {
+        "staged": replace(
+            costs(codecs), codecs=dict.fromkeys(codecs, CodecCost(each, each, each)),
+            overlap=0.0, copies=Copies(way, way, gradients=False),
+        ),
+        "host": replace(host, overlap=0.9, copies=Copies(way, way, gradients=True)),
+    }  # fmt: skip
+    profile.write(path, places, Topology.flat(2), codecs, "cuda")
+    return places
+
+
+@pytest.mark.parametrize(
+    "kernels, copies, first", [(1e11, 1e10, False), (1e7, 1e11, True)], ids=["kernels", "copies"]
+)
+def test_where_compression_runs_follows_from_what_is_fast(tmp_path, kernels, copies, first):
+    """Slow kernels on a device that the backward pass needs, and fast copies: the host's turn."""
+    places = on_device(tmp_path / "p.json", kernels, copies)
+    assert profile.read(tmp_path / "p.json").places == places
+    result = plan("4000x1000,500", "--profile", tmp_path / "p.json", "--device", "cuda",
+                  "--step", "200")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    tried = [line for line in lines if "\u2502" in line or "│" in line]
+    assert (" on the host (" in tried[1]) == first, result.output
+    assert any(" on the host (" in line for line in tried)
+    staged = next(line for line in lines if line.startswith("staged: "))
+    host = next(line for line in lines if line.startswith("host: "))
+    assert "0% of a codec's time hides behind the backward pass, payloads leave" in staged
+    assert "90% of a codec's time hides behind the backward pass, gradients leave" in host
+    assert "on the host (" in host
+    assert "on the host (" not in staged
+
+
+def test_a_profile_of_another_device_is_flagged(path, tmp_path):
+    result = plan("3x5", "--profile", path, "--device", "cuda")
+    assert result.exit_code == 2
+    assert "was measured for models on cpu, not cuda: hipress probe --device cuda" in result.output
+    on_device(tmp_path / "p.json", 1e10, 1e10)
+    changed(tmp_path / "p.json", versions={**profile.versions("cuda"), "device": "NVIDIA H100"})
+    result = plan("3x5", "--profile", tmp_path / "p.json", "--device", "cuda")
+    assert result.exit_code == 0
+    here = profile.versions("cuda")["device"]
+    assert f"warning: {tmp_path}/p.json may not hold here: device 'NVIDIA H100'" in result.output
+    assert f"there, {here!r} here" in " ".join(result.output.split())
+    assert plan("3x5", "--profile", path, "--device", "gpu").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -155,6 +212,13 @@ def test_probe_needs_ranks():
     assert "torchrun --nproc-per-node 2" in result.output
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_probe_of_a_device_that_is_not_there():
+    result = CliRunner().invoke(app, ["probe", "--device", "cuda"], env={"RANK": "0"})
+    assert result.exit_code == 2
+    assert "--device cuda: torch finds no CUDA device here" in result.output
+
+
 @pytest.mark.slow
 def test_probe_under_torchrun(tmp_path):
     output = tmp_path / "profile.json"
@@ -169,6 +233,8 @@ def test_probe_under_torchrun(tmp_path):
     read = profile.read(output)
     assert read.topology == Topology.of([[0, 1]])
     assert read.differences(candidates(options.make("auto"))) == []
-    assert read.costs.to(1).line.per_byte > 0
-    assert 0 <= read.costs.overlap <= 1
-    assert all(each.hop.per_byte > 0 for each in read.costs.codecs.values())
+    (measured,) = read.places.values()
+    assert measured.to(1).line.per_byte > 0
+    assert 0 <= measured.overlap <= 1
+    assert measured.copies is None
+    assert all(each.hop.per_byte > 0 for each in measured.codecs.values())

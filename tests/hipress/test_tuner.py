@@ -139,7 +139,7 @@ def scripted(monkeypatch):
     meeting = SimpleNamespace(rank=0, attend=lambda call, what: call())
     clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
     compiling = SimpleNamespace(done=True, codecs=dict)
-    places = Places((Place(Search(), Site(clock, clock)),), (SLOW,))
+    places = Places((Place("gloo", Search(), Site(clock, clock)),), (SLOW,))
     tuner = Tuner(places, compiling, meeting)
     tuner.compiling = compiling
 

@@ -1,0 +1,36 @@
+"""NCCL between the ranks, by communicators of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from casync.errors import PlanError, TransportError
+from casync.memory import Memory
+from casync.transports import SlotTransport
+from hipress.devices import NCCL, Placement
+from hipress.errors import ConfigError
+from hipress.ranks.link import own_store
+from hipress.ranks.meeting import Meeting
+
+
+def start_slots(
+    purpose: str,
+    meeting: Meeting,
+    placement: Placement,
+    memory: Memory,
+    tell: Callable[[TransportError], None] = lambda error: None,
+) -> SlotTransport | None:
+    """What moves payloads of a device, where that is NCCL. All ranks of the meeting must call this.
+    tell: see NcclTransport."""
+    if placement.transport not in NCCL:
+        return None
+    from casync.nccl.bindings import connect_by
+    from casync.transports.nccl import NcclTransport
+
+    rank, ranks, seconds = meeting.rank, meeting.ranks, meeting.timeout
+    binding, store = NCCL[placement.transport], own_store(meeting, f"nccl/{purpose}")
+    try:
+        connected = connect_by(binding, rank, ranks, placement.device, store, seconds)
+    except PlanError as error:  # a binding that is missing: it says how to install it
+        raise ConfigError(f"transport={placement.transport!r}: {error}") from error
+    return NcclTransport(connected, rank, len(ranks), memory, seconds, tell=tell)
