@@ -81,7 +81,8 @@ class Options:
     transport: by what payloads travel. "auto": "gloo" for a model on the CPU, and "nccl" for one on
         a GPU with a process group of NCCL's; "staged": a GPU's payloads over gloo, through pinned
         memory; "host": its gradients are copied there, and compressed by the CPU. "nccl" goes
-        through torch.distributed, "nccl4py" and "pynccl" through these.
+        through torch.distributed, "nccl4py" and "pynccl" through these. The compressor "auto" tries
+        the CPU beside a GPU whichever is named, but for "host", which has it only.
     capture: launch what synchronizes a bucket as a CUDA graph, from its third step on, over NCCL
         and where nothing varies: no lengths, and no parameter by step. All graphs follow one
         another, so this is for many small tensors, whose launches cost more than their kernels.

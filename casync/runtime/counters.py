@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter as Sums
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send
 from casync.runtime.jobs import Job
 
 __all__ = ["Counters"]
+
+_OTHERS = ("world_size", "bytes_unused")  # than sums
 
 
 @dataclass
@@ -51,6 +54,14 @@ class Counters:
             case Reduce():
                 self.bytes_reduced += job.prepared.payloads.reduce_bytes(task)
                 self.reduces += 1
+
+    def __add__(self, other: Counters) -> Counters:
+        """Sums of two executors of a rank."""
+        both = Counters(self.world_size)
+        for name in (each.name for each in fields(self) if each.name not in _OTHERS):
+            setattr(both, name, getattr(self, name) + getattr(other, name))
+        both.bytes_unused = Sums(self.bytes_unused) + Sums(other.bytes_unused)
+        return both
 
     @property
     def wire_bytes(self) -> float:

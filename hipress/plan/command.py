@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -129,7 +129,8 @@ def plan(
         typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
     known = {name: codec for name, codec in codecs.items() if name in read.digests}
     places = Places.read(Search(params, known, wanted, read.topology), read.places)
-    _show(places, places.plans(estimate(params, step * 1e-3)), params)
+    workload = estimate(params, step * 1e-3)
+    _show(places.plans(workload), params, places.reasons(workload) if device == "cuda" else ())
 
 
 def _check_device(device: str) -> None:
@@ -160,7 +161,7 @@ def _shapes(text: str) -> nn.Module:
         _fail(f"{text!r}: give package.module:function, or shapes such as 10000x512,512")
 
 
-def _show(places: Places, plans: Sequence[Plan], params: Sequence[Param]) -> None:
+def _show(plans: Sequence[Plan], params: Sequence[Param], reasons: Iterable[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -170,7 +171,7 @@ def _show(places: Places, plans: Sequence[Plan], params: Sequence[Param]) -> Non
         table.add_row(each.label, f"{each.seconds * 1e3:.2f}")
     console.print(table)
     console.print(f"{plans[0].label}: {plans[0].why}")
-    for line in places.reasons(plans):
+    for line in reasons:
         console.print(line)
     table = Table(title="The first, by tensor", title_justify="left", caption_justify="left")
     table.caption = (

@@ -8,7 +8,7 @@ place is where the model is; there the native all-reduce is, which all plans are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -183,12 +183,14 @@ class Places:
         kept = sorted([*best.values(), *rest[: TRIED - len(best)]], key=lambda p: p.seconds)
         return (*kept, native)
 
-    def reasons(self, plans: Sequence[Plan]) -> Iterator[str]:
+    def reasons(self, workload: Workload) -> Iterator[str]:
         """Of several places, the best plan of each and what it goes by."""
-        for number, (name, costs) in enumerate(self.by_name.items() if self.every[1:] else ()):
-            mine = [plan for plan in plans[:-1] if plan.hosted == bool(number)]
-            best = f"{mine[0].label}, {mine[0].seconds * 1e3:.2f} ms a step" if mine else "no plan"
-            yield f"{name}: {best}; {_speeds(costs)}"
+        for place, costs in zip(self.every, self.costs, strict=True):
+            best = place.search.plans(costs, workload)[0]
+            text = f"{best.label}, {best.seconds * 1e3:.2f} ms a step"
+            if not best.compresses:
+                text = "no plan that compresses"
+            yield f"{place.name}: {text}; {_speeds(costs)}"
 
 
 def _speeds(costs: Costs) -> str:

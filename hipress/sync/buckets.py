@@ -112,7 +112,8 @@ class BucketPlans:
     def adopt(self, before: BucketPlans) -> set[int]:
         """Take over the states of parameters that go as before, but for parameters of their codec;
         which these are."""
-        if before._merges != self._merges:  # owners are others
+        other = before.residuals.memory.device != self.residuals.memory.device
+        if before._merges != self._merges or other:  # owners are others, or arrays
             return set()
         same = {index for index in before.residuals.places if self._alike(before.plan, index)}
         copied = before.residuals.copy(same)

@@ -25,10 +25,10 @@ from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.copies import Average, HostCopies
-from hipress.sync.executors import start_executor
 from hipress.sync.failures import Failures
 from hipress.sync.futures import average, wait_within
 from hipress.sync.optimizers import take_failed, watch_steps
+from hipress.sync.routes import Routes
 from hipress.sync.state import deferrable_states
 from hipress.sync.switch import PlanSwitch
 from hipress.sync.traffic import Traffic
@@ -70,15 +70,9 @@ class Engine:
         self._group = group  # of buckets that travel as DDP would have them
         # gloo's futures do not order streams behind what it copies to a device
         self._native_copied = not placement.on_host and by_gloo(group)
-        self._all_copied = placement.copies
-        copies = self._all_copied or self._native_copied
-        # of such that are copied; another thread's do not come between the group's collectives
-        self._hosts = connect(meeting, "copies") if copies else group
+        self._placement = placement
         self.name = meeting.ranks[meeting.rank]  # this rank's global number
         gradients = memory or placement.memory()
-        self._memory = HostMemory() if placement.on_host else gradients
-        make = partial(BucketPlans, params, options=options, rank=meeting.rank, memory=self._memory)
-        self._switch = PlanSwitch(make, plan, tuner)
         self.tuner = tuner  # what chooses the plan, if it may change
         self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
@@ -91,9 +85,13 @@ class Engine:
         codecs = plan.codecs if tuner is None else tuner.codecs
         waiting = codecs.items() if unused else ()
         deferred = {key: deferrable_states(codec) for key, codec in waiting}
-        self._executor = start_executor(
-            "gradients", codecs, options, meeting, deferred, placement, self._memory
-        )
+        where = HostMemory() if placement.on_host else gradients
+        self._routes = Routes.start(codecs, options, meeting, deferred, placement, where)
+        copies = placement.copies or self._native_copied or self._routes.hosts
+        # of such that are copied; another thread's do not come between the group's collectives
+        self._hosts = connect(meeting, "copies") if copies else group
+        self._rank = meeting.rank
+        self._switch = PlanSwitch(self.planned, plan, tuner)
         self._failures = Failures(meeting, options.timeout)
         self._verifier = self._verifying(meeting, gradients.future) if options.verify else None
         self._copies = HostCopies(gradients) if copies else None
@@ -103,20 +101,20 @@ class Engine:
         try:
             return Verifier(connect(meeting, "verify"), meeting.ranks, future)
         except BaseException:
-            self._executor.close()
+            self._routes.close()
             raise
 
     @property
     def counters(self) -> Counters:
         """A copy of the executor's sums so far."""
-        return self._executor.counters
+        return self._routes.counters
 
     @property
     def unfinished(self) -> str | None:
         """Which step failed or is under way; None between steps."""
         if self.broken:
             return self._failures.first
-        if self._executor.failed:
+        if self._routes.failed:
             return f"step {self._step_number} failed"
         if self.under_way:
             return f"step {self._step_number} has begun and has not ended"
@@ -164,7 +162,11 @@ class Engine:
         """
         self.refuse_broken()
         start = partial(self._begun, partial(self._average, self._latest, indices))
-        future = self._by_host(self._latest, start, buffer) if self._all_copied else start(buffer)
+        future = (
+            self._by_host(self._latest, start, buffer)
+            if self._copied and not buffer.is_sparse
+            else start(buffer)
+        )
         if self._verifier is not None and not buffer.is_sparse:
             future = self._verifier.check(
                 future, [self.params[i] for i in indices], self._step_number
@@ -184,7 +186,7 @@ class Engine:
             return start(buffer)
         except Exception as error:
             named = self._failures.not_begun(error, self._step_number)
-            self._executor.abort(named)  # so that the others learn it now
+            self._routes.abort(named)  # so that the others learn it now
             error.__traceback__ = None  # it is kept, and would keep the callers' models
             future: Future[torch.Tensor] = Future()
             future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
@@ -205,7 +207,7 @@ class Engine:
         )
 
     def _unsent(self, plan: BucketPlan | None) -> torch.Tensor:
-        return torch.zeros(()) if plan is None else plan.unsent(self._memory)
+        return torch.zeros(()) if plan is None else plan.unsent(self.buckets.residuals.memory)
 
     @property
     def broken(self) -> bool:
@@ -232,7 +234,7 @@ class Engine:
             self._wait(checked, None)
         for number, (future, seconds) in enumerate(self.pending):
             self._wait(future, seconds)
-            self._failing(self._executor.settle)
+            self._failing(self._routes.settle)
             arrived(number)
         if self.tuner is not None:
             self.tuner.averaged()
@@ -262,7 +264,7 @@ class Engine:
         step. The first failure counts."""
         if self.broken:
             return
-        self._executor.abort(self._failures.keep(error, what or f"step {self._step_number}"))
+        self._routes.abort(self._failures.keep(error, what or f"step {self._step_number}"))
         if self.tuner is not None:
             self.tuner.close()
 
@@ -272,13 +274,18 @@ class Engine:
 
     def close(self) -> None:
         """End the threads. On detach, when the module dies, at exit; may repeat."""
-        self._executor.close()
+        self._routes.close()
         if self._copies is not None:
             self._copies.close()
         if self.tuner is not None:
             self.tuner.close()
         if self._verifier is not None:
             self._verifier.close()
+
+    @property
+    def _copied(self) -> bool:
+        """Whether the current plan has the host compress a device's gradients."""
+        return self._placement.copies or self.plan.hosted
 
     @property
     def buckets(self) -> BucketPlans:
@@ -292,7 +299,8 @@ class Engine:
 
     def planned(self, plan: Plan) -> BucketPlans:
         """Buckets by this plan, without any state: for `resume`."""
-        return self._switch.make(plan)
+        memory = self._routes.of(plan).memory
+        return BucketPlans(self.params, plan, self.options, self._rank, memory)
 
     def resume(self, step: int, buckets: BucketPlans) -> None:
         """Go on from this step by these buckets, with the state that they have."""
@@ -305,15 +313,17 @@ class Engine:
         return self.step - 1
 
     def _submit(self, plan: BucketPlan, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        return self._executor.submit(plan.program, buffer, plan.states, self._step_number)
+        executor = self._routes.of(self.plan).executor
+        return executor.submit(plan.program, buffer, plan.states, self._step_number)
 
     def _native(self, number: int, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""
-        group = self._group if buffer.is_sparse else self._hosts
-        start = partial(average, group=group, timeout=self.options.timeout)
-        if self._native_copied and not buffer.is_sparse:
-            return self._by_host(number, partial(self._begun, start), buffer)
-        return start(buffer)
+        if buffer.is_sparse or not (self._copied or self._native_copied):
+            return average(buffer, self._group, self.options.timeout)
+        start = partial(average, group=self._hosts, timeout=self.options.timeout)
+        if self._copied:  # to the host already
+            return start(buffer)
+        return self._by_host(number, partial(self._begun, start), buffer)
 
     def _by_host(self, number: int, average: Average, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """Have the host average a copy of a device's bucket."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from casync.memory import Memory
 from hipress.plan.rules import Plan
 from hipress.sync.buckets import BucketPlans
 
@@ -21,7 +22,7 @@ class PlanSwitch:
         self, make: Callable[[Plan], BucketPlans], plan: Plan, tuner: Chooser | None
     ) -> None:
         """make: gives buckets by a plan, without any state."""
-        self.make, self._tuner = make, tuner
+        self._make, self._tuner = make, tuner
         self.buckets = make(plan)
         self._owed: dict[int, torch.Tensor] = {}  # by parameter, see `_go_by`
 
@@ -53,9 +54,18 @@ class PlanSwitch:
         """Where only parameters of a codec differ its states move along. Other residuals are not
         lost: what they held is owed, and added to the gradients of this step, before a codec takes
         them."""
-        before, made = self.buckets, self.make(plan)
-        moved = made.adopt(before)
+        before, made = self.buckets, self._make(plan)
+        moved, memory = made.adopt(before), made.residuals.memory
+        self._owed = {index: _in(memory, values) for index, values in self._owed.items()}
         for index, values in before.unsent().items():
             if index not in moved:
-                self._owed[index] = self._owed.get(index, 0) + values
+                self._owed[index] = self._owed.get(index, 0) + _in(memory, values)
         self.buckets = made
+
+
+def _in(memory: Memory, values: torch.Tensor) -> torch.Tensor:
+    """These values where gradients are compressed now."""
+    if values.device == memory.device:
+        return values
+    host = values.cpu()
+    return host if memory.host else memory.zeros(len(host), host.dtype).copy_(host)

@@ -21,7 +21,7 @@ from hipress.ranks import meeting as meetings
 from hipress.sync.engine import Engine
 from tests.casync import emulated
 from tests.casync.streams import FakeMoment, Schedule
-from tests.hipress.device_ranks import gradients
+from tests.hipress.device_ranks import exported, gradients
 from tests.hipress.policy_ranks import spiked
 
 POLICIES = {
@@ -109,9 +109,10 @@ def quick(stack):
     """Short trials of few codecs, which are timed on few elements."""
     for where, name, value in (
         (trial, "COUNTED", 3), (trial, "SLOW", 1e9), (auto, "MIN_GAIN_SECONDS", -1e9),
-        (auto, "FAR", 1e9), (auto, "SHARE", 0.0), (probe, "ELEMENTS", (1 << 9, 1 << 11)),
-        (probe, "REPEATS", 2), (probe, "SIDES", (8, 8)), (probe, "WORKED", (64, 64)),
-        (probe, "HUGE", 1 << 20), (evidence, "trusted", lambda optimizer: TRIED),
+        (auto, "FAR", 1e9), (auto, "SHARE", 0.0), (probe, "ELEMENTS", (1 << 7, 1 << 9)),
+        (probe, "REPEATS", 1), (probe, "SIDES", (8, 8)), (probe, "WORKED", (64, 64)),
+        (probe, "HUGE", 1 << 16), (probe, "LARGE", 1 << 14),
+        (evidence, "trusted", lambda optimizer: TRIED),
     ):  # fmt: skip
         stack.enter_context(mock.patch.object(where, name, value))
 
@@ -155,7 +156,27 @@ def by_trial(rank, size):
         shared = torch.cat(kept)
         dist.all_reduce(shared)
         off = (total + shared / size - exact).abs().max().item()
+        tried = [(each.plan, each.verdict, each.steps) for each in tuner.tried]
+        averages += resumed_on_host(engine, memory, params, rank)
         dist.barrier()
         engine.close()
-    tried = [(each.plan, each.verdict, each.steps) for each in tuner.tried]
     return torch.stack(averages).tolist(), tried, off, sorted(set(waits)), tuner.costs
+
+
+def resumed_on_host(engine, memory, params, rank):
+    """Averages of steps by a plan of the host that a checkpoint had."""
+    plan = next(plan for plan in engine.tuner.plans if plan.hosted)
+    again = engine.tuner.restored(plan.by_name)
+    assert again.hosted
+    assert again.facts() == plan.facts()
+    engine.resume(engine.step, engine.planned(again))
+    found = []
+    for number in range(2):
+        values = gradients(params, rank, number).split([p.numel for p in params])
+        theirs = [memory.filled(x) for x in values]
+        step(engine, theirs)
+        found.append(torch.cat([each.cpu() for each in theirs]))
+    assert engine.buckets.residuals.memory.host
+    left = exported(engine, rank, 2)
+    assert any(values.any() for values in left)
+    return found

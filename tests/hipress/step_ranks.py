@@ -82,7 +82,10 @@ def restore(rank, _):
     ddp = hipress.wrap(make(), Int8(), verify=True)
     ddp(torch.randn(4, 7)).sum().backward()
     engine = SESSIONS[ddp].engine
-    held = [engine._executor._transport, engine._executor._transport._group]
+    held = [
+        engine._routes.every[0].executor._transport,
+        engine._routes.every[0].executor._transport._group,
+    ]
     held.append(engine._verifier._group)
     left = [weakref.ref(one) for one in held]
     del engine, held

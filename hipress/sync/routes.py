@@ -1,0 +1,95 @@
+"""By which executor compressed buckets go: where the model is, or the host, by the plan's place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING
+
+from casync.memory import Memory
+from casync.memory.host import HostMemory
+from casync.runtime.counters import Counters
+from casync.runtime.executor import Executor
+from hipress.devices import ON_HOST, Placement
+from hipress.options import Options
+from hipress.plan.rules import HOSTED, Plan
+from hipress.ranks.meeting import Meeting
+from hipress.sync.executors import start_executor
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["Route", "Routes"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """An executor, and the memory of its payloads and states."""
+
+    memory: Memory
+    executor: Executor
+
+
+@dataclass(frozen=True)
+class Routes:
+    """All of a module: one, or two where plans of a device may have the host compress."""
+
+    every: tuple[Route, ...]
+
+    @classmethod
+    def start(
+        cls,
+        codecs: Mapping[str, Codec],
+        options: Options,
+        meeting: Meeting,
+        deferred: Mapping[str, Sequence[str]],
+        placement: Placement,
+        memory: Memory,
+    ) -> Routes:
+        """`codecs`: of all plans that there may be; one may be replaced before a plan has it.
+        memory: where they work, but those of the host. All ranks of the meeting must call this."""
+        first = start_executor("gradients", codecs, options, meeting, deferred, placement, memory)
+        if not any(key.endswith(HOSTED) for key in codecs):
+            return cls((Route(memory, first),))
+        try:
+            host = start_executor("copies of gradients", codecs, options, meeting, {}, ON_HOST)
+        except BaseException:
+            first.close()
+            raise
+        return cls((Route(memory, first), Route(HostMemory(), host)))
+
+    @property
+    def hosts(self) -> bool:
+        """Whether a plan may have a device's gradients copied."""
+        return len(self.every) > 1
+
+    def of(self, plan: Plan) -> Route:
+        """By which this plan's buckets go."""
+        return self.every[plan.hosted]
+
+    @property
+    def counters(self) -> Counters:
+        """Sums so far."""
+        return reduce(add, (each.executor.counters for each in self.every))
+
+    @property
+    def failed(self) -> bool:
+        """Whether one has."""
+        return any(each.executor.failed for each in self.every)
+
+    def abort(self, error: Exception) -> None:
+        """End all."""
+        for each in self.every:
+            each.executor.abort(error)
+
+    def settle(self) -> None:
+        """See Executor."""
+        for each in self.every:
+            each.executor.settle()
+
+    def close(self) -> None:
+        """See Executor."""
+        for each in self.every:
+            each.executor.close()
