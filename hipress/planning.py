@@ -48,7 +48,10 @@ def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
     if options.automatic:
         from hipress.plan.auto import candidates
 
-        return candidates(options, "reference")  # compiled where they may be tried
+        found = candidates(options, "reference")  # compiled where they may be tried
+        if not placement.on_host:  # where nothing can be compiled, that is told now
+            candidates(options, placement.target, only=[*found][:1])
+        return found
     codec = resolve(options, placement.target)
     down = resolve_down(options, codec, placement.target)
     strategy_for(codec, options.strategy, down)

@@ -14,7 +14,7 @@ from casync.topology import Topology
 from hipress import options, planning
 from hipress.devices import ON_HOST, Placement
 from hipress.model import describe
-from hipress.plan import auto, evidence, levels, probe, trial
+from hipress.plan import auto, evidence, levels, probe, timing, trial
 from hipress.plan.codecs import compile_codec
 from hipress.plan.overrides import NO_RULES
 from hipress.ranks import meeting as meetings
@@ -109,8 +109,8 @@ def quick(stack):
     """Short trials of few codecs, which are timed on few elements."""
     for where, name, value in (
         (trial, "COUNTED", 3), (trial, "SLOW", 1e9), (auto, "MIN_GAIN_SECONDS", -1e9),
-        (auto, "FAR", 1e9), (auto, "SHARE", 0.0), (probe, "ELEMENTS", (1 << 7, 1 << 9)),
-        (probe, "REPEATS", 1), (probe, "SIDES", (8, 8)), (probe, "WORKED", (64, 64)),
+        (auto, "FAR", 1e9), (auto, "SHARE", 0.0), (timing, "ELEMENTS", (1 << 7, 1 << 9)),
+        (timing, "REPEATS", 1), (timing, "SIDES", (8, 8)), (timing, "WORKED", (64, 64)),
         (probe, "HUGE", 1 << 16), (probe, "LARGE", 1 << 14),
         (evidence, "trusted", lambda optimizer: TRIED),
     ):  # fmt: skip

@@ -1,10 +1,64 @@
 """Policies and "auto" on devices, which are emulated; several ranks over gloo."""
 
-import pytest
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from casync.topology import Topology
+from casync.transports.rendezvous import Meeting
+from hipress.plan import probe
+from hipress.plan.site import Site
+from tests.casync.emulated import DeviceMemory
+from tests.casync.streams import FakeEnd, Schedule
 from tests.hipress import device_plan_ranks
 from tests.hipress.launch import launch
+from tests.patience import HANG
 from tests.tiers import first_fast
+
+
+class Alike:
+    """A group of ranks whose numbers are all the same."""
+
+    def __init__(self, rank):
+        self._rank = rank
+
+    def rank(self):
+        return self._rank
+
+    def barrier(self):
+        return SimpleNamespace(wait=lambda: None)
+
+
+def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
+    """As over NCCL: groups of messages and reduces, that move what they should."""
+    for name, value in (("QUICK", -1.0), ("SLOW", 1e9), ("LARGE", 1 << 12), ("REPEATS", 2)):
+        monkeypatch.setattr(probe, name, value)
+    monkeypatch.setattr(probe, "all_reduce_max", lambda values, group: values)
+    told, schedule, meeting = [], Schedule(2), Meeting(3)
+    ends = [FakeEnd(meeting, rank, lambda *each: told.append(each)) for rank in range(3)]
+
+    def measured(end):
+        memory = DeviceMemory(schedule)
+        site = Site(memory, memory, end)
+        wire = site.wire(Alike(end.rank))
+        mine = memory.filled(torch.full((4,), end.rank, dtype=torch.uint8))
+        came, total = wire.zeros(4, torch.uint8), memory.filled(torch.full((2,), float(end.rank)))
+        wire.swap(mine, [(end.rank + 1) % 3], [(came, (end.rank - 1) % 3)])
+        wire.reduce(total)
+        costs = probe.measure_link(Alike(end.rank), {}, Topology.flat(3), site)
+        return came.cpu().tolist(), total.cpu().tolist(), costs
+
+    with schedule.driving(), ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(measured, ends, timeout=HANG))
+    for rank, (came, total, costs) in enumerate(found):
+        assert (came, total) == ([(rank - 1) % 3] * 4, [3.0, 3.0])
+        assert sorted(costs.exchange) == [1, 2]
+        assert costs.to(2).line(1e6) > 0
+        assert costs.copies is None  # nothing goes through the host's memory
+        assert {each.cores for each in (*costs.exchange.values(), *costs.reduce.values())} == {0.0}
+    assert {name for _, name in told} == {"a message of the probe", "an all-reduce of the probe"}
 
 
 @pytest.mark.parametrize("name", first_fast(["Accordion", "GraVAC", "Warmup"]))

@@ -181,6 +181,7 @@ CUPY = "needs CuPy (pip install 'hipress[cuda12]' or 'hipress[cuda13]'"
         ((CPU, "gloo"), {"down": device_ranks.ForCuda(digest="2")}, "was compiled for 'cuda'"),
         ((DEVICE, "staged"), {"compressor": Int8()}, "codec 'int8_fake' is a Python object"),
         ((DEVICE, "staged"), {}, CUPY),
+        ((DEVICE, "staged"), {"compressor": "auto"}, CUPY),
         ((DEVICE, "nccl4py"), {"compressor": device_ranks.ForCuda()}, "hipress[cuda12]"),
     ]),
 )  # fmt: skip

@@ -1,0 +1,128 @@
+"""How long codecs take, on the host or on a device; what of that hides behind a backward pass."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from casync.predict.cost import CodecCost, fit
+from hipress.plan.codecs import state_of
+from hipress.plan.site import Site, Turn
+from hipress.ranks.link import all_reduce_max
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+    from casync.memory import Memory, Moment
+
+__all__ = ["BURST", "REPEATS", "codec_cost", "overlap_of"]
+
+ELEMENTS = (1 << 16, 1 << 20)  # what codecs are timed on
+REPEATS = 7
+BURST = 0.01  # seconds for which two threads are timed, apart and together
+#: of a backward pass in small, on a device and on the host: a matrix's side; elements of work
+SIDES, WORKED = (2048, 192), (1 << 24, 1 << 15)
+
+
+def codec_cost(codec: Codec, group: dist.ProcessGroup, memory: Memory) -> CodecCost:
+    """Of a codec that is compiled. Every rank must call it."""
+    points = []
+    for elements in ELEMENTS:
+        group.barrier().wait()
+        points.append(all_reduce_max(_time_codec(codec, elements, REPEATS, memory), group))
+    sizes = [4.0 * elements for elements in ELEMENTS]
+    lines = [fit([*zip(sizes, times, strict=True)]) for times in zip(*points, strict=True)]
+    return CodecCost(*lines)
+
+
+def overlap_of(group: dist.ProcessGroup, site: Site) -> float:
+    """What a thread, or a stream, gains that works beside the backward pass: 1 where each has a
+    core or device of its own, 0 where they take turns. The least of all ranks, which all must
+    call it."""
+    side, elements = SIDES[site.backward.host], WORKED[site.memory.host]
+    matrix = site.backward.zeros(side * side, torch.float32).view(side, side)
+    product = site.backward.zeros(side * side, torch.float32).view(side, side)
+    numbers = site.memory.zeros(elements, torch.float32)
+    passing = _Loop(site.backward, lambda: product.addmm_(matrix, matrix))
+    working = _Loop(site.memory, numbers.sqrt_)
+    group.barrier().wait()
+    rounds = [each.rounds_in(BURST) for each in (passing, working)]
+    group.barrier().wait()
+    alone = [each.run(count) for each, count in zip((passing, working), rounds, strict=True)]
+    group.barrier().wait()
+    other = threading.Thread(target=working.run, args=(rounds[1],))
+    start = time.perf_counter()
+    other.start()
+    passing.run(rounds[0])
+    other.join()
+    both = time.perf_counter() - start
+    gain = sum(alone) / both - 1
+    return 1.0 - all_reduce_max([1.0 - min(1.0, max(0.0, gain))], group)[0]
+
+
+class _Loop:
+    """A call that is repeated on a stream of its own."""
+
+    def __init__(self, memory: Memory, call: Callable[[], object]) -> None:
+        self._memory, self._call, self._turn = memory, call, Turn.of(memory)
+
+    def run(self, count: int) -> float:
+        """Seconds of so many."""
+        start = time.perf_counter()
+        with self._memory.current():
+            self._turn.take(self._call, count)
+        return time.perf_counter() - start
+
+    def rounds_in(self, seconds: float) -> int:
+        """How many take about that long."""
+        count = 1
+        while self.run(count) < seconds:
+            count *= 2
+        return count
+
+
+def _time_codec(codec: Codec, elements: int, repeats: int, memory: Memory) -> list[float]:
+    """Median seconds to encode, to decode and add, and to do both with an encode after it, with
+    state if it keeps any."""
+    gradient, total = (memory.zeros(elements, torch.float32) for _ in range(2))
+    values = np.random.default_rng(0).standard_normal(elements, np.float32)
+    gradient.copy_(torch.from_numpy(values))
+    x, sums = memory.array(gradient), memory.array(total)
+    table, at = np.array([[0, elements, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    out, again = (
+        memory.array(memory.zeros(codec.payload_bytes(elements), torch.uint8)) for _ in range(2)
+    )
+    state = state_of(codec, memory, elements) if codec.stateful else None
+    times: list[tuple[Moment, ...]] = []
+    for step in range(repeats + 1):
+        begun = memory.moment()
+        used = codec.encode_batch(x, table, out, at, state=state, step=step)
+        encoded = memory.moment()
+        codec.decode_batch(out, table, at, used, sums, add=True, step=step)
+        decoded = memory.moment()
+        if codec.reencodes:
+            _hop(codec, sums, table, again, at, (out, at, used), state, step)
+        times.append((begun, encoded, decoded, memory.moment()))
+    taken = [[end.since(start) for start, end in pairwise(each)] for each in times[1:]]
+    return [statistics.median(each) for each in zip(*taken, strict=True)]
+
+
+def _hop(
+    codec: Codec, total: Any, table: Any, out: Any, at: Any, incoming: Any, state: Any, step: int
+) -> None:
+    """Decode, add and encode, in one kernel where there is one."""
+    if codec.fuses:
+        codec.encode_batch(
+            total, table, out, at, state=state, step=step, writeback=True, incoming=incoming
+        )
+        return
+    payload, at_, used = incoming
+    codec.decode_batch(payload, table, at_, used, total, add=True, step=step)
+    codec.encode_batch(total, table, out, at, state=state, step=step, writeback=True)
