@@ -15,8 +15,9 @@ import torch.distributed as dist
 import typer
 from torch import nn
 
+from casync.errors import TransportError
 from hipress import options
-from hipress.devices import ON_HOST, Placement, place
+from hipress.devices import NCCL, ON_HOST, Placement, place
 from hipress.errors import ConfigError, HipressError
 from hipress.model import Param, describe
 from hipress.plan import profile as profiles
@@ -59,7 +60,7 @@ def probe(
     dist.init_process_group("gloo")
     try:
         _probe(output, optimizer, _placement(device, transport))
-    except HipressError as error:
+    except (HipressError, TransportError) as error:
         _fail(str(error))
     finally:
         dist.destroy_process_group()
@@ -69,7 +70,10 @@ def _placement(device: str, transport: str) -> Placement:
     """Of this rank, which takes its turn at the GPUs of the host."""
     if device == "cpu":
         return ON_HOST
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    count, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks > count and transport in NCCL:
+        _fail(f"{ranks} ranks share {count} GPUs, which NCCL refuses: add --transport staged")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % count)
     return place([("a model", torch.device("cuda", torch.cuda.current_device()))], transport, {})
 
 

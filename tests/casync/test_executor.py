@@ -26,6 +26,7 @@ from casync.graph.graph import build
 from casync.graph.plan import Choice
 from casync.raw import RAW, with_raw
 from casync.runtime import watch
+from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor
 from casync.runtime.steps import mix_seed
 from casync.topology import Topology
@@ -747,3 +748,10 @@ def test_a_job_may_end_before_its_submit_does():
         bucket = torch.ones(7)
         assert executors[0].submit(graph.slice(0), bucket, {}, 0).wait() is bucket
         other.wait()
+
+
+def test_sums_of_two_executors_of_a_rank():
+    one = Counters(4, jobs=2, bytes_sent=10, encode_seconds=0.5, bytes_unused={"a": 1})
+    other = Counters(4, jobs=1, bytes_sent=5, encode_seconds=0.25, bytes_unused={"a": 2, "b": 3})
+    both = Counters(4, jobs=3, bytes_sent=15, encode_seconds=0.75, bytes_unused={"a": 3, "b": 3})
+    assert one + other == both

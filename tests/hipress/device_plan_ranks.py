@@ -21,6 +21,7 @@ from hipress.ranks import meeting as meetings
 from hipress.sync.engine import Engine
 from tests.casync import emulated
 from tests.casync.streams import FakeMoment, Schedule
+from tests.casync.test_device import GPU
 from tests.hipress.device_ranks import exported, gradients
 from tests.hipress.policy_ranks import spiked
 
@@ -33,8 +34,12 @@ TRIED = [("onebit_group", "onebit_group", {}), ("topk", "topk", {"ratio": 0.01})
 
 
 @contextmanager
-def device(rank):
-    """A device's memory; what is compiled for CUDA is for it."""
+def device(rank, gpu=False):
+    """A device's memory; what is compiled for CUDA is for it. `gpu`: that is one, which ranks
+    share."""
+    if gpu:
+        yield GPU()
+        return
     schedule = Schedule(rank)
     memory = emulated.DeviceMemory(schedule)
 
@@ -76,10 +81,10 @@ def steered(params, policy, meeting, placement, memory):
         )  # fmt: skip
 
 
-def by_policy(rank, size, name):
+def by_policy(rank, size, name, gpu=False):
     """Averages beside those on the host, and levels by step; times that steps were waited for."""
     params, labels, waits = params_of((64, 64), (64, 64)), [], []
-    with device(rank) as memory:
+    with device(rank, gpu) as memory:
         staged = Placement(memory.device, "staged")
         engines = [
             steered(params, POLICIES[name], meetings.meeting(dist.group.WORLD, 60), *where)
@@ -95,7 +100,9 @@ def by_policy(rank, size, name):
                 theirs = [memory.filled(values) for values in given]
                 for engine, buckets in zip(engines, (theirs, given), strict=True):
                     step(engine, buckets)
-                assert all(map(torch.equal, map(memory.download, theirs), given)), number
+                assert all(torch.equal(x.cpu(), y) for x, y in zip(theirs, given, strict=True)), (
+                    number
+                )
                 found = [[d.codec for d in engine.plan.decisions] for engine in engines]
                 assert found[0] == found[1], number
                 labels.append(found[0])
@@ -117,11 +124,11 @@ def quick(stack):
         stack.enter_context(mock.patch.object(where, name, value))
 
 
-def by_trial(rank, size):
+def by_trial(rank, size, gpu=False):
     """What a trial on a device found; averages by step, and of it what is lost; when moments were
     waited for."""
     params, waits = params_of((64, 64), (100,)), []
-    with device(rank) as memory, ExitStack() as stack:
+    with device(rank, gpu) as memory, ExitStack() as stack:
         quick(stack)
         stack.enter_context(mock.patch.object(Placement, "memory", return_value=memory))
         staged = Placement(memory.device, "staged")

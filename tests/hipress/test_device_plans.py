@@ -86,3 +86,16 @@ def test_a_trial_on_a_device():
     assert all(cost.encode(1e6) > 0 for cost in costs.codecs.values())
     assert costs.copies is not None
     assert costs.copies.leave(1e6) > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_gpu_plans():
+    """Two ranks that share it."""
+    for name in ("GraVAC", "Accordion"):
+        (labels, _), (others, _) = launch(device_plan_ranks.by_policy, 2, name, True)
+        assert labels == others
+    (averages, tried, off, _, costs), other = launch(device_plan_ranks.by_trial, 2, True)
+    assert (averages, tried) == other[:2]
+    assert off < 1e-4
+    assert any(" on the host (" in plan for plan, _, _ in tried)
+    assert all(cost.encode(1e6) > 0 for cost in costs.codecs.values())

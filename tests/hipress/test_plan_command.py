@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from typer.testing import CliRunner
 
 from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
@@ -217,6 +218,27 @@ def test_probe_of_a_device_that_is_not_there():
     result = CliRunner().invoke(app, ["probe", "--device", "cuda"], env={"RANK": "0"})
     assert result.exit_code == 2
     assert "--device cuda: torch finds no CUDA device here" in result.output
+
+
+@pytest.mark.parametrize(
+    "count, transport, told",
+    [
+        (1, "nccl", "2 ranks share 1 GPUs, which NCCL refuses: add --transport staged"),
+        (2, "stagd", "unknown transport 'stagd'. did you mean 'staged'"),
+    ],
+)
+def test_what_a_probe_of_devices_cannot_do(count, transport, told, monkeypatch):
+    for name, value in (("is_available", True), ("device_count", count), ("current_device", 0)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    result = CliRunner().invoke(
+        app, ["probe", "--device", "cuda", "--transport", transport],
+        env={"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.split())
 
 
 @pytest.mark.slow
