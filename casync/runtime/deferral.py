@@ -5,7 +5,8 @@ does, with find_unused_parameters), and what was sent of residuals would go with
 residuals of a piece wait, where asked for, while the input of its encode is zero: a worker's while
 its gradient is, those of an aggregator and of a ring's hop while the sum of what has arrived is. If
 no rank used the tensor, all keep them. If one did, those that it passes apply theirs, and the
-others' come late: none waits for ever, since an encode of zeros adds nothing to what waits.
+others' come late: none waits for ever, since an encode of zeros adds nothing to what waits. On a
+device flags in its memory say what is zero, so that no host waits.
 """
 
 from __future__ import annotations
@@ -17,34 +18,63 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from casync.codec import Floats, Ints, State
+from casync.codec import Ints, State
+from casync.memory import Memory
 
-__all__ = ["Deferred", "as_torch", "defer", "restore", "zero_pieces"]
+__all__ = ["Deferral", "Deferred", "DeviceDeferral", "as_torch", "restore"]
 
-Deferred = list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+Deferred = list[tuple[Any, Any]]  # parts of states, and what was there
 _FIRST = 64  # elements: most pieces that are used have a value among them
 
 
-def zero_pieces(x: Floats, table: Ints) -> list[tuple[int, int]]:
-    """Where in the state arrays the pieces of x are that are zero as a whole: start, length."""
-    found = []
-    for start, length, _, _, state in table.tolist():
-        piece = x[start : start + length]
-        if not piece[:_FIRST].any() and not piece.any():
-            found.append((state, length))
-    return found
+class Deferral:
+    """Of these states, where the input of a task has pieces as its table says."""
+
+    def __init__(self, names: Sequence[str], table: Ints) -> None:
+        self._names, self._rows = names, table.tolist()
+
+    def defer(self, x: Any, state: State) -> Deferred:
+        """Have zeros in the states of pieces of x that are zero as a whole; for `restore`."""
+        deferred: Deferred = []
+        for start, length, _, _, first in self._rows:
+            piece = x[start : start + length]
+            if not piece[:_FIRST].any() and not piece.any():
+                states = (state[name][first : first + length] for name in self._names)
+                deferred += [(each, each.copy()) for each in states if each.any()]
+        for each, _ in deferred:
+            each[:] = 0
+        return deferred
 
 
-def defer(state: State, names: Sequence[str], pieces: Sequence[tuple[int, int]]) -> Deferred:
-    """Have zeros in these flat arrays at these pieces; what was there, for `restore`."""
-    deferred: Deferred = []
-    for name in names:
-        for start, length in pieces:
-            piece = state[name][start : start + length]
-            if piece.any():
-                deferred.append((piece, piece.copy()))
-                piece[:] = 0
-    return deferred
+class DeviceDeferral(Deferral):
+    """The same where no host looks at values: in a stream, without memory of its own but flags."""
+
+    def __init__(
+        self, names: Sequence[str], table: Ints, memory: Memory, kept: torch.Tensor
+    ) -> None:
+        """kept: float32, room for as much as the states of all pieces."""
+        super().__init__(names, table)
+        flags = memory.zeros(2 * len(table), torch.bool)
+        self._flags = [(one[:1], one[1:]) for one in flags.view(-1, 2)]
+        self._kept = kept
+
+    def defer(self, x: Any, state: State) -> Deferred:
+        """See Deferral. Where there is nothing to defer, what is restored is -0.0, which changes
+        no number."""
+        deferred, at = Deferred(), 0
+        for (start, length, _, _, first), (used, unused) in zip(
+            self._rows, self._flags, strict=True
+        ):
+            torch.any(x[start : start + length], 0, keepdim=True, out=used)
+            torch.logical_not(used, out=unused)
+            for name in self._names:
+                piece = as_torch(state[name][first : first + length])
+                kept = self._kept[at : at + length].view(piece.dtype)[:length]
+                kept.copy_(piece).masked_fill_(used, -0.0)
+                piece.masked_fill_(unused, 0.0)
+                deferred.append((piece, kept))
+                at += length
+        return deferred
 
 
 def restore(deferred: Deferred) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 from casync.codec import Codec
 from casync.estimates import copy_of
@@ -26,7 +27,7 @@ from casync.memory import Memory
 from casync.memory.slots import Buffer, Slot
 from casync.regions import whole_key
 from casync.rounds import as_rounds
-from casync.runtime.deferral import defer, restore, zero_pieces
+from casync.runtime.deferral import Deferral, DeviceDeferral, restore
 from casync.runtime.payloads import Payloads
 from casync.runtime.pieces import InBucket, Inputs, pieces_of
 
@@ -61,9 +62,17 @@ class Steps:
     ) -> None:
         self._codecs, self._payloads, self._deferred = codecs, payloads, deferred
         self._parts, self._world_size = program.parts, program.world_size
+        self._memory = memory
         self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
-        self._taken = fused(program, codecs)
+        # what an encode is given shows whether residuals wait, so a merge comes before it
+        self._taken = {
+            encode: merge
+            for encode, merge in fused(program, codecs).items()
+            if not self._names(program.tasks[encode])
+        }
         merges = set(self._taken.values())
+        most = max((self._states_of(t) for t in program.tasks if isinstance(t, Encode)), default=0)
+        self._kept = memory.zeros(0 if memory.host else most, torch.float32)
         self._pieces = pieces_of(program, memory, halves=halves, taken=merges)
 
     def of(self, index: int, task: Task) -> Step | None:
@@ -91,8 +100,8 @@ class Steps:
         self, task: Encode, slot: Slot | Buffer, pieces: InBucket, taken: Slot | Buffer | None
     ) -> Step:
         table, scale = pieces.table, self._factor(task)
-        codec, names = self._codecs[task.codec], self._deferred.get(whole_key(task.codec)[0], ())
-        encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
+        codec, waits = self._codecs[task.codec], self._deferral(task, pieces)
+        encode, stateful = codec.encode_batch, codec.stateful
         key = self._parts[task.part].codec, task.side  # of the states, whatever this side's codec
         seed, writeback = self._seeds[task.side], task.writeback
         out = slot.array
@@ -102,25 +111,35 @@ class Steps:
             more: dict[str, Any] = dict(room)
             if taken is not None:
                 more["incoming"] = (taken.array, *taken.contents[:2])
-            state, deferred = run.states.get(key) if stateful else None, None
-            if names and state and (idle := zero_pieces(x, table)):
-                if taken is not None:  # what it is merged with may not be zero
-                    place, used, _ = taken.contents
-                    decode(taken.array, table, place, used, x, add=True, step=run.step)
-                    del more["incoming"]
-                    idle = zero_pieces(x, table)
-                deferred = defer(state, names, idle)
+            state = run.states.get(key) if stateful else None
+            deferred = waits.defer(x, state) if waits and state else []
             slot.fill(
                 encode(
                     x, table, out, at, state=state,
                     seed=seed, step=run.step, scale=scale, writeback=writeback, **more,
                 )
             )  # fmt: skip
-            if deferred:
-                restore(deferred)
+            restore(deferred)
             pieces.close(run)
 
         return step
+
+    def _names(self, task: Task) -> Sequence[str]:
+        """States that may wait."""
+        return self._deferred.get(whole_key(task.codec)[0], ())
+
+    def _deferral(self, task: Encode, pieces: InBucket) -> Deferral | None:
+        names, size = self._names(task), self._states_of(task)
+        if not names or self._memory.host:
+            return Deferral(names, pieces.table) if names else None
+        # encodes follow one another on a stream; between rounds nothing is restored
+        rounds = isinstance(task, EncodeRound)
+        kept = self._memory.zeros(size, torch.float32) if rounds else self._kept[:size]
+        return DeviceDeferral(names, pieces.table, self._memory, kept)
+
+    def _states_of(self, task: Task) -> int:
+        """Elements of the states that may wait of a task's part."""
+        return len(self._names(task)) * self._parts[task.part].elements
 
     def _factor(self, task: Encode) -> float:
         return 1.0 / self._world_size if task.average else 1.0
@@ -143,12 +162,12 @@ class Steps:
         )  # fmt: skip
         sums = [(s.array, s.layout.at) for s in self._payloads.rounds(task.part)[: task.round]]
         number, out, at = task.round, slot.array, slot.layout.at
-        names = self._deferred.get(key, ())
+        waits = self._deferral(task, pieces) if number == 0 else None
 
         def step(run: Inputs) -> None:
             state, x = run.states.get((key, "worker")), pieces.open(run)
-            if names and state and number == 0:
-                run.deferred[task.part] = defer(state, names, zero_pieces(x, table))
+            if waits and state:
+                run.deferred[task.part] = waits.defer(x, state)
             slot.fill(
                 encode(
                     number, x, table, out, at, sums, workers=workers,

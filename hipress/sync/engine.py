@@ -17,10 +17,9 @@ from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
 from hipress import compat
 from hipress.devices import ON_HOST, Placement, by_gloo
-from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
-from hipress.plan.rules import Plan
+from hipress.plan.rules import HOSTED, Plan
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.sync.buckets import BucketPlan, BucketPlans
@@ -61,11 +60,6 @@ class Engine:
         """tuner: says by which plan each step goes, from `plan` on. skips: whether a step may lack
         buckets, whose parameters are unused; unused: whether averages of these are dropped.
         memory: of gradients; by default that of the placement."""
-        if unused and not placement.on_host:
-            raise ConfigError(
-                f"find_unused_parameters on {placement.device}, where residuals cannot wait: use "
-                'hipress.Synchronizer, which does without, or transport="host"'
-            )
         self.params, self.options = params, options
         self._group = group  # of buckets that travel as DDP would have them
         # gloo's futures do not order streams behind what it copies to a device
@@ -83,9 +77,11 @@ class Engine:
         # itself. Empty when the backward pass has had all of them: what it lost belongs to no step
         self.pending: list[tuple[Future[torch.Tensor], float | None]] = []
         codecs = plan.codecs if tuner is None else tuner.codecs
-        waiting = codecs.items() if unused else ()
-        deferred = {key: deferrable_states(codec) for key, codec in waiting}
         where = HostMemory() if placement.on_host else gradients
+        deferred = {
+            key: deferrable_states(codec, HostMemory() if key.endswith(HOSTED) else where)
+            for key, codec in (codecs.items() if unused else ())
+        }
         self._routes = Routes.start(codecs, options, meeting, deferred, placement, where)
         copies = placement.copies or self._native_copied or self._routes.hosts
         # of such that are copied; another thread's do not come between the group's collectives

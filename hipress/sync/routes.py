@@ -54,7 +54,9 @@ class Routes:
         if not any(key.endswith(HOSTED) for key in codecs):
             return cls((Route(memory, first),))
         try:
-            host = start_executor("copies of gradients", codecs, options, meeting, {}, ON_HOST)
+            host = start_executor(
+                "copies of gradients", codecs, options, meeting, deferred, ON_HOST
+            )
         except BaseException:
             first.close()
             raise

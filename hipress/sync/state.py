@@ -181,20 +181,31 @@ def _copy(array: Any) -> Any:
     return array.clone() if isinstance(array, torch.Tensor) else array.copy()
 
 
-def deferrable_states(codec: Codec) -> tuple[str, ...]:
-    """Names of the states that wait while a parameter is unused. See [Note: unused parameters]."""
+def deferrable_states(codec: Codec, memory: Memory | None = None) -> tuple[str, ...]:
+    """Names of the states that wait while a parameter is unused. See [Note: unused parameters].
+
+    memory: which the codec is for; by default the host's.
+    """
     names = flat_names(codec)
-    if names <= {RESIDUAL} or codec.rounds or not _silent(codec):  # of rounds ranks share some
+    rounds = bool(codec.rounds)  # of which ranks share some
+    if names <= {RESIDUAL} or rounds or not _silent(codec, memory or HostMemory()):
         names &= {RESIDUAL}
     return tuple(sorted(names))
 
 
-def _silent(codec: Codec) -> bool:
+def _silent(codec: Codec, memory: Memory) -> bool:
     """Whether of zeros, without a state, nothing but zeros is sent and kept."""
-    count = max(64, codec.align)
-    x, table = np.zeros(count, np.float32), np.array([[0, count, 0, 0, 0]], np.int64)
-    out, at = np.zeros(codec.payload_bytes(count), np.uint8), np.zeros(1, np.int64)
-    state = codec.init_state(count)
-    used = codec.encode_batch(x, table, out, at, state=state)
-    codec.decode_batch(out, table, at, used, x)
-    return not x.any() and not any(state[name].any() for name in flat_names(codec))
+    count, stream, done = max(64, codec.align), memory.caller(), memory.event()
+    table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    x = memory.zeros(count, torch.float32)
+    values, state = memory.array(x), codec.init_state(count)
+    out = memory.array(memory.zeros(codec.payload_bytes(count), torch.uint8))
+
+    def work() -> None:
+        used = codec.encode_batch(values, table, out, at, state=state)
+        codec.decode_batch(out, table, at, used, values)
+
+    stream.run(work)
+    stream.record(done)
+    done.wait()
+    return not x.cpu().any() and not any(state[name].any() for name in flat_names(codec))

@@ -22,7 +22,7 @@ from compll.runtime.library import locate, type_check
 from tests.casync.streams import FakeMemory, Schedule, at_work
 from tests.compll.cuda_host import HostDevice
 
-_CHANGES = {"copy_", "mul_", "add_", "div_", "fill_", "zero_", "sqrt_", "addmm_"}
+_CHANGES = {"copy_", "mul_", "add_", "div_", "fill_", "zero_", "sqrt_", "addmm_", "masked_fill_"}
 
 
 class DeviceTensor(torch.Tensor):
@@ -46,6 +46,10 @@ class DeviceTensor(torch.Tensor):
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
         memory = next(each.memory for each in args if isinstance(each, cls))
         given = [each.inside if isinstance(each, cls) else each for each in args]
+        if isinstance(kwargs.get("out"), cls):
+            _refuse_host()
+            func(*given, **kwargs | {"out": kwargs["out"].inside})
+            return kwargs["out"]
         if func.is_view:
             made = func(*given, **kwargs)
             return [cls(x, memory) for x in made] if isinstance(made, list) else cls(made, memory)

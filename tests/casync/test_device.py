@@ -78,18 +78,27 @@ def states_of(codec, place=lambda array: array):
     return {("codec", s): {n: place(a.copy()) for n, a in state.items()} for s in sides}
 
 
-def buckets_of(step, dtype):
-    return [x.to(dtype) for x in gradients(TOTAL, RANKS, seed=step)]
+def buckets_of(step, dtype, waiting):
+    """Where states may be `waiting`, one tensor is zero on all ranks in some steps, in others on
+    one."""
+    made = gradients(TOTAL, RANKS, seed=step)
+    for rank, x in enumerate(made):
+        if waiting and (step % 3 == 1 or (step % 3 == 2 and rank == 1)):
+            x[33:1233] = 0
+    return [x.to(dtype) for x in made]
 
 
-def on_cpu(graph, codec, dtype=torch.float32):
+def on_cpu(graph, codec, dtype=torch.float32, waiting=None):
     """What each rank sent, and the averages, step after step."""
     ends = [Recorder(end) for end in Hub(RANKS).endpoints()]
     states, averages = [states_of(codec) for _ in ends], []
     with ExitStack() as stack:
-        executors = [stack.enter_context(Executor(e, {"codec": codec}, timeout=HANG)) for e in ends]
+        executors = [
+            stack.enter_context(Executor(e, {"codec": codec}, timeout=HANG, deferred=waiting))
+            for e in ends
+        ]
         for step in range(STEPS):
-            buckets = buckets_of(step, dtype)
+            buckets = buckets_of(step, dtype, waiting)
             futures = [
                 executor.submit(graph.slice(rank), buckets[rank], states[rank], step)
                 for rank, executor in enumerate(executors)
@@ -117,8 +126,9 @@ class GPU(CudaMemory):
 class Devices:
     """A device for each of some endpoints, all of one schedule; without one, a GPU for all."""
 
-    def __init__(self, ends, name, schedule=None, spoils=None):
-        """`spoils`: a rank whose payloads are no good."""
+    def __init__(self, ends, name, schedule=None, spoils=None, waiting=None):
+        """`spoils`: a rank whose payloads are no good. `waiting`: states, by codec."""
+        self.waiting = waiting
         self.memories = [DeviceMemory(schedule) if schedule else GPU() for _ in ends]
         make = compiled if schedule else partial(compll.compile, target="cuda")
         codecs = [make(name, **PARAMS.get(name, {})) for _ in ends]
@@ -131,13 +141,13 @@ class Devices:
             for m, codec in pairs
         ]  # fmt: skip
         self.executors = [
-            Executor(end, {"codec": codec}, memory=memory, timeout=HANG)
+            Executor(end, {"codec": codec}, memory=memory, timeout=HANG, deferred=waiting)
             for end, (memory, codec) in zip(ends, pairs, strict=True)
         ]
 
     def submit(self, programs, step, dtype=torch.float32):
         """The buckets of a step, and their futures."""
-        given = buckets_of(step, dtype)
+        given = buckets_of(step, dtype, self.waiting)
         self.buckets = [m.filled(x) for m, x in zip(self.memories, given, strict=True)]
         self.made = [memory.made for memory in self.memories]
         each = zip(self.executors, programs, self.buckets, self.states, strict=True)
@@ -159,15 +169,34 @@ HALVES = [
 WHOLE = [(*each, torch.float32) for each in PROGRAMS]
 
 
+WAITING = [
+    ("ring", "onebit_group", torch.bfloat16, ["residual"]),
+    ("ps", "onebit_group", torch.float32, ["residual"]),
+    ("allgather", "dgc", torch.float32, ["u", "v"]),
+    ("allreduce", "powersgd", torch.bfloat16, ["residual"]),
+]
+
+
 @pytest.mark.parametrize("strategy, name, dtype", first_fast(WHOLE) + first_fast(HALVES))
 def test_staged_messages_are_those_of_the_cpu_backend(strategy, name, dtype):
     """Over a transport of the host's, bit for bit; so are the averages, on all ranks."""
+    compare_with_the_cpu(strategy, name, dtype, None)
+
+
+@pytest.mark.parametrize("strategy, name, dtype, states", first_fast(WAITING))
+def test_states_wait_on_a_device_as_on_the_cpu(strategy, name, dtype, states):
+    """Of tensors that nobody used, and no host looks whether anybody did."""
+    compare_with_the_cpu(strategy, name, dtype, {"codec": states})
+
+
+def compare_with_the_cpu(strategy, name, dtype, waiting):
     codec = compll.compile(name, **PARAMS.get(name, {}))
     graph = graph_by(strategy, codec)
     programs = [graph.slice(rank) for rank in range(RANKS)]
-    sent, averages = on_cpu(graph, codec, dtype)
+    sent, averages = on_cpu(graph, codec, dtype, waiting)
     ends, schedule = [Recorder(end) for end in Hub(RANKS).endpoints()], Schedule(1)
-    with schedule.driving(), closing(Devices(ends, name, schedule)) as devices:
+    made = partial(Devices, ends, name, schedule, waiting=waiting)
+    with schedule.driving(), closing(made()) as devices:
         for step in range(STEPS):
             torch.futures.wait_all(devices.submit(programs, step, dtype))
             assert all(map(torch.equal, devices.averages(), averages[step]))
