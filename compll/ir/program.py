@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compll.ir.expr import Expr, walk
+from compll.ir.expr import Expr
 from compll.ir.module import Field, Module, Selection
 
 TABLES = ("quantiles", "mean_by")
@@ -67,13 +67,6 @@ class Program:
         found = [self.guards.get(id(e)) for e in one.reductions]
         same = all(g is not None and g == found[0] for g in found)
         return found[0] if same else None
-
-
-def of_group(expr: Expr) -> bool:
-    """Whether an element value depends on a value of its group."""
-    return expr.type.shape == "n" and any(
-        e.op == "lift" and e.args[0].type.shape == "group" for e in walk(expr)
-    )
 
 
 class Unsupported(Exception):

@@ -34,7 +34,7 @@ class Stores:
         if s.target == "state":
             value = self.finite_or_before(s, value)
         made = b.store(stored_as(b, value, storage), pointer, align=1)
-        if self.walk.past and s in streamed(self.walk.walk):
+        if self.lanes.past and s in streamed(self.walk.walk):
             made.align = 16
             one = b.module.add_metadata([number(I32, 1)])
             made.set_metadata("nontemporal", one)

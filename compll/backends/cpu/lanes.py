@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu import table_routines
-from compll.backends.cpu.arrays import array_of
+from compll.backends.cpu.arrays import array_of, streamed
 from compll.backends.cpu.builder import (
     F32,
     I8,
@@ -52,6 +52,11 @@ class Lanes:
         self.width = min([WIDTH, self.stride, *widths])
         if any(s.place is not None and s.target != SUMS for s in stores):
             self.width = 1
+        # beside other stores, parts of lines that go past the cache are slower than usual stores
+        large = [s for s in stores if s.value.level == "lane" and not s.packed]
+        past = [s for s in large if s in streamed(walk.walk)]
+        whole = all(self.width * item_bytes(s.field) >= LINE for s in past)
+        self.past = walk.past and (whole or len(past) == len(large))
         self.folds = Folds(self, one.folds)
         self.mine: set[str] = set()
 
@@ -145,7 +150,8 @@ class Lanes:
     def ask(self, name: str, size: int) -> None:
         """Have what lies ahead brought nearer, once a walk: line after line, whatever the stride."""
         asked_before = name in self.asked or (name in self.walk.asked and name not in self.mine)
-        if asked_before or self.walk.past or self.width == 1:
+        parts = self.stride == self.tile and self.width * size < LINE  # would be asked for twice
+        if asked_before or self.past or self.width == 1 or parts:
             return
         self.walk.asked.add(name)
         self.mine.add(name)
