@@ -3,10 +3,11 @@ emulated; buckets go there, and averages come back."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from unittest import mock
 
 import torch
+from torch import nn
 from torch.futures import Future
 
 import compll
@@ -17,7 +18,7 @@ from hipress.sync.engine import Engine
 from hipress.sync.futures import map_future
 from tests.casync import emulated
 from tests.casync.streams import Schedule
-from tests.hipress.common import SMALL_BUCKETS, digest, make, train
+from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
 
 
 class Moved(Engine):
@@ -48,17 +49,55 @@ def on_device(rank, *, transport="staged"):
 def trained(rank, codec, way):
     """A digest of the model after some steps."""
     kwargs = way.get("ddp_kwargs", SMALL_BUCKETS)
-    module = make(unused=kwargs.get("find_unused_parameters", False))
-    ddp = hipress.wrap(
-        module.to(way.get("dtype", torch.float32)), codec, min_size=100, timeout=60,
-        ddp_kwargs=kwargs,
-    )  # fmt: skip
-    model = torch.compile(ddp, backend="eager") if way.get("compile") else ddp
-    try:
-        train(model, rank, range(4), accumulate=way.get("accumulate", 1))
+    module, options = make("find_unused_parameters" in kwargs), {"min_size": 100, "timeout": 60}
+    if way.get("sync"):
+        sync = hipress.Synchronizer(module, codec, **options)
+        train_without_ddp(module, sync, rank)
+        hipress.detach(sync)
         return digest(module)
-    finally:
-        hipress.detach(ddp)
+    if "dtype" in way:
+        of(module, way["dtype"])
+    ddp = hipress.wrap(module, codec, ddp_kwargs=kwargs, **options)
+    if way.get("scaler"):
+        train_scaled(ddp, rank)
+    else:
+        model = torch.compile(ddp, backend="eager") if way.get("compile") else ddp
+        train(model, rank, range(4), accumulate=way.get("accumulate", 1))
+    hipress.detach(ddp)
+    return digest(module)
+
+
+def of(module, dtype):
+    """Have it compute in 16 bits."""
+    forward = module.to(dtype).forward
+    module.forward = lambda x: forward(x.to(dtype)).float()
+
+
+def train_scaled(ddp, rank):
+    """By GradScaler; a step in which the loss of a rank overflows is skipped by all."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+    for step in range(4):
+        before, (x, y) = digest(ddp.module), data(rank, step)
+        overflows = float("inf") if (step, rank) == (2, 1) else 1.0
+        scaler.scale(nn.functional.mse_loss(ddp(x), y) * overflows).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert (digest(ddp.module) == before) == (step == 2)
+
+
+def train_without_ddp(module, sync, rank):
+    """Two backward passes a step."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.02)
+    for step in range(4):
+        optimizer.zero_grad()
+        for micro in range(2):
+            x, y = data(rank, 2 * step + micro)
+            with nullcontext() if micro else sync.no_sync():
+                nn.functional.mse_loss(module(x), y).backward()
+        sync.step()
+        optimizer.step()
 
 
 def by_way(rank, size, ways):

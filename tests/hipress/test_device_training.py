@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.hipress import device_training_ranks
 from tests.hipress.common import SMALL_BUCKETS
@@ -11,12 +12,15 @@ from tests.tiers import first_fast
 
 FIRST = {
     "no_sync": {"accumulate": 3},
+    "scaler": {"dtype": torch.bfloat16, "scaler": True},
     "unused": {"ddp_kwargs": SMALL_BUCKETS | {"find_unused_parameters": True}},
 }
 OTHERS = {
     "static_graph": {"ddp_kwargs": SMALL_BUCKETS | {"static_graph": True}},
     "copies": {"ddp_kwargs": SMALL_BUCKETS | {"gradient_as_bucket_view": False}},
     "compile": {"compile": True, "ddp_kwargs": {}},
+    "float16": {"dtype": torch.float16},
+    "synchronizer": {"sync": True},
 }
 
 

@@ -64,6 +64,15 @@ def test_what_cannot_work_is_refused(devices, transport, backends, told):
         place([(f"p{i}", device) for i, device in enumerate(devices)], transport, backends)
 
 
+def test_a_model_on_another_gpu_than_the_current_one_is_refused(monkeypatch):
+    """Several GPUs a process, one after the other."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    with pytest.raises(ConfigError, match=r"on cuda:0, and cuda:1 .*torch.cuda.set_device\(0\)"):
+        Placement(GPU, "nccl").refuse_other_current()
+    Placement(OTHER, "nccl").refuse_other_current()
+    ON_HOST.refuse_other_current()
+
+
 def test_codecs_and_strategies_of_hosts_are_refused_on_a_device():
     on_gpu, cpu = Placement(GPU, "staged"), compll.compile("onebit_group")
     with pytest.raises(ConfigError, match="codec 'onebit_group' was compiled for 'cpu'"):
