@@ -97,9 +97,10 @@ class Places:
 
     @property
     def told(self) -> Costs:
-        """For reports: those of the first, with all codecs."""
+        """For reports: those of the first, with all codecs, and copies if there are any."""
         codecs = {key: cost for costs in self.costs for key, cost in costs.codecs.items()}
-        return replace(self.costs[0], codecs=codecs)
+        copies = next((costs.copies for costs in self.costs if costs.copies), None)
+        return replace(self.costs[0], codecs=codecs, copies=copies)
 
     def measure_links(self, group: dist.ProcessGroup) -> Places:
         """With new costs of links. Every rank must call it."""

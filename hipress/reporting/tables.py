@@ -118,6 +118,10 @@ def probe_table(probe: Probe) -> Table:
     transfers |= {f"all-reduce {name}": each for name, each in costs.reduce.items()}
     for name, each in transfers.items():
         table.add_row(name, _ms(each.line.latency), _speed(each.line), f"{each.cores:.2f}")
+    copies = costs.copies
+    ways = () if copies is None else (("to the host", copies.leave), ("to the GPU", copies.enter))
+    for what, line in ways:
+        table.add_row(f"copies {what}", _ms(line.latency), _speed(line), "-")
     for name, cost in costs.codecs.items():
         for what, line in (("encode", cost.encode), ("decode", cost.decode), ("hop", cost.hop)):
             table.add_row(f"{name} {what}", _ms(line.latency), _speed(line), "1")

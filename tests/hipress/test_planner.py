@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import re
 
 import pytest
 import torch
+from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
 import compll
 from casync.predict import timeline
-from casync.predict.cost import CodecCost, Costs, Line, Transfer, fit
+from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer, fit
 from casync.runtime.counters import Counters
 from casync.topology import Topology
 from hipress import options, planning
@@ -26,6 +28,7 @@ from hipress.plan.workload import Bucket, Workload, estimate
 from hipress.reporting.measured import measure_of
 from hipress.reporting.report import Report
 from hipress.reporting.summary import describe_plan
+from hipress.reporting.tables import probe_table
 from hipress.sync.traffic import Traffic
 from tests.hipress.common import Net
 from tests.hipress.fakes import Halves, Int8, Sparse
@@ -457,3 +460,18 @@ def test_of_a_distributed_parameter_the_shard_counts():
     model = torch.nn.Linear(8, 8, bias=False)
     model.weight.to_local = lambda: torch.zeros(4, 8)  # as a DTensor's
     assert [str(param) for param in describe(model)] == ["weight 4x8 float32"]
+
+
+def test_a_report_tells_what_copies_take():
+    measured = costs(1e9, 1e9)
+    assert "copies" not in shown(probe_table(probe.Probe(measured, 0.1)))
+    copies = Copies(Line(1e-5, 1 / 12e9), Line(2e-5, 1 / 6e9), gradients=True)
+    text = shown(probe_table(probe.Probe(dataclasses.replace(measured, copies=copies), 0.1)))
+    assert re.search(r"copies to the host +│ +0\.01 │ 12\.000", text)
+    assert re.search(r"copies to the GPU +│ +0\.02 │ +6\.000", text)
+
+
+def shown(table):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
