@@ -86,8 +86,8 @@ class Engine:
         copies = placement.copies or self._native_copied or self._routes.hosts
         # of such that are copied; another thread's do not come between the group's collectives
         self._hosts = connect(meeting, "copies") if copies else group
-        self._rank = meeting.rank
-        self._switch = PlanSwitch(self.planned, plan, tuner)
+        make = partial(_buckets, params, options, meeting.rank, self._routes)
+        self._switch = PlanSwitch(make, plan, tuner)
         self._failures = Failures(meeting, options.timeout)
         self._verifier = self._verifying(meeting, gradients.future) if options.verify else None
         self._copies = HostCopies(gradients) if copies else None
@@ -295,8 +295,7 @@ class Engine:
 
     def planned(self, plan: Plan) -> BucketPlans:
         """Buckets by this plan, without any state: for `resume`."""
-        memory = self._routes.of(plan).memory
-        return BucketPlans(self.params, plan, self.options, self._rank, memory)
+        return self._switch.make(plan)
 
     def resume(self, step: int, buckets: BucketPlans) -> None:
         """Go on from this step by these buckets, with the state that they have."""
@@ -325,3 +324,9 @@ class Engine:
         """Have the host average a copy of a device's bucket."""
         assert self._copies is not None
         return self._begun(partial(self._copies.average, number, average), buffer)
+
+
+def _buckets(
+    params: Sequence[Param], options: Options, rank: int, routes: Routes, plan: Plan
+) -> BucketPlans:
+    return BucketPlans(params, plan, options, rank, routes.of(plan).memory)

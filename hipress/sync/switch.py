@@ -22,7 +22,7 @@ class PlanSwitch:
         self, make: Callable[[Plan], BucketPlans], plan: Plan, tuner: Chooser | None
     ) -> None:
         """make: gives buckets by a plan, without any state."""
-        self._make, self._tuner = make, tuner
+        self.make, self._tuner = make, tuner
         self.buckets = make(plan)
         self._owed: dict[int, torch.Tensor] = {}  # by parameter, see `_go_by`
 
@@ -54,7 +54,7 @@ class PlanSwitch:
         """Where only parameters of a codec differ its states move along. Other residuals are not
         lost: what they held is owed, and added to the gradients of this step, before a codec takes
         them."""
-        before, made = self.buckets, self._make(plan)
+        before, made = self.buckets, self.make(plan)
         moved, memory = made.adopt(before), made.residuals.memory
         self._owed = {index: _in(memory, values) for index, values in self._owed.items()}
         for index, values in before.unsent().items():
