@@ -13,7 +13,6 @@ from llvmlite import ir
 
 from compll.backends.cpu.builder import F32, I1, I8, I32, I64, PTR, Builder, Variable, at, number
 from compll.backends.cpu.processor import FEATURES
-from compll.ir.tile import Compact
 
 #: whether this processor puts lanes together at once, which is cheaper than a branch around it
 COMPRESSES = bool(FEATURES.get("avx512f"))
@@ -29,13 +28,13 @@ def count_bits(b: Builder, x: Any) -> Any:
 
 
 class Compaction:
-    """The instructions of one Compact in a walk's function.
+    """The instructions of one Compact in a function, as of a walk.
 
     counts: the address of how many are taken by now, and how many of `first` still may be.
     """
 
-    def __init__(self, b: Builder, one: Compact, counts: Any, arrays: list[Any]) -> None:
-        self.b, self.one, self.counts, self.arrays = b, one, counts, arrays
+    def __init__(self, b: Builder, counts: Any, arrays: list[Any]) -> None:
+        self.b, self.counts, self.arrays = b, counts, arrays
         self.taken, self.left = b.room(I64), b.room(I64)
         for i, place in enumerate((self.taken, self.left)):
             b.store(b.load(_at(b, counts, ir.Constant(I64, i), 8), typ=I64), place)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cpu import jit
-from compll.backends.cpu.interface import LETTERS, ROUTINES, passed
+from compll.backends.cpu.interface import LETTERS, ROUTINES, SLACK, passed
 from compll.numerics import matrices as numbers_of
 from compll.numerics import numbers
 from compll.numerics.matrices import Algebra
@@ -248,12 +248,12 @@ def top_columns(m: F32, k: int, *, magnitudes: bool = False) -> I32:
     """See numerics.matrices.top_columns; magnitudes: of abs(m)."""
     rows, cols = m.shape
     few = min(k, cols)
-    found = np.empty(rows * few + 1, np.int32)  # one more is written than stays
+    found = np.empty(rows * few + SLACK, np.int32)  # more is written than stays
     keys = np.full(-(-cols // MANY) * MANY, np.iinfo(np.int32).min, np.int32)
     routine("top_columns", "magnitude" if magnitudes else "key")(
         plain(m), rows, cols, few, found, keys
     )
-    out = found[:-1].reshape(rows, few)
+    out = found[:-SLACK].reshape(rows, few)
     return out if few == k else np.pad(out, ((0, 0), (0, k - few)), constant_values=-1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu.builder import F32, I16, I32, I64, PTR, VOID, Builder, at, loop, number
+from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.float_bits import key, magnitude_bits
 from compll.backends.cpu.past_cache import zero
 from compll.backends.cpu.products import SIZES, Source, c, get, put
@@ -86,11 +87,13 @@ def top_columns(what: str) -> Any:
     """out [rows, k], int32: where the k largest elements of each row of x are, ascending.
 
     what: "key", or "magnitude" for the largest magnitudes. k: at most cols. keys: room for a row, a
-    multiple of MANY, the least int32 behind its end. One element more than k is written of a row.
+    multiple of MANY, the least int32 behind its end. SLACK elements more than k are written of a row.
     """
 
     def body(b: Builder, x: Any, rows: Any, cols: Any, k: Any, out: Any, keys: Any) -> None:
-        number_of, ties = b.room(I64), b.room(I64)
+        counts = b.room(I64, 2)
+        put(b, c(0), counts, c(0))
+        found = Compaction(b, counts, [out])
         whole = b.and_(cols, c(-16))
         padded = b.and_(b.add(cols, c(MANY - 1)), c(-MANY))
         with loop(b, rows) as i:
@@ -100,17 +103,12 @@ def top_columns(what: str) -> Any:
                     own = get(b, x, F32, b.add(start, j), lanes)
                     put(b, {"key": key, "magnitude": magnitude_bits}[what](b, own), keys, j)
             least = _kth_key(b, keys, padded, k)
-            b.store(b.sub(k, _count(b, keys, padded, ">", least)), ties)
-            b.store(b.mul(i, k), number_of)
-            with loop(b, cols) as j:
-                own, left = get(b, keys, I32, j), b.load(ties, typ=I64)
-                equal = b.icmp_signed("==", own, least)
-                tied = b.and_(equal, b.icmp_signed(">", left, c(0)))
-                hit = b.or_(b.icmp_signed(">", own, least), tied)
-                place = b.load(number_of, typ=I64)
-                put(b, b.trunc(j, I32), out, place)
-                b.store(b.add(place, b.zext(hit, I64)), number_of)
-                b.store(b.sub(left, b.zext(tied, I64)), ties)
+            b.store(b.sub(k, _count(b, keys, padded, ">", least)), found.left)
+            with loop(b, padded, 16) as j:
+                own, edge = get(b, keys, I32, j, 16), b.splat(least, 16)
+                place = b.add(b.splat(b.trunc(j, I32), 16), ir.Constant(own.type, list(range(16))))
+                larger, tied = (b.icmp_signed(order, own, edge) for order in (">", "=="))
+                found.lanes(larger, tied, [place])
 
     return body
 

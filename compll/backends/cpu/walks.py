@@ -109,7 +109,7 @@ class WalkPrinter:
     def open_compaction(self, one: Compact) -> Compaction:
         """What appends the lanes that a selection has."""
         arrays = [self.pointers[f"kept {f.name}"] for f, _ in one.parts]
-        return Compaction(self.b, one, self.pointers[f"count {one.selection}"], arrays)
+        return Compaction(self.b, self.pointers[f"count {one.selection}"], arrays)
 
     def taken_before(self, f: Field) -> Variable:
         """How many elements of an array are spread by now."""
