@@ -88,7 +88,7 @@ def check(hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
 def run_everywhere(network: Network, program: list[str]) -> int:
     """Runs a program on every host at once; the first bad status."""
     children = [
-        network.start(rank, program, environment=_environment(network, rank))
+        network.start(rank, program, environment=environment(network, rank))
         for rank in range(network.hosts)
     ]
     try:
@@ -114,7 +114,8 @@ def measure(hosts: int, rate: str) -> tuple[float, float]:
         return payload * 8e-9 / float(output.read_text()), sent / (4 * payload)
 
 
-def _environment(network: Network, rank: int) -> dict[str, str]:
+def environment(network: Network, rank: int) -> dict[str, str]:
+    """What torch.distributed reads on a host."""
     return {
         **os.environ,
         "RANK": str(rank),

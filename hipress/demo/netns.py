@@ -88,7 +88,7 @@ class Network:
         if not 1 <= hosts <= 250:
             raise ValueError(f"{hosts} hosts: expected 1 to 250")
         self.hosts, self.rate = hosts, rate
-        self._bits = parse_rate(rate)
+        parse_rate(rate)
         self._name = f"{_PREFIX}-{os.getpid()}-{next(_SERIAL)}"
 
     def __enter__(self) -> Self:
@@ -144,6 +144,13 @@ class Network:
             start_new_session=True,  # an interrupt at the keyboard is the parent's to handle
         )
 
+    def throttle(self, rate: str) -> None:
+        """Makes every link so fast, from now on."""
+        self.rate = rate
+        for host in range(self.hosts):
+            self._throttle(self._host(host), INTERFACE)
+            self._throttle(self._switch, _port(host))
+
     def counters(self, rank: int) -> Counters:
         """The host's interface counters."""
         folder = f"/sys/class/net/{INTERFACE}/statistics"
@@ -165,7 +172,7 @@ class Network:
         _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
 
     def _make_host(self, rank: int) -> None:
-        host, switch, port = self._host(rank), self._switch, f"port{rank}"
+        host, switch, port = self._host(rank), self._switch, _port(rank)
         _run("ip", "netns", "add", host)
         link = ["type", "veth", "peer", "name", port, "netns", switch]
         _run("ip", "link", "add", INTERFACE, "netns", host, *link)
@@ -180,9 +187,15 @@ class Network:
         # A burst of one millisecond, and at least one 64 KiB segment of TCP (a smaller one is
         # split, which costs 4%): short enough that a step gains nothing by what was saved while
         # the link was idle. The queue holds 50 ms.
-        burst = max(self._bits // 8 // 1000, 64 * 1024)
-        bucket = ["rate", f"{self._bits}bit", "burst", str(burst), "latency", "50ms"]
-        _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *bucket)
+        bits = parse_rate(self.rate)
+        burst = max(bits // 8 // 1000, 64 * 1024)
+        bucket = ["rate", f"{bits}bit", "burst", str(burst), "latency", "50ms"]
+        _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
+
+
+def _port(rank: int) -> str:
+    """The bridge's end of a host's link."""
+    return f"port{rank}"
 
 
 def _namespaces() -> list[str]:

@@ -85,7 +85,7 @@ def _run(order: Order) -> dict[str, Any]:
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
     synchronized = synchronize(model.build(workload), methods.parse(job.method))
-    trainer = _Trainer(order, synchronized)
+    trainer = Trainer(order, synchronized)
     dist.barrier()
     for step in range(job.warmup):
         trainer.step(step)
@@ -103,7 +103,9 @@ def _train(order: Order) -> dict[str, Any]:
     }
 
 
-class _Trainer:
+class Trainer:
+    """Trains what the order says, on this rank; tells of each step."""
+
     def __init__(self, order: Order, synchronized: Synchronized) -> None:
         self._order, self._module = order, synchronized.module
         self._synchronize = synchronized.step
@@ -114,6 +116,7 @@ class _Trainer:
         self.losses: list[float] = []
 
     def step(self, step: int) -> None:
+        """The step of this number."""
         start = time.perf_counter()
         words = model.batch(self._numbers, self._order.job.workload, self._order.rank, step)
         self._optimizer.zero_grad()

@@ -53,7 +53,7 @@ class Tuner:
         self._trial = Trial(1, kept=0)
         self._observer: Observer | None = Observer(search.params, memory)  # None after some steps
         self._workload: Workload | None = None  # None where it was not watched
-        self._watch, self._patience = Watch(), Watch.patience
+        self._watch, self._in_vain = Watch(), 0  # trials in a row that changed nothing
         self._begun: Moment | None = None  # the step that is under way
         self._window: list[Span] = []
         #: of all plans that there may be
@@ -202,7 +202,6 @@ class Tuner:
             self._places = self._attend(lambda: self._places.measure_codecs(group))
         facts = before.facts()
         others = [p for p in self._places.plans(self._workload) if p.facts() != facts]
-        self._patience = min(2 * self._patience, MOST_PATIENCE)
         self.plans = (before, *others)
         self._trial = Trial(len(self.plans), kept=0)
         if self._trial.over:
@@ -210,10 +209,10 @@ class Tuner:
 
     def _kept(self) -> None:
         """The trial is over."""
-        if self._trial.kept != self._trial.current:
-            self._patience = Watch.patience  # a look that changes nothing doubles it
+        self._in_vain = self._in_vain + 1 if self._trial.kept == self._trial.current else 0
+        patience = min(Watch.patience * 2 ** max(0, self._in_vain - 1), MOST_PATIENCE)
         step = self._trial.median(self._trial.current)
-        self._watch = Watch(step, patience=self._patience)
+        self._watch = Watch(step, patience=patience)
         if self._meeting.rank == 0:
             took = "" if step is None else f": {step * 1e3:.4g} ms a step"
             log.info("hipress: after a trial of %d steps, keeps %s%s", self._trial.steps,

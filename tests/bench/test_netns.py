@@ -87,6 +87,20 @@ def test_hosts_reach_each_other_and_nothing_is_left():
 
 @emulated
 @pytest.mark.network
+def test_links_of_another_rate_from_now_on():
+    with netns.Network(hosts=2) as network:
+        network.throttle("50mbit")
+        shown = subprocess.run(
+            network.command(1, ["tc", "qdisc", "show", "dev", netns.INTERFACE]),
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert "rate 50Mbit" in shown.stdout
+        with pytest.raises(ValueError):
+            network.throttle("fast")
+
+
+@emulated
+@pytest.mark.network
 def test_networks_side_by_side_do_not_meet():
     with netns.Network(hosts=1) as first, netns.Network(hosts=1) as second:
         assert first.command(0, ["true"]) != second.command(0, ["true"])

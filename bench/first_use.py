@@ -1,0 +1,72 @@
+"""How long `wrap` takes where no kernel is compiled yet, beside DDP: python -m bench.first_use
+
+Two emulated hosts, the demo's model, a fresh process and cache for every figure; seconds from the
+moment when the process group is there. A minute or two.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from typing import Annotated
+
+import typer
+
+from bench import ranks
+from bench.netns import Network, unavailable
+
+KINDS = {"ddp": "DistributedDataParallel", "wrap": "hipress.wrap"}
+HOSTS = 2
+
+
+def rank(kind: str, cache: str) -> None:
+    """Makes a module of one kind on this host."""
+    os.environ["COMPLL_CACHE"] = cache
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import hipress
+    from hipress.demo import model
+    from hipress.demo.job import Workload
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    module = model.build(Workload())
+    dist.barrier()
+    start = time.perf_counter()
+    (DistributedDataParallel if kind == "ddp" else hipress.wrap)(module)
+    ranks.tell(seconds=time.perf_counter() - start)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(
+    rate: Annotated[str, typer.Option(help="Speed of links.")] = "1gbit",
+    runs: Annotated[int, typer.Option(help="Of each kind, in turns.", min=1)] = 5,
+) -> None:
+    """A line for each kind."""
+    reason = unavailable()
+    if reason is not None:
+        print(f"hosts cannot be emulated here: {reason}", file=sys.stderr)
+        raise typer.Exit(2)
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with Network(HOSTS, rate) as network:
+        for _ in range(runs):
+            for kind, times in seconds.items():
+                with tempfile.TemporaryDirectory() as cache:
+                    (found,) = ranks.told(network, "bench.first_use", [kind, cache])
+                times.append(found["seconds"])
+    for kind, times in seconds.items():
+        middle = statistics.median(times)
+        print(f"{KINDS[kind]}: {middle:.1f} s, {min(times):.1f} to {max(times):.1f}")
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        rank(sys.argv[1], sys.argv[2])
+    else:
+        typer.run(main)

@@ -1,0 +1,182 @@
+"""A link that becomes slow while "auto" trains, and fast again: python -m bench.throttle
+
+Two emulated hosts train the demo's workload. At a step the links are throttled, at a later one no
+more. Told is how many steps passed until the plan was looked at again and until one was kept, what
+a step took before and after, and how far the losses are from those of a training that was left
+alone. A few minutes; writes throttle.json and throttle.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench import ranks
+from bench.codecs import RESULTS
+from bench.losses import smoothed
+from bench.netns import INTERFACE, Network, unavailable
+from bench.spec_table import markdown
+from hipress.demo.report import versions_here
+
+HOSTS = 2
+AIM = 100  # steps until the plan is looked at again
+LAST = 20  # steps before a change, by which a step's time is told
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of rank 0."""
+
+    seconds: float
+    loss: float
+    trying: bool  # whether plans were being tried when it was over
+    plan: str  # that the last trial kept, else ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What followed when the links became another rate, in steps from then on."""
+
+    rate: str
+    looked: int | None  # until plans were tried; None: never
+    kept: int | None  # until one was kept
+    plan: str
+    before: float  # seconds of a step
+    after: float
+
+
+def changes(steps: Sequence[Step], at: Mapping[int, str]) -> list[Change]:
+    """One for each time that the links changed."""
+    ends = [*list(at)[1:], len(steps)]
+    return [
+        _change(rate, steps[:first], steps[first:end])
+        for (first, rate), end in zip(at.items(), ends, strict=True)
+    ]
+
+
+def _change(rate: str, before: Sequence[Step], steps: Sequence[Step]) -> Change:
+    looked = next((n for n, each in enumerate(steps) if each.trying), None)
+    kept = None
+    if looked is not None:
+        kept = next((n for n, each in enumerate(steps) if n > looked and not each.trying), None)
+    return Change(rate, looked, kept, steps[-1].plan, _median(before), _median(steps))
+
+
+def _median(steps: Sequence[Step]) -> float:
+    return statistics.median(each.seconds for each in steps[-LAST:])
+
+
+def apart(one: Sequence[Step], other: Sequence[Step]) -> float:
+    """How far the losses of one are from the other's: the most in any ten steps, relative."""
+    curves = [smoothed([each.loss for each in steps]) for steps in (one, other)]
+    return max((abs(a / b - 1) for a, b in zip(*curves, strict=True)), default=0.0)
+
+
+def trained(optimizer: str, rate: str, steps: int, at: Mapping[int, str]) -> list[Step]:
+    """A training, and the rates that links have from some steps on. NetworkError where it fails."""
+    found: list[Step] = []
+    with Network(HOSTS, rate) as network:
+        for step in ranks.told(network, "bench.throttle", [optimizer, str(steps)]):
+            found.append(Step(**step))
+            if len(found) in at:
+                network.throttle(at[len(found)])
+    return found
+
+
+def text(found: Sequence[Change], disturbance: float) -> str:
+    """What is told."""
+    head = ("links", "looked again after", "kept one after", "plan", "step before, ms", "after, ms")
+    rows = [
+        (c.rate, _steps(c.looked), _steps(c.kept), c.plan, f"{1e3 * c.before:.0f}",
+         f"{1e3 * c.after:.0f}")
+        for c in found
+    ]  # fmt: skip
+    met = all(c.looked is not None and c.looked <= AIM for c in found)
+    return "\n".join(
+        [
+            markdown(head, rows), "",
+            f"- looked at again within {AIM} steps of each change: {'met' if met else 'MISSED'}",
+            f"- losses, means of ten steps: at most {disturbance:.1%} from those at a steady rate",
+        ]
+    )  # fmt: skip
+
+
+def _steps(count: int | None) -> str:
+    return "never" if count is None else f"{count} steps"
+
+
+def rank(optimizer: str, steps: int) -> None:
+    """Trains on this host, and tells of each step."""
+    import torch
+    import torch.distributed as dist
+
+    from hipress.demo import corpus, methods, model, worker
+    from hipress.demo.job import Job, Workload
+    from hipress.demo.synchronize import synchronize
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    number, workload = dist.get_rank(), Workload(optimizer=optimizer)
+    job = Job(f"hipress:auto:optimizer={optimizer}", HOSTS, steps, workload)
+    order = worker.Order(job, number, str(corpus.prepare()), "env://", INTERFACE, 1)
+    synchronized = synchronize(model.build(workload), methods.parse(job.method))
+    trainer = worker.Trainer(order, synchronized)
+    for step in range(steps):
+        trainer.step(step)
+        verdicts = {each["verdict"]: each["plan"] for each in synchronized.tried()}
+        made = Step(
+            trainer.seconds[-1], trainer.losses[-1], "being tried" in verdicts,
+            verdicts.get("kept", ""),
+        )  # fmt: skip
+        ranks.tell(**asdict(made))
+    dist.destroy_process_group()
+
+
+def main(
+    optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "sgd",
+    fast: Annotated[str, typer.Option(help="Speed of links.")] = "1gbit",
+    slow: Annotated[str, typer.Option(help="Speed of throttled links.")] = "100mbit",
+    each: Annotated[int, typer.Option(help="Steps before, at and after the throttle.")] = 150,
+    output: Annotated[Path, typer.Option(help="Folder for JSON and table.")] = RESULTS,
+) -> None:
+    """Throttles links while auto trains."""
+    reason = unavailable()
+    if reason is not None:
+        print(f"hosts cannot be emulated here: {reason}", file=sys.stderr)
+        raise typer.Exit(2)
+    at = {each: slow, 2 * each: fast}
+    throttled = trained(optimizer, fast, 3 * each, at)
+    steady = trained(optimizer, fast, 3 * each, {})
+    command = shlex.join(["python", "-m", "bench.throttle", *sys.argv[1:]])
+    about = {
+        "command": command, "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions_here(),
+    }  # fmt: skip
+    found, off = changes(throttled, at), apart(throttled, steady)
+    told = text(found, off)
+    data = about | {
+        "changes": [asdict(c) for c in found], "losses_apart": off,
+        "throttled": [asdict(s) for s in throttled], "steady": [asdict(s) for s in steady],
+    }  # fmt: skip
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "throttle.json").write_text(json.dumps(data) + "\n")
+    lines = ["# Links throttled while auto trains", "", f"`{command}`, {about['date']}", "", told]
+    (output / "throttle.md").write_text("\n".join(lines) + "\n")
+    print(told)
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        rank(sys.argv[1], int(sys.argv[2]))
+    else:
+        typer.run(main)
