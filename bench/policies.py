@@ -45,6 +45,7 @@ METHODS = {
     "gravac": "`GraVAC`, ratios " + ", ".join(map(str, RATIOS)),
     "accordion": f"`Accordion`, {RATIOS[0]} and {RATIOS[1]}",
 }
+FEW = 0.005  # of the elements: biases, which are never compressed
 PARTS = 6  # of a training, for which it is told how much went by which ratio
 
 
@@ -58,7 +59,16 @@ class Run:
     accuracy: float
     seconds: float  # of all steps
     sent: float  # bytes of rank 0
-    shares: list[dict[str, float]]  # by step and ratio ("": uncompressed), of the elements
+    shares: list[tuple[int, dict[str, float]]]  # from a step on, of the elements by ratio
+
+    def by_step(self) -> list[dict[str, float]]:
+        """Of the elements what goes by which ratio ("": uncompressed), in each step."""
+        ends = [*(first for first, _ in self.shares[1:]), STEPS]
+        return [
+            shares
+            for (first, shares), end in zip(self.shares, ends, strict=True)
+            for _ in range(first, end)
+        ]
 
 
 def wrapped(method: str, module: nn.Module, optimizer: Any) -> DistributedDataParallel:
@@ -93,7 +103,8 @@ def rank(method: str, seed: int) -> None:
     optimizer = workload.training.make(module.parameters())
     schedule = MultiStepLR(optimizer, FALLS)
     ddp = wrapped(method, module, optimizer)
-    shares, seconds = [], 0.0
+    seconds = 0.0
+    shares: list[tuple[int, dict[str, float]]] = []
     for step in range(STEPS):
         batch = workload.batch(seed, dist.get_rank(), step)
         start = time.perf_counter()
@@ -102,7 +113,9 @@ def rank(method: str, seed: int) -> None:
         optimizer.step()
         seconds += time.perf_counter() - start
         schedule.step()
-        shares.append(_shares(method, ddp))
+        now = _shares(method, ddp)
+        if not shares or shares[-1][1] != now:
+            shares.append((step, now))
     loss, accuracy = _judged(module)
     sent = _sent(method, ddp)
     ranks.tell(**asdict(Run(method, seed, loss, accuracy, seconds, sent, shares)))
@@ -180,9 +193,9 @@ def _parts(method: str, runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
     """A line for each ratio of a policy: its share in each part of the training."""
     own = [run for run in runs if run.method == method]
     for ratio in ("", *map(str, RATIOS)):
-        every = [[step.get(ratio, 0.0) for step in run.shares] for run in own]
+        every = [[step.get(ratio, 0.0) for step in run.by_step()] for run in own]
         steps = [statistics.fmean(values) for values in zip(*every, strict=True)]
-        if any(steps):
+        if max(steps) > FEW:
             size = len(steps) / PARTS
             cut = [steps[round(n * size) : round((n + 1) * size)] for n in range(PARTS)]
             shares = (f"{statistics.fmean(part):.0%}" for part in cut)
