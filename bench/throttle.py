@@ -24,7 +24,7 @@ import typer
 from bench import ranks
 from bench.codecs import RESULTS
 from bench.losses import smoothed
-from bench.netns import INTERFACE, Network, unavailable
+from bench.netns import Network, unavailable
 from bench.spec_table import markdown
 from hipress.demo.report import versions_here
 
@@ -121,16 +121,14 @@ def rank(optimizer: str, steps: int) -> None:
     import torch.distributed as dist
 
     from hipress.demo import corpus, methods, model, worker
-    from hipress.demo.job import Job, Workload
+    from hipress.demo.job import Workload
     from hipress.demo.synchronize import synchronize
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    number, workload = dist.get_rank(), Workload(optimizer=optimizer)
-    job = Job(f"hipress:auto:optimizer={optimizer}", HOSTS, steps, workload)
-    order = worker.Order(job, number, str(corpus.prepare()), "env://", INTERFACE, 1)
-    synchronized = synchronize(model.build(workload), methods.parse(job.method))
-    trainer = worker.Trainer(order, synchronized)
+    workload, method = Workload(optimizer=optimizer), f"hipress:auto:optimizer={optimizer}"
+    synchronized = synchronize(model.build(workload), methods.parse(method))
+    trainer = worker.Trainer(workload, dist.get_rank(), str(corpus.prepare()), synchronized)
     for step in range(steps):
         trainer.step(step)
         verdicts = {each["verdict"]: each["plan"] for each in synchronized.tried()}

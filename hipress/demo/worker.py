@@ -85,7 +85,7 @@ def _run(order: Order) -> dict[str, Any]:
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
     synchronized = synchronize(model.build(workload), methods.parse(job.method))
-    trainer = Trainer(order, synchronized)
+    trainer = Trainer(workload, order.rank, order.corpus, synchronized)
     dist.barrier()
     for step in range(job.warmup):
         trainer.step(step)
@@ -104,21 +104,23 @@ def _train(order: Order) -> dict[str, Any]:
 
 
 class Trainer:
-    """Trains what the order says, on this rank; tells of each step."""
+    """Trains on this rank, and tells of each step."""
 
-    def __init__(self, order: Order, synchronized: Synchronized) -> None:
-        self._order, self._module = order, synchronized.module
-        self._synchronize = synchronized.step
-        self._training = model.OPTIMIZERS[order.job.workload.optimizer]
+    def __init__(
+        self, workload: Workload, rank: int, corpus: str, synchronized: Synchronized
+    ) -> None:
+        self._workload, self._rank = workload, rank
+        self._module, self._synchronize = synchronized.module, synchronized.step
+        self._training = model.OPTIMIZERS[workload.optimizer]
         self._optimizer = self._training.make(self._module.parameters())
-        self._numbers = np.load(order.corpus, mmap_mode="r")
+        self._numbers = np.load(corpus, mmap_mode="r")
         self.seconds: list[float] = []
         self.losses: list[float] = []
 
     def step(self, step: int) -> None:
         """The step of this number."""
         start = time.perf_counter()
-        words = model.batch(self._numbers, self._order.job.workload, self._order.rank, step)
+        words = model.batch(self._numbers, self._workload, self._rank, step)
         self._optimizer.zero_grad()
         loss = self._module(words)
         loss.backward()
