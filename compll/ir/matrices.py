@@ -18,6 +18,8 @@ LEAST, ROOM = 1 << 20, 64
 #: the longest inner dimension of a product that sums in float32, and on CUDA where it is read
 SHORT = 8
 WHOLE_SIZES = "rows and columns are whole numbers that follow from n and parameters"
+#: what singular values and vectors are asked by; their last bits are a backend's own
+VECTORS = ("left_vectors", "right_vectors", "singular_values")
 #: besides those of matrices
 ARRAY_OPERATORS = ("combined", "hadamard", "shared")
 

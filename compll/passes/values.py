@@ -16,6 +16,7 @@ WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
 SHAPES = {
     "n": "lane",
     "kept": "lane",
+    "matrix": "lane",
     "group": "tile",
     "scalar": "piece",
     "table": "piece",

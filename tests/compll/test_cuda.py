@@ -15,9 +15,9 @@ import compll
 from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import device as cuda_device
 from compll.backends.cuda import source as cuda_source
-from compll.backends.cuda.spectra import VECTORS
 from compll.errors import PayloadError, SpecError, UsageError
 from compll.ir.expr import walk
+from compll.ir.matrices import VECTORS
 from compll.numerics import halves
 from compll.runtime.batches import Incoming
 from compll.runtime.library import type_check

@@ -50,7 +50,7 @@ def test_of_many_tables_the_later_are_kept(name, monkeypatch, rng):
         round_trip(device, name, n, rng)
         assert len(device.batches) <= 4
         assert len(device.placed) <= 4
-        assert len(getattr(device, "scratch", ())) <= 5
+        assert len(getattr(device, "shared", ())) <= 5
         assert {table for _, table, *_ in device.batches} >= {np.array([[0, n, 0, 0, 0]]).tobytes()}
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import compll
 from compll.backends.cuda import source as cuda_source
-from compll.backends.cuda.spectra import VECTORS
 from compll.errors import SpecError, UsageError
 from compll.ir.expr import walk
+from compll.ir.matrices import VECTORS
 from compll.runtime.library import type_check
 from tests.compll import test_cuda_arrays as arrays
 from tests.compll.cuda_host.pieces import pieces_equal

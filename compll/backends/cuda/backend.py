@@ -15,151 +15,46 @@ is interrupted; graphs captured before must be captured anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from compll.backends.cuda.arrays import ArrayKernels
-from compll.backends.cuda.device import CupyDevice, DeviceArrays, cupy
-from compll.backends.cuda.grids import Grid, Step
-from compll.backends.cuda.launch import Device, Launching, starts
-from compll.backends.cuda.plans import Plan, Source
-from compll.backends.cuda.searches import MOST_ROUNDS
+from compll.backends.cuda.device import CupyDevice, cupy
+from compll.backends.cuda.launch import Device, Launching
+from compll.backends.cuda.plans import Source
 from compll.backends.cuda.source import hop_source, source
-from compll.backends.cuda.streams import CHUNK, GROUP
 from compll.errors import UsageError
-from compll.ir.expr import Expr
-from compll.ir.layout import field_bytes, is_fixed, limits, payload_bytes
+from compll.ir.layout import is_fixed
 from compll.ir.module import Module
-from compll.ir.static import Number, as_count, evaluate
-from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
+from compll.ir.static import Number
 from compll.numerics.types import I64
 from compll.passes import lower
 from compll.runtime.batches import Incoming
 
 
-@dataclass
-class Batch:
-    """The device side of a table: everything that a call with it needs, made once."""
-
-    table: Any
-    at: Any
-    first: Any
-    item_at: Any
-    used: Any
-    scratch: tuple[Any, ...]
-    pieces: int
-    blocks: list[int]
-    lengths: tuple[int, ...]
-    repeats: dict[Expr | int, int]
-
-
-class Kernels(Launching[Plan]):
+class Kernels(Launching):
     """The backend's batch interface (see batches.Backend); arrays are the device's."""
-
-    arrays = DeviceArrays()
 
     def __init__(
         self,
         module: Module,
         params: Mapping[str, Number],
-        make_device: Callable[[Source[Any]], Device],
-        code: Source[Plan],
+        make_device: Callable[[Source], Device],
+        code: Source,
     ) -> None:
         super().__init__(module, params, make_device, code)
         self.fuses = bool(lower.kernels(module)["hop"])
         self.hop_kernels: Kernels | None = None
-        self.batches: dict[tuple[str, bytes, bytes], Batch] = {}
-        self.states: dict[bytes, dict[str, Any]] = {}
+        self.fresh_states: dict[bytes, dict[str, Any]] = {}
         self.fixed = is_fixed(module)
-
-    def batch(self, name: str, table: I64, at: I64) -> Batch:
-        """The device side of a table, made once."""
-        key = (name, table.tobytes(), at.tobytes())
-        make = partial(self.make_batch, self.source.plans[name], table, at)
-        return self.kept(self.batches, key, make)
 
     def forget(self) -> None:
         """What is kept for tables, also by the kernels that decode, add and encode."""
         super().forget()
-        self.batches.clear()
-        self.states.clear()
+        self.fresh_states.clear()
         if self.hop_kernels is not None:
             self.hop_kernels.forget()
-
-    def make_batch(self, plan: Plan, table: I64, at: I64) -> Batch:
-        lengths = table[:, 1].tolist()
-        items = np.array([[self.items(g, n) for n in lengths] for g in plan.grids], np.int64)
-        blocks = -(-items // np.array([[g.per_block] for g in plan.grids]))
-        firsts, begins = starts(blocks), starts(items)
-        most = [payload_bytes(self.module, n, self.params) for n in lengths]
-        upload, zeros = self.device.upload, self.device.zeros
-        sizes = {str(g): int(begins[g, -1]) for g in range(len(plan.grids))}
-        sizes |= {f"{g}b": int(firsts[g, -1]) for g in range(len(plan.grids))}
-        sizes["piece"] = len(lengths)
-        return Batch(
-            table=upload(table.reshape(-1)),
-            at=upload(at),
-            first=upload(firsts.reshape(-1)),
-            item_at=upload(begins.reshape(-1)),
-            used=upload(np.array(most, np.int64)),
-            scratch=tuple(zeros(sizes[s.per] * s.factor, s.dtype) for s in plan.scratch),
-            pieces=len(lengths),
-            blocks=[int(b) for b in firsts[:, -1]],
-            lengths=tuple(lengths),
-            repeats={e: self.times(e, lengths) for s in plan.steps if (e := s.repeat) is not None},
-        )
-
-    def items(self, grid: Grid, n: int) -> int:
-        """Of a grid, for a piece of n elements."""
-        tile = self.source.shape.tile
-        if grid.kind == "elements":
-            return n
-        if grid.kind == "tiles":
-            return -(-n // tile)
-        if grid.kind.startswith("sample"):
-            count = self.sampled(grid, n)
-            return -(-count // tile) if grid.kind == "sample_tiles" else count
-        if grid.kind == "trits":
-            f = next(f for f in self.module.fields if f.name == grid.arg)
-            return f.layout.most_bytes(n, n, tile)
-        if grid.kind in ("chunks", "groups"):
-            return self.chunks(str(grid.arg), n, GROUP if grid.kind == "groups" else 1)
-        if grid.kind in ("lanes", "bins"):
-            lanes = min(MEAN_LANES, -(-n // MEAN_TILE))
-            return lanes if grid.kind == "lanes" else int(str(grid.arg)) if n else 0
-        kept = limits(self.module, n, self.params)[str(grid.arg)] if n else 0
-        return -(-kept // tile) if grid.kind == "kept_tiles" else kept
-
-    def chunks(self, name: str, n: int, each: int) -> int:
-        """Of the most bits that a stream of positions takes."""
-        f = next(f for f in self.module.fields if f.name == name)
-        kept = limits(self.module, n, self.params)[f.of] if n else 0
-        bits = 8 * field_bytes(f, self.module, n, kept)
-        return -(-bits // (CHUNK * each)) if n else 0
-
-    def sampled(self, grid: Grid, n: int) -> int:
-        """The elements of a sample; as many as there are where the host does not know."""
-        if n == 0 or grid.arg == "":
-            return n
-        return max(1, as_count(self.told(grid.arg, n), n))
-
-    def told(self, number: Expr | int | str, n: int) -> float:
-        """A number of a spec that does not depend on the step."""
-        if isinstance(number, Expr):
-            return float(evaluate(number, self.params | {"n": n, "step": 0}))
-        return float(number)
-
-    def times(self, tries: Expr | int, lengths: list[int]) -> int:
-        """Rounds of three tries each: at most 100, and the look at the last one."""
-        if tries == MOST_ROUNDS:
-            return MOST_ROUNDS
-        found = [self.told(tries, n) for n in lengths]
-        most = max((int(max(0.0, min(v, 100.0))) for v in found if v == v), default=0)
-        return -(-(1 + most) // 3)
 
     def encode_batch(
         self,
@@ -200,20 +95,13 @@ class Kernels(Launching[Plan]):
         most: I64 | None = None,
     ) -> Any:  # fmt: skip
         name = self.plan_of(state)
-        plan = self.source.plans[name]
-        if state is not None and any(s.shape != "n" for s in self.module.states):
-            self.refuse_shared(table)
-        b = self.batch(name, table, at)
-        held = () if state is None else tuple(state[s] for s in plan.states)
-        taken: tuple[Any, ...] = ()
-        if incoming is not None:
-            taken = (incoming.payload, self.place(incoming.at))
-        args = (
-            x, b.table, b.first, b.item_at, np.int32(b.pieces), out, b.at,
-            self.statics(name, b.lengths, step, most), np.uint64(seed), np.uint64(step & (2**64 - 1)), self.tick, np.float32(scale), np.int32(writeback),
-            b.used, *taken, *held, *b.scratch,
+        b = self.batch(name, table)
+        taken = () if incoming is None else (incoming.payload, self.place(incoming.at))
+        args = self.encode_args(
+            name, b, x, out, self.place(at), seed=seed, step=step, scale=scale, back=writeback,
+            most=most,
         )  # fmt: skip
-        self.run(plan, b, args, self.device.dtype(x))
+        self.run(name, b, (*args, *taken, *self.states(name, state, table)), self.device.dtype(x))
         return b.used
 
     def given_sizes(self, used: I64) -> Any:
@@ -238,7 +126,7 @@ class Kernels(Launching[Plan]):
             make = self.device.zeros
             return {s.name: make(size[s.shape == "n"], s.dtype) for s in self.module.states}
 
-        states = self.kept(self.states, key, zeros)
+        states = self.kept(self.fresh_states, key, zeros)
         for held in states.values():
             held[:] = 0
         return states, table
@@ -247,36 +135,15 @@ class Kernels(Launching[Plan]):
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool
     ) -> None:
         """Decode all pieces into out, or add them."""
-        name = "add" if add else "set"
-        plan = self.source.plans[name]
-        b = self.batch(name, table, at)
         sizes = self.given_sizes(used) if isinstance(used, np.ndarray) else used
-        args = (
-            out, b.table, b.first, b.item_at, np.int32(b.pieces), payload, b.at, sizes,
-            self.statics(name, b.lengths, 0), self.errors, *b.scratch,
-        )  # fmt: skip
-        self.run(plan, b, args, self.device.dtype(out))
-
-    def run(self, plan: Plan, batch: Batch, args: tuple[Any, ...], gradient: str) -> None:
-        """Launch the steps of a plan; neighbours that repeat do so together."""
-        with self.whole():
-            for expr, group in groupby(plan.steps, key=lambda s: s.repeat):
-                steps = list(group)
-                for _ in range(1 if expr is None else batch.repeats[expr]):
-                    for step in steps:
-                        self.launch(step, batch, args, gradient)
-
-    def launch(self, step: Step, batch: Batch, args: tuple[Any, ...], gradient: str) -> None:
-        blocks = batch.pieces if step.grid < 0 else batch.blocks[step.grid]
-        if blocks:
-            self.device.launch(gradient, step.kernel, blocks, step.threads, args)
+        self.decode(payload, table, at, sizes, out, add=add)
 
 
 def kernels(
     module: Module,
     params: Mapping[str, Number],
-    make_device: Callable[[Source[Any]], Device],
-    code: Source[Any],
+    make_device: Callable[[Source], Device],
+    code: Source,
 ) -> Kernels | ArrayKernels:
     """The kernels of a source, in passes or an array at a time."""
     kind = ArrayKernels if module.arrays else Kernels

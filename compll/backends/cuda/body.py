@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from compll.backends.cuda import instructions
+from compll.backends.cuda.domains import Domain
 from compll.backends.cuda.instructions import C_TYPES
-from compll.backends.cuda.payload_fields import PayloadFields
+from compll.backends.cuda.payload_fields import PLACES, PayloadFields
 from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.backends.cuda.text import Block, Lines
+from compll.ir.expr import Expr
 from compll.ir.module import HALVES, Field
 from compll.ir.tile import Value
 
 #: the types in which scratch memory and states lie
 TYPES = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8": "u8",
          "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}  # fmt: skip
+
+
+def state_params(states: Iterable[Field]) -> tuple[str, ...]:
+    """The parameters of kernels that are given states."""
+    return tuple(f"{state_type(f)}* __restrict__ a_{f.name}" for f in states)
+
+
+def state_type(f: Field) -> str:
+    """Of a state's element."""
+    return TYPES[f.storage] if f.storage in HALVES else "float"
+
+
 #: declarations of a piece, made where first asked for
 PIECE = {
     "n": "const i64 n = table[5 * p + 1];",
@@ -44,7 +58,7 @@ class Body:
             self.head.add("const i64 own = (i64)blockIdx.x - firsts[p];")
         self.hoisted: dict[str, str] = {}
         self.named: dict[Hashable, str] = {}
-        self.fields = {prefix: PayloadFields(self, prefix) for prefix in ("in", "out")}
+        self.fields = {prefix: PayloadFields(self, prefix) for prefix in PLACES}
         self.fresh = 0
 
     def __str__(self) -> str:
@@ -80,6 +94,41 @@ class Body:
         """One of PIECE."""
         return self.hoist(name)
 
+    # places in payloads
+
+    def source(self, f: Field) -> str:
+        """Where a field is read."""
+        other = self.plan.sources.get(f.name)
+        return self.fields["in"].pointer(f) if other is None else other(self)
+
+    def target(self, f: Field) -> str:
+        """Where a field is stored."""
+        other = self.plan.targets.get(f.name)
+        return self.fields["out"].pointer(f) if other is None else other(self)
+
+    # whole numbers of the piece
+
+    def dim(self, expr: Expr) -> str:
+        """Rows or columns."""
+        if expr.op == "const":
+            return str(max(1, int(expr.value)))
+        number = self.plan.static(expr)
+        return self.hoist(
+            f"dim{number}", f"const i64 dim{number} = (i64)st[p * @STATICS@ + {number}];"
+        )
+
+    def count(self, domain: Domain) -> str:
+        """The items of a domain."""
+        if domain.kind == "n":
+            return self.given("n")
+        if domain.kind == "kept":
+            return self.fields["out"].kept(domain.of)
+        rows, cols = map(self.dim, domain.dims)
+        if domain.kind == "square":
+            return f"square({rows}, {cols})"
+        size = f"({rows} * {cols})"
+        return f"room({size}, {self.given('n')})" if domain.kind == "room" else size
+
     # arrays of the piece
 
     def items(self, grid: int) -> str:
@@ -100,10 +149,8 @@ class Body:
 
     def state(self, f: Field) -> str:
         """The piece's part of a state."""
-        kind = TYPES[f.storage] if f.storage in HALVES else "float"
-        return self.hoist(
-            f"s_{f.name}", f"{kind}* const s_{f.name} = a_{f.name} + table[5 * p + 4];"
-        )
+        text = f"{state_type(f)}* const s_{f.name} = a_{f.name} + table[5 * p + 4];"
+        return self.hoist(f"s_{f.name}", text)
 
     # numbers of the piece
 
@@ -148,7 +195,10 @@ class Body:
         if v.op == "counted":
             return self.fields["in" if self.plan.decodes else "out"].kept(v.attr)
         if v.op == "told":
-            return f"data[{self.fields['in'].end()}] != 0"
+            own = self.fields[v.attr or "in"]
+            return f"{own.data}[{own.end()}] != 0"
+        if v.op == "workers":
+            return "workers"
         if v.kind == "table":
             return self.table(v)
         if v.op == "load":
@@ -160,11 +210,11 @@ class Body:
         if v.op == "buckets":
             return self.value(v.args[0])
         if v.attr.expr is not None:
-            return self.fields["in"].pointer(v.attr)
+            return self.source(v.attr)
         return self.memory(v.attr.name.replace(" ", ""), "float32", -1, int(v.attr.of))
 
     def loaded(self, f: Field) -> str:
         """A state of the tensor, or a payload's number."""
         if f.expr is None:
             return f"a_{f.name}[{self.given('tensor')}]"
-        return f"load_{f.storage}({self.fields['in'].pointer(f)})"
+        return f"load_{f.storage}({self.source(f)})"

@@ -42,7 +42,7 @@ class CupyDevice:
     """Runs a source's kernels on the current stream of the device that is current when it is made,
     where its memory is."""
 
-    def __init__(self, source: Source[Any]) -> None:
+    def __init__(self, source: Source) -> None:
         self.cupy, self.source = cupy(), source
         self.number = self.cupy.cuda.runtime.getDevice()
         self.functions: dict[tuple[str, str], Any] = {}

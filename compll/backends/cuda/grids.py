@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from compll.backends.cuda.domains import Domain
+from compll.errors import UsageError
 from compll.ir.expr import Expr
+from compll.ir.layout import field_bytes, limits, payload_bytes
+from compll.ir.matrices import extents
+from compll.ir.module import Module
+from compll.ir.static import Number, as_count, evaluate
+from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
 
+#: bits of a stream that a thread reads, and how many such chunks are joined: as in streams.cuh
+CHUNK, GROUP = 2048, 64
+#: of walks for at most 100 tries, and the look at the last one, where each walk does for three
+MOST_ROUNDS = 34
 ROWS = 8  # of a tile that a thread holds at a time: 32 elements
 
 
@@ -25,10 +37,6 @@ class Shape:
     @property
     def held(self) -> int:
         return min(self.rows, ROWS)
-
-    @property
-    def chunks(self) -> int:
-        return self.rows // self.held
 
     @property
     def teams(self) -> int:
@@ -59,14 +67,14 @@ def shape_of(tile: int, threads: int = 256, packed: int = 1) -> Shape:
 class Grid:
     """What the blocks of a launch share: `items` of each piece, `per_block` of them a block.
 
-    kind: elements; tiles; kept (the bound of selection `arg`); kept_tiles (tiles of those); sample_tiles,
+    kind: elements, tiles (of the piece, or of the domain `arg`); kept (the bound of selection `arg`); kept_tiles (tiles of those); sample_tiles,
     sample_elements (of as many as `arg` says); trits (the bytes of field `arg`, packed); lanes (of sums
-    by index); bins (`arg`); chunks and groups of them (of the most bits of field `arg`).
+    by index); bins (`arg`); payload (bytes); chunks and groups of them (of the most bits of field `arg`).
     """
 
     kind: str
     per_block: int
-    arg: Expr | int | str = ""
+    arg: Expr | Domain | int | str = ""
 
 
 @dataclass(frozen=True)
@@ -104,3 +112,85 @@ class Step:
     grid: int
     threads: int
     repeat: Expr | int | None = None
+
+
+class Items:
+    """How many items grids have, by the length of a piece."""
+
+    def __init__(self, module: Module, params: Mapping[str, Number], tile: int) -> None:
+        self.module, self.params, self.tile = module, params, tile
+
+    def count(self, grid: Grid, n: int) -> int:
+        """Of a grid, for a piece of n elements. Raises UsageError where a matrix is absurd."""
+        if isinstance(grid.arg, Domain):
+            count = grid.arg.count(self.module, self.params, n)
+            return -(-count // self.tile) if grid.kind == "tiles" else count
+        how = getattr(self, f"of_{grid.kind}", None)
+        if how is not None:
+            return int(how(grid, n))
+        kept = self.kept(str(grid.arg), n)
+        return -(-kept // self.tile) if grid.kind == "kept_tiles" else kept
+
+    def kept(self, selection: str, n: int) -> int:
+        """The most elements of a selection."""
+        return limits(self.module, n, self.params)[selection] if n else 0
+
+    def of_elements(self, grid: Grid, n: int) -> int:
+        return n
+
+    def of_tiles(self, grid: Grid, n: int) -> int:
+        return -(-n // self.tile)
+
+    def of_payload(self, grid: Grid, n: int) -> int:
+        return payload_bytes(self.module, n, self.params)
+
+    def of_trits(self, grid: Grid, n: int) -> int:
+        f = next(f for f in self.module.fields if f.name == grid.arg)
+        return f.layout.most_bytes(n, n, self.tile)
+
+    def of_lanes(self, grid: Grid, n: int) -> int:
+        return min(MEAN_LANES, -(-n // MEAN_TILE))
+
+    def of_bins(self, grid: Grid, n: int) -> int:
+        return int(str(grid.arg)) if n else 0
+
+    def of_sample_elements(self, grid: Grid, n: int) -> int:
+        """Of a sample; as many as there are where the host does not know."""
+        return n if n == 0 or grid.arg == "" else max(1, as_count(self.told(grid.arg, n), n))
+
+    def of_sample_tiles(self, grid: Grid, n: int) -> int:
+        return -(-self.of_sample_elements(grid, n) // self.tile)
+
+    def of_chunks(self, grid: Grid, n: int, each: int = 1) -> int:
+        """Of the most bits that a stream of positions takes."""
+        f = next(f for f in self.module.fields if f.name == grid.arg)
+        bits = 8 * field_bytes(f, self.module, n, self.kept(f.of, n))
+        return -(-bits // (CHUNK * each)) if n else 0
+
+    def of_groups(self, grid: Grid, n: int) -> int:
+        return self.of_chunks(grid, n, GROUP)
+
+    def told(self, number: object, n: int) -> float:
+        """A number of a spec that does not depend on the step."""
+        if isinstance(number, Expr):
+            return float(evaluate(number, dict(self.params) | {"n": n, "step": 0}))
+        return float(str(number))
+
+    def rounds(self, tries: Expr | int, lengths: Iterable[int]) -> int:
+        """Of three tries each: at most 100, and the look at the last one."""
+        if tries == MOST_ROUNDS:
+            return MOST_ROUNDS
+        found = [self.told(tries, n) for n in lengths]
+        most = max((int(max(0.0, min(v, 100.0))) for v in found if v == v), default=0)
+        return -(-(1 + most) // 3)
+
+    def check_rooms(self, rooms: Iterable[tuple[str, tuple[Expr, ...]]], n: int) -> None:
+        """Raise UsageError where a matrix and the elements of a piece do not fit each other."""
+        for kind, dims in rooms if n else ():
+            rows, cols = extents(dims, n)
+            if rows * cols < n:
+                raise UsageError(
+                    f"a matrix of {rows} x {cols} has no room for {n} elements"
+                    if kind == "matrix"
+                    else f"flat: a matrix of {rows * cols} elements, {n} are needed"
+                )

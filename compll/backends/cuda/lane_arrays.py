@@ -32,7 +32,7 @@ class LaneArrays:
 
     def of(self, a: Any) -> str:
         """The piece's array of which a thread holds lanes in registers; "": it is another."""
-        remade = self.walk.over.remade
+        remade = self.walk.remade
         if isinstance(a, str):
             return str(remade.get("g") or self.body.given("xs"))
         if a.expr is not None or a.packed:
@@ -46,8 +46,8 @@ class LaneArrays:
         plan, tile = self.body.plan, self.shape.tile
         grid = plan.grid_of(f)
         name = own_name(f)
-        if name in self.walk.over.remade:
-            return str(self.walk.over.remade[name])
+        if name in self.walk.remade:
+            return str(self.walk.remade[name])
         if f.packed:
             return str(self.body.memory(name, "uint8", grid, f.packed_bytes(tile)))
         kind = "int32" if f.storage == "int32" else "float32"
@@ -57,13 +57,13 @@ class LaneArrays:
         """Where an incoming field begins, or bytes of trits."""
         if f.shape == SCRATCH:
             return self.own(f)
-        return str(self.body.fields["in"].pointer(f))
+        return str(self.body.source(f))
 
     def written(self, s: Store) -> str:
         """Where a store of lanes goes."""
         assert s.field is not None
         if s.target == "payload":
-            return str(self.body.fields["out"].pointer(s.field))
+            return str(self.body.target(s.field))
         return self.own(s.field)
 
     def aligned(self) -> list[str]:
@@ -87,14 +87,14 @@ class LaneArrays:
 
     def load(self) -> None:
         """Declare and fill the registers of a chunk."""
-        s, b = self.shape, self.body
+        s, b, held = self.shape, self.body, self.walk.held
         for name, v in self.held.items():
             kind = "i32" if v.kind == "i32" else "float"
-            b.add(f"{kind} r_{name}[{4 * s.held}];")
+            b.add(f"{kind} r_{name}[{4 * held}];")
             b.add("#pragma unroll")
-            at = f"(c * {s.held} + k) * {s.row} + 4 * u"
+            at = f"(c * {held} + k) * {s.row} + 4 * u"
             b.add(
-                f"for (int k = 0; k < {s.held}; ++k) "
+                f"for (int k = 0; k < {held}; ++k) "
                 f"load4<READY>({name}, o + {at}, m - ({at}), r_{name} + 4 * k);"
             )
 

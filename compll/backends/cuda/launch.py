@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.cuda.plans import P, Source
+from compll.backends.cuda.device import DeviceArrays
+from compll.backends.cuda.grids import Items
+from compll.backends.cuda.plans import Plan, Source
 from compll.errors import PayloadError, UsageError
 from compll.ir.capacity import MOST
+from compll.ir.expr import Expr
+from compll.ir.layout import payload_bytes
 from compll.ir.module import Module
 from compll.ir.static import Number, evaluate
 from compll.numerics.types import I64
@@ -19,6 +26,7 @@ from compll.numerics.types import I64
 #: tables, and numbers, whose device side is kept; more than those of the layers of a large model
 KEPT = 1024
 T = TypeVar("T")
+MASK = (1 << 64) - 1
 #: by the bits that decode kernels set
 REASONS = {
     1: "a payload's length does not fit its header",
@@ -54,21 +62,38 @@ class Device(Protocol):
         """Run a kernel, for gradients of this dtype, after what was launched before."""
 
 
-class Launching(Generic[P]):
+@dataclass
+class Batch:
+    """The device side of a table, for one plan: everything that a call with it needs, made once."""
+
+    table: Any
+    first: Any
+    item_at: Any
+    used: Any
+    scratch: tuple[Any, ...]
+    pieces: int
+    blocks: list[int]
+    lengths: tuple[int, ...]
+    repeats: dict[Expr | int, int]
+
+
+class Launching:
     """A source's kernels on a device, and what is kept of batches."""
 
-    arrays: Any
+    arrays = DeviceArrays()
 
     def __init__(
         self,
         module: Module,
         params: Mapping[str, Number],
-        make_device: Callable[[Source[Any]], Device],
-        code: Source[P],
+        make_device: Callable[[Source], Device],
+        code: Source,
     ) -> None:
         self.module, self.params, self.source = module, dict(params), code
         self.make_device, self.device = make_device, make_device(code)
-        #: the last host-computed values of a plan and its pieces, with their step
+        self.items = Items(module, self.params, code.shape.tile)
+        self.batches: dict[tuple[str, bytes], Batch] = {}
+        #: the last host-computed values of a plan and its pieces, with what they are of
         self.evaluated: dict[tuple[str, tuple[int, ...]], tuple[Any, NDArray[Any]]] = {}
         self.placed: dict[tuple[str, bytes], Any] = {}
         #: what decode kernels found wrong, a bit each (see REASONS)
@@ -77,6 +102,94 @@ class Launching(Generic[P]):
         #: a uint64 in device memory that is added to `step`: lets a replayed CUDA graph go on. What
         #: the host computes from the step (a warm-up's ratio, say) stays that of the capture.
         self.tick: Any = None
+
+    # batches
+
+    def batch(self, name: str, table: I64) -> Batch:
+        """The device side of a table, made once."""
+        make = partial(self.make_batch, self.source.plans[name], table)
+        return self.kept(self.batches, (name, table.tobytes()), make)
+
+    def make_batch(self, plan: Plan, table: I64) -> Batch:
+        lengths = table[:, 1].tolist()
+        for n in lengths:
+            self.items.check_rooms(plan.rooms, n)
+        shape = len(plan.grids), len(lengths)
+        counts = [[self.items.count(g, n) for n in lengths] for g in plan.grids]
+        items = np.array(counts, np.int64).reshape(shape)
+        blocks = -(-items // np.array([[g.per_block] for g in plan.grids]))
+        firsts, begins = starts(blocks), starts(items)
+        most = [payload_bytes(self.module, n, self.params) for n in lengths]
+        sizes = {str(g): int(begins[g, -1]) for g in range(len(plan.grids))}
+        sizes |= {f"{g}b": int(firsts[g, -1]) for g in range(len(plan.grids))}
+        sizes["piece"] = len(lengths)
+        upload = self.device.upload
+        return Batch(
+            table=upload(table.reshape(-1)),
+            first=upload(firsts.reshape(-1)),
+            item_at=upload(begins.reshape(-1)),
+            used=upload(np.array(most, np.int64)),
+            scratch=self.scratch(table, [(s.dtype, sizes[s.per] * s.factor) for s in plan.scratch]),
+            pieces=len(lengths),
+            blocks=[int(b) for b in firsts[:, -1]],
+            lengths=tuple(lengths),
+            repeats={
+                e: self.items.rounds(e, lengths) for s in plan.steps if (e := s.repeat) is not None
+            },
+        )
+
+    def scratch(self, table: I64, wanted: list[tuple[str, int]]) -> tuple[Any, ...]:
+        """A plan's memory for a table, by types and lengths; zeros before the first call."""
+        return tuple(self.device.zeros(count, dtype) for dtype, count in wanted)
+
+    def begin(self, x: Any, b: Batch) -> tuple[Any, ...]:
+        """What every kernel is given first."""
+        return x, b.table, b.first, b.item_at, np.int32(b.pieces)
+
+    def encode_args(
+        self, name: str, b: Batch, x: Any, out: Any, at: Any, *, seed: int, step: int,
+        scale: float = 1.0, back: bool = False, most: I64 | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """What kernels of an encode, or of a round, are given; then come states and scratch."""
+        return (
+            *self.begin(x, b), out, at, self.statics(name, b.lengths, step, most),
+            np.uint64(seed & MASK), np.uint64(step & MASK), self.tick, np.float32(scale),
+            np.int32(back), b.used,
+        )  # fmt: skip
+
+    def decode(
+        self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool, step: int = 0
+    ) -> None:
+        """Decode all pieces into out, or add them."""
+        name = "add" if add else "set"
+        b = self.batch(name, table)
+        args = (
+            *self.begin(out, b), payload, self.place(at), used, self.statics(name, b.lengths, step),
+            np.uint64(step & MASK), self.tick, self.errors,
+        )  # fmt: skip
+        self.run(name, b, args, self.device.dtype(out))
+
+    def run(self, name: str, b: Batch, args: tuple[Any, ...], gradient: str) -> None:
+        """Launch the steps of a plan; neighbours that repeat do so together."""
+        with self.whole():
+            for expr, group in groupby(self.source.plans[name].steps, key=lambda s: s.repeat):
+                steps = list(group)
+                for _ in range(1 if expr is None else b.repeats[expr]):
+                    for step in steps:
+                        blocks = b.pieces if step.grid < 0 else b.blocks[step.grid]
+                        if blocks:
+                            given = (*args, *b.scratch)
+                            self.device.launch(gradient, step.kernel, blocks, step.threads, given)
+
+    def states(self, name: str, state: Mapping[str, Any] | None, table: I64) -> tuple[Any, ...]:
+        """The states that a plan is given."""
+        if state is None:
+            return ()
+        if any(s.shape == "scalar" for s in self.module.states):
+            self.refuse_shared(table)
+        return tuple(state[s] for s in self.source.plans[name].states)
+
+    # what is kept
 
     def statics(
         self, name: str, lengths: tuple[int, ...], step: int, most: I64 | None = None
@@ -127,6 +240,7 @@ class Launching(Generic[P]):
 
     def forget(self) -> None:
         """Drop what is kept for tables; subclasses have more."""
+        self.batches.clear()
         self.placed.clear()
 
     @contextmanager

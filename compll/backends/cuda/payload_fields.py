@@ -7,13 +7,16 @@ from typing import Any
 from compll.ir.layout import header
 from compll.ir.module import Field
 
+#: a payload that is read, that is written, or of the plan's own, and where the piece's begins in it
+PLACES = {"in": ("data", "at_in[p]"), "out": ("out", "at[p]"), "own": ("own_bytes_p", "0")}
+
 
 class PayloadFields:
-    """Of the payload that the kernel `body` (a Body) reads ("in") or writes ("out")."""
+    """Of one of PLACES in the kernel `body` (a Body)."""
 
     def __init__(self, body: Any, prefix: str) -> None:
         self.body, self.prefix = body, prefix
-        self.data, self.at = ("data", "at_in[p]") if prefix == "in" else ("out", "at[p]")
+        self.data, self.at = PLACES[prefix]
         self.module, self.tile = body.plan.module, body.plan.shape.tile
         self.head = header(self.module)
 
@@ -39,6 +42,8 @@ class PayloadFields:
 
     def pointer(self, f: Field) -> str:
         """Where a field begins."""
+        if self.prefix == "own":
+            self.body.memory("own_bytes", "uint8", self.body.plan.grid("payload", 1))
         number = [one.name for one in self.module.fields].index(f.name)
         return f"({self.data} + {self.offset(number)})"
 
@@ -50,6 +55,9 @@ class PayloadFields:
             return str(4 * int(f.of))
         if f.shape == "scalar":
             return str(f.item_bits // 8)
+        if f.shape == "matrix":
+            rows, cols = map(self.body.dim, f.dims)
+            return self.bytes(f, f"({rows} * {cols})")
         count = self.kept(f.of)
         if f.shape == "group":
             return f"({count} + {self.tile - 1}) / {self.tile} * {f.item_bits // 8}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Any
 
+from compll.backends.cuda.domains import Domain
 from compll.backends.cuda.grids import Grid, Scratch, Shape, Step
 from compll.backends.cuda.plans import Plan
 from compll.ir.expr import Expr
@@ -21,7 +23,7 @@ TAKEN = ("const u8* __restrict__ data", "const i64* at_in")  # by an encode that
 DECODE = (
     "XT* __restrict__ x", "const i64* table", "const i64* first", "const i64* item_at", "int pieces",
     "const u8* __restrict__ data", "const i64* at_in", "const i64* used_in", "const double* st",
-    "u32* errors",
+    "u64 base_step", "const u64* tick", "u32* errors",
 )  # fmt: skip
 TILES = "tiles"
 
@@ -43,10 +45,29 @@ class PlanBuilder:
         self.grids: list[Grid] = [Grid(TILES, shape.teams)]
         self.scratch: dict[str, Scratch] = {}
         self.slots: dict[Hashable, int] = {}
+        #: by the names of arrays, the grids of their tiles; of fields, where they are read and stored
+        #: if not in a payload as usual; matrices that must have room: see Plan.rooms
+        self.placed: dict[str, int] = {}
+        self.sources: dict[str, Callable[[Any], str]] = {}
+        self.targets: dict[str, Callable[[Any], str]] = {}
+        self.rooms: dict[tuple[str, tuple[Expr, ...]], None] = {}
+        self.names = 0
         #: where numbers stand that are in memory of their own: its name, how many, which
         self.elsewhere: dict[int, tuple[str, int, int]] = {}
 
-    def grid(self, kind: str, per_block: int, arg: Expr | int | str = "") -> int:
+    def fresh(self, prefix: str) -> str:
+        """A new name."""
+        self.names += 1
+        return f"{prefix}{self.names}"
+
+    def static(self, expr: Expr) -> int:
+        """The number of a value that the host computes."""
+        known = next((i for i, e in enumerate(self.statics) if e is expr), None)
+        if known is None:
+            self.statics.append(expr)
+        return len(self.statics) - 1 if known is None else known
+
+    def grid(self, kind: str, per_block: int, arg: Expr | Domain | int | str = "") -> int:
         """The number of a grid."""
         wanted = Grid(kind, per_block, arg)
         if wanted not in self.grids:
@@ -55,6 +76,8 @@ class PlanBuilder:
 
     def grid_of(self, f: Field) -> int:
         """The grid of an array's tiles: of a selection, or the piece."""
+        if f.name in self.placed:
+            return self.placed[f.name]
         selected = f.shape == "kept" and f.of in {s.name for s in self.module.selections}
         return self.grid("kept_tiles", self.shape.teams, f.of) if selected else 0
 
@@ -95,5 +118,5 @@ class PlanBuilder:
         """What the host needs of it."""
         return Plan(
             tuple(self.steps), self.params(), tuple(self.statics), tuple(self.grids),
-            self.memories(), states, writes_back,
+            self.memories(), states, writes_back, tuple(self.rooms),
         )  # fmt: skip

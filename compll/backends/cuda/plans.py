@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from compll.backends.cuda.grids import Grid, Scratch, Shape, Step
 from compll.ir.expr import Expr
@@ -15,13 +14,24 @@ GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class Launches:
-    """Launches in order. params: of every kernel, as C declarations. statics: host-computed
-    values, a row per piece."""
+class Plan:
+    """How a batch is encoded or decoded: launches in order.
+
+    Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode), and those of rounds (see
+    array_plans.py). params: of every kernel, as C declarations. statics: host-computed values, a row
+    per piece. writes_back: whether encode itself overwrites the gradient by its decoded value. rooms:
+    matrices that must have room for the elements of a piece, or at least as many as it has (matrix or
+    flat, and the dimensions).
+    """
 
     steps: tuple[Step, ...]
     params: tuple[str, ...]
     statics: tuple[Expr, ...]
+    grids: tuple[Grid, ...]
+    scratch: tuple[Scratch, ...]
+    states: tuple[str, ...] = ()
+    writes_back: bool = False
+    rooms: tuple[tuple[str, tuple[Expr, ...]], ...] = ()
 
     @property
     def steps_matter(self) -> bool:
@@ -29,30 +39,13 @@ class Launches:
         return any("step" in depends(e) for e in self.statics)
 
 
-@dataclass(frozen=True)
-class Plan(Launches):
-    """How a batch is encoded or decoded in passes.
-
-    Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode).
-    """
-
-    grids: tuple[Grid, ...]
-    scratch: tuple[Scratch, ...]
-    states: tuple[str, ...] = ()
-    #: whether encode itself overwrites the gradient by its decoded value
-    writes_back: bool = False
-
-
-P = TypeVar("P", bound=Launches)
-
-
 @dataclass
-class Source(Generic[P]):
+class Source:
     """The generated text (without the prelude) and its plans by name."""
 
     text: str
     shape: Shape
-    plans: dict[str, P] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
 
     def full(self, gradient: str = "float32") -> str:
         """All that a compiler needs, for gradients of this dtype."""

@@ -6,17 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from compll.backends.cuda import searches, streams, tables
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.instructions import C_TYPES
 from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.backends.cuda.selected_lanes import counted, fold_of
-from compll.backends.cuda.walk_kernel import Over, WalkKernel
+from compll.backends.cuda.walk_kernel import Region, WalkKernel
 from compll.ir.expr import Expr
 from compll.ir.layout import header
-from compll.ir.module import WHOLE
+from compll.ir.module import WHOLE, Field
 from compll.ir.tile import (
     Kernel,
     KthLargest,
@@ -49,8 +48,9 @@ class Printer:
         self.plan = plan
         self.phase: Body | None = None
         self.guard: tuple[Value, bool] | None = None
+        self.lates: dict[int, tuple[Value, bool]] = {}
         self.guards: dict[int, tuple[Value, bool]] = {}
-        self.parts: dict[int, tuple[str, Walk]] = {}
+        self.parts: dict[int, tuple[str, Region]] = {}
 
     # encode and decode
 
@@ -182,7 +182,9 @@ class Printer:
 
     def late(self, v: Value) -> bool:
         """Whether a number follows from totals."""
-        return v.op == "total" or any(map(self.late, v.args))
+        if id(v) not in self.lates:
+            self.lates[id(v)] = v, v.op == "total" or any(map(self.late, v.args))
+        return self.lates[id(v)][1]
 
     def value(self, v: Value) -> str:
         """A number of the piece, in the phase at hand; left for others where it is late."""
@@ -203,9 +205,8 @@ class Printer:
     def total(self, b: Body, v: Value) -> str:
         """What a walk's fold comes to over all tiles."""
         (f,) = v.args
-        memory, walk = self.parts[id(f)]
-        grid = self.grid(walk)
-        parts, count = b.memory(memory, "uint32", grid), self.tiles(b, walk)
+        memory, region = self.parts[id(f)]
+        parts, count = b.memory(memory, "uint32", region.grid), self.tiles(b, region)
         if f.attr == "sum":
             text = f"block_total({parts}, {count})"
         elif f.attr == "count":
@@ -219,17 +220,16 @@ class Printer:
             text = f"{'' if guard[1] else '!'}{self.value(guard[0])} ? {text} : 0"
         return b.declare(C_TYPES[v.kind], text, "s")
 
-    def grid(self, walk: Walk) -> int:
-        """Of a walk."""
-        return self.plan.grid("kept_tiles", self.plan.shape.teams, walk.of) if walk.of else 0
+    def region(self, walk: Walk) -> Region:
+        """What a walk goes over."""
+        grid = self.plan.grid("kept_tiles", self.plan.shape.teams, walk.of) if walk.of else 0
+        prefix = "in" if self.plan.decodes else "out"
+        return Region(grid, lambda b: b.fields[prefix].kept(walk.of))
 
-    def size(self, b: Body, walk: Walk) -> str:
-        """How many elements a walk goes over."""
-        return b.fields["in" if self.plan.decodes else "out"].kept(walk.of)
-
-    def tiles(self, b: Body, walk: Walk) -> str:
+    def tiles(self, b: Body, region: Region) -> str:
+        """How many tiles a region has."""
         tile = self.plan.shape.tile
-        return f"({self.size(b, walk)} + {tile - 1}) / {tile}"
+        return f"({region.size(b)} + {tile - 1}) / {tile}"
 
     # steps
 
@@ -239,12 +239,17 @@ class Printer:
         for step in steps:
             if step not in states:
                 self.step(step)
-        values = [(s, self.value(s.value)) for s in states]
-        for s, value in values:
+        for s in states:
+            self.value(s.value)
+        for s in states:
             assert s.field is not None
-            b = self.open_phase()
-            to = f"a_{s.name}[{b.given('tensor')}]"
-            b.add(f"if (threadIdx.x == 0 && finite((float){value})) {to} = (float){value};")
+            self.store_state(s.field, s.value)
+
+    def store_state(self, f: Field, value: Value) -> None:
+        """A state of the tensor takes up a number."""
+        name, b = self.value(value), self.open_phase()
+        to = f"a_{f.name}[{b.given('tensor')}]"
+        b.add(f"if (threadIdx.x == 0 && finite((float){name})) {to} = (float){name};")
 
     def step(self, step: Step) -> None:
         if isinstance(step, Walk):
@@ -283,7 +288,7 @@ class Printer:
         value = self.value(s.value)
         b = self.open_phase()
         assert s.field is not None
-        to = b.fields["out"].pointer(s.field)
+        to = b.target(s.field)
         if s.value.kind == "table":
             each = f"store_float32({to} + 4 * k, {value}[k]);"
             b.add(f"for (int k = threadIdx.x; k < {s.field.of}; k += blockDim.x) {each}")
@@ -294,27 +299,29 @@ class Printer:
     def walk(self, walk: Walk) -> None:
         """A walk's kernel, after the counts that it needs."""
         self.count(walk)
+        self.fold(walk, self.region(walk))
+
+    def fold(self, walk: Walk, region: Region) -> None:
+        """A walk's kernel, which leaves the parts of its totals."""
         totals = {}
         for f in walk.folds:
-            name = f"part{len(self.parts)}"
-            self.parts[id(f)] = (name, walk)
-            totals[id(f)] = name
-        self.walk_kernel("walk", walk, totals)
+            totals[id(f)] = f"part{len(self.parts)}"
+            self.parts[id(f)] = (totals[id(f)], region)
+        self.walk_kernel("walk", walk, totals, region)
 
     def walk_kernel(
-        self, what: str, walk: Walk, totals: dict[int, str], *, over: Any = None,
+        self, what: str, walk: Walk, totals: dict[int, str], region: Region | None = None, *,
         repeat: Expr | int | None = None, until: str = "",
     ) -> None:  # fmt: skip
-        """The kernel of a walk. over: what it goes over, given its Body."""
+        """The kernel of a walk. until: a line before all others."""
+        region = region or self.region(walk)
         self.require([v for v in walk.values if v.level == "piece"])
         self.require([one.limit for one in walk.compacts if one.limit is not None])
-        grid = self.grid(walk) if over is None else over.grid
-        with self.kernel(what, grid, self.plan.shape.threads, repeat) as b:
+        with self.kernel(what, region.grid, self.plan.shape.threads, repeat) as b:
             if until:
                 b.head.add(until)
-            memories = {f: b.memory(name, "uint32", grid) for f, name in totals.items()}
-            found = Over(grid, self.size(b, walk)) if over is None else over.of(b)
-            WalkKernel(b, walk, found, memories).emit()
+            memories = {f: b.memory(name, "uint32", region.grid) for f, name in totals.items()}
+            WalkKernel(b, walk, region, memories).emit()
 
     def count(self, walk: Walk) -> None:
         """How many lanes of earlier tiles are selected, and how many in all."""
@@ -323,12 +330,13 @@ class Printer:
             return
         folds = [fold_of(one.condition) for one in conditions]
         names = {id(f): f"before_{c.name}" for f, c in zip(folds, conditions, strict=True)}
-        self.walk_kernel("count", Walk(folds=folds, of=walk.of), names)
+        region = self.region(walk)
+        self.walk_kernel("count", Walk(folds=folds, of=walk.of), names, region)
         b = self.open_phase()
         found = {}
         for c in conditions:
-            before = b.memory(f"before_{c.name}", "uint32", self.grid(walk))
-            found[c.name] = b.declare("i64", f"scan_array({before}, {self.tiles(b, walk)})")
+            before = b.memory(f"before_{c.name}", "uint32", region.grid)
+            found[c.name] = b.declare("i64", f"scan_array({before}, {self.tiles(b, region)})")
         for one in walk.compacts:
             if one.selection not in header(self.plan.module)[0]:
                 continue
@@ -347,6 +355,6 @@ class Printer:
         self.walk_kernel("fill", Walk([Store("gradient", None, value)]), {})
 
 
-def told_or(value: Value) -> Value:
+def told_or(value: Value, told: Value = TOLD) -> Value:
     """A lane, or NaN where the payload tells of such."""
-    return Value("where", (TOLD, NAN, value), "f32", "lane")
+    return Value("where", (told, NAN, value), "f32", "lane")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.walk_kernel import Over
+from compll.backends.cuda.grids import MOST_ROUNDS
+from compll.backends.cuda.walk_kernel import Region
 from compll.ir.expr import Expr
 from compll.ir.module import Field
 from compll.ir.static import depends
@@ -20,8 +21,6 @@ EACH = 4096  # keys of a block
 KEYS = Field("keys", "int32", 0, SCRATCH)
 #: numbers of a search by counts: see Search in searches.cuh
 SEARCH, TRIES, LAST = 11, 2, 10
-#: of walks for at most 100 tries, and the look at the last one, where each walk does for three
-MOST_ROUNDS = 34
 
 
 def kth_largest(p: Any, step: KthLargest) -> None:
@@ -104,18 +103,11 @@ def sample(p: Any, step: KthLargest, keys: Walk) -> int:
     }
     gather(p, grid, size, sources)
 
-    class Sampled:
-        """What the walk for their keys goes over."""
+    def remade(b: Body) -> dict[str, str]:
+        found = {name: b.memory(m, "float32", grid, tile) for name, m in names.items()}
+        return found | {"own_keys": b.memory("sample_keys", "int32", grid, tile)}
 
-        def __init__(self) -> None:
-            self.grid = grid
-
-        def of(self, b: Body) -> Over:
-            remade = {name: b.memory(m, "float32", grid, tile) for name, m in names.items()}
-            remade["own_keys"] = b.memory("sample_keys", "int32", grid, tile)
-            return Over(grid, b.value(size), remade)
-
-    p.walk_kernel("keys", keys, {}, over=Sampled())
+    p.walk_kernel("keys", keys, {}, Region(grid, lambda b: b.value(size), remade))
     return grid
 
 
@@ -136,7 +128,7 @@ def gather(p: Any, grid: int, size: Value, sources: dict[str, Any]) -> None:
 
 def threshold_search(p: Any, step: ThresholdSearch) -> None:
     """adjust or bisect: walks that count for a tree of thresholds, until a count fits."""
-    name = f"search{len(p.parts)}"
+    name = p.plan.fresh("search")
     halves = str(step.how == "bisect").lower()
     for q, v in enumerate(step.tries):
         p.plan.elsewhere[id(v)] = (name, SEARCH, TRIES + q)
@@ -148,17 +140,16 @@ def threshold_search(p: Any, step: ThresholdSearch) -> None:
     rounds = told_by_host(step.given[-1], p.plan.statics)
     rounds = MOST_ROUNDS if rounds is None else rounds
     totals = {id(f): f"tried{q}_{name}" for q, f in enumerate(step.walk.folds)}
-    for f in step.walk.folds:
-        p.parts[id(f)] = (totals[id(f)], step.walk)
+    region = p.region(step.walk)
     until = f"if ({name}[p * {SEARCH} + {LAST}] < 0.0) return;"
-    p.walk_kernel("tries", step.walk, totals, repeat=rounds, until=until)
+    p.walk_kernel("tries", step.walk, totals, region, repeat=rounds, until=until)
     with p.kernel("decide", -1, 256, rounds) as b:
         b.add(until)
         search = given(b, name, step)
         b.add(f"double counts[{len(step.tries)}];")
         for q, f in enumerate(step.walk.folds):
             parts = b.memory(totals[id(f)], "uint32", 0)
-            b.add(f"counts[{q}] = (double)block_count({parts}, {p.tiles(b, step.walk)});")
+            b.add(f"counts[{q}] = (double)block_count({parts}, {p.tiles(b, region)});")
         b.add("double found, count;")
         b.add("if (threadIdx.x) return;")
         b.add(f"decide<{halves}>({search}, given, counts, &found, &count);")

@@ -56,7 +56,7 @@ class SelectedLanes:
             self.body.add(f"next_{one.name} = m ? {self.before(one.name)}[t] : 0;")
 
     def before(self, name: str) -> str:
-        return str(self.body.memory(f"before_{name}", "uint32", self.walk.over.grid))
+        return str(self.body.memory(f"before_{name}", "uint32", self.walk.region.grid))
 
     def row(self, loop: Loop) -> None:
         """The places of a row's selected lanes."""

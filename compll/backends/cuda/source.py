@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from compll.backends.cuda.array_source import array_source
-from compll.backends.cuda.body import TYPES
+from compll.backends.cuda.array_plans import array_plans
+from compll.backends.cuda.body import state_params
 from compll.backends.cuda.grids import Shape, shape_of
 from compll.backends.cuda.plan_builder import DECODE, ENCODE, TAKEN, PlanBuilder
-from compll.backends.cuda.plans import GRADIENTS, Plan, Source
+from compll.backends.cuda.plans import GRADIENTS, Source, header
 from compll.backends.cuda.printer import Printer
 from compll.ir.layout import tile_of
-from compll.ir.module import HALVES, Module
+from compll.ir.module import Module
 from compll.ir.program import Unsupported
 from compll.ir.tile import Kernel
 from compll.passes import lower
@@ -21,12 +20,16 @@ from compll.passes.refusal import refused
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 
-def source(module: Module, threads: int = 256) -> Source[Any]:
+def source(module: Module, threads: int = 256) -> Source:
     """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
     try:
+        result = Source(
+            header("arrays") + header("spectra") if module.arrays else "", shape(module, threads)
+        )
         if module.arrays:
-            return array_source(module, threads)
-        result: Source[Plan] = Source("", shape(module, threads))
+            for name, plan, kernel in array_plans(module, result.shape):
+                add(result, name, (plan, kernel))
+            return result
         for name, kernel in encodes(module).items():
             add(result, name, encode(kernel, name, result.shape))
         for name, adds in (("set", False), ("add", True)):
@@ -36,9 +39,9 @@ def source(module: Module, threads: int = 256) -> Source[Any]:
         raise refused(module, "cuda", why) from why
 
 
-def hop_source(module: Module, threads: int = 256) -> Source[Plan]:
+def hop_source(module: Module, threads: int = 256) -> Source:
     """The kernels that decode, add and encode: plans "encode" and "feed"."""
-    result: Source[Plan] = Source("", shape(module, threads))
+    result = Source("", shape(module, threads))
     for kernel in lower.kernels(module)["hop"]:
         name = "feed" if kernel.states else "encode"
         add(result, name, encode(kernel, f"hop_{name}", result.shape, TAKEN))
@@ -63,9 +66,7 @@ def encode(
     kernel: Kernel, name: str, shape: Shape, more: tuple[str, ...] = ()
 ) -> tuple[PlanBuilder, Kernel]:
     """The plan of an encode."""
-    held = {s.name: TYPES[s.storage] if s.storage in HALVES else "float" for s in kernel.states}
-    states = tuple(f"{kind}* __restrict__ a_{state}" for state, kind in held.items())
-    plan = PlanBuilder(name, kernel, shape, (*ENCODE, *more, *states))
+    plan = PlanBuilder(name, kernel, shape, (*ENCODE, *more, *state_params(kernel.states)))
     Printer(plan).encode(kernel)
     return plan, kernel
 
@@ -79,7 +80,7 @@ def decode(kernel: Kernel, shape: Shape) -> tuple[PlanBuilder, Kernel]:
     return plan, kernel
 
 
-def add(result: Source[Plan], name: str, made: tuple[PlanBuilder, Kernel]) -> None:
+def add(result: Source, name: str, made: tuple[PlanBuilder, Kernel]) -> None:
     """Add a plan to a source."""
     plan, kernel = made
     result.text += plan.text()

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.body import Body
+from compll.backends.cuda.grids import GROUP
 from compll.backends.cuda.lane_arrays import own_name
 from compll.ir.module import Field
 from compll.ir.tile import Stream
 
 POSITIONS = 256  # of a block
-CHUNK, PLACES = 2048, 64  # as in streams.cuh
+PLACES = 64  # of a chunk, where its first unit may begin: as in streams.cuh
 CHUNKS = 4  # of a block
-GROUP = 64  # chunks
 THREADS = 64
 BYTES = 2048  # of trits, of a block
 
@@ -70,6 +70,9 @@ def store_positions(p: Any, step: Stream) -> None:
     b = p.open_phase()
     total = b.declare("i64", f"scan_array({bits} + {b.blocks(grid)})")
     leave_length(b, f, f"{code}_code::head + (({total} + 7) >> 3)")
+    fields = b.fields["out"]
+    given = f"{fields.pointer(f)}, {fields.kept(f.of)}, {b.given('n')}"
+    b.add(f"if (threadIdx.x == 0) {code}_code::begin({given});")
     with p.kernel("codes", grid, POSITIONS) as b:
         own = before(b)
         out = b.fields["out"].pointer(f)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from compll.backends.cuda import instructions
 from compll.backends.cuda.body import Body
@@ -19,23 +19,28 @@ from compll.passes.fuse import Loop, loops, order_of_lanes
 
 
 @dataclass(frozen=True)
-class Over:
-    """What a walk goes over: a grid of tiles, and how many elements there are, as text.
+class Region:
+    """What a walk goes over: a grid of tiles, and in a kernel, how many elements there are.
 
-    remade: arrays that stand in the place of the gradient and states, as the elements of a sample.
+    remade: arrays that stand in the place of others, as a sample's do in that of the gradient.
     """
 
     grid: int
-    size: str
-    remade: dict[str, str] = field(default_factory=dict)
+    size: Callable[[Body], str]
+    remade: Callable[[Body], dict[str, str]] = lambda _: {}
 
 
 class WalkKernel:
     """Prints one walk into `body`. totals: where a tile's folds are left, by their identity."""
 
-    def __init__(self, body: Body, walk: Walk, over: Over, totals: dict[int, str]) -> None:
-        self.body, self.walk, self.over, self.totals = body, walk, over, totals
+    def __init__(self, body: Body, walk: Walk, region: Region, totals: dict[int, str]) -> None:
+        self.body, self.walk, self.region, self.totals = body, walk, region, totals
+        self.remade = region.remade(body)
         self.shape, self.tile = body.plan.shape, body.plan.shape.tile
+        # what functions give takes long to compile: row after row, then
+        elements = any(v.op == "element" for v in walk.values)
+        self.held = 1 if elements else self.shape.held
+        self.parts = self.shape.rows // self.held
         self.loops = loops(walk, self.tile, ordered=False)
         self.draws = sorted({v.attr for v in walk.values if v.op == "draw"})
         self.local: dict[int, str] = {}
@@ -47,7 +52,7 @@ class WalkKernel:
     def emit(self) -> None:
         """The kernel's text."""
         b, s = self.body, self.shape
-        b.hoist("size", f"const i64 size = {self.over.size};")
+        b.hoist("size", f"const i64 size = {self.region.size(b)};")
         b.add(f"const int u = threadIdx.x % {s.team}, team = threadIdx.x / {s.team};")
         b.add(f"const i64 t = own * {s.teams} + team, o = t * {self.tile};")
         if self.walk.of:
@@ -88,7 +93,7 @@ class WalkKernel:
                 b.add(f"const u64 {draw_name(draw)} = keys[{2 * k} + high];")
         self.stores.open()
         self.selected.open()
-        if self.shape.chunks == 1:
+        if self.parts == 1:
             b.add("const int c = 0;")
             self.arrays.load()
         self.stores.of_tiles()
@@ -109,10 +114,8 @@ class WalkKernel:
         self.selected.begin()
         with self.chunks():
             b.add("#pragma unroll")
-            with b.block(f"for (int row = 0; row < {self.shape.held}; ++row)"):
-                b.add(
-                    f"const int k = c * {self.shape.held} + row, l = k * {self.shape.row} + 4 * u;"
-                )
+            with b.block(f"for (int row = 0; row < {self.held}; ++row)"):
+                b.add(f"const int k = c * {self.held} + row, l = k * {self.shape.row} + 4 * u;")
                 self.arrays.load_row(values)
                 self.stores.open_row(one.stores)
                 self.selected.row(one)
@@ -128,10 +131,11 @@ class WalkKernel:
     def chunks(self) -> Iterator[None]:
         """Around a loop over rows: a tile too large for registers is read chunk by chunk."""
         with self.body.block(""):
-            if self.shape.chunks == 1:
+            if self.parts == 1:
                 yield
                 return
-            with self.body.block(f"for (int c = 0; c < {self.shape.chunks}; ++c)"):
+            self.body.add("#pragma unroll 1")
+            with self.body.block(f"for (int c = 0; c < {self.parts}; ++c)"):
                 self.arrays.load()
                 yield
 
@@ -158,6 +162,8 @@ class WalkKernel:
             return "(i32)(o + i)"
         if v.op in ("selected", "spread"):
             return self.selected.lane(v)
+        if v.op == "element":
+            return str(v.attr.text(self.body, "(i < m ? o + i : 0)", list(map(self.named, v.args))))
         return instructions.text(v, [self.named(a) for a in v.args])
 
     def named(self, v: Value) -> str:

@@ -1,12 +1,152 @@
-// ---- specs that are computed an array at a time: see [Note: CUDA arrays] in cuda_domains.py ----
+// ---- specs that are computed an array at a time: see array_printer.py ----
 
 D i64 quotient(i64 a, i64 b) { return (a | b) >> 32 ? a / b : (i64)((u32)a / (u32)b); }
-// out of line: only a piece that crosses 2**32 elements of its tensor comes here
-SLOW u64 far_stream(u64 seed, u64 step, u64 tensor, u64 draw, u64 high) {
-  return stream(seed, step, tensor, draw, high);
-}
+
+// An array as a matrix: steps from one row and one column to the next; beyond `valid` elements, zeros.
+template <class T> struct View {
+  const T* at;
+  i64 rows, cols, down, across, valid;
+  __device__ __forceinline__ T get(i64 r, i64 c) const {
+    const i64 i = r * down + c * across;
+    return i < valid ? at[i] : (T)0;
+  }
+  __device__ __forceinline__ T get(i64 e) const {
+    if (rows == 1 || (across == 1 && down == cols)) return rows == 1 ? get(0, e) : e < valid ? at[e] : (T)0;
+    const i64 r = quotient(e, cols);
+    return get(r, e - r * cols);
+  }
+  __device__ __forceinline__ bool tall() const { return rows >= cols; }
+  __device__ __forceinline__ i64 shorter() const { return tall() ? cols : rows; }
+  __device__ __forceinline__ i64 longer() const { return tall() ? rows : cols; }
+  // at these places of the longer and the shorter side
+  __device__ __forceinline__ T side(i64 l, i64 s) const { return tall() ? get(l, s) : get(s, l); }
+};
+// elements of a Gram matrix of the shorter side
+D i64 square(i64 rows, i64 cols) { return rows < cols ? rows * rows : cols * cols; }
+// the elements of a matrix that a state of n has room for
+D i64 room(i64 size, i64 n) { return size <= n ? size : 0; }
 // an index clipped to a row of `count`
 D i64 inside(i32 i, i64 count) { return i < 0 ? 0 : i < count ? i : count - 1; }
+// element e of the columns of x at positions; 0 where there is no such column
+D float taken(const View<float>& x, const View<i32>& at, i64 e) {
+  const i64 r = quotient(e, at.cols), c = at.get(r, e - r * at.cols);
+  return c < 0 || c >= x.cols ? 0.0f : x.get(r, c);
+}
+D float looked_up(const View<float>& row, i32 index) { return row.get(0, inside(index, row.cols)); }
+// out of line: only a piece that crosses 2**32 elements of its tensor comes here
+SLOW u64 far_stream(u64 step, i64 tensor, i64 high) { return stream(0ull, step, (u64)tensor, (u64)-2ll, (u64)high); }
+D float random_element(i64 e, u64 near, u64 step, i64 tensor) {
+  return 2.0f * uniform((u32)e, e >> 32 ? far_stream(step, tensor, e >> 32) : near) - 1.0f;
+}
+// a product whose inner dimension is short: see [Note: order of matrix products]
+D float short_product(const View<float>& a, const View<float>& b, i64 e) {
+  const i64 r = quotient(e, b.cols), c = e - r * b.cols;
+  float total = 0.0f;
+  for (i64 k = 0; k < a.cols; ++k) total += a.get(r, k) * b.get(k, c);
+  return total;
+}
+
+// ---- products: those of numerics/matrices.py, bit for bit ----
+
+#define ROWS 32
+#define COLUMNS 64
+#define DEPTH 64
+// Sums over an inner dimension of what `left(k, r)` and `right(k, c)` give, a block's ROWS x `width`.
+template <int THREADS, class R, class TURN, class LEFT, class RIGHT>
+D void accumulate(double* total, i64 begin, i64 end, int width, float (*x)[DEPTH + 1], R (*y)[COLUMNS], TURN turned, LEFT left, RIGHT right) {
+  for (i64 k0 = begin; k0 < end; k0 += DEPTH) {
+    const int depth = end - k0 < DEPTH ? (int)(end - k0) : DEPTH;
+    for (int e = threadIdx.x; e < ROWS * DEPTH; e += THREADS) {
+      const int k = turned ? e / ROWS : e % DEPTH, r = turned ? e % ROWS : e / DEPTH;
+      x[r][k] = k < depth ? left(k0 + k, r) : 0.0f;
+    }
+    for (int e = threadIdx.x; e < DEPTH * width; e += THREADS)
+      y[e / width][e % width] = e / width < depth ? right(k0 + e / width, e % width) : (R)0;
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < ROWS * COLUMNS / THREADS; ++s) {
+      const int o = threadIdx.x + s * THREADS;
+      if (o >= ROWS * width) break;
+      const int r = o / width, c = o % width;
+#pragma unroll 4
+      for (int k = 0; k < depth; ++k) total[s] += (double)x[r][k] * (double)y[k][c];
+    }
+    __syncthreads();
+  }
+}
+// each sum of a thread, with its row and column in the block
+template <int THREADS, class TAKE> D void each_total(const double* total, int width, TAKE take) {
+#pragma unroll
+  for (int s = 0; s < ROWS * COLUMNS / THREADS; ++s) {
+    const int o = threadIdx.x + s * THREADS;
+    if (o >= ROWS * width) break;
+    take(total[s], o / width, o % width);
+  }
+}
+D int block_width(i64 col0, i64 cols) { return cols - col0 < COLUMNS ? (int)(cols - col0) : COLUMNS; }
+template <int THREADS> D void product(const View<float>& a, const View<float>& b, i64 own, float* out) {
+  __shared__ float x[ROWS][DEPTH + 1], y[DEPTH][COLUMNS];
+  const i64 across = (b.cols + COLUMNS - 1) / COLUMNS, row0 = own / across * ROWS, col0 = own % across * COLUMNS;
+  const int width = block_width(col0, b.cols);
+  double total[ROWS * COLUMNS / THREADS] = {0.0};
+  accumulate<THREADS>(total, 0, a.cols, width, x, y, a.across != 1,
+    [&](i64 k, int r) { return row0 + r < a.rows ? a.get(row0 + r, k) : 0.0f; },
+    [&](i64 k, int c) { return b.get(k, col0 + c); });
+  each_total<THREADS>(total, width, [&](double sum, int r, int c) {
+    if (row0 + r < a.rows) out[(row0 + r) * b.cols + col0 + c] = (float)sum;
+  });
+}
+
+// ---- rows: a warp each, 32 columns at a time ----
+
+// what `take(there, c, key)` makes of every column of a row; keys are ordered as unsigned numbers
+template <class TAKE> D void each_of_row(const View<float>& x, i64 r, TAKE take) {
+  for (i64 c0 = 0; c0 < x.cols; c0 += 32) {
+    const i64 c = c0 + threadIdx.x % 32;
+    take(c < x.cols, c, digits(key(c < x.cols ? x.get(r, c) : 0.0f)));
+  }
+}
+D void row_extreme(const View<float>& x, i64 t, bool largest, float* out) {
+  i32 best = largest ? -2147483647 : 2147483647;
+  each_of_row(x, t < x.rows ? t : x.rows - 1, [&](bool there, i64, u32 own) {
+    const i32 k = (i32)(own ^ 0x80000000u);
+    if (there) best = largest ? i_max(best, k) : i_min(best, k);
+  });
+  best = largest ? team_max<32>(best) : team_min<32>(best);
+  if (threadIdx.x % 32 == 0 && t < x.rows) out[t] = unkey(best);
+}
+// the k-th largest key of a row bit by bit, then positions in order
+D void top_columns(const View<float>& x, i64 t, i64 k, i32* out) {
+  const bool real = t < x.rows;
+  const i64 r = real ? t : x.rows - 1;
+  const int u = threadIdx.x % 32;
+  const u32 before = (1u << u) - 1u;
+  u32 least = 0;
+  for (int bit = 31; bit >= 0; --bit) {
+    const u32 tried = least | 1u << bit;
+    i64 count = 0;
+    each_of_row(x, r, [&](bool there, i64, u32 own) { count += __popc(__ballot_sync(FULL, there && own >= tried)); });
+    if (count >= k) least = tried;
+  }
+  i64 ties = k, found = 0;
+  each_of_row(x, r, [&](bool there, i64, u32 own) { ties -= __popc(__ballot_sync(FULL, there && own > least)); });
+  each_of_row(x, r, [&](bool there, i64 c, u32 own) {
+    const u32 equal = __ballot_sync(FULL, there && own == least);
+    const bool tied = (equal >> u & 1) && __popc(equal & before) < ties;
+    const u32 hits = __ballot_sync(FULL, tied || (there && own > least));
+    if (real && (hits >> u & 1)) out[t * k + found + __popc(hits & before)] = (i32)c;
+    ties -= __popc(equal);
+    found += __popc(hits);
+  });
+  for (i64 j = found + u; j < k; j += 32)
+    if (real) out[t * k + j] = -1;
+}
+D void place_columns(const View<i32>& at, const View<float>& x, i64 r, i64 cols, float* out) {
+  for (i64 j = 0; j < at.cols; ++j) {
+    const i32 c = at.get(r, j);
+    if (c >= 0 && c < cols) out[r * cols + c] = x.get(r, j);
+  }
+}
 
 // ---- sums by index: see [Note: sums by index] in numbers.py ----
 
@@ -20,18 +160,6 @@ D double two_to(int k) { return __longlong_as_double((i64)(1023 + k) << 52); }
 D i64 sum_item(float x, int shift) { return shift == NO_SUM ? 0 : (i64)rint((double)x * two_to(shift)); }
 D float sum_value(i64 sum, int shift) {
   return shift == NO_SUM ? NAN_F : (float)((double)sum * two_to(-shift));
-}
-
-// lanes u, u + 32, u + 64 and u + 96 of a warp's threads, folded in halves; thread 0 has the sum
-D float lane_sum(float a, float b, float c, float d) {
-  float sum = (a + c) + (b + d);
-  for (int h = 16; h > 0; h >>= 1) sum += __shfl_down_sync(FULL, sum, h, 32);
-  return sum;
-}
-// the code of item i of `count`, packed in tiles of 1024
-template <int BITS> D u32 code_in(const u8* data, i64 count, i64 i) {
-  const i64 tile = i / 1024, left = count - tile * 1024;
-  return code_at<BITS>(data + tile * (128 * BITS), left < 1024 ? (int)left : 1024, (int)(i % 1024));
 }
 
 // ---- drawn selections: shared.positions ----
@@ -97,6 +225,26 @@ SLOW bool direction(double* basis, i64 rows, i64 c) {
   return true;
 }
 
+D void fill_column(double* column, const View<float>& x, i64 c, bool zeros) {
+#pragma unroll 1
+  for (i64 r = threadIdx.x; r < x.rows; r += 128) column[r] = zeros ? 0.0 : (double)x.get(r, c);
+}
+D void orthonormal(const View<float>& x, const View<float>& spare, bool spared, double* basis, float* out) {
+  for (i64 c = 0; c < x.cols; ++c) {
+    double* const column = basis + c * x.rows;
+    fill_column(column, x, c, false);
+    bool found = direction(basis, x.rows, c);
+    if (!found && spared) {
+      fill_column(column, spare, c, false);
+      found = direction(basis, x.rows, c);
+    }
+    if (!found) fill_column(column, x, c, true);
+  }
+  for (i64 c = 0; c < x.cols; ++c)
+#pragma unroll 1
+    for (i64 r = threadIdx.x; r < x.rows; r += 128) out[r * x.cols + c] = (float)basis[c * x.rows + r];
+}
+
 // ---- the Walsh-Hadamard transform: see [Note: hadamard] in matrix_numbers.py ----
 
 // R elements, h apart from element `first` of n on: those in runs that are long enough are mixed
@@ -115,6 +263,41 @@ template <int R> D void mixed(float* v, i64 first, i64 h, i64 n) {
 }
 // what element i of n is multiplied by; 2**top elements are the longest run
 D float run_factor(i64 i, i64 n, int top) {
+  if (top < 0) return 1.0f;
   while (top > 0 && i >= (n >> top << top)) --top;
   return power_of_two(-(top / 2)) * (top % 2 ? 0.70710678118654752f : 1.0f);
+}
+// A block's NEAR elements in shared memory: a gap after every 32 keeps threads off each other's banks.
+template <int NEAR, int THREADS> D void stage_near(const View<float>& x, i64 begin, i64 n, float* part) {
+  for (int e = threadIdx.x; e < NEAR; e += THREADS) part[e + e / 32] = begin + e < n ? x.get(begin + e) : 0.0f;
+}
+template <int NEAR, int THREADS, int H, int R> D void mix_near(i64 begin, i64 n, float* part) {
+  __syncthreads();
+  for (int t = threadIdx.x; t < NEAR / R; t += THREADS) {
+    const int b = t / H * (H * R) + t % H;
+    float v[R];
+#pragma unroll
+    for (int k = 0; k < R; ++k) v[k] = part[b + k * H + (b + k * H) / 32];
+    mixed<R>(v, begin + b, H, n);
+#pragma unroll
+    for (int k = 0; k < R; ++k) part[b + k * H + (b + k * H) / 32] = v[k];
+  }
+}
+template <int NEAR, int THREADS> D void leave_near(i64 begin, i64 n, int top, const float* part, float* out) {
+  __syncthreads();
+  for (int e = threadIdx.x; e < NEAR && begin + e < n; e += THREADS)
+    out[begin + e] = part[e + e / 32] * run_factor(begin + e, n, top);
+}
+// Elements h apart, and multiples of that; by `blocks` blocks.
+template <int THREADS, int R> D void mix_far(float* x, i64 n, i64 own, i64 blocks, i64 h, int top) {
+  const i64 groups = (n + h * R - 1) / (h * R) * h;
+  for (i64 t = own * THREADS + threadIdx.x; t < groups; t += blocks * THREADS) {
+    const i64 b = t / h * (h * R) + t % h;
+    float v[R];
+#pragma unroll
+    for (int k = 0; k < R; ++k) v[k] = b + k * h < n ? x[b + k * h] : 0.0f;
+    mixed<R>(v, b, h, n);
+#pragma unroll
+    for (int k = 0; k < R; ++k) if (b + k * h < n) x[b + k * h] = v[k] * run_factor(b + k * h, n, top);
+  }
 }

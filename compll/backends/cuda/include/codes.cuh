@@ -58,7 +58,6 @@ template <class CODE> D i64 bits_before(const i32* idx, i64 j, i64 count, i64 n,
 // Write the bytes whose first bit is in the code of position j, which begins at `bit`: what follows
 // in the last of them belongs to the next positions, so no two threads write one byte.
 template <class CODE> D void store_code(const i32* idx, i64 j, i64 count, i64 n, i64 bit, u8* out) {
-  if (j == 0) CODE::begin(out, count, n);
   if (j >= count) return;
   const CODE own(gap_of(idx, j), count, n);
   out += CODE::head;

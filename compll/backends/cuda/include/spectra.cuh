@@ -1,4 +1,61 @@
-// ---- singular vectors: see [Note: CUDA singular vectors] in cuda_spectra.py ----
+// [Note: CUDA singular vectors] The vectors of a matrix's shorter side are the eigenvectors of its Gram
+// matrix, found by Jacobi's method in float64, a block for each piece; products of the matrix with them
+// have the singular values as lengths, and divided by those are the vectors of the longer side. A
+// product is computed where it is read. So values below 1e-8 of the largest, and their vectors of the
+// longer side, have no true digits, whatever the shape: see [Note: singular vectors] in spectra.py. The
+// last bits, and the vectors' signs, are not those of the other backends.
+
+#define LONG 4096        // of the longer side, that a block adds up for the Gram matrix
+#define TALL (16 * ROWS)  // and for lengths
+template <int THREADS> D void gram_part(const View<float>& m, i64 own, double* parts) {
+  __shared__ float x[ROWS][DEPTH + 1], y[DEPTH][COLUMNS];
+  const i64 r = m.shorter(), l = m.longer(), across = (r + COLUMNS - 1) / COLUMNS, each = (r + ROWS - 1) / ROWS * across;
+  const i64 part = own / each, begin = part * LONG, end = l - begin < LONG ? l : begin + LONG;
+  const i64 row0 = own % each / across * ROWS, col0 = own % each % across * COLUMNS;
+  const int width = block_width(col0, r);
+  double total[ROWS * COLUMNS / THREADS] = {0.0};
+  accumulate<THREADS>(total, begin, end, width, x, y, m.tall(),
+    [&](i64 k, int s) { return row0 + s < r ? m.side(k, row0 + s) : 0.0f; },
+    [&](i64 k, int s) { return m.side(k, col0 + s); });
+  each_total<THREADS>(total, width, [&](double sum, int i, int j) {
+    if (row0 + i < r) parts[(part * r + row0 + i) * r + col0 + j] = sum;
+  });
+}
+D double gram_sum(const View<float>& m, i64 i, const double* parts) {
+  double sum = 0.0;
+  for (i64 k = 0; k * LONG < m.longer(); ++k) sum += parts[k * m.shorter() * m.shorter() + i];
+  return sum;
+}
+// The squares of products of TALL of the longer side with the vectors of a block, a row each, added up.
+template <int THREADS> D void square_part(const View<float>& m, i64 own, const double* vectors, double* parts) {
+  __shared__ float x[ROWS][DEPTH + 1];
+  __shared__ double y[DEPTH][COLUMNS];
+  const i64 r = m.shorter(), l = m.longer(), across = (r + COLUMNS - 1) / COLUMNS;
+  const i64 begin = own / across * TALL, last = l - begin < TALL ? l : begin + TALL, col0 = own % across * COLUMNS;
+  const int width = block_width(col0, r);
+  double squares[(COLUMNS + THREADS - 1) / THREADS] = {0.0};
+  for (i64 row0 = begin; row0 < last; row0 += ROWS) {
+    double total[ROWS * COLUMNS / THREADS] = {0.0};
+    accumulate<THREADS>(total, 0, r, width, x, y, false,
+      [&](i64 k, int i) { return row0 + i < last ? m.side(row0 + i, k) : 0.0f; },
+      [&](i64 k, int c) { return vectors[(col0 + c) * r + k]; });
+    each_total<THREADS>(total, width, [&](double sum, int i, int c) { y[i][c] = sum; });
+    __syncthreads();
+    for (int c = threadIdx.x, s = 0; c < width; c += THREADS, ++s)
+      for (int i = 0; i < ROWS && row0 + i < last; ++i) squares[s] += y[i][c] * y[i][c];
+    __syncthreads();
+  }
+  for (int c = threadIdx.x, s = 0; c < width; c += THREADS, ++s) parts[own / across * r + col0 + c] = squares[s];
+}
+// element e of the vectors of one side, `cols` of them: of the shorter side, or of a product with such a one
+template <bool LEFT> D float vector_at(const View<float>& m, const double* vectors, const double* lengths, const i32* order, i64 e, i64 cols) {
+  const i64 row = quotient(e, cols), o = order[e - row * cols], r = m.shorter();
+  const double* const vector = vectors + o * r;
+  if (m.tall() != LEFT) return (float)vector[row];
+  double found = 0.0;
+  for (i64 k = 0; k < r; ++k) found += (double)m.side(row, k) * vector[k];
+  return (float)(found / (lengths[o] > 0.0 ? lengths[o] : 1.0));
+}
 
 // pair k of a turn in which each of m players (an even number) meets another
 D void meeting(i64 m, i64 turn, i64 k, i64* p, i64* q) {
@@ -67,7 +124,8 @@ SLOW void eigenvectors(double* g, double* v, double* cs, i64 r) {
   }
 }
 // lengths become the roots of sums of `count` parts each; order[i] is the i-th longest (ties: the first)
-D void by_length(const double* parts, i64 count, i64 r, double* lengths, i32* order) {
+D void by_length(const double* parts, const View<float>& m, double* lengths, i32* order) {
+  const i64 count = (m.longer() + TALL - 1) / TALL, r = m.shorter();
   for (i64 c = threadIdx.x; c < r; c += blockDim.x) {
     double sum = 0.0;
     for (i64 k = 0; k < count; ++k) sum += parts[k * r + c];
@@ -81,16 +139,16 @@ D void by_length(const double* parts, i64 count, i64 r, double* lengths, i32* or
     order[place] = (i32)c;
   }
 }
-// systematic sampling of `count` chances, by one thread: see spectra.chosen
-struct Sampler {
-  double line, last;
-  i64 taken;
-};
-D Sampler sampler(float u) { return {0.0, ceil(0.0 - (double)u), 0}; }
-D void sample_next(Sampler* s, float chance, float u, i64 at, i64 most, i32* out) {
-  const double p = chance > 0.0f ? (chance < 1.0f ? (double)chance : 1.0) : 0.0;
-  s->line += p;
-  const double step = ceil(s->line - (double)u);
-  if (step > s->last && s->taken < most) out[s->taken++] = (i32)at;
-  s->last = step;
+// systematic sampling of a row of chances, by one thread: see spectra.chosen
+D void choose(const View<float>& chances, float u, i64 most, i32* out) {
+  double line = 0.0, last = ceil(0.0 - (double)u);
+  i64 taken = 0;
+  for (i64 i = 0; i < most; ++i) out[i] = -1;
+  for (i64 i = 0; i < chances.cols; ++i) {
+    const float chance = chances.get(0, i);
+    line += chance > 0.0f ? (chance < 1.0f ? (double)chance : 1.0) : 0.0;
+    const double step = ceil(line - (double)u);
+    if (step > last && taken < most) out[taken++] = (i32)i;
+    last = step;
+  }
 }
