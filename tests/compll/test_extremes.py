@@ -39,10 +39,10 @@ def bits(array):
 
 
 def steps(codecs, x, state):
-    """Payloads and decoded values of three steps, and the states after each."""
+    """Payloads and decoded values of two steps, and the states after each."""
     with np.errstate(all="ignore"):
         states = [c.init_state(N) if state else {} for c in codecs]
-        for step in range(3):
+        for step in range(2):
             payloads = [
                 c.encode(x.copy(), state=s or None, step=step)
                 for c, s in zip(codecs, states, strict=True)

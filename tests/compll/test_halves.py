@@ -7,6 +7,7 @@ import compll
 from compll.numerics import halves
 from compll.tools.explain import found_traffic
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.tiers import first_fast
 
 MOMENTUM = """
 name: heavy
@@ -139,7 +140,7 @@ def test_declared_states(tmp_path, storage, text):
             assert np.isfinite(halves.read(states[0][name])).all()
 
 
-@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.parametrize("storage", first_fast(["bfloat16", "float16"]))
 @pytest.mark.parametrize("text", [MOMENTUM, SUM], ids=["selection", "sum"])
 def test_declared_states_on_cuda(tmp_path, storage, text):
     rng = np.random.default_rng(2)
