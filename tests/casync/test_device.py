@@ -206,16 +206,16 @@ def compare_with_the_cpu(strategy, name, dtype, waiting):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("strategy, name", PROGRAMS)
-def test_gpu_messages_are_those_of_the_cpu_backend(strategy, name):
+@pytest.mark.parametrize("strategy, name, dtype", WHOLE + HALVES)
+def test_gpu_messages_are_those_of_the_cpu_backend(strategy, name, dtype):
     codec = compll.compile(name, **PARAMS.get(name, {}))
     graph = graph_by(strategy, codec)
     programs = [graph.slice(rank) for rank in range(RANKS)]
-    sent, averages = on_cpu(graph, codec)
+    sent, averages = on_cpu(graph, codec, dtype)
     ends = [Recorder(end) for end in Hub(RANKS).endpoints()]
     with closing(Devices(ends, name)) as devices:
         for step in range(STEPS):
-            torch.futures.wait_all(devices.submit(programs, step))
+            torch.futures.wait_all(devices.submit(programs, step, dtype))
             for executor in devices.executors:
                 executor.settle()
             assert all(map(torch.equal, devices.averages(), averages[step]))
