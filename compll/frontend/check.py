@@ -14,7 +14,7 @@ from compll.frontend import check_arrays, check_names, derived, planes, recovery
 from compll.frontend.check_params import parameters
 from compll.frontend.check_updates import Updates
 from compll.frontend.operators import SELECTING
-from compll.frontend.rules import Rules
+from compll.frontend.rule_elements import Rules
 from compll.frontend.spec import Binding, ParamValue, Spec
 from compll.ir import matrices
 from compll.ir.expr import Expr, Type, walk

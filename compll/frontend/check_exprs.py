@@ -8,7 +8,8 @@ from compll.errors import Problems, RuleError, Span, closest
 from compll.frontend import check_arrays, check_names, check_spread, check_words, recovery
 from compll.frontend.check_names import Advice
 from compll.frontend.operators import CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SELECTING
-from compll.frontend.rules import Rules
+from compll.frontend.rule_elements import Rules
+from compll.frontend.rules import apply
 from compll.frontend.spec import ANY, Chosen, ParamValue, Spec
 from compll.frontend.syntax import Call, Name, Number, Syntax, Word, names
 from compll.ir.expr import Expr, Pool, Type, rebuild, walk
@@ -197,7 +198,7 @@ class Expressions:
             following = self.expr(tree.args[2], {**env, variable: value}, "?", decoding=decoding)
             if following is None:
                 return None
-            more = self.rules.apply("gt", (times, self.pool.const(turn)), name)
+            more = apply(self.rules, "gt", (times, self.pool.const(turn)), name)
             value = self.choose((more, following, value))
             self.turns[f"{name} after {turn + 1}"] = value
             self.bounded(value)
@@ -234,7 +235,7 @@ class Expressions:
             self.rules.number(c, "int")  # refused: any text holds, to Python
         if c.type.shape == "static" and not depends(c) & {"n", "step"}:
             return args[1 if evaluate(c, self.params) else 2]
-        return self.rules.apply("choose", args, "")
+        return apply(self.rules, "choose", args, "")
 
     def combined(self, tree: Call, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
         """combined(p): a leaf, since its value comes from all ranks."""
@@ -264,7 +265,7 @@ class Expressions:
             args = tuple(map(self.settled, args))
         if len(args) == COUNTS.get(op):
             self.no_share(op, args[-1])
-        return self.rules.apply(op, args, name)
+        return apply(self.rules, op, args, name)
 
     def no_share(self, op: str, count: Expr) -> None:
         """Refuse a number of elements between 0 and 1: who writes it means a share of them all."""

@@ -8,7 +8,7 @@ from compll.errors import Problems, RuleError, Span, closest, nearest
 from compll.frontend import check_arrays, recovery
 from compll.frontend.check_exprs import Expressions
 from compll.frontend.check_spread import values
-from compll.frontend.rules import Rules
+from compll.frontend.rule_elements import Rules
 from compll.frontend.spec import Declared
 from compll.frontend.syntax import Name, names
 from compll.ir import matrices

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from compll.frontend.rules import Rules
+from compll.frontend.rule_elements import Rules
 from compll.ir.expr import Expr
 from compll.ir.module import Field
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compll.errors import RuleError
-from compll.frontend.rule_elements import ElementRules
+from compll.frontend.rule_elements import Rules
 from compll.ir import matrices
 from compll.ir.expr import Expr, Type
 
@@ -11,36 +11,39 @@ from compll.ir.expr import Expr, Type
 MOST_BLOCK = 1 << 20
 
 
-class ArrayRules(ElementRules):
+class ArrayRules:
     """Rules of matrices and transforms."""
 
+    def __init__(self, rules: Rules) -> None:
+        self.rules, self.pool = rules, rules.pool
+
     def matrices(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if self.grouped:
+        if self.rules.grouped:
             raise RuleError("a grouped spec has no matrices", "remove `group:`")
         if op == "matrix":
-            x, cols = self.number(args[0], "float"), args[1]
+            x, cols = self.rules.number(args[0], "float"), args[1]
             size = self.pool.make("param", (), Type("int", "static"), "n")
-            rows = self.rounding("ceil", (self.real("div", (size, cols)),))
+            rows = self.rules.rounding("ceil", (self.rules.real("div", (size, cols)),))
             return matrices.matrix(self.pool, x, rows, cols)
         if op == "top_columns":
-            return matrices.top(self.pool, self.number(args[0], "float"), args[1])
+            return matrices.top(self.pool, self.rules.number(args[0], "float"), args[1])
         if op == "place_columns":
-            return matrices.place(self.pool, args[0], self.number(args[1], "float"), args[2])
-        whole = [self.number(a, "float") if a.type.shape == "matrix" else a for a in args]
+            return matrices.place(self.pool, args[0], self.rules.number(args[1], "float"), args[2])
+        whole = [self.rules.number(a, "float") if a.type.shape == "matrix" else a for a in args]
         if op == "take_columns":
             whole[1] = args[1]
         return matrices.RULES[op](self.pool, *whole)
 
     def chosen(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if not self.encoding:
+        if not self.rules.encoding:
             raise RuleError("positions are chosen in encode", "put the columns into the payload")
-        self.draws += 1
-        return matrices.chosen(self.pool, args[0], args[1], self.draws - 1)
+        self.rules.draws += 1
+        return matrices.chosen(self.pool, args[0], args[1], self.rules.draws - 1)
 
     def hadamard(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if self.grouped:
+        if self.rules.grouped:
             raise RuleError("a grouped spec has no transforms", "remove `group:`")
-        x, block = self.number(args[0], "float"), args[1].value
+        x, block = self.rules.number(args[0], "float"), args[1].value
         if x.type.shape != "n":
             raise RuleError(f"hadamard takes elements, not {x.type}")
         if type(block) is not int or block & (block - 1) or not 2 <= block <= MOST_BLOCK:

@@ -12,7 +12,7 @@ from compll.ir.expr import Expr, Type
 WHOLE = "of floats, take x // 2**b and x % 2**b"
 
 
-class ElementRules(Conversions):
+class Rules(Conversions):
     """Rules of operators that look at one element at a time."""
 
     # numbers

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 from compll.errors import RuleError
 from compll.frontend.operators import REDUCTIONS
-from compll.frontend.rule_elements import ElementRules
+from compll.frontend.rule_elements import Rules
 from compll.ir import matrices
 from compll.ir.expr import Expr, Type
 
 
-class ReductionRules(ElementRules):
+class ReductionRules:
     """Rules of reductions over a tensor, a group or a selection, and of tables."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules, self.pool = rules, rules.pool
 
     def reduce(self, op: str, args: tuple[Expr, ...]) -> Expr:
         raise RuleError(
@@ -21,59 +24,63 @@ class ReductionRules(ElementRules):
 
     def extreme(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if len(args) == 2:
-            return self.arithmetic(op, args)
+            return self.rules.arithmetic(op, args)
         return self.reduction(op, args)
 
     def reduction(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        x = self.number(args[0], "float")
+        x = self.rules.number(args[0], "float")
         self.need_elements(op, x)
         if op in ("min", "max"):
             return self.total(op, x)
         if len(args) == 2:
-            return self.moments(op, *self.masked(x, self.condition(args[1])))
+            return self.moments(op, *self.masked(x, self.rules.condition(args[1])))
         return self.moments(op, x, self.size(x))
 
     def masked(self, x: Expr, c: Expr) -> tuple[Expr, Expr]:
         """x where c holds and zero elsewhere, and for how many elements it holds."""
-        zero = self.number(self.pool.const(0), "float")
-        held = self.elementwise("where", (c, x, zero))
+        zero = self.rules.number(self.pool.const(0), "float")
+        held = self.rules.elementwise("where", (c, x, zero))
         if held.type.shape == "matrix":
             raise RuleError("a condition chooses elements, not those of a matrix")
-        return held, self.count("count", (self.lift(c, held.type.shape, held.type.of),))
+        return held, self.count("count", (self.rules.lift(c, held.type.shape, held.type.of),))
 
     def moments(self, op: str, x: Expr, size: Expr) -> Expr:
         """sum, mean, std or norm2 of x, of which `size` elements count."""
         if op == "sum":
             return self.total(op, x)
         if op == "mean":
-            return self.elementwise("div", (self.total("sum", x), size))
-        squares = self.total("sum", self.elementwise("mul", (x, x)))
+            return self.rules.elementwise("div", (self.total("sum", x), size))
+        squares = self.total("sum", self.rules.elementwise("mul", (x, x)))
         if op == "norm2":
-            return self.elementwise("sqrt", (squares,))
-        mean = self.elementwise("div", (self.total("sum", x), size))
-        spread = self.elementwise(
-            "sub", (self.elementwise("div", (squares, size)), self.elementwise("mul", (mean, mean)))
+            return self.rules.elementwise("sqrt", (squares,))
+        mean = self.rules.elementwise("div", (self.total("sum", x), size))
+        spread = self.rules.elementwise(
+            "sub",
+            (
+                self.rules.elementwise("div", (squares, size)),
+                self.rules.elementwise("mul", (mean, mean)),
+            ),
         )
-        zero = self.number(self.pool.const(0), "float")
-        return self.elementwise("sqrt", (self.elementwise("max", (spread, zero)),))
+        zero = self.rules.number(self.pool.const(0), "float")
+        return self.rules.elementwise("sqrt", (self.rules.elementwise("max", (spread, zero)),))
 
     def total(self, op: str, x: Expr) -> Expr:
         if x.type.shape == "kept":
-            self.whole_tensor(f"{op} of selected elements")
-        shape = self.whole if x.type.shape == "n" else "scalar"
+            self.rules.whole_tensor(f"{op} of selected elements")
+        shape = self.rules.whole if x.type.shape == "n" else "scalar"
         return self.pool.make(f"reduce_{op}", (x,), Type("float", shape))
 
     def size(self, x: Expr) -> Expr:
         """Number of elements that a reduction of x runs over, as a float."""
         if x.type.shape == "kept":
-            return self.number(
+            return self.rules.number(
                 self.pool.make("count_kept", (), Type("int", "scalar"), x.type.of), "float"
             )
         if x.type.shape == "matrix":
-            return self.number(self.arithmetic("mul", x.type.dims), "float")
-        if self.grouped:
+            return self.rules.number(self.rules.arithmetic("mul", x.type.dims), "float")
+        if self.rules.grouped:
             return self.pool.make("group_size", (), Type("float", "group"))
-        return self.number(self.pool.make("param", (), Type("int", "static"), "n"), "float")
+        return self.rules.number(self.pool.make("param", (), Type("int", "static"), "n"), "float")
 
     def need_elements(self, op: str, x: Expr) -> None:
         if x.type.shape not in ("n", "kept", "matrix"):
@@ -82,7 +89,7 @@ class ReductionRules(ElementRules):
     def count(self, op: str, args: tuple[Expr, ...]) -> Expr:
         (x,) = args
         if x.type.dtype == "selection":
-            self.whole_tensor("count of a selection")
+            self.rules.whole_tensor("count of a selection")
             return self.pool.make("count_kept", (), Type("int", "scalar"), x.value)
         self.need_elements(op, x)
         if x.op == "ge" and x.args[1].op == "lift" and x.args[1].args[0].op == "adjust":
@@ -90,14 +97,14 @@ class ReductionRules(ElementRules):
             if adjusted.args[0] is x.args[0]:
                 # adjust has counted just these elements
                 return self.pool.make("adjusted_count", (adjusted,), Type("float", "scalar"))
-        ones = self.number(self.number(self.condition(x), "int"), "float")
+        ones = self.rules.number(self.rules.number(self.rules.condition(x), "int"), "float")
         return self.total("sum", ones)
 
     # tables
 
     def table(self, op: str, args: tuple[Expr, ...], size: Expr, less: int) -> Expr:
         """A table over elements `args`, of as many values as `size` says, less a few."""
-        self.whole_tensor(op)
+        self.rules.whole_tensor(op)
         if size.op != "const" or not isinstance(size.value, int) or not 2 <= size.value <= 4096:
             raise RuleError(
                 f"{op}: the size of a table is a whole number from 2 to 4096",
@@ -109,23 +116,23 @@ class ReductionRules(ElementRules):
         return self.pool.make(op, args, made, size.value)
 
     def quantiles(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        return self.table(op, (self.number(args[0], "float"),), args[1], 1)
+        return self.table(op, (self.rules.number(args[0], "float"),), args[1], 1)
 
     def mean_by(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if args[0].type.dtype != "int":
             hint = "int(x) makes them, or bucket()"
             raise RuleError(f"mean_by takes integers first, not {args[0].type}", hint)
-        return self.table(op, (args[0], self.number(args[1], "float")), args[2], 0)
+        return self.table(op, (args[0], self.rules.number(args[1], "float")), args[2], 0)
 
     def sum_by(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        index, x = args[0], self.number(args[1], "float")
-        if self.grouped:
+        index, x = args[0], self.rules.number(args[1], "float")
+        if self.rules.grouped:
             raise RuleError("a grouped spec has no rows", "remove `group:`")
         if index.type.dtype != "int":
             raise RuleError(f"sum_by takes integers first, not {index.type}", "int(x) makes them")
         given: tuple[Expr, ...] = (index, x)
         if index.type.shape != "matrix":
-            given = tuple(self.lift(self.elements(op, a), "n") for a in given)
+            given = tuple(self.rules.lift(self.elements(op, a), "n") for a in given)
         elif x.type.dims != index.type.dims:
             raise RuleError(f"sum_by takes an element for each index, not {x.type}")
         size = matrices.dimension(args[2])
@@ -134,7 +141,7 @@ class ReductionRules(ElementRules):
     def bucket(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if args[1].type.shape != "table":
             raise RuleError(f"bucket takes a table, not {args[1].type}", "quantiles makes one")
-        x = self.lift(self.elements(op, self.number(args[0], "float")), "n")
+        x = self.rules.lift(self.elements(op, self.rules.number(args[0], "float")), "n")
         return self.pool.make(op, (x, args[1]), Type("int", "n"))
 
     def lookup(self, op: str, args: tuple[Expr, ...]) -> Expr:
@@ -145,10 +152,10 @@ class ReductionRules(ElementRules):
         if args[1].type.dtype != "int":
             raise RuleError(f"lookup takes an integer, not {args[1].type}", "int(x) makes one")
         index = args[1]
-        if index.type.shape != "matrix" or self.grouped:
-            index = self.lift(self.elements(op, index), "n")
+        if index.type.shape != "matrix" or self.rules.grouped:
+            index = self.rules.lift(self.elements(op, index), "n")
         made = replace(index.type, dtype="float")
-        return self.pool.make(op, (self.number(table, "float"), index), made)
+        return self.pool.make(op, (self.rules.number(table, "float"), index), made)
 
     def elements(self, op: str, x: Expr) -> Expr:
         if x.type.shape not in ("n", "scalar", "static"):

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from compll.errors import RuleError
 from compll.frontend.rule_conversions import ROWS
-from compll.frontend.rule_elements import ElementRules
+from compll.frontend.rule_elements import Rules
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.static import depends
 
 
-class SelectionRules(ElementRules):
+class SelectionRules:
     """Rules of thresholds and of selections, whose number of elements data decide."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules, self.pool = rules, rules.pool
 
     # thresholds
 
     def sample(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        self.whole_tensor(op)
-        x = self.number(args[0], "float")
+        self.rules.whole_tensor(op)
+        x = self.rules.number(args[0], "float")
         if x.type.shape != "n":
             raise RuleError(f"sample takes elements, not {x.type}")
-        return self.pool.make("sample", (x, self.static(op, args[1])), Type("float", "sample"))
+        return self.pool.make(
+            "sample", (x, self.rules.static(op, args[1])), Type("float", "sample")
+        )
 
     def kth_largest(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        self.whole_tensor(op)
-        x, k = self.number(args[0], "float"), self.number(args[1], "float")
+        self.rules.whole_tensor(op)
+        x, k = self.rules.number(args[0], "float"), self.rules.number(args[1], "float")
         if x.type.shape not in ("n", "sample"):
             raise RuleError(f"kth_largest takes elements or a sample, not {x.type}")
         if k.type.shape not in ("static", "scalar"):
@@ -32,8 +37,8 @@ class SelectionRules(ElementRules):
 
     def search(self, op: str, args: tuple[Expr, ...]) -> Expr:
         """adjust and bisect: elements, then numbers that say how to search."""
-        self.whole_tensor(op)
-        x, *rest = (self.number(a, "float") for a in args)
+        self.rules.whole_tensor(op)
+        x, *rest = (self.rules.number(a, "float") for a in args)
         if x.type.shape != "n" or any(a.type.shape not in ("static", "scalar") for a in rest):
             raise RuleError(f"{op} takes elements first, then {len(rest)} numbers")
         return self.pool.make(op, (x, *rest), Type("float", "scalar"))
@@ -41,16 +46,16 @@ class SelectionRules(ElementRules):
     # selections
 
     def selection(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:
-        if op == "top" or not self.encoding:
-            self.whole_tensor(op, ROWS)
+        if op == "top" or not self.rules.encoding:
+            self.rules.whole_tensor(op, ROWS)
         n = self.pool.make("param", (), Type("int", "static"), "n")
-        limit = self.static(op, args[1] if len(args) == 2 else n)
+        limit = self.rules.static(op, args[1] if len(args) == 2 else n)
         if "step" in depends(limit):
             raise RuleError(
                 f"{op}: the bound must hold at every step",
                 "what varies is the threshold: filter(x >= kth_largest(x, k), bound)",
             )
-        key = self.number(args[0], "float") if op == "top" else self.condition(args[0])
+        key = self.rules.number(args[0], "float") if op == "top" else self.rules.condition(args[0])
         if key.type.shape != "n":
             raise RuleError(f"{op} selects among elements, and {key.type} is none")
         if any(e.op == "in" for e in walk(key)):
@@ -59,8 +64,8 @@ class SelectionRules(ElementRules):
 
     def drawn(self, op: str, args: tuple[Expr, ...]) -> Expr:
         """At least one element, so that a payload of them can tell what is not finite."""
-        self.whole_tensor(op)
-        count = self.arithmetic("max", (self.pool.const(1), self.static(op, args[0])))
+        self.rules.whole_tensor(op)
+        count = self.rules.arithmetic("max", (self.pool.const(1), self.rules.static(op, args[0])))
         if "step" in depends(count):
             raise RuleError(
                 f"{op}: the number must hold at every step", "compute it from n and parameters"
@@ -85,11 +90,11 @@ class SelectionRules(ElementRules):
         return self.pool.make("gather", (args[0],), Type(args[0].type.dtype, "kept", name), name)
 
     def scatter(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if self.encoding:
+        if self.rules.encoding:
             raise RuleError(
                 "scatter belongs in decode", "where(selection, a, b) changes a state's elements"
             )
-        index, value = args[0], self.number(args[1], "float")
+        index, value = args[0], self.rules.number(args[1], "float")
         if (
             index.op not in ("field", "indices")
             or index.type.dtype != "int"
@@ -100,14 +105,14 @@ class SelectionRules(ElementRules):
             )
         if value.type.shape == "kept" and value.type.of != index.type.of:
             raise RuleError("indices and values belong to different selections")
-        lifted = self.lift(value, "kept", index.type.of)
+        lifted = self.rules.lift(value, "kept", index.type.of)
         return self.pool.make("scatter", (index, lifted), Type("float", "n"))
 
     def spread(self, op: str, args: tuple[Expr, ...]) -> Expr:
         """check_spread.py sees to it that the condition is that of the values' selection."""
-        if self.encoding:
+        if self.rules.encoding:
             raise RuleError("spread belongs in decode")
-        condition, values = self.condition(args[0]), self.number(args[1], "float")
+        condition, values = self.rules.condition(args[0]), self.rules.number(args[1], "float")
         if condition.type.shape != "n":
             raise RuleError(f"spread takes a condition of every element first, not {args[0].type}")
         if values.type.shape != "kept":

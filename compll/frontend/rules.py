@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from compll.frontend.operators import OPERATORS
 from compll.frontend.rule_arrays import ArrayRules
+from compll.frontend.rule_elements import Rules
 from compll.frontend.rule_reductions import ReductionRules
 from compll.frontend.rule_selections import SelectionRules
 from compll.ir.expr import Expr
 
 
-class Rules(ReductionRules, SelectionRules, ArrayRules):
-    """Applies the typing rules of all operators."""
-
-    def apply(self, op: str, args: tuple[Expr, ...], name: str) -> Expr:
-        """The typed expression `op(args)`; `name` is the binding it stands in."""
-        if op in ("top", "filter"):
-            return self.selection(op, args, name)
-        if op not in ("where", "and", "or", "not", "count", "gather", "indices"):
-            self.no_selection(op, args)
-        rule = getattr(self, OPERATORS[op].rule)
-        return rule(op, args)  # type: ignore[no-any-return]
+def apply(rules: Rules, op: str, args: tuple[Expr, ...], name: str) -> Expr:
+    """The typed expression `op(args)`; `name` is the binding it stands in."""
+    selections = SelectionRules(rules)
+    if op in ("top", "filter"):
+        return selections.selection(op, args, name)
+    if op not in ("where", "and", "or", "not", "count", "gather", "indices"):
+        rules.no_selection(op, args)
+    wanted, known = (
+        OPERATORS[op].rule,
+        (rules, ReductionRules(rules), selections, ArrayRules(rules)),
+    )
+    rule = next(getattr(one, wanted) for one in known if hasattr(one, wanted))
+    return rule(op, args)  # type: ignore[no-any-return]
