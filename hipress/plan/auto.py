@@ -86,7 +86,7 @@ class Search:
     """What plans are made of."""
 
     params: Sequence[Param]
-    codecs: Mapping[str, Codec]  # see keyed() in places.py
+    codecs: Mapping[str, Codec]  # by key; HOSTED is behind those of the host, for a device
     options: Options
     topology: Topology
     overrides: Overrides = NO_RULES  # what is decided already

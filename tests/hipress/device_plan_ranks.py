@@ -140,7 +140,7 @@ def by_trial(rank, size, gpu=False):
         )
         engine = Engine(
             params, made.plan, wanted, dist.group.WORLD, meeting,
-            placement=staged, memory=memory, tuner=made.chooser(),
+            placement=staged, memory=memory, tuner=made.chooser(), unused=True,
         )  # fmt: skip
         tuner, after, averages = engine.tuner, 0, []
         since = FakeMoment.since
