@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from compll.errors import Problems, Span
 from compll.frontend import check_arrays, check_names, derived, planes, recovery
+from compll.frontend.check_exprs import Expressions
+from compll.frontend.check_fields import Declarations
 from compll.frontend.check_params import parameters
 from compll.frontend.check_updates import Updates
 from compll.frontend.operators import SELECTING
@@ -40,7 +42,7 @@ class Checked(NamedTuple):
     params: dict[str, ParamValue]
 
 
-class _Checker(Updates):
+class _Checker(Expressions):
     """The sections of a spec, in order."""
 
     #: the payload's fields by their declared names
@@ -60,31 +62,32 @@ class _Checker(Updates):
         spec = self.spec
         check_names.unique(spec, self.problems)
         self.group = self.group_size()
+        self.declared = Declarations(self, self.group)
         self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
         feeds, self.decay = self.feedback != "none", self.residual_decay()
         self.kept_as = derived.kept_as(spec, self.given, feeds=feeds, problems=self.problems)
         self.rules = Rules(self.pool, self.group > 0, encoding=True)
-        states = self.states()
+        states = self.declared.states()
         env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
-        env |= {s.name: self.leaf("state", s) for s in states}
+        env |= {s.name: self.declared.leaf("state", s) for s in states}
         for item in (s for s in spec.state if s.name in self.poisoned and s.second is None):
             env[item.name] = recovery.element(self.pool)
         bound = self.bind(env)
-        self.sized_by_data(env)
+        self.declared.sized_by_data(env)
         self.static = {name for name in bound if env[name].type.shape == "static"}
         self.when = self.condition(env)
-        found = check_arrays.widened(spec, self.payload(env))
+        found = check_arrays.widened(spec, self.declared.payload(env))
         self.planes = planes.parted(self.rules, found, set(env), {b.name for b in spec.rounds})
         fields = tuple(f for parts in self.planes.values() for f, _ in parts)
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
         # Fixed-size fields first: their place is then known before a selection is made.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
-        updates = self.updates(states, env)
+        updates = Updates(self).updates(states, env)
         check_arrays.combinations(spec, self.problems)
         self.merge_fits(fields, decode)
         stored = [f.expr for f in fields if f.expr is not None]
-        whole = not self.assumed and len(found) == len(spec.payload)
+        whole = not self.declared.assumed and len(found) == len(spec.payload)
         if decode is None or not whole or recovery.touched(decode, *stored, *updates.values()):
             self.problems.raise_if_any()
             raise AssertionError("a spec without a payload or decode has problems")
@@ -234,14 +237,17 @@ class _Checker(Updates):
         return self.constant_of_params(value) or (drawn and known)
 
     def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:
-        self.fields = {f.name: f for f in fields} | self.assumed
+        self.fields = {f.name: f for f in fields} | self.declared.assumed
         env = self.globals() | dict(known_too)
-        env |= {name: self.leaf("field", f) for name, f in self.assumed.items()}
+        env |= {name: self.declared.leaf("field", f) for name, f in self.declared.assumed.items()}
         for name, parts in self.planes.items():
-            codes = [(self.leaf("field", f), shift) for f, shift in parts]
+            codes = [(self.declared.leaf("field", f), shift) for f, shift in parts]
             env[name] = planes.joined(self.rules, codes)
         del env["step"]
-        self.poisoned |= {d.name for d in self.spec.payload} - {*self.assumed, *self.planes}
+        self.poisoned |= {d.name for d in self.spec.payload} - {
+            *self.declared.assumed,
+            *self.planes,
+        }
         result: Expr | None = None
         for binding in self.in_order(self.spec.decode):
             result = self.expr(binding.value, env, binding.name, decoding=True)

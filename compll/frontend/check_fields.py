@@ -17,14 +17,17 @@ from compll.ir.module import HALVES, PACKED, POSITIONS, WHOLE, Field
 from compll.ir.storage import STORAGES
 
 
-class Declarations(Expressions):
+class Declarations:
     """Gives each declared tensor its storage and shape."""
 
-    group = 0
     #: states whose size takes a name of encode that is no number known before data, or is wrong
     unsized: list[tuple[Span, set[str]]]
     #: payload fields that are wrong, or whose value is, as far as decode needs to know them
     assumed: dict[str, Field]
+
+    def __init__(self, exprs: Expressions, group: int) -> None:
+        self.exprs, self.spec, self.pool = exprs, exprs.spec, exprs.pool
+        self.group = group
 
     def leaf(self, op: str, item: Field) -> Expr:
         codes = item.packed and item.name not in {b.name for b in self.spec.rounds}
@@ -38,7 +41,7 @@ class Declarations(Expressions):
             if item.second is not None and item.base == "float32":
                 dims = self.dims(item, sizes)
                 if dims is None:
-                    self.poisoned.add(item.name)
+                    self.exprs.poisoned.add(item.name)
                 else:
                     found.append(Field(item.name, "float32", 32, "matrix", dims=dims))
                 continue
@@ -48,14 +51,14 @@ class Declarations(Expressions):
             if not (half or whole):
                 message = f"state {item.name!r} is float32, float32[n] or float32[rows, columns]"
                 hint = "bfloat16[n] and float16[n] keep 16 bits per element"
-                self.problems.add(item.span, message, hint)
-                self.poisoned.add(item.name)
+                self.exprs.problems.add(item.span, message, hint)
+                self.exprs.poisoned.add(item.name)
                 continue
             if self.group and not per_element:
-                self.problems.add(
+                self.exprs.problems.add(
                     item.span, "a grouped spec keeps states per element", "float32[n]"
                 )
-                self.poisoned.add(item.name)
+                self.exprs.poisoned.add(item.name)
                 continue
             found.append(Field(item.name, item.base, 32, "n" if per_element else "scalar"))
         return tuple(found)
@@ -64,20 +67,20 @@ class Declarations(Expressions):
         """Refuse states whose size depends on data, once encode's own mistakes are known."""
         guessed = {name for name, value in env.items() if recovery.touched(value)}
         for span, taken in self.unsized:
-            if not (self.problems.found and taken & (self.poisoned | guessed)):
+            if not (self.exprs.problems.found and taken & (self.exprs.poisoned | guessed)):
                 hint = f"{min(taken)!r} depends on data"
-                self.problems.add(span, matrices.WHOLE_SIZES, hint)
+                self.exprs.problems.add(span, matrices.WHOLE_SIZES, hint)
 
     def sizes(self) -> dict[str, Expr]:
         """What encode computes from n and parameters: names that states' sizes may use."""
-        env, held = self.globals(), (self.problems, self.rules)
-        self.problems, self.rules = Problems(""), Rules(self.pool, False, encoding=True)
+        env, held = self.exprs.globals(), (self.exprs.problems, self.exprs.rules)
+        self.exprs.problems, self.exprs.rules = Problems(""), Rules(self.pool, False, encoding=True)
         for b in self.spec.encode:
             known = names(b.value) <= set(env)
-            value = self.expr(b.value, env, b.name) if known else None
-            if value is not None and self.constant_of_params(value):
+            value = self.exprs.expr(b.value, env, b.name) if known else None
+            if value is not None and self.exprs.constant_of_params(value):
                 env[b.name] = value
-        self.problems, self.rules = held
+        self.exprs.problems, self.exprs.rules = held
         return env
 
     def dims(self, item: Declared, env: Mapping[str, Expr]) -> tuple[Expr, ...] | None:
@@ -88,13 +91,13 @@ class Declarations(Expressions):
             if tree is not None and (taken := names(tree) & made):
                 self.unsized.append((tree.span, taken))
                 return None
-            value = None if tree is None else self.expr(tree, env, "")
+            value = None if tree is None else self.exprs.expr(tree, env, "")
             if tree is None or value is None or recovery.wrong(value):
                 return None
             try:
-                found.append(matrices.dimension(self.settled(value)))
+                found.append(matrices.dimension(self.exprs.settled(value)))
             except RuleError as error:
-                self.problems.add(tree.span, str(error), error.hint)
+                self.exprs.problems.add(tree.span, str(error), error.hint)
         return tuple(found) if len(found) == 2 else None
 
     def payload(self, env: Mapping[str, Expr]) -> tuple[Field, ...]:
@@ -114,20 +117,22 @@ class Declarations(Expressions):
             if found is not None:
                 fields.append(found)
                 continue
-            lengths = [*self.selections, *self.poisoned]
-            known = recovery.shape(item, value, self.rules.whole, lengths)
+            lengths = [*self.exprs.selections, *self.exprs.poisoned]
+            known = recovery.shape(item, value, self.exprs.rules.whole, lengths)
             if known is not None:
                 self.assumed[item.name] = Field(item.name, storage, bits, known.shape, known.of)
         return tuple(fields)
 
     def unvalued(self, item: Declared) -> None:
         """Record what is wrong with a field whose value is wrong, or that has none."""
-        if item.name not in {b.name for b in self.spec.encode} and not self.excused(item.name):
+        if item.name not in {b.name for b in self.spec.encode} and not self.exprs.excused(
+            item.name
+        ):
             self.undefined(item)
         name = item.dim.name if isinstance(item.dim, Name) else "n"
-        known = {"n", "groups", *self.selections, *(p.name for p in self.spec.params)}
-        if name not in known and item.second is None and not self.excused(name):
-            self.problems.add(item.span, *self.unknown_length(item.name, name))
+        known = {"n", "groups", *self.exprs.selections, *(p.name for p in self.spec.params)}
+        if name not in known and item.second is None and not self.exprs.excused(name):
+            self.exprs.problems.add(item.span, *self.unknown_length(item.name, name))
 
     def field(
         self, item: Declared, storage: str, bits: int, env: Mapping[str, Expr]
@@ -138,27 +143,27 @@ class Declarations(Expressions):
             if item.second is None or dims is not None:
                 added = item.name in {b.name for b in self.spec.rounds}
                 return check_arrays.field(
-                    item, storage, bits, expr, dims, self.problems, added=added
+                    item, storage, bits, expr, dims, self.exprs.problems, added=added
                 )
             return None
         shape, of = self.dimension(item, expr)
         if expr.type.dtype in ("selection", "str") or shape == "":
             if expr.type.dtype in ("selection", "str"):
-                self.problems.add(
+                self.exprs.problems.add(
                     item.span,
                     f"{item.name!r} is a {expr.type.dtype}, not numbers",
                     "store indices(selection) and x[selection]",
                 )
             return None
         if storage in PACKED and shape in ("scalar", "group"):
-            self.problems.add(
+            self.exprs.problems.add(
                 item.span,
                 f"{item.name!r} is one number; packed types hold elements",
                 "use float32, float16, bfloat16 or int32",
             )
             return None
         if storage in POSITIONS and expr.op != "indices":
-            self.problems.add(
+            self.exprs.problems.add(
                 item.span,
                 f"{item.name!r}: {storage} holds the positions of a selection",
                 "store indices(selection)",
@@ -166,13 +171,13 @@ class Declarations(Expressions):
             return None
         if storage in ("trit", "runs") and not self.trits_fit(item, storage, shape):
             return None
-        expr = self.rules.lift(expr, shape, of)
+        expr = self.exprs.rules.lift(expr, shape, of)
         if storage in WHOLE and expr.op != "indices":
             expr = self.whole(expr, storage)
         if storage in ("trit", "runs"):
-            expr = self.rules.trit(expr)
+            expr = self.exprs.rules.trit(expr)
         if storage in check_arrays.ADDITIVE:
-            expr = self.rules.number(expr, "float")
+            expr = self.exprs.rules.number(expr, "float")
         return Field(item.name, storage, bits, shape, of, expr)
 
     def whole(self, expr: Expr, storage: str) -> Expr:
@@ -181,22 +186,24 @@ class Declarations(Expressions):
         assert held is not None
         low, high = held
         if storage == "uint16" or expr.type.shape == "scalar":
-            return self.rules.whole_number(expr, low, high)
-        expr = self.rules.whole_element(expr)  # an int32, which is why uint32 has half its range
+            return self.exprs.rules.whole_number(expr, low, high)
+        expr = self.exprs.rules.whole_element(
+            expr
+        )  # an int32, which is why uint32 has half its range
         return (
             expr
             if values(expr)[0] >= low
-            else self.rules.arithmetic("max", (expr, self.pool.const(low)))
+            else self.exprs.rules.arithmetic("max", (expr, self.pool.const(low)))
         )
 
     def trits_fit(self, item: Declared, storage: str, shape: str) -> bool:
         """Trits are of all elements, and runs come after everything else."""
-        if shape == "n" and not (storage == "runs" and self.selections):
+        if shape == "n" and not (storage == "runs" and self.exprs.selections):
             return True
         message = f"{item.name!r}: {storage} holds a value of every element"
         if shape == "n":
             message = f"{item.name!r}: runs do not go together with selections"
-        self.problems.add(item.span, message, "use trit[n], or uint2 for selected elements")
+        self.exprs.problems.add(item.span, message, "use trit[n], or uint2 for selected elements")
         return False
 
     def undefined(self, item: Declared) -> None:
@@ -204,13 +211,13 @@ class Declarations(Expressions):
         defined = {b.name for b in self.spec.encode} | {"g"}
         used = set[str]().union(*(names(b.value) for b in self.spec.decode))
         lacking = (used & defined) - {d.name for d in self.spec.payload}
-        self.problems.add(
+        self.exprs.problems.add(
             item.span,
             f"{item.name!r} is in the payload but encode does not define it",
             nearest(item.name, lacking or defined),
         )
         # What decode uses instead is no second error.
-        self.poisoned |= {closest(item.name, lacking) or min(lacking)} if lacking else set()
+        self.exprs.poisoned |= {closest(item.name, lacking) or min(lacking)} if lacking else set()
 
     def storage(self, item: Declared) -> tuple[str, int]:
         if item.base == "bool":
@@ -223,20 +230,20 @@ class Declarations(Expressions):
             return item.base, 32
         bits = int(item.base[4:]) if item.bits is None and item.base != "uint" else None
         if item.bits is not None:
-            value = self.constant(item.bits)
+            value = self.exprs.constant(item.bits)
             bits = int(value) if isinstance(value, int | float) and value in range(1, 16) else None
             if bits is None and value is not None:
-                self.problems.add(item.span, f"uint has 1 to 15 bits, not {value}")
+                self.exprs.problems.add(item.span, f"uint has 1 to 15 bits, not {value}")
         return "uint", bits or 8
 
     def sized(self, item: Declared, known: Mapping[int, str], default: str) -> str:
         """The storage that a width in brackets chooses."""
         assert item.bits is not None
-        value = self.constant(item.bits)
+        value = self.exprs.constant(item.bits)
         storage = next((s for bits, s in known.items() if bits == value), None)
         if storage is None and value is not None:
             widths = " or ".join(map(str, known))
-            self.problems.add(item.span, f"{item.base} has {widths} bits, not {value}")
+            self.exprs.problems.add(item.span, f"{item.base} has {widths} bits, not {value}")
         return storage or default
 
     def dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
@@ -246,9 +253,13 @@ class Declarations(Expressions):
         name = item.dim.name if isinstance(item.dim, Name) else None
         if expr.type.shape == "table":
             return self.table_dimension(item, expr)
-        if item.dim is not None and name not in ("n", "groups") and name not in self.selections:
-            if not self.excused(name or ""):
-                self.problems.add(item.dim.span, *self.unknown_length(item.name, name))
+        if (
+            item.dim is not None
+            and name not in ("n", "groups")
+            and name not in self.exprs.selections
+        ):
+            if not self.exprs.excused(name or ""):
+                self.exprs.problems.add(item.dim.span, *self.unknown_length(item.name, name))
             return "", ""
         shape, of = declared.get(name, ("kept", name or ""))
         level = expr.type.shape
@@ -258,7 +269,7 @@ class Declarations(Expressions):
             or (level in ("scalar", "group") and shape in ("n", "group"))
         )
         if not fits:
-            self.problems.add(
+            self.exprs.problems.add(
                 item.span,
                 f"{item.name!r} is declared {self.named(shape, of)} but is "
                 f"{self.named(level, expr.type.of)}",
@@ -269,7 +280,7 @@ class Declarations(Expressions):
 
     def unknown_length(self, field: str, name: str | None) -> tuple[str, str]:
         """Message and hint for a length that is no name, or that of nothing with a length."""
-        lengths = ["n", "groups", *self.selections]
+        lengths = ["n", "groups", *self.exprs.selections]
         if name is not None:
             return f"{field!r} has an unknown length {name!r}", nearest(name, lengths)
         hint = f"{', '.join(lengths)}; a matrix has rows and columns, like float32[n, 1]"
@@ -277,12 +288,14 @@ class Declarations(Expressions):
 
     def table_dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
         """A table is declared with its size."""
-        size = self.constant(item.dim) if item.dim is not None else 1
+        size = self.exprs.constant(item.dim) if item.dim is not None else 1
         if item.base == "float32" and size == int(expr.type.of):
             return "table", expr.type.of
         if size is not None:
             message = f"{item.name!r} is a table of {expr.type.of} numbers"
-            self.problems.add(item.span, message, f"write float32[{expr.type.of}] or its parameter")
+            self.exprs.problems.add(
+                item.span, message, f"write float32[{expr.type.of}] or its parameter"
+            )
         return "", ""
 
     @staticmethod
