@@ -52,36 +52,28 @@ class Codes(Storage):
 
 
 @dataclass(frozen=True)
-class Trits(Codes):
-    """Values of 0, 1 and 2, five in a byte (see [Note: trits] in reference/trits.py)."""
+class Trits(Storage):
+    """Values of 0, 1 and 2, five in a byte (see [Note: trits] in reference/trits.py).
+
+    varying: runs of the byte of ones are shortened.
+    """
+
+    varying: bool = False
+    packed = True
 
     def tile_bytes(self, count: int) -> int:
         return -(-count // 5)
 
     def formula(self, count: str, tile: int) -> str:
-        return f"{self.tile_bytes(tile)} * floor({count} / {tile}) + ceil({count} % {tile} / 5)"
+        full = f"{self.tile_bytes(tile)} * floor({count} / {tile}) + ceil({count} % {tile} / 5)"
+        return f"at most {full}" if self.varying else full
 
 
-@dataclass(frozen=True)
-class Runs(Trits):
-    """The same, with runs of the byte of ones shortened."""
-
-    varying = True
-
-    def formula(self, count: str, tile: int) -> str:
-        return f"at most {super().formula(count, tile)}"
-
-
-@dataclass(frozen=True)
-class Positions(Storage):
-    """Ascending positions as the gaps between them, in as few bytes as their code needs."""
+class Gaps(Storage):
+    """Ascending positions, each as the number of elements skipped: 7 bits a byte, the eighth tells
+    that more follow (LEB128); decode refuses more bytes than a gap needs."""
 
     positions = varying = True
-
-
-class Gaps(Positions):
-    """A gap is the number of elements skipped, 7 bits a byte, the eighth tells that more follow
-    (LEB128); decode refuses more bytes than a gap needs."""
 
     def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
         """Gaps sum to less than n, so at most n / 128 of them need a second byte."""
@@ -96,8 +88,10 @@ def rice_parameter(count: int, n: int) -> int:
     return max(0, (9624 * n // (10000 * max(count, 1))).bit_length() - 1)
 
 
-class Golomb(Positions):
-    """Golomb-Rice codes."""
+class Golomb(Storage):
+    """Ascending positions, their gaps in Golomb-Rice codes."""
+
+    positions = varying = True
 
     def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
         """For every parameter b: no more positions than those that lead to it, and at most n >> b
@@ -113,8 +107,10 @@ class Golomb(Positions):
         return f"at most 1 + ({count} * (1 + b) + n / 2**b) / 8, b = log2(.96 n / {count})"
 
 
-class Elias(Positions):
-    """Elias delta codes."""
+class Elias(Storage):
+    """Ascending positions, their gaps in Elias delta codes."""
+
+    positions = varying = True
 
     def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
         """v takes at most 2 v bits, and all v sum to at most n."""
@@ -135,7 +131,7 @@ STORAGES: dict[str, Storage] = {
     "uint32": Storage(whole=(0, 2**32 - 1)),
     "uint16": Storage(16, (0, 2**16 - 1)),
     "trit": Trits(2),
-    "runs": Runs(2),
+    "runs": Trits(2, varying=True),
     "gaps": Gaps(),
     "golomb": Golomb(),
     "elias": Elias(),
