@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from compll.backends.cuda import array_routines
+from compll.backends.cuda import array_routines, programs
 from compll.backends.cuda.array_printer import ArrayPrinter, Source
 from compll.backends.cuda.body import state_params
 from compll.backends.cuda.grids import Shape
 from compll.backends.cuda.plan_builder import DECODE, ENCODE, PlanBuilder
-from compll.backends.cuda.printer import Printer, told_or
+from compll.backends.cuda.printer import Printer
 from compll.ir.layout import TILE
 from compll.ir.module import Module
 from compll.ir.program import Unsupported
@@ -97,7 +97,7 @@ class ArrayPlans:
         if fed:
             decoded = self.decoded(made)
             if self.module.status:
-                decoded = told_or(decoded, Value("told", (), "bool", "piece", "out"))
+                decoded = programs.told_or(decoded, Value("told", (), "bool", "piece", "out"))
             with blamed(next(iter(self.module.updates), "")):
                 made.settle(decoded, decoded if self.module.feedback else None, back=True)
         made.printer.end_phase()
@@ -113,14 +113,14 @@ class ArrayPlans:
         name, fields = "add" if adds else "set", self.payload("in")
         plan, kernel = self.begin(f"decode_{name}", DECODE, False, decodes=True)
         made = self.arrays(plan, kernel, fields, {})
-        made.printer.check(Kernel("check", self.module, TILE))
+        programs.check(made.printer, Kernel("check", self.module, TILE))
         made.printer.end_phase()
         with blamed("decode"):
             walk = self.write(made, adds)
         if self.module.decode.op == "scatter" and not adds:
-            made.printer.fill()
+            programs.fill(made.printer)
         if self.module.status:
-            made.printer.telling(walk)
+            programs.telling(made.printer, walk)
         else:
             made.printer.walk(walk)
         made.printer.end_phase()

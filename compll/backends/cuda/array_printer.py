@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from compll.backends.cuda import array_routines as routines
+from compll.backends.cuda import programs, spectra
 from compll.backends.cuda.array_values import ArrayValues
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import Domain, domain_of
@@ -20,8 +21,6 @@ from compll.ir.matrices import short
 from compll.ir.module import WHOLE, Field
 from compll.ir.program import Unsupported
 from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
-
-ALONE = "a spec that is computed an array at a time"
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class ArrayPrinter:
         self.fed, self.alone, self.fields, self.sums = fed, alone, fields, sums
         self.values = ArrayValues(self, kernel)
         self.views: dict[int, View] = {}
-        self.spectra: dict[int, routines.Spectrum] = {}
+        self.spectra: dict[int, spectra.Spectrum] = {}
         self.stored: set[str] = set()
         self.drawn: set[str] = set()
         self.extremes = {name for name, how in self.module.rounds if how == "max"}
@@ -68,7 +67,7 @@ class ArrayPrinter:
         """The sum or an extreme of an array."""
         (x,) = e.args
         if x.type.shape not in ("n", "kept", "matrix"):
-            raise Unsupported(f"reductions over groups or samples in {ALONE}", "", e)
+            raise Unsupported(f"reductions over groups or samples in {routines.ALONE}", "", e)
         fold = self.values.fold(e)
         self.printer.fold(Walk(folds=[fold]), self.region(domain_of(x.type)))
         return self.values.make("total", [fold], "f64", "piece", fold.attr)
@@ -143,7 +142,7 @@ class ArrayPrinter:
         if e.op == "flat":
             self.plan.rooms[("flat", e.args[0].type.dims)] = None
             return self.values.of(e.args[0])
-        place = getattr(routines, f"place_{e.op}", None)
+        place = routines.PLACES.get(e.op)
         if place is not None and (e.op != "matmul" or short(e)):
             found: Value = place(self, e)
             return found
@@ -189,7 +188,7 @@ class ArrayPrinter:
         """Raise Unsupported for fields that these kernels do not access."""
         known = f.storage in ("uint", "float32", "float16", "bfloat16", *WHOLE)
         if f.shape not in ("n", "kept", "matrix", "scalar") or not known:
-            raise Unsupported(f"{f.storage} in {ALONE}", f.name)
+            raise Unsupported(f"{f.storage} in {routines.ALONE}", f.name)
 
     def store(self, name: str) -> None:
         """A payload field, once."""
@@ -223,7 +222,7 @@ class ArrayPrinter:
         fold = v.make("fold", [size], "i32", "tile", "max")
         self.printer.fold(Walk(folds=[fold]), self.region(Domain("n")))
         self.kernel.bad = v.make("total", [fold], "i32", "piece", "max")
-        self.printer.close(self.kernel)
+        programs.close(self.printer, self.kernel)
 
     def input(self) -> Value:
         """The gradient, with the residual."""

@@ -124,8 +124,6 @@ class Body:
         if domain.kind == "kept":
             return self.fields["out"].kept(domain.of)
         rows, cols = map(self.dim, domain.dims)
-        if domain.kind == "square":
-            return f"square({rows}, {cols})"
         size = f"({rows} * {cols})"
         return f"room({size}, {self.given('n')})" if domain.kind == "room" else size
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from compll.backends.cuda import searches, streams, tables
 from compll.backends.cuda.body import Body
@@ -17,7 +16,6 @@ from compll.ir.expr import Expr
 from compll.ir.layout import header
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import (
-    Kernel,
     KthLargest,
     Means,
     Quantiles,
@@ -33,12 +31,6 @@ from compll.ir.tile import (
 
 #: threads of a block that computes a piece's numbers
 THREADS = 256
-#: bits from which on a float is not finite
-INFINITE = 0x7F800000
-
-#: whether an incoming payload tells of what is not finite
-TOLD = Value("told", (), "bool", "piece")
-NAN = Value("const", (), "f32", "piece", float("nan"))
 
 
 class Printer:
@@ -51,89 +43,6 @@ class Printer:
         self.lates: dict[int, tuple[Value, bool]] = {}
         self.guards: dict[int, tuple[Value, bool]] = {}
         self.parts: dict[int, tuple[str, Region]] = {}
-
-    # encode and decode
-
-    def encode(self, kernel: Kernel) -> None:
-        """An encode's kernels."""
-        self.plan.limits = kernel.limits
-        self.steps(kernel.steps)
-        self.close(kernel)
-        self.end_phase()
-
-    def decode(self, kernel: Kernel, check: Kernel | None) -> None:
-        """A decode's, after those of a check, which leaves bits of what is wrong."""
-        self.plan.limits = kernel.limits
-        if check is not None:
-            self.check(check)
-            self.end_phase()
-        for step in kernel.steps:
-            if isinstance(step, Walk) and kernel.module.status:
-                self.telling(step)
-            elif not isinstance(step, Stream):  # those are there already
-                self.step(step)
-        self.end_phase()
-
-    def telling(self, walk: Walk) -> None:
-        """A decode's walk, but NaN where the payload tells that the gradient was not finite."""
-        if any(s.place is not None for s in walk.stores):
-            if walk.stores[0].target == "scatter_add":
-                self.guard = (TOLD, True)
-                self.fill()
-            self.guard = (TOLD, False)
-            self.walk(walk)
-            self.guard = None
-            return
-        stores = [
-            replace(s, value=told_or(s.value)) if s.target == "gradient" else s for s in walk.stores
-        ]
-        self.walk(replace(walk, stores=stores))
-
-    def check(self, kernel: Kernel) -> None:
-        """Whether payloads are as long as their heads tell, and positions lie in their tensors."""
-        b = self.phase = Body(self.plan, -1, THREADS)
-        self.plan.checks = True
-        wrong = b.memory("wrong", "uint32", -1)
-        n = b.given("n")
-        b.add(f"if (threadIdx.x == 0) *{wrong} = {n} == 0 && used_in[p] != 0;")
-        b.add(f"if ({n} == 0 && threadIdx.x == 0 && used_in[p] != 0) atomicOr(errors, 1u);")
-        b.add(f"if ({n} == 0) return;")
-        fields = b.fields["in"]
-        counted_, lengths = header(self.plan.module)
-        good = [f"used_in[p] >= {4 * len(counted_ + lengths)}"]
-        good += [f"{fields.kept(s)} <= {b.value(self.plan.limits[s])}" for s in counted_]
-        for name in lengths:
-            f = next(f for f in self.plan.module.fields if f.name == name)
-            if f.storage == "runs":
-                good.append(f"{fields.length(f)} <= {fields.bytes(f, n)}")
-        good.append(f"{fields.end()} - at_in[p] + {int(self.plan.module.status)} == used_in[p]")
-        text = " && ".join(good)
-        b.add(f"const bool good = {text};")
-        b.add(f"if (threadIdx.x == 0 && !good) {{ *{wrong} = 1; atomicOr(errors, 1u); }}")
-        self.steps(kernel.steps)
-        if kernel.bad is not None:
-            bit = 2 if self.plan.module.decode.op == "scatter" else 1
-            bad = self.value(kernel.bad)
-            b = self.open_phase()
-            b.add(
-                f"if (threadIdx.x == 0 && {bad} > 0) "
-                f"{{ *{b.memory('wrong', 'uint32', -1)} = {bit}; atomicOr(errors, {bit}u); }}"
-            )
-
-    def close(self, kernel: Kernel) -> None:
-        """The status byte, and the payload's length where it varies."""
-        status, varying = self.plan.module.status, any(header(self.plan.module))
-        if not (status or varying):
-            return
-        if status:
-            assert kernel.bad is not None
-            high = self.value(kernel.bad)
-        b = self.open_phase()
-        end = b.fields["out"].end()
-        if status:
-            b.add(f"if (threadIdx.x == 0) out[{end}] = {high} >= {INFINITE};")
-        if varying:
-            b.add(f"if (threadIdx.x == 0) used[p] = {end} - at[p] + {int(status)};")
 
     # kernels
 
@@ -266,8 +175,6 @@ class Printer:
             tables.quantiles(self, step)
         elif isinstance(step, Means):
             tables.means(self, step)
-        elif step.target == "zero":
-            self.fill()
         else:
             self.store(step)
 
@@ -347,14 +254,3 @@ class Printer:
             b.leave(("count", one.selection), name)
             place = b.fields["out"].place(one.selection, length=False)
             b.add(f"if (threadIdx.x == 0) store_uint32({place}, {name});")
-
-    def fill(self) -> None:
-        """Zeros everywhere: decodes of selections; NaN where a payload tells of such."""
-        zero = Value("repeat", (Value("const", (), "f32", "piece", 0.0),), "f32", "lane")
-        value = told_or(zero) if self.plan.module.status else zero
-        self.walk_kernel("fill", Walk([Store("gradient", None, value)]), {})
-
-
-def told_or(value: Value, told: Value = TOLD) -> Value:
-    """A lane, or NaN where the payload tells of such."""
-    return Value("where", (told, NAN, value), "f32", "lane")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from compll.backends.cuda import programs
 from compll.backends.cuda.array_plans import array_plans
 from compll.backends.cuda.body import state_params
 from compll.backends.cuda.grids import Shape, shape_of
@@ -67,16 +68,15 @@ def encode(
 ) -> tuple[PlanBuilder, Kernel]:
     """The plan of an encode."""
     plan = PlanBuilder(name, kernel, shape, (*ENCODE, *more, *state_params(kernel.states)))
-    Printer(plan).encode(kernel)
+    programs.encode(Printer(plan), kernel)
     return plan, kernel
 
 
 def decode(kernel: Kernel, shape: Shape) -> tuple[PlanBuilder, Kernel]:
     """The plan of a decode, with its check."""
     plan = PlanBuilder(f"decode_{kernel.name}", kernel, shape, DECODE, decodes=True)
-    Printer(plan).decode(
-        kernel, lower.check(kernel.module, kernel) if lower.checks(kernel.module) else None
-    )
+    check = lower.check(kernel.module, kernel) if lower.checks(kernel.module) else None
+    programs.decode(Printer(plan), kernel, check)
     return plan, kernel
 
 

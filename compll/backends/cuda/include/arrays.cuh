@@ -21,8 +21,6 @@ template <class T> struct View {
   // at these places of the longer and the shorter side
   __device__ __forceinline__ T side(i64 l, i64 s) const { return tall() ? get(l, s) : get(s, l); }
 };
-// elements of a Gram matrix of the shorter side
-D i64 square(i64 rows, i64 cols) { return rows < cols ? rows * rows : cols * cols; }
 // the elements of a matrix that a state of n has room for
 D i64 room(i64 size, i64 n) { return size <= n ? size : 0; }
 // an index clipped to a row of `count`
@@ -110,7 +108,7 @@ D void row_extreme(const View<float>& x, i64 t, bool largest, float* out) {
   i32 best = largest ? -2147483647 : 2147483647;
   each_of_row(x, t < x.rows ? t : x.rows - 1, [&](bool there, i64, u32 own) {
     const i32 k = (i32)(own ^ 0x80000000u);
-    if (there) best = largest ? i_max(best, k) : i_min(best, k);
+    if (there) best = largest ? op_max(best, k) : op_min(best, k);
   });
   best = largest ? team_max<32>(best) : team_min<32>(best);
   if (threadIdx.x % 32 == 0 && t < x.rows) out[t] = unkey(best);

@@ -13,12 +13,6 @@ struct Float16 {
   __device__ __forceinline__ operator float() const { return value(word); }
 };
 
-// what an element is that has the value `before` and is given y
-template <class T> D float taken_up(float y, float before) {
-  const float rounded = T::value(T::bits(y));
-  return finite(rounded) ? rounded : before;
-}
-template <class T> D void put1(T* x, i64 i, float y) { x[i].word = T::bits(y); }
 D float load1(const Bfloat16* x, i64 i) { return x[i]; }
 D float load1(const Float16* x, i64 i) { return x[i]; }
 template <class T> D void keep1(T* x, i64 i, float y) {

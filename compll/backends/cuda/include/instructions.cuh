@@ -42,8 +42,6 @@ FLOATS(float, f)
 FLOATS(double, )
 #undef FLOATS
 
-template <class T> D T op_min(T a, T b) { return a < b ? a : b; }
-template <class T> D T op_max(T a, T b) { return a > b ? a : b; }
 template <class T> D T op_sign(T a) { return a < (T)0 ? (T)-1 : (T)1; }
 // both values are computed: a branch of a thread's own takes longer
 template <class T> D T op_where(bool c, T a, T b) { return c ? a : b; }

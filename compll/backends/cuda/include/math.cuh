@@ -3,7 +3,6 @@
 
 D i64 bits_of(double x) { return __double_as_longlong(x); }
 D double d_power_of_two(double k) { return __longlong_as_double(((i64)k + 1023) << 52); }
-D double d_where(bool c, double a, double b) { return c ? a : b; }
 D void d_split(double x, double* m, double* e) {
   const bool tiny = fabs(x) < 2.2250738585072014e-308;
   const i64 y = bits_of(tiny ? x * 18014398509481984.0 : x);
@@ -88,7 +87,6 @@ D float power_of_two(i32 i) {
   i = i > -127 ? i : -127;
   return __int_as_float(((i < 128 ? i : 128) + 127) << 23);
 }
-D i32 as_i32(double x) { return (i32)(x > -127.0 ? (x < 128.0 ? x : 128.0) : -127.0); }
 D i32 trit(i32 x) { return x > 0 ? (x < 2 ? x : 2) : 0; }
 D i32 trit(float x) { return (i32)(x > 0.0f ? (x < 2.0f ? x : 2.0f) : 0.0f); }
 D i32 trit(bool x) { return x; }

@@ -27,42 +27,8 @@ typedef u16 XT;
 
 D bool finite(float x) { return (__float_as_int(x) & 0x7fffffff) < 0x7f800000; }
 D bool is_nan(float x) { return x != x; }
-D float f_min(float a, float b) { return a < b ? a : b; }
-D float f_max(float a, float b) { return a > b ? a : b; }
-D float f_sign(float a) { return a < 0.0f ? -1.0f : 1.0f; }
-D float f_mod(float a, float b) { return a - b * floorf(a / b); }
-// both values are computed: a branch of a thread's own takes longer
-D float f_where(bool c, float a, float b) { return c ? a : b; }
-D double d_min(double a, double b) { return a < b ? a : b; }
-D double d_max(double a, double b) { return a > b ? a : b; }
-D double d_mod(double a, double b) { return a - b * floor(a / b); }
-// of whole numbers: 0 is what a division by 0 gives
-D double w_floordiv(double a, double b) { return b == 0.0 ? 0.0 : floor(a / b); }
-D double w_mod(double a, double b) { return b == 0.0 ? 0.0 : d_mod(a, b); }
-D double w_shl(double a, double b) {
-  return 0.0 <= b && b < 64.0 ? (double)(i64)((u64)(i64)a << (i32)b) : 0.0;
-}
-D double w_shr(double a, double b) {
-  return (double)((i64)a >> (0.0 <= b && b < 64.0 ? (i32)b : 63));
-}
-D i32 i_add(i32 a, i32 b) { return (i32)((u32)a + (u32)b); }
-D i32 i_sub(i32 a, i32 b) { return (i32)((u32)a - (u32)b); }
-D i32 i_mul(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }
-D i32 i_neg(i32 a) { return (i32)(0u - (u32)a); }
-D i32 i_abs(i32 a) { return a < 0 ? i_neg(a) : a; }
-D i32 i_min(i32 a, i32 b) { return a < b ? a : b; }
-D i32 i_max(i32 a, i32 b) { return a > b ? a : b; }
-D u32 u_max(u32 a, u32 b) { return a > b ? a : b; }
-D u32 u_min(u32 a, u32 b) { return a < b ? a : b; }
-D i32 i_shl(i32 a, i32 b) { return (u32)b < 32u ? (i32)((u32)a << b) : 0; }
-D i32 i_shr(i32 a, i32 b) { return a >> ((u32)b < 32u ? b : 31); }
-D i32 i_floordiv(i32 a, i32 b) {
-  if (b == 0) return 0;
-  if (b == -1) return i_neg(a);
-  i32 q = a / b;
-  return q - ((a % b != 0) && ((a < 0) != (b < 0)));
-}
-D i32 i_mod(i32 a, i32 b) { return b == 0 ? 0 : i_sub(a, i_mul(b, i_floordiv(a, b))); }
+template <class T> D T op_min(T a, T b) { return a < b ? a : b; }
+template <class T> D T op_max(T a, T b) { return a > b ? a : b; }
 D i32 i_trunc(float x) {
   if (!finite(x)) return 0;
   x = x > -2147483648.0f ? x : -2147483648.0f;
@@ -70,7 +36,6 @@ D i32 i_trunc(float x) {
 }
 D u32 abs_bits(float x) { return (u32)__float_as_int(x) & 0x7fffffffu; }
 // int32 keys that order as the floats do; a positive NaN is above infinity
-D i32 key_of_abs(float x) { return __float_as_int(x) & 0x7fffffff; }
 D i32 key(float x) { i32 b = __float_as_int(x); return b ^ ((b >> 31) & 0x7fffffff); }
 D float unkey(i32 k) { return __int_as_float(k ^ ((k >> 31) & 0x7fffffff)); }
 
@@ -342,19 +307,15 @@ template <int T> D float team_sum(float a, float b, float c, float d) {
   return sum + __shfl_xor_sync(FULL, sum, T / 4, T);
 }
 template <int T> D i32 team_max(i32 v) {
-  for (int h = T / 2; h > 0; h >>= 1) v = i_max(v, __shfl_xor_sync(FULL, v, h, T));
+  for (int h = T / 2; h > 0; h >>= 1) v = op_max(v, __shfl_xor_sync(FULL, v, h, T));
   return v;
 }
 template <int T> D i32 team_min(i32 v) {
-  for (int h = T / 2; h > 0; h >>= 1) v = i_min(v, __shfl_xor_sync(FULL, v, h, T));
+  for (int h = T / 2; h > 0; h >>= 1) v = op_min(v, __shfl_xor_sync(FULL, v, h, T));
   return v;
 }
 template <int T> D i32 team_total(i32 v) {
   for (int h = T / 2; h > 0; h >>= 1) v += __shfl_xor_sync(FULL, v, h, T);
-  return v;
-}
-template <int T> D u32 team_or(u32 v) {
-  for (int h = T / 2; h > 0; h >>= 1) v |= __shfl_xor_sync(FULL, v, h, T);
   return v;
 }
 
@@ -394,7 +355,7 @@ template <class T, class JOIN> D T block_join(const u32* parts, i64 tiles, T sta
   return own;
 }
 D i32 block_extreme(const u32* parts, i64 tiles, bool largest) {
-  return block_join(parts, tiles, largest ? -2147483647 : 2147483647, [=](i32 a, i32 b) { return largest ? i_max(a, b) : i_min(a, b); });
+  return block_join(parts, tiles, largest ? -2147483647 : 2147483647, [=](i32 a, i32 b) { return largest ? op_max(a, b) : op_min(a, b); });
 }
 D i64 block_count(const u32* parts, i64 tiles) {
   return block_join(parts, tiles, 0ll, [](i64 a, i64 b) { return a + b; });

@@ -21,10 +21,13 @@ template <int THREADS> D void gram_part(const View<float>& m, i64 own, double* p
     if (row0 + i < r) parts[(part * r + row0 + i) * r + col0 + j] = sum;
   });
 }
-D double gram_sum(const View<float>& m, i64 i, const double* parts) {
-  double sum = 0.0;
-  for (i64 k = 0; k * LONG < m.longer(); ++k) sum += parts[k * m.shorter() * m.shorter() + i];
-  return sum;
+D void gram_sums(const View<float>& m, const double* parts, double* gram) {
+  const i64 all = m.shorter() * m.shorter();
+  for (i64 i = threadIdx.x; i < all; i += blockDim.x) {
+    double sum = 0.0;
+    for (i64 k = 0; k * LONG < m.longer(); ++k) sum += parts[k * all + i];
+    gram[i] = sum;
+  }
 }
 // The squares of products of TALL of the longer side with the vectors of a block, a row each, added up.
 template <int THREADS> D void square_part(const View<float>& m, i64 own, const double* vectors, double* parts) {
@@ -140,7 +143,8 @@ D void by_length(const double* parts, const View<float>& m, double* lengths, i32
   }
 }
 // systematic sampling of a row of chances, by one thread: see spectra.chosen
-D void choose(const View<float>& chances, float u, i64 most, i32* out) {
+D void choose(const View<float>& chances, u32 element, u64 keys, i64 most, i32* out) {
+  const float u = uniform(element, keys);
   double line = 0.0, last = ceil(0.0 - (double)u);
   i64 taken = 0;
   for (i64 i = 0; i < most; ++i) out[i] = -1;

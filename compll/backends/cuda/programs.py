@@ -1,0 +1,116 @@
+"""Encodes, decodes and checks as a plan's kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compll.backends.cuda.body import Body
+from compll.backends.cuda.printer import THREADS, Printer
+from compll.ir.layout import header
+from compll.ir.tile import Kernel, Store, Stream, Value, Walk
+
+#: bits from which on a float is not finite
+INFINITE = 0x7F800000
+#: whether an incoming payload tells of what is not finite
+TOLD = Value("told", (), "bool", "piece")
+NAN = Value("const", (), "f32", "piece", float("nan"))
+
+
+def encode(p: Printer, kernel: Kernel) -> None:
+    """An encode's kernels."""
+    p.plan.limits = kernel.limits
+    p.steps(kernel.steps)
+    close(p, kernel)
+    p.end_phase()
+
+
+def decode(p: Printer, kernel: Kernel, checking: Kernel | None) -> None:
+    """A decode's, after those of a check, which leaves bits of what is wrong."""
+    p.plan.limits = kernel.limits
+    if checking is not None:
+        check(p, checking)
+        p.end_phase()
+    for step in kernel.steps:
+        if isinstance(step, Walk) and kernel.module.status:
+            telling(p, step)
+        elif isinstance(step, Store) and step.target == "zero":
+            fill(p)
+        elif not isinstance(step, Stream):  # those are there already
+            p.step(step)
+    p.end_phase()
+
+
+def telling(p: Printer, walk: Walk) -> None:
+    """A decode's walk, but NaN where the payload tells that the gradient was not finite."""
+    if any(s.place is not None for s in walk.stores):
+        if walk.stores[0].target == "scatter_add":
+            p.guard = (TOLD, True)
+            fill(p)
+        p.guard = (TOLD, False)
+        p.walk(walk)
+        p.guard = None
+        return
+    stores = [
+        replace(s, value=told_or(s.value)) if s.target == "gradient" else s for s in walk.stores
+    ]
+    p.walk(replace(walk, stores=stores))
+
+
+def check(p: Printer, kernel: Kernel) -> None:
+    """Whether payloads are as long as their heads tell, and positions lie in their tensors."""
+    b = p.phase = Body(p.plan, -1, THREADS)
+    p.plan.checks = True
+    wrong = b.memory("wrong", "uint32", -1)
+    n = b.given("n")
+    b.add(f"if (threadIdx.x == 0) *{wrong} = {n} == 0 && used_in[p] != 0;")
+    b.add(f"if ({n} == 0 && threadIdx.x == 0 && used_in[p] != 0) atomicOr(errors, 1u);")
+    b.add(f"if ({n} == 0) return;")
+    fields = b.fields["in"]
+    counted_, lengths = header(p.plan.module)
+    good = [f"used_in[p] >= {4 * len(counted_ + lengths)}"]
+    good += [f"{fields.kept(s)} <= {b.value(p.plan.limits[s])}" for s in counted_]
+    for name in lengths:
+        f = next(f for f in p.plan.module.fields if f.name == name)
+        if f.storage == "runs":
+            good.append(f"{fields.length(f)} <= {fields.bytes(f, n)}")
+    good.append(f"{fields.end()} - at_in[p] + {int(p.plan.module.status)} == used_in[p]")
+    text = " && ".join(good)
+    b.add(f"const bool good = {text};")
+    b.add(f"if (threadIdx.x == 0 && !good) {{ *{wrong} = 1; atomicOr(errors, 1u); }}")
+    p.steps(kernel.steps)
+    if kernel.bad is not None:
+        bit = 2 if p.plan.module.decode.op == "scatter" else 1
+        bad = p.value(kernel.bad)
+        b = p.open_phase()
+        b.add(
+            f"if (threadIdx.x == 0 && {bad} > 0) "
+            f"{{ *{b.memory('wrong', 'uint32', -1)} = {bit}; atomicOr(errors, {bit}u); }}"
+        )
+
+
+def close(p: Printer, kernel: Kernel) -> None:
+    """The status byte, and the payload's length where it varies."""
+    status, varying = p.plan.module.status, any(header(p.plan.module))
+    if not (status or varying):
+        return
+    if status:
+        assert kernel.bad is not None
+        high = p.value(kernel.bad)
+    b = p.open_phase()
+    end = b.fields["out"].end()
+    if status:
+        b.add(f"if (threadIdx.x == 0) out[{end}] = {high} >= {INFINITE};")
+    if varying:
+        b.add(f"if (threadIdx.x == 0) used[p] = {end} - at[p] + {int(status)};")
+
+
+def fill(p: Printer) -> None:
+    """Zeros everywhere: decodes of selections; NaN where a payload tells of such."""
+    zero = Value("repeat", (Value("const", (), "f32", "piece", 0.0),), "f32", "lane")
+    value = told_or(zero) if p.plan.module.status else zero
+    p.walk_kernel("fill", Walk([Store("gradient", None, value)]), {})
+
+
+def told_or(value: Value, told: Value = TOLD) -> Value:
+    """A lane, or NaN where the payload tells of such."""
+    return Value("where", (told, NAN, value), "f32", "lane")
