@@ -10,6 +10,8 @@ import compll
 from casync.errors import PlanError
 from casync.graph.graph import build
 from casync.graph.plan import Choice, partition
+from casync.memory.host import HostMemory
+from casync.runtime.pieces import pieces_of
 from casync.topology import Topology
 from tests.casync.fakes import (
     CODECS,
@@ -102,6 +104,29 @@ def test_there_is_memory_for_sums_alone(strategy):
             assert tracemalloc.get_traced_memory()[1] < 2 * 4 * length
         finally:
             tracemalloc.stop()
+
+
+class Counting(HostMemory):
+    """As a device, whose kernels take 16 bits. `made`: elements."""
+
+    host, made = False, 0
+
+    def zeros(self, count, dtype):
+        self.made += count
+        return super().zeros(count, dtype)
+
+
+@pytest.mark.parametrize("strategy", ["ps", "allgather"])
+def test_a_device_keeps_the_sums_that_a_rank_makes(strategy):
+    """With "ps" those that it owns, else all; before the first step, and no more in any."""
+    graph = graph_of([1 << 20, 40], strategy, "half", 4, partitions=8)
+    for program in programs_of(graph):
+        memory = Counting()
+        pieces_of(program, memory, halves=True, taken=())
+        mine = [p.elements for p in graph.parts if strategy != "ps" or p.owner == program.rank]
+        assert memory.made == sum(mine)
+        pieces_of(program, memory, halves=False, taken=())
+        assert memory.made == sum(mine)
 
 
 def test_a_program_keeps_to_its_dtype():
