@@ -133,7 +133,7 @@ def rank(optimizer: str, steps: int) -> None:
         trainer.step(step)
         verdicts = {each["verdict"]: each["plan"] for each in synchronized.tried()}
         made = Step(
-            trainer.seconds[-1], trainer.losses[-1], "being tried" in verdicts,
+            round(trainer.seconds[-1], 4), round(trainer.losses[-1], 4), "being tried" in verdicts,
             verdicts.get("kept", ""),
         )  # fmt: skip
         ranks.tell(**asdict(made))
