@@ -36,13 +36,11 @@ class Functions(NamedTuple):
 
 
 def functions(
-    where: Any, split: Any, power_of_two: Any, nearest: Any, floor: Any, magnitude: Any,
-    compiled: Callable[[Any], Any] = lambda function: function,
-) -> Functions:  # fmt: skip
-    """The functions over these primitives; `compiled` is applied to each."""
+    where: Any, split: Any, power_of_two: Any, nearest: Any, floor: Any, magnitude: Any
+) -> Functions:
+    """The functions over these primitives."""
 
-    @compiled
-    def exp_small(r):  # type: ignore[no-untyped-def]
+    def exp_small(r: Any) -> Any:
         """e to the r, for |r| <= 0.35."""
         p = r * (1 / 6227020800) + 1 / 479001600
         p = p * r + 1 / 39916800
@@ -58,14 +56,12 @@ def functions(
         p = p * r + 1.0
         return p * r + 1.0
 
-    @compiled
-    def scaled(value, k):  # type: ignore[no-untyped-def]
+    def scaled(value: Any, k: Any) -> Any:
         """value times 2 to the k, for |k| < 2000, rounded once."""
         half = floor(k * 0.5)
         return value * power_of_two(half) * power_of_two(k - half)
 
-    @compiled
-    def log_parts(x):  # type: ignore[no-untyped-def]
+    def log_parts(x: Any) -> Any:
         """The logarithm of the mantissa, brought near to 1, and the exponent."""
         m, e = split(x)
         low = m < 0.7071067811865476
@@ -83,32 +79,27 @@ def functions(
         p = p * z + 1 / 3
         return (s + s) + (s + s) * z * p, e
 
-    @compiled
-    def at_the_ends(x, value):  # type: ignore[no-untyped-def]
+    def at_the_ends(x: Any, value: Any) -> Any:
         """A logarithm, also of zero, infinity, NaN and what is negative."""
         value = where(x == INF, INF, value)
         return where(x > 0.0, value, where(x == 0.0, -INF, NAN))
 
-    @compiled
-    def exp(x):  # type: ignore[no-untyped-def]
+    def exp(x: Any) -> Any:
         y = where(x > -760.0, x, -760.0)
         y = where(y < 720.0, y, 720.0)
         k = nearest(y * LOG2E)
         r = (y - k * LN2_HIGH) - k * LN2_LOW
         return where(x == x, scaled(exp_small(r), k), x)
 
-    @compiled
-    def log(x):  # type: ignore[no-untyped-def]
+    def log(x: Any) -> Any:
         m, e = log_parts(x)
         return at_the_ends(x, e * LN2_HIGH + (m + e * LN2_LOW))
 
-    @compiled
-    def log2(x):  # type: ignore[no-untyped-def]
+    def log2(x: Any) -> Any:
         m, e = log_parts(x)
         return at_the_ends(x, e + m * LOG2E)
 
-    @compiled
-    def power(a, b):  # type: ignore[no-untyped-def]
+    def power(a: Any, b: Any) -> Any:
         size = magnitude(a)
         t = b * log2(size)
         y = where(t > -1100.0, t, -1100.0)
