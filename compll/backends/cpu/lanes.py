@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llvmlite import ir
@@ -42,11 +42,19 @@ LINE = 64
 
 
 class Lanes:
-    """One loop. walk: the WalkPrinter whose function it stands in."""
+    """One loop. walk: the WalkPrinter whose function it stands in. kept, known: values, by id, that
+    lie in the tile's memory, and that are numbers."""
 
-    def __init__(self, walk: Any, one: Loop, stores: list[Store], known: Iterable[int]) -> None:
+    def __init__(
+        self,
+        walk: Any,
+        one: Loop,
+        stores: list[Store],
+        kept: Iterable[int],
+        known: Mapping[int, Any],
+    ) -> None:
         self.walk, self.b, self.one, self.written = walk, walk.b, one, stores
-        self.from_buffers = set(known)
+        self.from_buffers, self.known = set(kept), known
         self.tile, self.stride = walk.tile, one.stride
         widths = [f.packed_bytes(self.tile) for f in self.small_codes()]
         self.width = min([WIDTH, self.stride, *widths])
@@ -129,6 +137,8 @@ class Lanes:
 
     def make(self, v: Value) -> Any:
         b, w = self.b, self.width
+        if id(v) in self.known:
+            return ir.Constant(ir.VectorType(KINDS[v.kind], w), [self.known[id(v)].item()] * w)
         if v.level != "lane":
             return b.splat(self.walk.of_tile(v), w)
         if id(v) in self.from_buffers:

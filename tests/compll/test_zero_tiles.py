@@ -1,0 +1,129 @@
+"""Tiles of zeros, which the CPU's kernels do not compute, are encoded as all others."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import compll
+from compll.backends.cpu import walks
+from compll.backends.cpu.backend import source
+from compll.runtime.batches import Incoming
+
+FED = """name: fed
+group: 64
+encode:
+  top: bfloat16_up(max(abs(g)))
+  q: floor(g * (7 / top) + random(0, 1)) + 7
+payload:
+  top: bfloat16
+  q: uint4[n]
+decode: (q - 7) * (top / 7)
+feedback: error
+"""
+#: whose codes follow from zeros alone, and the most elements of a tile
+KNOWN = [("int4_group", 64), ("tern_group", 64)]
+KNOWN += [
+    pytest.param(name, tile, marks=pytest.mark.slow)
+    for name, tile in (("int8_group", 256), ("qsgd", 128), ("natural", 1024))
+]
+KINDS = [
+    [0.0], [-0.0], [0.0, -0.0], [1e-45, 0.0, -1e-45], [0.0] * 63 + [3.0], [-2.5, 0.1, 0.0, 7.0],
+    [-1.0, -0.0], [0.0, np.nan], [0.0, -np.inf],
+]  # fmt: skip
+
+
+def kernels_that_know(module, monkeypatch):
+    """Which kernels' walks have loops for tiles of zeros."""
+    found, real = [], walks.zero_tiles
+
+    def spy(walk, loops):
+        zeros = real(walk, loops)
+        found.append((zeros is not None, any(s.target == "payload" for s in walk.stores)))
+        return zeros
+
+    monkeypatch.setattr(walks, "zero_tiles", spy)
+    source(module)
+    return {knows for knows, encodes in found if encodes}
+
+
+def gradients(tile):
+    """Tiles of a kind each, the last one shorter."""
+    kinds = st.lists(st.sampled_from(KINDS), min_size=1, max_size=5)
+    lengths = st.integers(1, tile)
+    return st.builds(
+        lambda all_, rest: tiles(all_, tile)[: (len(all_) - 1) * tile + rest], kinds, lengths
+    )
+
+
+def tiles(kinds, tile):
+    return np.concatenate([np.resize(np.float32(kind), tile) for kind in kinds])
+
+
+def encoded(codec, x, incoming, state, **options):
+    """What kernels make that encode and that merge: payloads, and x as it is decoded."""
+    at, found = np.zeros(1, np.int64), []
+    taken = codec.encode(np.resize(incoming, len(x)), seed=1)
+    for hop in (None, Incoming(taken, at, np.array([len(taken)]))):
+        y, out = x.copy(), np.zeros(codec.payload_bytes(len(x)), np.uint8)
+        table = np.array([[0, len(x), 0, 2**32 - 1024, 0]])
+        codec.encode_batch(
+            y, table, out, at, state=state, writeback=True, incoming=hop, seed=5, **options
+        )
+        found += [out, np.where(np.isnan(y), 0, y).view(np.uint32)]
+    return found
+
+
+def agree(codecs, x, incoming, **options):
+    """The CPU's backend and the reference, with states from step to step."""
+    states = [codec.init_state(len(x)) or None for codec in codecs]
+    for step in range(2):
+        made = [
+            encoded(codec, x, incoming, state, step=step, **options)
+            for codec, state in zip(codecs, states, strict=True)
+        ]
+        kept = [[a.view(np.uint32) for a in (state or {}).values()] for state in states]
+        for one, other in zip(made[0] + kept[0], made[1] + kept[1], strict=True):
+            assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("name, tile", KNOWN)
+def test_they_are_as_the_reference_has_them(name, tile, monkeypatch):
+    codecs = [compll.compile(name, target) for target in ("cpu", "reference")]
+    assert kernels_that_know(codecs[0].module, monkeypatch) == {True}
+
+    @settings(max_examples=15, deadline=None)
+    @given(gradients(tile), st.sampled_from(KINDS), st.sampled_from([1.0, 0.25]))
+    def check(x, incoming, scale):
+        agree(codecs, x, np.float32(incoming), scale=scale)
+
+    check()
+
+
+def test_states_are_as_the_reference_has_them(tmp_path, monkeypatch):
+    path = tmp_path / "fed.yaml"
+    path.write_text(FED)
+    codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
+    assert kernels_that_know(codecs[0].module, monkeypatch) == {True}
+    for kind in KINDS:
+        agree(codecs, tiles([kind, [0.0], [-0.0], [5.0, 0.0]], 64)[:-9], np.float32([0.0]))
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("max(abs(g))", "max(g)"),  # 0 also where lanes are below
+        ("g * (7 / top)", "g * 7"),  # draws decide
+        (
+            "floor(g * (7 / top) + random(0, 1)) + 7",
+            "where(1 / (g + g * top) < 0, 3, 4)",
+        ),  # 0.0, or -0.0?
+    ],
+)
+def test_what_zeros_do_not_tell_is_computed(old, new, tmp_path, monkeypatch):
+    path = tmp_path / "fed.yaml"
+    path.write_text(FED.replace(old, new))
+    codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
+    assert kernels_that_know(codecs[0].module, monkeypatch) == {False}
+    for kind in KINDS:
+        agree(codecs, tiles([kind, [0.0], [-0.0], [5.0, 0.0]], 64), np.float32([0.0]))
