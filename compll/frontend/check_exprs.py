@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from compll.errors import Problems, RuleError, Span, closest
 from compll.frontend import check_arrays, check_names, check_spread, check_words, recovery
 from compll.frontend.check_names import Advice
+from compll.frontend.check_sizes import Sizes
 from compll.frontend.operators import CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SELECTING
 from compll.frontend.rule_elements import Rules
 from compll.frontend.rules import apply
@@ -16,10 +17,6 @@ from compll.ir.expr import Expr, Pool, Type, rebuild, walk
 from compll.ir.module import Field, Selection
 from compll.ir.static import depends, evaluate
 
-#: of an expression with the names in it replaced by what they stand for
-LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
-#: the same, also through reductions and rounds of `iterate`
-LIMIT_CHAIN = 1000
 #: operators with an argument that is a whole number, and what makes one of whole numbers
 TAKES_WHOLE = (
     "quantiles", "mean_by", "sum_by", "hadamard", "matrix", "random_matrix", "ones",
@@ -43,7 +40,7 @@ class Expressions:
         self.pool = Pool()
         self.poisoned: set[str] = set(spec.broken)
         self.selections: dict[str, Selection] = {}
-        self.measures: dict[int, tuple[int, int, int]] = {}
+        self.sizes = Sizes()
         #: the values of `iterate` between its rounds, by a name for people
         self.turns: dict[str, Expr] = {}
         self.rules = Rules(self.pool, False, encoding=True)
@@ -137,7 +134,7 @@ class Expressions:
             op = tree.op if tree.op in OPERATORS else check_names.meant_operator(tree.op)
             return recovery.stand_in(self.pool, op, args, self.rules.whole, complete=complete)
         try:
-            value = self.bounded(self.apply(tree, args, name))
+            value = self.sizes.bounded(self.apply(tree, args, name))
         except RuleError as error:
             if not any(map(recovery.wrong, args)):
                 self.problems.add(tree.span, str(error), error.hint)
@@ -154,35 +151,6 @@ class Expressions:
                 check_spread.places(value, self.fields)
         except RuleError as error:
             self.problems.add(tree.span, str(error), error.hint)
-
-    def bounded(self, value: Expr) -> Expr:
-        """`value`, unless names that stand for names have made it too large for later stages."""
-        depth, size, chain = self.measure(value)
-        if depth > LIMIT_DEPTH or size > LIMIT_SIZE or chain > LIMIT_CHAIN:
-            most = LIMIT_DEPTH if depth > LIMIT_DEPTH or size > LIMIT_SIZE else LIMIT_CHAIN
-            raise RuleError(
-                f"with the names in it replaced this has {size} parts, "
-                f"{chain if most == LIMIT_CHAIN else depth} deep; "
-                f"allowed are {LIMIT_SIZE}, {most} deep",
-                "use fewer names that stand for names",
-            )
-        return value
-
-    def measure(self, value: Expr) -> tuple[int, int, int]:
-        """How deep an expression is and how many parts it has, repeated ones counted again.
-
-        A reduction's value is computed once, whoever uses it: both begin anew there. Third: how
-        deep it is without that.
-        """
-        if id(value) not in self.measures:
-            parts = [self.measure(a) for a in value.args] or [(0, 0, 0)]
-            chain = 1 + max(c for _, _, c in parts)
-            if value.op.startswith("reduce_"):
-                self.measures[id(value)] = 1, 1, chain
-            else:
-                depth = 1 + max(d for d, _, _ in parts)
-                self.measures[id(value)] = depth, 1 + sum(s for _, s, _ in parts), chain
-        return self.measures[id(value)]
 
     def iterate(
         self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
@@ -201,8 +169,7 @@ class Expressions:
             more = apply(self.rules, "gt", (times, self.pool.const(turn)), name)
             value = self.choose((more, following, value))
             self.turns[f"{name} after {turn + 1}"] = value
-            self.bounded(value)
-            self.measures[id(value)] = 1, 1, self.measure(value)[2]
+            self.sizes.begin_anew(value)
         return value
 
     def without(
