@@ -51,6 +51,8 @@ class Folds:
             found[id(f)] = self.value(f)
             if id(f) in self.walk.totals:
                 self.leave(f, found[id(f)])
+            if id(f) in self.walk.places:
+                self.body.add(f"found_{self.walk.places[id(f)]} = {found[id(f)]};")
             if f.kind == "f32" and f.attr in ("min", "max"):
                 found[id(f)] = self.body.declare("float", f"unkey({found[id(f)]})")
         return found

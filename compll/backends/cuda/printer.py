@@ -218,9 +218,9 @@ class Printer:
 
     def walk_kernel(
         self, what: str, walk: Walk, totals: dict[int, str], region: Region | None = None, *,
-        repeat: Expr | int | None = None, until: str = "",
+        places: dict[int, str] | None = None, repeat: Expr | int | None = None, until: str = "",
     ) -> None:  # fmt: skip
-        """The kernel of a walk. until: a line before all others."""
+        """The kernel of a walk (see WalkKernel). until: a line before all others."""
         region = region or self.region(walk)
         self.require([v for v in walk.values if v.level == "piece"])
         self.require([one.limit for one in walk.compacts if one.limit is not None])
@@ -228,7 +228,7 @@ class Printer:
             if until:
                 b.head.add(until)
             memories = {f: b.memory(name, "uint32", region.grid) for f, name in totals.items()}
-            WalkKernel(b, walk, region, memories).emit()
+            WalkKernel(b, walk, region, memories, places or {}).emit()
 
     def count(self, walk: Walk) -> None:
         """How many lanes of earlier tiles are selected, and how many in all."""
@@ -236,14 +236,14 @@ class Printer:
         if not conditions:
             return
         folds = [fold_of(one.condition) for one in conditions]
-        names = {id(f): f"before_{c.name}" for f, c in zip(folds, conditions, strict=True)}
+        places = {id(f): c.name for f, c in zip(folds, conditions, strict=True)}
         region = self.region(walk)
-        self.walk_kernel("count", Walk(folds=folds, of=walk.of), names, region)
+        self.walk_kernel("count", Walk(folds=folds, of=walk.of), {}, region, places=places)
         b = self.open_phase()
         found = {}
         for c in conditions:
-            before = b.memory(f"before_{c.name}", "uint32", region.grid)
-            found[c.name] = b.declare("i64", f"scan_array({before}, {self.tiles(b, region)})")
+            scan = f"scan_array(blocks_{c.name} + {b.blocks(region.grid)})"
+            found[c.name] = b.declare("i64", scan)
         for one in walk.compacts:
             if one.selection not in header(self.plan.module)[0]:
                 continue

@@ -15,7 +15,7 @@ from compll.passes.fuse import Loop, order_of_lanes
 
 @dataclass(frozen=True)
 class Counted:
-    """A condition whose lanes have places. key: its number of earlier lanes, by tile."""
+    """A condition whose lanes have places."""
 
     name: str
     condition: Value
@@ -52,11 +52,11 @@ class SelectedLanes:
 
     def begin(self) -> None:
         """How many lanes are before the tile."""
+        grid = self.walk.region.grid
         for one in self.counted:
-            self.body.add(f"next_{one.name} = m ? {self.before(one.name)}[t] : 0;")
-
-    def before(self, name: str) -> str:
-        return str(self.body.memory(f"before_{name}", "uint32", self.walk.region.grid))
+            before = self.body.memory(f"before_{one.name}", "uint32", grid)
+            blocks = f"(i64)blocks_{one.name}[blockIdx.x]"
+            self.body.add(f"next_{one.name} = m ? {blocks} + {before}[t] : 0;")
 
     def row(self, loop: Loop) -> None:
         """The places of a row's selected lanes."""

@@ -31,10 +31,14 @@ class Region:
 
 
 class WalkKernel:
-    """Prints one walk into `body`. totals: where a tile's folds are left, by their identity."""
+    """Prints one walk into `body`. totals: where a tile's folds are left, by their identity; places:
+    names of counts of which is left how many come before a tile in its block, and in all of it."""
 
-    def __init__(self, body: Body, walk: Walk, region: Region, totals: dict[int, str]) -> None:
-        self.body, self.walk, self.region, self.totals = body, walk, region, totals
+    def __init__(
+        self, body: Body, walk: Walk, region: Region, totals: dict[int, str], places: dict[int, str]
+    ) -> None:
+        self.body, self.walk, self.region = body, walk, region
+        self.totals, self.places = totals, places
         self.remade = region.remade(body)
         self.shape, self.tile = body.plan.shape, body.plan.shape.tile
         # what functions give takes long to compile: row after row, then
@@ -59,6 +63,8 @@ class WalkKernel:
             b.add(f"if (own * {s.teams * self.tile} >= size) return;")
         self.keys()
         self.stores.share()
+        for name in self.places.values():
+            b.add(f"i32 found_{name} = 0;")
         with b.block("const auto tile = [&](auto ready)"):
             b.add("constexpr bool READY = decltype(ready)::value;")
             whole = f"READY || size - o >= {self.tile}"
@@ -69,6 +75,19 @@ class WalkKernel:
             [*self.arrays.aligned(), f"__all_sync(FULL, size - o >= {self.tile})"]
         )
         b.add(f"if ({aligned}) tile(Ready<true>()); else tile(Ready<false>());")
+        for name in self.places.values():
+            self.place(name)
+
+    def place(self, name: str) -> None:
+        """Leave how many come before each tile in the block, and how many the block has."""
+        b, grid = self.body, self.region.grid
+        before = b.memory(f"before_{name}", "uint32", grid)
+        blocks = b.plan.memory(f"blocks_{name}", "uint32", f"{grid}b")
+        own = f"block_scan<{self.shape.threads}>(u == 0 ? found_{name} : 0, &all_{name})"
+        b.add(f"i64 all_{name};")
+        b.add(f"const i64 own_{name} = {own};")
+        b.add(f"if (u == 0 && o < size) {before}[t] = (u32)own_{name};")
+        b.add(f"if (threadIdx.x == 0) {blocks}[blockIdx.x] = (u32)all_{name};")
 
     def keys(self) -> None:
         """The keys of a block's random draws, in shared memory."""
