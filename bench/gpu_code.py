@@ -47,7 +47,7 @@ UNITS = {
 }  # fmt: skip
 UNIT_OF = {name: unit for unit, names in UNITS.items() for name in names.split()}
 ELEMENTS = 1 << 24  # of the tensor whose payload is measured
-OF_WARP = 1024  # elements that a warp has of a block
+EACH = 1024  # elements that figures are of
 Row = dict[str, Any]
 
 
@@ -102,8 +102,10 @@ def rows_of(name: str, arch: str) -> list[Row]:
             continue
         counts = Counter(UNIT_OF.get(i, "other") for k in kernels for i in code[k])
         counts["issue"] = counts.total()
+        tiles = EACH / (128 * source.shape.rows)  # that a warp takes for as many elements
+        counts = Counter({unit: round(count * tiles) for unit, count in counts.items()})
         cycles = {unit: counts[unit] / rate for unit, rate in RATES.items()}
-        memory = moved * OF_WARP / (COPY / PROCESSORS / CLOCK)
+        memory = moved * EACH / (COPY / PROCESSORS / CLOCK)
         rows.append({
             "spec": name, "what": what, "kernels": len(kernels),
             "registers": max(used[k].registers for k in kernels),

@@ -49,20 +49,21 @@ class ArrayPlans:
 
     def begin(
         self, name: str, params: tuple[str, ...], fed: bool, *, decodes: bool = False
-    ) -> tuple[PlanBuilder, Kernel]:
-        """A plan, and the kernel that it is of."""
+    ) -> tuple[Printer, Kernel]:
+        """What prints a plan, and the kernel that it is of."""
         kernel = Kernel(name, self.module, TILE, states=list(self.module.states) if fed else [])
         given = (*params, *state_params(kernel.states))
-        return PlanBuilder(name, kernel, self.shape, given, decodes=decodes), kernel
+        plan = PlanBuilder(name, kernel, self.shape, given, decodes=decodes)
+        return Printer(plan), kernel
 
     def arrays(
-        self, plan: PlanBuilder, kernel: Kernel, fields: dict[str, Source],
+        self, printer: Printer, kernel: Kernel, fields: dict[str, Source],
         sums: dict[str, Source], *, fed: bool = False, alone: bool = False,
     ) -> ArrayPrinter:  # fmt: skip
         """What makes its arrays."""
-        made = ArrayPrinter(Printer(plan), kernel, fed=fed, alone=alone, fields=fields, sums=sums)
+        made = ArrayPrinter(printer, kernel, fed=fed, alone=alone, fields=fields, sums=sums)
         kernel.limits = {s.name: selections.limit(made.values, s) for s in self.module.selections}
-        plan.limits = kernel.limits
+        printer.plan.limits = kernel.limits
         return made
 
     def payload(self, prefix: str) -> dict[str, Source]:
@@ -87,8 +88,8 @@ class ArrayPlans:
     def encode(self, fed: bool) -> tuple[str, PlanBuilder, Kernel]:
         """Every payload field; with states, what the payload decodes to, and the states' values."""
         name, out = "feed" if fed else "encode", self.payload("out")
-        plan, kernel = self.begin(name, ENCODE, fed)
-        made = self.arrays(plan, kernel, out, out, fed=fed, alone=True)
+        printer, kernel = self.begin(name, ENCODE, fed)
+        made = self.arrays(printer, kernel, out, out, fed=fed, alone=True)
         for field in self.fields:
             with blamed(field):
                 made.store(field)
@@ -100,8 +101,8 @@ class ArrayPlans:
                 decoded = programs.told_or(decoded, Value("told", (), "bool", "piece", "out"))
             with blamed(next(iter(self.module.updates), "")):
                 made.settle(decoded, decoded if self.module.feedback else None, back=True)
-        made.printer.end_phase()
-        return name, plan, kernel
+        printer.end_phase()
+        return name, printer.plan, kernel
 
     def decoded(self, made: ArrayPrinter) -> Value:
         """An element of what the payload decodes to."""
@@ -111,20 +112,20 @@ class ArrayPlans:
     def decode(self, adds: bool) -> tuple[str, PlanBuilder, Kernel]:
         """From a payload to the gradient."""
         name, fields = "add" if adds else "set", self.payload("in")
-        plan, kernel = self.begin(f"decode_{name}", DECODE, False, decodes=True)
-        made = self.arrays(plan, kernel, fields, {})
-        programs.check(made.printer, Kernel("check", self.module, TILE))
-        made.printer.end_phase()
+        printer, kernel = self.begin(f"decode_{name}", DECODE, False, decodes=True)
+        made = self.arrays(printer, kernel, fields, {})
+        programs.check(printer, Kernel("check", self.module, TILE))
+        printer.end_phase()
         with blamed("decode"):
             walk = self.write(made, adds)
         if self.module.decode.op == "scatter" and not adds:
             programs.fill(made.printer)
         if self.module.status:
-            programs.telling(made.printer, walk)
+            programs.telling(printer, walk)
         else:
-            made.printer.walk(walk)
-        made.printer.end_phase()
-        return name, plan, kernel
+            printer.walk(walk)
+        printer.end_phase()
+        return name, printer.plan, kernel
 
     def write(self, made: ArrayPrinter, adds: bool) -> Walk:
         """The walk that writes what is decoded."""
@@ -143,33 +144,33 @@ class ArrayPlans:
         """What a round adds up."""
         field = self.fields[self.module.rounds[number][0]]
         name = f"round{number}{'_feed' * fed}"
-        plan, kernel = self.begin(name, self.round_params(number), fed)
-        plan.module = replace(self.module, fields=(field,), status=False)
-        made = self.arrays(plan, kernel, {}, self.summed(number), fed=fed)
+        printer, kernel = self.begin(name, self.round_params(number), fed)
+        printer.plan.module = replace(self.module, fields=(field,), status=False)
+        made = self.arrays(printer, kernel, {}, self.summed(number), fed=fed)
         with blamed(field.name):
             made.store(field.name)
-        made.printer.end_phase()
-        return name, plan, kernel
+        printer.end_phase()
+        return name, printer.plan, kernel
 
     def all_rounds(self, fed: bool) -> tuple[str, PlanBuilder, Kernel]:
         """What all rounds' sums decode to, into the gradient, and the states."""
         count, name = len(self.module.rounds), f"rounds{'_feed' * fed}"
-        plan, kernel = self.begin(name, self.round_params(count), fed)
+        printer, kernel = self.begin(name, self.round_params(count), fed)
         sums = self.summed(count)
-        left = self.own(plan, kernel, sums) if fed and self.module.own else None
-        made = self.arrays(plan, kernel, sums, sums, fed=fed)
+        left = self.own(printer, kernel, sums) if fed and self.module.own else None
+        made = self.arrays(printer, kernel, sums, sums, fed=fed)
         decoded = self.decoded(made)
         if fed and self.module.feedback and left is None:
             left = decoded
         made.settle(decoded, left, back=False)
-        made.printer.end_phase()
-        return name, plan, kernel
+        printer.end_phase()
+        return name, printer.plan, kernel
 
-    def own(self, plan: PlanBuilder, kernel: Kernel, sums: dict[str, Source]) -> Value:
+    def own(self, printer: Printer, kernel: Kernel, sums: dict[str, Source]) -> Value:
         """What this rank's own payload decodes to: by way of the plan's own memory."""
         fields = self.payload("own")
-        plan.targets = {name: source.pointer for name, source in fields.items()}
-        made = self.arrays(plan, kernel, fields, sums, fed=True)
+        printer.plan.targets = {name: source.pointer for name, source in fields.items()}
+        made = self.arrays(printer, kernel, fields, sums, fed=True)
         for name in self.fields:
             if name in made.extremes:
                 fields[name] = sums[name]
@@ -178,7 +179,7 @@ class ArrayPlans:
                 made.store(name)
         with blamed("decode"):
             view = made.materialize(self.module.decode)
-        made.printer.end_phase()
+        printer.end_phase()
         return made.load(self.module.decode, view)
 
 

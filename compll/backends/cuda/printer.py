@@ -212,7 +212,7 @@ class Printer:
         """A walk's kernel, which leaves the parts of its totals."""
         totals = {}
         for f in walk.folds:
-            totals[id(f)] = f"part{len(self.parts)}"
+            totals[id(f)] = self.plan.fresh("part")
             self.parts[id(f)] = (totals[id(f)], region)
         self.walk_kernel("walk", walk, totals, region)
 

@@ -1,11 +1,11 @@
-extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part0, u32* part1, u32* part2, u32* part3, u64* sc) {
+extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part1, u32* part2, u32* part3, u32* part4, u64* sc) {
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
   const i64 own = (i64)blockIdx.x - firsts[p];
-  u32* const part0_p = part0 + item_at[0 * (pieces + 1) + p] * (i64)1;
   u32* const part1_p = part1 + item_at[0 * (pieces + 1) + p] * (i64)1;
   u32* const part2_p = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
   u32* const part3_p = part3 + item_at[0 * (pieces + 1) + p] * (i64)1;
+  u32* const part4_p = part4 + item_at[0 * (pieces + 1) + p] * (i64)1;
   XT* const xs = x + table[5 * p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
@@ -43,33 +43,33 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
       }
     }
     const i32 v11 = team_max<32>(a1);
-    if (m && u == 0) part0_p[t] = (u32)v11;
+    if (m && u == 0) part1_p[t] = (u32)v11;
     const float v12 = unkey(v11);
     const float v13 = team_sum<32>(a2[0], a2[1], a2[2], a2[3]);
-    if (m && u == 0) part1_p[t] = (u32)__float_as_int(v13);
+    if (m && u == 0) part2_p[t] = (u32)__float_as_int(v13);
     const float v14 = team_sum<32>(a3[0], a3[1], a3[2], a3[3]);
-    if (m && u == 0) part2_p[t] = (u32)__float_as_int(v14);
+    if (m && u == 0) part3_p[t] = (u32)__float_as_int(v14);
     const i32 v15 = team_max<32>(a4);
-    if (m && u == 0) part3_p[t] = (u32)v15;
+    if (m && u == 0) part4_p[t] = (u32)v15;
   };
   if (aligned(xs, 4 * sizeof(*xs)) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
-extern "C" __global__ void __launch_bounds__(256) encode_piece1(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part0, u32* part1, u32* part2, u32* part3, u64* sc) {
+extern "C" __global__ void __launch_bounds__(256) encode_piece1(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part1, u32* part2, u32* part3, u32* part4, u64* sc) {
   const int p = blockIdx.x;
   const i64 n = table[5 * p + 1];
   if (n == 0) return;
-  u32* const part0_p = part0 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  const double s1 = ((n + 1023) / 1024 ? (double)unkey(block_extreme(part0_p, (n + 1023) / 1024, true)) : 0.0);
+  u32* const part1_p = part1 + item_at[0 * (pieces + 1) + p] * (i64)1;
+  const double s1 = ((n + 1023) / 1024 ? (double)unkey(block_extreme(part1_p, (n + 1023) / 1024, true)) : 0.0);
   if (threadIdx.x == 0) sc[p * 15 + 0] = slot_of(s1);
   const double s2 = (double)st[p * 2 + 0];
-  u32* const part1_p = part1 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  const double s3 = block_total(part1_p, (n + 1023) / 1024);
+  u32* const part2_p = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
+  const double s3 = block_total(part2_p, (n + 1023) / 1024);
   if (threadIdx.x == 0) sc[p * 15 + 1] = slot_of(s3);
   const double s4 = (double)st[p * 2 + 1];
   const double s5 = s3 / s4;
   if (threadIdx.x == 0) sc[p * 15 + 2] = slot_of(s5);
-  u32* const part2_p = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  const double s6 = block_total(part2_p, (n + 1023) / 1024);
+  u32* const part3_p = part3 + item_at[0 * (pieces + 1) + p] * (i64)1;
+  const double s6 = block_total(part3_p, (n + 1023) / 1024);
   if (threadIdx.x == 0) sc[p * 15 + 3] = slot_of(s6);
   const double s7 = s6 / s4;
   if (threadIdx.x == 0) sc[p * 15 + 4] = slot_of(s7);
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_piece1(XT* __restrict__
   const float s16 = (float)s15;
   if (threadIdx.x == 0) sc[p * 15 + 13] = slot_of(s16);
 }
-extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part0, u32* part1, u32* part2, u32* part3, u64* sc) {
+extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part1, u32* part2, u32* part3, u32* part4, u64* sc) {
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
   const i64 own = (i64)blockIdx.x - firsts[p];
@@ -166,15 +166,15 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ 
   };
   if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at1), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
-extern "C" __global__ void __launch_bounds__(256) encode_piece3(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part0, u32* part1, u32* part2, u32* part3, u64* sc) {
+extern "C" __global__ void __launch_bounds__(256) encode_piece3(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part1, u32* part2, u32* part3, u32* part4, u64* sc) {
   const int p = blockIdx.x;
   const i64 n = table[5 * p + 1];
   if (n == 0) return;
   const double s1 = held<double>(sc[p * 15 + 10]);
   const i64 out_at0 = at[p] + 0;
   if (threadIdx.x == 0) store_float32((out + out_at0), (float)s1);
-  u32* const part3_p = part3 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  const i32 s2 = block_extreme(part3_p, (n + 1023) / 1024, true);
+  u32* const part4_p = part4 + item_at[0 * (pieces + 1) + p] * (i64)1;
+  const i32 s2 = block_extreme(part4_p, (n + 1023) / 1024, true);
   if (threadIdx.x == 0) sc[p * 15 + 14] = slot_of(s2);
   const i64 out_at1 = out_at0 + 4;
   const i64 out_at2 = out_at1 + (n / 1024 * 256 + (n % 1024 * 2 + 7) / 8);
