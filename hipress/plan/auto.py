@@ -284,9 +284,9 @@ class _Found:
         return (*tried, replace(native, why=why))
 
     def _ways(self, choices: Choices) -> frozenset[Way]:
-        """Those of tensors that no rule decides, whatever the cuts."""
+        """Codecs and strategies of tensors that no rule decides, however these are cut or fused."""
         ways = choices[: self._free]
-        return frozenset(replace(way, cut=1) for way in ways if way is not None)
+        return frozenset(replace(way, cut=1, fused=False) for way in ways if way is not None)
 
     def _varied(self, plans: Sequence[Choices]) -> list[Choices]:
         """At most ALIKE of one codec: where its prediction is off, so are all of its plans."""
