@@ -8,12 +8,22 @@ from hypothesis import strategies as st
 import compll
 from compll.errors import SpecError
 from compll.numerics import numbers
+from tests.compll.cuda_host.pieces import pieces_equal
 
 SPEC = """name: coded
 encode:
   q: g
 payload: {{q: "uint{bits}[n]"}}
 decode: q
+"""
+COARSE = """name: coarse
+group: 64
+encode:
+  top: bfloat16_up(max(abs(g)))
+  q: g * (3 / top) + 3.5
+payload: {top: bfloat16, q: "uint[3][n]"}
+decode: (q - 3) * (top / 3)
+feedback: error
 """
 
 
@@ -50,23 +60,19 @@ def test_what_no_code_holds_is_clamped(tmp_path):
 
 
 def test_feedback_knows_what_travels(tmp_path):
-    text = """name: coarse
-group: 64
-encode:
-  top: bfloat16_up(max(abs(g)))
-  q: g * (3 / top) + 3.5
-payload: {top: bfloat16, q: "uint[3][n]"}
-decode: (q - 3) * (top / 3)
-feedback: error
-"""
     x = np.random.default_rng(0).standard_normal(1000, np.float32)
     found = []
-    for codec in compiled(tmp_path / "coarse.yaml", text):
+    for codec in compiled(tmp_path / "coarse.yaml", COARSE):
         state = codec.init_state(1000)
         decoded = codec.decode(codec.encode(x, state=state), 1000)
         assert np.array_equal(state["residual"], x - decoded)
         found.append(decoded)
     assert np.array_equal(*found)
+
+
+@pytest.mark.slow
+def test_cuda(tmp_path, rng):
+    pieces_equal(COARSE, tmp_path, rng.standard_normal)
 
 
 def test_selected_elements_and_matrices(tmp_path):
