@@ -80,6 +80,21 @@ def test_fields_and_states_of_all_kinds(text, writeback, tmp_path, rng):
     pieces_equal(text, tmp_path, rng.standard_normal, writeback=writeback)
 
 
+NARROW = """
+name: narrow
+encode:
+  rows: ceil(n / 4)
+  cols: floor(n / 64)
+  few: matrix(g, 4) @ random_matrix(4, cols)
+payload: {few: "float32[rows, cols]"}
+decode: flat(few @ transpose(random_matrix(4, cols)))
+"""
+
+
+def test_dimensions_below_one_are_one(tmp_path, rng):
+    pieces_equal(NARROW, tmp_path, rng.standard_normal, lengths=(300, 1, 63, 64))
+
+
 def test_matrices_that_are_not_finite(tmp_path):
     for bad in (np.nan, np.inf):
         pieces_equal(SMALL, tmp_path, lambda n, bad=bad: np.full(n, bad), lengths=(3, 1030))

@@ -112,7 +112,8 @@ class Body:
         """Rows or columns."""
         if expr.op == "const":
             return str(max(1, int(expr.value)))
-        number = self.plan.static(expr)
+        pool = self.plan.module.pool
+        number = self.plan.static(pool.make("max", (expr, pool.const(1)), expr.type))
         return self.hoist(
             f"dim{number}", f"const i64 dim{number} = (i64)st[p * @STATICS@ + {number}];"
         )

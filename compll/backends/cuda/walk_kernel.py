@@ -44,7 +44,7 @@ class WalkKernel:
         # what functions give takes long to compile: row after row, then
         elements = any(v.op == "element" for v in walk.values)
         self.held = 1 if elements else self.shape.held
-        self.parts = self.shape.rows // self.held
+        self.turns = self.shape.rows // self.held
         self.loops = loops(walk, self.tile, ordered=False)
         self.draws = sorted({v.attr for v in walk.values if v.op == "draw"})
         self.local: dict[int, str] = {}
@@ -112,7 +112,7 @@ class WalkKernel:
                 b.add(f"const u64 {draw_name(draw)} = keys[{2 * k} + high];")
         self.stores.open()
         self.selected.open()
-        if self.parts == 1:
+        if self.turns == 1:
             b.add("const int c = 0;")
             self.arrays.load()
         self.stores.of_tiles()
@@ -150,11 +150,11 @@ class WalkKernel:
     def chunks(self) -> Iterator[None]:
         """Around a loop over rows: a tile too large for registers is read chunk by chunk."""
         with self.body.block(""):
-            if self.parts == 1:
+            if self.turns == 1:
                 yield
                 return
             self.body.add("#pragma unroll 1")
-            with self.body.block(f"for (int c = 0; c < {self.parts}; ++c)"):
+            with self.body.block(f"for (int c = 0; c < {self.turns}; ++c)"):
                 self.arrays.load()
                 yield
 

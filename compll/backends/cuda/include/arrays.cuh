@@ -186,7 +186,7 @@ D void draw_positions(u64* d, u64 keys, u64 n, u64 count) {
   d[2] = low;
 }
 
-// ---- orthonormal columns: see [Note: orthonormal] in matrix_numbers.py ----
+// ---- orthonormal columns: see [Note: orthonormal] in numerics/matrices.py ----
 // 128 threads; thread l alone reads and writes the elements l, l + 128, ... of every column
 
 D double block_dot(const double* a, const double* b, i64 rows) {
@@ -243,7 +243,7 @@ D void orthonormal(const View<float>& x, const View<float>& spare, bool spared, 
     for (i64 r = threadIdx.x; r < x.rows; r += 128) out[r * x.cols + c] = (float)basis[c * x.rows + r];
 }
 
-// ---- the Walsh-Hadamard transform: see [Note: hadamard] in matrix_numbers.py ----
+// ---- the Walsh-Hadamard transform: see [Note: hadamard] in numerics/matrices.py ----
 
 // R elements, h apart from element `first` of n on: those in runs that are long enough are mixed
 template <int R> D void mixed(float* v, i64 first, i64 h, i64 n) {
