@@ -33,14 +33,21 @@ class Deferral:
     def __init__(self, names: Sequence[str], table: Ints) -> None:
         self._names, self._rows = names, table.tolist()
 
-    def defer(self, x: Any, state: State) -> Deferred:
-        """Have zeros in the states of pieces of x that are zero as a whole; for `restore`."""
-        deferred: Deferred = []
+    def idle(self, x: Any) -> list[tuple[int, int]]:
+        """Where the states of pieces of x are that are zero as a whole: start, length."""
+        found = []
         for start, length, _, _, first in self._rows:
             piece = x[start : start + length]
             if not piece[:_FIRST].any() and not piece.any():
-                states = (state[name][first : first + length] for name in self._names)
-                deferred += [(each, each.copy()) for each in states if each.any()]
+                found.append((first, length))
+        return found
+
+    def defer(self, x: Any, state: State) -> Deferred:
+        """Have zeros in these states of idle pieces; what was there, for `restore`."""
+        deferred: Deferred = []
+        for first, length in self.idle(x):
+            states = (state[name][first : first + length] for name in self._names)
+            deferred += [(each, each.copy()) for each in states if each.any()]
         for each, _ in deferred:
             each[:] = 0
         return deferred

@@ -64,11 +64,11 @@ class Steps:
         self._parts, self._world_size = program.parts, program.world_size
         self._memory = memory
         self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
-        # what an encode is given shows whether residuals wait, so a merge comes before it
+        # no host looks whether what a device merges is zero, so it merges before it encodes
         self._taken = {
             encode: merge
             for encode, merge in fused(program, codecs).items()
-            if not self._names(program.tasks[encode])
+            if memory.host or not self._names(program.tasks[encode])
         }
         merges = set(self._taken.values())
         most = max((self._states_of(t) for t in program.tasks if isinstance(t, Encode)), default=0)
@@ -101,7 +101,7 @@ class Steps:
     ) -> Step:
         table, scale = pieces.table, self._factor(task)
         codec, waits = self._codecs[task.codec], self._deferral(task, pieces)
-        encode, stateful = codec.encode_batch, codec.stateful
+        encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
         key = self._parts[task.part].codec, task.side  # of the states, whatever this side's codec
         seed, writeback = self._seeds[task.side], task.writeback
         out = slot.array
@@ -109,10 +109,14 @@ class Steps:
         def step(run: Inputs) -> None:
             (at, room), x = slot.places(), pieces.open(run)
             more: dict[str, Any] = dict(room)
+            state, deferred = run.states.get(key) if stateful else None, list[Any]()
             if taken is not None:
                 more["incoming"] = (taken.array, *taken.contents[:2])
-            state = run.states.get(key) if stateful else None
-            deferred = waits.defer(x, state) if waits and state else []
+            if waits and state:
+                if taken is not None and waits.idle(x):  # what it is merged with may not be zero
+                    payload, place, used = more.pop("incoming")
+                    decode(payload, table, place, used, x, add=True, step=run.step)
+                deferred = waits.defer(x, state)
             slot.fill(
                 encode(
                     x, table, out, at, state=state,
