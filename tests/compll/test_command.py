@@ -1,5 +1,6 @@
 """The command line, the cache between processes, and what an import costs."""
 
+import hashlib
 import json
 import os
 import re
@@ -212,6 +213,12 @@ def test_tile_programs_are_the_golden_ones(name, request):
 @pytest.mark.parametrize("name", ["onebit_group", "int4_group", "terngrad"])
 def test_cuda_sources_are_the_golden_ones(name, request):
     is_golden(cuda_source.source(type_check(name, {})[0]).text, f"{name}.cu", request)
+
+
+def test_all_cuda_sources_are_the_golden_ones(request):
+    texts = {name: cuda_source.source(type_check(name, {})[0]).text for name in compll.list_specs()}
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+    is_golden(json.dumps(hashes, indent=1) + "\n", "cuda.json", request)
 
 
 def is_golden(text, file, request):
