@@ -42,7 +42,7 @@ class Code:
 
     def load(self, helpers: Any) -> Any:
         """load(data, end, count, n, positions): 1 if these bytes are `count` positions, else 0."""
-        slow = helpers.get("last_word", I64, [PTR, I64, I64], _last_word)
+        slow = helpers.get("last_word", I64, [PTR, I64, I64], _last_word, inline=True)
 
         def body(b: Builder, data: Any, end: Any, count: Any, n: Any, positions: Any) -> Any:
             reader = Reader(b, slow, data, b.sub(b.ptrtoint(end, I64), b.ptrtoint(data, I64)))

@@ -22,11 +22,17 @@ class Helpers:
         self.module = module
         self.built: dict[str, Any] = {}
 
-    def get(self, name: str, result: Any, kinds: list[Any], body: Callable[..., Any]) -> Any:
-        """The function of this name; body(builder, *arguments) gives its result."""
+    def get(
+        self, name: str, result: Any, kinds: list[Any], body: Callable[..., Any], *, inline: bool = False
+    ) -> Any:  # fmt: skip
+        """The function of this name; body(builder, *arguments) gives its result. inline: where LLVM
+        thinks it worth it, for what loops call; copies of others only take time to compile.
+        """
         if name not in self.built:
             function = ir.Function(self.module, ir.FunctionType(result, kinds), name)
             function.linkage = "internal"
+            if not inline:
+                function.attributes.add("noinline")
             self.built[name] = function
             b = Builder(function.append_basic_block("entry"))
             found = body(b, *function.args)
@@ -36,7 +42,7 @@ class Helpers:
     @property
     def keys(self) -> Any:
         """The keys of a stream of draws (see [Note: random draws] in numbers.py)."""
-        return self.get("keys", I64, [I64] * 5, _keys)
+        return self.get("keys", I64, [I64] * 5, _keys, inline=True)
 
     def codes(self, f: Field, tile: int, *, wide: bool) -> Any:
         """Codes of a shorter tile as those of a full one (wide), or the other way."""

@@ -92,7 +92,7 @@ class Printer:
         """The function's body: a loop over pieces."""
         b = self.b
         if self.kernel.name.startswith("decode") and "check" in self.module.globals:
-            b.call(self.module.globals["check"], self.function.args)
+            b.call(self.module.globals["check"], self.function.args, attrs=("noinline",))
             with b.if_then(b.icmp_signed("!=", self.bad(), number(I64, 0)), likely=False):
                 b.ret_void()
         with loop(b, self.given["rows"]) as p:
