@@ -20,9 +20,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from casync.codec import DeviceCodec
+from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.runtime.counters import Counters
-from casync.runtime.jobs import Job, Prepared
+from casync.runtime.jobs import Job
 from casync.runtime.lanes import Lanes
 
 __all__ = ["Captures"]
@@ -49,26 +50,29 @@ class Captures:
 
     def __init__(self, memory: Memory, lanes: Lanes, counters: Counters) -> None:
         self._memory, self._lanes, self._counters = memory, lanes, counters
-        self._graphs: WeakKeyDictionary[Prepared, _Graph] = WeakKeyDictionary()
-        self._seen: WeakKeyDictionary[Prepared, tuple[int, ...]] = WeakKeyDictionary()
+        # not by Prepared, which a graph's job keeps: it would never end
+        self._graphs: WeakKeyDictionary[Program, _Graph] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[Program, tuple[int, ...]] = WeakKeyDictionary()
 
-    def takes(self, job: Job) -> bool:
+    def takes(self, program: Program, job: Job) -> bool:
         """Whether `run` is to be called for it, rather than that it is issued task by task."""
-        seen, key = self._seen.get(job.prepared), _key(job)
+        seen, key = self._seen.get(program), _key(job)
         if seen is None and not self._able(job):
             return False
-        self._seen[job.prepared] = key
+        self._seen[program] = key
         return seen == key
 
     def _able(self, job: Job) -> bool:
         repeats = all(codec.repeats for codec in self._codecs(job))
         return bool(job.tasks) and not job.prepared.varying and repeats
 
-    def run(self, job: Job, issue: Callable[[], None], complete: Callable[[], None]) -> None:
+    def run(
+        self, program: Program, job: Job, issue: Callable[[], None], complete: Callable[[], None]
+    ) -> None:
         """Launch a job's run, captured now if that was not done; `issue` issues its tasks."""
-        graph = self._graphs.get(job.prepared)
+        graph = self._graphs.get(program)
         if graph is None or graph.key != _key(job):
-            graph = self._graphs[job.prepared] = self._capture(job, issue)
+            graph = self._graphs[program] = self._capture(job, issue)
         else:
             for name, more in graph.counts.items():
                 setattr(self._counters, name, getattr(self._counters, name) + more)

@@ -167,11 +167,12 @@ class Executor:
             self._sequence, self._step = self._sequence + 1, step
             self.counters.jobs += 1
             empty = not job.left  # asked now: a job that was started may end at any time
-            captured = self._captures is not None and self._captures.takes(job)
+            captured = self._captures is not None and self._captures.takes(program, job)
             if not empty and not captured:
                 self._begin(job)
         if self._captures is not None and captured:
-            self._captures.run(job, partial(self._issue, job), partial(self._complete, job))
+            issue, complete = partial(self._issue, job), partial(self._complete, job)
+            self._captures.run(program, job, issue, complete)
         self._lanes.run()
         if empty:
             job.future.set_result(bucket)

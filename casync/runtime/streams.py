@@ -157,6 +157,9 @@ class StreamLanes:
         """See Lanes."""
         if self._communication is not None:
             self._communication.close(patience)
+        self._ended.clear()
+        self._slots = None
+        vars(self).pop("_owner", None)  # see let_go in communication.py
 
     def _oldest(self) -> Job | None:
         """Of the jobs that ended and may not be done."""

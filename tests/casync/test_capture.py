@@ -1,5 +1,7 @@
 """Captured programs: the same bits as uncaptured ones, step after step; here a graph is a list."""
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
@@ -193,6 +195,34 @@ def test_what_varies_is_not_captured(codec):
     for number in range(3):
         world.step(number)
     assert world.captured == [0] * 3
+
+
+def test_a_captured_program_that_is_dropped_leaves_nothing():
+    world = World("ps", {"exact": Exact()}, capture=True)
+    for number in range(3):
+        world.step(number)
+    left = [weakref.ref(bucket) for bucket in world.buckets]
+    for executor in world.executors:
+        executor.settle()
+    world.programs, world.buckets = [], []
+    gc.collect()
+    assert not any(bucket() is not None for bucket in left)
+
+
+def test_a_closed_executor_leaves_nothing_to_the_collector():
+    world = World("ps", {"exact": Exact()}, capture=False)
+    for number in range(3):
+        world.step(number)
+    left = [weakref.ref(executor) for executor in world.executors]
+    for executor in world.executors:
+        executor.close()
+    gc.collect()
+    gc.disable()
+    try:
+        del executor, world.executors
+        assert not any(one() is not None for one in left)
+    finally:
+        gc.enable()
 
 
 def test_an_error_in_a_captured_program_is_told():
