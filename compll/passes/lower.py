@@ -122,8 +122,8 @@ def checks(module: Module) -> bool:
     return bool(module.selections) or not is_fixed(module)
 
 
-def kernels(module: Module) -> dict[str, list[Kernel]]:
-    """A spec's tile programs, by what is compiled together. Raises SpecError.
+def kernels(module: Module, target: str = "cpu") -> dict[str, list[Kernel]]:
+    """A spec's tile programs, by what is compiled together. Raises SpecError for the target.
 
     stateless: of a spec with states, the encode without them, which training never needs. hop:
     encodes that take a payload in, where one walk is enough: several would decode in each. cut: the
@@ -132,7 +132,7 @@ def kernels(module: Module) -> dict[str, list[Kernel]]:
     try:
         return _kernels(module)
     except Unsupported as why:
-        raise refused(module, "cpu", why) from why
+        raise refused(module, target, why) from why
 
 
 def _kernels(module: Module) -> dict[str, list[Kernel]]:

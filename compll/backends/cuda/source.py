@@ -43,7 +43,7 @@ def source(module: Module, threads: int = 256) -> Source:
 def hop_source(module: Module, threads: int = 256) -> Source:
     """The kernels that decode, add and encode: plans "encode" and "feed"."""
     result = Source("", shape(module, threads))
-    for kernel in lower.kernels(module)["hop"]:
+    for kernel in lower.kernels(module, "cuda")["hop"]:
         name = "feed" if kernel.states else "encode"
         add(result, name, encode(kernel, f"hop_{name}", result.shape, TAKEN))
     return result
@@ -51,7 +51,7 @@ def hop_source(module: Module, threads: int = 256) -> Source:
 
 def encodes(module: Module) -> dict[str, Kernel]:
     """The encodes without states and with them; where payloads can be cut, one that cuts."""
-    parts = lower.kernels(module)
+    parts = lower.kernels(module, "cuda")
     found = [*parts["first"], *parts["stateless"], *parts["cut"]]
     by_state = {bool(k.states): k for k in found if "encode" in k.name}
     return {"feed" if fed else "encode": by_state[fed] for fed in sorted(by_state)}

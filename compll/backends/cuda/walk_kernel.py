@@ -153,7 +153,8 @@ class WalkKernel:
             if self.turns == 1:
                 yield
                 return
-            self.body.add("#pragma unroll 1")
+            if self.held < self.shape.held:
+                self.body.add("#pragma unroll 1")
             with self.body.block(f"for (int c = 0; c < {self.turns}; ++c)"):
                 self.arrays.load()
                 yield
