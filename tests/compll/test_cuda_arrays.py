@@ -80,6 +80,22 @@ def test_fields_and_states_of_all_kinds(text, writeback, tmp_path, rng):
     pieces_equal(text, tmp_path, rng.standard_normal, writeback=writeback)
 
 
+SHIFTED = """
+name: shifted
+state: {a: "float32[rows, 4]", b: "float32[rows, 4]"}
+encode:
+  rows: ceil(n / 4)
+  y: matrix(g, 4) + a
+payload: {y: "float32[rows, 4]"}
+decode: flat(y)
+update: {b: y, a: b}
+"""
+
+
+def test_states_change_at_once(tmp_path, rng):
+    pieces_equal(SHIFTED, tmp_path, rng.standard_normal, lengths=(300, 1, 64))
+
+
 NARROW = """
 name: narrow
 encode:

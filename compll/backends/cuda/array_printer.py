@@ -236,8 +236,9 @@ class ArrayPrinter:
         v, n = self.values, Domain("n")
         updates = self.module.updates if self.fed else {}
         for e in updates.values():
-            if e.type.shape == "matrix" or (e.type.shape == "n" and moves(e)):
-                self.array(e)
+            whole = e.type.shape == "matrix" or (e.type.shape == "n" and moves(e))
+            if whole and self.array(e).memory is None:
+                self.materialize(e)
         stores = [
             Store("state", v.states[name], v.lanes(v.of(e)))
             for name, e in updates.items() if e.type.shape == "n"

@@ -202,9 +202,10 @@ class ArrayRun(Run):
         self.keep(states, values)
 
     def updates(self) -> dict[str, F32]:
-        """New values of the states besides the residual; read while that is still the old one."""
+        """New values of the states besides the residual; read while all are still the old ones."""
         found = {name: self.value(e) for name, e in self.module.updates.items()}
-        return {name: np.asarray(value, np.float32).reshape(-1) for name, value in found.items()}
+        # copies, as a value may be a state's own memory, which another's update overwrites
+        return {name: np.array(value, np.float32).reshape(-1) for name, value in found.items()}
 
     def keep(self, states: State, values: Mapping[str, F32]) -> None:
         """Take them up, where there is room."""
