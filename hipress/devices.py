@@ -20,8 +20,6 @@ __all__ = ["NCCL", "ON_HOST", "TRANSPORTS", "Placement", "backends_of", "by_gloo
 #: by name, how NCCL is called: see casync/nccl/
 NCCL = {"nccl": "distributed", "nccl4py": "nccl4py", "pynccl": "pynccl"}
 TRANSPORTS = ("auto", "gloo", "staged", "host", *NCCL)
-#: strategies whose own codecs or mixing work on NumPy arrays
-_OF_HOSTS = ("gossip", "oktopk")
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Placement:
                     'pass its spec\'s name or path, or what compll.compile(..., "cpu") gives'
                 )
             return
-        if strategy.partition(":")[0] in _OF_HOSTS:
+        if strategy == "oktopk":  # whose own codecs work on NumPy arrays
             raise ConfigError(
                 f"strategy {strategy!r} works on the CPU, not on {self.device}: "
                 'pass transport="host"'

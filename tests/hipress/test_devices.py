@@ -79,10 +79,9 @@ def test_codecs_and_strategies_of_hosts_are_refused_on_a_device():
         on_gpu.refuse(cpu, "ps")
     with pytest.raises(ConfigError, match="codec 'sign' is a Python object: pass its spec's name"):
         on_gpu.refuse(CODECS["sign"], "ps")
-    for strategy in ("oktopk", "gossip:ring"):
-        with pytest.raises(ConfigError, match=f"strategy '{strategy}' works on the CPU, not on"):
-            on_gpu.refuse(cpu, strategy)
-        ON_HOST.refuse(cpu, strategy)
+    with pytest.raises(ConfigError, match="strategy 'oktopk' works on the CPU, not on"):
+        on_gpu.refuse(cpu, "oktopk")
+    ON_HOST.refuse(cpu, "oktopk")
 
 
 @pytest.mark.parametrize("transport, who", [("gloo", "the model is"), ("host", "transport='host'")])

@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
 import compll
 from casync import strategies
 from hipress import options
+from hipress.cli import app
 from tests.walkthrough import follow, write
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +40,23 @@ def test_it_is_read_in_a_few_minutes():
     assert len(README.splitlines()) <= 130
 
 
-def test_every_option_and_strategy_is_described():
+def test_options_and_strategies_are_those_described():
+    described = first_cells("Options of `wrap` and `attach`")
+    assert described == {*options.names(), "compressor", *strategies.list_strategies()}
+
+
+def test_options_of_commands_are_those_described():
+    commands = typer.main.get_command(app).commands.values()
+    given = {name for each in commands for param in each.params for name in param.opts}
+    assert first_cells("Options of the commands") == {n for n in given if n.startswith("--")}
+
+
+def first_cells(heading):
+    """What stands between backquotes in the first column of a section's tables."""
     told = (ROOT / "docs" / "use.md").read_text("utf-8")
-    for name in {*options.names(), "compressor", *strategies.list_strategies()}:
-        assert f"`{name}`" in told, name
+    section = told.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| ([^|]*) \|", section, re.MULTILINE)
+    return {name for cell in cells for name in re.findall("`([^`]*)`", cell)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
