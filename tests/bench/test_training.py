@@ -117,6 +117,16 @@ def test_links_of_another_rate(monkeypatch, tmp_path, capsys):
     assert len(ran) == 2
 
 
+def test_another_optimizer(monkeypatch, tmp_path, capsys):
+    ran = []
+    monkeypatch.setattr(training, "_measure_and_write", lambda *given: ran.append(given))
+    training.main(["hosts2"], optimizer="adamw", output=tmp_path)
+    assert ran[0][1].workload == Workload(optimizer="adamw")
+    with pytest.raises(typer.Exit):
+        training.main(["hosts2"], optimizer="adam", output=tmp_path)
+    assert "unknown optimizer 'adam'" in capsys.readouterr().err
+
+
 def test_the_picture_shows_the_step_times_of_the_table():
     drawn = {row.result.method: row for row in rows(picture.recorded().results)}
     timed = {row.result.method: row for row in rows(Report.read(RESULTS / "hosts2.json").results)}
