@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NATIVE = "allreduce"  # how a tensor without codec travels
 UNCOMPRESSED = "uncompressed"  # key of the codec by which it does in gossip
-HOSTED = " on the host"  # behind the key of a codec to which a device's gradients are copied
+HOSTED = " on the host"  # see `hosted`
 SLACK = 64  # bytes
 CHUNK = 1 << 20  # elements: a bigger tensor is cut, so that encoding overlaps the transfer
 
@@ -65,7 +65,7 @@ class Plan:
     @property
     def hosted(self) -> bool:
         """Whether a device's gradients are copied to the host."""
-        return any(key.endswith(HOSTED) for key in self.codecs)
+        return any(map(hosted, self.codecs))
 
     @property
     def label(self) -> str:
@@ -94,6 +94,11 @@ class Plan:
         keys = ("name", "codec", "strategy", "partitions")
         fused = {"fused": self.fused}
         return [{key: getattr(d, key) for key in keys} | fused for d in self.decisions]
+
+
+def hosted(key: str) -> bool:
+    """Whether this is the key of a codec to which a device's gradients are copied."""
+    return key.endswith(HOSTED)
 
 
 def restored(

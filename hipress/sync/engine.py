@@ -13,13 +13,12 @@ from torch.futures import Future
 
 from casync.errors import copy_to_raise
 from casync.memory import Memory
-from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
 from hipress import compat
 from hipress.devices import ON_HOST, Placement, by_gloo
 from hipress.model import Param
 from hipress.options import Options
-from hipress.plan.rules import HOSTED, Plan
+from hipress.plan.rules import Plan, hosted
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.sync.buckets import BucketPlan, BucketPlans
@@ -28,7 +27,6 @@ from hipress.sync.failures import Failures
 from hipress.sync.futures import average, wait_within
 from hipress.sync.optimizers import take_failed, watch_steps
 from hipress.sync.routes import Routes
-from hipress.sync.state import deferrable_states
 from hipress.sync.switch import PlanSwitch
 from hipress.sync.traffic import Traffic
 from hipress.sync.verify import VERIFY_STEPS, Verifier
@@ -77,28 +75,19 @@ class Engine:
         # itself. Empty when the backward pass has had all of them: what it lost belongs to no step
         self.pending: list[tuple[Future[torch.Tensor], float | None]] = []
         codecs = plan.codecs if tuner is None else tuner.codecs
-        where = HostMemory() if placement.on_host else gradients
-        deferred = {
-            key: deferrable_states(codec, HostMemory() if key.endswith(HOSTED) else where)
-            for key, codec in (codecs.items() if unused else ())
-        }
-        self._routes = Routes.start(codecs, options, meeting, deferred, placement, where)
-        copies = placement.copies or self._native_copied or self._routes.hosts
+        copies = placement.copies or self._native_copied or any(map(hosted, codecs))
         # of such that are copied; another thread's do not come between the group's collectives
         self._hosts = connect(meeting, "copies") if copies else group
+        verified = connect(meeting, "verify") if options.verify else None
+        self._routes = Routes.start(codecs, options, meeting, placement, gradients, unused=unused)
         make = partial(_buckets, params, options, meeting.rank, self._routes)
         self._switch = PlanSwitch(make, plan, tuner)
         self._failures = Failures(meeting, options.timeout)
-        self._verifier = self._verifying(meeting, gradients.future) if options.verify else None
+        self._verifier: Verifier | None = None
+        if verified is not None:
+            self._verifier = Verifier(verified, meeting.ranks, gradients.future)
         self._copies = HostCopies(gradients) if copies else None
         watch_steps()
-
-    def _verifying(self, meeting: Meeting, future: Callable[[], Future[torch.Tensor]]) -> Verifier:
-        try:
-            return Verifier(connect(meeting, "verify"), meeting.ranks, future)
-        except BaseException:
-            self._routes.close()
-            raise
 
     @property
     def counters(self) -> Counters:

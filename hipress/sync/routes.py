@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -14,9 +14,10 @@ from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor
 from hipress.devices import ON_HOST, Placement
 from hipress.options import Options
-from hipress.plan.rules import HOSTED, Plan
+from hipress.plan.rules import Plan, hosted
 from hipress.ranks.meeting import Meeting
 from hipress.sync.executors import start_executor
+from hipress.sync.state import deferrable_states
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -44,14 +45,21 @@ class Routes:
         codecs: Mapping[str, Codec],
         options: Options,
         meeting: Meeting,
-        deferred: Mapping[str, Sequence[str]],
         placement: Placement,
-        memory: Memory,
+        gradients: Memory,
+        *,
+        unused: bool,
     ) -> Routes:
         """`codecs`: of all plans that there may be; one may be replaced before a plan has it.
-        memory: where they work, but those of the host. All ranks of the meeting must call this."""
+        gradients: their memory. unused: whether averages of parameters that no rank used are
+        dropped. All ranks of the meeting must call this."""
+        memory = HostMemory() if placement.on_host else gradients
+        deferred = {
+            key: deferrable_states(codec, HostMemory() if hosted(key) else memory)
+            for key, codec in (codecs.items() if unused else ())
+        }
         first = start_executor("gradients", codecs, options, meeting, deferred, placement, memory)
-        if not any(key.endswith(HOSTED) for key in codecs):
+        if not any(map(hosted, codecs)):
             return cls((Route(memory, first),))
         try:
             host = start_executor(
@@ -61,11 +69,6 @@ class Routes:
             first.close()
             raise
         return cls((Route(memory, first), Route(HostMemory(), host)))
-
-    @property
-    def hosts(self) -> bool:
-        """Whether a plan may have a device's gradients copied."""
-        return len(self.every) > 1
 
     def of(self, plan: Plan) -> Route:
         """By which this plan's buckets go."""
