@@ -108,7 +108,11 @@ def _auto(search: Search, meeting: Meeting, placement: Placement) -> Planned:
     places = Places.of(search, meeting, placement)
     what = f"measuring the link between ranks {meeting.ranks}"
     begun = time.perf_counter()
-    places = meeting.attend(lambda: places.measure_links(link), what).promising()
+    try:
+        places = meeting.attend(lambda: places.measure_links(link), what).promising()
+    except BaseException:
+        places.abort()
+        raise
     probe = Probe(places.told, time.perf_counter() - begun)
     plan = search.unplanned()
     if not places.codecs:

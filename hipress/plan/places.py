@@ -130,6 +130,11 @@ class Places:
         """How long a message takes now. Every rank must call it."""
         return probe.message_seconds(group, self.topology, self.first.site)
 
+    def abort(self) -> None:
+        """Disconnect after a measurement has failed."""
+        for each in self.every:
+            each.site.abort()
+
     def close(self) -> None:
         """Disconnect."""
         for each in self.every:

@@ -110,8 +110,13 @@ class Site:
         """Whether anything is copied between a device and the host on its way."""
         return self.slots is None and not self.backward.host
 
+    def abort(self) -> None:
+        """Disconnect, whatever is under way: nobody waits for a peer that is gone."""
+        if self.slots is not None:
+            self.slots.abort()
+
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect when what is under way is done."""
         if self.slots is not None:
             self.slots.close()
 

@@ -191,8 +191,11 @@ class Tuner:
     def _attend(self, call: Callable[[], T]) -> T:
         try:
             return self._meeting.attend(call, "comparing the times of steps")
-        except ConfigMismatch as error:  # another rank failed
-            raise SyncError(str(error)) from error
+        except BaseException as error:
+            self._places.abort()
+            if isinstance(error, ConfigMismatch):  # another rank failed
+                raise SyncError(str(error)) from error
+            raise
 
     def _look_again(self, group: dist.ProcessGroup) -> None:
         """Another trial, with the current plan as the one to beat."""

@@ -12,7 +12,7 @@ import torch
 from casync.memory.host import HostMemory, Instant
 from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
-from hipress.errors import ConfigError
+from hipress.errors import ConfigError, RankLost
 from hipress.plan import probe, trial
 from hipress.plan.overrides import NO_RULES
 from hipress.plan.places import Place, Places
@@ -196,6 +196,23 @@ def test_none_is_compared_with_after_close(scripted):
     steps(WATCHED + 3)
     tuner.close()
     assert set(steps(50)) == {"a"}
+
+
+def test_a_measurement_that_fails_is_not_waited_for(scripted):
+    """Over NCCL, what a peer that is gone leaves under way would end at the time-out only."""
+    tuner, steps, clock, _ = scripted
+    told = []
+    slots = SimpleNamespace(abort=lambda: told.append("abort"), close=lambda: told.append("close"))
+    tuner._places = Places((Place("nccl", Search(), Site(clock, clock, slots)),), (SLOW,))
+
+    def lost(call, what):
+        raise RankLost("rank 1 ended")
+
+    tuner._meeting.attend = lost
+    with pytest.raises(RankLost, match="rank 1 ended"):
+        steps(WATCHED)
+    tuner.close()
+    assert told == ["abort", "close"]
 
 
 def test_the_trial_waits_for_the_compiler(scripted):
