@@ -39,7 +39,7 @@ def _decode(prepared: Prepared, index: int, task: Task, memory: Memory, step: in
     """Decode a payload into memory that nobody uses. Raises what its codec found wrong."""
     if prepared.payloads.in_bucket(task):
         return
-    part, (codec,) = prepared.parts[task.part], prepared.codecs([task])
+    part, codec = prepared.parts[task.part], prepared.codecs[task.codec]
     (at, used, _), table = prepared.slots[index].contents, packed(InBucket(part).table)
     array = memory.array(memory.zeros(part.elements, torch.float32))
     stream, done = memory.caller(), memory.event()

@@ -98,7 +98,7 @@ class Captures:
         return _Graph(job, _key(job), launch, tick, counts)
 
     def _codecs(self, job: Job) -> list[DeviceCodec]:
-        return cast(list[DeviceCodec], job.prepared.codecs(job.tasks))
+        return cast(list[DeviceCodec], list(job.prepared.codecs.values()))
 
     def _again(self, graph: _Graph, job: Job) -> None:
         """In a stream. The captured bucket is another one's, perhaps."""

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
@@ -105,7 +105,6 @@ class Executor:
         self._memory = memory or HostMemory()
         self._tags = not isinstance(transport, SlotTransport)
         self._here = (transport.rank, transport.world_size)
-        self._codecs = codecs
         self._make = partial(
             Prepared, codecs=codecs, seed=seed, deferred=dict(deferred or {}),
             memory=self._memory, tags=self._tags, checksum=checksum, waits=waits,
@@ -205,17 +204,25 @@ class Executor:
             return  # what threads do has been told by futures
         ran = self._lanes.settle(self.timeout)
         try:
-            for codec in self._codecs.values() if ran and not self._memory.host else ():
-                cast(DeviceCodec, codec).raise_found()
+            for codec in self._used() if ran and not self._memory.host else ():
+                codec.raise_found()
         except Exception as error:
             self._end(self._blame(error))
         if self._error is not None:
             raise copy_to_raise(self._error)
 
+    def _used(self) -> Iterable[DeviceCodec]:
+        """Codecs of the programs that there are: to ask one is to wait for the device."""
+        codecs = (codec for each in self._programs() for codec in each.codecs.values())
+        return cast(Iterable[DeviceCodec], dict.fromkeys(codecs))
+
+    def _programs(self) -> list[Prepared]:
+        with self._lock:
+            return list(self._prepared.values())
+
     def _blame(self, error: Exception) -> CasyncError:
         """What a codec found wrong on the device, with the task that it was in."""
-        programs = list(self._prepared.values())
-        named = blamed(programs, self._memory, self._step, self._names)
+        named = blamed(self._programs(), self._memory, self._step, self._names)
         named = named or PayloadError(f"rank {self._names[self._here[0]]}: {error}")
         named.__cause__ = error
         return named

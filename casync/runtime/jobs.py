@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -124,28 +124,23 @@ class Prepared:
         self.parts, self.tasks = program.parts, program.tasks
         self._names: dict[int, str] = {}
         self.busy = False
-        self._codecs = with_raw(codecs)
+        every = with_raw(codecs)
+        self.codecs = {key: every[key] for key in sorted({t.codec for t in program.tasks})}
         self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
         self.urgent = program.urgent
         self.dtype, self.halves = dtype, dtype != torch.float32
         self.payloads = Payloads(
-            program, self._codecs, memory=memory, tags=tags, checksum=checksum, waits=waits,
+            program, every, memory=memory, tags=tags, checksum=checksum, waits=waits,
             halves=self.halves,
         )  # fmt: skip
         self.slots = self.payloads.slots
-        steps = Steps(
-            program, self._codecs, self.payloads, seed, deferred, memory, halves=self.halves
-        )
+        steps = Steps(program, every, self.payloads, seed, deferred, memory, halves=self.halves)
         self.steps = [steps.of(i, task) for i, task in enumerate(program.tasks)]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
         self.after, self.groups = _after(program), _groups(program.tasks)
         self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
         self.varying = self.payloads.varying
-
-    def codecs(self, tasks: Iterable[Task]) -> list[Codec]:
-        """Of the payloads of tasks."""
-        return [self._codecs[key] for key in sorted({task.codec for task in tasks})]
 
     def remember(self) -> None:
         """Behind a run, in a stream: see [Note: lengths that vary] in memory/room.py."""

@@ -140,8 +140,15 @@ class Devices:
              for key, state in states_of(codec).items()}
             for m, codec in pairs
         ]  # fmt: skip
+        unused = object()  # a codec that no program has is not asked what it found
         self.executors = [
-            Executor(end, {"codec": codec}, memory=memory, timeout=HANG, deferred=waiting)
+            Executor(
+                end,
+                {"codec": codec, "other": unused},
+                memory=memory,
+                timeout=HANG,
+                deferred=waiting,
+            )
             for end, (memory, codec) in zip(ends, pairs, strict=True)
         ]
 
