@@ -84,9 +84,9 @@ def work(*steps: tuple[Line, float, float]) -> Stage:
     return Stage(WORK, sum(seconds))
 
 
-def native(size: float, calls: float, costs: Costs, kind: str = "float32") -> tuple[Stage, ...]:
+def native(size: float, costs: Costs) -> tuple[Stage, ...]:
     """The native all-reduce of so many bytes."""
-    return _copied((_reduce(size, calls, costs, kind),), size, costs.copies)
+    return _copied((_reduce(size, 1, costs, "float32"),), size, costs.copies)
 
 
 def stages(

@@ -1,6 +1,6 @@
 """What a rank is told and what a run gives back; both travel as JSON."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hipress.demo.corpus import VOCABULARY
@@ -68,7 +68,3 @@ class Result:
     def timed(self) -> list[float]:
         """Seconds of the steps after the warm-up."""
         return self.seconds[self.warmup :]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, which Result(**data) reads back."""
-        return asdict(self)

@@ -119,7 +119,7 @@ class Objective:
         params = [param for kind in taken for param in members[kind]]
         if way is None:
             size = sum(param.numel * param.dtype.itemsize for param in params)
-            return Load(ready, native(size, 1, self._costs))
+            return Load(ready, native(size, self._costs))
         item = self._item(params, way)
         pieces = min(self._pieces, max(1, round(item.parts)))
         return Load(ready, self._stages(item, way), pieces)
@@ -127,7 +127,7 @@ class Objective:
     def _stages(self, item: Item, way: Way) -> tuple[Stage, ...]:
         cost = self._costs.codecs.get(way.codec)
         if cost is None:  # of a rule: nothing is known but how long its payloads may be
-            return native(item.payload, 1, self._costs)
+            return native(item.payload, self._costs)
         return stages(way.strategy, item, cost, self._topology, self._costs)
 
     def _item(self, params: Sequence[Param], way: Way) -> Item:

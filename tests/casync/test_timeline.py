@@ -151,7 +151,7 @@ def test_latencies_of_a_ring_add_up():
     costs = Costs({1: Transfer(Line(0.5, 0.0))}, {"float32": Transfer(Line(2.0, 1.0), 0.25)})
     chain = stages("ring", Item(1.0, 1.0, 4), CodecCost(NOTHING, NOTHING), FOUR, costs)
     assert sum(stage.delay for stage in chain) == pytest.approx(2 * 3 * 0.5)
-    assert native(3.0, 1, costs) == (Stage(WIRE, 3.0, 2.0, 0.25, 3.0),)
+    assert native(3.0, costs) == (Stage(WIRE, 3.0, 2.0, 0.25, 3.0),)
 
 
 def test_copies_either_way_have_lanes_of_their_own():
@@ -178,4 +178,4 @@ def test_what_leaves_a_device_and_enters_it(gradients):
     assert lanes == (
         [LEAVE, *inner, ENTER] if gradients else [WORK, *travels, WORK, *travels, WORK]
     )
-    assert [stage.lane for stage in native(8.0, 1, costs)] == travels
+    assert [stage.lane for stage in native(8.0, costs)] == travels
