@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +21,9 @@ from hipress.options import Options
 from hipress.plan.codecs import RESIDUAL
 from hipress.plan.rules import NATIVE, Plan, partitions
 from hipress.sync.state import AGGREGATOR, Arena, Residuals, States
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ class BucketPlans:
             (one.strategy, one.partitions) == (other.strategy, other.partitions)
             and codecs[0].name == codecs[1].name
             and not codecs[0].rounds  # whose factors have other shapes
+            and _types(codecs[0]) == _types(codecs[1])  # such as residual="bfloat16" of one level
         )
 
     def pieces(self, indices: Sequence[int], buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -228,3 +233,8 @@ class BucketPlans:
             return
         plan.arenas = tuple(self.residuals.place(key, all_) for key, all_ in members.items())
         plan.states = Residuals.view(plan.arenas)
+
+
+def _types(codec: Codec) -> dict[str, Any]:
+    """Of its states."""
+    return {name: array.dtype for name, array in codec.init_state(1).items()}

@@ -8,7 +8,9 @@ import weakref
 import pytest
 import torch
 
+import compll
 from casync.memory.host import HostMemory
+from casync.runtime.deferral import as_torch
 from casync.topology import Topology
 from hipress.model import describe
 from hipress.options import Options
@@ -50,3 +52,19 @@ def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
     bucket.states[key, "worker"]["residual"][:] = 1
     bucket.states[key, "aggregator"]["residual"][:30000] = 0.5
     assert bucket.unsent(HostMemory()).tolist() == [2.0] * 30000 + [1.0] * 30000
+
+
+@pytest.mark.parametrize("kinds", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_residual_of_another_type_is_owed_and_not_read_as_if_it_were_alike(kinds):
+    params = describe(torch.nn.Linear(200, 300, bias=False))
+    wanted = Options("auto", min_size=0)
+    codecs = [compll.compile("topk", "reference", residual=kind) for kind in kinds]
+    before, after = (
+        BucketPlans(params, fixed_plan(params, codec, wanted, Topology.flat(2)), wanted, 0)
+        for codec in codecs
+    )
+    before.plan_for((0,))
+    as_torch(before.residuals.pieces(0)["worker"]["residual"]).fill_(0.5)
+    assert after.adopt(before) == set()
+    assert before.unsent()[0].sum() == 0.5 * 30000  # of the half that another rank owns
+    assert not after.residuals.pieces(0)["worker"]["residual"].any()
