@@ -82,6 +82,8 @@ def _probe(output: Path, optimizer: str | None, placement: Placement) -> None:
     assert dist.group.WORLD is not None
     meeting = meetings.meeting(dist.group.WORLD, wanted.timeout)
     with meeting.failures_told():
+        if meeting.rank == 0:
+            profiles.refuse_unwritable(output)
         codecs = candidates(wanted, placement.target)
     facts = {"codecs": sorted(codecs), "transport": placement.transport}
     spots = meeting.settle(facts, nodes.place())

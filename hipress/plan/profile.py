@@ -79,6 +79,17 @@ def write(
     path.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Raise ConfigError where `write` could not, before anything was measured."""
+    try:
+        with path.open("a"):
+            pass
+        if not path.stat().st_size:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"profile {path} cannot be written: {error}") from error
+
+
 def read(path: Path) -> Profile:
     """Raises ConfigError for what is no profile."""
     try:

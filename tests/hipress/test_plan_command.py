@@ -213,6 +213,14 @@ def test_probe_needs_ranks():
     assert "torchrun --nproc-per-node 2" in result.output
 
 
+def test_probe_refuses_a_profile_that_cannot_be_written_before_it_measures(tmp_path):
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    output = tmp_path / "none" / "profile.json"
+    result = CliRunner().invoke(app, ["probe", "--output", str(output)], env=alone)
+    assert result.exit_code == 2
+    assert "cannot be written: [Errno 2] No such file or directory" in result.output
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_probe_of_a_device_that_is_not_there():
     result = CliRunner().invoke(app, ["probe", "--device", "cuda"], env={"RANK": "0"})
