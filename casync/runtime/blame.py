@@ -9,20 +9,37 @@ from typing import cast
 import torch
 
 from casync.codec import DeviceCodec
-from casync.errors import CasyncError
+from casync.errors import CasyncError, PayloadError
 from casync.graph.tasks import Decode, DecodeRounds, Merge, Task
 from casync.memory import Memory
 from casync.runtime.jobs import Prepared
 from casync.runtime.naming import named_error
 from casync.runtime.pieces import InBucket, packed
 
-__all__ = ["blamed"]
+__all__ = ["found_bad"]
 
 
-def blamed(
+def found_bad(
+    programs: Sequence[Prepared], memory: Memory, rank: int, step: int, names: Sequence[str]
+) -> CasyncError | None:
+    """What kernels found bad since they were asked last, as an error of this rank that names the
+    task. Waits for the device, once for each codec."""
+    codecs = dict.fromkeys(codec for each in programs for codec in each.codecs.values())
+    try:
+        for codec in codecs:
+            cast(DeviceCodec, codec).raise_found()
+    except Exception as error:
+        named = _blamed(programs, memory, step, names)
+        named = named or PayloadError(f"rank {names[rank]}: {error}")
+        named.__cause__ = error
+        return named
+    return None
+
+
+def _blamed(
     programs: Iterable[Prepared], memory: Memory, step: int, names: Sequence[str]
 ) -> CasyncError | None:
-    """An error that names the task, by decoding anew what programs that are done have still."""
+    """By decoding anew what programs that are done have still."""
     for prepared in programs:
         if prepared.busy or not prepared.end.done():
             continue

@@ -6,21 +6,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 
-from casync.codec import Codec, DeviceCodec
+from casync.codec import Codec
 from casync.errors import (
-    CasyncError,
     DeadlockError,
     ExecutorClosed,
-    PayloadError,
     PlanError,
     TransportAborted,
     TransportError,
@@ -29,7 +26,7 @@ from casync.errors import (
 from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.memory.host import HostMemory
-from casync.runtime.blame import blamed
+from casync.runtime.blame import found_bad
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
@@ -203,29 +200,14 @@ class Executor:
         if self._memory.host and self._tags:
             return  # what threads do has been told by futures
         ran = self._lanes.settle(self.timeout)
-        try:
-            for codec in self._used() if ran and not self._memory.host else ():
-                codec.raise_found()
-        except Exception as error:
-            self._end(self._blame(error))
+        if ran and not self._memory.host:
+            with self._lock:
+                programs = list(self._prepared.values())
+            bad = found_bad(programs, self._memory, self._here[0], self._step, self._names)
+            if bad is not None:
+                self._end(bad)
         if self._error is not None:
             raise copy_to_raise(self._error)
-
-    def _used(self) -> Iterable[DeviceCodec]:
-        """Codecs of the programs that there are: to ask one is to wait for the device."""
-        codecs = (codec for each in self._programs() for codec in each.codecs.values())
-        return cast(Iterable[DeviceCodec], dict.fromkeys(codecs))
-
-    def _programs(self) -> list[Prepared]:
-        with self._lock:
-            return list(self._prepared.values())
-
-    def _blame(self, error: Exception) -> CasyncError:
-        """What a codec found wrong on the device, with the task that it was in."""
-        named = blamed(self._programs(), self._memory, self._step, self._names)
-        named = named or PayloadError(f"rank {self._names[self._here[0]]}: {error}")
-        named.__cause__ = error
-        return named
 
     def abort(self, error: Exception) -> None:
         """End as after an error of a task: for one that came before any task could run."""
