@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from compll.backends.cpu.elements import ELEMENTS, codes
 from compll.backends.cpu.lanes import WIDTH
-from compll.backends.reference import fields
-from compll.backends.reference.elementwise import MEANING
 from compll.ir.tile import Value, Walk
 from compll.passes.fuse import Loop
 
@@ -84,10 +83,10 @@ def number_of(v: Value, args: list[Any]) -> Any:
     if v.op == "convert":
         return kind(args[0]) if np.isfinite(args[0]) else None
     if v.op == "code":
-        return kind(fields.code(args[0], (1 << v.attr) - 1))
-    if v.op not in MEANING:
+        return kind(codes(args[0], (1 << v.attr) - 1))
+    if v.op not in ELEMENTS:
         return None
-    return kind(np.ravel(MEANING[v.op](*map(np.atleast_1d, args)))[0])
+    return kind(np.ravel(ELEMENTS[v.op](*map(np.atleast_1d, args)))[0])
 
 
 def unchanged(v: Value, args: list[Any]) -> Any:
