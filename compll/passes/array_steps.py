@@ -14,7 +14,7 @@ from compll.ir.module import Module
 #: columns of a product up to which its factors are not written down before
 NARROW = 16
 #: operators over elements of which one depends on others, or on a table
-WHOLE = ("hadamard", "flat", "scatter", "lookup", "bucket")
+WHOLE = ("hadamard", "flat", "scatter", "spread", "lookup", "bucket")
 
 
 def elementwise(e: Expr) -> bool:

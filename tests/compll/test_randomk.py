@@ -245,6 +245,10 @@ def test_drawn_selections_without_rounds(tmp_path, rng):
     assert np.array_equal(codecs[0].decode(payloads[0], 777, step=4)[at], x[at])
     assert (states[0]["residual"][at] == 0).all()
     assert np.array_equal(states[0]["residual"], states[1]["residual"])
+    held, x[5] = states[0]["residual"].copy(), np.nan
+    for codec, state in zip(codecs, states, strict=True):  # a status says so: all is as before
+        codec.encode(x, state=state, step=5)
+        assert np.array_equal(state["residual"], held)
 
 
 def test_table_rows_of_no_elements():

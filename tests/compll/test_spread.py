@@ -215,3 +215,25 @@ def test_uint16_clamps_and_truncates(tmp_path, group, decode):
         wanted = np.floor(np.clip(x * np.float32(30000), 0, 65535))
         np.testing.assert_array_equal(y, wanted)
     assert len(payload) <= cpu.payload_bytes(2500)
+
+
+MIXED = """
+name: mixed
+encode:
+  tag: where(abs(g) > 1, 1, 0)
+  kept: filter(tag > 0)
+  few: hadamard(g, 16)[kept]
+payload: {tag: "uint1[n]", few: "float32[kept]"}
+decode: spread(tag > 0, few)
+feedback: error
+"""
+
+
+def test_what_whole_arrays_are_made_of_is_spread(tmp_path):
+    cpu, reference = (compiled(tmp_path, b, MIXED) for b in ("cpu", "reference"))
+    x = np.random.default_rng(0).standard_normal(100).astype(np.float32)
+    states = [c.init_state(100) for c in (cpu, reference)]
+    payloads = [c.encode(x, state=s) for c, s in zip((cpu, reference), states, strict=True)]
+    assert np.array_equal(*payloads)
+    assert np.array_equal(*(c.decode(payloads[0], 100) for c in (cpu, reference)))
+    assert np.array_equal(*(s["residual"] for s in states))

@@ -216,8 +216,10 @@ class Run(ArrayRun):
             self.leave(self.matrix(*self.fed), value)
             if write:
                 self.write(piece, value, add=False)
-        else:
+        elif (found := self.found("kept")) is not None and found[0].leaves:
             self.perform("kept", matrices.plain(value), back=write)
+        elif write:  # NaN, as the payload's status says: the residual stays
+            self.write(piece, value, add=False)
         return self.keep(states, values)
 
     def leave(self, m: Matrix, value: Scattered) -> None:
