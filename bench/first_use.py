@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from bench import ranks
-from bench.netns import Network, unavailable
+from bench.netns import Network
 
 KINDS = {"ddp": "DistributedDataParallel", "wrap": "hipress.wrap"}
 HOSTS = 2
@@ -49,10 +49,7 @@ def main(
     runs: Annotated[int, typer.Option(help="Of each kind, in turns.", min=1)] = 5,
 ) -> None:
     """A line for each kind."""
-    reason = unavailable()
-    if reason is not None:
-        print(f"hosts cannot be emulated here: {reason}", file=sys.stderr)
-        raise typer.Exit(2)
+    ranks.require_hosts()
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with Network(HOSTS, rate) as network:
         for _ in range(runs):

@@ -9,15 +9,12 @@ by policies between these. A few minutes; writes policies.json and policies.md.
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,9 +22,8 @@ import typer
 
 from bench import ranks
 from bench.codecs import RESULTS
-from bench.netns import Network, unavailable
+from bench.netns import Network
 from bench.spec_table import markdown
-from hipress.demo.report import versions_here
 
 if TYPE_CHECKING:
     from torch import nn
@@ -208,10 +204,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for JSON and table.")] = RESULTS,
 ) -> None:
     """Trains with every method."""
-    reason = unavailable()
-    if reason is not None:
-        print(f"hosts cannot be emulated here: {reason}", file=sys.stderr)
-        raise typer.Exit(2)
+    ranks.require_hosts()
     runs = []
     with Network(HOSTS, rate) as network:
         for seed in range(1, seeds + 1):
@@ -219,15 +212,9 @@ def main(
                 (made,) = ranks.told(network, "bench.policies", [method, str(seed)])
                 runs.append(Run(**made))
                 print(f"seed {seed} {' | '.join(_row(METHODS[method], runs[-1:]))}")
-    command = shlex.join(["python", "-m", "bench.policies", *sys.argv[1:]])
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    output.mkdir(parents=True, exist_ok=True)
-    about = {"command": command, "date": date, "rate": rate, "versions": versions_here()}
-    data = {**about, "runs": [asdict(run) for run in runs]}
-    (output / "policies.json").write_text(json.dumps(data) + "\n")
-    lines = ["# Policies", "", f"`{command}`, {date}, {HOSTS} hosts, {rate}", "", text(runs)]
-    (output / "policies.md").write_text("\n".join(lines) + "\n")
-    print(text(runs))
+    title = f"Policies, {HOSTS} hosts at {rate}"
+    data = [asdict(run) for run in runs]
+    ranks.record(output, "bench.policies", title, text(runs), rate=rate, runs=data)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from bench.netns import Network, NetworkError, environment
+import typer
+
+from bench.netns import Network, NetworkError, environment, unavailable
+from hipress.demo.report import versions_here
 
 _MARK = b"measured "  # others print, too
+
+
+def require_hosts() -> None:
+    """Ends with status 2, and says why, where hosts cannot be emulated."""
+    reason = unavailable()
+    if reason is not None:
+        print(f"hosts cannot be emulated here: {reason}", file=sys.stderr)
+        raise typer.Exit(2)
 
 
 def told(network: Network, module: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -38,3 +52,15 @@ def told(network: Network, module: str, arguments: Sequence[str]) -> Iterator[di
 def tell(**data: Any) -> None:
     """What all ranks call, and who started them hears of rank 0."""
     print(_MARK.decode() + json.dumps(data), flush=True)
+
+
+def record(output: Path, module: str, title: str, text: str, **data: Any) -> None:
+    """Writes data as JSON and the text as Markdown, named after the module, and prints the text."""
+    command = shlex.join(["python", "-m", module, *sys.argv[1:]])
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    about = {"command": command, "date": date, "versions": versions_here()}
+    file = output / module.rpartition(".")[2]
+    output.mkdir(parents=True, exist_ok=True)
+    file.with_suffix(".json").write_text(json.dumps(about | data) + "\n")
+    file.with_suffix(".md").write_text(f"# {title}\n\n`{command}`, {date}\n\n{text}\n")
+    print(text)

@@ -8,14 +8,11 @@ alone. A few minutes; writes throttle.json and throttle.md.
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +21,8 @@ import typer
 from bench import ranks
 from bench.codecs import RESULTS
 from bench.losses import smoothed
-from bench.netns import Network, unavailable
+from bench.netns import Network
 from bench.spec_table import markdown
-from hipress.demo.report import versions_here
 
 HOSTS = 2
 AIM = 100  # steps until the plan is looked at again
@@ -148,29 +144,16 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for JSON and table.")] = RESULTS,
 ) -> None:
     """Throttles links while auto trains."""
-    reason = unavailable()
-    if reason is not None:
-        print(f"hosts cannot be emulated here: {reason}", file=sys.stderr)
-        raise typer.Exit(2)
+    ranks.require_hosts()
     at = {each: slow, 2 * each: fast}
     throttled = trained(optimizer, fast, 3 * each, at)
     steady = trained(optimizer, fast, 3 * each, {})
-    command = shlex.join(["python", "-m", "bench.throttle", *sys.argv[1:]])
-    about = {
-        "command": command, "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions_here(),
-    }  # fmt: skip
     found, off = changes(throttled, at), apart(throttled, steady)
-    told = text(found, off)
-    data = about | {
-        "changes": [asdict(c) for c in found], "losses_apart": off,
-        "throttled": [asdict(s) for s in throttled], "steady": [asdict(s) for s in steady],
-    }  # fmt: skip
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "throttle.json").write_text(json.dumps(data) + "\n")
-    lines = ["# Links throttled while auto trains", "", f"`{command}`, {about['date']}", "", told]
-    (output / "throttle.md").write_text("\n".join(lines) + "\n")
-    print(told)
+    ranks.record(
+        output, "bench.throttle", "Links throttled while auto trains", text(found, off),
+        changes=[asdict(c) for c in found], losses_apart=off,
+        throttled=[asdict(s) for s in throttled], steady=[asdict(s) for s in steady],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
