@@ -5,3 +5,7 @@ minute. How fast things are is for bench/ to say. pytest-timeout's limit is abov
 """
 
 HANG = 240.0  # seconds
+
+# How long ranks wait for one that never comes: each test that shows it takes as long, and what
+# comes before (connecting, a step) has to fit in.
+SILENCE = 5.0  # seconds

@@ -20,7 +20,7 @@ from tests.hipress.common import (
     make,
     train,
 )
-from tests.patience import HANG
+from tests.patience import HANG, SILENCE
 
 
 def resume(rank, world_size, name, scope, path, ddp_kwargs):
@@ -143,7 +143,7 @@ def state_errors(ddp, state):
 
 def torn(rank, world_size):
     """Rank 1's backward pass raises when its first buckets are on their way; what its state is."""
-    ddp = hipress.wrap(make(), codec("int8"), timeout=1.0, ddp_kwargs=SMALL_BUCKETS)
+    ddp = hipress.wrap(make(), codec("int8"), timeout=SILENCE, ddp_kwargs=SMALL_BUCKETS)
     train(ddp, rank, range(2))
     saved = hipress.state_dict(ddp)
     if rank == 1:

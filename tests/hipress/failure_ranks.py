@@ -21,7 +21,7 @@ from hipress.session import SESSIONS
 from hipress.sync import verify
 from tests.hipress.common import codec, digest, error_of, make, train
 from tests.hipress.fakes import Int8
-from tests.patience import HANG
+from tests.patience import HANG, SILENCE
 
 
 def mismatches(rank, world_size):
@@ -80,7 +80,7 @@ def mismatches(rank, world_size):
     with tempfile.TemporaryDirectory() as folder:
         found["spec"] = _other_text(folder, odd)
     if not odd:  # the odd one never arrives
-        found["absent"] = error_of(wrap, make(), codec("int8"), timeout=1.0)
+        found["absent"] = error_of(wrap, make(), codec("int8"), timeout=SILENCE)
     return found
 
 
@@ -108,7 +108,7 @@ def killed(rank, world_size, name, ddp_kwargs):
 def silent(rank, world_size, dtype, options):
     """The last rank takes no part in a step; errors of the others, and when they came."""
     store = dist.distributed_c10d._get_default_store()
-    ddp = hipress.wrap(nn.Linear(40, 40, dtype=dtype), codec("int8"), timeout=1.0, **options)
+    ddp = hipress.wrap(nn.Linear(40, 40, dtype=dtype), codec("int8"), timeout=SILENCE, **options)
     if rank == world_size - 1:
         store.wait([f"done/{other}" for other in range(rank)])
         return None
@@ -122,7 +122,7 @@ def silent(rank, world_size, dtype, options):
 def silent_hashes(rank, world_size):
     """The last rank takes part in a step, but compares no hashes."""
     store = dist.distributed_c10d._get_default_store()
-    ddp = hipress.wrap(make(), codec("int8"), timeout=1.0, verify=True)
+    ddp = hipress.wrap(make(), codec("int8"), timeout=SILENCE, verify=True)
     if rank == world_size - 1:
 
         def late(*_):
@@ -146,7 +146,7 @@ def restore(rank, world_size):
     store = dist.distributed_c10d._get_default_store()
     train(DistributedDataParallel(make()), rank, range(1))  # starts autograd's and DDP's threads
     before = threads()
-    ddp = hipress.wrap(make(), codec("int8"), timeout=1.0)
+    ddp = hipress.wrap(make(), codec("int8"), timeout=SILENCE)
     alive = weakref.ref(ddp)
     if rank == world_size - 1:
         store.wait([f"done/{other}" for other in range(rank)])

@@ -13,6 +13,7 @@ from casync.estimates import OWN, copy_of
 from casync.strategies.gossip import grid
 from hipress.sync import order
 from tests.hipress.common import data, digest, error_of, make
+from tests.patience import SILENCE
 
 
 def apart(model, rank):
@@ -171,7 +172,7 @@ def silent(rank, world_size):
     """The error where the last rank does not take a second step."""
     store = dist.distributed_c10d._get_default_store()
     model = make()
-    gossip = hipress.Gossip(model, "int4_group", timeout=1.0)
+    gossip = hipress.Gossip(model, "int4_group", timeout=SILENCE)
     gossip.step()
     if rank == world_size - 1:
         store.wait([f"done/{other}" for other in range(rank)])

@@ -18,6 +18,7 @@ from hipress.sync import order
 from tests.hipress.common import codec, data, difference, digest, error_of, make, train
 from tests.hipress.fakes import Int8
 from tests.hipress.training_ranks import Skipping
+from tests.patience import SILENCE
 
 
 def fit(sync, optimizer, rank, steps, accumulate=1, set_to_none=True):
@@ -397,7 +398,7 @@ def silent(rank, world_size):
     """The last rank takes no part in the third step, of which every rank leaves a parameter out."""
     store = dist.distributed_c10d._get_default_store()
     model = make(unused=True)
-    sync = hipress.Synchronizer(model, codec("int8"), timeout=1.0)
+    sync = hipress.Synchronizer(model, codec("int8"), timeout=SILENCE)
     fit(sync, sgd(model), rank, range(2))
     if rank == world_size - 1:
         store.wait([f"done/{other}" for other in range(rank)])
