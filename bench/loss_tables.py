@@ -38,9 +38,9 @@ class Row:
     spread: tuple[float, float]  # least and largest difference of a seed
 
     @property
-    def kept(self) -> bool:
+    def lost(self) -> bool:
         """See Finding."""
-        return self.finding("", {}, default=True).kept
+        return self.finding("", {}, default=True).lost
 
     def finding(self, codec: str, params: dict[str, object], *, default: bool) -> Finding:
         """As hipress reads it."""
@@ -128,4 +128,4 @@ def _cell(row: Row | None) -> str:
     text = f"{row.loss:.3f}" if row.method == FP32 else f"{row.difference:+.2%}"
     if row.seeds > 1:
         text += f" ({row.spread[0]:+.1%} to {row.spread[1]:+.1%})"
-    return text if row.kept or row.method == FP32 else f"**{text}**"
+    return f"**{text}**" if row.lost and row.method != FP32 else text

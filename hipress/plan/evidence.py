@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-LIMIT, SURELY = 0.01, 0.05  # of fp32's loss: see Finding.kept
+LIMIT, SURELY = 0.01, 0.05  # of fp32's loss: see Finding
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,15 @@ class Finding:
         return self.codec + given
 
     @property
+    def lost(self) -> bool:
+        """Whether the loss is surely more than LIMIT above fp32's: by two standard errors."""
+        return self.difference is None or self.difference - 2 * self.error > LIMIT
+
+    @property
     def kept(self) -> bool:
-        """Whether the loss is at most LIMIT above fp32's, as far as the seeds can tell, and surely
-        at most SURELY above it: by two standard errors."""
-        if self.difference is None:
-            return False
-        doubt = 2 * self.error
-        return self.difference - doubt <= LIMIT and self.difference + doubt <= SURELY
+        """Whether it is not, and surely at most SURELY above. What neither kept nor lost it tells
+        nothing: its seeds differ too much."""
+        return not self.lost and cast(float, self.difference) + 2 * self.error <= SURELY
 
     def __str__(self) -> str:
         loss = "diverged" if self.difference is None else f"loss {self.difference:+.1%}"
@@ -94,8 +96,8 @@ def trusted(optimizer: str | None) -> tuple[tuple[str, str, Mapping[str, Any]], 
 
 def _hold(found: Sequence[Finding], optimizer: str | None) -> bool:
     counted = [each for each in found if optimizer in (None, each.optimizer)]
-    measured = {each.workload for each in counted}
-    return measured >= _workloads(optimizer) and all(each.kept for each in counted)
+    kept = {each.workload for each in counted if each.kept}
+    return kept >= _workloads(optimizer) and not any(each.lost for each in counted)
 
 
 def _workloads(optimizer: str | None) -> set[str]:
@@ -103,8 +105,8 @@ def _workloads(optimizer: str | None) -> set[str]:
 
 
 def worst(codec: Codec, optimizer: str | None) -> Finding | None:
-    """Where a codec lost most, under an optimizer of this kind; None where it kept the loss."""
-    lost = [each for each in of(codec, optimizer) if not each.kept]
+    """Where a codec lost most, under an optimizer of this kind; None where it lost nowhere."""
+    lost = [each for each in of(codec, optimizer) if each.lost]
     return max(lost, key=_loss, default=None)
 
 
