@@ -52,13 +52,18 @@ def backends() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)
 
 
+def is_path(text: str) -> bool:
+    """Whether a spec is given by its path, not its name."""
+    return os.sep in text or text.endswith((".yaml", ".yml"))
+
+
 def locate(name_or_path: str | os.PathLike[str]) -> Path:
     """The file of a spec, by its name or its path. Raises SpecError."""
     try:
         text = os.fsdecode(name_or_path)
     except TypeError:
         raise UsageError(f"a spec is given by its name or path, not as {name_or_path!r}") from None
-    if os.sep in text or text.endswith((".yaml", ".yml")):
+    if is_path(text):
         return Path(text)
     path = specs_dir() / f"{text}.yaml"
     if not os.path.isfile(path):

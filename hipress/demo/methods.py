@@ -1,13 +1,14 @@
 """How gradients are synchronized: the baselines that PyTorch has, and every HiPress codec.
 
 A method is written NAME, hipress:CODEC (`hipress.wrap`) or sync:CODEC (`hipress.Synchronizer`, no
-DDP), and options follow: hipress:dgc:ratio=0.01:strategy=ring.
+DDP), and options follow: hipress:dgc:ratio=0.01:strategy=ring. A codec is a name, or a spec's path.
 """
 
 import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 BASELINES = {
@@ -42,9 +43,8 @@ class Method:
         """What tables and charts call it."""
         if self.codec is None:
             return BASELINES[self.text]
-        return " ".join(
-            [WAYS[self.way], self.codec, *(f"{k}={v}" for k, v in self.options.items())]
-        )
+        options = (f"{k}={v}" for k, v in self.options.items())
+        return " ".join([WAYS[self.way], Path(self.codec).name, *options])
 
 
 def parse(text: str) -> Method:
@@ -53,7 +53,7 @@ def parse(text: str) -> Method:
     if name in BASELINES and not rest:
         return Method(name)
     codec, *options = rest.split(":")
-    if name not in WAYS or codec not in codecs():
+    if name not in WAYS or not (codec in codecs() or _is_path(codec)):
         raise ValueError(f"unknown method {text!r}; {_nearest(name, codec)}")
     return Method(text.strip(), codec, name, dict(_option(text, option) for option in options))
 
@@ -71,7 +71,7 @@ def parse_all(text: str) -> list[Method]:
 def check(methods: Iterable[Method]) -> None:
     """ValueError for the first method whose options or parameters `hipress.wrap` would refuse."""
     for method in methods:
-        if method.codec is not None and method.options:
+        if method.codec is not None and (method.options or _is_path(method.codec)):
             try:
                 _compile(method.codec, method.options)
             except ValueError as error:
@@ -110,6 +110,12 @@ def codecs() -> list[str]:
     import compll
 
     return [AUTO, *compll.list_specs()]
+
+
+def _is_path(codec: str) -> bool:
+    from compll.runtime import library
+
+    return library.is_path(codec)
 
 
 def available() -> list[str]:

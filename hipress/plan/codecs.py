@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -50,7 +49,7 @@ def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> 
     from compll.runtime import library
 
     _refuse_arguments(params)
-    if not _is_path(name) and name not in compll.list_specs():
+    if not library.is_path(name) and name not in compll.list_specs():
         raise unknown("compressor", name, (AUTO, *compll.list_specs()), library.meant(name))
     try:
         _refuse_unknown(name, params)
@@ -114,7 +113,7 @@ def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
     from compll.frontend import derived
     from compll.runtime import library
 
-    untold = Problems("")  # compiling tells these, with all others
+    untold = Problems(name)  # compiling tells these, with all others; but for a file that is none
     known = [each.name for each in derived.accepted(library.load(name, untold))]
     for given in params:
         if given not in known and (message := options_.of_ddp(given)):
@@ -176,7 +175,3 @@ def _suited(codec: Codec) -> str:
     if codec.vote:
         return "vote"
     return "ps" if codec.reencodes and codec.fixed else "allgather"
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith((".yaml", ".yml")) or os.sep in name

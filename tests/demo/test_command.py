@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import compll
 import hipress
+from compll.tools import scaffold
 from hipress.cli import app
 from hipress.demo import command, methods
 from hipress.demo.job import Workload
@@ -44,6 +45,7 @@ def test_version():
         (["--methods", "hipress:dgc:ratio"], "expected option=value, found 'ratio'"),
         (["--methods", "none,none"], "expected different methods, separated by commas"),
         (["--methods", ","], "expected different methods, separated by commas"),
+        (["--methods", "hipress:no.yaml"], "'no.yaml': no.yaml:1:1: cannot read the file"),
         (["--hosts", "0"], "0 hosts: expected 1 to 16"),
         (["--steps", "1"], "1 steps: expected 2 to 100000"),
         (["--output", "/proc"], "'/proc"),  # where root, too, can make no file
@@ -78,6 +80,17 @@ def test_options_have_their_types(text, options):
 def test_a_label_tells_codec_and_options():
     assert methods.parse("hipress:dgc:ratio=0.01").label == "HiPress dgc ratio=0.01"
     assert methods.parse("sync:dgc").label == "HiPress, no DDP, dgc"
+
+
+def test_a_codec_may_be_a_path(tmp_path):
+    path = scaffold.start("own", "quantizer", tmp_path)
+    method = methods.parse(f"hipress:{path}:bits=4")
+    assert (method.codec, method.options) == (str(path), {"bits": 4})
+    assert method.label == "HiPress own.yaml bits=4"
+    methods.check([methods.parse(f"hipress:{path}")])
+    path.write_text("name: own")
+    with pytest.raises(ValueError, match="section 'payload' is missing"):
+        methods.check([methods.parse(f"hipress:{path}")])
 
 
 @pytest.mark.slow
