@@ -19,6 +19,7 @@ from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nea
 from compll.frontend import check, lint, shapes, source, spec_reader
 from compll.frontend.spec import Param, Spec
 from compll.passes import costly
+from compll.runtime import tried
 from compll.runtime.codec import Codec
 
 _lock = threading.Lock()
@@ -115,7 +116,8 @@ def warnings(
 ) -> list[Diagnostic]:
     """What looks wrong with a spec that compiles. Raises SpecError where it does not."""
     spec, checked = _checked(name_or_path, params)
-    return sorted(lint.warnings(spec, checked.module) + costly.warnings(checked.module))
+    found = lint.warnings(spec, checked.module) + costly.warnings(checked.module)
+    return sorted(found + tried.warnings(compile(name_or_path, "reference", **params)))
 
 
 def _checked(

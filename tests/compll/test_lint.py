@@ -92,7 +92,7 @@ USED = {
         "update": "{s: t, t: g}",
     },
     "a field of a round": {
-        "encode": "{top: max(abs(g)), q: g / combined(top) + tau}",
+        "encode": "{top: max(abs(g)), q: 'g / max(combined(top), 1e-30) + tau'}",
         "payload": '{top: float32, q: "float32[n]"}',
         "rounds": "{top: max, q: mean}",
     },
@@ -188,3 +188,22 @@ def test_what_is_not_drawn_is_not_unbiased(value, told, tmp_path):
 def test_what_loses_nothing_is_unbiased(tmp_path):
     own = spec(tmp_path, params="{}", encode="{q: g}", payload='{q: "float32[n]"}', unbiased="true")
     assert warnings(own) == []
+
+
+@pytest.mark.parametrize(
+    "sections, told",
+    [
+        ({"encode": "{q: g / max(abs(g))}"}, "a gradient of zeros, as of unused words, decodes"),
+        ({"encode": "{q: log(g)}"}, "an ordinary gradient decodes to NaN or infinity"),
+        ({"encode": "{q: 'where(g == 0, 0, g / max(abs(g)))'}"}, ""),
+        ({"encode": "{q: log(g)}", "when": "n > 10000"}, ""),
+    ],
+)
+def test_what_decodes_to_nan(sections, told, tmp_path):
+    """Such a spec had "no problems", and the first batch with a word unused made weights NaN."""
+    plain = {"params": "{}", "payload": '{q: "float32[n]"}'}
+    found = warnings(spec(tmp_path, **plain | sections))
+    assert len(found) == bool(told)
+    if told:
+        assert found[0].startswith(f"5:1: warning: {told}")
+        assert "hint: " in found[0]
