@@ -28,7 +28,10 @@ def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
     """Rows and columns for n elements. Raises UsageError where they are absurd."""
     rows, cols = (extent(d, n) for d in dims)
     if rows * cols > max(LEAST, ROOM * n):
-        raise UsageError(f"a matrix of {rows} x {cols} elements for a tensor of {n}")
+        raise UsageError(
+            f"a matrix of {rows} x {cols} elements for a tensor of {n}: "
+            "a spec's `when:` tells for which tensors it is meant"
+        )
     return rows, cols
 
 

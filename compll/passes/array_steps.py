@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from compll.ir.expr import Expr, walk
-from compll.ir.matrices import extents, short
+from compll.ir.matrices import extent, short
 from compll.ir.module import Module
 
 #: columns of a product up to which its factors are not written down before
@@ -68,7 +68,7 @@ def of_gradient(e: Expr, n: int) -> Expr | None:
         return None
     plain = e.args[0].args[0] if e.args[0].op == "transpose" else e.args[0]
     direct = plain.op == "matrix" and plain.args[0].op == "input"
-    return plain if direct and extents(e.type.dims, n)[1] <= NARROW else None
+    return plain if direct and extent(e.type.dims[1], n) <= NARROW else None
 
 
 def writes_input(module: Module, n: int) -> bool:

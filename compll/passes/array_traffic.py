@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from compll.ir.expr import Expr, walk
 from compll.ir.layout import field_bytes, limit
-from compll.ir.matrices import extents
+from compll.ir.matrices import extent
 from compll.ir.module import Module
 from compll.ir.rounds import rounds
 from compll.ir.static import evaluate
@@ -94,7 +94,7 @@ class Sizes:
         if id(e) in self.codes:
             return 1.0
         if e.type.shape == "matrix":
-            rows, cols = extents(e.type.dims, SIZE)
+            rows, cols = (extent(d, SIZE) for d in e.type.dims)  # also what no tensor may have
             return 4.0 * rows * cols / SIZE
         return {"n": 4.0, "kept": 4.0 * self.kept.get(e.type.of, 0) / SIZE}.get(e.type.shape, 0.0)
 

@@ -171,6 +171,17 @@ def test_slow_specs_are_told_at_their_cause(tmp_path):
     assert not [w for w in warnings(path) if "array at a time" in w]
 
 
+def test_matrices_too_large_for_a_large_tensor_are_slow_not_wrong(tmp_path):
+    """`check` ended with an error that had no place, though the spec is fine for small tensors."""
+    encode = "{m: 'matrix(g, 8)', q: m @ transpose(m) @ m}"
+    own = spec(tmp_path, params="{}", encode=encode, payload="{q: 'float32[ceil(n / 8), 8]'}",
+               decode="flat(q)")  # fmt: skip
+    (told,) = warnings(own)
+    assert "computed an array at a time" in told
+    result = CliRunner().invoke(app, ["build", str(own), "-o", str(tmp_path / "out")])
+    assert result.exit_code == 0
+
+
 @pytest.mark.parametrize(
     "value, told", [("floor(abs(g))", True), ("floor(abs(g) + random(0, 1))", False)]
 )

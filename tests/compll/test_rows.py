@@ -169,3 +169,18 @@ def test_mistakes_with_rows_are_told(old, new, message, tmp_path):
     path.write_text(TOP.replace(old, new))
     with pytest.raises(compll.SpecError, match=message):
         compll.compile(path, "reference")
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+@pytest.mark.parametrize("made", ["m @ transpose(m)", "row_sum(m) * transpose(row_sum(m))"])
+def test_a_matrix_that_no_memory_holds_is_refused(target, made, tmp_path):
+    """Only matrices that no operator made of others were: these asked for 64 GB."""
+    path = tmp_path / "squares.yaml"
+    path.write_text(
+        f"name: squares\nencode: {{m: 'matrix(g, 8)', s: 'sum({made})'}}\n"
+        "payload: {s: float32}\ndecode: s"
+    )
+    codec = compll.compile(path, target)
+    assert codec.decode(codec.encode(np.ones(64, np.float32)), 64)[0] in (512, 4096)
+    with pytest.raises(compll.UsageError, match=r"131072 x 131072 .* a spec's `when:` tells"):
+        codec.encode(np.ones(1 << 20, np.float32))

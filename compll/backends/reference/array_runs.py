@@ -49,6 +49,11 @@ class ArrayRun(Run):
         """Rows and columns."""
         return extents(expr.type.dims, self.n)
 
+    def compute(self, expr: Expr) -> Any:
+        if expr.type.shape == "matrix":
+            self.size(expr)  # refuses what would take all memory
+        return super().compute(expr)
+
     def op_matrix(self, expr: Expr) -> F32:
         rows, cols = self.roomy(expr)
         return matrix_numbers.padded(self.value(expr.args[0]), rows, cols)
