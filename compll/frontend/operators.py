@@ -186,6 +186,11 @@ MEANT = {
     "float": "numbers are float32 where it matters",
     "float32": "numbers are float32 where it matters", "relu": "max(x, 0)",
     "any": "count(c) > 0", "all": "count(not c) == 0", "tanh": "made of exp(x)", "sigmoid": "1 / (1 + exp(-x))",
+    "log10": "log(x) / log(10)", "log1p": "log(1 + x)", "expm1": "exp(x) - 1",
+    "stochastic_round": "floor(x + random(0, 1))", "argmax": "top(x, 1) selects the largest",
+    "normal": "draws are uniform: random(a, b)", "randn": "draws are uniform: random(a, b)",
+    "cast": "the payload's types convert; int(x) truncates", "cumsum": "there are no running sums",
+    "float8": "compute a code of 8 bits, which travels as uint8",
 }  # fmt: skip
 #: operators that a call can name; the others have a symbol or keyword
 CALLABLE = tuple(n for n, row in OPERATORS.items() if not row.infix and n != "choose")

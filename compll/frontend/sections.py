@@ -46,7 +46,7 @@ MEANT = {
 }
 #: an entry of a section that is a mapping
 EXAMPLES = {
-    "params": "ratio: 0.01", "state": "m: float32[n]", "payload": "q: uint8[n]",
+    "params": "ratio: 0.01", "state": "m: float32[n]", "encode": "q: abs(g)", "payload": "q: uint8[n]",
     "rounds": "p: mean", "update": "m: 0.9 * m + g",
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from keyword import iskeyword
 
 from compll.errors import Problems, closest, nearest
 from compll.frontend.source import Entry, Section, Text
@@ -16,6 +17,13 @@ def check_name(text: Text, problems: Problems) -> None:
     """Report a text that is no name."""
     if not NAME.match(text.value):
         problems.add(text.span, f"{text.value!r} is not a name", NAME_HINT)
+
+
+def check_usable(text: Text, problems: Problems) -> None:
+    """Report a text that is no name, or that no expression can hold as one."""
+    check_name(text, problems)
+    if iskeyword(text.value):
+        problems.add(text.span, f"{text.value!r} is a word of the language", "choose another name")
 
 
 def mended(section: Section, known: Collection[str], what: str, problems: Problems) -> Section:

@@ -12,7 +12,7 @@ from compll.frontend import syntax
 from compll.frontend.sections import EXAMPLES, FEEDBACK_KEYS, MEANT, REQUIRED, SECTIONS
 from compll.frontend.source import Entry, Section, Text
 from compll.frontend.spec import ANY, Binding, Chosen, Declared, Spec
-from compll.frontend.spec_names import check_name, mended
+from compll.frontend.spec_names import check_name, check_usable, mended
 from compll.frontend.spec_params import ParamReader
 from compll.frontend.spec_types import declared
 from compll.frontend.syntax import Syntax
@@ -27,24 +27,43 @@ def read(root: Section, problems: Problems) -> Spec:
     return _Reader(root, problems).spec()
 
 
+def _empty(entry: Entry) -> bool:
+    return isinstance(entry.value, Text) and entry.value.value in NULLS
+
+
 class _Reader:
     def __init__(self, root: Section, problems: Problems) -> None:
         self.root, self.problems = root, problems
         self.broken: set[str] = set()
 
     def spec(self) -> Spec:
-        self.root = mended(self.root, SECTIONS, "section {!r}", self.problems)
+        self.root = mended(self.indented(), SECTIONS, "section {!r}", self.problems)
         for name in REQUIRED:
             if self.root.get(name) is None:
                 self.problems.add(self.root.span, f"section {name!r} is missing")
         self.require_field(self.root.get("payload"))
         return self.build()
 
+    def indented(self) -> Section:
+        """The root, in which texts that stand like sections below an empty one are its entries."""
+        entries, empty = list[Entry](), False
+        for entry in self.root.entries:
+            if entry.key.value in SECTIONS:
+                empty = _empty(entry) and entry.key.value in EXAMPLES
+            elif empty and isinstance(entry.value, Text):
+                above = entries.pop()
+                hint = f"indent it, as an entry of `{above.key.value}:`"
+                self.problems.add(entry.key.span, f"unknown section {entry.key.value!r}", hint)
+                before = above.value.entries if isinstance(above.value, Section) else ()
+                entry = Entry(above.key, Section((*before, entry), above.key.span))
+            entries.append(entry)
+        return Section(tuple(entries), self.root.span)
+
     def require_field(self, payload: Entry | None) -> None:
         if payload is None:
             return
-        empty = isinstance(payload.value, Section) and not payload.value.entries
-        if empty or (isinstance(payload.value, Text) and payload.value.value in NULLS):
+        none = isinstance(payload.value, Section) and not payload.value.entries
+        if none or _empty(payload):
             hint = "like `payload: {q: uint8[n]}`"
             self.problems.add(payload.key.span, "a payload has at least one field", hint)
             self.broken.add(ANY)
@@ -138,7 +157,7 @@ class _Reader:
 
     def each(self, name: str, make: Callable[[Entry], Any]) -> tuple[Any, ...]:
         entry = self.root.get(name)
-        if entry is None or (isinstance(entry.value, Text) and entry.value.value in NULLS):
+        if entry is None or _empty(entry):
             return ()
         if not isinstance(entry.value, Section):
             self.problems.add(
@@ -149,7 +168,7 @@ class _Reader:
             self.broken.add(ANY)
             return ()
         for item in entry.value.entries:
-            check_name(item.key, self.problems)
+            check_usable(item.key, self.problems)
         made = [(item.key.value, make(item)) for item in entry.value.entries]
         self.broken |= {name for name, value in made if value is None}
         return tuple(value for _, value in made if value is not None)

@@ -64,6 +64,9 @@ def test_the_example_is_right(tmp_path):
         ("feedback: error", "merge: majority", 11, 8, "not 'majority'", "'vote'"),
         ("feedback: error", "rounds: [scale]", 11, 9, "is a mapping of names", "p: mean"),
         ("mean(abs(g))", "bernoulli(0.5)", 5, 10, "unknown operator", "random(0, 1) < p"),
+        ("mean(abs(g))", "cumsum(g)", 5, 10, "unknown operator 'cumsum'", "no running sums"),
+        ("mean(abs(g))", "log10(g)", 5, 10, "unknown operator 'log10'", "log(x) / log(10)"),
+        ("  bits: {", "  lambda: 1\n  bits: {", 3, 3, "'lambda' is a word", "choose another name"),
         ("mean(abs(g))", "norm1(g)", 5, 10, "unknown operator 'norm1'", "sum(abs(x))"),
         ("mean(abs(g))", "sum(g.T)", 5, 14, "a dot is not part", "transpose(m)"),
         ("mean(abs(g))", "|g|", 5, 11, "malformed YAML", "abs(x)"),
@@ -159,7 +162,7 @@ def test_the_example_is_right(tmp_path):
             4,
             9,
             "is a mapping",
-            "name: ...",
+            "q: abs(g)",
         ),
     ],
 )
@@ -398,3 +401,12 @@ def test_a_matrix_whose_type_was_not_written_keeps_its_shape(tmp_path):
     with pytest.raises(compll.SpecError) as found:
         compll.compile(path, "reference")
     assert [d.message for d in found.value.diagnostics] == ["'left' needs a type"]
+
+
+def test_a_section_that_is_not_indented_hides_no_other_mistake(tmp_path):
+    """'scale' was taken for 'state', with a second error about that."""
+    text = GOOD.replace("  scale: mean", "scale: meen").replace("  q: where", "q: where")
+    told = problems(text, tmp_path)
+    assert [(d.span.line, d.span.col) for d in told] == [(5, 1), (5, 8), (6, 1)]
+    assert told[0].hint == told[2].hint == "indent it, as an entry of `encode:`"
+    assert told[1].message == "unknown operator 'meen'"
