@@ -206,3 +206,23 @@ def test_a_matrix_without_room_is_told_as_by_the_reference(tmp_path):
         device.encode_batch(x, table, out, at, None, **options)
     with pytest.raises(UsageError, match=r"a matrix of (4|500) x 4000002"):
         reference.backend.encode_batch(x, table, out, at, None, **options)
+
+
+ROWS = """name: rowsign
+encode:
+  m: matrix(g, 48)
+  scale: row_max(abs(m))
+  negative: m < 0
+  q: floor(abs(m) / scale * 7)
+payload:
+  scale: float32[ceil(n / 48), 1]
+  negative: uint1[ceil(n / 48), 48]
+  q: uint3[ceil(n / 48), 48]
+decode: flat(where(negative, -q, q) * scale / 7)
+feedback: error
+"""
+
+
+def test_codes_of_a_matrix_that_are_read_flat(tmp_path, rng):
+    """Those of the last tile, of which some belong to no element, were read as if all did."""
+    pieces_equal(ROWS, tmp_path, rng.standard_normal, lengths=(2000, 1, 31, 48, 1024, 300))

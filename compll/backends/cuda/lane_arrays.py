@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compll.backends.cuda.domains import Domain
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import SCRATCH, Store, Value
 
@@ -115,7 +116,8 @@ class LaneArrays:
         s, b, bits = self.shape, self.body, f.bits
         codes = f"{self.codes(f)} + t * {f.packed_bytes(s.tile)}"
         how = "trit_at" if f.trits else f"code_at<{bits}>"
-        short = f"q_{f.name}[e] = l + e < m ? {how}({codes}, m, l + e) : 0;"
+        m = self.codes_of_tile(f)
+        short = f"q_{f.name}[e] = l + e < m ? {how}({codes}, {m}, l + e) : 0;"
         if not f.trits and s.tile * bits >= 32:
             words, split = max(1, s.rows * bits // 8), max(1, 8 // (s.rows * bits))
             place = f"(k % {words}) * {s.row} + 4 * u"
@@ -125,7 +127,7 @@ class LaneArrays:
                     f"4 * (u % {s.team // split})",
                     f"k * {split} + u / {s.team // split}",
                 )
-            with b.block(f"if (READY || m == {s.tile})"):
+            with b.block(f"if (READY || {m} == {s.tile})"):
                 b.add(f"const u32 word = load_word<READY>({codes} + {place});")
                 shift = f"8 * e + {bits} * ({plane})"
                 b.add(
@@ -133,6 +135,15 @@ class LaneArrays:
                 )
             b.add("else")
         b.add(f"for (int e = 0; e < 4; ++e) {short}")
+
+    def codes_of_tile(self, f: Field) -> str:
+        """How many codes lie together in a tile: those of a matrix end where it does, beyond the
+        elements, over which a walk that reads it flat goes."""
+        size = self.body.count(Domain("matrix", "", f.dims)) if f.shape == "matrix" else ""
+        if size in ("", self.walk.region.size(self.body)):
+            return "m"
+        tile, left = self.shape.tile, f"{size} - o"
+        return str(self.body.declare("int", f"{left} >= {tile} ? {tile} : (int)({left})"))
 
     def lane(self, v: Value) -> str:
         """What a lane reads."""
