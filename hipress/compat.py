@@ -43,6 +43,7 @@ __all__ = [
     "store_host",
     "uncompiled",
     "uses_python_reducer",
+    "writes",
 ]
 
 
@@ -145,6 +146,11 @@ def divides_by_active_ranks(ddp: DistributedDataParallel) -> bool:
 def sparse_bytes(gradient: torch.Tensor) -> int:
     """Bytes of indices and values of a sparse tensor, without adding up its duplicates first."""
     return gradient._indices().nbytes + gradient._values().nbytes
+
+
+def writes(tensor: torch.Tensor) -> int:
+    """How often it was written to in place: autograd's own counter."""
+    return tensor._version
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.futures import Future
 
 from casync.transports.distributed import transport_error
+from hipress import compat
 from hipress.errors import SyncError
 from hipress.model import Param
 from hipress.ranks.link import broadcast, start_all_reduce_max
@@ -47,7 +48,8 @@ class Steps:
         self._engine, self.parameters, self._arrived = engine, parameters, arrived
         self._group: dist.ProcessGroup | None = group  # None after a failure: nobody waits for us
         self._turns: Turns | None = None  # None before the end of the first step
-        self._ready: dict[int, None] = {}  # parameters whose gradient is ready, in that order
+        # gradients that are ready, in that order, and how often they had been written to
+        self._ready: dict[int, tuple[torch.Tensor | None, int]] = {}
         self._sent: list[_Sent] = []
         self._unused: frozenset[int] = frozenset()  # by no rank, in this step
         self._kept: Copied = {}  # their state
@@ -73,7 +75,8 @@ class Steps:
                     "sync.step(): it may be on its way already. Run all backward passes of a step "
                     "but the last within `with sync.no_sync():`"
                 )
-            self._ready[index] = None
+            gradient = self.parameters[index].grad
+            self._ready[index] = gradient, 0 if gradient is None else compat.writes(gradient)
             for bucket in self._turns.ready(index) if self._turns is not None else ():
                 self._send(bucket)
 
@@ -81,6 +84,7 @@ class Steps:
         """Send what has not gone, and wait until every `.grad` is the average."""
         self._engine.refuse_broken()
         with self._failing("sync.step()"):
+            self._refuse_changed()
             used, asked = self._ask_used()
             if self._turns is None:
                 self._turns = self._agree_on_turns()
@@ -94,6 +98,23 @@ class Steps:
         for each in (self._ready, self._sent, self._kept):
             each.clear()
         self._unused = frozenset()
+
+    def _refuse_changed(self) -> None:
+        """Raise SyncError for a gradient that is not the one that was ready, which may have gone.
+
+        That it was written to can be told in the first step only: later we may have done so.
+        """
+        first = self._turns is None
+        for index, (gradient, writes) in self._ready.items():
+            now = self.parameters[index].grad
+            if now is None or now is not gradient or (first and compat.writes(now) != writes):
+                raise SyncError(
+                    f"rank {self._engine.name}: the gradient of {self._name(index)!r} was changed "
+                    "between its backward pass and sync.step(), when it may be on its way already. "
+                    "Clip, unscale and zero gradients after sync.step(), and take no steps of an "
+                    "optimizer in hooks: optimizer= takes them as averages arrive. To change what "
+                    "is averaged, run all backward passes within `with sync.no_sync():`"
+                )
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import warnings
@@ -242,6 +243,42 @@ def second_gradient(rank, world_size):
     nn.functional.mse_loss(sync.module(x), y).backward()
     second = nn.functional.mse_loss(sync.module(x), y)
     return error_of(second.backward)[:2], error_of(sync.step)[:2]
+
+
+def changed(rank, world_size):
+    """By what was done to gradients before sync.step(): what that raises."""
+
+    def clip(model):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    def take(parameter):
+        parameter.grad = None
+
+    found = {}
+    for title, before, hook, steps in [
+        ("clipped", clip, None, 1),
+        ("zeroed", nn.Module.zero_grad, None, 1),
+        ("zeroed later", nn.Module.zero_grad, None, 2),
+        ("taken by an earlier hook", None, "earlier", 1),
+        ("taken by a later hook", None, "later", 1),
+        ("clipped within no_sync", clip, None, 0),
+    ]:
+        model = make()
+        with contextlib.ExitStack() as hooks:
+            if hook == "earlier":
+                hooks.callback(model.scale.register_post_accumulate_grad_hook(take).remove)
+            sync = hipress.Synchronizer(model, Int8())
+            if hook == "later":
+                hooks.callback(model.scale.register_post_accumulate_grad_hook(take).remove)
+            fit(sync, None, rank, range(steps - 1))
+            x, y = data(rank, 0)
+            with contextlib.nullcontext() if steps else sync.no_sync():
+                nn.functional.mse_loss(model(x), y).backward()
+            if before is not None:
+                before(model)
+            found[title] = error_of(sync.step)[:2]
+            hipress.detach(sync)
+    return found
 
 
 def refusals(rank, world_size):

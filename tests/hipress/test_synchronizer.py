@@ -96,6 +96,16 @@ def test_a_second_gradient_in_a_step_is_refused():
         assert second[1] in step[1]
 
 
+def test_gradients_that_are_changed_before_they_are_averaged_are_told():
+    """Some had gone by then, others not: ranks trained alike, but not by the mean gradient."""
+    for rank, found in enumerate(launch(ranks.changed, 2)):
+        assert found.pop("clipped within no_sync") == ("none", "")
+        for title, (kind, message) in found.items():
+            assert kind == "SyncError", title
+            assert message.startswith(f"rank {rank}: the gradient of '"), title
+            assert "was changed between its backward pass and sync.step()" in message
+
+
 REFUSALS = {
     "ddp": "pass its .module here",
     "no module": "must be a torch.nn.Module",
