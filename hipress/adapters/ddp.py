@@ -30,15 +30,32 @@ class HookState:
         self.group = group
         self.active_ranks = 0  # in a `join`: those with data for the current step
         self.index: dict[torch.Tensor, int] = {}
+        self.frozen: Sequence[tuple[str, nn.Parameter]] = ()
         self.engine: Engine | None = None  # None after detach: plain averaging
         self.backward_id = -1  # autograd's number of the backward pass that will call `finish`
         # With static_graph the first step's buckets come, all at once, when all else is done.
         self.first_step_delayed = first_step_delayed
 
-    def bind(self, engine: Engine, parameters: Sequence[nn.Parameter]) -> None:
-        """Synchronize by this engine, to which parameters are known by their position."""
-        self.engine = engine
+    def bind(
+        self,
+        engine: Engine,
+        parameters: Sequence[nn.Parameter],
+        frozen: Sequence[tuple[str, nn.Parameter]],
+    ) -> None:
+        """Synchronize by this engine, to which parameters are known by their position. `frozen`:
+        those that DDP was made without, as they need no gradient."""
+        self.engine, self.frozen = engine, frozen
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
+
+    def refuse_freed(self) -> None:
+        """Raise SyncError for a parameter that DDP would train on each rank by itself."""
+        for name, parameter in self.frozen:
+            if parameter.requires_grad:
+                raise SyncError(
+                    f"{name!r} was frozen when hipress took the model, so DDP does not average its "
+                    "gradient and ranks would drift apart. To train it hipress.detach the module, "
+                    "and hipress.wrap its .module anew"
+                )
 
     def release(self) -> None:
         """Average without an engine from now on."""
@@ -59,6 +76,8 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
     try:
         _divide_by_active_ranks(state, bucket)
         engine.begin(bucket.index(), state.index)
+        if bucket.index() == 0:
+            state.refuse_freed()
         _at_end_of_backward(state, engine)
         future = engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
     except BaseException as error:  # a KeyboardInterrupt, too

@@ -218,7 +218,10 @@ def _install(ddp: DistributedDataParallel, session: Session) -> None:
         HOOKS[ddp] = HookState(ddp, session.group, ddp.static_graph)
         ddp.register_comm_hook(HOOKS[ddp], gradient_hook)
     named = dict(ddp.module.named_parameters())
-    HOOKS[ddp].bind(engine, [named[param.name] for param in session.params])
+    synchronized = [named.pop(param.name) for param in session.params]
+    ignored = compat.names_ignored_by_ddp(ddp.module)
+    frozen = [(n, p) for n, p in named.items() if not p.requires_grad and n not in ignored]
+    HOOKS[ddp].bind(engine, synchronized, frozen)
     session.start(ddp, engine, HOOKS[ddp].release)
 
 

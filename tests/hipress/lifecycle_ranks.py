@@ -35,6 +35,24 @@ def frozen(rank, world_size):
     return planned, [layer.weight.grad for layer in layers if layer is not layers[1]]
 
 
+def freed(rank, world_size):
+    """What a step says when a parameter is freed that was frozen when the model was wrapped, and
+    whether one may be frozen and freed that was not."""
+    layers = [nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)]
+    layers[1].requires_grad_(False)
+    options = {"find_unused_parameters": True}
+    ddp = hipress.wrap(nn.Sequential(*layers), codec("int8"), ddp_kwargs=options)
+
+    def step():
+        ddp(torch.randn(4, 8)).sum().backward()
+
+    for flag in False, True:
+        layers[0].requires_grad_(flag)
+        step()
+    layers[1].requires_grad_(True)
+    return error_of(step)[:2]
+
+
 def copied(rank, world_size):
     """Whether a copy, and what pickle makes of a module, train on, and may be attached to."""
     ddp = hipress.wrap(make(), codec("int8"))

@@ -112,6 +112,13 @@ def test_parameters_frozen_or_freed_after_ddp_was_made():
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+def test_a_parameter_that_is_freed_later_is_told():
+    """Each rank trained it by itself: so does DDP, without a word."""
+    for kind, message in launch(lifecycle_ranks.freed, 2):
+        assert kind == "SyncError"
+        assert "'1.weight' was frozen when hipress took the model" in message
+
+
 def test_copies_and_pickles_of_a_wrapped_module():
     (digests, steps), (others, _) = launch(lifecycle_ranks.copied, 2)
     assert digests == others
