@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from casync import strategies
@@ -114,15 +114,14 @@ def _auto(search: Search, meeting: Meeting, placement: Placement) -> Planned:
         places.abort()
         raise
     probe = Probe(places.told, time.perf_counter() - begun)
-    plan = search.unplanned()
     if not places.codecs:
         places.close()
-        return Planned(replace(plan, why="no compressor would make a step faster here"), probe)
+        return Planned(search.unplanned("no compressor would make a step faster here"), probe)
 
     def tuner() -> Chooser:
         return Tuner(places, Compiling(places.compile), meeting)
 
-    return Planned(plan, probe, tuner)
+    return Planned(search.unplanned(), probe, tuner)
 
 
 def _steered(

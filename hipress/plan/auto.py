@@ -126,10 +126,9 @@ class Search:
         found.fuse()
         return found.plans()
 
-    def unplanned(self) -> Plan:
+    def unplanned(self, why: str = "the first steps are watched") -> Plan:
         """The native all-reduce, but where a rule has a codec."""
         decided = self.overrides.decisions
-        why = "the first steps are watched"
         plain = [
             decided.get(p.index, raw(p, excluded(p, self.options) or why)) for p in self.params
         ]

@@ -61,6 +61,13 @@ def test_ranks_agree_on_one_plan_and_stay_together(way):
     assert (not codecs) == (kept == "no compression")
 
 
+def test_a_report_says_alike_of_model_and_parameters_why_nothing_is_compressed():
+    """Of parameters it said that the first steps are watched, for the rest of the training."""
+    for whole, parts in launch(tuner_ranks.left_alone, 2):
+        assert parts == {"no compressor would make a step faster here"}
+        assert whole.endswith(parts.pop())
+
+
 def test_wrap_and_the_first_steps_do_not_wait_for_a_compiler():
     assert launch(tuner_ranks.compiled_meanwhile, 2) == [(0, 4), (0, 4)]
 

@@ -153,6 +153,13 @@ def agreed(rank, world_size, way):
     return report.to_dict(), str(report), digest(model)
 
 
+def left_alone(rank, world_size):
+    """Why parameters are not compressed where no compressor is worth a try."""
+    quick(plans=[])
+    report = hipress.report(hipress.wrap(make()))
+    return report.why, {decision.why for decision in report.decisions}
+
+
 def compiled_meanwhile(rank, world_size):
     """Steps while a compiler, on one rank only, does not end; plans tried by then, and after it."""
     quick()
