@@ -180,19 +180,19 @@ class Communication:
         return self._transport.post_reduce(view, task.ranks, op)
 
     def _waiting(self, peer: int) -> list[Posted]:
-        """The messages from and to a peer for which waiters wait at this moment."""
-        current = (waiter.current for waiter in list(self._waiters.values()))
-        found = []
-        for item in (each for each in current if each is not None):
-            task = item[0].tasks[item[1]]
-            if isinstance(task, Send | Recv) and task.peer == peer:
-                found.append(item)
-        return found
+        """What travels from, to or with a peer and has waiters that wait at this moment."""
+        current = [waiter.current for waiter in list(self._waiters.values())]
+        return [item for item in current if item and peer in _peers(item[0].tasks[item[1]])]
 
     def _waiter(self, lane: _Lane) -> _Waiter:
         if lane not in self._waiters:
             self._waiters[lane] = _Waiter(self._owner, self._finish, "-".join(map(str, lane)))
         return self._waiters[lane]
+
+
+def _peers(task: Task) -> Sequence[int]:
+    """Of what travels."""
+    return task.ranks if isinstance(task, Reduce) else (cast(Send | Recv, task).peer,)
 
 
 def _lane(task: Task) -> _Lane:

@@ -5,7 +5,8 @@ but not the one whose bytes are moving: that one waits for its time-out, half an
 On a slow link most of a step is such messages. So a watch per peer waits for a message that nobody
 sends. When its wait ends, a message from or to that peer for which a waiter waits, now and still
 LOOK seconds later, will never come. That there are unfinished ones means nothing: a peer may have
-ended well, and all that it owed is here or on its way.
+ended well, and all that it owed is here or on its way. Of a native reduce that may be on its way
+through other ranks, which takes as long as their links do: it has REDUCE_LOOKS.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from casync.graph.tasks import Reduce
 from casync.runtime.jobs import Job
 from casync.transports import Handle, Transport
 
 __all__ = ["Posted", "Watch"]
 
 LOOK = 2.0  # seconds in which a waiter gets to what has arrived, however busy the machine
+REDUCE_LOOKS = 10
 _EVER = 1e9  # seconds
 
 Posted: TypeAlias = tuple[Job, int, Handle, float]  # job, position of the task; the last: when
@@ -47,7 +50,7 @@ class Watch:
         peer: int,
         waiting: Callable[[int], list[Posted]],
     ) -> None:
-        """`waiting`: gives the messages from and to a peer for which waiters wait just now."""
+        """`waiting`: gives what travels from, to or with a peer, and has waiters just now."""
         self._thread = threading.Thread(
             target=_run,
             args=(owner, transport, peer, waiting),
@@ -74,11 +77,12 @@ def _run(
 def _look(
     owner: Owner, waiting: Callable[[int], list[Posted]], peer: int, error: Exception
 ) -> None:
-    """Fail what waits for the peer and still does at the next look."""
-    before: list[Posted] = []
+    """Fail what waits for the peer, and still does at later looks."""
+    looks: list[tuple[Posted, int]] = []  # before
     while not owner.ends(LOOK):
         now = waiting(peer)
-        for job, index, *_ in (one for one in now if any(one is other for other in before)):
-            owner.fail(job, index, error)
-            return
-        before = now
+        looks = [(one, sum(count + 1 for other, count in looks if other is one)) for one in now]
+        for (job, index, *_), count in looks:
+            if count >= (REDUCE_LOOKS if isinstance(job.tasks[index], Reduce) else 1):
+                owner.fail(job, index, error)
+                return

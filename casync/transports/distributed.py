@@ -31,11 +31,12 @@ _OWN_CLOSURE = "Application timeout caused pair closure"  # gloo's words to all 
 
 
 class _WorkHandle:
-    """A torch.distributed work with our errors. Keeps the tensor alive as long as itself."""
+    """A torch.distributed work with our errors."""
 
-    def __init__(self, work: dist.Work, data: torch.Tensor, what: str) -> None:
+    def __init__(self, work: dist.Work, used: object, what: str) -> None:
+        """`used`: lives as long as this, such as the tensor."""
         self._work = work
-        self._data = data
+        self._used = used
         self._what = what
 
     def wait(self, timeout: float) -> int:
@@ -120,10 +121,12 @@ class DistributedTransport:
         options.reduceOp = dist.ReduceOp(_OPERATIONS[op])
         what = f"all-reduce with ranks {list(ranks)}"
         try:
-            work = self._group_of(ranks).allreduce([data], options)
+            group = self._group_of(ranks)
+            work = group.allreduce([data], options)
         except RuntimeError as error:
             raise transport_error(error, what) from None
-        return _WorkHandle(work, data, what)
+        # who lets go of a group waits for its reduces, and one of a peer that died has no end
+        return _WorkHandle(work, (data, group), what)
 
     def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         if len(ranks) == self.world_size:

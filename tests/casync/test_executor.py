@@ -608,6 +608,23 @@ def test_a_peer_that_dies_amid_a_message_is_noticed(monkeypatch):
         stuck.free.set()
 
 
+def test_a_peer_that_dies_amid_a_native_reduce_is_noticed(monkeypatch):
+    """By the time-out only, it was. What is on its way through other ranks gets its time."""
+    monkeypatch.setattr(watch, "LOOK", 0.01)
+    ends, stuck, looks = Hub(3).endpoints(), Stuck(), []
+    monkeypatch.setattr(ends[0], "post_reduce", lambda *a: stuck)
+    program = graph_of([50000], "allreduce", RAW, 3).slice(0)
+    with Executor(ends[0], CODECS, timeout=HANG, watch=True) as executor:
+        ended = executor.ends
+        monkeypatch.setattr(executor, "ends", lambda s: (looks.append(s), ended(s))[1])
+        future = executor.submit(program, torch.ones(50000), {}, 0)
+        ends[2].abort()
+        with pytest.raises(TransportError, match=r"rank 0, task `reduce .* closed by rank 2"):
+            future.wait()
+        stuck.free.set()
+    assert len(looks) > watch.REDUCE_LOOKS
+
+
 def test_a_peer_may_leave_when_it_has_done_its_part(monkeypatch):
     """Rank 0 has its message, and waits for another rank's."""
     monkeypatch.setattr(watch, "LOOK", 0.01)
