@@ -101,6 +101,7 @@ class Gains:
 
     def handed(self, index: int, gradient: torch.Tensor) -> None:
         """See Judge."""
+        gradient = _finite(gradient)
         low = roundtrip(self._codecs[0], gradient)
         high = roundtrip(self._codecs[self.candidate], low)
         for number, each in enumerate((gradient, low, high)):
@@ -176,10 +177,11 @@ class Norms:
 
     def averaged(self, index: int, gradient: torch.Tensor) -> None:
         """See Judge."""
+        gradient = _finite(gradient)
         if index in self._sums:
             self._sums[index] += gradient
         else:
-            self._sums[index] = gradient.clone()
+            self._sums[index] = gradient
 
     def take(self) -> list[float]:
         """See Judge."""
@@ -201,6 +203,12 @@ class Norms:
     def level(self, step: int, index: int) -> int:
         """See Judge."""
         return self.levels[index]
+
+
+def _finite(gradient: torch.Tensor) -> torch.Tensor:
+    """A copy; zeros of one with a NaN or infinity, such as a GradScaler's optimizer leaves out."""
+    ends = torch.stack(torch.aminmax(gradient))
+    return torch.where(ends.isfinite().all(), gradient, 0.0)
 
 
 def roundtrip(codec: Codec, gradient: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -191,6 +193,21 @@ def test_gains_are_energies():
     assert low == pytest.approx(float(kept @ kept)) == pytest.approx(25)
     assert high == pytest.approx(float(again @ again)) == pytest.approx(25)
     assert judge.take() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_counts_for_nothing(bad):
+    """Such as a GradScaler's first: GraVAC never compressed again, and Accordion saw no change."""
+    judges = [Gains([Sparse()] * 2, 5, 1, 0.5, 0.1), Norms(1, 5, 0.5, lambda: 0.1)]
+    values = torch.full((100,), 2.0)
+    taken = []
+    for more in ([], [torch.tensor([bad, *values[1:]])]):
+        for judge in judges:
+            for each in (*more, values, *more):
+                judge.handed(0, each)
+                judge.averaged(0, each)
+            taken.append(judge.take())
+    assert taken[:2] == taken[2:]
 
 
 def test_norms_are_of_summed_gradients():
