@@ -41,6 +41,11 @@ class Param:
         return self.strides if self.strides and dense else contiguous
 
     @property
+    def reals(self) -> int:
+        """Numbers in a bucket, which holds complex ones as pairs."""
+        return self.numel * (2 if self.dtype.is_complex else 1)
+
+    @property
     def compressible(self) -> bool:
         """Dense and of a type that float32 represents exactly."""
         return not self.sparse and self.dtype in COMPRESSIBLE

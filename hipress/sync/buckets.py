@@ -140,7 +140,7 @@ class BucketPlans:
 
     def pieces(self, indices: Sequence[int], buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """By parameter, what lies in a bucket."""
-        return torch.split(buffer, [self._params[index].numel for index in indices])
+        return torch.split(buffer, [self._params[index].reals for index in indices])
 
     def _forget(self, indices: Sequence[int]) -> None:
         """Drop what these parameters were in before DDP made its buckets anew: with each goes a

@@ -65,7 +65,7 @@ class Observer:
         self._records[-1].buckets.append((tuple(indices), now))
         if buffer.is_sparse:
             return
-        pieces = torch.split(buffer, [self._params[index].numel for index in indices])
+        pieces = torch.split(buffer, [self._params[index].reals for index in indices])
         for index, piece in zip(indices, pieces, strict=True):
             if index in self._first:
                 self._samples[index] = _sample(piece)

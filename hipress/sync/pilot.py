@@ -144,7 +144,7 @@ class Pilot:
 
     def _pieces(self, indices: Sequence[int], flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """By parameter that levels decide, what lies in a bucket."""
-        pieces = torch.split(flat.detach(), [self._params[index].numel for index in indices])
+        pieces = torch.split(flat.detach(), [self._params[index].reals for index in indices])
         return [
             (index, piece)
             for index, piece in zip(indices, pieces, strict=True)

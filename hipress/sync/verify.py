@@ -138,8 +138,7 @@ def _who(held: Sequence[int], ranks: Sequence[int], what: str) -> str:
 
 def hashes(buffer: torch.Tensor, params: Sequence[Param]) -> list[int]:
     """A 63-bit hash of each parameter's gradient, bit for bit."""
-    reals = 2 if params[0].dtype.is_complex else 1  # DDP's buckets hold these as pairs of reals
-    pieces = torch.split(buffer.detach(), [reals * p.numel for p in params])
+    pieces = torch.split(buffer.detach(), [param.reals for param in params])
     return [hash_of(piece) for piece in pieces]
 
 

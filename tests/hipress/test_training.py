@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import hipress
 from tests.hipress import common, training_ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast
@@ -123,8 +124,13 @@ def test_parameters_without_elements_change_nothing(name):
             assert whys == {"no elements"}
 
 
-def test_complex_parameters_are_averaged_and_verified():
-    results = launch(training_ranks.complex_numbers, 2)
+@pytest.mark.parametrize(
+    "options",
+    [{"compressor": "none", "verify": True}, {"policy": hipress.Accordion("topk", 0.5, 0.1)}],
+)
+def test_complex_parameters_are_averaged_and_verified(options):
+    """A policy took them for half as long as they are."""
+    results = launch(training_ranks.complex_numbers, 2, options)
     if results == [None, None]:
         pytest.skip("gloo has no complex numbers here")
     for ours, plain in results:

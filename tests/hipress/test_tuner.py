@@ -13,12 +13,14 @@ from casync.memory.host import HostMemory, Instant
 from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress.errors import ConfigError, RankLost
+from hipress.model import Param
 from hipress.plan import probe, trial
 from hipress.plan.overrides import NO_RULES
 from hipress.plan.places import Place, Places
 from hipress.plan.rules import NATIVE
 from hipress.plan.site import Site
 from hipress.sync import tuner as tuners
+from hipress.sync.observer import Observer
 from hipress.sync.tuner import WATCHED, Tuner
 from tests.hipress import tuner_ranks
 from tests.hipress.launch import launch
@@ -220,6 +222,15 @@ def test_a_measurement_that_fails_is_not_waited_for(scripted):
         steps(WATCHED)
     tuner.close()
     assert told == ["abort", "close"]
+
+
+def test_complex_gradients_are_watched():
+    """They were taken for half as long as they are in a bucket."""
+    memory = HostMemory()
+    observer = Observer([Param("turn", 0, 50, (50,), torch.complex64, False)], memory)
+    observer.begin(memory.moment())
+    observer.handed((0,), torch.zeros(100), memory.moment())
+    assert observer.steps == 0
 
 
 def test_the_trial_waits_for_the_compiler(scripted):

@@ -244,7 +244,7 @@ class Turned(nn.Module):
         return (self.first(x) * self.round_).abs() + self.more.abs().sum()
 
 
-def complex_numbers(rank, world_size):
+def complex_numbers(rank, world_size, options):
     """Gradients of a model with complex parameters, verified, beside those of plain DDP.
 
     None where gloo has no complex numbers, as torch 2.8's.
@@ -257,9 +257,7 @@ def complex_numbers(rank, world_size):
     for wrapped in (True, False):
         torch.manual_seed(0)
         model = Turned()
-        ddp = (
-            hipress.wrap(model, "none", verify=True) if wrapped else DistributedDataParallel(model)
-        )
+        ddp = hipress.wrap(model, **options) if wrapped else DistributedDataParallel(model)
         ddp(data(rank, 0)[0]).sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     return gradients
