@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ["close_at_exit"]
+__all__ = ["close_at_exit", "keep_when_forked"]
 
 
 class Closing(Protocol):
@@ -30,12 +30,18 @@ class Closing(Protocol):
 
 
 _open: WeakSet[Closing] = WeakSet()
-_inherited: list[Closing] = []
+_connected: WeakSet[object] = WeakSet()
+_inherited: list[object] = []
 
 
 def close_at_exit(one: Closing) -> None:
     """Close it when the interpreter ends, if it is still there."""
     _open.add(one)
+
+
+def keep_when_forked(one: object) -> None:
+    """Let a forked child keep this, which has threads and connections that end with it."""
+    _connected.add(one)
 
 
 @atexit.register
@@ -47,7 +53,7 @@ def _close_all() -> None:
 
 def _keep_all() -> None:
     """See [Note: fork]."""
-    _inherited.extend(_open)
+    _inherited.extend([*_open, *_connected])
     _open.clear()
 
 

@@ -20,6 +20,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from casync.runtime.exits import keep_when_forked
 from hipress import compat
 from hipress.errors import HipressError
 from hipress.options import LONGEST
@@ -39,6 +40,7 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
 
     what = f"connecting ranks {meeting.ranks} for {purpose}"
     group = meeting.attend(make, what)
+    keep_when_forked(group)
     meeting.tell(what)
     return group
 

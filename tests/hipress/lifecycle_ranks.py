@@ -172,7 +172,7 @@ def lifetime(rank, world_size):
 
 
 def forked(rank, world_size):
-    """What a forked child meets that collects one wrapped module and uses another."""
+    """What a forked child meets that collects what hipress synchronizes and uses another."""
     import gc
     import signal
 
@@ -180,9 +180,10 @@ def forked(rank, world_size):
     dead, ddp = (hipress.wrap(make(), codec("int8"), verify=True) for _ in range(2))
     for each in (dead, ddp):
         train(each, rank, range(2))
-    cycle = [dead]
+    steered = hipress.wrap(make(), policy=hipress.Accordion("topk", 0.5, 0.1))
+    cycle = [dead, steered, hipress.Synchronizer(make(), "topk"), hipress.Gossip(make(), "topk")]
     cycle.append(cycle)
-    del dead, each, cycle
+    del dead, each, steered, cycle
     here, there = os.pipe()
     child = os.fork()
     if child == 0:
