@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -24,6 +25,7 @@ from hipress.plan.rules import partitions
 from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
 from hipress.ranks.link import group_timeout
+from hipress.ranks.meeting import Meeting
 from hipress.sync.executors import start_executor
 from hipress.sync.futures import wait_within
 
@@ -61,7 +63,7 @@ def all_reduce(
     naming rank, peer and task, where it fails on the way.
     """
     group = group_of(process_group)
-    with meetings.failures_told(group):
+    with _ending(group):
         options = options_.make(
             compressor, strategy=strategy, down=down, topology=topology, seed=seed, params=params,
             timeout=group_timeout(group) if timeout is None else timeout,
@@ -72,21 +74,54 @@ def all_reduce(
         strategy = strategy_for(codec, options.strategy, other)
         if refusal := refuse_workers(codec, group.size()):
             raise ConfigError(refusal)
-    if group.size() == 1 or not tensor.numel():
-        return tensor
-    reducers = _REDUCERS.setdefault(group, {})
-    codecs = {"codec": codec} if other is None else {"codec": codec, "down": other}
-    digests = tuple(each.digest for each in codecs.values())
-    key = digests, strategy, options.seed, str(options.topology)
-    if key not in reducers:
-        reducers[key] = _Reducer(codecs, strategy, options, group)
-        weakref.finalize(group, reducers[key].close)
-    try:
-        reducers[key].run(tensor)
-    except BaseException:  # its connections are gone
-        reducers.pop(key).close()
-        raise
+        if group.size() > 1 and tensor.numel():
+            if group not in _JOINED:
+                _JOINED[group] = _Joined(group, options.timeout)
+            codecs = {"codec": codec} if other is None else {"codec": codec, "down": other}
+            _JOINED[group].reducer(codecs, strategy, options).run(tensor)
     return tensor
+
+
+@contextmanager
+def _ending(group: dist.ProcessGroup) -> Iterator[None]:
+    """What fails inside ends all that this rank has connected in calls before, whichever it was
+    for: others, wherever they wait, learn of it, and all begin anew in the next call."""
+    try:
+        yield
+    except BaseException as error:
+        joined = _JOINED.pop(group, None)
+        if joined is None:
+            with meetings.failures_told(group):
+                raise
+        joined.close()
+        joined.meeting.fail(error)
+        raise
+
+
+class _Joined:
+    """What ranks of a group have connected in their calls."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
+        self.meeting = meetings.meeting(group, timeout)
+        self._reducers: dict[_Key, _Reducer] = {}
+        self.close = weakref.finalize(group, _close_all, self._reducers)  # at the latest
+
+    def reducer(self, codecs: Mapping[str, Codec], strategy: str, options: Options) -> _Reducer:
+        """That of earlier calls, or a new one. `codecs`: "codec", and "down" if owners have another
+        one."""
+        digests = tuple(each.digest for each in codecs.values())
+        key = digests, strategy, options.seed, str(options.topology)
+        if key not in self._reducers:
+            self.meeting.timeout = options.timeout
+            purpose = f"all_reduce {len(self._reducers)}"
+            made = _Reducer(codecs, strategy, options, self.meeting, purpose)
+            self._reducers[key] = made
+        return self._reducers[key]
+
+
+def _close_all(reducers: Mapping[_Key, _Reducer]) -> None:
+    for each in reducers.values():
+        each.close()
 
 
 class _Reducer:
@@ -97,17 +132,15 @@ class _Reducer:
         codecs: Mapping[str, Codec],
         strategy: str,
         options: Options,
-        group: dist.ProcessGroup,
+        meeting: Meeting,
+        purpose: str,
     ) -> None:
-        """`codecs`: "codec", and "down" if owners have another one."""
-        self._codecs, self._strategy, self._timeout = codecs, strategy, options.timeout
-        self._meeting = meetings.meeting(group, options.timeout)
+        self._codecs, self._strategy, self._meeting = codecs, strategy, meeting
         told = [[described(each), each.digest] for each in codecs.values()]
         facts = {"codec": [*told, strategy, options.seed], "topology": str(options.topology)}
         places = self._settle(facts, nodes.place())
-        with self._meeting.failures_told():
-            self._topology = nodes.topology_of(options.topology, places, self._meeting.ranks)
-        self._executor = start_executor("all_reduce", codecs, options, self._meeting, {})
+        self._topology = nodes.topology_of(options.topology, places, meeting.ranks)
+        self._executor = start_executor(purpose, codecs, options, meeting, {})
         self._programs: dict[tuple[int, torch.dtype], Program] = {}
         self._calls = 0
 
@@ -141,10 +174,7 @@ class _Reducer:
         return self._meeting.settle({f"{w} of all_reduce": fact for w, fact in facts.items()}, own)
 
 
-#: by group, then by codecs, strategy, seed and topology
-_REDUCERS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[_Key, _Reducer]] = (
-    weakref.WeakKeyDictionary()
-)
+_JOINED: weakref.WeakKeyDictionary[dist.ProcessGroup, _Joined] = weakref.WeakKeyDictionary()
 
 
 def _refuse(tensor: object, options: Options) -> None:

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from casync.errors import copy_to_raise
+
 #: seconds after which a wait looks about
 POLL_SECONDS = 1.0
 
@@ -58,4 +60,8 @@ def wait_within(future: Future[Any], seconds: float | None) -> None:
     while not done.wait(max(0.0, min(POLL_SECONDS, end - time.monotonic()))):
         if time.monotonic() >= end:
             raise TimeoutError(f"timed out after {seconds:g} s")
-    future.wait()
+    try:
+        future.wait()
+    except Exception as error:  # which the future keeps, and would with it the callers' frames
+        error.__traceback__ = None
+        raise copy_to_raise(error) from error.__cause__

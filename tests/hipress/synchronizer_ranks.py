@@ -532,6 +532,25 @@ def all_reduced(rank, world_size, names):
     return found, errors
 
 
+def refused_alone(rank, world_size):
+    """What an all_reduce tells where only rank 1 has refused its tensor, what the next gives, and
+    whether the frame that caught the error lives on."""
+
+    class Local:
+        pass
+
+    def caught():
+        here = Local()
+        value = torch.ones(3, dtype=torch.int32 if rank == 1 else torch.float32)
+        return error_of(hipress.all_reduce, value, "none")[0], weakref.ref(here)
+
+    hipress.all_reduce(torch.ones(3), "none")
+    kind, frame = caught()
+    after = hipress.all_reduce(torch.full((3,), float(rank)), "none")
+    gc.collect()
+    return kind, after.tolist(), frame() is None
+
+
 def both_ways(rank, world_size):
     """How far the average of four ranks is off: by 4 bits, back uncompressed, and by nodes of two.
     Averages, and what this rank sent in either."""

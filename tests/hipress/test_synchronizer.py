@@ -235,6 +235,13 @@ def test_all_reduce_of_one_tensor():
         assert "has one direction" in errors[5][1]
 
 
+def test_an_all_reduce_that_one_rank_refuses_fails_on_all():
+    """The others' went on with what that rank gave to its next one."""
+    (other, *after), (refused, *same) = launch(ranks.refused_alone, 2)
+    assert (other, refused) == ("TransportError", "ConfigError")
+    assert after == same == [[0.5] * 3, True]
+
+
 def test_all_reduce_with_another_codec_back_and_by_nodes():
     """Averages that come back uncompressed are nearer; those of nodes are rounded for two only."""
     found = together(launch(ranks.both_ways, 4))
