@@ -2,7 +2,10 @@
 
 [Note: gamma quantiles] They take exp and log of elementary.py; the rest is additions,
 multiplications, divisions and square roots in a fixed order, without fused multiply-add, so that
-every backend gives the same bits. gamma.cuh says the same in CUDA.
+every backend gives the same bits. `gamma` builds them from a backend's primitives: those of
+elementary.py, and root(x); choose(c, then, otherwise), of two functions the one that is wanted;
+repeat(times, state, step), where step(k, *state) gives the state after it and whether it is the
+last, for k = 1, 2, ... as a number.
 """
 
 from __future__ import annotations
@@ -10,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import NormalDist
+from typing import Any, NamedTuple
 
 from compll.numerics import elementary
+from compll.numerics.elementary import INF, NAN
 
 STANDARD = NormalDist()
-EXP: Callable[[float], float] = elementary.PLAIN.exp
-LOG: Callable[[float], float] = elementary.PLAIN.log
 HALF_LOG_2PI = 0.9189385332046727
 
 
@@ -26,94 +29,115 @@ def probit(p: float) -> float:
     return STANDARD.inv_cdf(p) if 0 < p < 1 else math.nan
 
 
-def log_gamma(x: float) -> float:
-    """The logarithm of the gamma function of x > 0: Stirling's series from 12 on."""
-    product = 1.0
-    while x < 12.0:
-        product *= x
-        x += 1.0
-    z = 1.0 / (x * x)
-    p = z * (1 / 156) - 691 / 360360
-    p = p * z + 1 / 1188
-    p = p * z - 1 / 1680
-    p = p * z + 1 / 1260
-    p = p * z - 1 / 360
-    p = p * z + 1 / 12
-    return (x - 0.5) * LOG(x) - x + HALF_LOG_2PI + p / x - LOG(product)
+class Gamma(NamedTuple):
+    """Of gamma variables of scale 1; float64 in, float64 out."""
+
+    log_gamma: Callable[..., Any]
+    density: Callable[..., Any]
+    series: Callable[..., Any]
+    fraction: Callable[..., Any]
+    above: Callable[..., Any]
 
 
-def density(shape: float, y: float, log_of_gamma: float) -> float:
-    """Of the logarithm y of a gamma variable of scale 1."""
-    return EXP(shape * y - EXP(y) - log_of_gamma)
+def gamma(
+    where: Any, magnitude: Any, root: Any, exp: Any, log: Any, choose: Any, repeat: Any
+) -> Gamma:
+    """The functions over these primitives."""
+
+    def log_gamma(x: Any) -> Any:
+        """The logarithm of the gamma function of x > 0: Stirling's series from 12 on."""
+
+        def step(_: Any, product: Any, x: Any) -> Any:
+            small = x < 12.0
+            return (where(small, x * product, product), where(small, x + 1.0, x)), x >= 12.0
+
+        product, x = repeat(12, (1.0, x), step)
+        z = 1.0 / (x * x)
+        p = z * (1 / 156) - 691 / 360360
+        p = p * z + 1 / 1188
+        p = p * z - 1 / 1680
+        p = p * z + 1 / 1260
+        p = p * z - 1 / 360
+        p = p * z + 1 / 12
+        return (x - 0.5) * log(x) - x + HALF_LOG_2PI + p / x - log(product)
+
+    def density(shape: Any, y: Any, log_of_gamma: Any) -> Any:
+        """Of the logarithm y of a gamma variable."""
+        return exp(shape * y - exp(y) - log_of_gamma)
+
+    def series(shape: Any, x: Any) -> Any:
+        """P(shape, x), the regularized lower incomplete gamma function, over density, to 1e-15.
+
+        For x < shape + 1. As in Numerical Recipes 6.2.
+        """
+
+        def step(k: Any, term: Any, total: Any) -> Any:
+            term = term * (x / (shape + k))
+            total = total + term
+            return (term, total), term < total * 1e-15
+
+        first = 1.0 / shape
+        return repeat(499, (first, first), step)[1]
+
+    def fraction(shape: Any, x: Any) -> Any:
+        """1 - P(shape, x), over density, for x >= shape + 1: Lentz's continued fraction."""
+
+        def step(k: Any, b: Any, c: Any, d: Any, h: Any) -> Any:
+            a = -k * (k - shape)
+            b = b + 2.0
+            d = 1.0 / (a * d + b)
+            c = b + a / c
+            return (b, c, d, h * (c * d)), magnitude(c * d - 1.0) < 1e-15
+
+        b = x + 1.0 - shape
+        return repeat(499, (b, 1e300, 1.0 / b, 1.0 / b), step)[3]
+
+    def newton(shape: Any, p: Any) -> Any:
+        """On the logarithms of the nearer tail and of the variable, where the answer lies also for
+        shapes far below 1; a step that leaves the interval known becomes a halving.
+        """
+        log_of_gamma, first = log_gamma(shape), log(shape)
+
+        def step(_: Any, y: Any, low: Any, high: Any) -> Any:
+            x = exp(y)
+            below = x < shape + 1.0
+            part = choose(below, lambda: series(shape, x), lambda: fraction(shape, x))
+            tail, wanted = density(shape, y, log_of_gamma) * part, where(below, 1.0 - p, p)
+            away = log(tail / wanted) * part
+            by = where(below, -away, away)
+            short = where(below, tail < wanted, tail > wanted)
+            low, high, to = where(short, y, low), where(short, high, y), y + by
+            inside = (low <= to) & (to <= high)
+            near = inside & (magnitude(by) < 1e-8)
+            return (where(inside, to, (low + high) * 0.5), low, high), near
+
+        high = log(shape + root(shape) * 40.0 + 800.0)
+        return exp(repeat(80, (where(first > -690.0, first, -690.0), -690.0, high), step)[0])
+
+    def above(shape: Any, p: Any) -> Any:
+        """What a variable of this shape exceeds with probability p.
+
+        NaN for a shape that is not positive, or a p outside 0..1.
+        """
+        good = (shape > 0.0) & (shape < 1e6) & (p >= 0.0) & (p <= 1.0)
+        ends = where(good, where(p == 0.0, INF, 0.0), NAN)
+        inside = good & (p != 0.0) & (p != 1.0)
+        return choose(inside, lambda: newton(shape, p), lambda: ends)
+
+    return Gamma(log_gamma, density, series, fraction, above)
 
 
-def series(shape: float, x: float) -> float:
-    """P(shape, x), the regularized lower incomplete gamma function, over density, to 1e-15.
-
-    For x < shape + 1. As in Numerical Recipes 6.2.
-    """
-    term = 1.0 / shape
-    total = term
-    for k in range(1, 500):
-        term *= x / (shape + k)
-        total += term
-        if term < total * 1e-15:
+def _repeat(times: int, state: tuple[float, ...], step: Callable[..., Any]) -> tuple[float, ...]:
+    for k in range(1, times + 1):
+        state, last = step(float(k), *state)
+        if last:
             break
-    return total
+    return state
 
 
-def fraction(shape: float, x: float) -> float:
-    """1 - P(shape, x), over density, for x >= shape + 1: Lentz's continued fraction."""
-    b = x + 1.0 - shape
-    c = 1e300
-    d = 1.0 / b
-    h = d
-    for k in range(1, 500):
-        a = -k * (k - shape)
-        b += 2.0
-        d = 1.0 / (a * d + b)
-        c = b + a / c
-        h *= c * d
-        if abs(c * d - 1.0) < 1e-15:
-            break
-    return h
-
-
-def gamma_above(shape: float, p: float) -> float:
-    """What a gamma variable of this shape and scale 1 exceeds with probability p.
-
-    Newton's method on the logarithms of the nearer tail and of the variable, where the answer
-    lies also for shapes far below 1; a step that leaves the interval known becomes a halving.
-    NaN for a shape that is not positive, or a p outside 0..1.
-    """
-    if not (0.0 < shape < 1e6 and 0.0 <= p <= 1.0):
-        return elementary.NAN
-    if p == 0.0 or p == 1.0:
-        return elementary.INF if p == 0.0 else 0.0
-    low, high = -690.0, LOG(shape + 40.0 * math.sqrt(shape) + 800.0)
-    log_of_gamma = log_gamma(shape)
-    y = LOG(shape)
-    y = y if y > low else low
-    for _ in range(80):
-        x = EXP(y)
-        if x < shape + 1.0:
-            part = series(shape, x)
-            tail = density(shape, y, log_of_gamma) * part
-            short = tail < 1.0 - p
-            step = -LOG(tail / (1.0 - p)) * part
-        else:
-            part = fraction(shape, x)
-            tail = density(shape, y, log_of_gamma) * part
-            short = tail > p
-            step = LOG(tail / p) * part
-        if short:
-            low = y
-        else:
-            high = y
-        if low <= y + step <= high:
-            y += step
-            if abs(step) < 1e-8:
-                break
-        else:
-            y = 0.5 * (low + high)
-    return EXP(y)
+#: of Python's numbers
+PLAIN = gamma(
+    lambda c, a, b: a if c else b, abs, math.sqrt, elementary.PLAIN.exp, elementary.PLAIN.log,
+    lambda c, then, otherwise: then() if c else otherwise(), _repeat,
+)  # fmt: skip
+gamma_above: Callable[[float, float], float] = PLAIN.above

@@ -229,10 +229,6 @@ ROWS: dict[str, Callable[..., Any]] = {
     "ceil": unary("ceil"),
     "round": unary("rint"),
     "sqrt": unary("sqrt"),
-    "exp": elementary("exp"),
-    "log": elementary("log"),
-    "log2": elementary("log2"),
-    "pow": elementary("power"),
     "min": chosen("<"),
     "max": chosen(">"),
     "where": lambda b, c, x, y: b.select(c, x, y),
@@ -268,6 +264,8 @@ ROWS: dict[str, Callable[..., Any]] = {
     "as_count": _as_count,
     "outside": lambda b, x, n: b.icmp_unsigned(">=", b.zext(x, lanes(I64, x)), n),
 }
+ROWS |= {name: elementary(name, ROWS) for name in ("exp", "log", "log2")}
+ROWS["pow"] = elementary("power", ROWS)
 
 
 def apply(b: Builder, v: Value, args: list[Any]) -> Any:

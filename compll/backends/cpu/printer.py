@@ -12,11 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu import (
-    gamma,
-    table_steps,
-)
 from compll.backends.cpu import instructions as ins
+from compll.backends.cpu import table_steps
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -230,9 +227,8 @@ class Printer:
         if v.op == "counted":
             return self.payload.kept(v.attr)
         if v.op in LONG and v.kind == "f64":
-            return b.call(called(self.helpers, v.op), [self.value(a) for a in v.args])
-        if v.op == "gamma_above":
-            return b.call(gamma.above(self.helpers), [self.value(a) for a in v.args])
+            function = called(self.helpers, v.op, ins.ROWS)
+            return b.call(function, [self.value(a) for a in v.args])
         if v.op == "told":
             status = b.load(self.pointers["in status"], typ=I8)
             return b.icmp_unsigned("!=", status, number(I8, 0))

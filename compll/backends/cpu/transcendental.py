@@ -1,108 +1,114 @@
-"""exp, log, log2 and powers: those of `numerics.elementary`, made of instructions."""
+"""exp, log, log2, powers and gamma quantiles: those of `numerics`, made of instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from compll.backends.cpu.builder import F32, F64, I64, Builder, const, element, lanes
-from compll.numerics.elementary import functions
+from compll.backends.cpu.builder import (
+    F32,
+    F64,
+    I1,
+    I64,
+    Builder,
+    Variable,
+    const,
+    element,
+    lanes,
+    number,
+    repeat_while,
+)
+from compll.numerics import traced
+from compll.numerics.traced import Number
+
+Rows = Mapping[str, Callable[..., Any]]
+#: instructions that are long, and how many numbers they take
+LONG = {"exp": 1, "log": 1, "log2": 1, "pow": 2, "gamma_above": 2}
 
 
-class _Number:
-    """A float64 value with Python's operators, for `numerics.elementary`."""
+class Primitives(traced.Primitives):
+    """A builder's instructions, those of `rows`."""
 
-    def __init__(self, b: Builder, x: Any) -> None:
-        self.b, self.x = b, x
+    def __init__(self, b: Builder, rows: Rows) -> None:
+        self.b, self.rows = b, rows
 
-    def of(self, other: Any) -> Any:
-        """Another number's LLVM value."""
-        return other.x if isinstance(other, _Number) else const(F64, self.x, float(other))
+    def emit(self, op: str, *args: Any) -> Any:
+        """An instruction; constants get as many lanes as the others have."""
+        like = next(x.value for x in args if isinstance(x, Number))
+        return self.rows[op](self.b, *(self.value(x, like) for x in args))
 
-    def __add__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fadd(self.x, self.of(o)))
+    def value(self, x: Any, like: Any) -> Any:
+        return x.value if isinstance(x, Number) else const(F64, like, float(x))
 
-    def __sub__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fsub(self.x, self.of(o)))
+    def split(self, v: Number) -> tuple[Number, Number]:
+        b, x, where = self.b, v.value, self.row("where")
+        tiny = self.row("abs")(v) < 2.2250738585072014e-308
+        bits = b.bitcast(where(tiny, v * 18014398509481984.0, v).value, lanes(I64, x))
+        kept = b.and_(bits, const(I64, x, (1 << 52) - 1))
+        mantissa = b.bitcast(b.or_(kept, const(I64, x, 1022 << 52)), x.type)
+        biased = b.and_(b.lshr(bits, const(I64, x, 52)), const(I64, x, 2047))
+        exponent = self.number(b.sitofp(b.sub(biased, const(I64, x, 1022)), x.type))
+        return self.number(mantissa), exponent - where(tiny, 54.0, 0.0)
 
-    def __mul__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fmul(self.x, self.of(o)))
+    def power_of_two(self, k: Number) -> Number:
+        b, x = self.b, k.value
+        biased = b.add(b.fptosi(x, lanes(I64, x)), const(I64, x, 1023))
+        return self.number(b.bitcast(b.shl(biased, const(I64, x, 52)), x.type))
 
-    def __truediv__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fdiv(self.x, self.of(o)))
+    def choose(
+        self, c: Number, then: Callable[[], Number], otherwise: Callable[[], Number]
+    ) -> Number:
+        found = Variable(self.b, number(F64, 0.0))
+        with self.b.if_else(c.value) as cases:
+            for case, make in zip(cases, (then, otherwise), strict=True):
+                with case:
+                    found.set(make().value)
+        return self.number(found.get())
 
-    def __rmul__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fmul(self.x, self.of(o)))
+    def repeat(
+        self, times: int, state: tuple[Any, ...], step: Callable[..., Any]
+    ) -> tuple[Number, ...]:
+        b, one = self.b, number(F64, 1.0)
+        turn, goes_on = Variable(b, one), Variable(b, number(I1, 1))
+        held = [Variable(b, self.value(x, one)) for x in state]
 
-    def __neg__(self) -> _Number:
-        return _Number(self.b, self.b.fneg(self.x))
+        def more() -> Any:
+            return b.and_(goes_on.get(), b.fcmp_ordered("<=", turn.get(), number(F64, times)))
 
-    def __lt__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fcmp_ordered("<", self.x, self.of(o)))
-
-    def __gt__(self, o: Any) -> _Number:
-        return _Number(self.b, self.b.fcmp_ordered(">", self.x, self.of(o)))
-
-    def __eq__(self, o: object) -> _Number:  # type: ignore[override]
-        return _Number(self.b, self.b.fcmp_ordered("==", self.x, self.of(o)))
-
-    def __ne__(self, o: object) -> _Number:  # type: ignore[override]
-        return _Number(self.b, self.b.fcmp_unordered("!=", self.x, self.of(o)))
-
-    def __and__(self, o: _Number) -> _Number:
-        return _Number(self.b, self.b.and_(self.x, o.x))
-
-    def __or__(self, o: _Number) -> _Number:
-        return _Number(self.b, self.b.or_(self.x, o.x))
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _elementary(b: Builder) -> Any:
-    """exp, log, log2 and power, made of this builder's instructions."""
-
-    def call(name: str) -> Callable[[_Number], _Number]:
-        return lambda v: _Number(b, b.intrinsic(name, v.x))
-
-    def where(c: _Number, a: Any, o: Any) -> _Number:
-        first, second = (
-            v.x if isinstance(v, _Number) else const(F64, c.x, float(v)) for v in (a, o)
-        )
-        return _Number(b, b.select(c.x, first, second))
-
-    def power_of_two(k: _Number) -> _Number:
-        biased = b.add(b.fptosi(k.x, lanes(I64, k.x)), const(I64, k.x, 1023))
-        return _Number(b, b.bitcast(b.shl(biased, const(I64, k.x, 52)), k.x.type))
-
-    def split(v: _Number) -> tuple[_Number, _Number]:
-        tiny = call("fabs")(v) < 2.2250738585072014e-308
-        bits = b.bitcast(where(tiny, v * 18014398509481984.0, v).x, lanes(I64, v.x))
-        kept = b.and_(bits, const(I64, v.x, (1 << 52) - 1))
-        mantissa = b.bitcast(b.or_(kept, const(I64, v.x, 1022 << 52)), v.x.type)
-        biased = b.and_(b.lshr(bits, const(I64, v.x, 52)), const(I64, v.x, 2047))
-        exponent = b.sitofp(b.sub(biased, const(I64, v.x, 1022)), v.x.type)
-        return _Number(b, mantissa), _Number(b, exponent) - where(tiny, 54.0, 0.0)
-
-    return functions(where, split, power_of_two, call("rint"), call("floor"), call("fabs"))
+        with repeat_while(b, more):
+            found, last = step(*(self.number(v.get()) for v in (turn, *held)))
+            for variable, x in zip(held, found, strict=True):
+                variable.set(self.value(x, one))
+            goes_on.set(b.not_(last.value))
+            turn.set(b.fadd(turn.get(), one))
+        return tuple(self.number(v.get()) for v in held)
 
 
-def elementary(name: str) -> Any:
-    """The row of one of these functions: float64, of a float32 rounded at the end."""
+def elementary(name: str, rows: Rows) -> Any:
+    """The row of exp, log, log2 or power: float64, of a float32 rounded at the end."""
 
     def row(b: Builder, *args: Any) -> Any:
-        single = element(args[0]) == F32
+        single, p = element(args[0]) == F32, Primitives(b, rows)
         wide = [b.fpext(x, lanes(F64, x)) if single else x for x in args]
-        found = getattr(_elementary(b), name)(*(_Number(b, x) for x in wide)).x
+        found = getattr(p.elementary(), name)(*map(p.number, wide)).value
         return b.fptrunc(found, lanes(F32, found)) if single else found
 
     return row
 
 
-#: instructions that are long, and how many numbers they take
-LONG = {"exp": 1, "log": 1, "log2": 1, "pow": 2}
+def called(helpers: Any, name: str, rows: Rows) -> Any:
+    """One of LONG, of float64, as a function, where its time does not matter."""
+    body = rows[name] if name != "gamma_above" else partial(_gamma_above, helpers, rows)
+    return helpers.get(f"called_{name}", F64, [F64] * LONG[name], body)
 
 
-def called(helpers: Any, name: str) -> Any:
-    """One of these of float64 as a function, where its time does not matter."""
-    row = elementary("power" if name == "pow" else name)
-    return helpers.get(f"called_{name}", F64, [F64] * LONG[name], row)
+def _gamma_above(helpers: Any, rows: Rows, b: Builder, shape: Any, p: Any) -> Any:
+    made = Primitives(b, rows)
+
+    def call(name: str) -> Callable[[Number], Number]:
+        function = called(helpers, name, rows)
+        return lambda x: made.number(b.call(function, [x.value]))
+
+    above = made.gamma(call("exp"), call("log")).above
+    return above(made.number(shape), made.number(p)).value

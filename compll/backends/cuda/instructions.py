@@ -48,9 +48,12 @@ def literal(v: Value) -> str:
         return str(bool(v.attr)).lower()
     if v.kind in ("i32", "i64"):
         return f"{int(v.attr)}ll" if v.kind == "i64" else str(int(v.attr))
-    number = float(v.attr)
-    if math.isfinite(number):
-        shown = repr(number)
-    else:
-        shown = "D_NAN" if number != number else "D_INF" if number > 0 else "-D_INF"
+    shown = double(float(v.attr))
     return f"(float){shown}" if v.kind == "f32" else shown
+
+
+def double(number: float) -> str:
+    """A float64."""
+    if math.isfinite(number):
+        return repr(number)
+    return "D_NAN" if number != number else "D_INF" if number > 0 else "-D_INF"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from compll.backends.cuda import transcendental
 from compll.backends.cuda.grids import Grid, Scratch, Shape, Step
 from compll.ir.expr import Expr
 from compll.ir.static import depends
@@ -55,11 +56,9 @@ class Source:
 @cache
 def prelude() -> str:
     """The functions that all kernels share."""
-    names = (
-        "prelude", "math", "gamma", "instructions", "searches", "tables", "runs", "codes", "streams",
-        "halves",
-    )  # fmt: skip
-    return "".join(map(header, names))
+    first = ("prelude", "math", "instructions")
+    others = ("searches", "tables", "runs", "codes", "streams", "halves")
+    return "".join([*map(header, first), transcendental.text(), *map(header, others)])
 
 
 @cache

@@ -28,10 +28,6 @@ WHOLE_NUMBERS(i64, u64)
   D F op_ceil(F a) { return ceil##suffix(a); }                 \
   D F op_round(F a) { return rint##suffix(a); }                \
   D F op_sqrt(F a) { return sqrt##suffix(a); }                 \
-  D F op_exp(F a) { return (F)d_exp(a); }                      \
-  D F op_log(F a) { return (F)d_log(a); }                      \
-  D F op_log2(F a) { return (F)d_log2(a); }                    \
-  D F op_pow(F a, F b) { return (F)d_power(a, b); }            \
   D F op_floordiv(F a, F b) { return floor##suffix(a / b); }   \
   D F op_mod(F a, F b) { return a - b * op_floordiv(a, b); }   \
   D F op_float16(F a) { return (F)float16((float)a); }         \

@@ -1,84 +1,15 @@
-// exp, log, log2 and powers: [Note: elementary functions] in elementary.py, operation by operation.
-// Nothing here may be contracted to fused multiply-add.
+// What elementary functions are made of (see elementary.py): a float64's mantissa in [0.5, 1) and exponent,
+// and powers of two.
 
-D i64 bits_of(double x) { return __double_as_longlong(x); }
-D double d_power_of_two(double k) { return __longlong_as_double(((i64)k + 1023) << 52); }
-D void d_split(double x, double* m, double* e) {
-  const bool tiny = fabs(x) < 2.2250738585072014e-308;
-  const i64 y = bits_of(tiny ? x * 18014398509481984.0 : x);
-  *m = __longlong_as_double((y & ((1ll << 52) - 1)) | (1022ll << 52));
-  *e = (double)((y >> 52 & 2047) - 1022) - (tiny ? 54.0 : 0.0);
-}
-D double exp_small(double r) {
-  double p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
-  p = p * r + 1.0 / 39916800.0;
-  p = p * r + 1.0 / 3628800.0;
-  p = p * r + 1.0 / 362880.0;
-  p = p * r + 1.0 / 40320.0;
-  p = p * r + 1.0 / 5040.0;
-  p = p * r + 1.0 / 720.0;
-  p = p * r + 1.0 / 120.0;
-  p = p * r + 1.0 / 24.0;
-  p = p * r + 1.0 / 6.0;
-  p = p * r + 0.5;
-  p = p * r + 1.0;
-  return p * r + 1.0;
-}
-D double d_scaled(double value, double k) {
-  const double half = floor(k * 0.5);
-  return value * d_power_of_two(half) * d_power_of_two(k - half);
-}
-D double log_parts(double x, double* e) {
-  double m;
-  d_split(x, &m, e);
-  if (m < 0.7071067811865476) { m = m + m; *e = *e - 1.0; }
-  const double s = (m - 1.0) / (m + 1.0), z = s * s;
-  double p = z * (1.0 / 21.0) + 1.0 / 19.0;
-  p = p * z + 1.0 / 17.0;
-  p = p * z + 1.0 / 15.0;
-  p = p * z + 1.0 / 13.0;
-  p = p * z + 1.0 / 11.0;
-  p = p * z + 1.0 / 9.0;
-  p = p * z + 1.0 / 7.0;
-  p = p * z + 1.0 / 5.0;
-  p = p * z + 1.0 / 3.0;
-  return (s + s) + (s + s) * z * p;
-}
 #define D_INF __longlong_as_double(0x7ff0000000000000ll)
 #define D_NAN __longlong_as_double(0x7ff8000000000000ll)
-D double at_the_ends(double x, double value) {
-  value = x == D_INF ? D_INF : value;
-  return x > 0.0 ? value : x == 0.0 ? -D_INF : D_NAN;
+D bool tiny(double x) { return fabs(x) < 2.2250738585072014e-308; }
+D i64 normal_bits(double x) { return __double_as_longlong(tiny(x) ? x * 18014398509481984.0 : x); }
+D double mantissa(double x) {
+  return __longlong_as_double((normal_bits(x) & ((1ll << 52) - 1)) | (1022ll << 52));
 }
-D double d_exp(double x) {
-  double y = x > -760.0 ? x : -760.0;
-  y = y < 720.0 ? y : 720.0;
-  const double k = rint(y * 1.4426950408889634);
-  const double r = (y - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10;
-  return x == x ? d_scaled(exp_small(r), k) : x;
-}
-D double d_log(double x) {
-  double e;
-  const double m = log_parts(x, &e);
-  return at_the_ends(x, e * 6.93147180369123816490e-01 + (m + e * 1.90821492927058770002e-10));
-}
-D double d_log2(double x) {
-  double e;
-  const double m = log_parts(x, &e);
-  return at_the_ends(x, e + m * 1.4426950408889634);
-}
-D double d_power(double a, double b) {
-  const double size = fabs(a), t = b * d_log2(size);
-  double y = t > -1100.0 ? t : -1100.0;
-  y = y < 1100.0 ? y : 1100.0;
-  const double k = rint(y);
-  double v = t == t ? d_scaled(exp_small((y - k) * 0.6931471805599453), k) : t;
-  v = size == 1.0 && fabs(b) == D_INF ? 1.0 : v;
-  const double half = b * 0.5;
-  const bool whole = floor(b) == b, odd = whole && floor(half) != half;
-  v = a < 0.0 ? (odd ? -v : whole || size == D_INF ? v : D_NAN) : v;
-  return b == 0.0 || a == 1.0 ? 1.0 : v;
-}
+D double exponent(double x) { return (double)((normal_bits(x) >> 52 & 2047) - 1022) - (tiny(x) ? 54.0 : 0.0); }
+D double power_of_two(double k) { return __longlong_as_double(((i64)k + 1023) << 52); }
 
 // ---- exponents and trits ----
 

@@ -1,0 +1,84 @@
+"""Numbers of programs that are being printed: a backend's instructions with Python's operators.
+
+So printers make exp, log, powers and gamma quantiles of the lines that define them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from compll.numerics.elementary import Functions, functions
+from compll.numerics.quantiles import Gamma, gamma
+
+
+def _operator(op: str) -> Any:
+    return lambda a, b: a.made(op, a, b)
+
+
+def _turned(op: str) -> Any:
+    return lambda a, b: a.made(op, b, a)
+
+
+class Number:
+    """A float64 or a truth. emit: of an instruction's name, Numbers and constants, a value."""
+
+    def __init__(self, emit: Callable[..., Any], value: Any) -> None:
+        self.emit, self.value = emit, value
+
+    def made(self, op: str, *args: Any) -> Number:
+        """What an instruction gives."""
+        return Number(self.emit, self.emit(op, *args))
+
+    def __neg__(self) -> Number:
+        return self.made("neg", self)
+
+    __add__, __sub__, __rsub__ = _operator("add"), _operator("sub"), _turned("sub")
+    __mul__, __truediv__, __rtruediv__ = _operator("mul"), _operator("div"), _turned("div")
+    __lt__, __le__, __gt__, __ge__ = map(_operator, ("lt", "le", "gt", "ge"))
+    __eq__, __ne__ = _operator("eq"), _operator("ne")
+    __and__, __or__ = _operator("and"), _operator("or")
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Primitives(ABC):
+    """What elementary.py and quantiles.py make functions of, as a printer has it."""
+
+    @abstractmethod
+    def emit(self, op: str, *args: Any) -> Any:
+        """An instruction of Numbers and constants."""
+
+    @abstractmethod
+    def split(self, v: Number) -> tuple[Number, Number]: ...
+
+    @abstractmethod
+    def power_of_two(self, k: Number) -> Number: ...
+
+    @abstractmethod
+    def choose(
+        self, c: Number, then: Callable[[], Number], otherwise: Callable[[], Number]
+    ) -> Number: ...
+
+    @abstractmethod
+    def repeat(
+        self, times: int, state: tuple[Any, ...], step: Callable[..., Any]
+    ) -> tuple[Number, ...]: ...
+
+    def number(self, value: Any) -> Number:
+        """A value with Python's operators."""
+        return Number(self.emit, value)
+
+    def row(self, op: str) -> Callable[..., Number]:
+        """A function that is an instruction."""
+        return lambda *args: self.number(self.emit(op, *args))
+
+    def elementary(self) -> Functions:
+        """exp, log, log2 and power."""
+        where, nearest, floor, magnitude = map(self.row, ("where", "round", "floor", "abs"))
+        return functions(where, self.split, self.power_of_two, nearest, floor, magnitude)
+
+    def gamma(self, exp: Any, log: Any) -> Gamma:
+        """Those of gamma variables."""
+        where, magnitude, root = map(self.row, ("where", "abs", "sqrt"))
+        return gamma(where, magnitude, root, exp, log, self.choose, self.repeat)
