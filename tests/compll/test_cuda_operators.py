@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from compll.backends.cuda import grids as cuda_grids
+from compll.backends.cuda import domains as cuda_domains
 from compll.backends.cuda import nvrtc as cuda_nvrtc
 from compll.backends.cuda import tables as cuda_tables
 from compll.errors import PayloadError
@@ -183,7 +183,7 @@ def test_quantiles_beside_other_searches(tmp_path, rng):
 @pytest.mark.parametrize("q", first_fast([520, 2, 100]))
 def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
     """With few lanes, so that tiles share them; with many equal elements, zeros and infinities."""
-    for module in (numbers, cuda_tables, cuda_grids):
+    for module in (numbers, cuda_tables, cuda_domains):
         monkeypatch.setattr(module, "MEAN_LANES", 4)
     x = rng.standard_normal(12_000).astype(np.float32)
     x[::7], x[1::9], x[5] = 0.25, -0.0, -np.inf

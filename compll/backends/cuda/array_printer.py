@@ -56,9 +56,7 @@ class ArrayPrinter:
 
     def region(self, domain: Domain) -> Region:
         """What a walk over a domain goes over."""
-        whole = domain == Domain("n")
-        grid = 0 if whole else self.plan.grid("tiles", self.plan.shape.teams, domain)
-        return Region(grid, lambda b: b.count(domain))
+        return Region(self.plan.tiles(domain), lambda b: b.count(domain))
 
     def walk(self, what: str, stores: list[Store], domain: Domain) -> None:
         self.printer.walk_kernel(what, Walk(stores), {}, self.region(domain))

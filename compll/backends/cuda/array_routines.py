@@ -27,7 +27,7 @@ BASIS = 128  # threads that make columns orthonormal: one for each lane of [Note
 @contextmanager
 def over(p: Any, what: str, domain: Domain) -> Iterator[Body]:
     """A kernel with a thread for each item i of a domain."""
-    grid, threads = p.plan.grid("elements", EACH, domain), p.plan.shape.threads
+    grid, threads = p.plan.grid(domain, EACH), p.plan.shape.threads
     with p.printer.kernel(what, grid, threads) as b:
         end = f"i < {b.count(domain)} && i < own * {EACH} + {EACH}"
         with b.block(f"for (i64 i = own * {EACH} + threadIdx.x; {end}; i += {threads})"):
@@ -37,7 +37,7 @@ def over(p: Any, what: str, domain: Domain) -> Iterator[Body]:
 @contextmanager
 def blocks(p: Any, what: str, domain: Domain, each: int = 1, threads: int = 0) -> Iterator[Body]:
     """A kernel with a block for every `each` items of a domain."""
-    grid = -1 if domain == PIECE else p.plan.grid("elements", each, domain)
+    grid = -1 if domain == PIECE else p.plan.grid(domain, each)
     with p.printer.kernel(what, grid, threads or p.plan.shape.threads) as b:
         yield b
 

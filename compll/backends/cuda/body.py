@@ -6,17 +6,13 @@ from collections.abc import Hashable, Iterable
 
 from compll.backends.cuda import instructions
 from compll.backends.cuda.domains import Domain
-from compll.backends.cuda.instructions import C_TYPES
+from compll.backends.cuda.instructions import C_TYPES, MEMORY
 from compll.backends.cuda.payload_fields import PLACES, PayloadFields
 from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.backends.cuda.text import Block, Lines
 from compll.ir.expr import Expr
 from compll.ir.module import HALVES, Field
 from compll.ir.tile import Value
-
-#: the types in which scratch memory and states lie
-TYPES = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8": "u8",
-         "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}  # fmt: skip
 
 
 def state_params(states: Iterable[Field]) -> tuple[str, ...]:
@@ -26,7 +22,7 @@ def state_params(states: Iterable[Field]) -> tuple[str, ...]:
 
 def state_type(f: Field) -> str:
     """Of a state's element."""
-    return TYPES[f.storage] if f.storage in HALVES else "float"
+    return MEMORY[f.storage] if f.storage in HALVES else "float"
 
 
 #: declarations of a piece, made where first asked for
@@ -123,7 +119,7 @@ class Body:
         if domain.kind == "n":
             return self.given("n")
         if domain.kind == "kept":
-            return self.fields["out"].kept(domain.of)
+            return self.fields["out"].kept(str(domain.of))
         rows, cols = map(self.dim, domain.dims)
         size = f"({rows} * {cols})"
         return f"room({size}, {self.given('n')})" if domain.kind == "room" else size
@@ -142,7 +138,7 @@ class Body:
     def memory(self, name: str, dtype: str, grid: int, factor: int = 1) -> str:
         """Scratch memory with `factor` values per item of a grid: the piece's part."""
         self.plan.memory(name, dtype, "piece" if grid < 0 else str(grid), factor)
-        kind = TYPES.get(dtype, "float")
+        kind = MEMORY.get(dtype, "float")
         item = "p" if grid < 0 else self.items(grid)
         return self.hoist(f"{name}_p", f"{kind}* const {name}_p = {name} + {item} * (i64){factor};")
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from compll.backends.cuda.domains import Domain
+from compll.backends.cuda.domains import Domain, told
+from compll.backends.cuda.instructions import MEMORY
 from compll.errors import UsageError
 from compll.ir.expr import Expr
-from compll.ir.layout import field_bytes, limits, payload_bytes
 from compll.ir.matrices import extents
 from compll.ir.module import Module
-from compll.ir.static import Number, as_count, evaluate
-from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
+from compll.ir.static import Number
 
-#: bits of a stream that a thread reads, and how many such chunks are joined: as in streams.cuh
-CHUNK, GROUP = 2048, 64
 #: of walks for at most 100 tries, and the look at the last one, where each walk does for three
 MOST_ROUNDS = 34
 ROWS = 8  # of a tile that a thread holds at a time: 32 elements
@@ -65,16 +62,11 @@ def shape_of(tile: int, threads: int = 256, packed: int = 1) -> Shape:
 
 @dataclass(frozen=True)
 class Grid:
-    """What the blocks of a launch share: `items` of each piece, `per_block` of them a block.
+    """What the blocks of a launch share: the items of a domain, or tiles of them, `per_block` a block."""
 
-    kind: elements, tiles (of the piece, or of the domain `arg`); kept (the bound of selection `arg`); kept_tiles (tiles of those); sample_tiles,
-    sample_elements (of as many as `arg` says); trits (the bytes of field `arg`, packed); lanes (of sums
-    by index); bins (`arg`); payload (bytes); chunks and groups of them (of the most bits of field `arg`).
-    """
-
-    kind: str
+    domain: Domain
     per_block: int
-    arg: Expr | Domain | int | str = ""
+    tiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,15 +81,7 @@ class Scratch:
 
     @property
     def declaration(self) -> str:
-        kind = {
-            "uint8": "u8",
-            "uint32": "u32",
-            "int32": "i32",
-            "int64": "i64",
-            "uint64": "u64",
-            "float64": "double",
-        }
-        return f"{kind.get(self.dtype, 'float')}* {self.name}"
+        return f"{MEMORY.get(self.dtype, 'float')}* {self.name}"
 
 
 @dataclass(frozen=True)
@@ -122,65 +106,14 @@ class Items:
 
     def count(self, grid: Grid, n: int) -> int:
         """Of a grid, for a piece of n elements. Raises UsageError where a matrix is absurd."""
-        if isinstance(grid.arg, Domain):
-            count = grid.arg.count(self.module, self.params, n)
-            return -(-count // self.tile) if grid.kind == "tiles" else count
-        how = getattr(self, f"of_{grid.kind}", None)
-        if how is not None:
-            return int(how(grid, n))
-        kept = self.kept(str(grid.arg), n)
-        return -(-kept // self.tile) if grid.kind == "kept_tiles" else kept
-
-    def kept(self, selection: str, n: int) -> int:
-        """The most elements of a selection."""
-        return limits(self.module, n, self.params)[selection] if n else 0
-
-    def of_elements(self, grid: Grid, n: int) -> int:
-        return n
-
-    def of_tiles(self, grid: Grid, n: int) -> int:
-        return -(-n // self.tile)
-
-    def of_payload(self, grid: Grid, n: int) -> int:
-        return payload_bytes(self.module, n, self.params)
-
-    def of_trits(self, grid: Grid, n: int) -> int:
-        f = next(f for f in self.module.fields if f.name == grid.arg)
-        return f.layout.most_bytes(n, n, self.tile)
-
-    def of_lanes(self, grid: Grid, n: int) -> int:
-        return min(MEAN_LANES, -(-n // MEAN_TILE))
-
-    def of_bins(self, grid: Grid, n: int) -> int:
-        return int(str(grid.arg)) if n else 0
-
-    def of_sample_elements(self, grid: Grid, n: int) -> int:
-        """Of a sample; as many as there are where the host does not know."""
-        return n if n == 0 or grid.arg == "" else max(1, as_count(self.told(grid.arg, n), n))
-
-    def of_sample_tiles(self, grid: Grid, n: int) -> int:
-        return -(-self.of_sample_elements(grid, n) // self.tile)
-
-    def of_chunks(self, grid: Grid, n: int, each: int = 1) -> int:
-        """Of the most bits that a stream of positions takes."""
-        f = next(f for f in self.module.fields if f.name == grid.arg)
-        bits = 8 * field_bytes(f, self.module, n, self.kept(f.of, n))
-        return -(-bits // (CHUNK * each)) if n else 0
-
-    def of_groups(self, grid: Grid, n: int) -> int:
-        return self.of_chunks(grid, n, GROUP)
-
-    def told(self, number: object, n: int) -> float:
-        """A number of a spec that does not depend on the step."""
-        if isinstance(number, Expr):
-            return float(evaluate(number, dict(self.params) | {"n": n, "step": 0}))
-        return float(str(number))
+        count = grid.domain.count(self.module, self.params, n)
+        return -(-count // self.tile) if grid.tiles else count
 
     def rounds(self, tries: Expr | int, lengths: Iterable[int]) -> int:
         """Of three tries each: at most 100, and the look at the last one."""
         if tries == MOST_ROUNDS:
             return MOST_ROUNDS
-        found = [self.told(tries, n) for n in lengths]
+        found = [told(tries, self.params, n) for n in lengths]
         most = max((int(max(0.0, min(v, 100.0))) for v in found if v == v), default=0)
         return -(-(1 + most) // 3)
 

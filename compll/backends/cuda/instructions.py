@@ -12,6 +12,9 @@ import math
 from compll.ir.tile import Value
 
 C_TYPES = {"f32": "float", "i32": "i32", "bool": "bool", "f64": "double", "i64": "i64"}
+#: the types in which scratch memory and states lie; others are floats
+MEMORY = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8": "u8",
+          "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}  # fmt: skip
 UNARY = (
     "neg", "abs", "sign", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "isfinite", "trunc",
     "exponent", "exp2", "float16", "bfloat16", "bfloat16_up", "float32",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compll.backends.cuda.domains import Domain
 from compll.ir.layout import header
 from compll.ir.module import Field
 
@@ -43,7 +44,7 @@ class PayloadFields:
     def pointer(self, f: Field) -> str:
         """Where a field begins."""
         if self.prefix == "own":
-            self.body.memory("own_bytes", "uint8", self.body.plan.grid("payload", 1))
+            self.body.memory("own_bytes", "uint8", self.body.plan.grid(Domain("payload"), 1))
         number = [one.name for one in self.module.fields].index(f.name)
         return f"({self.data} + {self.offset(number)})"
 

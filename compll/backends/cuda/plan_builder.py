@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
-from compll.backends.cuda.domains import Domain
+from compll.backends.cuda.domains import ELEMENTS, Domain
 from compll.backends.cuda.grids import Grid, Scratch, Shape, Step
 from compll.backends.cuda.plans import Plan
 from compll.ir.expr import Expr
@@ -25,7 +25,6 @@ DECODE = (
     "const u8* __restrict__ data", "const i64* at_in", "const i64* used_in", "const double* st",
     "u64 base_step", "const u64* tick", "u32* errors",
 )  # fmt: skip
-TILES = "tiles"
 
 
 class PlanBuilder:
@@ -42,7 +41,7 @@ class PlanBuilder:
         self.checks = False
         self.steps: list[Step] = []
         self.texts: list[str] = []
-        self.grids: list[Grid] = [Grid(TILES, shape.teams)]
+        self.grids: list[Grid] = [Grid(ELEMENTS, shape.teams, tiles=True)]
         self.scratch: dict[str, Scratch] = {}
         self.slots: dict[Hashable, int] = {}
         #: by the names of arrays, the grids of their tiles; of fields, where they are read and stored
@@ -67,9 +66,9 @@ class PlanBuilder:
             self.statics.append(expr)
         return len(self.statics) - 1 if known is None else known
 
-    def grid(self, kind: str, per_block: int, arg: Expr | Domain | int | str = "") -> int:
+    def grid(self, domain: Domain, per_block: int, *, tiles: bool = False) -> int:
         """The number of a grid."""
-        wanted = Grid(kind, per_block, arg)
+        wanted = Grid(domain, per_block, tiles)
         if wanted not in self.grids:
             self.grids.append(wanted)
         return self.grids.index(wanted)
@@ -79,7 +78,11 @@ class PlanBuilder:
         if f.name in self.placed:
             return self.placed[f.name]
         selected = f.shape == "kept" and f.of in {s.name for s in self.module.selections}
-        return self.grid("kept_tiles", self.shape.teams, f.of) if selected else 0
+        return self.tiles(Domain("kept", f.of)) if selected else 0
+
+    def tiles(self, domain: Domain) -> int:
+        """The grid of a domain's tiles; 0: of the piece's."""
+        return self.grid(domain, self.shape.teams, tiles=True)
 
     def memory(self, name: str, dtype: str, per: str, factor: int = 1) -> str:
         """Scratch memory; its name in kernels."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from compll.backends.cuda import searches, streams, tables
 from compll.backends.cuda.body import Body
+from compll.backends.cuda.domains import Domain
 from compll.backends.cuda.instructions import C_TYPES
 from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.backends.cuda.selected_lanes import counted, fold_of
@@ -131,7 +132,7 @@ class Printer:
 
     def region(self, walk: Walk) -> Region:
         """What a walk goes over."""
-        grid = self.plan.grid("kept_tiles", self.plan.shape.teams, walk.of) if walk.of else 0
+        grid = self.plan.tiles(Domain("kept", walk.of)) if walk.of else 0
         prefix = "in" if self.plan.decodes else "out"
         return Region(grid, lambda b: b.fields[prefix].kept(walk.of))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.body import Body
+from compll.backends.cuda.domains import ELEMENTS, Domain
 from compll.backends.cuda.grids import MOST_ROUNDS
 from compll.backends.cuda.walk_kernel import Region
 from compll.ir.expr import Expr
@@ -29,11 +30,11 @@ def kth_largest(p: Any, step: KthLargest) -> None:
     keys = Walk([Store(SCRATCH, KEYS, key)])
     if step.sample is None:
         p.walk_kernel("keys", keys, {})
-        grid, length = p.plan.grid("elements", EACH), None
+        grid, length = p.plan.grid(ELEMENTS, EACH), None
         name, tiles = "own_keys", 0
     else:
         tiles, name = sample(p, step, keys), "sample_keys"
-        grid = p.plan.grid("sample_elements", EACH, p.plan.grids[tiles].arg)
+        grid = p.plan.grid(p.plan.grids[tiles].domain, EACH)
         length = step.sample
     radix(p, step, name, tiles, grid, length)
 
@@ -83,7 +84,7 @@ def sample(p: Any, step: KthLargest, keys: Walk) -> int:
     assert step.sample is not None
     plan = p.plan
     count = told_by_host(step.sample, plan.statics)
-    grid = 0 if count is None else plan.grid("sample_tiles", plan.shape.teams, count)
+    grid = 0 if count is None else plan.tiles(Domain("sample", count))
     tile, size = plan.shape.tile, step.sample
     if step.drawing:
         p.walk_kernel("keys", keys, {})

@@ -37,11 +37,11 @@ def make_spectrum(p: Any, m: Expr) -> Spectrum:
     view, threads = p.array(m), p.plan.shape.threads
 
     def memory(kind: str, dtype: str = "float64", factor: int = 1) -> Callable[[Body], str]:
-        name, grid = p.plan.fresh(kind), p.plan.grid("elements", 1, Domain(kind, "", m.type.dims))
+        name, grid = p.plan.fresh(kind), p.plan.grid(Domain(kind, "", m.type.dims), 1)
         return lambda b: b.memory(name, dtype, grid, factor)
 
     def kernel(what: str, kind: str, text: Callable[[Body, str], str]) -> None:
-        grid = p.plan.grid("elements", 1, Domain(kind, "", m.type.dims)) if kind else -1
+        grid = p.plan.grid(Domain(kind, "", m.type.dims), 1) if kind else -1
         with p.printer.kernel(what, grid, threads) as b:
             b.add(f"{text(b, view.text(b))};")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.grids import GROUP
+from compll.backends.cuda.domains import GROUP, Domain
 from compll.backends.cuda.lane_arrays import own_name
 from compll.ir.module import Field
 from compll.ir.tile import Stream
@@ -52,7 +52,7 @@ def leave_length(b: Body, f: Field, length: str) -> None:
 def store_positions(p: Any, step: Stream) -> None:
     """A thread a position: how long codes are, where they go, and then they themselves."""
     f, code = step.field, step.field.storage
-    grid = p.plan.grid("kept", POSITIONS, f.of)
+    grid = p.plan.grid(Domain("kept", f.of), POSITIONS)
 
     bits = p.plan.memory(f"bits_{f.name}", "int64", f"{grid}b")
 
@@ -85,7 +85,8 @@ def read_positions(p: Any, step: Stream) -> None:
     A stream longer than encode ever makes one is left to a single thread.
     """
     f = step.field
-    chunks, groups = p.plan.grid("chunks", CHUNKS, f.name), p.plan.grid("groups", 1, f.name)
+    chunks = p.plan.grid(Domain("chunks", f.name), CHUNKS)
+    groups = p.plan.grid(Domain("groups", f.name), 1)
     p.plan.memory("group_reads", "int64", str(groups), 3 * PLACES)
     p.plan.memory("entries", "int64", str(groups), 3)
     units = f"{f.storage}_units"
@@ -133,7 +134,7 @@ def over_bytes(b: Body, f: Field, length: str) -> str:
 
 def shorten(p: Any, step: Stream) -> None:
     """For every block, the last byte before it that is not of ones; then bytes, counted and stored."""
-    f, grid = step.field, p.plan.grid("trits", BYTES, step.field.name)
+    f, grid = step.field, p.plan.grid(Domain("trits", step.field.name), BYTES)
     breaks, made = (
         p.plan.memory(f"{what}_{f.name}", "int64", f"{grid}b") for what in ("breaks", "made")
     )
@@ -159,7 +160,7 @@ def shorten(p: Any, step: Stream) -> None:
 
 def lengthen(p: Any, step: Stream) -> None:
     """How many trits bytes stand for: as many as there are elements, or the payload is wrong."""
-    f, grid = step.field, p.plan.grid("trits", BYTES, step.field.name)
+    f, grid = step.field, p.plan.grid(Domain("trits", step.field.name), BYTES)
     stands = p.plan.memory(f"stands_{f.name}", "int64", f"{grid}b")
 
     def given(b: Body) -> str:

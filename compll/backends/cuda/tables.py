@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.body import Body
+from compll.backends.cuda.domains import ELEMENTS, Domain
 from compll.backends.cuda.lane_arrays import own_name
 from compll.ir.module import Field
 from compll.ir.tile import SCRATCH, Means, Quantiles
@@ -44,7 +45,7 @@ def quantiles(p: Any, step: Quantiles) -> None:
     shift = 32
     for number, bits in enumerate(rounds):
         shift -= bits
-        with p.kernel("digits", p.plan.grid("elements", EACH), 256) as b:
+        with p.kernel("digits", p.plan.grid(ELEMENTS, EACH), 256) as b:
             ranked, known, _ = memory(b, number)
             own = b.memory(own_name(keys), "int32", 0, p.plan.shape.tile)
             digit = f"{bits}, {shift}, {count if number else 0}, {BINS}"
@@ -68,7 +69,7 @@ def quantiles(p: Any, step: Quantiles) -> None:
 def means(p: Any, step: Means) -> None:
     """A warp a lane, so that sums are in the order of elements; then a block for each mean."""
     size, tile = int(step.sums.of), p.plan.shape.tile
-    lanes, bins = p.plan.grid("lanes", 1), p.plan.grid("bins", 1, str(size))
+    lanes, bins = p.plan.grid(Domain("lanes"), 1), p.plan.grid(Domain("bins", size), 1)
     with p.kernel("lanes", lanes, 32) as b:
         index, value = (
             b.memory(own_name(Field(f"{what} of {step.sums.name}", "", 0, SCRATCH)), kind, 0, tile)
