@@ -87,7 +87,9 @@ D i64 run_of_bits(const u8* data, i64 bit, i64 end, int kind) {
 D bool stream_ended(const u8* data, i64 bit, i64 end) {
   return end - bit < 8 && take_bits(data, bit, end, end - bit) == 0;
 }
-// whether `length` bytes are exactly `count` positions below n, which are left in idx (room for most)
+// Whether `length` bytes are exactly `count` positions below n, which are left in idx (room for most): with
+// another parameter than encode takes they may be more bytes than it ever makes. Those of gaps and Elias
+// codes, which have one form each, may not.
 D bool load_golomb(const u8* data, i64 length, i64 count, i64 n, i32* idx) {
   if (length < 1 || data[0] > 40) return false;
   const i64 b = data[0], end = 8 * length;
@@ -105,25 +107,3 @@ D bool load_golomb(const u8* data, i64 length, i64 count, i64 n, i32* idx) {
   }
   return stream_ended(data, bit, end);
 }
-D bool load_elias(const u8* data, i64 length, i64 count, i64 n, i32* idx) {
-  const i64 end = 8 * length;
-  i64 bit = 0, before = -1;
-  for (i64 j = 0; j < count; ++j) {
-    const i64 m = run_of_bits(data, bit, end, 0);
-    if (m < 0 || m > 5) return false;
-    bit += m + 1;
-    i64 low = take_bits(data, bit, end, m);
-    if (low < 0) return false;
-    bit += m;
-    low += (1ll << m) - 1;
-    if (low > 40) return false;
-    const i64 rest = take_bits(data, bit, end, low);
-    if (rest < 0) return false;
-    bit += low;
-    before += (1ll << low) + rest;
-    if (before >= n) return false;
-    idx[j] = (i32)before;
-  }
-  return stream_ended(data, bit, end);
-}
-D bool load_gaps(const u8*, i64, i64, i64, i32*) { return false; }  // encode makes the longest ones
