@@ -20,6 +20,7 @@ from compll.backends.cpu.builder import (
     Builder,
     Variable,
     at,
+    c,
     loop,
     number,
     repeat_while,
@@ -50,10 +51,6 @@ class Code:
             return reader.ended()
 
         return helpers.get(f"load_{self.name}", I64, [PTR, PTR, I64, I64, PTR], body)
-
-
-def c(value: int) -> Any:
-    return number(I64, value)
 
 
 def ones_below(b: Builder, count: Any) -> Any:
@@ -115,7 +112,7 @@ class Writer:
         some = b.select(b.icmp_signed(">", some, c(0)), some, c(0))
         for self.ahead, first, stop in ((True, c(0), some), (False, some, count)):
             with loop(b, stop, 1, first) as j:
-                here = b.sext(b.load(at(b, positions, b.mul(j, c(4))), typ=I32), I64)
+                here = b.sext(b.get(positions, I32, j), I64)
                 write(b.sub(here, before.get()))
                 before.set(here)
 

@@ -12,6 +12,8 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, F32, F64, PTR, VOID = (
     ir.HalfType(), ir.FloatType(), ir.DoubleType(), ir.PointerType(), ir.VoidType(),
 )  # fmt: skip
+#: bytes of an element
+SIZES = {I8: 1, I16: 2, I32: 4, F32: 4, I64: 8, F64: 8}
 KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64, "table": PTR}
 
 
@@ -34,6 +36,11 @@ def element(x: Any) -> Any:
 def number(kind: Any, value: float) -> Any:
     """A constant."""
     return ir.Constant(kind, value)
+
+
+def c(value: int) -> Any:
+    """An int64."""
+    return number(I64, value)
 
 
 def at(b: Builder, pointer: Any, offset: Any) -> Any:
@@ -68,6 +75,15 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         """Copy bytes from `source`."""
         known = self.declared("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
         self.call(known, [pointer, source, size, number(I1, 0)])
+
+    def get(self, array: Any, kind: Any, index: Any, lanes: int = 0) -> Any:
+        """Elements of an array from `index` on; lanes 0: one, not a vector."""
+        place = at(self, array, self.mul(index, c(SIZES[kind])))
+        return self.load(place, typ=ir.VectorType(kind, lanes) if lanes else kind, align=1)
+
+    def put(self, value: Any, array: Any, index: Any) -> None:
+        """Store one or several elements."""
+        self.store(value, at(self, array, self.mul(index, c(SIZES[element(value)]))), align=1)
 
     def room(self, kind: Any, count: int = 1) -> Any:
         """Memory of the function, for values of a kind."""

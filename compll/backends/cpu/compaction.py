@@ -11,15 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, I1, I8, I32, I64, PTR, Builder, Variable, at, number
+from compll.backends.cpu.builder import F32, I1, I32, I64, PTR, Builder, Variable, c, loop, number
 from compll.backends.cpu.processor import FEATURES
 
 #: whether this processor puts lanes together at once, which is cheaper than a branch around it
 COMPRESSES = bool(FEATURES.get("avx512f"))
-
-
-def _at(b: Builder, pointer: Any, count: Any, size: int) -> Any:
-    return b.gep(pointer, [b.mul(count, ir.Constant(I64, size))], source_etype=I8)
 
 
 def count_bits(b: Builder, x: Any) -> Any:
@@ -35,21 +31,18 @@ class Compaction:
 
     def __init__(self, b: Builder, counts: Any, arrays: list[Any]) -> None:
         self.b, self.counts, self.arrays = b, counts, arrays
-        self.taken, self.left = b.room(I64), b.room(I64)
-        for i, place in enumerate((self.taken, self.left)):
-            b.store(b.load(_at(b, counts, ir.Constant(I64, i), 8), typ=I64), place)
+        self.taken, self.left = (Variable(b, b.get(counts, I64, c(i))) for i in range(2))
 
     def close(self) -> None:
         """After the last tile: tell the counts."""
-        b = self.b
-        for i, place in enumerate((self.taken, self.left)):
-            b.store(b.load(place, typ=I64), _at(b, self.counts, ir.Constant(I64, i), 8))
+        for i, now in enumerate((self.taken, self.left)):
+            self.b.put(now.get(), self.counts, c(i))
 
     def lanes(self, always: Any, first: Any, parts: list[Any]) -> Any:
         """Append the selected of some lanes; which of them are. parts: what goes to each array."""
         b = self.b
         like = always if always is not None else first
-        found: Any = ir.Constant(I32, 0)
+        found: Any = number(I32, 0)
         if always is not None:
             found = self.bits(always)
         if first is not None:
@@ -58,16 +51,16 @@ class Compaction:
         if COMPRESSES:
             self.append(parts, hit, found)
         else:
-            with b.if_then(b.icmp_unsigned("!=", found, ir.Constant(I32, 0))):
+            with b.if_then(b.icmp_unsigned("!=", found, number(I32, 0))):
                 self.append(parts, hit, found)
         return hit
 
     def append(self, parts: list[Any], hit: Any, found: Any) -> None:
         """Store the selected lanes, and move on by as many."""
-        b, taken = self.b, self.b.load(self.taken, typ=I64)
+        b, taken = self.b, self.taken.get()
         for array, value in zip(self.arrays, parts, strict=True):
-            b.store(self.together(value, hit), _at(b, array, taken, 4), align=4)
-        b.store(b.add(taken, count_bits(b, found)), self.taken)
+            b.put(self.together(value, hit), array, taken)
+        self.taken.set(b.add(taken, count_bits(b, found)))
 
     def bits(self, mask: Any) -> Any:
         """A vector of truths as the bits of a word."""
@@ -75,32 +68,15 @@ class Compaction:
 
     def limited(self, bits: Any) -> Any:
         """The first of these bits, as many as are left."""
-        b = self.b
-        word = b.room(I32)
-        b.store(bits, word)
-        with b.if_then(b.icmp_unsigned("!=", bits, ir.Constant(I32, 0)), likely=False):
-            left = b.sub(b.load(self.left, typ=I64), count_bits(b, bits))
-            few = b.icmp_signed("<", left, ir.Constant(I64, 0))
-            b.store(b.select(few, ir.Constant(I64, 0), left), self.left)
-            with b.if_then(few, likely=False):
-                self.cut(word, b.neg(left))
-        return b.load(word, typ=I32)
-
-    def cut(self, word: Any, over: Any) -> None:
-        """Clear the highest bits that are set."""
-        b = self.b
-        before, body, after = b.block, b.append_basic_block("cut"), b.append_basic_block("was_cut")
-        b.branch(body)
-        b.position_at_end(body)
-        turn = b.phi(I64)
-        turn.add_incoming(over, before)
-        now = b.load(word, typ=I32)
-        highest = b.lshr(ir.Constant(I32, -(2**31)), b.ctlz(now, ir.Constant(I1, 0)))
-        b.store(b.xor(now, highest), word)
-        rest = b.sub(turn, ir.Constant(I64, 1))
-        turn.add_incoming(rest, b.block)
-        b.cbranch(b.icmp_signed(">", rest, ir.Constant(I64, 0)), body, after)
-        b.position_at_end(after)
+        b, word = self.b, Variable(self.b, bits)
+        with b.if_then(b.icmp_unsigned("!=", bits, number(I32, 0)), likely=False):
+            left = b.sub(self.left.get(), count_bits(b, bits))
+            few = b.icmp_signed("<", left, c(0))
+            self.left.set(b.select(few, c(0), left))
+            with b.if_then(few, likely=False), loop(b, b.neg(left)):
+                highest = b.lshr(number(I32, -(2**31)), b.ctlz(word.get(), number(I1, 0)))
+                word.set(b.xor(word.get(), highest))
+        return word.get()
 
     def together(self, value: Any, hit: Any) -> Any:
         """The selected lanes at the beginning of a vector."""
@@ -126,7 +102,7 @@ def expanded(b: Builder, place: Any, hit: Any, bits: Any) -> Any:
         last, taken, lanes = b.sub(b.ctpop(bits), number(I32, 1)), number(I32, 0), zeros
         for lane in range(width):
             own = b.select(b.icmp_unsigned("<", taken, last), taken, last)
-            value = b.load(at(b, place, b.mul(b.zext(own, I64), number(I64, 4))), typ=F32, align=1)
+            value = b.get(place, F32, b.zext(own, I64))
             lanes = b.insert_element(lanes, value, number(I32, lane))
             taken = b.add(taken, b.and_(b.lshr(bits, number(I32, lane)), number(I32, 1)))
         found.set(b.select(hit, lanes, zeros))

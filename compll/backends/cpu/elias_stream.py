@@ -12,7 +12,6 @@ from compll.backends.cpu.bit_stream import (
     Code,
     Reader,
     Writer,
-    c,
     log2,
     ones_below,
 )
@@ -22,7 +21,7 @@ from compll.backends.cpu.builder import (
     I64,
     Builder,
     Variable,
-    at,
+    c,
     loop,
     number,
     repeat_while,
@@ -59,7 +58,7 @@ def _write_elias(b: Builder, positions: Any, count: Any, n: Any, out: Any) -> An
     def one(distance: Any) -> None:
         with b.if_else(b.icmp_unsigned("<", distance, c(SMALL)), likely=True) as (few, many):
             with few:
-                known = b.zext(b.load(at(b, codes, b.mul(distance, c(4))), typ=I32), I64)
+                known = b.zext(b.get(codes, I32, distance), I64)
                 writer.put(b.and_(known, ones_below(b, c(BITS_AT))), b.lshr(known, c(BITS_AT)))
             with many:
                 writer.put(*_code(b, distance))
@@ -102,7 +101,7 @@ def _read_elias(b: Builder, reader: Reader, count: Any, n: Any, positions: Any) 
             _read_distance(b, reader, b.lshr(word, alike), alike, before, done, n)
             last = b.sub(done.get(), c(1))
             with b.if_then(b.icmp_signed(">=", last, c(0))):
-                b.store(b.trunc(before.get(), I32), at(b, positions, b.mul(last, c(4))))
+                b.put(b.trunc(before.get(), I32), positions, last)
 
 
 def _neighbours(b: Builder, positions: Any, done: Any, before: Any, count: Any) -> None:
@@ -111,7 +110,7 @@ def _neighbours(b: Builder, positions: Any, done: Any, before: Any, count: Any) 
     steps = b.add(b.splat(first, CHUNK), ir.Constant(WORDS, list(range(CHUNK))))
     with loop(b, count, CHUNK) as i:
         own = b.add(steps, b.splat(b.trunc(i, I32), CHUNK))
-        b.store(own, at(b, positions, b.mul(b.add(done, i), c(4))), align=4)
+        b.put(own, positions, b.add(done, i))
 
 
 def _read_distance(

@@ -10,7 +10,6 @@ from compll.backends.cpu.bit_stream import (
     Code,
     Reader,
     Writer,
-    c,
     log2,
     ones_below,
 )
@@ -22,6 +21,7 @@ from compll.backends.cpu.builder import (
     Builder,
     Variable,
     at,
+    c,
     loop,
     number,
     repeat_while,
@@ -69,7 +69,7 @@ def _read_golomb(b: Builder, reader: Reader, count: Any, n: Any, positions: Any)
         reader.require(b.icmp_signed("<", ones.get(), b.add(b.lshr(n, rice.get()), c(1))))
         before.set(b.add(b.add(before.get(), whole), b.add(rest, c(1))))
         reader.require(b.icmp_signed("<", before.get(), n))
-        b.store(b.trunc(before.get(), I32), at(b, positions, b.mul(j, c(4))))
+        b.put(b.trunc(before.get(), I32), positions, j)
 
 
 def _nextones_below(b: Builder, word: Variable, ones: Variable, rice: Variable) -> Any:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cpu.builder import F64, I16, I32, I64, PTR, Builder, at, loop, number
+from compll.backends.cpu.builder import (
+    F64,
+    I16,
+    I32,
+    I64,
+    PTR,
+    Builder,
+    Variable,
+    c,
+    loop,
+    number,
+)
 from compll.backends.cpu.instructions import WEYL, mixed
 from compll.backends.cpu.last_tile import where
 from compll.ir.tile import KthLargest
@@ -28,39 +39,32 @@ def _by_digits(b: Builder, keys: Any, count: Any, k: Any) -> Any:
     bins = 1 << DIGIT
     histogram = b.room(I64, bins)
     prefix: Any = number(I32, 0)
-    known, larger = 0, number(I64, 0)
+    known, larger = 0, c(0)
     for shift in range(32 - DIGIT, -1, -DIGIT):
-        with loop(b, number(I64, bins)) as i:
-            b.store(number(I64, 0), at(b, histogram, b.mul(i, number(I64, 8))))
+        b.clear(histogram, c(8 * bins))
         with loop(b, count) as i:
-            key = b.load(at(b, keys, b.mul(i, number(I64, 4))), typ=I32)
-            key = b.xor(key, number(I32, LOWEST))
-            digit = b.and_(b.lshr(key, number(I32, shift)), number(I32, bins - 1))
-            place = at(b, histogram, b.mul(b.zext(digit, I64), number(I64, 8)))
+            key = b.xor(b.get(keys, I32, i), number(I32, LOWEST))
+            digit = b.zext(b.and_(b.lshr(key, number(I32, shift)), number(I32, bins - 1)), I64)
             alike = b.icmp_unsigned("==", b.and_(key, number(I32, known)), prefix)
-            b.store(b.add(b.load(place, typ=I64), b.zext(alike, I64)), place)
+            b.put(b.add(b.get(histogram, I64, digit), b.zext(alike, I64)), histogram, digit)
         digit, larger = _found(b, histogram, bins, k, larger)
         prefix = b.or_(prefix, b.shl(b.trunc(digit, I32), number(I32, shift)))
         known |= (bins - 1) << shift
     key = b.zext(b.xor(prefix, number(I32, LOWEST)), I64)
-    return b.or_(b.shl(larger, number(I64, 32)), key)
+    return b.or_(b.shl(larger, c(32)), key)
 
 
 def _found(b: Builder, histogram: Any, bins: int, k: Any, larger: Any) -> tuple[Any, Any]:
     """The digit that the k-th has, and how many are larger than all with it."""
-    digit, above, total = b.room(I64), b.room(I64), b.room(I64)
-    b.store(number(I64, 0), digit)
-    b.store(larger, above)
-    b.store(larger, total)
-    with loop(b, number(I64, bins)) as i:
-        this = b.sub(number(I64, bins - 1), i)
-        before = b.load(total, typ=I64)
-        after = b.add(before, b.load(at(b, histogram, b.mul(this, number(I64, 8))), typ=I64))
-        b.store(after, total)
+    digit, above, total = (Variable(b, x) for x in (c(0), larger, larger))
+    with loop(b, c(bins)) as i:
+        this = b.sub(c(bins - 1), i)
+        before, after = total.get(), b.add(total.get(), b.get(histogram, I64, this))
+        total.set(after)
         here = b.and_(b.icmp_signed("<", before, k), b.icmp_signed(">=", after, k))
-        b.store(b.select(here, this, b.load(digit, typ=I64)), digit)
-        b.store(b.select(here, before, b.load(above, typ=I64)), above)
-    return b.load(digit, typ=I64), b.load(above, typ=I64)
+        digit.set(b.select(here, this, digit.get()))
+        above.set(b.select(here, before, above.get()))
+    return digit.get(), above.get()
 
 
 class KthLargestSearch:
@@ -95,19 +99,18 @@ class KthLargestSearch:
             self.sample(count, self.key())
         both = b.call(self.select, [keys, count, k])
         b.store(b.trunc(both, I32), p.made(step.found))
-        b.store(b.lshr(both, number(I64, 32)), p.made(step.larger))
+        b.store(b.lshr(both, c(32)), p.made(step.larger))
 
     def all(self, k: Any) -> None:
         """Have the keys collected that can be the k-th largest."""
         b, n = self.b, self.printer.row["n"]
-        least = b.room(I32)
-        b.store(number(I32, LOWEST), least)
+        least = Variable(b, number(I32, LOWEST))
         wanted = self.generous(k, 16)
-        few = b.icmp_signed("<=", n, number(I64, 4 * SAMPLE))
-        most = b.icmp_signed(">=", b.mul(wanted, number(I64, 2)), n)
+        few = b.icmp_signed("<=", n, c(4 * SAMPLE))
+        most = b.icmp_signed(">=", b.mul(wanted, c(2)), n)
         with b.if_then(b.not_(b.or_(few, most))):
-            b.store(self.bracket(wanted), least)
-        self.collect(b.load(least, typ=I32), n)
+            least.set(self.bracket(wanted))
+        self.collect(least.get(), n)
         with b.if_then(b.icmp_signed("<", self.count(), k), likely=False):
             self.collect(LOWEST, n)
 
@@ -115,7 +118,7 @@ class KthLargestSearch:
         """k and four times its standard deviation."""
         b = self.b
         root = b.fptosi(b.intrinsic("sqrt", b.sitofp(k, F64)), I64)
-        return b.add(b.add(k, b.mul(root, number(I64, 4))), number(I64, more))
+        return b.add(b.add(k, b.mul(root, c(4))), c(more))
 
     def count(self) -> Any:
         """How many keys the walk has compacted."""
@@ -124,13 +127,13 @@ class KthLargestSearch:
     def collect(self, least: Any, n: Any) -> None:
         """The keys of n elements that are at least `least`."""
         p = self.printer
-        p.open_counts(self.name, number(I64, 0))
+        p.open_counts(self.name, c(0))
         p.local[id(self.step.least)] = number(I32, least) if isinstance(least, int) else least
         p.calls.run(self.step.walk, n)
 
     def bracket(self, wanted: Any) -> Any:
         """A key below the k-th largest, most likely: of a sample."""
-        b, size = self.b, number(I64, SAMPLE)
+        b, size = self.b, c(SAMPLE)
         self.sample(size, number(I32, 0))
         rank = b.udiv(b.mul(wanted, size), self.printer.row["n"])
         rank = self.generous(rank, 4)
@@ -142,8 +145,8 @@ class KthLargestSearch:
     def key(self) -> Any:
         """Of the draws by which a spec's own sample is taken (see sample_positions)."""
         b, p = self.b, self.printer
-        words = [p.given["seed"], p.given["step"], p.row["tensor"], number(I64, -1), number(I64, 0)]
-        return b.trunc(b.lshr(b.call(p.helpers.keys, words), number(I64, 32)), I32)
+        words = [p.given["seed"], p.given["step"], p.row["tensor"], c(-1), c(0)]
+        return b.trunc(b.lshr(b.call(p.helpers.keys, words), c(32)), I32)
 
     def sample(self, count: Any, key: Any) -> None:
         """The keys of so many elements, one of each of as many equal stretches."""
@@ -151,7 +154,7 @@ class KthLargestSearch:
         if self.step.drawing:  # for a bracket, which may be any: the first elements
             return self.collect(LOWEST, count)
         names = [f.name.removeprefix("sample of ") for f in self.step.sampled]
-        inputs = {name: (usual[name], where(p, name, number(I64, 0))[1]) for name in names}
+        inputs = {name: (usual[name], where(p, name, c(0))[1]) for name in names}
         self.gather(count, key, inputs)
         p.pointers = usual | {name: usual[f"kept sample of {name}"] for name in names}
         self.collect(LOWEST, count)
@@ -162,20 +165,16 @@ class KthLargestSearch:
         """The elements of some arrays at the sample's positions. inputs: arrays, bytes of items."""
         b, n = self.b, self.printer.row["n"]
         step, more = (how(n, count) for how in (b.udiv, b.urem))
-        low, over = b.room(I64), b.room(I64)  # j * n / count, whole and the rest
-        b.store(number(I64, 0), low)
-        b.store(number(I64, 0), over)
+        low, over = Variable(b, c(0)), Variable(b, c(0))  # j * n / count, whole and the rest
         with loop(b, count) as j:
-            start, rest = b.load(low, typ=I64), b.add(b.load(over, typ=I64), more)
+            start, rest = low.get(), b.add(over.get(), more)
             carry = b.icmp_unsigned(">=", rest, count)
             width = b.add(step, b.zext(carry, I64))
-            b.store(b.add(start, width), low)
-            b.store(b.select(carry, b.sub(rest, count), rest), over)
+            low.set(b.add(start, width))
+            over.set(b.select(carry, b.sub(rest, count), rest))
             counter = b.add(b.mul(b.trunc(j, I32), number(I32, WEYL)), key)
             drawn = b.lshr(mixed(b, counter, number(I32, 0)), number(I32, 8))
             i = b.add(start, b.zext(b.urem(drawn, b.trunc(width, I32)), I64))
             for name, (place, size) in inputs.items():
-                kind = {2: I16, 4: I32}[size]
-                found = b.load(at(b, place, b.mul(i, number(I64, size))), typ=kind, align=1)
-                into = self.printer.pointers[f"kept sample of {name}"]
-                b.store(found, at(b, into, b.mul(j, number(I64, size))), align=1)
+                found = b.get(place, {2: I16, 4: I32}[size], i)
+                b.put(found, self.printer.pointers[f"kept sample of {name}"], j)

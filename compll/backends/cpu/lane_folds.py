@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.builder import F32, F64, I32, I64, Builder, at, number
+from compll.backends.cpu.builder import F32, F64, I32, I64, Builder, Variable, number
 from compll.backends.cpu.float_bits import key, unkey
 from compll.ir.module import Field
 from compll.ir.tile import Value
@@ -30,24 +30,21 @@ class Folds:
         b, w = self.b, self.width
         for f in self.folds:
             if f.attr != "sum":
-                self.best[id(f)] = b.room(I32, w)
-                start = self.start(f)
-                b.store(ir.Constant(ir.VectorType(I32, w), [start] * w), self.best[id(f)])
+                start = ir.Constant(ir.VectorType(I32, w), [self.start(f)] * w)
+                self.best[id(f)] = Variable(b, start)
 
     def open_place(self) -> None:
         """Before the lanes that are added up at a place."""
         b, w = self.b, self.width
         for f in self.sums():
-            part = self.parts[id(f)] = b.room(F32, w)
             # -0.0 + x is x, also where x is -0.0
-            b.store(ir.Constant(ir.VectorType(F32, w), [-0.0] * w), part)
+            start = ir.Constant(ir.VectorType(F32, w), [-0.0] * w)
+            self.parts[id(f)] = Variable(b, start)
 
     def close_place(self) -> None:
         """Keep the sums of a place."""
-        b, w = self.b, self.width
         for f in self.sums():
-            room = at(b, self.walk.lanes[id(f)], b.mul(self.lanes.place, number(I64, 4)))
-            b.store(b.load(self.parts[id(f)], typ=ir.VectorType(F32, w)), room, align=4)
+            self.b.put(self.parts[id(f)].get(), self.walk.lanes[id(f)], self.lanes.place)
 
     def sums(self) -> list[Value]:
         """The folds that are sums."""
@@ -60,33 +57,30 @@ class Folds:
 
     def fold(self, f: Value) -> None:
         """Take up the lanes in hand."""
-        b, w = self.b, self.width
-        x = self.lanes.value(f.args[0])
+        b, x = self.b, self.lanes.value(f.args[0])
         if f.attr == "sum":
             masked = self.lanes.masked(x, 0.0) if not zero_at_zero(f.args[0]) else x
             part = self.parts[id(f)]
-            b.store(b.fadd(b.load(part, typ=ir.VectorType(F32, w)), masked), part)
+            part.set(b.fadd(part.get(), masked))
             return
         best = self.best[id(f)]
-        now = b.load(best, typ=ir.VectorType(I32, w))
+        now = best.get()
         if f.attr == "count":
-            one = b.zext(self.lanes.masked(x, 0), now.type)
-            b.store(b.add(now, one), best)
+            best.set(b.add(now, b.zext(self.lanes.masked(x, 0), now.type)))
             return
         keys = x if f.kind == "i32" else key(b, x)
         if not (f.attr == "max" and at_least_zero(f.args[0]) and zero_at_zero(f.args[0])):
             keys = self.lanes.masked(keys, self.start(f))
-        b.store(ins.ROWS[f.attr](b, now, keys), best)
+        best.set(ins.ROWS[f.attr](b, now, keys))
 
     def finish(self, f: Value) -> None:
         """The fold's value, after the loop; and what it adds to its total."""
-        b, w = self.b, self.width
+        b = self.b
         if f.attr == "sum":
             found = self.folded_sum(self.walk.lanes[id(f)])
         else:
-            best = b.load(self.best[id(f)], typ=ir.VectorType(I32, w))
             how = "add" if f.attr == "count" else f"s{f.attr}"
-            found = b.intrinsic(f"vector.reduce.{how}", best)
+            found = b.intrinsic(f"vector.reduce.{how}", self.best[id(f)].get())
         if id(f) in self.walk.sums:
             self.add_up(f, found, self.walk.sums[id(f)])
         if f.attr in ("min", "max") and f.kind == "f32":
@@ -99,8 +93,7 @@ class Folds:
         if f.attr == "sum":
             tile = b.add(self.walk.numbers["done"], self.walk.t)
             lane = b.and_(tile, number(I64, LANES - 1))
-            place = at(b, total, b.mul(lane, number(I64, 8)))
-            b.store(b.fadd(b.load(place, typ=F64), b.fpext(found, F64)), place)
+            b.put(b.fadd(b.get(total, F64, lane), b.fpext(found, F64)), total, lane)
         elif f.attr == "count":
             b.store(b.add(b.load(total, typ=I64), b.zext(found, I64)), total)
         else:
@@ -110,11 +103,7 @@ class Folds:
         """The sum of the lanes, by halves."""
         b, lanes = self.b, lane_count(self.walk.tile)
         w = min(16, lanes)
-        parts = [
-            b.load(at(b, room, number(I64, 4 * o)), typ=ir.VectorType(F32, w), align=4)
-            for o in range(0, lanes, w)
-        ]
-        return halved(b, parts, w)
+        return halved(b, [b.get(room, F32, number(I64, o), w) for o in range(0, lanes, w)], w)
 
 
 def halved(b: Builder, parts: list[Any], count: int) -> Any:

@@ -101,8 +101,7 @@ class Lanes:
         self.values: dict[int, Any] = {}
         self.asked: set[str] = set()
         for v in self.one.kept:
-            pointer = at(b, self.walk.buffers[id(v)], b.mul(self.index, number(I64, 4)))
-            b.store(self.value(v), pointer, align=4)
+            b.put(self.value(v), self.walk.buffers[id(v)], self.index)
         for f in self.one.folds:
             self.folds.fold(f)
         self.selected = {one.selection: self.compact(one) for one in self.one.compacts}
@@ -142,8 +141,7 @@ class Lanes:
         if v.level != "lane":
             return b.splat(self.walk.of_tile(v), w)
         if id(v) in self.from_buffers:
-            pointer = at(b, self.walk.buffers[id(v)], b.mul(self.index, number(I64, 4)))
-            return b.load(pointer, typ=ir.VectorType(KINDS[v.kind], w), align=4)
+            return b.get(self.walk.buffers[id(v)], KINDS[v.kind], self.index, w)
         special = getattr(self, f"op_{v.op}", None)
         if special is not None:
             return special(v)

@@ -12,31 +12,13 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, F64, I16, I32, I64, Builder, at, loop, number
+from compll.backends.cpu.builder import F32, F64, I32, SIZES, Builder, Variable, at, c, loop, number
 from compll.backends.cpu.storages import finite_or, load_as, stored_as
 
-SIZES = {I16: 2, F32: 4, F64: 8, I32: 4, I64: 8}
 #: lanes of float64 together, columns of a product together
 WIDE, TOGETHER = 8, 4
 #: rows that take turns in `rows`, elements between those at least, and columns in a turn
 TURNS, APART, PART = 8, 4096, 256
-
-
-def c(value: int) -> Any:
-    """An int64."""
-    return number(I64, value)
-
-
-def get(b: Builder, array: Any, kind: Any, index: Any, lanes: int = 0) -> Any:
-    """Elements of an array from `index` on; lanes 0: one, not a vector."""
-    place = at(b, array, b.mul(index, c(SIZES[kind])))
-    return b.load(place, typ=ir.VectorType(kind, lanes) if lanes else kind, align=SIZES[kind])
-
-
-def put(b: Builder, value: Any, array: Any, index: Any) -> None:
-    """Store one or several elements."""
-    kind = value.type.element if isinstance(value.type, ir.VectorType) else value.type
-    b.store(value, at(b, array, b.mul(index, c(SIZES[kind]))), align=SIZES[kind])
 
 
 def every(b: Builder, value: Any, lanes: int) -> Any:
@@ -56,7 +38,7 @@ class Source:
     def load(self, index: Any, lanes: int) -> Any:
         """Elements from `index` on, float32; 0 lanes: one."""
         b = self.b
-        found = get(b, self.x, F32, index, lanes)
+        found = b.get(self.x, F32, index, lanes)
         if self.storage == "":
             return found
         place = at(b, self.residual, b.mul(index, c(2 if self.storage == "bfloat16" else 4)))
@@ -110,14 +92,12 @@ def product(storage: str) -> Any:
         def add(sums: list[Any], y: Any, j: Any, column: Any) -> None:
             first = b.add(b.mul(j, width), column)
             for k, held in enumerate(sums):
-                z = every(b, get(b, right, F64, b.add(first, c(k))), WIDE)
-                total = b.load(held, typ=y.type)
-                b.store(b.intrinsic("fmuladd", y, z, total), held)
+                z = every(b, b.get(right, F64, b.add(first, c(k))), WIDE)
+                held.set(b.intrinsic("fmuladd", y, z, held.get()))
 
         def block(i: Any, column: Any, count: int) -> None:
-            sums = [b.room(F64, WIDE) for _ in range(count)]
-            for held in sums:
-                b.store(ir.Constant(ir.VectorType(F64, WIDE), None), held)
+            nothing = ir.Constant(ir.VectorType(F64, WIDE), None)
+            sums = [Variable(b, nothing) for _ in range(count)]
             starts = [b.mul(b.add(i, c(k)), inner) for k in range(WIDE)]
             with loop(b, whole, WIDE) as j:
                 given = [source.load(b.add(start, j), WIDE) for start in starts]
@@ -130,9 +110,8 @@ def product(storage: str) -> Any:
                     y = b.insert_element(y, one, number(I32, k))
                 add(sums, wide(b, y, WIDE), j, column)
             for k, held in enumerate(sums):
-                total = b.load(held, typ=ir.VectorType(F64, WIDE))
                 place = b.add(b.mul(b.add(column, c(k)), rows), i)
-                put(b, b.fptrunc(total, ir.VectorType(F32, WIDE)), out, place)
+                b.put(b.fptrunc(held.get(), ir.VectorType(F32, WIDE)), out, place)
 
         with loop(b, rows, WIDE) as i:
             by_columns(b, width, lambda column, count: block(i, column, count))
@@ -155,7 +134,7 @@ def across(storage: str) -> Any:
 
         def block(i: Any, column: Any, count: int) -> None:
             factors = [
-                [get(b, right, F64, b.add(b.mul(b.add(i, c(r)), width), b.add(column, c(k))))
+                [b.get(right, F64, b.add(b.mul(b.add(i, c(r)), width), b.add(column, c(k))))
                  for r in range(TOGETHER)]
                 for k in range(count)
             ]  # fmt: skip
@@ -166,10 +145,10 @@ def across(storage: str) -> Any:
                     given = [wide(b, source.load(b.add(s, j), lanes), lanes) for s in starts]
                     for k, some in enumerate(ys):
                         place = b.add(b.mul(b.add(column, c(k)), inner), j)
-                        sums = get(b, total, F64, place, lanes)
+                        sums = b.get(total, F64, place, lanes)
                         for x_of, y in zip(given, some, strict=True):
                             sums = b.intrinsic("fmuladd", x_of, y, sums)
-                        put(b, sums, total, place)
+                        b.put(sums, total, place)
 
         with loop(b, rows, TOGETHER) as i:
             by_columns(b, width, lambda column, count: block(i, column, count))
@@ -197,7 +176,7 @@ def rows(number_kind: str, effect: str) -> Any:
             before = load_as(b, held, effect, vector)
             b.store(stored_as(b, finite_or(b, value, before, effect), effect), held, align=1)
             with b.if_then(write):
-                put(b, y, out, place)
+                b.put(y, out, place)
 
         def end(sums: Any, place: Any, vector: int) -> None:
             y = (
@@ -206,9 +185,9 @@ def rows(number_kind: str, effect: str) -> Any:
                 else b.fptrunc(sums, ir.VectorType(F32, vector) if vector else F32)
             )
             if effect == "set":
-                put(b, y, out, place)
+                b.put(y, out, place)
             elif effect == "add":
-                put(b, b.fadd(get(b, out, F32, place, vector), y), out, place)
+                b.put(b.fadd(b.get(out, F32, place, vector), y), out, place)
             else:
                 leave(y, place, vector)
 
@@ -216,18 +195,17 @@ def rows(number_kind: str, effect: str) -> Any:
             """Several vectors of columns; a single one where there are none."""
             vector = lanes if vectors else 0
             shape = ir.VectorType(kind, vector) if vectors else kind
-            sums = [b.room(kind, max(1, vector)) for _ in range(max(1, vectors))]
-            for held in sums:
-                b.store(ir.Constant(shape, None if vectors else 0.0), held)
+            nothing = ir.Constant(shape, None if vectors else 0.0)
+            sums = [Variable(b, nothing) for _ in range(max(1, vectors))]
             start = b.mul(i, inner)
             with loop(b, inner) as j:
-                y = every(b, get(b, a, kind, b.add(start, j)), vector)
+                y = every(b, b.get(a, kind, b.add(start, j)), vector)
                 first = b.add(b.mul(j, cols), column)
                 for k, held in enumerate(sums):
-                    z = get(b, right, kind, b.add(first, c(lanes * k)), vector)
-                    b.store(b.fadd(b.load(held, typ=shape), b.fmul(y, z)), held)
+                    z = b.get(right, kind, b.add(first, c(lanes * k)), vector)
+                    held.set(b.fadd(held.get(), b.fmul(y, z)))
             for k, held in enumerate(sums):
-                end(b.load(held, typ=shape), b.add(place, c(lanes * k)), vector)
+                end(held.get(), b.add(place, c(lanes * k)), vector)
 
         def part(i: Any, column: Any, place: Any, some: Any) -> None:
             done = c(0)

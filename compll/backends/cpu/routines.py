@@ -21,14 +21,16 @@ from compll.backends.cpu.builder import (
     PTR,
     VOID,
     Builder,
+    Variable,
     at,
+    c,
     loop,
     number,
 )
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import ROUTINES
 from compll.backends.cpu.lane_folds import halved
-from compll.backends.cpu.products import WIDE, c, get, least_of, put
+from compll.backends.cpu.products import WIDE, least_of
 from compll.numerics.matrices import TINY
 from compll.numerics.numbers import LANES
 
@@ -40,19 +42,16 @@ CACHED = 12
 
 def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
     """In the order of [Note: orthonormal]; count: a multiple of LANES."""
-    rooms = [b.room(F64, WIDE) for _ in range(LANES // WIDE)]
-    shape = ir.VectorType(F64, WIDE)
 
     def products(first: Any) -> list[Any]:
-        places = [b.add(first, c(WIDE * k)) for k in range(len(rooms))]
-        return [b.fmul(get(b, x, F64, p, WIDE), get(b, y, F64, p, WIDE)) for p in places]
+        places = [b.add(first, c(k)) for k in range(0, LANES, WIDE)]
+        return [b.fmul(b.get(x, F64, p, WIDE), b.get(y, F64, p, WIDE)) for p in places]
 
-    for room, value in zip(rooms, products(c(0)), strict=True):
-        b.store(value, room)
+    sums = [Variable(b, value) for value in products(c(0))]
     with loop(b, count, LANES, c(LANES)) as k:
-        for room, value in zip(rooms, products(k), strict=True):
-            b.store(b.fadd(b.load(room, typ=shape), value), room)
-    return halved(b, [b.load(room, typ=shape) for room in rooms], WIDE)
+        for held, value in zip(sums, products(k), strict=True):
+            held.set(b.fadd(held.get(), value))
+    return halved(b, [held.get() for held in sums], WIDE)
 
 
 def direction() -> Any:
@@ -69,16 +68,16 @@ def direction() -> Any:
             other = at(b, basis, b.mul(b.mul(k, size), c(8)))
             factor = b.splat(b.call(dot, [other, row, size]), WIDE)
             with loop(b, size, WIDE) as i:
-                part = b.fmul(factor, get(b, other, F64, i, WIDE))
-                put(b, b.fsub(get(b, row, F64, i, WIDE), part), row, i)
+                part = b.fmul(factor, b.get(other, F64, i, WIDE))
+                b.put(b.fsub(b.get(row, F64, i, WIDE), part), row, i)
         after = b.intrinsic("sqrt", b.call(dot, [row, row, size]))
         least = b.fmul(before, number(F64, TINY))
         little = b.fcmp_ordered("<=", after, least)
         finite = b.fcmp_ordered("<", least, number(F64, float("inf")))
         gone = b.and_(little, finite)
-        put(b, b.select(gone, c(0), c(1)), found, c(0))
+        b.put(b.select(gone, c(0), c(1)), found, c(0))
         with b.if_then(b.not_(gone)), loop(b, size, WIDE) as i:
-            put(b, b.fdiv(get(b, row, F64, i, WIDE), b.splat(after, WIDE)), row, i)
+            b.put(b.fdiv(b.get(row, F64, i, WIDE), b.splat(after, WIDE)), row, i)
 
     return body
 
@@ -101,7 +100,7 @@ def _apart(b: Builder, run: Any, h: Any, count: int, lanes: int) -> None:
     """Distance h, of two parts of h elements; and distance 2 h, of four."""
     with loop(b, h, lanes) as j:
         places = [b.add(j, b.mul(h, c(k))) for k in range(count)]
-        x = [get(b, run, F32, place, lanes) for place in places]
+        x = [b.get(run, F32, place, lanes) for place in places]
         distance = 1
         while distance < count:
             for k in (k for k in range(count) if not k & distance):
@@ -109,7 +108,7 @@ def _apart(b: Builder, run: Any, h: Any, count: int, lanes: int) -> None:
                 x[k], x[k + distance] = b.fadd(one, other), b.fsub(one, other)
             distance *= 2
         for place, value in zip(places, x, strict=True):
-            put(b, value, run, place)
+            b.put(value, run, place)
 
 
 def _walks(b: Builder, run: Any, low: Any, high: Any) -> None:
@@ -140,12 +139,12 @@ def hadamard() -> Any:
                 first = b.add(start, b.shl(p, near))
                 with loop(b, b.shl(c(1), near), 16) as i:
                     place = b.add(first, i)
-                    put(b, _within(b, get(b, x, F32, place, 16), 16), out, place)
+                    b.put(_within(b, b.get(x, F32, place, 16), 16), out, place)
                 b.call(walks, [at(b, out, b.mul(first, c(4))), c(4), near])
             b.call(walks, [at(b, out, b.mul(start, c(4))), near, bits])
             with loop(b, b.shl(c(1), bits), 16) as i:
                 place = b.add(start, i)
-                put(b, b.fmul(get(b, out, F32, place, 16), b.splat(factor, 16)), out, place)
+                b.put(b.fmul(b.get(out, F32, place, 16), b.splat(factor, 16)), out, place)
 
     return body
 
@@ -156,11 +155,11 @@ def sum_by() -> Any:
     def body(b: Builder, index: Any, x: Any, count: Any, up: Any, sums: Any, size: Any) -> None:
         most = b.trunc(b.sub(size, c(1)), I32)
         with loop(b, count) as i:
-            place = get(b, index, I32, i)
+            place = b.get(index, I32, i)
             place = b.select(b.icmp_signed("<", place, number(I32, 0)), number(I32, 0), place)
             place = b.sext(b.select(b.icmp_signed(">", place, most), most, place), I64)
-            units = b.intrinsic("rint", b.fmul(b.fpext(get(b, x, F32, i), F64), up))
-            put(b, b.add(get(b, sums, I64, place), b.fptosi(units, I64)), sums, place)
+            units = b.intrinsic("rint", b.fmul(b.fpext(b.get(x, F32, i), F64), up))
+            b.put(b.add(b.get(sums, I64, place), b.fptosi(units, I64)), sums, place)
 
     return body
 

@@ -6,11 +6,25 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, I16, I32, I64, PTR, VOID, Builder, at, loop, number
+from compll.backends.cpu.builder import (
+    F32,
+    I16,
+    I32,
+    I64,
+    PTR,
+    SIZES,
+    VOID,
+    Builder,
+    Variable,
+    at,
+    c,
+    loop,
+    number,
+)
 from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.float_bits import key, magnitude_bits
 from compll.backends.cpu.past_cache import zero
-from compll.backends.cpu.products import SIZES, Source, c, get, put
+from compll.backends.cpu.products import Source
 
 #: elements that are looked at together
 MANY = 64
@@ -32,23 +46,19 @@ def extreme(what: str, side: str) -> Any:
         whole = b.and_(cols, c(-MANY))
         with loop(b, rows) as i:
             start = b.mul(i, cols)
-            best, parts = b.room(I32), b.room(I32, MANY)
-            kind = ir.VectorType(I32, MANY)
-            if side == "row":
-                first = get(b, out, I32, i)
-                b.store(first, best)
-                b.store(b.splat(first, MANY), parts)
+            first = b.get(out, I32, i) if side == "row" else number(I32, 0)
+            best, parts = Variable(b, first), Variable(b, b.splat(first, MANY))
             for lanes, begin, end in ((MANY, c(0), whole), (0, whole, cols)):
                 held = parts if lanes else best
                 with loop(b, end, max(1, lanes), begin) as k:
-                    keys = key(b, get(b, x, F32, b.add(start, k), lanes))
+                    keys = key(b, b.get(x, F32, b.add(start, k), lanes))
                     if side == "row":
-                        b.store(better(b, keys, b.load(held, typ=keys.type)), held)
+                        held.set(better(b, keys, held.get()))
                     else:
-                        put(b, better(b, keys, get(b, out, I32, k, lanes)), out, k)
+                        b.put(better(b, keys, b.get(out, I32, k, lanes)), out, k)
             if side == "row":
-                found = b.intrinsic(f"vector.reduce.s{what}", b.load(parts, typ=kind))
-                put(b, better(b, found, b.load(best, typ=I32)), out, i)
+                found = b.intrinsic(f"vector.reduce.s{what}", parts.get())
+                b.put(better(b, found, best.get()), out, i)
 
     return body
 
@@ -56,12 +66,11 @@ def extreme(what: str, side: str) -> Any:
 def _count(b: Builder, keys: Any, count: Any, order: str, than: Any) -> Any:
     """How many int32 keys, a multiple of MANY, are > or >= another."""
     kind = ir.VectorType(I32, MANY)
-    held = b.room(I32, MANY)
-    b.store(ir.Constant(kind, None), held)
+    held = Variable(b, ir.Constant(kind, None))
     with loop(b, count, MANY) as j:
-        hit = b.icmp_signed(order, get(b, keys, I32, j, MANY), b.splat(than, MANY))
-        b.store(b.sub(b.load(held, typ=kind), b.sext(hit, kind)), held)
-    return b.sext(b.intrinsic("vector.reduce.add", b.load(held, typ=kind)), I64)
+        hit = b.icmp_signed(order, b.get(keys, I32, j, MANY), b.splat(than, MANY))
+        held.set(b.sub(held.get(), b.sext(hit, kind)))
+    return b.sext(b.intrinsic("vector.reduce.add", held.get()), I64)
 
 
 def _kth_key(b: Builder, keys: Any, count: Any, k: Any) -> Any:
@@ -69,18 +78,16 @@ def _kth_key(b: Builder, keys: Any, count: Any, k: Any) -> Any:
 
     Bit by bit, until as many are found: they are few, and lie in the cache.
     """
-    lowest, found, number_of = number(I32, -(2**31)), b.room(I32), b.room(I64)
-    b.store(number(I32, 0), found)
-    b.store(count, number_of)
+    lowest = number(I32, -(2**31))
+    found, number_of = Variable(b, number(I32, 0)), Variable(b, count)
     with loop(b, c(32)) as step:
-        with b.if_then(b.icmp_signed(">", b.load(number_of, typ=I64), k)):
-            bit = b.lshr(lowest, b.trunc(step, I32))
-            tried = b.or_(b.load(found, typ=I32), bit)
+        with b.if_then(b.icmp_signed(">", number_of.get(), k)):
+            tried = b.or_(found.get(), b.lshr(lowest, b.trunc(step, I32)))
             more = _count(b, keys, count, ">=", b.xor(tried, lowest))
             with b.if_then(b.icmp_signed(">=", more, k)):
-                b.store(tried, found)
-                b.store(more, number_of)
-    return b.xor(b.load(found, typ=I32), lowest)
+                found.set(tried)
+                number_of.set(more)
+    return b.xor(found.get(), lowest)
 
 
 def top_columns(what: str) -> Any:
@@ -92,7 +99,7 @@ def top_columns(what: str) -> Any:
 
     def body(b: Builder, x: Any, rows: Any, cols: Any, k: Any, out: Any, keys: Any) -> None:
         counts = b.room(I64, 2)
-        put(b, c(0), counts, c(0))
+        b.put(c(0), counts, c(0))
         found = Compaction(b, counts, [out])
         whole = b.and_(cols, c(-16))
         padded = b.and_(b.add(cols, c(MANY - 1)), c(-MANY))
@@ -100,12 +107,12 @@ def top_columns(what: str) -> Any:
             start = b.mul(i, cols)
             for lanes, begin, end in ((16, c(0), whole), (0, whole, cols)):
                 with loop(b, end, max(1, lanes), begin) as j:
-                    own = get(b, x, F32, b.add(start, j), lanes)
-                    put(b, {"key": key, "magnitude": magnitude_bits}[what](b, own), keys, j)
+                    own = b.get(x, F32, b.add(start, j), lanes)
+                    b.put({"key": key, "magnitude": magnitude_bits}[what](b, own), keys, j)
             least = _kth_key(b, keys, padded, k)
-            b.store(b.sub(k, _count(b, keys, padded, ">", least)), found.left)
+            found.left.set(b.sub(k, _count(b, keys, padded, ">", least)))
             with loop(b, padded, 16) as j:
-                own, edge = get(b, keys, I32, j, 16), b.splat(least, 16)
+                own, edge = b.get(keys, I32, j, 16), b.splat(least, 16)
                 place = b.add(b.splat(b.trunc(j, I32), 16), ir.Constant(own.type, list(range(16))))
                 larger, tied = (b.icmp_signed(order, own, edge) for order in (">", "=="))
                 found.lanes(larger, tied, [place])
@@ -116,7 +123,7 @@ def top_columns(what: str) -> Any:
 def _ask(b: Builder, positions: Any, k: Any, count: Any, arrays: list[tuple[Any, int]]) -> None:
     """Have the elements at position k brought nearer: arrays, and the bytes of their elements."""
     last = b.sub(count, c(1))
-    place = get(b, positions, I64, b.select(b.icmp_signed("<", k, last), k, last))
+    place = b.get(positions, I64, b.select(b.icmp_signed("<", k, last), k, last))
     prefetch = b.declared("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
     for array, size in arrays:
         where = at(b, array, b.mul(place, c(size)))
@@ -134,11 +141,11 @@ def gather(storage: str) -> Any:
         arrays = [(x, 4), *([(residual, 2 if storage == "bfloat16" else 4)] if storage else [])]
         with loop(b, count) as k:
             _ask(b, positions, b.add(k, c(AHEAD)), count, arrays)
-            place = get(b, positions, I64, k)
-            put(b, source.load(place, 0), out, k)
+            place = b.get(positions, I64, k)
+            b.put(source.load(place, 0), out, k)
             if storage:
                 kind = I16 if storage == "bfloat16" else F32
-                put(b, get(b, residual, kind, place), held, k)
+                b.put(b.get(residual, kind, place), held, k)
 
     return body
 
@@ -155,9 +162,9 @@ def scatter(kind: str, effect: str) -> Any:
             zero(b, out, size)
         with loop(b, count) as k:
             _ask(b, positions, b.add(k, c(AHEAD)), count, [(out, SIZES[number_kind])])
-            place, value = get(b, positions, I64, k), get(b, values, number_kind, k)
+            place, value = b.get(positions, I64, k), b.get(values, number_kind, k)
             if effect == "add":
-                value = b.fadd(get(b, out, number_kind, place), value)
-            put(b, value, out, place)
+                value = b.fadd(b.get(out, number_kind, place), value)
+            b.put(value, out, place)
 
     return body

@@ -18,6 +18,7 @@ from compll.backends.cpu.builder import (
     Builder,
     Variable,
     at,
+    c,
     loop,
     number,
     repeat_while,
@@ -25,11 +26,6 @@ from compll.backends.cpu.builder import (
 
 ONES, FIRST, LONGEST = 121, 243, 14
 CHUNK = 16
-
-
-def c(value: int) -> Any:
-    """A whole number."""
-    return number(I64, value)
 
 
 def store(helpers: Any) -> Any:
@@ -108,14 +104,13 @@ def _end_runs(b: Builder, end: Variable, run: Variable) -> None:
 def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, out: Any) -> Any:
     """A byte becomes a whole vector, of which the next covers what is too much."""
     length = b.sub(b.ptrtoint(stop, I64), b.ptrtoint(data, I64))
-    done = b.room(I64)
-    b.store(c(0), done)
+    done = Variable(b, c(0))
     too_many = b.add(count, c(1))
     with loop(b, length) as i:
-        byte, to = b.load(at(b, data, i), typ=I8), b.load(done, typ=I64)
+        byte, to = b.load(at(b, data, i), typ=I8), done.get()
         is_run = b.icmp_unsigned(">=", byte, number(I8, FIRST))
         run = b.sub(b.zext(byte, I64), c(FIRST - 2))
         b.store(b.splat(b.select(is_run, number(I8, ONES), byte), CHUNK), at(b, out, to), align=1)
         to = b.add(to, b.select(is_run, run, c(1)))
-        b.store(b.select(b.icmp_unsigned("<", to, too_many), to, too_many), done)
-    return b.zext(b.icmp_unsigned("==", b.load(done, typ=I64), count), I64)
+        done.set(b.select(b.icmp_unsigned("<", to, too_many), to, too_many))
+    return b.zext(b.icmp_unsigned("==", done.get(), count), I64)

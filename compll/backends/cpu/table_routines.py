@@ -22,11 +22,12 @@ from compll.backends.cpu.builder import (
     Builder,
     Variable,
     at,
+    c,
     loop,
     number,
     repeat_while,
 )
-from compll.backends.cpu.float_bits import unkey
+from compll.backends.cpu.float_bits import key, unkey
 from compll.numerics.numbers import MEAN_LANES
 
 #: elements from which on counting pays
@@ -36,23 +37,9 @@ SHIFT, SLOTS = 20, 1 << 12
 LOWEST = -(2**31)
 
 
-def _c(value: int) -> Any:
-    return number(I64, value)
-
-
-def item(b: Builder, array: Any, index: Any, kind: Any, size: int) -> Any:
-    """An element of an array."""
-    return b.load(at(b, array, b.mul(index, _c(size))), typ=kind, align=1)
-
-
-def put(b: Builder, array: Any, index: Any, value: Any, size: int) -> None:
-    """An element of an array becomes a value."""
-    b.store(value, at(b, array, b.mul(index, _c(size))), align=1)
-
-
 def count_one(b: Builder, counts: Any, index: Any) -> None:
     """One more of an index."""
-    put(b, counts, index, b.add(item(b, counts, index, I32, 4), number(I32, 1)), 4)
+    b.put(b.add(b.get(counts, I32, index), number(I32, 1)), counts, index)
 
 
 # quantiles
@@ -66,16 +53,16 @@ def quantiles(helpers: Any, parts: int) -> Any:
 
     def body(b: Builder, keys: Any, n: Any, some: Any, other: Any, table: Any) -> None:
         places, count = b.room(I64, parts), Variable(b, n)
-        with loop(b, _c(parts - 1)) as j:
-            put(b, places, j, b.udiv(b.mul(b.add(j, _c(1)), n), _c(parts)), 8)
+        with loop(b, c(parts - 1)) as j:
+            b.put(b.udiv(b.mul(b.add(j, c(1)), n), c(parts)), places, j)
         array = Variable(b, keys)
-        with b.if_then(b.icmp_signed(">=", n, _c(MANY))):
+        with b.if_then(b.icmp_signed(">=", n, c(MANY))):
             count.set(_near(b, keys, n, some, other, places, parts))
             array.set(some)
         b.call(_ascending(helpers), [array.get(), other, count.get()])
-        with loop(b, _c(parts - 1)) as j:
-            key = item(b, array.get(), item(b, places, j, I64, 8), I32, 4)
-            put(b, table, j, unkey(b, key), 4)
+        with loop(b, c(parts - 1)) as j:
+            found = b.get(array.get(), I32, b.get(places, I64, j))
+            b.put(unkey(b, found), table, j)
 
     return helpers.get(f"quantiles{parts}", VOID, [PTR, I64, PTR, PTR, PTR], body)
 
@@ -89,31 +76,31 @@ def _near(b: Builder, keys: Any, n: Any, some: Any, counts: Any, places: Any, pa
     """Keys whose upper half is that of a wanted one, into `some`; how many, and the places there."""
     halves = 1 << 16
     marks = b.room(I8, halves)
-    b.clear(counts, _c(4 * halves))
+    b.clear(counts, c(4 * halves))
     with loop(b, n) as i:
-        count_one(b, counts, _half(b, item(b, keys, i, I32, 4)))
-    below, kept, j = (Variable(b, _c(0)) for _ in range(3))
-    with loop(b, _c(halves)) as half:
-        here = b.zext(item(b, counts, half, I32, 4), I64)
+        count_one(b, counts, _half(b, b.get(keys, I32, i)))
+    below, kept, j = (Variable(b, c(0)) for _ in range(3))
+    with loop(b, c(halves)) as half:
+        here = b.zext(b.get(counts, I32, half), I64)
         end, first = b.add(below.get(), here), j.get()
 
         def inside(end: Any = end) -> Any:
-            place = b.icmp_signed("<", item(b, places, j.get(), I64, 8), end)
-            return b.and_(place, b.icmp_signed("<", j.get(), _c(parts - 1)))
+            place = b.icmp_signed("<", b.get(places, I64, j.get()), end)
+            return b.and_(place, b.icmp_signed("<", j.get(), c(parts - 1)))
 
         with repeat_while(b, inside):  # places ascend
             by = b.sub(kept.get(), below.get())
-            put(b, places, j.get(), b.add(item(b, places, j.get(), I64, 8), by), 8)
-            j.set(b.add(j.get(), _c(1)))
+            b.put(b.add(b.get(places, I64, j.get()), by), places, j.get())
+            j.set(b.add(j.get(), c(1)))
         some_here = b.icmp_signed("!=", j.get(), first)
-        put(b, marks, half, b.zext(some_here, I8), 1)
-        kept.set(b.add(kept.get(), b.select(some_here, here, _c(0))))
+        b.put(b.zext(some_here, I8), marks, half)
+        kept.set(b.add(kept.get(), b.select(some_here, here, c(0))))
         below.set(end)
-    count = Variable(b, _c(0))
+    count = Variable(b, c(0))
     with loop(b, n) as i:
-        key = item(b, keys, i, I32, 4)
-        put(b, some, count.get(), key, 4)
-        mark = item(b, marks, _half(b, key), I8, 1)
+        key = b.get(keys, I32, i)
+        b.put(key, some, count.get())
+        mark = b.get(marks, I8, _half(b, key))
         count.set(b.add(count.get(), b.zext(mark, I64)))
     return count.get()
 
@@ -132,18 +119,18 @@ def _sort(b: Builder, keys: Any, other: Any, count: Any) -> None:
             plain = b.xor(key, number(I32, LOWEST))
             return b.zext(b.and_(b.lshr(plain, number(I32, shift)), number(I32, 255)), I64)
 
-        b.clear(starts, _c(4 * 256))
+        b.clear(starts, c(4 * 256))
         with loop(b, count) as i:
-            count_one(b, starts, digit(item(b, source, i, I32, 4)))
+            count_one(b, starts, digit(b.get(source, I32, i)))
         total = Variable(b, number(I32, 0))
-        with loop(b, _c(256)) as value:
-            here = item(b, starts, value, I32, 4)
-            put(b, starts, value, total.get(), 4)
+        with loop(b, c(256)) as value:
+            here = b.get(starts, I32, value)
+            b.put(total.get(), starts, value)
             total.set(b.add(total.get(), here))
         with loop(b, count) as i:
-            key = item(b, source, i, I32, 4)
+            key = b.get(source, I32, i)
             place = digit(key)
-            put(b, target, b.zext(item(b, starts, place, I32, 4), I64), key, 4)
+            b.put(key, target, b.zext(b.get(starts, I32, place), I64))
             count_one(b, starts, place)
         source, target = target, source
 
@@ -168,30 +155,26 @@ def buckets(helpers: Any, edges: int) -> Any:
 
 
 def _prepare(b: Builder, table: Any, out: Any, edges: int) -> None:
-    starts, keys = at(b, out, _c(8)), at(b, out, _c(8 + 4 * (SLOTS + 1)))
-    with loop(b, _c(_padded(edges))) as j:
-        put(b, keys, j, number(I32, 2**31 - 1), 4)
-    with loop(b, _c(edges)) as j:
-        put(b, keys, j, b.bitcast(item(b, table, j, F32, 4), I32), 4)
-    with loop(b, _c(edges)) as j:
-        raw = item(b, keys, j, I32, 4)
-        flipped = b.and_(b.ashr(raw, number(I32, 31)), number(I32, 2**31 - 1))
-        put(b, keys, j, b.xor(raw, flipped), 4)
-    below, most = Variable(b, _c(0)), Variable(b, _c(0))
-    with loop(b, _c(SLOTS + 1)) as slot:
-        first = b.add(b.shl(slot, _c(SHIFT)), _c(LOWEST))
+    starts, keys = at(b, out, c(8)), at(b, out, c(8 + 4 * (SLOTS + 1)))
+    with loop(b, c(_padded(edges))) as j:
+        b.put(number(I32, 2**31 - 1), keys, j)
+    with loop(b, c(edges)) as j:
+        b.put(key(b, b.get(table, F32, j)), keys, j)
+    below, most = Variable(b, c(0)), Variable(b, c(0))
+    with loop(b, c(SLOTS + 1)) as slot:
+        first = b.add(b.shl(slot, c(SHIFT)), c(LOWEST))
         before = below.get()
 
         def less(first: Any = first) -> Any:
-            lower = b.icmp_signed("<", b.sext(item(b, keys, below.get(), I32, 4), I64), first)
-            return b.and_(lower, b.icmp_signed("<", below.get(), _c(edges)))
+            lower = b.icmp_signed("<", b.sext(b.get(keys, I32, below.get()), I64), first)
+            return b.and_(lower, b.icmp_signed("<", below.get(), c(edges)))
 
         with repeat_while(b, less):
-            below.set(b.add(below.get(), _c(1)))
-        put(b, starts, slot, b.trunc(below.get(), I32), 4)
+            below.set(b.add(below.get(), c(1)))
+        b.put(b.trunc(below.get(), I32), starts, slot)
         here = b.sub(below.get(), before)
         most.set(b.select(b.icmp_signed(">", here, most.get()), here, most.get()))
-    steps = b.sub(_c(64), b.ctlz(most.get(), number(I1, 0)))
+    steps = b.sub(c(64), b.ctlz(most.get(), number(I1, 0)))
     b.store(steps, out)
 
 
@@ -203,12 +186,12 @@ def bucket(b: Builder, table: Any, keys: Any, edges: int) -> Any:
     def of(value: int) -> Any:
         return ir.Constant(kind, [value] * count)
 
-    starts, sorted_ = at(b, table, _c(8)), at(b, table, _c(8 + 4 * (SLOTS + 1)))
+    starts, sorted_ = at(b, table, c(8)), at(b, table, c(8 + 4 * (SLOTS + 1)))
     slots = b.lshr(b.xor(keys, of(LOWEST)), of(SHIFT))
     found = Variable(b, gathered(b, starts, slots, I32))
     steps = b.load(table, typ=I64)
     with loop(b, steps) as turn:
-        by = b.shl(number(I32, 1), b.trunc(b.sub(b.sub(steps, turn), _c(1)), I32))
+        by = b.shl(number(I32, 1), b.trunc(b.sub(b.sub(steps, turn), c(1)), I32))
         ahead = b.add(found.get(), b.splat(by, count))
         edge = gathered(b, sorted_, b.sub(ahead, of(1)), I32)
         found.set(b.select(b.icmp_signed("<=", edge, keys), ahead, found.get()))
@@ -221,7 +204,7 @@ def gathered(b: Builder, array: Any, index: Any, kind: Any) -> Any:
     found: Any = ir.Constant(ir.VectorType(kind, index.type.count), ir.Undefined)
     for lane in range(index.type.count):
         own = b.zext(b.extract_element(index, number(I32, lane)), I64)
-        found = b.insert_element(found, item(b, array, own, kind, 4), number(I32, lane))
+        found = b.insert_element(found, b.get(array, kind, own), number(I32, lane))
     return found
 
 
@@ -241,30 +224,30 @@ def clipped(b: Builder, index: Any, size: int) -> Any:
 
 def lanes_used(b: Builder, tiles: Any) -> Any:
     """Over how many lanes so many tiles are spread."""
-    bits = b.sub(_c(64), b.ctlz(b.sub(tiles, _c(1)), number(I1, 0)))
-    spread = b.shl(_c(1), bits)
-    return b.select(b.icmp_signed("<", spread, _c(MEAN_LANES)), spread, _c(MEAN_LANES))
+    bits = b.sub(c(64), b.ctlz(b.sub(tiles, c(1)), number(I1, 0)))
+    spread = b.shl(c(1), bits)
+    return b.select(b.icmp_signed("<", spread, c(MEAN_LANES)), spread, c(MEAN_LANES))
 
 
 def counts_of(b: Builder, sums: Any, size: int) -> Any:
     """Where counts lie, behind the sums."""
-    return at(b, sums, _c(8 * MEAN_LANES * (size + 1)))
+    return at(b, sums, c(8 * MEAN_LANES * (size + 1)))
 
 
 def open_sums(b: Builder, sums: Any, tiles: Any, size: int) -> None:
     """Nothing is added up yet."""
-    b.clear(sums, b.mul(lanes_used(b, tiles), _c(8 * (size + 1))))
-    b.clear(counts_of(b, sums, size), _c(4 * (size + 1)))
+    b.clear(sums, b.mul(lanes_used(b, tiles), c(8 * (size + 1))))
+    b.clear(counts_of(b, sums, size), c(4 * (size + 1)))
 
 
 def add_up(b: Builder, sums: Any, size: int, tile: Any, index: Any, values: Any) -> None:
     """Add the values of some lanes of a tile, each to its own index; `size`: to none."""
-    lane = b.and_(tile, _c(MEAN_LANES - 1))
-    own, counts = at(b, sums, b.mul(lane, _c(8 * (size + 1)))), counts_of(b, sums, size)
+    lane = b.and_(tile, c(MEAN_LANES - 1))
+    own, counts = at(b, sums, b.mul(lane, c(8 * (size + 1)))), counts_of(b, sums, size)
     for i in range(index.type.count):
         place = b.zext(b.extract_element(index, number(I32, i)), I64)
         value = b.fpext(b.extract_element(values, number(I32, i)), F64)
-        put(b, own, place, b.fadd(item(b, own, place, F64, 8), value), 8)
+        b.put(b.fadd(b.get(own, F64, place), value), own, place)
         count_one(b, counts, place)
 
 
@@ -274,19 +257,19 @@ def means(helpers: Any, size: int) -> Any:
     def body(b: Builder, sums: Any, tiles: Any, table: Any) -> None:
         width = Variable(b, lanes_used(b, tiles))
         for _ in range(MEAN_LANES.bit_length() - 1):
-            half = b.lshr(width.get(), _c(1))
-            both = b.mul(half, _c(size + 1))
+            half = b.lshr(width.get(), c(1))
+            both = b.mul(half, c(size + 1))
             with loop(b, both) as i:
-                upper = item(b, sums, b.add(i, both), F64, 8)
-                put(b, sums, i, b.fadd(item(b, sums, i, F64, 8), upper), 8)
-            width.set(b.select(b.icmp_signed(">", half, _c(0)), half, width.get()))
+                upper = b.get(sums, F64, b.add(i, both))
+                b.put(b.fadd(b.get(sums, F64, i), upper), sums, i)
+            width.set(b.select(b.icmp_signed(">", half, c(0)), half, width.get()))
         counts = counts_of(b, sums, size)
-        with loop(b, _c(size)) as j:
-            count = b.sitofp(item(b, counts, j, I32, 4), F64)
+        with loop(b, c(size)) as j:
+            count = b.sitofp(b.get(counts, I32, j), F64)
             one = number(F64, 1.0)
             count = b.select(b.fcmp_ordered(">", count, one), count, one)
-            mean = b.fptrunc(b.fdiv(item(b, sums, j, F64, 8), count), F32)
+            mean = b.fptrunc(b.fdiv(b.get(sums, F64, j), count), F32)
             nan = b.fcmp_unordered("uno", mean, mean)
-            put(b, table, j, b.select(nan, number(F32, float("nan")), mean), 4)
+            b.put(b.select(nan, number(F32, float("nan")), mean), table, j)
 
     return helpers.get(f"means{size}", VOID, [PTR, I64, PTR], body)

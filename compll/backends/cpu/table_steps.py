@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cpu import table_routines as routines
-from compll.backends.cpu.builder import F32, I1, I8, I32, I64, PTR, VOID, number
+from compll.backends.cpu.builder import F32, I8, I32, I64, number
 from compll.ir.tile import Means, Quantiles, Value
 
 
@@ -61,5 +61,4 @@ VALUES = {"table": made, "buckets": buckets, "bucket": bucket, "lookup": lookup}
 
 def store(printer: Any, table: Any, size: int, out: Any) -> None:
     """A table, into the payload."""
-    copy = printer.b.declared("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
-    printer.b.call(copy, [out, table, number(I64, 4 * size), number(I1, 0)])
+    printer.b.copy(out, table, number(I64, 4 * size))

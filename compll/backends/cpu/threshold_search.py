@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cpu.builder import F32, F64, I64, at, number
+from compll.backends.cpu.builder import F32, F64, I64, Variable, c, number
 from compll.backends.cpu.instructions import ROWS
 from compll.ir.tile import ThresholdSearch
 
@@ -27,8 +27,8 @@ class Tries:
         self.halves = step.how == "bisect"
         b = printer.b
         self.tries, self.counts = b.room(F64, self.size), b.room(F64, self.size)
-        self.number, self.turn = b.room(I64), b.room(I64)
-        self.ends = [b.room(F64) for _ in range(1 + self.halves)]
+        self.number, self.turn = Variable(b, c(self.size)), Variable(b, c(0))
+        self.ends = [Variable(b, x) for x in self.given[: 1 + self.halves]]
 
     def emit(self) -> None:
         """The step's two values."""
@@ -36,15 +36,11 @@ class Tries:
         for v in p.calls.functions[id(step.walk)][0].needs.pieces:
             if v not in step.tries:
                 p.value(v)  # before the loop, whose values would not dominate later uses
-        for room, value in zip(self.ends, self.given, strict=False):
-            b.store(value, room)
-        b.store(number(I64, self.size), self.number)
-        b.store(number(I64, 0), self.turn)
         b.store(self.middle(*self.given[:2]) if self.halves else self.given[0], p.made(step.found))
         b.store(number(F64, 0), p.made(step.count))
-        most = ROWS["as_count"](b, self.given[-1], number(I64, 100))
+        most = ROWS["as_count"](b, self.given[-1], c(100))
         # adjust counts before its first try, and once more
-        least = number(I64, 1 if self.halves else 0)
+        least = c(1 if self.halves else 0)
         with b.if_then(b.icmp_signed(">=", most, least)):
             self.tried(b.sub(most, least))
 
@@ -54,35 +50,33 @@ class Tries:
         go, leave = (b.append_basic_block(name) for name in ("try", "tried"))
         b.branch(go)
         b.position_at_end(go)
-        with b.if_then(b.icmp_signed(">=", b.load(self.number, typ=I64), number(I64, self.size))):
+        with b.if_then(b.icmp_signed(">=", self.number.get(), c(self.size))):
             self.count()
-            b.store(number(I64, 0), self.number)
-        offset = b.mul(b.load(self.number, typ=I64), number(I64, 8))
-        found, count = (b.load(at(b, room, offset), typ=F64) for room in (self.tries, self.counts))
+            self.number.set(c(0))
+        found, count = (b.get(room, F64, self.number.get()) for room in (self.tries, self.counts))
         b.store(found, self.printer.made(self.step.found))
         b.store(count, self.printer.made(self.step.count))
         fewest, most = self.given[2:4] if self.halves else self.given[1:3]
         few = b.fcmp_ordered("<", count, fewest)
         fits = b.and_(b.fcmp_ordered("<=", fewest, count), b.fcmp_ordered("<=", count, most))
-        turn = b.load(self.turn, typ=I64)
+        turn = self.turn.get()
         stop = b.or_(fits, b.icmp_signed(">=", turn, last))
         self.next(found, few)
-        b.store(b.add(turn, number(I64, 1)), self.turn)
+        self.turn.set(b.add(turn, c(1)))
         b.cbranch(stop, leave, go)
         b.position_at_end(leave)
 
     def next(self, found: Any, few: Any) -> None:
         """What is tried next, now that it is known whether too few reach the threshold found."""
         b = self.b
-        twice = b.mul(b.load(self.number, typ=I64), number(I64, 2))
-        b.store(b.add(twice, b.select(few, number(I64, 1), number(I64, 2))), self.number)
+        twice = b.mul(self.number.get(), c(2))
+        self.number.set(b.add(twice, b.select(few, c(1), c(2))))
         if not self.halves:
-            (room,) = self.ends
             down, up = self.given[3:5]
-            b.store(b.select(few, b.fmul(found, down), b.fmul(found, up)), room)
+            self.ends[0].set(b.select(few, b.fmul(found, down), b.fmul(found, up)))
             return
-        for room, replaced in zip(self.ends, (b.not_(few), few), strict=True):
-            b.store(b.select(replaced, found, b.load(room, typ=F64)), room)
+        for end, replaced in zip(self.ends, (b.not_(few), few), strict=True):
+            end.set(b.select(replaced, found, end.get()))
 
     def count(self) -> None:
         """One walk, which counts for a tree of thresholds."""
@@ -92,14 +86,13 @@ class Tries:
             p.local[id(v)] = b.fptrunc(t, F32)
         p.calls.run(step.walk, p.row["n"])
         for q, (fold, t) in enumerate(zip(step.walk.folds, tries, strict=True)):
-            offset = number(I64, 8 * q)
-            b.store(t, at(b, self.tries, offset))
+            b.put(t, self.tries, c(q))
             total = b.load(p.calls.totals[id(fold)], typ=I64)
-            b.store(b.sitofp(total, F64), at(b, self.counts, offset))
+            b.put(b.sitofp(total, F64), self.counts, c(q))
 
     def tree(self) -> list[Any]:
         """The next threshold; after number q come 2 q + 1, where too few reach it, and 2 q + 2."""
-        b, ends = self.b, [self.b.load(room, typ=F64) for room in self.ends]
+        b, ends = self.b, [end.get() for end in self.ends]
         if not self.halves:
             down, up = self.given[3:5]
             for q in range(self.size // 2):

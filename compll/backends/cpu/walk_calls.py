@@ -17,7 +17,6 @@ from compll.backends.cpu.builder import (
     VOID,
     Builder,
     Variable,
-    at,
     loop,
     number,
 )
@@ -157,11 +156,9 @@ class WalkCalls:
 
 def _folded(b: Builder, room: Any) -> None:
     """The sum of the lanes, by halves, into the first."""
-    width = LANES // 2
-    while width:
-        half = width
+    half = LANES // 2
+    while half:
         with loop(b, number(I64, half)) as lane:
-            low = at(b, room, b.mul(lane, number(I64, 8)))
-            high = at(b, low, number(I64, 8 * half))
-            b.store(b.fadd(b.load(low, typ=F64), b.load(high, typ=F64)), low)
-        width //= 2
+            low, high = (b.get(room, F64, i) for i in (lane, b.add(lane, number(I64, half))))
+            b.put(b.fadd(low, high), room, lane)
+        half //= 2

@@ -84,9 +84,8 @@ class WalkPrinter:
     def emit(self, keys: Any) -> None:
         """The function's body. keys: the function that gives the keys of a draw."""
         b = self.b
-        slots = {d: (b.room(I32), b.room(I32)) for d in self.draws}
-        high = b.room(I64)
-        b.store(number(I64, -1), high)
+        slots = {d: [Variable(b, number(I32, 0)) for _ in range(2)] for d in self.draws}
+        high = Variable(b, number(I64, -1))
         self.compactions = {one.selection: self.open_compaction(one) for one in self.walk.compacts}
         self.taken = {f.name: self.taken_before(f) for f in spread(self.walk)}
         self.trits = Tiles(b, self.tile, trit_arrays(self.walk), self.pointers)
@@ -123,21 +122,21 @@ class WalkPrinter:
         """The draws' keys, made anew where the upper half of the element's number changes."""
         b = self.b
         upper = b.lshr(self.element, number(I64, 32))
-        with b.if_then(b.icmp_unsigned("!=", upper, b.load(high, typ=I64)), likely=False):
-            b.store(upper, high)
+        with b.if_then(b.icmp_unsigned("!=", upper, high.get()), likely=False):
+            high.set(upper)
             for draw, (first, second) in slots.items():
                 words = [self.numbers[n] for n in ("seed", "step", "tensor")]
                 if draw < 0:  # all ranks draw the same
                     words[0] = number(I64, 0)
                 found = b.call(keys, [*words, number(I64, draw & MASK), upper])
-                b.store(b.trunc(b.lshr(found, number(I64, 32)), I32), first)
-                b.store(b.trunc(found, I32), second)
+                first.set(b.trunc(b.lshr(found, number(I64, 32)), I32))
+                second.set(b.trunc(found, I32))
 
     def counter(self, first: Any, second: Any) -> tuple[Any, Any]:
         """The keyed counter of the tile's first element, and the second key."""
         b = self.b
         spread = b.mul(b.trunc(self.element, I32), number(I32, ins.WEYL))
-        return b.add(spread, b.load(first, typ=I32)), b.load(second, typ=I32)
+        return b.add(spread, first.get()), second.get()
 
     def of_tile(self, v: Value) -> Any:
         """A value of the tile or piece, built where it is first needed, outside loops over lanes."""
