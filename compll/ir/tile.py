@@ -105,6 +105,11 @@ class Walk:
         return [*self.folds, *compacted, *places, *(s.value for s in self.stores)]
 
     @property
+    def spreads(self) -> list[Value]:
+        """Lanes that take the next element of an array where a condition holds."""
+        return [v for v in self.values if v.op == "spread"]
+
+    @property
     def values(self) -> list[Value]:
         """What it computes, arguments first, and the piece's values that this needs."""
         return list(order_inside(self.roots))

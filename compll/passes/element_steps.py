@@ -14,7 +14,6 @@ from compll.ir.expr import Expr, Type, walk
 from compll.ir.layout import tile_of
 from compll.ir.module import Field, Module
 from compll.ir.tile import Kernel, Store, Value, Walk
-from compll.numerics import shared_draws as shared
 from compll.passes.array_steps import arrays, elementwise, last_product, leaves, outcomes, taken
 from compll.passes.values import FOLDS, Values
 
@@ -41,12 +40,12 @@ class Step:
 class Elements(Values):
     """Expressions up to the next array: that, and every number, is given to the kernel."""
 
-    def __init__(self, module: Module, kernel: Kernel, residual: Field | None) -> None:
+    def __init__(self, module: Module, kernel: Kernel, *, feed: bool) -> None:
         super().__init__(module, kernel)
-        self.residual = residual
+        self.feed = feed
         self.leaves: list[Expr] = []
-        if residual is not None:
-            kernel.states.append(residual)
+        if feed:
+            kernel.states.append(self.states["residual"])
 
     def of(self, expr: Expr) -> Value:
         for e in walk(expr, into=lambda e: elementwise(e) and id(e) not in self.done):
@@ -57,20 +56,12 @@ class Elements(Values):
     def given(self, e: Expr) -> Value:
         """The input, an array or a number."""
         if e.op == "input" and e.value == "g":
-            return self.gradient()
+            return self.op_input(e, "f32", "lane")
         return self.array(e) if e.type.shape == "n" else self.static(e)
 
-    def gradient(self) -> Value:
-        """The gradient, scaled; with feedback the residual is added."""
-        g = self.make("load", (), "f32", "lane", "g")
-        g = self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
-        if self.residual is None:
-            return g
-        held = self.make("load", (), "f32", "lane", self.residual)
-        if self.module.decay != 1:
-            decay = self.make("const", (), "f32", "piece", self.module.decay)
-            held = self.make("mul", [held, decay], "f32", "lane")
-        return self.make("add", [g, held], "f32", "lane")
+    def op_input(self, e: Expr, kind: str, level: str) -> Value:
+        g = super().op_input(e, kind, level)
+        return self.fed(g) if self.feed else g
 
     def array(self, e: Expr) -> Value:
         """An array that the kernel is given."""
@@ -81,9 +72,6 @@ class Elements(Values):
             return self.make("load", (), "i32" if e.type.dtype == "int" else "f32", "lane", f)
         whole = self.make("load", (), "i32", "lane", f)
         return self.make("ne", [whole, self.make("const", (), "i32", "piece", 0)], "bool", "lane")
-
-    def op_shared(self, e: Expr, kind: str, level: str) -> Value:
-        return self.make("draw", (), "f32", "lane", shared.ELEMENTS - int(e.value))
 
 
 def step(module: Module, root: Expr, name: str, *, feed: bool, field: Field | None = None) -> Step:
@@ -97,7 +85,7 @@ def step(module: Module, root: Expr, name: str, *, feed: bool, field: Field | No
     out = Field("out", "float64" if total else storage, bits, "scalar" if total else "n")
     alone = replace(module, fields=(out,), states=(), selections=(), status=False)
     kernel = Kernel(name, alone, tile_of(module))
-    values = Elements(module, kernel, _residual(module) if feed else None)
+    values = Elements(module, kernel, feed=feed)
     if total:
         fold = values.make("fold", [values.of(root.args[0])], "f32", "tile", FOLDS[root.op])
         value = values.make("total", [fold], "f64", "piece", FOLDS[root.op])
@@ -114,22 +102,21 @@ def step(module: Module, root: Expr, name: str, *, feed: bool, field: Field | No
 
 def kept(module: Module) -> Step:
     """The step that keeps the input in the residual, less what is decoded, if that is an array."""
-    residual = _residual(module)
     alone = replace(module, fields=(), states=(), selections=(), status=False)
     kernel = Kernel("kept", alone, tile_of(module))
-    values = Elements(module, kernel, residual)
-    rest, stores = values.gradient(), []
+    values = Elements(module, kernel, feed=True)
+    rest, stores = values.of(gradient(module)), []
     if module.decode.op != "scatter":
         value = values.array(module.decode)
         rest = values.make("sub", [rest, value], "f32", "lane")
         stores = [Store("gradient", None, value, back=True)]
-    kernel.steps.append(Walk([Store("state", residual, rest), *stores]))
+    kernel.steps.append(Walk([Store("state", values.states["residual"], rest), *stores]))
     return Step(kernel, tuple(values.leaves), "float32", True)
 
 
-def _residual(module: Module) -> Field:
-    (found,) = (s for s in module.states if s.name == "residual")
-    return found
+def gradient(module: Module) -> Expr:
+    """The input of an encode."""
+    return module.pool.make("input", (), Type("float", "n"), "g")
 
 
 def roots(module: Module) -> Iterator[tuple[Expr, Field | None]]:
@@ -163,8 +150,7 @@ def parts(module: Module) -> dict[str, dict[int | str, Step]]:
             name = f"{kind}{number}"
             found[kind][key] = step(module, root, name, feed=kind == "fed", field=field)
     if module.feedback:
-        g = module.pool.make("input", (), Type("float", "n"), "g")
-        found["input"]["input"] = step(module, g, "input", feed=True)
+        found["input"]["input"] = step(module, gradient(module), "input", feed=True)
         if last_product(module) is None:
             found["fed"]["kept"] = kept(module)
     return found

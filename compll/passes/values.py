@@ -9,6 +9,7 @@ from compll.ir.expr import Expr, walk
 from compll.ir.module import POSITIONS, WHOLE, Field, Module
 from compll.ir.program import Sink
 from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
+from compll.numerics import shared_draws as shared
 from compll.passes.kept import Kept
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
@@ -167,6 +168,14 @@ class Values:
             g = self.make("add", [g, self.incoming], "f32", "lane")
         return self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
 
+    def fed(self, g: Value) -> Value:
+        """The input with the residual."""
+        held = self.make("load", (), "f32", "lane", self.states["residual"])
+        if self.module.decay != 1:
+            decay = self.make("const", (), "f32", "piece", self.module.decay)
+            held = self.make("mul", [held, decay], "f32", "lane")
+        return self.make("add", [g, held], "f32", "lane")
+
     def op_state(self, e: Expr, kind: str, level: str) -> Value:
         kind = "f32" if level == "lane" else "f64"
         return self.make("load", (), kind, level, self.states[str(e.value)])
@@ -187,6 +196,9 @@ class Values:
 
     def op_uniform(self, e: Expr, kind: str, level: str) -> Value:
         return self.make("draw", (), "f32", "lane", int(e.value))
+
+    def op_shared(self, e: Expr, kind: str, level: str) -> Value:
+        return self.make("draw", (), "f32", "lane", shared.ELEMENTS - int(e.value))
 
     def op_group_size(self, e: Expr, kind: str, level: str) -> Value:
         return self.make("count", (), kind, level)

@@ -22,7 +22,7 @@ def given(walk: Walk) -> Arrays:
     found = walk.values
     names = [array_of(v) for v in found if v.op in ("load", "unpack") and v.level != "piece"]
     names += [store_name(s) for s in walk.stores]
-    names += [how + f.name for f in spread(walk) for how in ("spread ", "count spread ")]
+    names += [how + v.attr.name for v in walk.spreads for how in ("spread ", "count spread ")]
     for one in walk.compacts:
         names += [f"kept {f.name}" for f, _ in one.parts] + [f"count {one.selection}"]
     pieces = [v for v in found if v.level == "piece" and v.op != "const"]
@@ -47,11 +47,6 @@ def signature_of(walk: Walk) -> str:
         parts = [f"{f.name} {names[id(v)]}" for f, v in one.parts]
         lines.append(" ".join([one.selection, *found, *parts]))
     return "\n".join([*lines, *(names[id(f)] for f in walk.folds)])
-
-
-def spread(walk: Walk) -> list[Field]:
-    """The arrays of which a walk reads the next element where a condition holds."""
-    return [v.attr for v in walk.values if v.op == "spread"]
 
 
 def array_of(v: Value) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compll.backends.cpu import table_routines
-from compll.backends.cpu.arrays import Arrays, given, signature_of, spread, store_name, streamed
+from compll.backends.cpu.arrays import Arrays, given, signature_of, store_name, streamed
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -85,7 +85,7 @@ class WalkCalls:
             if s.target == SUMS and s.field is not None:
                 sums = p.pointers[store_name(s)]
                 table_routines.open_sums(b, sums, p.tiles, int(s.field.of))
-        for one in spread(walk):
+        for one in (v.attr for v in walk.spreads):
             array = f"kept {one.name}" if one.expr is None else f"in {one.name}"
             p.pointers[f"spread {one.name}"] = p.pointers[array]
             p.pointers[f"count spread {one.name}"] = Variable(b, number(I64, 0)).place

@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.arrays import array_of, given, spread, store_name, trit_arrays
+from compll.backends.cpu.arrays import array_of, given, store_name, trit_arrays
 from compll.backends.cpu.builder import (
     F32,
     I1,
@@ -87,7 +87,7 @@ class WalkPrinter:
         slots = {d: [Variable(b, number(I32, 0)) for _ in range(2)] for d in self.draws}
         high = Variable(b, number(I64, -1))
         self.compactions = {one.selection: self.open_compaction(one) for one in self.walk.compacts}
-        self.taken = {f.name: self.taken_before(f) for f in spread(self.walk)}
+        self.taken = {v.attr.name: self.taken_before(v.attr) for v in self.walk.spreads}
         self.trits = Tiles(b, self.tile, trit_arrays(self.walk), self.pointers)
         with loop(b, self.numbers["count"]) as t:
             self.t, self.local = t, dict(self.known)

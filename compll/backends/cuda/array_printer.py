@@ -9,7 +9,7 @@ from functools import partial
 
 from compll.backends.cuda import array_routines as routines
 from compll.backends.cuda import programs, spectra
-from compll.backends.cuda.array_values import ArrayValues
+from compll.backends.cuda.array_values import ArrayValues, element
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import Domain, domain_of
 from compll.backends.cuda.lane_arrays import own_name
@@ -21,6 +21,7 @@ from compll.ir.matrices import short
 from compll.ir.module import WHOLE, Field
 from compll.ir.program import Unsupported
 from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
+from compll.passes.element_steps import gradient
 
 
 @dataclass(frozen=True)
@@ -147,12 +148,12 @@ class ArrayPrinter:
         view = self.array(e)
         if view.memory is not None:
             return self.load(e, view)
-        return self.values.element(e, lambda b, i, args: f"{view.text(b)}.get({i})")
+        return element(e, lambda b, i, args: f"{view.text(b)}.get({i})")
 
     def repeated(self, e: Expr, dims: tuple[Expr, ...]) -> Value:
         """An element of a row, column or number that repeats in a matrix."""
         view = self.array(e)
-        found = self.values.element(e, lambda b, i, args: f"{view.text(b, dims)}.get({i})")
+        found = element(e, lambda b, i, args: f"{view.text(b, dims)}.get({i})")
         return self.values.truth(found) if e.type.dtype == "bool" else found
 
     def read(self, e: Expr) -> Value:
@@ -224,7 +225,7 @@ class ArrayPrinter:
 
     def input(self) -> Value:
         """The gradient, with the residual."""
-        return self.values.of(self.module.pool.make("input", (), Type("float", "n"), "g"))
+        return self.values.of(gradient(self.module))
 
     def settle(self, decoded: Value, left: Value | None, *, back: bool) -> None:
         """Decoded values into the gradient, and new values of the states.

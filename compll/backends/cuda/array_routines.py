@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from compll.backends.cuda import spectra
+from compll.backends.cuda.array_values import element
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import PIECE, Domain, domain_of
 from compll.backends.cuda.views import View
@@ -64,10 +65,7 @@ def called(p: Any, e: Expr, call: str, domain: Domain, each: int = 1, threads: i
 def place(p: Any, e: Expr, call: str) -> Value:
     """What a function gives of an element's number i. call: with places for arrays."""
     views = [p.array(a) for a in e.args]
-    found: Value = p.values.element(
-        e, lambda b, i, _: call.format(*(v.text(b) for v in views), i=i)
-    )
-    return found
+    return element(e, lambda b, i, _: call.format(*(v.text(b) for v in views), i=i))
 
 
 # selections that are drawn
@@ -97,15 +95,14 @@ def drawn(p: Any, name: str) -> Callable[[Body, str], str]:
 
 def place_gather(p: Any, e: Expr) -> Value:
     view, at = p.array(e.args[0]), drawn(p, str(e.value))
-    found: Value = p.values.element(e, lambda b, i, _: f"{view.text(b)}.get({at(b, i)})")
+    found = element(e, lambda b, i, _: f"{view.text(b)}.get({at(b, i)})")
     truth: Value = p.values.truth(found) if e.type.dtype == "bool" else found
     return truth
 
 
 def place_indices(p: Any, e: Expr) -> Value:
     at = drawn(p, str(e.value))
-    found: Value = p.values.element(e, lambda b, i, _: f"(i32){at(b, i)}")
-    return found
+    return element(e, lambda b, i, _: f"(i32){at(b, i)}")
 
 
 def make_in(p: Any, e: Expr) -> View:
@@ -134,20 +131,14 @@ def make_scatter(p: Any, e: Expr) -> View:
 
 def place_take_columns(p: Any, e: Expr) -> Value:
     x, at = map(p.array, e.args)
-    found: Value = p.values.element(
-        e, lambda b, i, _: f"taken({x.text(b)}, {at.text(b, e.type.dims)}, {i})"
-    )
-    return found
+    return element(e, lambda b, i, _: f"taken({x.text(b)}, {at.text(b, e.type.dims)}, {i})")
 
 
 def place_lookup(p: Any, e: Expr) -> Value:
     if e.args[0].type.shape != "matrix":
         raise Unsupported(f"tables in {ALONE}", "", e)
     row, index = p.array(e.args[0]), p.values.argument(e.args[1], e)
-    found: Value = p.values.element(
-        e, lambda b, _, args: f"looked_up({row.text(b)}, {args[0]})", index
-    )
-    return found
+    return element(e, lambda b, _, args: f"looked_up({row.text(b)}, {args[0]})", index)
 
 
 def place_random_matrix(p: Any, e: Expr) -> Value:
@@ -156,8 +147,7 @@ def place_random_matrix(p: Any, e: Expr) -> Value:
         b.hoist("rm", f"const u64 rm = stream(0ull, {step}, (u64){tensor}, (u64)-2ll, 0ull);")
         return f"random_element({i}, rm, {step}, {tensor})"
 
-    found: Value = p.values.element(e, text)
-    return found
+    return element(e, text)
 
 
 def place_matmul(p: Any, e: Expr) -> Value:

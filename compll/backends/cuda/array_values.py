@@ -16,7 +16,6 @@ from compll.backends.cuda.domains import PIECE, Domain, domain_of
 from compll.ir.expr import Expr
 from compll.ir.program import LIBRARY, Unsupported
 from compll.ir.tile import Kernel, Value
-from compll.numerics import shared_draws as shared
 from compll.passes.values import FOLDS, KINDS, Values
 
 ARRAYS = ("n", "kept", "matrix")
@@ -34,6 +33,12 @@ class Element:
     """What a function gives of an element's number and other lanes' names: its text in a kernel."""
 
     text: Callable[[Body, str, list[str]], str]
+
+
+def element(e: Expr, text: Callable[[Body, str, list[str]], str], *args: Value) -> Value:
+    """A lane that a function gives. text: of the kernel, the element's number, and args."""
+    kind = "i32" if e.type.dtype == "bool" else KINDS[e.type.dtype]
+    return Value("element", args, kind, "lane", Element(text))
 
 
 def elementwise(e: Expr) -> bool:
@@ -90,22 +95,11 @@ class ArrayValues(Values):
         found = self.make(op, args, "f64", "lane")
         return self.make("convert", [found], KINDS[e.type.dtype], "lane")
 
-    def element(self, e: Expr, text: Any, *args: Value) -> Value:
-        """A lane that a function gives. text: of the kernel, the element's number, and args."""
-        kind = "i32" if e.type.dtype == "bool" else KINDS[e.type.dtype]
-        return Value("element", args, kind, "lane", Element(text))
-
     # operators
 
     def op_input(self, e: Expr, kind: str, level: str) -> Value:
         g = super().op_input(e, kind, level)
-        if not (self.arrays.fed and self.module.feedback):
-            return g
-        held = self.make("load", (), "f32", "lane", self.states["residual"])
-        if self.module.decay != 1:
-            decay = self.make("const", (), "f32", "piece", self.module.decay)
-            held = self.make("mul", [held, decay], "f32", "lane")
-        return self.make("add", [g, held], "f32", "lane")
+        return self.fed(g) if self.arrays.fed and self.module.feedback else g
 
     def op_state(self, e: Expr, kind: str, level: str) -> Value:
         if self.arrays.fed:
@@ -121,6 +115,3 @@ class ArrayValues(Values):
 
     def op_ones(self, e: Expr, kind: str, level: str) -> Value:
         return self.lanes(self.make("const", (), "f32", "piece", 1.0))
-
-    def op_shared(self, e: Expr, kind: str, level: str) -> Value:
-        return self.make("draw", (), "f32", "lane", shared.ELEMENTS - int(e.value))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from contextlib import AbstractContextManager
 
 from compll.backends.cuda import instructions
 from compll.backends.cuda.domains import Domain
 from compll.backends.cuda.instructions import C_TYPES, MEMORY
 from compll.backends.cuda.payload_fields import PLACES, PayloadFields
 from compll.backends.cuda.plan_builder import PlanBuilder
-from compll.backends.cuda.text import Block, Lines
+from compll.backends.cuda.text import Lines
 from compll.ir.expr import Expr
 from compll.ir.module import HALVES, Field
 from compll.ir.tile import Value
@@ -64,7 +65,7 @@ class Body:
         """A line at the present depth."""
         self.lines.add(line)
 
-    def block(self, head: str) -> Block:
+    def block(self, head: str) -> AbstractContextManager[None]:
         """Braces around what follows."""
         return self.lines.block(head)
 

@@ -28,13 +28,8 @@ def counted(walk: Walk) -> list[Counted]:
         for kind, condition in (("always", one.always), ("first", one.first)):
             if condition is not None:
                 found.append(Counted(f"{kind}_{one.selection}", condition))
-    found += [Counted(f"spread{k}", v.args[0]) for k, v in enumerate(spreads(walk))]
+    found += [Counted(f"spread{k}", v.args[0]) for k, v in enumerate(walk.spreads)]
     return found
-
-
-def spreads(walk: Walk) -> list[Value]:
-    """The lanes of a walk that take the next element of an array."""
-    return [v for v in walk.values if v.op == "spread"]
 
 
 class SelectedLanes:
@@ -43,7 +38,7 @@ class SelectedLanes:
     def __init__(self, walk: Any) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
         self.counted = counted(walk.walk)
-        self.spreads = spreads(walk.walk)
+        self.spreads = walk.walk.spreads
 
     def open(self) -> None:
         """Before all loops."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from compll.backends.cuda.array_values import element
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import Domain
 from compll.backends.cuda.views import View
@@ -61,10 +62,7 @@ def make_spectrum(p: Any, m: Expr) -> Spectrum:
 def value(p: Any, e: Expr) -> Value:
     """An element of the row of singular values."""
     one = spectrum(p, e.args[0])
-    found: Value = p.values.element(
-        e, lambda b, i, _: f"(float){one.lengths(b)}[{one.order(b)}[{i}]]"
-    )
-    return found
+    return element(e, lambda b, i, _: f"(float){one.lengths(b)}[{one.order(b)}[{i}]]")
 
 
 def vector(p: Any, e: Expr) -> Value:
@@ -75,5 +73,4 @@ def vector(p: Any, e: Expr) -> Value:
         given = f"{one.view.text(b)}, {one.vectors(b)}, {one.lengths(b)}, {one.order(b)}"
         return f"vector_at<{left}>({given}, {i}, {b.dim(e.type.dims[1])})"
 
-    found: Value = p.values.element(e, text)
-    return found
+    return element(e, text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class Lines:
     """Text under construction, with indentation."""
@@ -14,24 +17,14 @@ class Lines:
         """One line at the present depth."""
         self.lines.append("  " * self.depth + text)
 
-    def block(self, head: str) -> Block:
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
         """`with lines.block("for (...)"):` puts braces around what follows."""
-        return Block(self, head)
+        self.add(f"{head} {{".lstrip())
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.add("}")
 
     def __str__(self) -> str:
         return "\n".join(self.lines) + "\n"
-
-
-class Block:
-    """A pair of braces."""
-
-    def __init__(self, lines: Lines, head: str) -> None:
-        self.lines, self.head = lines, head
-
-    def __enter__(self) -> None:
-        self.lines.add(f"{self.head} {{".lstrip())
-        self.lines.depth += 1
-
-    def __exit__(self, *error: object) -> None:
-        self.lines.depth -= 1
-        self.lines.add("}")
