@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
@@ -27,6 +28,21 @@ class Incoming(NamedTuple):
     used: Any
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """How a batch's pieces are encoded; see Codec.encode_batch.
+
+    most: int64 [m], elements that each filter may keep of a piece; see ir/capacity.py.
+    """
+
+    seed: int = 0
+    step: int = 0
+    scale: float = 1.0
+    writeback: bool = False
+    incoming: Incoming | None = None
+    most: I64 | None = None
+
+
 def views(
     module: Module, state: State | None, first: int, length: int, tensor: int
 ) -> dict[str, NDArray[Any]] | None:
@@ -46,24 +62,9 @@ class Backend(Protocol):
     fuses: bool
 
     def encode_batch(
-        self,
-        x: Any,
-        table: I64,
-        out: Any,
-        at: I64,
-        state: State | None,
-        *,
-        seed: int,
-        step: int,
-        scale: float,
-        writeback: bool,
-        incoming: Incoming | None = None,
-        most: I64 | None = None,
+        self, x: Any, table: I64, out: Any, at: I64, state: State | None, how: Encoding
     ) -> I64:
-        """Encode every piece, after adding what `incoming` decodes to; used bytes, int64 [m].
-
-        most: int64 [m], elements that each filter may keep of a piece; see ir/capacity.py.
-        """
+        """Encode every piece, after adding what `incoming` decodes to; used bytes, int64 [m]."""
 
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool

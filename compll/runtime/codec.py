@@ -20,7 +20,7 @@ from compll.numerics.types import F32, I64, U8
 from compll.passes.steps import follows_step
 from compll.runtime.arguments import Arguments
 from compll.runtime.arrays import INTS, on_stream, taken
-from compll.runtime.batches import ArrayBackend, Backend, Incoming, State
+from compll.runtime.batches import ArrayBackend, Backend, Encoding, Incoming, State
 
 
 class Codec:
@@ -240,19 +240,8 @@ class Codec:
             if not self.backend.fuses:
                 self.decode_batch(*incoming[:1], table, *incoming[1:], x, add=True, step=step)
                 incoming = None
-        return self.backend.encode_batch(
-            x,
-            table,
-            out,
-            at,
-            state,
-            seed=seed,
-            step=step,
-            scale=scale,
-            writeback=writeback,
-            incoming=incoming,
-            **({} if most is None else {"most": most}),
-        )
+        how = Encoding(seed, step, scale, writeback, incoming, most)
+        return self.backend.encode_batch(x, table, out, at, state, how)
 
     @on_stream
     def decode_batch(

@@ -6,6 +6,7 @@ import pytest
 import compll
 from compll.errors import UsageError
 from compll.ir.capacity import cuts
+from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.conftest import CASES, costing
 from tests.compll.test_cuda import WHERE, kernels
@@ -49,10 +50,8 @@ class Device:
         put, get = self.kernels.device.upload, self.kernels.device.download
         most = self.codec._given.capacity(table, capacity, state)
         held, there = {name: put(kept) for name, kept in state.items()}, put(out)
-        used = self.kernels.encode_batch(
-            put(x), table, there, at, held, seed=seed, step=step, scale=1.0, writeback=False,
-            most=most,
-        )  # fmt: skip
+        how = Encoding(seed, step, most=most)
+        used = self.kernels.encode_batch(put(x), table, there, at, held, how)
         out[:] = get(there)
         for name, kept in held.items():
             state[name][:] = get(kept)

@@ -19,7 +19,7 @@ from compll.errors import PayloadError, SpecError, UsageError
 from compll.ir.expr import walk
 from compll.ir.matrices import VECTORS
 from compll.numerics import halves
-from compll.runtime.batches import Incoming
+from compll.runtime.batches import Encoding, Incoming
 from compll.runtime.library import type_check
 from tests.compll.conftest import CASES
 from tests.compll.cuda_host import HostDevice
@@ -108,7 +108,7 @@ def batches_equal(typed, reference, rng, where, threads, gap):
         out, expected = put(np.full(room, 7, np.uint8)), np.full(room, 7, np.uint8)
         ours, theirs = put(x), x.copy()
         used = device.encode_batch(
-            ours, table, out, at, held, seed=5, step=step, scale=0.5, writeback=True
+            ours, table, out, at, held, Encoding(seed=5, step=step, scale=0.5, writeback=True)
         )
         wants = reference.encode_batch(
             theirs, table, expected, at, state=wanted, seed=5, step=step, scale=0.5, writeback=True
@@ -149,7 +149,7 @@ def hops_agree(device, reference, rng, fed):
     reference.encode_batch(theirs, table, expected, at, state=wanted, **options)
     ours, out = put(x), put(np.zeros(room, np.uint8))
     incoming = Incoming(put(taken), at, sizes)
-    device.encode_batch(ours, table, out, at, held, **options, incoming=incoming)
+    device.encode_batch(ours, table, out, at, held, Encoding(**options, incoming=incoming))
     np.testing.assert_array_equal(get(out), expected, err_msg=f"{fed=}")
     np.testing.assert_array_equal(get(ours), theirs, err_msg=f"{fed=}")
     for name in held or {}:
@@ -168,7 +168,7 @@ def test_what_is_not_finite_is_written_back_as_it_is_decoded(name, fed, where):
     sizes = reference.encode_batch(x.copy(), table, taken := np.zeros(room, np.uint8), at)
     incoming = Incoming(put(taken), at, sizes) if fed else None
     ours, out = put(np.ones(total, np.float32) if fed else x), put(np.zeros(room, np.uint8))
-    used = device.encode_batch(ours, table, out, at, None, **options, incoming=incoming)
+    used = device.encode_batch(ours, table, out, at, None, Encoding(**options, incoming=incoming))
     decoded = put(get(ours).copy())
     device.decode_batch(out, table, at, used, decoded, add=False)
     np.testing.assert_array_equal(get(ours), get(decoded))
@@ -189,7 +189,7 @@ def test_16_bit_gradients_are_read_and_written(case, typed, reference, rng, wher
     table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     out = put(np.zeros(reference.payload_bytes(n), np.uint8))
     options = {"seed": 1, "step": 2, "scale": 1, "writeback": False}
-    used = device.encode_batch(put(raw), table, out, at, None, **options)
+    used = device.encode_batch(put(raw), table, out, at, None, Encoding(**options))
     expected = reference.encode(wide, seed=1, step=2)
     np.testing.assert_array_equal(get(out)[: int(get(used)[0])], expected)
     decoded = put(np.zeros(n, raw.dtype))
@@ -222,9 +222,7 @@ def test_what_is_not_finite_arrives_and_enters_no_state(typed, reference, rng, w
     table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     out, got = put(np.zeros(reference.payload_bytes(n), np.uint8)), put(np.zeros(n, np.float32))
     for values, arrives in ((x, True), (np.zeros(n, np.float32), False)):
-        used = device.encode_batch(
-            put(values), table, out, at, state, seed=0, step=0, scale=1, writeback=False
-        )
+        used = device.encode_batch(put(values), table, out, at, state, Encoding())
         device.decode_batch(out, table, at, used, got, add=False)
         assert np.isfinite(get(got)).all() != arrives
         assert all(np.isfinite(halves.read(get(s))).all() for s in state.values())
@@ -365,7 +363,7 @@ def test_functions_and_trits_are_those_of_the_reference(tmp_path, rng, where):
         table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
         out, y = put(np.zeros(reference.payload_bytes(n), np.uint8)), put(np.zeros(n, np.float32))
         options = {"seed": 0, "step": 0, "scale": 1, "writeback": False}
-        used = device.encode_batch(put(x), table, out, at, None, **options)
+        used = device.encode_batch(put(x), table, out, at, None, Encoding(**options))
         expected = reference.encode(x)
         np.testing.assert_array_equal(get(out), expected)
         device.decode_batch(out, table, at, used, y, add=False)
@@ -379,4 +377,4 @@ def test_pieces_of_one_tensor_do_not_share_a_state_on_a_device():
     out, x = np.zeros(5000, np.uint8), np.zeros(2 * n, np.float32)
     options = {"seed": 0, "step": 0, "scale": 1, "writeback": False}
     with pytest.raises(UsageError, match="separate calls"):
-        device.encode_batch(x, table, out, np.array([0, 2500]), state, **options)
+        device.encode_batch(x, table, out, np.array([0, 2500]), state, Encoding(**options))

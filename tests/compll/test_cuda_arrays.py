@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from compll.errors import SpecError, UsageError
+from compll.runtime.batches import Encoding
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 
 DRAWN = """
@@ -152,7 +153,7 @@ def test_draws_beyond_32_bits(offset, tmp_path, rng):
     ours, theirs = np.zeros((2, reference.payload_bytes(n)), np.uint8)
     options = {"seed": 2**64 - 3, "step": 9, "scale": 1.0, "writeback": True}
     decoded, wanted = x.copy(), x.copy()
-    device.encode_batch(decoded, table, ours, at, None, **options)
+    device.encode_batch(decoded, table, ours, at, None, Encoding(**options))
     reference.encode_batch(wanted, table, theirs, at, **options)
     np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(decoded, wanted)
@@ -165,7 +166,7 @@ def test_a_batch_without_pieces(tmp_path):
     options = {"seed": 0, "step": 0, "scale": 1, "writeback": True}
     state = {"heavy": x, "mean": np.zeros(1, np.float32)}
     for held in (None, state):
-        assert len(device.encode_batch(x, none, out, numbers, held, **options)) == 0
+        assert len(device.encode_batch(x, none, out, numbers, held, Encoding(**options))) == 0
     device.decode_batch(out, none, numbers, numbers, x, add=True)
 
 
@@ -176,7 +177,7 @@ def test_pieces_of_one_tensor_do_not_share_a_number(tmp_path):
     out, options = np.zeros(4000, np.uint8), {"seed": 0, "step": 0, "scale": 1, "writeback": False}
     x = np.zeros(n, np.float32)
     with pytest.raises(UsageError, match="separate calls"):
-        device.encode_batch(x, table, out, np.array([0, 2000]), state, **options)
+        device.encode_batch(x, table, out, np.array([0, 2000]), state, Encoding(**options))
 
 
 @pytest.mark.parametrize(
@@ -203,9 +204,9 @@ def test_a_matrix_without_room_is_told_as_by_the_reference(tmp_path):
     table, at, x = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64), np.zeros(n, np.float32)
     out, options = np.zeros(9, np.uint8), {"seed": 0, "step": 0, "scale": 1, "writeback": False}
     with pytest.raises(UsageError, match=r"a matrix of (4|500) x 4000002"):
-        device.encode_batch(x, table, out, at, None, **options)
+        device.encode_batch(x, table, out, at, None, Encoding(**options))
     with pytest.raises(UsageError, match=r"a matrix of (4|500) x 4000002"):
-        reference.backend.encode_batch(x, table, out, at, None, **options)
+        reference.backend.encode_batch(x, table, out, at, None, Encoding(**options))
 
 
 ROWS = """name: rowsign

@@ -11,6 +11,7 @@ from compll.backends.cuda import device as cuda_device
 from compll.backends.cuda import launch as cuda_launch
 from compll.backends.cuda import source as cuda_source
 from compll.errors import PayloadError, UsageError
+from compll.runtime.batches import Encoding
 from compll.runtime.codec import Codec
 from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
@@ -29,7 +30,7 @@ def round_trip(device, name, n, rng):
     table, out = np.array([[0, n, 0, 0, 0]]), np.zeros(reference.payload_bytes(n), np.uint8)
     x = rng.standard_normal(n).astype(np.float32)
     options = {"seed": 1, "step": 2, "scale": 1.0, "writeback": False}
-    used = device.encode_batch(x, table, out, AT, None, **options)
+    used = device.encode_batch(x, table, out, AT, None, Encoding(**options))
     expected = reference.encode(x, seed=1, step=2)
     np.testing.assert_array_equal(out[: used[0]], expected)
     y = np.zeros(n, np.float32)

@@ -7,6 +7,7 @@ import compll
 from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import source as cuda_source
 from compll.numerics import spectra
+from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.conftest import VARIANTS
 from tests.compll.cuda_host import HostDevice
@@ -37,7 +38,7 @@ def found(values, folder, width, threads=64):
     n = len(values)
     table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
     out, y = np.zeros(reference.payload_bytes(n), np.uint8), np.zeros(n, np.float32)
-    used = device.encode_batch(values, table, out, at, None, **OPTIONS)
+    used = device.encode_batch(values, table, out, at, None, Encoding(**OPTIONS))
     device.decode_batch(out, table, at, used, y, add=False)
     h = -(-n // width)
     r = min(h, width)
@@ -96,7 +97,7 @@ def test_atomo_takes_16_bit_gradients(gradient, rng):
     raw, wide = gradients_of_16_bits(rng, n, gradient)
     table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
     out = np.zeros(reference.payload_bytes(n), np.uint8)
-    device.encode_batch(raw, table, out, at, None, **OPTIONS)
+    device.encode_batch(raw, table, out, at, None, Encoding(**OPTIONS))
     wanted = reference.decode(reference.encode(wide, seed=5, step=1), n)
     assert near(reference.decode(out, n), wanted, np.abs(wanted).max())
 
@@ -114,7 +115,7 @@ def test_atomo_sends_what_the_reference_sends(params, rng):
     ours, theirs = x.copy(), x.copy()
     out, expected = np.zeros(room, np.uint8), np.zeros(room, np.uint8)
     options = OPTIONS | {"writeback": True}
-    used = device.encode_batch(ours, table, out, at, None, **options)
+    used = device.encode_batch(ours, table, out, at, None, Encoding(**options))
     wants = reference.encode_batch(theirs, table, expected, at, **options)
     assert used.tolist() == wants.tolist()
     assert near(ours, theirs, np.abs(theirs).max())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import compll
+from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.test_cuda import kernels
 
@@ -81,9 +82,7 @@ def test_cuda_puts_them_there_too(order, tmp_path):
     state, expected = reference.init_state(n), np.zeros(reference.payload_bytes(n), np.uint8)
     held = {name: one.copy() for name, one in state.items()}
     out, table, at = expected.copy(), np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
-    used = device.encode_batch(
-        x.copy(), table, out, at, held, seed=0, step=0, scale=1.0, writeback=False
-    )
+    used = device.encode_batch(x.copy(), table, out, at, held, Encoding())
     wants = reference.encode_batch(x, table, expected, at, state=state)
     assert used.tolist() == wants.tolist()
     assert np.array_equal(out[: used[0]], expected[: used[0]])

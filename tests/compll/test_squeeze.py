@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import compll
 from compll.backends.cpu import compaction, jit
 from compll.backends.cpu.tiles import TileKernels
+from compll.runtime.batches import Encoding
 from tests.compll.routines import stream
 from tests.tiers import first_fast
 
@@ -41,7 +42,7 @@ def test_selected_elements_are_put_together_in_order(at_once, group, tmp_path, m
         table, at = np.array([[0, len(x), 0, 0, 0]]), np.zeros(1, np.int64)
         out = np.zeros(codec.payload_bytes(len(x)), np.uint8)
         given_ = {"seed": 1, "step": 0, "scale": 1.0, "writeback": False}
-        kernels.encode_batch(x, table, out, at, None, **given_)
+        kernels.encode_batch(x, table, out, at, None, Encoding(**given_))
         count = int(hit.sum())
         words = out[: 4 + 8 * count].view(np.uint32)
         assert words[0] == count

@@ -7,6 +7,7 @@ import pytest
 import compll
 from compll.backends.cpu import compaction, float_bits, jit, storages
 from compll.backends.cpu.tiles import TileKernels
+from compll.runtime.batches import Encoding
 from tests.tiers import first_fast
 
 SIZES = (1, 100, 1024, 2048 + 77)
@@ -38,9 +39,7 @@ def encoded(kernels, codec, x, step):
     table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
     out, y = np.zeros(codec.payload_bytes(n), np.uint8), np.zeros(n, np.float32)
     state = codec.init_state(n) or None
-    used = kernels.encode_batch(
-        x, table, out, at, state, seed=5, step=step, scale=1.0, writeback=False
-    )
+    used = kernels.encode_batch(x, table, out, at, state, Encoding(5, step))
     kernels.decode_batch(out, table, at, used, y, add=False)
     return [out[: used[0]], y, *(state or {}).values()]
 
@@ -170,7 +169,7 @@ def test_a_selection_equals_the_reference(gradient, name, rng):
         out, y, added = np.zeros(sum(sizes), np.uint8), np.ones_like(x), np.ones_like(x)
         state = {name: before.copy() for name in codec.init_state(1)}
         used = backend.encode_batch(
-            x.copy(), table, out, at, state, seed=1, step=2, scale=0.5, writeback=False
+            x.copy(), table, out, at, state, Encoding(seed=1, step=2, scale=0.5, writeback=False)
         )
         backend.decode_batch(out, table, at, used, y, add=False)
         backend.decode_batch(out, table, at, used, added, add=True)
@@ -186,7 +185,7 @@ def test_a_position_outside_its_piece_is_refused_before_anything_is_written(rng)
     x = rng.standard_normal(2000).astype(np.float32)
     table, at = np.array([[0, 1000, 0, 0, 0], [1000, 1000, 1, 0, 1000]]), np.array([0, 80])
     out, y = np.zeros(160, np.uint8), np.ones_like(x)
-    used = kernels.encode_batch(x, table, out, at, None, seed=1, step=2, scale=1.0, writeback=False)
+    used = kernels.encode_batch(x, table, out, at, None, Encoding(1, 2))
     out[80:84] = np.frombuffer(np.uint32(1000).tobytes(), np.uint8)
     with pytest.raises(compll.PayloadError, match="outside the tensor of 1000"):
         kernels.decode_batch(out, table, at, used, y, add=False)
@@ -199,9 +198,7 @@ def test_a_damaged_stream_is_refused_as_by_the_reference_or_read_alike(place, rn
     x = np.where(rng.random(3000) < 0.01, 1, 0).astype(np.float32)
     table, at = np.array([[0, 3000, 0, 0, 0]]), np.zeros(1, np.int64)
     out = np.zeros(codec.payload_bytes(3000), np.uint8)
-    used = kernels.encode_batch(
-        x.copy(), table, out, at, None, seed=1, step=2, scale=1.0, writeback=False
-    )
+    used = kernels.encode_batch(x.copy(), table, out, at, None, Encoding(1, 2))
     for value in (0, 127, 128, 255):
         damaged = out.copy()
         damaged[place] = value

@@ -21,7 +21,7 @@ from compll.ir.tile_text import text
 from compll.numerics.types import F32, I64, U8
 from compll.passes import lower
 from compll.runtime.arrays import HostArrays
-from compll.runtime.batches import Incoming, State
+from compll.runtime.batches import Encoding, State
 
 
 class TileKernels:
@@ -81,38 +81,27 @@ class TileKernels:
         return self.rows.of(name, self.by_name[name].statics, table, step, most)
 
     def encode_batch(
-        self,
-        x: F32,
-        table: I64,
-        out: U8,
-        at: I64,
-        state: State | None,
-        *,
-        seed: int,
-        step: int,
-        scale: float,
-        writeback: bool,
-        incoming: Incoming | None = None,
-        most: I64 | None = None,
+        self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding
     ) -> I64:
         """Encode all pieces in one call."""
         if state is None and self.module.updates:
             state, table = fresh(self.module, table)
         fed = state is not None and bool(self.module.states)
-        kind = "cut_" if most is not None else "hop_" if incoming is not None else ""
+        incoming = how.incoming
+        kind = "cut_" if how.most is not None else "hop_" if incoming is not None else ""
         name = kind + ("encode_feed" if fed else "encode")
         states = [state[s.name] for s in self.by_name[name].states] if state is not None else []
-        back = writeback and self.by_name[name].writes_back
+        back = how.writeback and self.by_name[name].writes_back
         used = np.zeros(len(table), np.int64)
         given = {
             "x": x, "table": table, "rows": len(table), "payload": out, "at": at, "used": used,
-            "statics": self.statics(name, table, step, most), "seed": signed(seed), "step": step,
-            "scale": scale, "back": back,
+            "statics": self.statics(name, table, how.step, how.most), "seed": signed(how.seed),
+            "step": how.step, "scale": how.scale, "back": back,
         }  # fmt: skip
         if incoming is not None:
             given |= {"data": incoming.payload, "data_at": incoming.at, "data_used": incoming.used}
         self.call(name, given, states)
-        if writeback and not back:
+        if how.writeback and not back:
             self.decode_batch(out, table, at, used, x, add=False)
         elif back and self.module.status:
             self.write_told(x, table, out, at, used)

@@ -14,7 +14,7 @@ import numpy as np
 from compll.backends.cuda.launch import KEPT, Launching
 from compll.ir.rounds import Before, rounds
 from compll.numerics.types import I64
-from compll.runtime.batches import Incoming
+from compll.runtime.batches import Encoding
 
 
 class ArrayKernels(Launching):
@@ -47,31 +47,18 @@ class ArrayKernels(Launching):
         self.shared.clear()
 
     def encode_batch(
-        self,
-        x: Any,
-        table: I64,
-        out: Any,
-        at: I64,
-        state: Mapping[str, Any] | None,
-        *,
-        seed: int,
-        step: int,
-        scale: float,
-        writeback: bool,
-        incoming: Incoming | None = None,
+        self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, how: Encoding
     ) -> Any:
         """Encode all pieces, with themselves as the only rank; used bytes, int64 [m], on the device."""
-        assert incoming is None
+        assert how.incoming is None
         fed = state is not None and bool(self.module.states)
         name = "feed" if fed else "encode"
         b = self.batch(name, table)
         held = self.states(name, state if fed else None, table)
-        args = self.encode_args(
-            name, b, x, out, self.place(at), seed=seed, step=step, scale=scale, back=writeback
-        )
+        args = self.encode_args(name, b, x, out, self.place(at), how)
         self.run(name, b, (*args, *held), self.device.dtype(x))
-        if writeback and not fed:
-            self.decode_batch(out, table, at, b.used, x, add=False, step=step)
+        if how.writeback and not fed:
+            self.decode_batch(out, table, at, b.used, x, add=False, step=how.step)
         return b.used
 
     def decode_batch(
@@ -131,7 +118,7 @@ class ArrayKernels(Launching):
         b = self.batch(name, table)
         pairs = ((payload, self.place(begins)) for payload, begins in sums)
         args = (
-            *self.encode_args(name, b, x, out, at, seed=seed, step=step), np.float32(workers),
+            *self.encode_args(name, b, x, out, at, Encoding(seed, step)), np.float32(workers),
             *(value for pair in pairs for value in pair), *self.states(name, state, table),
         )  # fmt: skip
         self.run(name, b, args, self.device.dtype(x))

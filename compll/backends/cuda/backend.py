@@ -15,6 +15,7 @@ is interrupted; graphs captured before must be captured anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from compll.ir.module import Module
 from compll.ir.static import Number
 from compll.numerics.types import I64
 from compll.passes import lower
-from compll.runtime.batches import Incoming
+from compll.runtime.batches import Encoding
 
 
 class Kernels(Launching):
@@ -57,31 +58,17 @@ class Kernels(Launching):
             self.hop_kernels.forget()
 
     def encode_batch(
-        self,
-        x: Any,
-        table: I64,
-        out: Any,
-        at: I64,
-        state: Mapping[str, Any] | None,
-        *,
-        seed: int,
-        step: int,
-        scale: float,
-        writeback: bool,
-        incoming: Incoming | None = None,
-        most: I64 | None = None,
+        self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, how: Encoding
     ) -> Any:
         """Encode all pieces; used bytes, int64 [m] in device memory."""
         if state is None and self.module.updates:
             state, table = self.fresh(table)
         # What is not finite is known, by the status byte, when x has been written back.
         written = self.source.plans[self.plan_of(state)].writes_back and not self.module.status
-        back = writeback and written
-        launch = self if incoming is None else self.hop()
-        used = launch.launch_encode(
-            x, table, out, at, state, seed, step, scale, back, incoming, most
-        )
-        if writeback and not back:
+        back = how.writeback and written
+        launch = self if how.incoming is None else self.hop()
+        used = launch.launch_encode(x, table, out, at, state, replace(how, writeback=back))
+        if how.writeback and not back:
             self.decode_batch(out, table, at, used, x, add=False)
         return used
 
@@ -90,17 +77,13 @@ class Kernels(Launching):
         return "encode" if state is None or "feed" not in self.source.plans else "feed"
 
     def launch_encode(
-        self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, seed: int,
-        step: int, scale: float, writeback: bool, incoming: Incoming | None = None,
-        most: I64 | None = None,
-    ) -> Any:  # fmt: skip
+        self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, how: Encoding
+    ) -> Any:
         name = self.plan_of(state)
         b = self.batch(name, table)
+        incoming = how.incoming
         taken = () if incoming is None else (incoming.payload, self.place(incoming.at))
-        args = self.encode_args(
-            name, b, x, out, self.place(at), seed=seed, step=step, scale=scale, back=writeback,
-            most=most,
-        )  # fmt: skip
+        args = self.encode_args(name, b, x, out, self.place(at), how)
         self.run(name, b, (*args, *taken, *self.states(name, state, table)), self.device.dtype(x))
         return b.used
 

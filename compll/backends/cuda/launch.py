@@ -22,6 +22,7 @@ from compll.ir.layout import payload_bytes
 from compll.ir.module import Module
 from compll.ir.static import Number, evaluate
 from compll.numerics.types import I64
+from compll.runtime.batches import Encoding
 
 #: tables, and numbers, whose device side is kept; more than those of the layers of a large model
 KEPT = 1024
@@ -147,14 +148,13 @@ class Launching:
         return x, b.table, b.first, b.item_at, np.int32(b.pieces)
 
     def encode_args(
-        self, name: str, b: Batch, x: Any, out: Any, at: Any, *, seed: int, step: int,
-        scale: float = 1.0, back: bool = False, most: I64 | None = None,
-    ) -> tuple[Any, ...]:  # fmt: skip
+        self, name: str, b: Batch, x: Any, out: Any, at: Any, how: Encoding
+    ) -> tuple[Any, ...]:
         """What kernels of an encode, or of a round, are given; then come states and scratch."""
         return (
-            *self.begin(x, b), out, at, self.statics(name, b.lengths, step, most),
-            np.uint64(seed & MASK), np.uint64(step & MASK), self.tick, np.float32(scale),
-            np.int32(back), b.used,
+            *self.begin(x, b), out, at, self.statics(name, b.lengths, how.step, how.most),
+            np.uint64(how.seed & MASK), np.uint64(how.step & MASK), self.tick,
+            np.float32(how.scale), np.int32(how.writeback), b.used,
         )  # fmt: skip
 
     def decode(

@@ -15,7 +15,7 @@ from compll.ir.static import Number
 from compll.numerics.matrices import Algebra
 from compll.numerics.types import F32, I64, U8
 from compll.runtime.arrays import HostArrays
-from compll.runtime.batches import Incoming, State, views
+from compll.runtime.batches import Encoding, State, views
 
 
 class ArrayKernels:
@@ -39,34 +39,24 @@ class ArrayKernels:
         return self.make(self.module, self.params, n, self.algebra, **place)
 
     def encode_batch(
-        self,
-        x: F32,
-        table: I64,
-        out: U8,
-        at: I64,
-        state: State | None,
-        *,
-        seed: int,
-        step: int,
-        scale: float,
-        writeback: bool,
-        incoming: Incoming | None = None,
+        self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding
     ) -> I64:
         """Encode every piece by itself, with itself as the only rank."""
-        assert incoming is None
+        assert how.incoming is None
         used = np.zeros(len(table), np.int64)
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             if length == 0:
                 continue
             states = views(self.module, state, first, length, tensor)
             piece = x[start : start + length]
-            run = self.run(length, seed=seed, step=step, tensor=tensor, offset=offset)
+            place = {"step": how.step, "tensor": tensor, "offset": offset}
+            run = self.run(length, seed=how.seed, **place)
             with np.errstate(all="ignore"):
-                run.begin(piece, states, scale)
+                run.begin(piece, states, how.scale)
                 payload = pieces.written(run, run.given)
-                if states is not None or writeback:
-                    decoder = self.run(length, step=step, tensor=tensor, offset=offset)
-                    run.finish(piece, states, decoder.ready(payload), write=writeback)
+                if states is not None or how.writeback:
+                    decoded = self.run(length, **place).ready(payload)
+                    run.finish(piece, states, decoded, write=how.writeback)
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)
         return used

@@ -19,7 +19,7 @@ from compll.numerics.matrices import NUMPY
 from compll.numerics.types import F32, I64, U8
 from compll.passes import schedule as passes
 from compll.runtime.arrays import HostArrays
-from compll.runtime.batches import Incoming, State, views
+from compll.runtime.batches import Encoding, State, views
 
 
 class Kernels:
@@ -33,22 +33,10 @@ class Kernels:
         self.early = passes.early(module)
 
     def encode_batch(
-        self,
-        x: F32,
-        table: I64,
-        out: U8,
-        at: I64,
-        state: State | None,
-        *,
-        seed: int,
-        step: int,
-        scale: float,
-        writeback: bool,
-        incoming: Incoming | None = None,
-        most: I64 | None = None,
+        self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding
     ) -> I64:
         """Encode piece after piece."""
-        assert incoming is None
+        assert how.incoming is None
         used = np.zeros(len(table), np.int64)
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             states = views(self.module, state, first, length, tensor)
@@ -57,14 +45,11 @@ class Kernels:
                 self.params,
                 x[start : start + length],
                 states,
-                seed=seed,
-                step=step,
+                how,
                 tensor=tensor,
                 offset=offset,
-                scale=scale,
-                writeback=writeback,
                 early=self.early,
-                most=None if most is None else int(most[i]),
+                most=None if how.most is None else int(how.most[i]),
             )
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)

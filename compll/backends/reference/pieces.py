@@ -18,6 +18,7 @@ from compll.ir.static import Number
 from compll.numerics import halves, matrices
 from compll.numerics.types import F32, U8
 from compll.passes import feedback
+from compll.runtime.batches import Encoding
 
 
 def encode(
@@ -25,22 +26,20 @@ def encode(
     params: Mapping[str, Number],
     x: F32,
     states: dict[str, NDArray[Any]] | None,
+    how: Encoding,
     *,
-    seed: int,
-    step: int,
     tensor: int,
     offset: int,
-    scale: float,
-    writeback: bool,
     early: tuple[str, ...] = (),
     most: int | None = None,
 ) -> U8:
     """Encode one piece: x and states are views that are updated in place."""
-    run = Run(module, params, len(x), seed=seed, step=step, tensor=tensor, offset=offset, most=most)
+    place = {"seed": how.seed, "step": how.step, "tensor": tensor, "offset": offset}
+    run = Run(module, params, len(x), **place, most=most)
     if len(x) == 0:
         return np.zeros(0, np.uint8)
     with np.errstate(all="ignore"):
-        return _encode(run, x, states, np.float32(scale), writeback, early)
+        return _encode(run, x, states, np.float32(how.scale), how.writeback, early)
 
 
 def _encode(

@@ -17,6 +17,7 @@ import compll
 from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import source as cuda_source
 from compll.errors import PayloadError, SpecError
+from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
 
@@ -45,9 +46,7 @@ def run(spec: str, rng: np.random.Generator) -> bool:
         # exactly as long as promised: the sanitizer sees the first byte beyond
         out = np.zeros(codec.payload_bytes(n), np.uint8)
         state = codec.init_state(n)
-        used = device.encode_batch(
-            x, table, out, at, state, seed=1, step=1, scale=1, writeback=True
-        )
+        used = device.encode_batch(x, table, out, at, state, Encoding(1, 1, writeback=True))
         good = out[: int(used[0])].copy()
         if codec.rounds:
             rounds(device, codec, x, state)

@@ -5,6 +5,7 @@ import numpy as np
 import compll
 from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import source as cuda_source
+from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
 
@@ -37,7 +38,7 @@ def pieces_equal(text, folder, values, step=3, lengths=SIZES, writeback=False, *
         device.device.descending = turn == 1
         ours, theirs = np.zeros(sum(sizes), np.uint8), np.zeros(sum(sizes), np.uint8)
         mine, its = x.copy(), x.copy()
-        used = device.encode_batch(mine, table, ours, at, held, **options)
+        used = device.encode_batch(mine, table, ours, at, held, Encoding(**options))
         wants = reference.encode_batch(its, table, theirs, at, state=wanted, **options)
         np.testing.assert_array_equal(mine, its)
         assert used.tolist() == wants.tolist()
