@@ -30,7 +30,7 @@ class Incoming(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a batch's pieces are encoded; see Codec.encode_batch.
+    """How a batch's pieces are encoded; see Codec.encode_batch, and encode_round.
 
     most: int64 [m], elements that each filter may keep of a piece; see ir/capacity.py.
     """
@@ -41,6 +41,7 @@ class Encoding:
     writeback: bool = False
     incoming: Incoming | None = None
     most: I64 | None = None
+    workers: int = 1
 
 
 def views(
@@ -98,22 +99,11 @@ class ArrayBackend(Protocol):
         at: I64,
         before: Before,
         state: State | None,
-        *,
-        workers: int,
-        seed: int,
-        step: int,
+        how: Encoding,
     ) -> I64:
         """Encode what a round adds up."""
 
     def decode_rounds(
-        self,
-        x: Any,
-        table: I64,
-        sums: Before,
-        state: State | None,
-        *,
-        workers: int,
-        seed: int,
-        step: int,
+        self, x: Any, table: I64, sums: Before, state: State | None, how: Encoding
     ) -> None:
         """Decode what all rounds added up, update the states."""

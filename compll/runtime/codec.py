@@ -311,9 +311,9 @@ class Codec:
         if reason := self.refuses_workers(workers):
             raise UsageError(f"{self.name}: {reason}")
         seed, step = self._given.seed(seed), self._given.step(step)
-        return cast(ArrayBackend, self.backend).encode_round(
-            number, x, table, out, at, before, state, workers=workers, seed=seed, step=step
-        )
+        how = Encoding(seed, step, workers=workers)
+        backend = cast(ArrayBackend, self.backend)
+        return backend.encode_round(number, x, table, out, at, before, state, how)
 
     @on_stream
     def decode_rounds(
@@ -331,9 +331,8 @@ class Codec:
         state, sums = self._states(state), self._before(sums)
         x = self._check_rounds(x, table, state, sums, len(self.rounds), write=True)
         workers, seed = self._given.workers(workers), self._given.seed(seed)
-        cast(ArrayBackend, self.backend).decode_rounds(
-            x, table, sums, state, workers=workers, seed=seed, step=self._given.step(step)
-        )
+        how = Encoding(seed, self._given.step(step), workers=workers)
+        cast(ArrayBackend, self.backend).decode_rounds(x, table, sums, state, how)
 
     def raise_found(self) -> None:
         """Raise PayloadError where an earlier decode_batch met a bad payload, and did not wait: on

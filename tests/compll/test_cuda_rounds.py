@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import compll
+from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.conftest import CASES, costing
 from tests.compll.test_cuda import WHERE, gradients_of_16_bits, kernels, pieces
@@ -54,9 +55,8 @@ class World:
                 )
             out = self.put(np.zeros(sent.shape[1], np.uint8))
             state = self.held if fed else None
-            got = self.device.encode_round(
-                number, mine, self.table, out, at, given, state, **options
-            )
+            how = Encoding(**options)
+            got = self.device.encode_round(number, mine, self.table, out, at, given, state, how)
             assert self.get(got).tolist() == used.tolist()
             self.payloads_equal(one, self.get(out), sent[0], at)
             sums.append((self.combined(one, sent, at), at))
@@ -64,7 +64,8 @@ class World:
         for rank, x in enumerate(self.x):
             state = self.states[rank] if fed else None
             self.codec.decode_rounds(x, self.table, sums, state=state, **options)
-        self.device.decode_rounds(mine, self.table, given, self.held if fed else None, **options)
+        state = self.held if fed else None
+        self.device.decode_rounds(mine, self.table, given, state, Encoding(**options))
         return self.get(mine)
 
     def payloads_equal(self, one, found, wanted, at):

@@ -77,48 +77,37 @@ class ArrayKernels(Launching):
         at: I64,
         before: Before,
         state: Mapping[str, Any] | None,
-        *,
-        workers: int,
-        seed: int,
-        step: int,
+        how: Encoding,
     ) -> Any:
         """What a round adds up, for every piece; see Codec.encode_round."""
         name = f"round{number}{self.feeds(state)}"
-        given = (out, self.place(at), before[:number], workers)
-        self.round(name, x, table, given, state, seed, step)
+        given = (out, self.place(at), before[:number])
+        self.round(name, x, table, given, state, how)
         one = rounds(self.module)[number]
         found = [one.payload_bytes(n) for n in table[:, 1].tolist()]
         return self.place(np.array(found, np.int64))
 
     def decode_rounds(
-        self,
-        x: Any,
-        table: I64,
-        sums: Before,
-        state: Mapping[str, Any] | None,
-        *,
-        workers: int,
-        seed: int,
-        step: int,
+        self, x: Any, table: I64, sums: Before, state: Mapping[str, Any] | None, how: Encoding
     ) -> None:
         """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
-        given = (None, None, sums[: len(self.module.rounds)], workers)
-        self.round(f"rounds{self.feeds(state)}", x, table, given, state, seed, step)
+        given = (None, None, sums[: len(self.module.rounds)])
+        self.round(f"rounds{self.feeds(state)}", x, table, given, state, how)
 
     def feeds(self, state: Mapping[str, Any] | None) -> str:
         """What the names of plans with states end with."""
         return "_feed" if state is not None and self.module.states else ""
 
     def round(
-        self, name: str, x: Any, table: I64, given: tuple[Any, Any, Before, int],
-        state: Mapping[str, Any] | None, seed: int, step: int,
+        self, name: str, x: Any, table: I64, given: tuple[Any, Any, Before],
+        state: Mapping[str, Any] | None, how: Encoding,
     ) -> None:  # fmt: skip
-        """Run a plan. given: a payload and where pieces begin in it; the sums of rounds; workers."""
-        out, at, sums, workers = given
+        """Run a plan. given: a payload and where pieces begin in it; the sums of rounds."""
+        out, at, sums = given
         b = self.batch(name, table)
         pairs = ((payload, self.place(begins)) for payload, begins in sums)
         args = (
-            *self.encode_args(name, b, x, out, at, Encoding(seed, step)), np.float32(workers),
+            *self.encode_args(name, b, x, out, at, how), np.float32(how.workers),
             *(value for pair in pairs for value in pair), *self.states(name, state, table),
         )  # fmt: skip
         self.run(name, b, args, self.device.dtype(x))

@@ -87,45 +87,34 @@ class ArrayKernels:
         at: I64,
         before: Before,
         state: State | None,
-        *,
-        workers: int,
-        seed: int,
-        step: int,
+        how: Encoding,
     ) -> I64:
         """What a round adds up, for every piece; see Codec.encode_round."""
         used = np.zeros(len(table), np.int64)
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             if length == 0:
                 continue
-            run = self.run(length, seed=seed, step=step, tensor=tensor, offset=offset)
+            run = self.run(length, seed=how.seed, step=how.step, tensor=tensor, offset=offset)
             states = views(self.module, state, first, length, tensor)
             with np.errstate(all="ignore"):
                 run.begin(x[start : start + length], states, 1.0)
-                run.combined = self.combined(before, i, length, workers)
+                run.combined = self.combined(before, i, length, how.workers)
                 payload = run.stored(self.rounds[number].field)
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)
         return used
 
     def decode_rounds(
-        self,
-        x: F32,
-        table: I64,
-        sums: Before,
-        state: State | None,
-        *,
-        workers: int,
-        seed: int,
-        step: int,
+        self, x: F32, table: I64, sums: Before, state: State | None, how: Encoding
     ) -> None:
         """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             if length == 0:
                 continue
             piece = x[start : start + length]
-            place = {"seed": seed, "step": step, "tensor": tensor, "offset": offset}
+            place = {"seed": how.seed, "step": how.step, "tensor": tensor, "offset": offset}
             decoder, run = self.run(length, **place), self.run(length, **place)
-            run.combined = self.combined(sums, i, length, workers)
+            run.combined = self.combined(sums, i, length, how.workers)
             decoder.inputs.update(run.combined)
             states = views(self.module, state, first, length, tensor)
             with np.errstate(all="ignore"):

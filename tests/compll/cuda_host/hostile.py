@@ -60,12 +60,12 @@ def rounds(
 ) -> None:
     """All rounds of two ranks, both of them this one."""
     n, at, sums = len(x), np.zeros(1, np.int64), []
-    table, options = np.array([[0, n, 0, 0, 0]], np.int64), {"workers": 2, "seed": 0, "step": 1}
+    table, how = np.array([[0, n, 0, 0, 0]], np.int64), Encoding(step=1, workers=2)
     for number, one in enumerate(codec.rounds):
         out = np.zeros(one.payload_bytes(n), np.uint8)
-        device.encode_round(number, x, table, out, at, sums, state, **options)
+        device.encode_round(number, x, table, out, at, sums, state, how)
         sums.append((out, at))
-    device.decode_rounds(x, table, sums, state, **options)
+    device.decode_rounds(x, table, sums, state, how)
 
 
 def broken(good: np.ndarray, rng: np.random.Generator, fixed: bool) -> list[np.ndarray]:
