@@ -207,8 +207,7 @@ class Norms:
 
 def _finite(gradient: torch.Tensor) -> torch.Tensor:
     """A copy; zeros of one with a NaN or infinity, such as a GradScaler's optimizer leaves out."""
-    ends = torch.stack(torch.aminmax(gradient))
-    return torch.where(ends.isfinite().all(), gradient, 0.0)
+    return gradient.masked_fill(~gradient.isfinite().all(), 0.0)
 
 
 def roundtrip(codec: Codec, gradient: torch.Tensor) -> torch.Tensor:

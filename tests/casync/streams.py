@@ -112,7 +112,7 @@ class FakeEvent:
                 schedule.changed.wait_for(lambda: self.reached >= wanted or schedule.broken, HANG)
             else:
                 self.schedule.run(lambda: self.reached >= wanted)
-        assert self.reached >= wanted, "nothing brings this event about"
+        assert self.reached >= wanted, f"nothing brings this about: {self.schedule.broken!r}"
 
 
 class FakeMoment:

@@ -40,7 +40,9 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
     """Gloo tries five times for as long, and longer where the job's store is silent. One rank is
     connected: gloo waits for each pair apart."""
     released = threading.Event()
-    monkeypatch.setattr(dist, "ProcessGroupGloo", lambda _, rank, *__: rank == 3 or released.wait())
+    monkeypatch.setattr(
+        dist, "ProcessGroupGloo", lambda _, rank, *__: released if rank == 3 else released.wait()
+    )
     store, found = dist.HashStore(), []
     *waiting, connected = [
         Meeting(Board(store, rank, (3, 5, 8, 9), "here"), 2) for rank in (0, 1, 3)
