@@ -106,25 +106,32 @@ class Curve:
 
 
 def train(
-    workload: Workload, average: Average, model: nn.Module, seed: int, steps: int, ranks: int
+    workload: Workload,
+    average: Average,
+    model: nn.Module,
+    seed: int,
+    steps: int,
+    ranks: Sequence[int],
 ) -> Curve:
-    """Trains `model`, which the seed made, and tells the loss that counts."""
+    """Trains `model`, which the seed made, on what these ranks get, and tells the loss that counts.
+
+    `average` is given their gradients in this order."""
     curve = Curve()
     parameters = list(model.parameters())
-    gradients = [torch.empty(sum(p.numel() for p in parameters)) for _ in range(ranks)]
+    gradients = [torch.empty(sum(p.numel() for p in parameters)) for _ in ranks]
     optimizer = workload.training.make(parameters)
     schedule = LinearLR(optimizer, 1.0, 0.0 if workload.decays else 1.0, steps)
     for step in range(steps):
         losses = [
-            _backward(model, workload.batch(seed, rank, step), gradients[rank])
-            for rank in range(ranks)
+            _backward(model, workload.batch(seed, rank, step), gradient)
+            for rank, gradient in zip(ranks, gradients, strict=True)
         ]
         curve.sent += average(gradients, step)
         _hand_out(gradients[0], parameters)
         nn.utils.clip_grad_norm_(parameters, workload.training.clip)
         optimizer.step()
         schedule.step()
-        curve.losses.append(sum(losses) / ranks)
+        curve.losses.append(sum(losses) / len(ranks))
     held_out = workload.held_out
     last = statistics.fmean(curve.losses[-FINAL:])
     curve.final = last if held_out is None else evaluate(model, held_out())

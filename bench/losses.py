@@ -4,8 +4,9 @@
     python -m bench.losses --workload gpt --steps 200 --method topk:ratio=0.01 --seeds 3
 
 Ranks are imitated in one process (bench/loss_ranks.py), on one thread: a cell takes seconds to
-minutes on one core. Cells are lines of losses.jsonl, so that a run that was stopped goes on where
-it was. `python -m bench.spec_table` then makes the tables and the evidence that hipress reads.
+minutes on one core. Those of PyTorch's hooks are processes (bench/loss_hooks.py). Cells are lines
+of losses.jsonl, so that a run that was stopped goes on where it was. `python -m bench.spec_table`
+then makes the tables and the evidence that hipress reads.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from bench.loss_cells import CELLS, FP32, Cell, read
+from bench import loss_hooks
+from bench.loss_cells import BASELINES, CELLS, FP32, Cell, read
 from bench.loss_ranks import Compressed, Curve, fp32, train
 from bench.loss_workloads import WORKLOADS
 from hipress.demo import methods as methods_
 from hipress.demo.report import FINAL
 
 RANKS = 2
+#: PyTorch's own methods, and what `hipress demo` calls them
+HOOKS = {ours: name for name, ours in BASELINES.items() if ours != FP32}
 #: by value: what auto or a user would take first
 METHODS = (
     *(FP32, "int4_group", "int3_group", "tern_group", "onebit_group", "powersgd:rank=4"),
-    *("bf16", "topk:ratio=0.01", "dgc:ratio=0.01", "terngrad", "int8_group", "qsgd", "natural"),
-    *("fp16", "none"),
+    *("bf16", "torch-powersgd:rank=4", "topk:ratio=0.01", "dgc:ratio=0.01", "terngrad"),
+    *("int8_group", "qsgd", "natural", "fp16", "none"),
 )
 
 
@@ -44,12 +48,14 @@ def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int
     """One training run, and the number of parameters."""
     chosen = WORKLOADS[workload]
     model = chosen.build(seed)
+    numel = sum(p.numel() for p in model.parameters())
+    if method in HOOKS:
+        return loss_hooks.curve(workload, HOOKS[method], seed, steps, RANKS), numel
     average: Any = nullcontext(fp32)
     if method != FP32:
         average = Compressed(model, methods_.parse(f"hipress:{method}"), RANKS, seed)
     with average as mean:
-        found = train(chosen, mean, model, seed, steps, RANKS)
-    return found, sum(p.numel() for p in model.parameters())
+        return train(chosen, mean, model, seed, steps, range(RANKS)), numel
 
 
 def measure(workload: str, method: str, seed: int, steps: int, data: str) -> Cell:
@@ -102,7 +108,8 @@ def main(
     """Measures the cells that are not recorded."""
     methods = method or METHODS
     try:
-        methods_.check(methods_.parse(f"hipress:{each}") for each in methods if each != FP32)
+        ours = (each for each in methods if each not in BASELINES.values())
+        methods_.check(methods_.parse(f"hipress:{each}") for each in ours)
         for name in workload or ():
             if name not in WORKLOADS:
                 raise ValueError(f"unknown workload {name!r}; choose from: {', '.join(WORKLOADS)}")

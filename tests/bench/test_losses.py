@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench import loss_cells, loss_tables, losses
+from bench import loss_cells, loss_hooks, loss_tables, losses
 from bench.loss_cells import Cell
 from bench.loss_ranks import Compressed, fp32, train
 from bench.loss_workloads import WORKLOADS
@@ -29,10 +29,10 @@ def trained(method, steps=12, seed=1, workload=DIGITS):
     """The curve, and the parameters at the end."""
     model = workload.build(seed)
     if method == "fp32":
-        found = train(workload, fp32, model, seed, steps, 2)
+        found = train(workload, fp32, model, seed, steps, range(2))
     else:
         with Compressed(model, methods.parse(f"hipress:{method}"), 2, seed) as average:
-            found = train(workload, average, model, seed, steps, 2)
+            found = train(workload, average, model, seed, steps, range(2))
     return found, [p.detach().clone() for p in model.parameters()]
 
 
@@ -91,6 +91,19 @@ def test_imitated_ranks_are_real_ranks_bit_by_bit(method):
     found, _ = trained(method, 6, workload=WORKLOADS["lstm-sgd"])
     assert found.losses == real.losses
     assert found.sent / 6 == pytest.approx(real.payload_bytes)
+
+
+@pytest.mark.slow
+def test_ranks_of_hooks_train_as_imitated_ones_do():
+    """Without a hook bit by bit; PowerSGD begins with two steps without, and then sends less."""
+    plain, _ = trained("fp32")
+    ddp, powersgd = (loss_hooks.curve("digits", m, 1, 12, 2) for m in ("ddp-fp32", "powersgd"))
+    assert ddp == plain
+    same = [a == b for a, b in zip(powersgd.losses, plain.losses, strict=True)]
+    assert same[:3] == [True] * 3
+    assert not any(same[3:])
+    assert powersgd.losses[-1] == pytest.approx(plain.losses[-1], rel=0.1)
+    assert powersgd.sent < plain.sent / 3
 
 
 def test_a_cell_that_is_there_is_not_run_again(tmp_path, monkeypatch):

@@ -1,0 +1,63 @@
+"""What PyTorch's own hooks do to the loss: a DistributedDataParallel on each of so many processes
+over gloo, since a hook takes what only DDP makes."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
+
+from bench.loss_ranks import Curve, train
+from bench.loss_workloads import WORKLOADS
+from hipress.demo import methods
+from hipress.demo.synchronize import synchronize
+
+#: that a rank waits for another
+TIMEOUT = timedelta(minutes=5)
+
+
+def curve(workload: str, method: str, seed: int, steps: int, ranks: int) -> Curve:
+    """One training run by a method of `hipress demo`; the error of the first rank that failed."""
+    with TemporaryDirectory() as folder:
+        arguments = (ranks, workload, method, seed, steps, folder)
+        start_processes(_rank, arguments, ranks)  # type: ignore[no-untyped-call]
+        found: list[Curve] = [
+            torch.load(_result(folder, rank), weights_only=False) for rank in range(ranks)
+        ]
+    by_step = zip(*(each.losses for each in found), strict=True)
+    final = statistics.fmean(each.final for each in found)
+    return Curve([statistics.fmean(losses) for losses in by_step], found[0].sent, final)
+
+
+def _rank(
+    rank: int, ranks: int, workload: str, method: str, seed: int, steps: int, folder: str
+) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=TIMEOUT
+    )
+    chosen = WORKLOADS[workload]
+    synchronized = synchronize(chosen.build(seed), methods.parse(method))
+    found = train(chosen, _by_ddp, synchronized.module, seed, steps, [rank])
+    found.sent = synchronized.sent(steps)
+    torch.save(found, _result(folder, rank))
+    dist.destroy_process_group()
+
+
+def _by_ddp(gradients: Sequence[Tensor], step: int) -> float:
+    """The hook has averaged in the backward pass, and counts bytes itself."""
+    return 0.0
+
+
+def _result(folder: str, rank: int) -> Path:
+    return Path(folder) / f"{rank}.pt"
