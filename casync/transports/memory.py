@@ -124,6 +124,8 @@ class MemoryTransport:
         with self._hub.changed:
             given = self._hub.sums[group, number]
             given[self._rank] = data.clone()
+            if len(given) == len(group):  # who waits holds it
+                del self._hub.sums[group, number]
             self._hub.changed.notify_all()
 
         def attempt() -> int | None:

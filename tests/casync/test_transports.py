@@ -149,6 +149,15 @@ def test_both_ends_may_ask_for_a_mailbox_at_once():
     assert into.item() == 7
 
 
+def test_a_hub_keeps_no_sum_that_all_have_posted():
+    hub = Hub(2)
+    ends = hub.endpoints()
+    for _ in range(3):
+        handles = [end.post_reduce(torch.ones(1), range(2)) for end in ends]
+        assert [handle.wait(HANG) for handle in handles] == [-1, -1]
+    assert not hub.sums
+
+
 def test_some_ranks_reduce_without_the_others(make):
     """Groups that overlap, each in its own order; gloo connects as the members first meet."""
     ends = make(4)
