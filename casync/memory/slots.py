@@ -33,10 +33,6 @@ class Slot:
     checksums an int64 comes before that mark: the CRC-32 of all that follows it.
     """
 
-    __slots__ = (
-        "_buffer", "_front", "_mark", "_squeezed", "_whole", "_wire", "array", "contents",
-        "layout", "source", "tensor", "travels",
-    )  # fmt: skip
     exact = False  # see Buffer
 
     def __init__(

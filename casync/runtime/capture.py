@@ -24,7 +24,7 @@ from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.runtime.counters import Counters
 from casync.runtime.jobs import Job
-from casync.runtime.lanes import Lanes
+from casync.runtime.streams import StreamLanes
 
 __all__ = ["Captures"]
 
@@ -48,7 +48,7 @@ class _Graph:
 class Captures:
     """Those of an executor's programs. See [Note: capture]."""
 
-    def __init__(self, memory: Memory, lanes: Lanes, counters: Counters) -> None:
+    def __init__(self, memory: Memory, lanes: StreamLanes, counters: Counters) -> None:
         self._memory, self._lanes, self._counters = memory, lanes, counters
         # not by Prepared, which a graph's job keeps: it would never end
         self._graphs: WeakKeyDictionary[Program, _Graph] = WeakKeyDictionary()

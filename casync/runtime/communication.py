@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias, cast
 
@@ -13,7 +14,7 @@ from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.memory.slots import Slot, StagedSlot
 from casync.runtime.jobs import Job
 from casync.runtime.lanes import Owner
-from casync.runtime.watch import Posted, Watch
+from casync.runtime.watch import Posted, watch
 from casync.transports import Handle, Transport
 
 __all__ = ["Communication", "let_go", "spawn"]
@@ -89,7 +90,7 @@ class _Waiter:
 class Communication:
     """The communication lane and its waiters."""
 
-    def __init__(self, owner: Owner, transport: Transport, watch: bool, finish: _Finish) -> None:
+    def __init__(self, owner: Owner, transport: Transport, watches: bool, finish: _Finish) -> None:
         """`finish`: called with what was sent, received or reduced, and when that was posted."""
         self._owner, self._finish = owner, finish
         self._transport = transport
@@ -97,9 +98,11 @@ class Communication:
         self._order: dict[_Lane, deque[tuple[Job, int]]] = defaultdict(deque)
         self._waiters: dict[_Lane, _Waiter] = {}
         self._thread = spawn(self._run, "communication")
-        everybody = range(transport.world_size) if watch else ()
-        peers = [each for each in everybody if each != transport.rank]
-        self._watches = [Watch(owner, transport, peer, self._waiting) for peer in peers]
+        self._watches = [
+            spawn(partial(watch, owner, transport, peer, self._waiting), f"watch-{peer}")
+            for peer in (range(transport.world_size) if watches else ())
+            if peer != transport.rank
+        ]
 
     def start(self, job: Job) -> None:
         """Post a job's receives and take its sends into the order; jobs in the same order."""
@@ -119,8 +122,9 @@ class Communication:
         end = time.monotonic() + patience
         for waiter in list(self._waiters.values()):
             waiter.join(max(0.0, end - time.monotonic()))
-        for watch in self._watches:
-            watch.join(max(0.0, end - time.monotonic()))
+        for thread in self._watches:
+            if threading.current_thread() is not thread:
+                thread.join(max(0.0, end - time.monotonic()))
         self._watches.clear()
         let_go(self, self._thread)
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import TracebackType
 from weakref import WeakKeyDictionary
 
 import torch
@@ -121,19 +120,15 @@ class Executor:
             self._lanes = ThreadLanes(self, transport, watch)
         else:
             self._lanes = StreamLanes(self, self._memory, transport, watch)
-        tagless = capture and isinstance(self._lanes, StreamLanes) and not self._tags
-        self._captures = Captures(self._memory, self._lanes, self.counters) if tagless else None
+        self._captures: Captures | None = None
+        if capture and isinstance(self._lanes, StreamLanes) and not self._tags:
+            self._captures = Captures(self._memory, self._lanes, self.counters)
         close_at_exit(self)
 
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -197,7 +192,7 @@ class Executor:
     def settle(self) -> None:
         """Wait until the device, where there is one, has done what was submitted. Raises what went
         wrong there: a peer's time-out, a payload that a kernel found bad."""
-        if self._memory.host and self._tags:
+        if not isinstance(self._lanes, StreamLanes):
             return  # what threads do has been told by futures
         ran = self._lanes.settle(self.timeout)
         if ran and not self._memory.host:
@@ -297,7 +292,7 @@ class Executor:
         self._end(named)
 
     def ends(self, seconds: float) -> bool:
-        """See watch.Owner."""
+        """See lanes.Owner."""
         return self._ended.wait(seconds)
 
     def _end(self, error: Exception) -> None:

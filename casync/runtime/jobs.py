@@ -31,30 +31,9 @@ __all__ = ["FLOATS", "Job", "Jobs", "Prepared"]
 #: what buckets are of
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
-_NO_NAMES: Mapping[str, Sequence[str]] = {}
-
 
 class Job:
     """One run of a program on a bucket."""
-
-    __slots__ = (
-        "begun",
-        "bucket",
-        "future",
-        "groups",
-        "inputs",
-        "left",
-        "marks",
-        "prepared",
-        "ready",
-        "sent",
-        "sequence",
-        "started",
-        "taken",
-        "tasks",
-        "unlocks",
-        "waits",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -105,12 +84,12 @@ class Prepared:
         dtype: torch.dtype,
         codecs: Mapping[str, Codec],
         seed: int,
-        deferred: Mapping[str, Sequence[str]] = _NO_NAMES,
+        deferred: Mapping[str, Sequence[str]],
         *,
         memory: Memory,
         tags: bool,
-        checksum: bool = False,
-        waits: bool = False,
+        checksum: bool,
+        waits: bool,
     ) -> None:
         """`dtype`: of its buckets, one of FLOATS. `deferred`: names of states by codec, see [Note:
         deferred feedback]. `tags`: whether the transport has them, and messages a length of their

@@ -17,8 +17,8 @@ __all__ = ["Lanes", "Owner"]
 
 
 class Lanes(Protocol):
-    """What the executor asks of lanes. `begin` and `settle` come from any thread; `start`, `put`
-    and `end` one after the other."""
+    """What the executor asks of lanes. `begin` comes from any thread; `start`, `put` and `end` one
+    after the other."""
 
     def begin(self, job: Job) -> None:
         """The bucket is there, as the calling thread's stream has it, and buffers are made."""
@@ -42,19 +42,6 @@ class Lanes(Protocol):
 
     def complete(self, job: Job, work: Callable[[], None]) -> None:
         """Tell who waits for a job that has ended, where its end is."""
-        ...
-
-    def join(self, job: Job) -> None:
-        """What the calling thread's stream has next comes after a job that has ended."""
-        ...
-
-    def launch(self, job: Job, work: Callable[[], None], complete: Callable[[], None]) -> None:
-        """Run all of a job at once, and tell who waits for it."""
-        ...
-
-    def settle(self, timeout: float) -> bool:
-        """Have the host wait until all jobs that ended are done; has the owner fail one. Whether
-        there were any since the last call."""
         ...
 
     def drop(self) -> None:

@@ -30,9 +30,9 @@ class Payloads:
         *,
         memory: Memory,
         tags: bool,
-        checksum: bool = False,
-        waits: bool = False,
-        halves: bool = False,
+        checksum: bool,
+        waits: bool,
+        halves: bool,
     ) -> None:
         """See Prepared."""
         self._codecs, self._parts, self._memory = codecs, program.parts, memory

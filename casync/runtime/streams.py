@@ -124,11 +124,11 @@ class StreamLanes:
         self._lanes["end"].run(work)
 
     def join(self, job: Job) -> None:
-        """See Lanes."""
+        """What the calling thread's stream has next comes after a job that has ended."""
         self._memory.caller().after(job.prepared.end)
 
     def launch(self, job: Job, work: Callable[[], None], complete: Callable[[], None]) -> None:
-        """See Lanes, and [Note: capture] in capture.py."""
+        """Run all of a job at once, and tell who waits for it: see [Note: capture]."""
         lane, prepared = self._lanes["graph"], job.prepared
         lane.after([job.begun, prepared.ended])
         lane.run(work)
@@ -137,7 +137,8 @@ class StreamLanes:
         lane.run(complete)
 
     def settle(self, timeout: float) -> bool:
-        """See Lanes."""
+        """Have the host wait until all jobs that ended are done; has the owner fail one. Whether
+        there were any since the last call. From any thread."""
         limit, some = time.monotonic() + timeout, bool(self._ended)
         while (job := self._oldest()) is not None and not self._owner.failed:
             while not job.prepared.end.done() and not self._owner.failed:

@@ -62,16 +62,6 @@ class ThreadLanes:
         """See Lanes."""
         work()
 
-    def join(self, job: Job) -> None:
-        """See Lanes; threads run tasks one by one."""
-
-    def launch(self, job: Job, work: Callable[[], None], complete: Callable[[], None]) -> None:
-        """See Lanes; threads run tasks one by one."""
-
-    def settle(self, timeout: float) -> bool:
-        """See Lanes: what has ended is done."""
-        return False
-
     def drop(self) -> None:
         """See Lanes."""
         self._compute.drop()

@@ -11,15 +11,15 @@ through other ranks, which takes as long as their links do: it has REDUCE_LOOKS.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from casync.graph.tasks import Reduce
 from casync.runtime.jobs import Job
+from casync.runtime.lanes import Owner
 from casync.transports import Handle, Transport
 
-__all__ = ["Posted", "Watch"]
+__all__ = ["Posted", "watch"]
 
 LOOK = 2.0  # seconds in which a waiter gets to what has arrived, however busy the machine
 REDUCE_LOOKS = 10
@@ -28,46 +28,11 @@ _EVER = 1e9  # seconds
 Posted: TypeAlias = tuple[Job, int, Handle, float]  # job, position of the task; the last: when
 
 
-class Owner(Protocol):
-    """What a watch asks of the executor."""
-
-    def fail(self, job: Job, index: int, error: Exception) -> None:
-        """A task broke."""
-        ...
-
-    def ends(self, seconds: float) -> bool:
-        """Whether the executor ends within so many seconds, or has ended."""
-        ...
-
-
-class Watch:
-    """A thread per peer. See [Note: a peer that is gone]."""
-
-    def __init__(
-        self,
-        owner: Owner,
-        transport: Transport,
-        peer: int,
-        waiting: Callable[[int], list[Posted]],
-    ) -> None:
-        """`waiting`: gives what travels from, to or with a peer, and has waiters just now."""
-        self._thread = threading.Thread(
-            target=_run,
-            args=(owner, transport, peer, waiting),
-            name=f"casync-watch-{peer}",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def join(self, patience: float) -> None:
-        """Wait for the thread, which ends after the executor and its connections."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join(patience)
-
-
-def _run(
+def watch(
     owner: Owner, transport: Transport, peer: int, waiting: Callable[[int], list[Posted]]
 ) -> None:
+    """Runs in a thread of its own, which ends after the executor and its connections. `waiting`:
+    gives what travels from, to or with a peer, and has waiters just now."""
     try:
         transport.watch(peer).wait(_EVER)
     except Exception as error:
