@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -169,21 +169,10 @@ class Here:
 
     interface: str
 
-    def start(
-        self,
-        rank: int,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        stdin: int,
-        stdout: int,
-        stderr: IO[Any],
-    ) -> subprocess.Popen[bytes]:
+    def start(self, rank: int, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         """Starts a program that knows nothing of torchrun, whose store it would go to."""
-        own = {k: v for k, v in environment.items() if not k.startswith("TORCHELASTIC_")}
-        return Loopback().start(
-            rank, arguments, environment=own, stdin=stdin, stdout=stdout, stderr=stderr
-        )
+        env = {k: v for k, v in options["env"].items() if not k.startswith("TORCHELASTIC_")}
+        return Loopback().start(rank, arguments, **{**options, "env": env})
 
 
 def _gpu(job: Job, local: int) -> str | None:

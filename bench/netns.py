@@ -88,7 +88,7 @@ def check(hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
 def run_everywhere(network: Network, program: list[str]) -> int:
     """Runs a program on every host at once; the first bad status."""
     children = [
-        network.start(rank, program, environment=environment(network, rank))
+        network.start(rank, program, env=environment(network, rank))
         for rank in range(network.hosts)
     ]
     try:

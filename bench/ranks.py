@@ -33,7 +33,7 @@ def told(network: Network, module: str, arguments: Sequence[str]) -> Iterator[di
     program = [sys.executable, "-m", module, *arguments]
     outputs = [subprocess.PIPE, *[subprocess.DEVNULL] * (network.hosts - 1)]
     children = [
-        network.start(rank, program, environment=environment(network, rank), stdout=output)
+        network.start(rank, program, env=environment(network, rank), stdout=output)
         for rank, output in enumerate(outputs)
     ]
     try:

@@ -18,10 +18,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 INTERFACE = "eth0"
 _PREFIX = "hipress"
@@ -102,12 +101,7 @@ class Network:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -124,25 +118,10 @@ class Network:
         """The command line that runs `arguments` on a host; `ip` replaces itself by the program."""
         return ["ip", "netns", "exec", self._host(rank), *arguments]
 
-    def start(
-        self,
-        rank: int,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
-        stdin: int | None = None,
-        stdout: int | None = None,
-        stderr: int | IO[Any] | None = None,
-    ) -> subprocess.Popen[bytes]:
-        """Starts a program on a host. The caller waits for it; `close` does not end it."""
-        return subprocess.Popen(
-            self.command(rank, arguments),
-            env=environment,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,  # an interrupt at the keyboard is the parent's to handle
-        )
+    def start(self, rank: int, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Starts a program on a host, with options of Popen. The caller waits for it; `close` does
+        not end it, and an interrupt at the keyboard does not reach it."""
+        return subprocess.Popen(self.command(rank, arguments), start_new_session=True, **options)
 
     def throttle(self, rate: str) -> None:
         """Makes every link so fast, from now on."""

@@ -2,10 +2,10 @@
 both."""
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from hipress.demo import netns
 
@@ -17,17 +17,8 @@ class Place(Protocol):
     def interface(self) -> str:
         """The interface that ranks talk through, for gloo and for the byte counters."""
 
-    def start(
-        self,
-        rank: int,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        stdin: int,
-        stdout: int,
-        stderr: IO[Any],
-    ) -> subprocess.Popen[bytes]:
-        """Starts a program where `rank` lives."""
+    def start(self, rank: int, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Starts a program where `rank` lives, with options of Popen."""
 
 
 class Loopback:
@@ -35,25 +26,9 @@ class Loopback:
 
     interface = "lo"
 
-    def start(
-        self,
-        rank: int,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        stdin: int,
-        stdout: int,
-        stderr: IO[Any],
-    ) -> subprocess.Popen[bytes]:
-        """Starts a program; every rank lives here."""
-        return subprocess.Popen(
-            arguments,
-            env=environment,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
+    def start(self, rank: int, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """See Place; every rank lives here."""
+        return subprocess.Popen(arguments, start_new_session=True, **options)
 
 
 @dataclass(frozen=True)

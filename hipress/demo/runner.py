@@ -173,7 +173,7 @@ def _start(
     return place.start(
         rank,
         [sys.executable, "-m", "hipress.demo.worker", json.dumps(order)],
-        environment=_environment(place),
+        env=_environment(place),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,

@@ -116,7 +116,7 @@ def test_under_torchrun_over_emulated_hosts(tmp_path):
                 rank,
                 [sys.executable, "-m", "torch.distributed.run", *there, "--master-port", "29511",
                  "--node-rank", str(rank), *WHAT, str(tmp_path)],
-                environment=environment,
+                env=environment,
             )
             for rank in range(2)
         ]  # fmt: skip
