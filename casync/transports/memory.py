@@ -65,10 +65,11 @@ class _Waiting:
         with self._hub.changed:
             if not self._hub.changed.wait_for(ready, timeout):
                 raise PeerTimeout(f"{self._what} timed out after {timeout:g} s")
-        if not result and self._rank in self._hub.gone:
+        gone = self._hub.gone & self._ranks
+        if not result and self._rank in gone:
             raise TransportAborted(f"{self._what} failed: closed by this rank")
         if not result:
-            raise TransportError(f"{self._what} failed: closed by rank {min(self._hub.gone)}")
+            raise TransportError(f"{self._what} failed: closed by rank {min(gone)}")
         return result[0]
 
 

@@ -130,6 +130,15 @@ def test_reduce_sums_in_place_the_same_everywhere(make, dtype):
     assert second[1].tolist() == [3.0, 3.0]
 
 
+def test_the_peer_that_closed_is_named_not_another_rank():
+    ends = Hub(3).endpoints()
+    ends[0].abort()
+    waiting = ends[1].post_recv(torch.zeros(1, dtype=torch.uint8), 2, 0)
+    ends[2].abort()
+    with pytest.raises(TransportError, match="closed by rank 2"):
+        waiting.wait(HANG)
+
+
 def test_both_ends_may_ask_for_a_mailbox_at_once():
     """While a dictionary makes what is missing, another thread may run: this one lets it."""
     hub, both = Hub(2), threading.Barrier(2)
