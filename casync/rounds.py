@@ -90,7 +90,7 @@ def build(b: Builder, part: Part) -> None:
     for number, op in enumerate(part.rounds):
         b.phase = number
         payloads = {rank: b.encode_round(rank, part, number, made[rank]) for rank in b.ranks}
-        b.reduce_round(part, payloads, number, op)
+        b.reduce(part, payloads, range(b.world_size), (number, op))
         for rank, payload in payloads.items():
             made[rank].append(payload)
     for rank, rounds in made.items():

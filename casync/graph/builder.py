@@ -153,12 +153,20 @@ class Builder:
             self.decode(rank, part, payload)
         self.phase = first + count - 1
 
-    def reduce(self, part: Part, payloads: Mapping[int, int], ranks: Sequence[int]) -> None:
-        """Sum the payloads (by rank) over `ranks`; each rank's becomes the sum."""
+    def reduce(
+        self,
+        part: Part,
+        payloads: Mapping[int, int],
+        ranks: Sequence[int],
+        of_round: tuple[int, Operation] | None = None,
+    ) -> None:
+        """Sum the payloads (by rank) over `ranks`, or combine them as their round says; each rank's
+        becomes the sum."""
         after = [self._get(rank, payload) for rank, payload in payloads.items()]
         for rank, payload in payloads.items():
-            fields = part.id, payload, self._codecs[payload], self.phase, tuple(ranks)
-            self._available[rank, payload] = self._add(Reduce(rank, *fields), after)
+            fields = rank, part.id, payload, self._codecs[payload], self.phase, tuple(ranks)
+            task = ReduceRound(*fields, *of_round) if of_round else Reduce(*fields)
+            self._available[rank, payload] = self._add(task, after)
 
     def encode_round(self, rank: int, part: Part, number: int, before: Sequence[int]) -> int:
         """Encode a round from the bucket piece and the summed payloads of those before it."""
@@ -167,16 +175,6 @@ class Builder:
         task = EncodeRound(rank, part.id, payload, part.codec, "worker", False, False, number)
         self._available[rank, payload] = self._read(task, after)
         return payload
-
-    def reduce_round(
-        self, part: Part, payloads: Mapping[int, int], number: int, op: Operation
-    ) -> None:
-        """Combine a round's payloads (by rank); each rank's becomes what they combine to."""
-        after = [self._get(rank, payload) for rank, payload in payloads.items()]
-        everybody = tuple(range(self.world_size))
-        for rank, payload in payloads.items():
-            fields = part.id, payload, part.codec, self.phase, everybody, number, op
-            self._available[rank, payload] = self._add(ReduceRound(rank, *fields), after)
 
     def decode_rounds(self, rank: int, part: Part, payloads: Sequence[int]) -> None:
         """Overwrite the rank's bucket piece by what the sums of all rounds give."""

@@ -41,7 +41,10 @@ def dry_run(graph: Graph, semantics: Semantics = "gloo") -> DryRun:
     if semantics == "gloo":
         _check_messages(graph)
         _check_reduces(graph)
-    order = _execute(graph) if semantics == "gloo" else rendezvous.execute(graph)
+    run = Run(graph) if semantics == "gloo" else rendezvous.Run(graph)
+    order = tuple(run.order)
+    if len(order) < len(graph.tasks):
+        rendezvous.raise_stuck(graph, order)
     _check_payloads(graph, order)
     return DryRun(
         _sum(graph, Send), _sum(graph, Recv), _sum(graph, Reduce), _between(graph),
@@ -111,16 +114,8 @@ def _check_payloads(graph: Graph, order: tuple[int, ...]) -> None:
             raise DeadlockError(f"`{task.text()}` may run before its payload is there")
 
 
-def _execute(graph: Graph) -> tuple[int, ...]:
-    """Run what can run until nothing is left."""
-    run = _Run(graph)
-    if len(run.order) < len(graph.tasks):
-        rendezvous.raise_stuck(graph, run.order)
-    return tuple(run.order)
-
-
-class _Run:
-    """Lanes of all ranks. `order`: the tasks that ran."""
+class Run:
+    """Lanes of all ranks. `order`: the tasks that ran, all that can."""
 
     def __init__(self, graph: Graph) -> None:
         self.order: list[int] = []

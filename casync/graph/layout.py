@@ -44,7 +44,7 @@ class Layout:
     header: int  # bytes of the used lengths in front; 0 when fixed
     bound: Ints  # int64 [m]: room of each piece
     at: Ints  # int64 [m]: where each piece is encoded
-    size: int  # bytes of the buffer: bound of the message
+    size: int  # bytes of the buffer, of zeros (padding adds, too): bound of the message
 
     @classmethod
     def of(cls, part: Part, codec: Codec) -> Layout:
@@ -69,10 +69,6 @@ class Layout:
         bound = np.array([one.payload_bytes(row[1]) for row in part.rows], np.int64)
         at = positions(bound, 0)
         return cls(True, 0, bound, at[:-1], int(at[-1]))
-
-    def buffer(self) -> Bytes:
-        """A new zeroed buffer: padding between additive payloads must be numbers."""
-        return np.zeros(self.size, np.uint8)
 
     def pack(self, message: Bytes, used: Ints) -> Contents:
         """After encoding: check lengths, write them, move pieces together."""

@@ -154,17 +154,12 @@ def _check(
         if tensor.name not in choices:
             raise PlanError(f"no choice for tensor {tensor.name!r}")
     for choice in dict.fromkeys(choices[t.name] for t in ordered):
-        check_choice(choice, codecs)
+        if choice.partitions < 1:
+            raise PlanError(f"partitions {choice.partitions} is not positive")
+        check_codecs(choice, codecs)
         refusal = refuse_workers(codecs[choice.codec], world_size)
         if refusal is not None:
             raise PlanError(refusal)
-
-
-def check_choice(choice: Choice, codecs: Mapping[str, Codec]) -> None:
-    """Raise PlanError when the strategy is unknown or cannot carry the codecs."""
-    if choice.partitions < 1:
-        raise PlanError(f"partitions {choice.partitions} is not positive")
-    check_codecs(choice, codecs)
 
 
 def check_codecs(choice: Choice | Part, codecs: Mapping[str, Codec]) -> None:

@@ -17,15 +17,7 @@ from casync.errors import DeadlockError
 from casync.graph.graph import Graph
 from casync.graph.tasks import Recv, Reduce, Send, Task
 
-__all__ = ["check_pair", "execute", "raise_stuck"]
-
-
-def execute(graph: Graph) -> tuple[int, ...]:
-    """An order of all tasks that works; raises DeadlockError."""
-    run = _Run(graph)
-    if len(run.order) < len(graph.tasks):
-        raise_stuck(graph, run.order)
-    return tuple(run.order)
+__all__ = ["Run", "check_pair", "raise_stuck"]
 
 
 def check_pair(one: Task | None, other: Task | None) -> None:
@@ -55,8 +47,8 @@ def raise_stuck(graph: Graph, order: Iterable[int]) -> NoReturn:
     raise DeadlockError("tasks wait for each other: " + " <- ".join(texts), texts)
 
 
-class _Run:
-    """Streams of all ranks. `order`: the tasks that ran. A group is (rank, slot)."""
+class Run:
+    """Streams of all ranks. `order`: the tasks that ran, all that can. A group is (rank, slot)."""
 
     def __init__(self, graph: Graph) -> None:
         self.order: list[int] = []

@@ -17,12 +17,12 @@ def layout(codec, lengths):
 def test_fixed_payloads_lie_aligned_one_behind_the_other():
     made = layout("exact", [1, 3])
     assert (made.at.tolist(), made.bound.tolist(), made.size) == ([0, 8], [4, 12], 24)
-    assert made.pack(made.buffer(), np.array([4, 12]))[2] == 24
+    assert made.pack(np.zeros(made.size, np.uint8), np.array([4, 12]))[2] == 24
 
 
 def test_only_used_bytes_travel():
     made = layout("sparse", [10, 10, 10])
-    sender, receiver = made.buffer(), made.buffer()
+    sender, receiver = np.zeros(made.size, np.uint8), np.zeros(made.size, np.uint8)
     used = np.array([16, 0, 8])
     for at, length, value in zip(made.at, used, (1, 2, 3), strict=True):
         sender[at : at + length] = value
@@ -43,12 +43,12 @@ def test_only_used_bytes_travel():
 def test_lengths_that_do_not_fit_are_refused(used):
     made = layout("sparse", [10, 10])
     with pytest.raises(PayloadError, match="do not fit the bounds"):
-        made.pack(made.buffer(), np.array(used))
+        made.pack(np.zeros(made.size, np.uint8), np.array(used))
 
 
 def test_short_messages_are_noticed():
     made = layout("sparse", [10])
-    buffer = made.buffer()
+    buffer = np.zeros(made.size, np.uint8)
     made.clear(buffer)
     with pytest.raises(PayloadError, match=r"used lengths \[-1\]"):
         made.unpack(buffer)

@@ -47,7 +47,7 @@ def test_regions_add_up_to_the_whole(lengths, count, align, codec, density):
     for number in range(count):
         region = REGIONS[region_key(codec, number, count, align)]
         layout = Layout.of(Part(0, codec, "oktopk", 0, rows), region)
-        message = layout.buffer()
+        message = np.zeros(layout.size, np.uint8)
         at, used, _ = layout.pack(message, region.encode_batch(x, table, message, layout.at))
         region.decode_batch(message, table, at, used, got)
         region.decode_batch(message, table, at, used, total, add=True)
