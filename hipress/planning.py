@@ -15,12 +15,12 @@ from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import levels, rules
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
-from hipress.plan.compiling import Compiling
 from hipress.plan.overrides import Overrides
 from hipress.plan.probe import Probe
 from hipress.policies import Policy
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
+from hipress.ranks.store import run_in_thread
 from hipress.sync.pilot import Pilot
 from hipress.sync.tuner import Tuner
 
@@ -119,7 +119,8 @@ def _auto(search: Search, meeting: Meeting, placement: Placement) -> Planned:
         return Planned(search.unplanned("no compressor would make a step faster here"), probe)
 
     def tuner() -> Chooser:
-        return Tuner(places, Compiling(places.compile), meeting)
+        compiling = run_in_thread(places.compile)  # training need not wait for a compiler
+        return Tuner(places, compiling, meeting)
 
     return Planned(search.unplanned(), probe, tuner)
 

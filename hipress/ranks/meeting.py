@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -104,11 +104,11 @@ class Meeting:
         rank cannot go on, why.
         """
         deadline = time.monotonic() + self.timeout - self._skew
-        thread, outcome = run_in_thread(call)
+        outcome = run_in_thread(call)
         lost: dict[int, float] = {}  # ranks that have ended, and since when that is known
         while True:
-            thread.join(max(0.0, min(LOOK_SECONDS, deadline - time.monotonic())))
-            if outcome.done():
+            left = max(0.0, min(LOOK_SECONDS, deadline - time.monotonic()))
+            if wait([outcome], left).done:
                 return self._result(outcome, what)
             now = time.monotonic()
             self._raise(self.board.look(self.round, (), deadline)[1])

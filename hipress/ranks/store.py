@@ -14,8 +14,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from hipress import compat
 from hipress.compat import Store
@@ -26,7 +26,7 @@ MOMENT = 0.5  # seconds for an answer that is on its way
 T = TypeVar("T")
 
 # Calls that had no answer in time, and may be waiting still.
-_UNANSWERED: weakref.WeakKeyDictionary[Store, threading.Thread] = weakref.WeakKeyDictionary()
+_UNANSWERED: weakref.WeakKeyDictionary[Store, Future[Any]] = weakref.WeakKeyDictionary()
 
 
 def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
@@ -36,18 +36,17 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
     soon where an earlier call is waiting still, and HipressError for the store's own errors.
     """
     before = _UNANSWERED.get(store)
-    if before is not None:
-        before.join(MOMENT)  # after a KeyboardInterrupt its answer may be on its way
-    if before is not None and before.is_alive():
+    # after a KeyboardInterrupt its answer may be on its way
+    if before is not None and wait([before], MOMENT).not_done:
         message = f"rank {rank} still waits for an earlier answer of the job's store"
         raise AgreementTimeout(message + _store_address(store))
     start = time.monotonic()
-    thread, outcome = run_in_thread(lambda: call(store))
+    outcome = run_in_thread(lambda: call(store))
     try:
-        thread.join(max(deadline - start, MIN_CALL_SECONDS))
+        wait([outcome], max(deadline - start, MIN_CALL_SECONDS))
     finally:  # after a KeyboardInterrupt, too
-        if thread.is_alive():
-            _UNANSWERED[store] = thread
+        if not outcome.done():
+            _UNANSWERED[store] = outcome
     if not outcome.done():
         message = f"rank {rank} waited {time.monotonic() - start:.3g} s for the job's store"
         raise AgreementTimeout(message + _store_address(store))
@@ -57,18 +56,17 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
         raise HipressError(f"the job's store does not answer: {error}") from error
 
 
-def run_in_thread(call: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
-    """A call that may never return, in a thread of its own."""
+def run_in_thread(call: Callable[[], T]) -> Future[T]:
+    """What a call returns that may never do so, in a thread of its own."""
     outcome: Future[T] = Future()
-    thread = threading.Thread(target=_call, args=(call, outcome), daemon=True)
-    thread.start()
-    return thread, outcome
+    threading.Thread(target=_call, args=(call, outcome), daemon=True).start()
+    return outcome
 
 
 def _call(call: Callable[[], T], outcome: Future[T]) -> None:
     try:
         outcome.set_result(call())
-    except Exception as error:
+    except BaseException as error:  # whoever asks for it shall not wait for ever
         outcome.set_exception(error)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hipress.errors import ConfigMismatch, SyncError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.memory import Moment
     from casync.predict.cost import Costs
-    from hipress.plan.compiling import Compiling
     from hipress.plan.places import Places
 
 WATCHED = 3  # steps, at least; DDP makes its buckets anew after the first one
@@ -43,8 +43,11 @@ class Tuner:
     """Chooses among plans by trying them. All ranks of the meeting must make one, and call `next`
     and `hold` alike."""
 
-    def __init__(self, places: Places, compiling: Compiling, meeting: Meeting) -> None:
-        """`places`: with costs of links, the same on all ranks. `compiling`: what these may use."""
+    def __init__(
+        self, places: Places, compiling: Future[dict[str, Codec]], meeting: Meeting
+    ) -> None:
+        """`places`: with costs of links, the same on all ranks. `compiling`: the codecs that these
+        may use."""
         search, memory = places.first.search, places.first.site.memory
         self._places, self._meeting, self._moment = places, meeting, memory.moment
         self._compiling = compiling
@@ -123,7 +126,7 @@ class Tuner:
         if plan not in self.plans:
             self.plans = (plan, *self.plans)
         if self._observer is not None:
-            self._settle(self._compiling.codecs())
+            self._settle(self._compiling.result())
             self._observer = None
         self._trial = Trial(len(self.plans), kept=self.plans.index(plan))
         self._trial.stop()
@@ -138,7 +141,7 @@ class Tuner:
     def _take(self, span: Span, group: dist.ProcessGroup) -> None:
         """A step was taken. On a device the host waits for its time only where that decides."""
         if self._observer is not None:
-            compiling = self._slowest(float(not self._compiling.done), group)
+            compiling = self._slowest(float(not self._compiling.done()), group)
             if self._observer.steps >= WATCHED and not compiling:
                 self._plan(self._observer, group)
         elif not self._trial.over:
@@ -151,7 +154,7 @@ class Tuner:
 
     def _plan(self, observer: Observer, group: dist.ProcessGroup) -> None:
         """The first steps have been watched: begin the trial."""
-        codecs = self._attend(self._compiling.codecs)
+        codecs = self._attend(self._compiling.result)
         self._settle(codecs)
         self._places = self._attend(lambda: self._places.measure_codecs(group))
         self._workload = self._attend(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def test_a_stopped_host_before_the_meeting(host, client):
         assert SILENT.format(port=port) in str(error.value)
         with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
             meetings.meeting(None, HANG)  # at once
-    stores._UNANSWERED[client].join(HANG)
+    wait([stores._UNANSWERED[client]], HANG)
     assert meetings.meeting(None, HANG).board.name == "0,1,2/2"  # the late answer was the first
 
 

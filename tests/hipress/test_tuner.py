@@ -147,7 +147,7 @@ def scripted(monkeypatch):
     monkeypatch.setattr(probe, "measure_codecs", lambda group, codecs, link, site: link)
     meeting = SimpleNamespace(rank=0, attend=lambda call, what: call())
     clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
-    compiling = SimpleNamespace(done=True, codecs=dict)
+    compiling = SimpleNamespace(done=lambda: True, result=dict)
     places = Places((Place("gloo", Search(), Site(clock, clock)),), (SLOW,))
     tuner = Tuner(places, compiling, meeting)
     tuner.compiling = compiling
@@ -235,9 +235,9 @@ def test_complex_gradients_are_watched():
 
 def test_the_trial_waits_for_the_compiler(scripted):
     tuner, steps, _, _ = scripted
-    tuner.compiling.done = False
+    tuner.compiling.done = lambda: False
     assert set(steps(40)) == {"native"}
-    tuner.compiling.done = True
+    tuner.compiling.done = lambda: True
     assert set(steps(32)) == {"a", "b", "native"}
 
 
@@ -246,6 +246,6 @@ def test_what_cannot_be_compiled_is_told_when_it_is_needed(scripted):
         raise ConfigError("no compiler")
 
     tuner, steps, _, _ = scripted
-    tuner.compiling.codecs = fail
+    tuner.compiling.result = fail
     with pytest.raises(ConfigError, match="no compiler"):
         steps(10)
