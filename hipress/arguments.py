@@ -21,8 +21,6 @@ from hipress.options import AUTO, Options
 from hipress.ranks.link import group_timeout
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from casync.codec import Codec
     from hipress.policies import Policy
 

@@ -75,15 +75,9 @@ def of(codec: Codec, optimizer: str | None = None) -> tuple[Finding, ...]:
     )
 
 
-def holds(codec: Codec, optimizer: str | None) -> bool:
-    """Whether a codec kept the loss on every workload with this kind of optimizer (None: on every
-    workload)."""
-    return _hold(of(codec), optimizer)
-
-
 def trusted(optimizer: str | None) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
-    """Specs with parameters of which `holds` is true: a key, the name, and the parameters that are
-    not the spec's own."""
+    """Specs with parameters that kept the loss on every workload with this kind of optimizer
+    (None: on every workload): a key, the name, and the parameters that are not the spec's own."""
     found: dict[str, list[Finding]] = {}
     for each in findings():
         found.setdefault(each.key, []).append(each)

@@ -84,7 +84,7 @@ class Board:
         """Say that this rank has come, and where others may watch its process."""
         here = presence.announce(self.store)
         if here is not None:
-            self.post("present", self.rank, here.to_dict(), deadline)
+            self.post("present", self.rank, asdict(here), deadline)
 
     def stop(self, round_: int, stop: Stop) -> None:
         """See [Note: stopping] in meeting.py. The first one stays."""

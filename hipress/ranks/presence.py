@@ -13,8 +13,7 @@ import ipaddress
 import os
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from hipress import compat
 from hipress.compat import Store
@@ -31,10 +30,6 @@ class Presence:
     host: str | None  # its address; None: that of the store, on whose machine it is
     port: int
     machine: str  # its name
-
-    def to_dict(self) -> dict[str, Any]:
-        """For the store, as JSON takes it."""
-        return asdict(self)
 
 
 def announce(store: Store) -> Presence | None:

@@ -82,16 +82,13 @@ class HostCopies:
     def _room(self, number: int, bucket: torch.Tensor) -> _Room:
         """That of the last step, unless DDP made other buckets, or it is still in use."""
         room = self._rooms.get(number)
-        fits = room is not None and (room.values.shape, room.values.dtype) == (
-            bucket.shape,
-            bucket.dtype,
-        )
-        if room is None or not fits or not room.averaged.done():
-            memory = self._memory
+        memory, kind = self._memory, (bucket.shape, bucket.dtype)
+        free = room is not None and room.averaged.done()
+        if room is None or not free or (room.values.shape, room.values.dtype) != kind:
             values = memory.staging(bucket.nbytes).view(bucket.dtype)
             room = _Room(values, memory.event(), memory.event(), memory.future())
             self._rooms[number] = room
-        room.averaged = self._memory.future()
+        room.averaged = memory.future()
         return room
 
     def _run(self) -> None:

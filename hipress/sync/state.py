@@ -119,10 +119,6 @@ class Residuals:
             offset += self.params[index].numel
         return arena
 
-    def current(self, arenas: Iterable[tuple[Arena, Sequence[int]]]) -> bool:
-        """Whether each arena still holds its parameters (no other bucket took them since)."""
-        return all(self.places[i].arena is arena for arena, indices in arenas for i in indices)
-
     @staticmethod
     def view(arenas: Iterable[Arena]) -> dict[tuple[str, str], dict[str, Floats]]:
         """The arenas as the executor takes them."""

@@ -44,14 +44,14 @@ def both(**more):
 
 def test_a_codec_is_trusted_where_it_kept_the_loss_on_every_workload(measured):
     measured(*both(), finding("dgc", workload="a"), finding("dgc", kind="adam", workload="c"))
-    assert evidence.holds(topk(), "sgd")
-    assert not evidence.holds(topk(), "adam")
-    assert not evidence.holds(topk(), None)
+    assert "topk" in keys("sgd")
+    assert "topk" not in keys("adam")
+    assert "topk" not in keys(None)
     assert [keys(kind) for kind in ("sgd", "adam", None)] == [["topk"], ["dgc"], []]
     measured(*both(), finding(kind="adam", workload="c"))
-    assert evidence.holds(topk(), None)
+    assert "topk" in keys(None)
     measured(finding(steps=200), finding(steps=1000, difference=0.02))
-    assert not evidence.holds(topk(), "sgd")
+    assert "topk" not in keys("sgd")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_codec_is_trusted_where_it_kept_the_loss_on_every_workload(measured):
 )  # fmt: skip
 def test_one_workload_on_which_it_lost_is_enough(more, kept, measured):
     measured(*both(), lost := finding(workload="c", **more))
-    assert evidence.holds(topk(), "sgd") == kept
+    assert ("topk" in keys("sgd")) == kept
     assert evidence.worst(topk(), "sgd") == (None if kept else lost)
     assert evidence.worst(topk(), "adam") is None
 
@@ -70,17 +70,16 @@ def test_one_workload_on_which_it_lost_is_enough(more, kept, measured):
 def test_seeds_that_differ_too_much_tell_nothing(measured):
     unsure = finding(workload="c", steps=1000, difference=0.02, error=0.02)
     measured(*both(), unsure)
-    assert not evidence.holds(topk(), "sgd")
+    assert "topk" not in keys("sgd")
     assert evidence.worst(topk(), "sgd") is None
     measured(*both(), unsure, finding(workload="c"))
-    assert evidence.holds(topk(), "sgd")
+    assert "topk" in keys("sgd")
 
 
 def test_other_parameters_are_another_codec(measured):
     measured(*both(params={"ratio": 0.05}, default=False))
     assert not evidence.of(topk())
     assert len(evidence.of(topk(ratio=0.05))) == 2
-    assert evidence.holds(topk(ratio=0.05), "sgd")
     assert evidence.trusted("sgd") == (("topk ratio=0.05", "topk", {"ratio": 0.05}),)
     assert list(auto.candidates(options.make("auto", optimizer="sgd"))) == ["topk ratio=0.05"]
 
