@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,73 +12,52 @@ import torch
 from casync.memory import as_codecs_take
 
 if TYPE_CHECKING:
-    from casync.codec import Codec
+    from casync.codec import Codec, State
 
 DENSE = -1  # in place of a level: uncompressed
 
 
-class Judge(Protocol):
-    """A policy at work in one training. What it is given is this rank's, what it looks at is the
-    same on all ranks. Gradients are flat float32, where they are compressed: on a device only
-    `take` may wait for it."""
+class Judge:
+    """A policy at work in one training; as it is, one that measures nothing. What it is given is
+    this rank's, what it looks at is the same on all ranks. Gradients are flat float32, where they
+    are compressed: on a device only `take` may wait for it."""
 
-    window: int  # steps between looks; 0: none
+    window = 0  # steps between looks; 0: none
 
     def looks(self, step: int) -> bool:
         """Whether `handed` wants the gradients of a step."""
-        ...
-
-    def handed(self, index: int, gradient: torch.Tensor) -> None:
-        """A parameter's gradient with what residuals held, before it is averaged."""
-        ...
-
-    def averaged(self, index: int, gradient: torch.Tensor) -> None:
-        """A parameter's averaged gradient."""
-        ...
-
-    def take(self) -> list[float]:
-        """What was measured since the last look."""
-        ...
-
-    def look(self, sums: Sequence[float], seconds: float) -> None:
-        """A window is over. `sums`: of `take` over the ranks. `seconds`: a step's median."""
-        ...
-
-    def level(self, step: int, index: int) -> int:
-        """Of a parameter in a step; or DENSE."""
-        ...
-
-
-class Scheduled:
-    """Goes by the number of the step alone."""
-
-    window = 0
-
-    def __init__(self, by_step: Callable[[int], int]) -> None:
-        self._by_step = by_step
-
-    def looks(self, step: int) -> bool:
-        """See Judge."""
         return False
 
     def handed(self, index: int, gradient: torch.Tensor) -> None:
-        """Nothing is measured."""
+        """A parameter's gradient with what residuals held, before it is averaged."""
 
-    averaged = handed
+    def averaged(self, index: int, gradient: torch.Tensor) -> None:
+        """A parameter's averaged gradient."""
 
     def take(self) -> list[float]:
-        """Nothing."""
+        """What was measured since the last look."""
         return []
 
     def look(self, sums: Sequence[float], seconds: float) -> None:
-        """Nothing."""
+        """A window is over. `sums`: of `take` over the ranks. `seconds`: a step's median."""
+
+    def level(self, step: int, index: int) -> int:
+        """Of a parameter in a step; or DENSE."""
+        raise NotImplementedError
+
+
+class Scheduled(Judge):
+    """Goes by the number of the step alone."""
+
+    def __init__(self, by_step: Callable[[int], int]) -> None:
+        self._by_step = by_step
 
     def level(self, step: int, index: int) -> int:
         """See Judge."""
         return self._by_step(step)
 
 
-class Gains:
+class Gains(Judge):
     """GraVAC's state."""
 
     def __init__(
@@ -106,9 +85,6 @@ class Gains:
         high = roundtrip(self._codecs[self.candidate], low)
         for number, each in enumerate((gradient, low, high)):
             self._energies[number] = self._energies[number] + torch.dot(each, each).double()
-
-    def averaged(self, index: int, gradient: torch.Tensor) -> None:
-        """Nothing."""
 
     def take(self) -> list[float]:
         """See Judge."""
@@ -154,7 +130,7 @@ class Gains:
         return 0 if self.gains and self.first >= self._least else DENSE
 
 
-class Norms:
+class Norms(Judge):
     """Accordion's state."""
 
     def __init__(
@@ -167,13 +143,6 @@ class Norms:
         self._before: list[float] = []  # norms
         self._rate = 0.0
         self.levels = [0] * self._count
-
-    def looks(self, step: int) -> bool:
-        """See Judge."""
-        return False
-
-    def handed(self, index: int, gradient: torch.Tensor) -> None:
-        """Nothing."""
 
     def averaged(self, index: int, gradient: torch.Tensor) -> None:
         """See Judge."""
@@ -210,14 +179,14 @@ def _finite(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.masked_fill(~gradient.isfinite().all(), 0.0)
 
 
-def roundtrip(codec: Codec, gradient: torch.Tensor) -> torch.Tensor:
-    """What a codec without a state keeps of a gradient."""
+def roundtrip(codec: Codec, gradient: torch.Tensor, state: State | None = None) -> torch.Tensor:
+    """What a codec keeps of a gradient."""
     count = gradient.numel()
     table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     out = gradient.new_zeros(codec.payload_bytes(count), dtype=torch.uint8)
     copy, kept = gradient.clone(), gradient.new_zeros(count)
     x, payload, decoded = map(as_codecs_take, (copy, out, kept))
-    used = codec.encode_batch(x, table, payload, at)
+    used = codec.encode_batch(x, table, payload, at, state=state)
     codec.decode_batch(payload, table, at, used, decoded)
     return kept
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from casync.estimates import Estimate
 from casync.raw import Raw
 from hipress.errors import ConfigError
+from hipress.judges import roundtrip
 from hipress.plan.codecs import RESIDUAL, described
 from hipress.plan.rules import UNCOMPRESSED, Plan, partitions
 
@@ -79,14 +81,10 @@ def _refuse(codec: Codec) -> None:
 def _kept(codec: Codec) -> float:
     """The share of the square of normal noise that one payload keeps; the least of some scales."""
     noise = np.random.default_rng(0).standard_normal(_TRIED).astype(np.float32)
-    table, at = np.array([[0, _TRIED, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     shares = []
     for scale in _SCALES:
-        given, left = noise * np.float32(scale), noise * np.float32(scale)
-        out = np.zeros(codec.payload_bytes(_TRIED), np.uint8)
+        given = torch.from_numpy(noise * np.float32(scale))
         state = codec.init_state(_TRIED) if isinstance(codec, Estimate) else None
-        used = codec.encode_batch(given, table, out, at, state=state)
-        codec.decode_batch(out, table, at, used, given)
-        left -= given
-        shares.append(1 - float(np.square(left).sum() / np.square(noise * scale).sum()))
+        left = given - roundtrip(codec, given, state)
+        shares.append(1 - float(left.square().sum() / given.square().sum()))
     return min(shares)
