@@ -44,7 +44,6 @@ class Estimate(CodecDefaults):
         self.repeats = False  # captured programs have none
 
     def payload_bytes(self, n: int) -> int:
-        """See Codec."""
         return self._inner.payload_bytes(n)
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, Any]:
@@ -85,5 +84,4 @@ class Estimate(CodecDefaults):
     def decode_batch(
         self, payload: Bytes, table: Ints, at: Ints, used: Ints, out: Floats, **options: Any
     ) -> None:
-        """See Codec."""
         self._inner.decode_batch(payload, table, at, used, out, **options)

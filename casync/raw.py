@@ -28,7 +28,6 @@ class Raw(CodecDefaults):
     reencodes = True
 
     def payload_bytes(self, n: int) -> int:
-        """See Codec."""
         return FLOAT_BYTES * n
 
     def encode_batch(
@@ -46,7 +45,6 @@ class Raw(CodecDefaults):
         incoming: Any = None,
         capacity: Ints | None = None,
     ) -> Ints:
-        """See Codec."""
         assert incoming is None  # it does not fuse
         factor = float(np.float32(scale))
         for piece, payload in _pairs(x, table, out, at):
@@ -68,7 +66,6 @@ class Raw(CodecDefaults):
         add: bool = False,
         step: int = 0,
     ) -> None:
-        """See Codec."""
         for piece, values in _pairs(out, table, payload, at):
             if add:
                 piece += values

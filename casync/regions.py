@@ -92,7 +92,6 @@ class Region(CodecDefaults):
         self._flat = {name for name, array in states if array.size == 7}  # by element
 
     def payload_bytes(self, n: int) -> int:
-        """See Codec."""
         length = self._blocks.length(n)
         return self._inner.payload_bytes(length) if length else 0
 
@@ -112,7 +111,6 @@ class Region(CodecDefaults):
         incoming: Any = None,
         **options: Any,
     ) -> Ints:
-        """See Codec."""
         assert incoming is None  # it does not fuse
         cut, used = _Cut(self._blocks, table), np.zeros(len(table), np.int64)
         if not len(cut.rows):
@@ -143,7 +141,6 @@ class Region(CodecDefaults):
         add: bool = False,
         step: int = 0,
     ) -> None:
-        """See Codec."""
         cut = _Cut(self._blocks, table)
         if len(cut.rows):
             values = cut.take(out, START) if add else cut.room(out)

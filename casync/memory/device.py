@@ -87,42 +87,33 @@ class DeviceMemory:
         return made
 
     def staging(self, count: int) -> torch.Tensor:
-        """See Memory."""
         return torch.zeros(count, dtype=torch.uint8, pin_memory=True)
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """See Memory."""
         return as_codecs_take(tensor)
 
     def tensor(self, array: Any) -> torch.Tensor:
-        """See Memory."""
         return torch.as_tensor(array, device=self.device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """See Memory."""
         target.copy_(source, non_blocking=True)
 
     def stream(self, *, urgent: bool = False) -> Stream:
-        """See Memory."""
         priority = -1 if urgent else 0
         made = torch.cuda.Stream(self.device, priority=priority)  # type: ignore[no-untyped-call]
         self._streams.append(made)
         return _Stream(made)
 
     def caller(self) -> Stream:
-        """See Memory."""
         return _Stream(torch.cuda.current_stream(self.device))
 
     def event(self) -> Event:
-        """See Memory."""
         return _Event()
 
     def moment(self) -> _Moment:
-        """See Memory."""
         return _Moment(torch.cuda.current_stream(self.device))
 
     def current(self) -> AbstractContextManager[object]:
-        """See Memory."""
         return torch.cuda.device(self.device)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -133,5 +124,4 @@ class DeviceMemory:
         return graph.replay
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """See Memory."""
         return torch.futures.Future(devices=[self.device])

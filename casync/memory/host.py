@@ -65,39 +65,30 @@ class HostMemory:
         return torch.from_numpy(np.zeros(count * dtype.itemsize, np.uint8)).view(dtype)
 
     def staging(self, count: int) -> torch.Tensor:
-        """See Memory."""
         return self.zeros(count, torch.uint8)
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """See Memory."""
         return as_codecs_take(tensor)
 
     def tensor(self, array: Any) -> torch.Tensor:
-        """See Memory."""
         return torch.from_numpy(array)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """See Memory."""
         target.copy_(source)
 
     def stream(self, *, urgent: bool = False) -> Stream:
-        """See Memory."""
         return _Now()
 
     def caller(self) -> Stream:
-        """See Memory."""
         return _Now()
 
     def event(self) -> Event:
-        """See Memory."""
         return _Done()
 
     def moment(self) -> Instant:
-        """See Memory."""
         return Instant(time.perf_counter())
 
     def current(self) -> AbstractContextManager[object]:
-        """See Memory."""
         return nullcontext()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -105,5 +96,4 @@ class HostMemory:
         raise NotImplementedError("host memory has no graphs")
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """See Memory."""
         return torch.futures.Future()

@@ -54,7 +54,6 @@ class _Communicator:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """See Communicator."""
         try:
             yield
             works = dist.batch_isend_irecv(self._messages) if self._messages else []
@@ -64,11 +63,9 @@ class _Communicator:
             self._messages, self._sums = [], []
 
     def send(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        """See Communicator."""
         self._messages.append(dist.P2POp(dist.isend, data, group=self._group, group_peer=peer))
 
     def recv(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        """See Communicator."""
         self._messages.append(dist.P2POp(dist.irecv, data, group=self._group, group_peer=peer))
 
     def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
@@ -82,9 +79,7 @@ class _Communicator:
         return ""
 
     def abort(self) -> None:
-        """See Communicator."""
         self._group.abort()
 
     def close(self) -> None:
-        """See Communicator."""
         dist.destroy_process_group(self._group)

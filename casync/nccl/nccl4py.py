@@ -22,11 +22,9 @@ class Nccl4py:
         self._core: Any = binding("nccl4py", "nccl.core")
 
     def unique_id(self) -> bytes:
-        """See Library."""
         return bytes(self._core.get_unique_id())
 
     def connect(self, unique_id: bytes, rank: int, size: int) -> Communicator:
-        """See Library."""
         core = self._core
         made = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
         return _Communicator(core, made)
@@ -40,31 +38,24 @@ class _Communicator:
         self._ops = {"sum": core.SUM, "max": core.MAX}
 
     def group(self) -> AbstractContextManager[object]:
-        """See Communicator."""
         return cast(AbstractContextManager[object], self._core.group())
 
     def send(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        """See Communicator."""
         self._made.send(data, peer, stream=stream)
 
     def recv(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        """See Communicator."""
         self._made.recv(data, peer, stream=stream)
 
     def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
-        """See Communicator."""
         self._made.allreduce(data, data, self._ops[op], stream=stream)
 
     def failure(self) -> str:
-        """See Communicator."""
         if not self._made.is_valid or int(self._made.get_async_error()) in _FINE:
             return ""
         return str(self._made.get_last_error())
 
     def abort(self) -> None:
-        """See Communicator."""
         self._made.abort()
 
     def close(self) -> None:
-        """See Communicator."""
         self._made.destroy()

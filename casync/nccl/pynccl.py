@@ -44,11 +44,9 @@ class Pynccl:
             ) from error
 
     def unique_id(self) -> bytes:
-        """See Library."""
         return bytes(self._calls.get_unique_id())
 
     def connect(self, unique_id: bytes, rank: int, size: int) -> Communicator:
-        """See Library."""
         made = self._calls.get_comm()
         given = self._ids.from_buffer_copy(unique_id)
         self._calls.comm_init_rank(ctypes.byref(made), size, given, rank)
@@ -63,7 +61,6 @@ class _Communicator:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """See Communicator."""
         self._calls.group_start()
         try:
             yield
@@ -71,33 +68,27 @@ class _Communicator:
             self._calls.group_end()
 
     def send(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        """See Communicator."""
         for piece in torch.split(data, _LONGEST):
             self._calls.pp_send(*_buffer(piece), peer, self._made, stream)
 
     def recv(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        """See Communicator."""
         for piece in torch.split(data, _LONGEST):
             self._calls.pp_recv(*_buffer(piece), peer, self._made, stream)
 
     def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
-        """See Communicator."""
         for piece in torch.split(data, _LONGEST):
             place, count, kind = _buffer(piece)
             self._calls.all_reduce(place, place, count, kind, _OPS[op], self._made, stream)
 
     def failure(self) -> str:
-        """See Communicator."""
         status = ctypes.c_int(0)
         self._calls.comm_get_async_error(self._made, ctypes.byref(status))
         return "" if status.value in _FINE else f"ncclResult_t {status.value}"
 
     def abort(self) -> None:
-        """See Communicator."""
         self._calls.comm_abort(self._made)
 
     def close(self) -> None:
-        """See Communicator."""
         self._calls.comm_destroy(self._made)
 
 

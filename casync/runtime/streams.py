@@ -80,7 +80,6 @@ class StreamLanes:
             self._communication = Communication(owner, transport, watch, self._arrived)
 
     def begin(self, job: Job) -> None:
-        """See Lanes."""
         caller = Lane(self._memory.caller())
         mark = caller.mark(next(self._numbers), self._memory.event())
         job.begun = Mark(job.prepared.key, mark.number, mark.event, {})
@@ -88,12 +87,10 @@ class StreamLanes:
             job.prepared.ended = job.begun
 
     def start(self, job: Job) -> None:
-        """See Lanes."""
         if self._communication is not None:
             self._communication.start(job)
 
     def put(self, job: Job, index: int) -> None:
-        """See Lanes."""
         task = job.tasks[index]
         if self._communication is None or not isinstance(task, Send | Recv | Reduce):
             self._push(job, index)
@@ -101,7 +98,6 @@ class StreamLanes:
             self._communication.put(job, index)
 
     def run(self) -> None:
-        """See Lanes."""
         while (item := self._next()) is not None:
             try:
                 self._issue(*item)
@@ -109,7 +105,6 @@ class StreamLanes:
                 self._issuing = False
 
     def end(self, job: Job) -> None:
-        """See Lanes."""
         lane, prepared = self._lanes["end"], job.prepared
         lane.after(job.marks[i] for i, following in enumerate(job.unlocks) if not following)
         if prepared.varying:
@@ -120,7 +115,6 @@ class StreamLanes:
             self._ended.append(job)
 
     def complete(self, job: Job, work: Callable[[], None]) -> None:
-        """See Lanes."""
         self._lanes["end"].run(work)
 
     def join(self, job: Job) -> None:
@@ -150,12 +144,10 @@ class StreamLanes:
         return some
 
     def drop(self) -> None:
-        """See Lanes."""
         with self._lock:
             self._ready.clear()
 
     def close(self, patience: float) -> None:
-        """See Lanes."""
         if self._communication is not None:
             self._communication.close(patience)
         self._ended.clear()

@@ -41,11 +41,9 @@ class ThreadLanes:
         """See Lanes."""
 
     def start(self, job: Job) -> None:
-        """See Lanes."""
         self._communication.start(job)
 
     def put(self, job: Job, index: int) -> None:
-        """See Lanes."""
         task = job.tasks[index]
         if isinstance(task, Send | Reduce):
             self._communication.put(job, index)
@@ -59,15 +57,12 @@ class ThreadLanes:
         """See Lanes."""
 
     def complete(self, job: Job, work: Callable[[], None]) -> None:
-        """See Lanes."""
         work()
 
     def drop(self) -> None:
-        """See Lanes."""
         self._compute.drop()
 
     def close(self, patience: float) -> None:
-        """See Lanes."""
         self._compute.close(patience)
         self._communication.close(patience)
 

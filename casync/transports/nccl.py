@@ -63,12 +63,10 @@ class NcclTransport:
 
     @property
     def rank(self) -> int:
-        """See SlotTransport."""
         return self._rank
 
     @property
     def world_size(self) -> int:
-        """See SlotTransport."""
         return self._world_size
 
     def exchange(self, transfers: Sequence[Transfer]) -> None:
@@ -90,7 +88,6 @@ class NcclTransport:
             self._watchdog.watch(event, names, full)
 
     def abort(self) -> None:
-        """See SlotTransport."""
         self._end(TransportAborted(f"rank {self._rank} closed its communicators"))
 
     def close(self) -> None:

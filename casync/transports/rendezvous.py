@@ -136,11 +136,9 @@ class Endpoint:
         self._meeting.exchange(self.rank, transfers)
 
     def abort(self) -> None:
-        """See SlotTransport."""
         self._meeting.leave(self.rank, "gone")
 
     def close(self) -> None:
-        """See SlotTransport."""
         self._meeting.leave(self.rank)
 
 
