@@ -12,25 +12,22 @@ from __future__ import annotations
 
 import itertools
 import json
-import shlex
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import typer
 
-from bench.codecs import RESULTS
-from bench.spec_table import markdown
-from bench.training import Group, describe, measure
+from bench.commands import RESULTS, given, now, refusing
+from bench.training import Group, describe, measure, off, prediction
 from hipress import options
 from hipress.demo import place, runner
+from hipress.demo.command import check_output
 from hipress.demo.job import Job, Result
 from hipress.demo.netns import parse_rate
-from hipress.demo.report import percentile, versions_here
+from hipress.demo.report import markdown_table, percentile, versions_here
 from hipress.plan.auto import candidates
 
 #: what needs no planner; DDP's own hook for bf16 asks for a GPU
@@ -110,11 +107,7 @@ class Cell:
     @property
     def off(self) -> list[float]:
         """By how much predictions were, relative to the steps."""
-        return [
-            abs(each["predicted_seconds"] / each["step_seconds"] - 1)
-            for each in self.tried
-            if each["step_seconds"]
-        ]
+        return [abs(off(each)) for each in self.tried if each["step_seconds"]]
 
 
 def _auto(optimizer: str) -> str:
@@ -156,10 +149,8 @@ def measured(hosts: int, rate: str, optimizer: str, rounds: int) -> Cell:
 
         results = measure(group, run)
     steps = {each.method: Steps.of(each, statistics.median(first[each.method])) for each in results}
-    command = shlex.join(["python", "-m", "bench.auto", *sys.argv[1:]])
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    tried = results[-1].tried
-    return Cell(hosts, rate, optimizer, steps, tried, rounds, date, command, versions_here())
+    about = (now(), given("bench.auto"), versions_here())
+    return Cell(hosts, rate, optimizer, steps, results[-1].tried, rounds, *about)
 
 
 def _shortened(job: Job, rate: str) -> Job:
@@ -178,7 +169,7 @@ def _first(result: Result) -> float:
 
 def tables(cells: Sequence[Cell]) -> Iterator[str]:
     """All that is recorded, as Markdown."""
-    yield markdown(
+    yield markdown_table(
         ("hosts, link, optimizer", "auto", "ms", "best of its candidates", "ms", "ratio",
          "best of DDP", "ms", "ratio", "first 100 steps, s", "fp16", "ratio"),
         [list(_compared(cell)) for cell in cells],
@@ -187,13 +178,13 @@ def tables(cells: Sequence[Cell]) -> Iterator[str]:
     for name, limit in LIMITS.items():
         missed = [cell for cell in cells if cell.ratios[name] > limit]
         yield f"- {_WHAT[name]}, at most {limit:g}: {len(cells) - len(missed)} of {len(cells)} met"
-    off = [each for cell in cells for each in cell.off]
-    if off:
-        yield f"- predictions are off by {statistics.median(off):.0%} in the median, at most "
-        yield f"  {max(off):.0%}, of {len(off)} plans that were tried"
+    found = [each for cell in cells for each in cell.off]
+    if found:
+        yield f"- predictions are off by {statistics.median(found):.0%} in the median, at most "
+        yield f"  {max(found):.0%}, of {len(found)} plans that were tried"
     yield ""
     head = ("hosts, link, optimizer", "tried", "predicted ms", "ms", "off", "")
-    yield markdown(head, [row for cell in cells for row in _plans(cell)])
+    yield markdown_table(head, [row for cell in cells for row in _plans(cell)])
 
 
 _WHAT = {
@@ -223,9 +214,7 @@ def _judged(cell: Cell, ratio: str) -> str:
 def _plans(cell: Cell) -> Iterator[tuple[str, ...]]:
     for each in cell.tried:
         if each["step_seconds"]:
-            off = each["predicted_seconds"] / each["step_seconds"] - 1
-            times = (_ms(each["predicted_seconds"]), _ms(each["step_seconds"]))
-            yield (_name(cell), each["plan"], *times, f"{off:+.0%}", each["verdict"])
+            yield (_name(cell), *prediction(each))
 
 
 def _name(cell: Cell) -> str:
@@ -258,12 +247,12 @@ def main(
 ) -> None:
     """Measures cells, and says where auto is not what it is to be."""
     chosen = (hosts or HOSTS, rate or RATES, optimizer or OPTIMIZERS)
-    for given, known in zip(chosen, (HOSTS, RATES, OPTIMIZERS), strict=True):
-        wrong = [each for each in given if each not in known]
-        if wrong:
-            print(f"{wrong[0]!r}: choose from {', '.join(map(str, known))}", file=sys.stderr)
-            raise typer.Exit(2)
-    output.mkdir(parents=True, exist_ok=True)
+    with refusing():
+        for wanted, known in zip(chosen, (HOSTS, RATES, OPTIMIZERS), strict=True):
+            for each in wanted:
+                if each not in known:
+                    raise ValueError(f"{each!r}: choose from {', '.join(map(str, known))}")
+        check_output(output)
     for key in itertools.product(*chosen):
         print(f"{key[0]} hosts, {key[1]}, {key[2]}")
         try:

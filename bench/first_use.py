@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
 import time
 from typing import Annotated
@@ -16,7 +15,8 @@ from typing import Annotated
 import typer
 
 from bench import ranks
-from bench.netns import Network
+from bench.commands import refusing
+from bench.netns import Network, require
 
 KINDS = {"ddp": "DistributedDataParallel", "wrap": "hipress.wrap"}
 HOSTS = 2
@@ -49,7 +49,8 @@ def main(
     runs: Annotated[int, typer.Option(help="Of each kind, in turns.", min=1)] = 5,
 ) -> None:
     """A line for each kind."""
-    ranks.require_hosts()
+    with refusing():
+        require(HOSTS, rate)
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with Network(HOSTS, rate) as network:
         for _ in range(runs):
@@ -63,7 +64,4 @@ def main(
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        rank(sys.argv[1], sys.argv[2])
-    else:
-        typer.run(main)
+    ranks.run(main, rank)

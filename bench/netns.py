@@ -17,10 +17,11 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from bench.commands import refusing
 from hipress.demo.netns import (
     INTERFACE,
     Counters,
@@ -71,7 +72,8 @@ dist.destroy_process_group()
 @app.command()
 def run(program: list[str], hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
     """Runs a program on every host; exit status of the first host that fails."""
-    _require(hosts, rate)
+    with refusing():
+        require(hosts, rate)
     with Network(hosts, rate) as network:
         raise typer.Exit(run_everywhere(network, program))
 
@@ -79,7 +81,8 @@ def run(program: list[str], hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
 @app.command()
 def check(hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
     """Compares gloo's all-reduce and the interface counters with what the rate promises."""
-    _require(hosts, rate, least=2)
+    with refusing():
+        require(hosts, rate, least=2)
     gbits, overhead = measure(hosts, rate)
     print(f"{hosts} hosts, {rate}: all-reduce bus bandwidth {gbits:.3f} Gbit/s, ", end="")
     print(f"interface bytes {overhead:.4f} of the payload")
@@ -126,22 +129,14 @@ def environment(network: Network, rank: int) -> dict[str, str]:
     }
 
 
-def _require(hosts: int, rate: str, least: int = 1) -> None:
-    """Tells in a line what cannot be."""
-    try:
-        Network(hosts, rate)  # makes nothing before it is entered
-        if hosts < least:
-            raise ValueError(f"{hosts} hosts: expected {least} to 250")
-    except ValueError as error:
-        _refuse(str(error))
+def require(hosts: int, rate: str, least: int = 1) -> None:
+    """ValueError for what hosts and links cannot be, and where none can be emulated."""
+    Network(hosts, rate)  # makes nothing before it is entered
+    if hosts < least:
+        raise ValueError(f"{hosts} hosts: expected {least} to 250")
     reason = unavailable()
     if reason is not None:
-        _refuse(f"hosts cannot be emulated here: {reason}")
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"bench.netns: {message}", file=sys.stderr)
-    raise typer.Exit(2)
+        raise ValueError(f"hosts cannot be emulated here: {reason}")
 
 
 if __name__ == "__main__":

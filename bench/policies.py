@@ -9,9 +9,7 @@ by policies between these. A few minutes; writes policies.json and policies.md.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench import ranks
-from bench.codecs import RESULTS
-from bench.netns import Network
-from bench.spec_table import markdown
+from bench.commands import RESULTS, refusing
+from bench.netns import Network, require
+from hipress.demo.command import check_output
+from hipress.demo.report import markdown_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -162,12 +161,12 @@ def text(runs: Sequence[Run]) -> str:
     """What is told: costs and gains, and which ratio when."""
     return "\n".join(
         [
-            markdown(
+            markdown_table(
                 ("", "loss", "accuracy", "MB sent", "seconds"),
                 [_row(name, [r for r in runs if r.method == key]) for key, name in METHODS.items()],
             ),
             "",
-            markdown(
+            markdown_table(
                 ("elements by ratio", *(f"{n + 1}/{PARTS}" for n in range(PARTS))),
                 [row for key in ("gravac", "accordion") for row in _parts(key, runs)],
             ),
@@ -204,7 +203,9 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for JSON and table.")] = RESULTS,
 ) -> None:
     """Trains with every method."""
-    ranks.require_hosts()
+    with refusing():
+        require(HOSTS, rate)
+        check_output(output)
     runs = []
     with Network(HOSTS, rate) as network:
         for seed in range(1, seeds + 1):
@@ -218,7 +219,4 @@ def main(
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        rank(sys.argv[1], int(sys.argv[2]))
-    else:
-        typer.run(main)
+    ranks.run(main, rank)

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import shlex
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from bench.netns import Network, NetworkError, environment, unavailable
+from bench import commands
+from bench.netns import Network, NetworkError, environment
 from hipress.demo.report import versions_here
 
 _MARK = b"measured "  # others print, too
 
 
-def require_hosts() -> None:
-    """Ends with status 2, and says why, where hosts cannot be emulated."""
-    reason = unavailable()
-    if reason is not None:
-        print(f"hosts cannot be emulated here: {reason}", file=sys.stderr)
-        raise typer.Exit(2)
+def run(main: Callable[..., None], rank: Callable[..., None]) -> None:
+    """Runs a module's `main`; where `told` has started it, its `rank`."""
+    typer.run(rank if "RANK" in os.environ else main)
 
 
 def told(network: Network, module: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -55,12 +52,11 @@ def tell(**data: Any) -> None:
 
 
 def record(output: Path, module: str, title: str, text: str, **data: Any) -> None:
-    """Writes data as JSON and the text as Markdown, named after the module, and prints the text."""
-    command = shlex.join(["python", "-m", module, *sys.argv[1:]])
-    date = datetime.now(UTC).isoformat(timespec="seconds")
+    """Writes data as JSON and the text as Markdown into a folder that there is, named after the
+    module, and prints the text."""
+    command, date = commands.given(module), commands.now()
     about = {"command": command, "date": date, "versions": versions_here()}
     file = output / module.rpartition(".")[2]
-    output.mkdir(parents=True, exist_ok=True)
     file.with_suffix(".json").write_text(json.dumps(about | data) + "\n")
     file.with_suffix(".md").write_text(f"# {title}\n\n`{command}`, {date}\n\n{text}\n")
     print(text)

@@ -8,9 +8,7 @@ alone. A few minutes; writes throttle.json and throttle.md.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +17,11 @@ from typing import Annotated
 import typer
 
 from bench import ranks
-from bench.codecs import RESULTS
+from bench.commands import RESULTS, refusing
 from bench.losses import smoothed
-from bench.netns import Network
-from bench.spec_table import markdown
+from bench.netns import Network, require
+from hipress.demo.command import check_optimizer, check_output
+from hipress.demo.report import markdown_table
 
 HOSTS = 2
 AIM = 100  # steps until the plan is looked at again
@@ -100,7 +99,7 @@ def text(found: Sequence[Change], disturbance: float) -> str:
     met = all(c.looked is not None and c.looked <= AIM for c in found)
     return "\n".join(
         [
-            markdown(head, rows), "",
+            markdown_table(head, rows), "",
             f"- looked at again within {AIM} steps of each change: {'met' if met else 'MISSED'}",
             f"- losses, means of ten steps: at most {disturbance:.1%} from those at a steady rate",
         ]
@@ -140,11 +139,17 @@ def main(
     optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "sgd",
     fast: Annotated[str, typer.Option(help="Speed of links.")] = "1gbit",
     slow: Annotated[str, typer.Option(help="Speed of throttled links.")] = "100mbit",
-    each: Annotated[int, typer.Option(help="Steps before, at and after the throttle.")] = 150,
+    each: Annotated[
+        int, typer.Option(help="Steps before, at and after the throttle.", min=1)
+    ] = 150,
     output: Annotated[Path, typer.Option(help="Folder for JSON and table.")] = RESULTS,
 ) -> None:
     """Throttles links while auto trains."""
-    ranks.require_hosts()
+    with refusing():
+        check_optimizer(optimizer)
+        for rate in (fast, slow):
+            require(HOSTS, rate)
+        check_output(output)
     at = {each: slow, 2 * each: fast}
     throttled = trained(optimizer, fast, 3 * each, at)
     steady = trained(optimizer, fast, 3 * each, {})
@@ -157,7 +162,4 @@ def main(
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        rank(sys.argv[1], int(sys.argv[2]))
-    else:
-        typer.run(main)
+    ranks.run(main, rank)

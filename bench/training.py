@@ -11,25 +11,23 @@ all of them; a figure is the median over the timed steps of all rounds. Links ar
 """
 
 import dataclasses
-import shlex
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from bench.commands import RESULTS, given, refusing
 from hipress.demo import methods as methods_
 from hipress.demo import place, runner
-from hipress.demo.command import check_device, check_optimizer
+from hipress.demo.command import check_device, check_optimizer, check_output
 from hipress.demo.job import Job, Result, Workload
 from hipress.demo.methods import ALONE, DEFAULTS
 from hipress.demo.netns import parse_rate
-from hipress.demo.report import Report, markdown, rows
+from hipress.demo.report import Report, markdown, markdown_table, rows
 
-RESULTS = Path(__file__).parent / "results"
 _STEPS = (
     *(*ALONE, *(name for name in DEFAULTS if name not in ALONE)),
     *("hipress:auto", "sync:onebit_group"),
@@ -155,20 +153,26 @@ def predictions(results: Sequence[Result]) -> list[str]:
     tried = [plan for result in results for plan in result.tried if plan["step_seconds"]]
     if not tried:
         return []
-    lines = ["", '| tried by "auto" | predicted ms | step ms | off | |', "| --- " * 5 + "|"]
-    for plan in tried:
-        wanted, found = plan["predicted_seconds"], plan["step_seconds"]
-        off = f"{wanted / found - 1:+.0%}"
-        cells = (plan["plan"], f"{1e3 * wanted:.0f}", f"{1e3 * found:.0f}", off, plan["verdict"])
-        lines.append(f"| {' | '.join(cells)} |")
-    errors = [abs(each["predicted_seconds"] / each["step_seconds"] - 1) for each in tried]
-    middle, worst = statistics.median(errors), max(errors)
-    return [*lines, "", f"Predictions are off by {middle:.0%} in the median, at most {worst:.0%}."]
+    head = ('tried by "auto"', "predicted ms", "step ms", "off", "")
+    found = [abs(off(plan)) for plan in tried]
+    middle, worst = statistics.median(found), max(found)
+    told = f"Predictions are off by {middle:.0%} in the median, at most {worst:.0%}."
+    return ["", *markdown_table(head, map(prediction, tried)).splitlines(), "", told]
+
+
+def prediction(plan: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a plan that was tried."""
+    times = (f"{1e3 * plan[key]:.0f}" for key in ("predicted_seconds", "step_seconds"))
+    return (plan["plan"], *times, f"{off(plan):+.0%}", plan["verdict"])
+
+
+def off(plan: dict[str, Any]) -> float:
+    """How much longer a step was predicted to take than it took, relative."""
+    return float(plan["predicted_seconds"] / plan["step_seconds"] - 1)
 
 
 def write(name: str, report: Report, folder: Path) -> None:
     """Writes the JSON and the table with its verdicts."""
-    folder.mkdir(parents=True, exist_ok=True)
     report.write(folder / f"{name}.json")
     lines = [f"# {name}: {report.place}", "", f"`{report.command}`, {report.date}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in report.versions.items()), ""]
@@ -188,17 +192,15 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
 ) -> None:
     """Measures groups of methods and says which targets are met."""
-    unknown = sorted(set(group or ()) - set(GROUPS))
-    if unknown:
-        print(f"unknown group {unknown[0]!r}; choose from: {', '.join(GROUPS)}", file=sys.stderr)
-        raise typer.Exit(2)
-    given = tuple(part.strip() for part in methods.split(",") if part.strip())
-    _check(given, rate, device, optimizer, output)
+    chosen_methods = tuple(part.strip() for part in methods.split(",") if part.strip())
+    with refusing():  # before the others take their time
+        _check(group or (), chosen_methods, rate, device, optimizer)
+        check_output(output)
     for name in group or (each for each in GROUPS if each != HERE):
         usual = GROUPS[name]
         chosen = dataclasses.replace(
             usual,
-            methods=given or usual.methods,
+            methods=chosen_methods or usual.methods,
             steps=steps or usual.steps,
             rounds=rounds or usual.rounds,
             rate=rate or usual.rate,
@@ -208,19 +210,18 @@ def main(
         (_measure_here if name == HERE else _measure_and_write)(name, chosen, output)
 
 
-def _check(given: Sequence[str], rate: str, device: str, optimizer: str, output: Path) -> None:
-    """Refuses what is no method, speed, device, optimizer and folder, before the others take their
-    time."""
-    try:
-        methods_.check([methods_.parse(text) for text in given])
-        if rate:
-            parse_rate(rate)
-        check_device(device)
-        check_optimizer(optimizer)
-        output.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
+def _check(
+    groups: Sequence[str], methods: Sequence[str], rate: str, device: str, optimizer: str
+) -> None:
+    """ValueError for what is no group, method, speed, device and optimizer."""
+    for name in groups:
+        if name not in GROUPS:
+            raise ValueError(f"unknown group {name!r}; choose from: {', '.join(GROUPS)}")
+    methods_.check([methods_.parse(text) for text in methods])
+    if rate:
+        parse_rate(rate)
+    check_device(device)
+    check_optimizer(optimizer)
 
 
 def _measure_and_write(name: str, group: Group, output: Path) -> None:
@@ -239,11 +240,8 @@ def _measure_here(name: str, group: Group, output: Path) -> None:
     """On the ranks that were started; rank 0 tells and writes."""
     from bench.here import Cluster
 
-    try:
+    with refusing():
         cluster = Cluster()
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
     group = dataclasses.replace(group, hosts=cluster.started.ranks)
     with cluster:
         cluster.probe()
@@ -257,7 +255,7 @@ def _measure_here(name: str, group: Group, output: Path) -> None:
 def _write_and_tell(
     name: str, where: str, rate: str, group: Group, results: list[Result], output: Path
 ) -> None:
-    command = shlex.join(["python", "-m", "bench.training", *sys.argv[1:]])
+    command = given("bench.training")
     report = Report(where, group.hosts, rate, group.steps, group.workload, results, command)
     write(name, report, output)
     print("\n".join([markdown(report), *verdicts(name, report.results)]))

@@ -61,7 +61,7 @@ def demo(
         _check(hosts, steps, optimizer)
         check_device(device)
         where = place.choose(hosts, rate, loopback=loopback)
-        _check_output(output)
+        check_output(output)
     except (ValueError, OSError) as error:
         _refuse(str(error))
     workload = Workload(optimizer=optimizer, device=device)
@@ -98,7 +98,7 @@ def check_device(device: str) -> None:
             raise ValueError("--device cuda: torch finds no CUDA device here")
 
 
-def _check_output(folder: Path) -> None:
+def check_output(folder: Path) -> None:
     """OSError for a folder that could not be written to when all is done."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):

@@ -3,7 +3,7 @@
 import json
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -108,11 +108,15 @@ def failures(report: Report) -> list[str]:
 
 def markdown(report: Report) -> str:
     """The figures for a document."""
-    heads = ("method", *SPEED, *PRICE)
     body = [(row.result.label, *_cells(row)) for row in rows(report.results)]
-    lines = [heads, ("---",) * len(heads), *body]
-    text = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([*text, *(f"\nFailed: {line}" for line in failures(report))]) + "\n"
+    text = markdown_table(("method", *SPEED, *PRICE), body)
+    return "\n".join([text, *(f"\nFailed: {line}" for line in failures(report))]) + "\n"
+
+
+def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _row(result: Result, good: dict[str, Result]) -> Row:

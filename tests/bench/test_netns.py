@@ -53,7 +53,7 @@ def test_a_bad_number_of_hosts_is_refused(hosts):
 def test_what_cannot_be_is_told_in_a_line(arguments, message):
     result = CliRunner().invoke(netns.app, arguments)
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"bench.netns: {message}")
+    assert result.stderr.startswith(message)
     assert result.stderr.count("\n") == 1
 
 

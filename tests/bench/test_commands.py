@@ -1,0 +1,62 @@
+"""Commands of bench refuse in a line, before anything takes its time."""
+
+import sys
+
+import pytest
+import typer
+
+from bench import auto, first_use, netns, policies, ranks, throttle
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch):
+    monkeypatch.setattr(netns, "unavailable", lambda: None)
+    for module in (first_use, policies, throttle):
+        monkeypatch.setattr(module, "Network", None)
+    monkeypatch.setattr(auto, "measured", None)
+
+
+@pytest.mark.parametrize(
+    "main, options, message",
+    [
+        (first_use.main, {"rate": "fast"}, "rate 'fast': expected 100kbit to 100gbit"),
+        (policies.main, {"rate": "fast"}, "rate 'fast': expected 100kbit to 100gbit"),
+        (throttle.main, {"slow": "fast"}, "rate 'fast': expected 100kbit to 100gbit"),
+        (throttle.main, {"optimizer": "adam"}, "unknown optimizer 'adam'"),
+        (auto.main, {"optimizer": ["adam"]}, "'adam': choose from sgd, adamw"),
+    ],
+)
+def test_what_cannot_be(main, options, message, capsys):
+    refused(main, options, message, capsys)
+
+
+@pytest.mark.parametrize("module", [auto, policies, throttle])
+def test_a_folder_that_cannot_be(module, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    refused(module.main, {"output": tmp_path / "file" / "folder"}, "Not a directory", capsys)
+
+
+def test_where_hosts_cannot_be_emulated(monkeypatch, capsys):
+    monkeypatch.setattr(netns, "unavailable", lambda: "network namespaces need root")
+    told = "hosts cannot be emulated here: network namespaces need root"
+    refused(first_use.main, {}, told, capsys)
+
+
+def refused(main, options, message, capsys):
+    with pytest.raises(typer.Exit) as exit:
+        main(**options)
+    assert exit.value.exit_code == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_a_rank_takes_its_own_arguments(monkeypatch, capsys):
+    def rank(method: str, seed: int) -> None:
+        print(method, seed + 1)
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(sys, "argv", ["bench", "topk", "3"])
+    with pytest.raises(SystemExit):
+        ranks.run(policies.main, rank)
+    assert capsys.readouterr().out == "topk 4\n"
