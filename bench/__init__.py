@@ -1,2 +1,8 @@
-"""Benchmarks: `training` (the demo's workload on emulated links), `netns` (those links), `codecs`
-and `gpu` (kernels), `sidco` (threshold estimators), `spec_table` (docs/compressors.md)."""
+"""Benchmarks, each `python -m bench.NAME`.
+
+- Of a training: `training` (step times, on emulated links or on a cluster), `auto`, `throttle` and
+  `policies` (what these choose), `losses`, `first_use` (how long `wrap` takes).
+- Of kernels: `codecs`, `gpu`, `gpu_step`, `gpu_code`, `sidco` (threshold estimators).
+- Of the engine: `tasks`, `slices`, `volumes`, and `nodes`, which runs on the hosts of `netns`.
+- From what is recorded: `spec_table` (tables of the documents), `picture` (README's chart).
+"""

@@ -4,14 +4,14 @@ bandwidth and a plain-torch implementation, all measured in turn in one run.
     python -m bench.codecs [NAMES...] [--elements 12000000] [--repeat 9]
     python -m bench.codecs onebit_group:residual=bfloat16
 
-Rows of codecs that are not named stay as they are in codecs.json.
+Rows of codecs that are not named stay as they are in codecs.json, and have to be of the same
+machine, versions and options.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,16 +22,18 @@ from rich.console import Console
 from rich.table import Table
 
 import compll
+from bench.commands import RESULTS as RESULTS  # where others look for it
+from bench.commands import check_codecs, given, kept, refusing
 from bench.plain_torch import METHODS
 from bench.torch_common import Method
 from compll.tools import measure
 from compll.tools.bench_report import about
 from compll.tools.timing import Job, Timing, timings
 from hipress.demo import methods
+from hipress.demo.command import check_output
 
 #: parameters that are measured beside the defaults
 VARIANTS = ("onebit_group:residual=bfloat16",)
-RESULTS = Path(__file__).parent / "results"
 GROUPS = 16384  # elements; whole groups of every codec
 
 
@@ -122,28 +124,25 @@ def main(
 ) -> None:
     """Measure the codecs and write codecs.json."""
     chosen = names or [*compll.list_specs(), *VARIANTS]
-    try:
-        methods.check([methods.parse(f"hipress:{name}") for name in chosen])
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
-    torch.set_num_threads(1)
-    kept = keep_memory()
+    path = output / "codecs.json"
     elements -= elements % GROUPS  # whole groups, so that plain torch pads nothing
+    how = {"elements": elements, "repeat": repeat, "memory kept": keep_memory()}
+    facts = about() | {"torch": torch.__version__, "command": given("bench.codecs")} | how
+    with refusing():
+        check_codecs(chosen)
+        check_output(output)
+        others = kept(path, facts, chosen, "codec") if names else []
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = [measure_codec(name, elements, repeat) for name in chosen]
     Console(width=120).print(show(rows))
-    output.mkdir(parents=True, exist_ok=True)
-    how = {"elements": elements, "repeat": repeat, "memory kept": kept}
-    save(rows, output / "codecs.json", how)
+    save([*others, *rows], path, facts)
 
 
-def save(rows: Sequence[dict[str, Any]], path: Path, how: dict[str, Any]) -> None:
-    """Write the rows, beside those of other codecs that the file has."""
-    held = json.loads(path.read_text())["rows"] if path.is_file() else []
-    merged = {row["codec"]: row for row in [*held, *rows]}
-    known = [merged[name] for name in sorted(merged) if name.split(":")[0] in compll.list_specs()]
-    facts = about() | {"torch": torch.__version__} | how
+def save(rows: Sequence[dict[str, Any]], path: Path, facts: dict[str, Any]) -> None:
+    """Write the rows of specs that there are."""
+    ordered = sorted(rows, key=lambda row: str(row["codec"]))
+    known = [row for row in ordered if row["codec"].split(":")[0] in compll.list_specs()]
     path.write_text(json.dumps({"about": facts, "rows": known}, indent=1) + "\n")
 
 

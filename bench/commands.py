@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -29,6 +31,30 @@ def refusing() -> Iterator[None]:
 def check_codecs(names: Iterable[str]) -> None:
     """ValueError for what no compressor is called, also with parameters, as in dgc:ratio=0.01."""
     methods.check([methods.parse(f"hipress:{name}") for name in names])
+
+
+def kept(
+    path: Path, about: dict[str, Any], names: Collection[str], key: str
+) -> list[dict[str, Any]]:
+    """The rows of a file whose key is none of these names.
+
+    ValueError where they are of another machine, version or option: the file tells of one alone.
+    """
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text())
+    rows = [row for row in found["rows"] if row[key] not in names]
+    differ = [
+        f"{what} {found['about'].get(what)}, not {value}"
+        for what, value in about.items()
+        if what not in ("date", "command") and found["about"].get(what) != value
+    ]
+    if rows and differ:
+        raise ValueError(
+            f"{path} holds other rows that were measured with {'; '.join(differ)}: name no codec, "
+            "to measure all anew, or give another --output"
+        )
+    return rows
 
 
 def given(module: str) -> str:

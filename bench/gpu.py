@@ -29,13 +29,14 @@ from rich.console import Console
 from rich.table import Table
 
 import compll
-from bench.gpu_times import Job, Times, timed
+from bench.commands import RESULTS, check_codecs, given, refusing
+from bench.gpu_times import Job, Times, require_gpu, timed
 from bench.plain_torch import METHODS
 from compll.passes.array_traffic import traffic_of
 from compll.runtime import cache, library
 from hipress.demo import methods
+from hipress.demo.command import check_output
 
-RESULTS = Path(__file__).parent / "results"
 TORCH_BASELINES = ("dgc", "topk")  # what of plain_torch is built on torch.topk
 
 
@@ -198,21 +199,11 @@ def about(repeat: int) -> dict[str, Any]:
     import cupy
 
     return {
-        "date": date.today().isoformat(), "device": torch.cuda.get_device_name(), "repeat": repeat,
+        "date": date.today().isoformat(), "command": given("bench.gpu"), "repeat": repeat,
+        "device": torch.cuda.get_device_name(),
         "torch": torch.__version__, "cupy": cupy.__version__,
         "cuda": cupy.cuda.runtime.runtimeGetVersion(),
     }  # fmt: skip
-
-
-def check(names: Sequence[str], output: Path) -> None:
-    """Refuse what no codec is called, and no folder, before the others take their time."""
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("torch finds no CUDA device")
-    try:
-        methods.check([methods.parse(f"hipress:{name}") for name in names])
-        output.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as why:
-        raise typer.BadParameter(str(why)) from None
 
 
 def main(
@@ -220,17 +211,21 @@ def main(
         list[str] | None, typer.Argument(help="codecs; all that compile when none is named")
     ] = None,
     sizes: Annotated[str, typer.Option(help="megabytes of gradient")] = "1,16,256,1024",
-    repeat: Annotated[int, typer.Option(help="timed turns; the median counts")] = 21,
+    repeat: Annotated[int, typer.Option(help="timed turns; the median counts", min=1)] = 21,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
     add: Annotated[bool, typer.Option("--add", help="keep the file's other rows")] = False,
 ) -> None:
     """Measure the codecs and write gpu.json."""
-    check(names or (), output)
+    with refusing():
+        require_gpu()
+        check_codecs(names or ())
+        check_output(output)
+        megabytes = [int(size) for size in sizes.split(",")]
     path, facts = output / "gpu.json", about(repeat)
     report = read(path) if add and path.exists() else Report()
     begun = []
     for name in names or compll.list_specs():
-        for size in map(int, sizes.split(",")):
+        for size in megabytes:
             begun.append(label_of(name, size))
             print(report.take(name, size, repeat), flush=True)
             report.write(path, facts)

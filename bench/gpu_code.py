@@ -6,7 +6,8 @@ floor of walks over tiles, without a device.
 Counted are the instructions of ready tiles (see prelude.cuh), without writing the gradient
 back, as nvdisasm shows them, each once: whatever loops remain count too little, what branches skip
 too much. Of specs with selections the walks alone are counted, not what follows them. Cycles are of
-throughput alone; latency comes on top where too few warps are resident.
+throughput alone; latency comes on top where too few warps are resident. Rows of specs that are not
+named stay as they are in gpu_code.json.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.commands import RESULTS, check_codecs, given, kept, refusing
 from compll.backends.cuda import nvrtc as cuda_nvrtc
 from compll.backends.cuda import source as cuda_source
 from compll.errors import SpecError, UsageError
 from compll.ir.layout import payload_bytes
 from compll.passes.array_traffic import traffic_of
 from compll.runtime import library
+from hipress.demo.command import check_output
 
-RESULTS = Path(__file__).parent / "results"
 #: an H200's: bytes a second of a copy, multiprocessors, cycles a second
 COPY, PROCESSORS, CLOCK = 4.3e12, 132, 1.7e9
 #: warps' instructions a cycle of a multiprocessor by unit, of compute capability 9.0 (CUDA C++
@@ -143,6 +145,18 @@ def main(
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
 ) -> None:
     """Count the instructions and write gpu_code.json."""
+    path = output / "gpu_code.json"
+    about = {
+        "date": date.today().isoformat(), "command": given("bench.gpu_code"), "arch": arch,
+        "nvrtc": importlib.metadata.version("nvidia-cuda-nvrtc"),
+        "nvdisasm": importlib.metadata.version("nvidia-cuda-nvdisasm"),
+        "copy_bytes_per_s": COPY, "processors": PROCESSORS, "clock_hz": CLOCK,
+        "warp_instructions_per_cycle": RATES,
+    }  # fmt: skip
+    with refusing():
+        check_codecs(names or ())
+        check_output(output)
+        others = kept(path, about, names, "spec") if names else []
     rows: list[Row] = []
     for name in track(names or library.list_specs(), "compiling"):
         try:
@@ -150,16 +164,8 @@ def main(
         except (SpecError, UsageError) as why:
             Console(stderr=True).print(f"{name}: {why}")
     Console(width=120).print(show(rows, arch))
-    about = {
-        "date": date.today().isoformat(), "arch": arch,
-        "nvrtc": importlib.metadata.version("nvidia-cuda-nvrtc"),
-        "nvdisasm": importlib.metadata.version("nvidia-cuda-nvdisasm"),
-        "copy_bytes_per_s": COPY, "processors": PROCESSORS, "clock_hz": CLOCK,
-        "warp_instructions_per_cycle": RATES,
-    }  # fmt: skip
-    output.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"about": about, "rows": rows}, indent=1)
-    (output / "gpu_code.json").write_text(text + "\n")
+    every = sorted([*others, *rows], key=lambda row: str(row["spec"]))
+    path.write_text(json.dumps({"about": about, "rows": every}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ import typer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.commands import RESULTS, given, refusing
+from bench.gpu_times import require_gpu
 from casync.codec import Codec
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import Choice, Tensor, partition
@@ -33,9 +35,9 @@ from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports import Transfer
 from hipress.compat import GradBucket
+from hipress.demo.command import check_output
 from hipress.plan.codecs import compile_codec
 
-RESULTS = Path(__file__).parent / "results"
 RANKS = 2
 WARM = 4  # steps: DDP makes its buckets anew after the first, programs are captured in the third
 STRATEGY = "ps"
@@ -167,13 +169,15 @@ def _gpt2(device: torch.device) -> nn.Module:
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="compressors of fixed lengths")] = None,
-    batch: int = 8,
-    length: int = 512,
-    repeat: int = 21,
+    batch: Annotated[int, typer.Option(help="sequences", min=1)] = 8,
+    length: Annotated[int, typer.Option(help="tokens of each", min=2)] = 512,
+    repeat: Annotated[int, typer.Option(help="timed steps; the median counts", min=1)] = 21,
+    output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
 ) -> None:
     """A step of GPT-2 small."""
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("there is no GPU here")
+    with refusing():
+        require_gpu()
+        check_output(output)
     device = torch.device("cuda", torch.cuda.current_device())
     codecs = {name: compile_codec(name, {}, "cuda") for name in names or ["int4_group", "topk"]}
     tokens = torch.randint(50257, (batch, length), device=device)
@@ -184,9 +188,10 @@ def main(
             found.append(row)
             typer.echo(json.dumps(row))
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-             "date": date.today().isoformat(), "batch": batch, "length": length}  # fmt: skip
+             "date": date.today().isoformat(), "command": given("bench.gpu_step"),
+             "batch": batch, "length": length, "repeat": repeat}  # fmt: skip
     text = json.dumps({**about, "rows": found}, indent=1) + "\n"
-    (RESULTS / "gpu_step.json").write_text(text)
+    (output / "gpu_step.json").write_text(text)
 
 
 if __name__ == "__main__":

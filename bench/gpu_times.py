@@ -27,6 +27,12 @@ class Times:
     queued: bool
 
 
+def require_gpu() -> None:
+    """ValueError where there is none."""
+    if not torch.cuda.is_available():
+        raise ValueError("torch finds no CUDA device")
+
+
 def timed(work: Mapping[str, Job], repeat: int) -> dict[str, Times]:
     """Medians of each job; the jobs take turns."""
     host = {name: host_ms(job) for name, job in work.items()}

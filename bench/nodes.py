@@ -18,9 +18,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import typer
 from torch import nn
 
+from bench.commands import refusing
+
 PER_NODE, WIDTH, STEPS, WARM_UP = 2, 1024, 15, 4
+STARTED_BY = "python -m bench.netns run --hosts 2 -- python -m bench.nodes"
 STRATEGIES = ("ps", "hierarchical")
 SENT = Path("/sys/class/net") / os.environ.get("GLOO_SOCKET_IFNAME", "lo") / "statistics/tx_bytes"
 
@@ -30,6 +34,9 @@ def main() -> None:
     if "LOCAL_RANK" in os.environ:
         _rank()
         return
+    with refusing():
+        if "RANK" not in os.environ:
+            raise ValueError(f"no host's number in RANK; start it by {STARTED_BY}")
     first = PER_NODE * int(os.environ["RANK"])
     size = PER_NODE * int(os.environ["WORLD_SIZE"])
     shared = {**os.environ, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(PER_NODE)}
@@ -74,4 +81,4 @@ def _train(strategy: str) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

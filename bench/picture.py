@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import typer
+
 from bench import loss_cells
-from bench.codecs import RESULTS
+from bench.commands import RESULTS
 from hipress.demo import chart
 from hipress.demo.job import Result
 from hipress.demo.methods import DEFAULTS
@@ -47,5 +49,10 @@ def _joined(times: Result, losses: list[float]) -> Result:
     return dataclasses.replace(times, losses=losses, seconds=seconds, warmup=warmup)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Draws README's chart, from what is recorded."""
     chart.draw(recorded(), PATH)
+
+
+if __name__ == "__main__":
+    typer.run(main)

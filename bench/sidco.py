@@ -24,11 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 import compll
+from bench.commands import RESULTS, given, refusing
 from compll.tools.bench_report import about
 from hipress.demo import corpus, model
+from hipress.demo.command import check_output
 from hipress.demo.job import Workload
 
-RESULTS = Path(__file__).parent / "results"
 RATIOS = (0.1, 0.01, 0.001)
 #: SIDCo's own adaptation; by default our specs correct the threshold by what was kept
 PUBLISHED = {"stages": 1, "correct": 0.0, "adapt": True}
@@ -59,10 +60,10 @@ def gradients(steps: int, workload: Workload) -> Iterator[NDArray[np.float32]]:
         optimizer.step()
 
 
-def shares(found: list[NDArray[np.float32]], name: str, ratio: float, target: str) -> list[float]:
+def shares(found: list[NDArray[np.float32]], name: str, ratio: float) -> list[float]:
     """(kept / n) / ratio of one estimator at every step."""
     spec, params = ESTIMATORS[name]
-    codec, n = compll.compile(spec, target, ratio=ratio, **params), len(found[0])
+    codec, n = compll.compile(spec, "reference", ratio=ratio, **params), len(found[0])
     state = codec.init_state(n)
     payloads = (codec.encode(g, state=state, step=step) for step, g in enumerate(found))
     return [int(p[:4].view("<u4")[0]) / (n * ratio) for p in payloads]
@@ -108,24 +109,24 @@ def draw(rows: dict[float, dict[str, dict[str, float]]], path: Path) -> None:
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="training steps")] = 150,
+    steps: Annotated[int, typer.Option(help="training steps", min=1)] = 150,
     width: Annotated[int, typer.Option(help="of the embedding and the LSTM")] = 64,
     vocabulary: Annotated[int, typer.Option(help="words that the model knows")] = 2000,
-    target: Annotated[str, typer.Option(help="backend; all keep the same")] = "reference",
     output: Annotated[Path, typer.Option(help="folder of sidco.json and sidco.png")] = RESULTS,
 ) -> None:
     """Run the study and write its results."""
+    with refusing():
+        check_output(output)
     torch.set_num_threads(1)
     workload = Workload(vocabulary=vocabulary, width=width)
     found = list(gradients(steps, workload))
-    values = {r: {name: shares(found, name, r, target) for name in ESTIMATORS} for r in RATIOS}
+    values = {r: {name: shares(found, name, r) for name in ESTIMATORS} for r in RATIOS}
     rows = {r: {name: summary(v) for name, v in row.items()} for r, row in values.items()}
     Console(width=100).print(show(rows))
-    output.mkdir(parents=True, exist_ok=True)
     facts = about() | {
         "torch": torch.__version__, "elements": len(found[0]), "steps": steps,
         "model": f"word LSTM, {vocabulary} words, width {width}, SGD",
-        "command": "python -m bench.sidco",
+        "command": given("bench.sidco"),
     }  # fmt: skip
     text = json.dumps(
         {"about": facts, "rows": {f"{r:g}": row for r, row in rows.items()}}, indent=1

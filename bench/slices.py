@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 import tracemalloc
 
+import typer
+
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import Choice, Tensor, partition
 from casync.topology import Topology
@@ -44,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

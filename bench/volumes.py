@@ -7,6 +7,7 @@ estimated. Gradients of ranks are half alike, as those of a model are, and half 
 from __future__ import annotations
 
 import torch
+import typer
 
 from casync.codec import Codec
 from casync.graph.graph import build_program
@@ -58,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

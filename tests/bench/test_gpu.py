@@ -195,9 +195,13 @@ def test_without_add_the_file_begins_anew(bench):
     assert bench.labels() == ["fp16 1 MB"]
 
 
-def test_an_unknown_codec_is_told_before_any_is_measured(bench):
-    with pytest.raises(typer.BadParameter, match="fp16"):
+def test_what_cannot_be_is_told_before_any_is_measured(bench, capsys):
+    with pytest.raises(typer.Exit):
         bench.run(["dgc", "fp61"], add=False)
+    assert "fp16" in capsys.readouterr().err
+    with pytest.raises(typer.Exit):
+        bench.run(["dgc"], sizes="1,large", add=False)
+    assert "'large'" in capsys.readouterr().err
     assert not bench.begun
 
 

@@ -10,6 +10,7 @@ import typer
 
 import compll
 from bench import codecs, torch_shared
+from bench.commands import kept
 from bench.plain_torch import METHODS
 from compll.ir.layout import limits
 
@@ -153,12 +154,12 @@ def test_atomo_is_unbiased_and_sends_whole_what_has_few_triples():
 
 def test_rows_of_other_codecs_are_kept(tmp_path):
     path = tmp_path / "codecs.json"
-    row = {"codec": "onebit", "rates": 1}
-    codecs.save([row, {"codec": "gone"}], path, {"repeat": 1})
-    codecs.save([{"codec": "none"}, row | {"rates": 2}], path, {"repeat": 1})
-    held = codecs.json.loads(path.read_text())
-    assert held["rows"] == [{"codec": "none"}, row | {"rates": 2}]
-    assert (held["about"]["torch"], held["about"]["repeat"]) == (torch.__version__, 1)
+    codecs.save([{"codec": "onebit"}, {"codec": "gone"}, {"codec": "none"}], path, {"cpu": "A"})
+    assert kept(path, {"cpu": "A", "date": "now"}, ["onebit"], "codec") == [{"codec": "none"}]
+    with pytest.raises(ValueError, match="measured with cpu A, not B: name no codec"):
+        kept(path, {"cpu": "B"}, ["onebit"], "codec")
+    assert kept(path, {"cpu": "B"}, ["onebit", "none"], "codec") == []
+    assert kept(tmp_path / "none.json", {"cpu": "B"}, [], "codec") == []
 
 
 FREED = """

@@ -6,8 +6,9 @@ from bench import sidco
 
 
 def test_the_study_writes_its_results(tmp_path, capsys):
-    sidco.main(steps=4, width=8, vocabulary=100, target="reference", output=tmp_path)
+    sidco.main(steps=4, width=8, vocabulary=100, output=tmp_path)
     held = json.loads((tmp_path / "sidco.json").read_text())
+    assert held["about"]["command"].startswith("python -m bench.sidco")
     assert set(held["rows"]) == {"0.1", "0.01", "0.001"}
     for row in held["rows"].values():
         assert set(row) == set(sidco.ESTIMATORS)
