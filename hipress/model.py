@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import cast
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from hipress import compat
 from hipress.errors import ConfigError
+from hipress.shards import local
 
 CPU = torch.device("cpu")
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -125,12 +125,6 @@ def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
         return trainable(ddp.module)
     held = compat.parameters_in_buckets(ddp)
     return [pair for pair in ddp.module.named_parameters() if pair[1] in held]
-
-
-def local(parameter: nn.Parameter) -> torch.Tensor:
-    """What this rank has of a parameter: of a DTensor a shard, which is what DDP averages."""
-    shard = getattr(parameter, "to_local", None)
-    return parameter if shard is None else cast(torch.Tensor, shard())
 
 
 def _shape(shape: Iterable[int]) -> str:

@@ -16,7 +16,7 @@ from torch import nn
 from casync.errors import PlanError
 from casync.strategies.gossip import LINKS, grid
 from hipress import options as options_
-from hipress.adapters.plain import plain_module, refuse_step, values
+from hipress.adapters.plain import plain_module, refuse_step, synchronized, values
 from hipress.arguments import group_of
 from hipress.errors import ConfigError, unknown
 from hipress.model import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
@@ -26,6 +26,7 @@ from hipress.plan.rules import Plan
 from hipress.ranks import meeting as meetings
 from hipress.ranks.link import broadcast, connect, group_timeout
 from hipress.session import SESSIONS, prepare, tell_plan
+from hipress.shards import is_sharded
 from hipress.sync.engine import Engine
 from hipress.sync.mixing import Mixing, agree
 
@@ -116,7 +117,7 @@ class Gossip:
         self.module = model
         adapt = partial(_adapted, links=topology, neighbours=neighbours)
         self._session = prepare(inner, options, group, facts, _parameters, adapt)
-        self._known = {p for p in inner.parameters() if p.requires_grad}
+        self._known = synchronized(inner)
         self._mixing: Mixing | None = None
         engine: Engine | None = None
         if self._session.world_size > 1:
@@ -186,6 +187,9 @@ def _parameters(model: nn.Module) -> tuple[Param, ...]:
     """What is averaged: dense, also where a gradient is sparse. ConfigError for other types, and
     other devices."""
     params = describe(model)
+    for name, parameter in trainable(model):
+        if is_sharded(parameter):
+            raise ConfigError(f"parameter {name!r} is a DTensor; gossip averages whole parameters")
     for param in params:
         if param.device.type != "cpu":
             raise ConfigError(f"parameter {param.name!r} is on {param.device}; gossip is for CPUs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -11,8 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress import compat
 from hipress.errors import ConfigError, SyncError
-from hipress.model import local, refuse_shared, trainable
+from hipress.model import refuse_shared
 from hipress.session import SESSIONS, Session
+from hipress.shards import is_sharded, local
 
 
 class Way(Protocol):
@@ -32,31 +33,34 @@ def plain_module(model: object, way: Way) -> nn.Module:
             f"a {name} takes a module without DDP, but this is a DistributedDataParallel: "
             "pass its .module here, or it to hipress.attach"
         )
-    for parameter_name, parameter in trainable(inner):
-        if local(parameter) is not parameter:
-            raise ConfigError(
-                f"parameter {parameter_name!r} is a DTensor (of FSDP or tensor parallelism), which "
-                f"a {name} does not average"
-            )
     refuse_shared(inner, [each.module for each in SESSIONS])
     return inner
 
 
-def refuse_step(way: Way, session: Session, known: Container[nn.Parameter]) -> None:
-    """Raise ConfigError after hipress.detach, and SyncError for a parameter that is new."""
+def refuse_step(way: Way, session: Session, known: Mapping[str, nn.Parameter]) -> None:
+    """Raise ConfigError after hipress.detach, and SyncError for a parameter that is new.
+
+    known: what `synchronized` found."""
     name = type(way).__name__
     if SESSIONS.get(way) is not session:
         raise ConfigError(f"hipress is detached from this {name}; make another one")
-    for parameter_name, parameter in way.module.named_parameters():
-        if parameter.requires_grad and parameter not in known:
+    for parameter_name, parameter in synchronized(compat.uncompiled(way.module)).items():
+        before = known.get(parameter_name)
+        if parameter is not before and not is_sharded(before):  # else FSDP has gathered it
             raise SyncError(
                 f"{parameter_name!r} was frozen, or not there, when the {name} was made, and is "
                 "not synchronized; hipress.detach it and make another one"
             )
 
 
+def synchronized(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that are trained, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 def values(model: nn.Module) -> list[torch.Tensor]:
     """Parameters and buffers, frozen ones too, but those that DDP would leave alone."""
     ignored = compat.names_ignored_by_ddp(model)
     named = (*model.named_parameters(), *model.named_buffers())
-    return [tensor for name, tensor in named if name not in ignored and tensor.numel()]
+    held = (local(tensor) for name, tensor in named if name not in ignored)
+    return [tensor for tensor in held if tensor.numel()]

@@ -8,11 +8,13 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hipress.adapters.plain import plain_module, refuse_step, values
+from hipress import shards
+from hipress.adapters.plain import plain_module, refuse_step, synchronized, values
 from hipress.adapters.stepping import Stepper
 from hipress.arguments import Arguments, group_of, taking
 from hipress.model import frozen_tensors, trainable
@@ -49,7 +51,9 @@ class Synchronizer:
         """Arguments and errors as for `wrap`, but `ddp_kwargs`.
 
         `model`: a module on the CPU or a GPU, before or after torch.compile; neither a
-        DistributedDataParallel nor one of which another Synchronizer has parameters.
+        DistributedDataParallel nor one of which another Synchronizer has parameters. Of a model
+        that fully_shard or tensor parallelism shards, shards are averaged: `process_group` then
+        is of the ranks that hold the same ones.
         `optimizer`, unless it is a name: steps parameters as their averages arrive, while others
         are on their way, bit for bit as its step() after sync.step() would. It must treat every
         parameter by itself, as SGD, Adam and AdamW do; its own step() is then refused, so
@@ -60,15 +64,18 @@ class Synchronizer:
             why = "it makes no DistributedDataParallel"
             options = given.settle("Synchronizer", group, ddp_kwargs=why)
             model = plain_module(given.model, self)
+            shards.reshard(model)
+            shards.refuse_others(model, dist.get_process_group_ranks(group), dist.get_rank())
             self._stepper = _stepper(given.optimizer, model)
             facts = {
                 "called": "hipress.Synchronizer",
                 "optimizer": type(given.optimizer).__name__,
                 "frozen parameters and buffers": frozen_tensors(model),
+                "shards": shards.places(model),
             }
         self.module = given.model
         self._session = prepare(model, options, group, facts)
-        self._known = {p for p in model.parameters() if p.requires_grad}
+        self._known = synchronized(model)
         self._steps: Steps | None = None
         engine: Engine | None = None
         hooks: list[RemovableHandle] = []

@@ -19,6 +19,7 @@ from hipress.errors import ConfigError, unknown
 from hipress.model import as_ddp, frozen_tensors, refuse_part, refuse_shared, trainable
 from hipress.ranks import meeting as meetings
 from hipress.session import SESSIONS, Session, prepare, tell_plan
+from hipress.shards import fsdp_parts
 
 #: DDP cannot forget a hook, so that of a module stays when hipress is detached
 HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
@@ -109,6 +110,12 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
         _refuse_taken(inner)
         raise ConfigError(
             "the model is a DistributedDataParallel already; pass it to hipress.attach instead"
+        )
+    if any(fsdp_parts(inner)):
+        raise ConfigError(
+            "the model is sharded by fully_shard, which DistributedDataParallel cannot average: "
+            "pass it to hipress.Synchronizer, with the process_group of the ranks that hold the "
+            "same shard"
         )
     wrapped = [each for each in SESSIONS if isinstance(each, DistributedDataParallel)]
     refuse_part(inner, wrapped)

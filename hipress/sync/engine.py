@@ -21,6 +21,7 @@ from hipress.options import Options
 from hipress.plan.rules import Plan, hosted
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
+from hipress.shards import local
 from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.copies import Average, HostCopies
 from hipress.sync.failures import Failures
@@ -135,7 +136,8 @@ class Engine:
             self._failures.refuse_parted(failed, self._step_number)
         if self._verifier and parameters and self._step_number % VERIFY_STEPS == 1:
             step = self._step_number
-            self._checked = self._verifier.check_parameters(parameters, self.params, step)
+            held = map(local, parameters)
+            self._checked = self._verifier.check_parameters(held, self.params, step)
 
     def reduce(
         self, indices: tuple[int, ...], buffer: torch.Tensor, *, last: bool

@@ -16,6 +16,7 @@ from hipress import compat
 from hipress.errors import SyncError
 from hipress.model import Param
 from hipress.ranks.link import broadcast, start_all_reduce_max
+from hipress.shards import as_gradient, local, refuse_other_placement
 from hipress.sync.engine import Engine
 from hipress.sync.futures import wait_within
 from hipress.sync.order import Bucket, Turns, buckets
@@ -76,7 +77,7 @@ class Steps:
                     "but the last within `with sync.no_sync():`"
                 )
             gradient = self.parameters[index].grad
-            self._ready[index] = gradient, 0 if gradient is None else compat.writes(gradient)
+            self._ready[index] = gradient, _writes(gradient)
             for bucket in self._turns.ready(index) if self._turns is not None else ():
                 self._send(bucket)
 
@@ -107,7 +108,7 @@ class Steps:
         first = self._turns is None
         for index, (gradient, writes) in self._ready.items():
             now = self.parameters[index].grad
-            if now is None or now is not gradient or (first and compat.writes(now) != writes):
+            if now is None or now is not gradient or (first and _writes(now) != writes):
                 raise SyncError(
                     f"rank {self._engine.name}: the gradient of {self._name(index)!r} was changed "
                     "between its backward pass and sync.step(), when it may be on its way already. "
@@ -174,16 +175,20 @@ class Steps:
         gradients = [sent.future.value()] if sent.flat.is_sparse else sent.gradients
         taken = []
         for index, gradient in zip(sent.bucket.indices, gradients, strict=True):
+            parameter = self.parameters[index]
             if index not in self._unused:
-                self.parameters[index].grad = gradient
-                taken.append(self.parameters[index])
+                if parameter.grad is None or gradient.is_sparse:  # else written to in place
+                    parameter.grad = as_gradient(gradient, parameter)
+                taken.append(parameter)
         if self._arrived is not None:
             self._arrived(taken)
 
     def _gradient(self, index: int) -> torch.Tensor:
         """A parameter's gradient; zeros where this rank has none."""
-        gradient, param = self.parameters[index].grad, self._engine.params[index]
-        if gradient is not None:
+        parameter, param = self.parameters[index], self._engine.params[index]
+        if parameter.grad is not None:
+            refuse_other_placement(parameter.grad, parameter, param.name)
+            gradient = local(parameter.grad)
             self._check(gradient, param)
             return gradient
         if param.sparse:
@@ -210,3 +215,7 @@ class Steps:
     def _own(self) -> dist.ProcessGroup:
         assert self._group is not None  # after a failure no step begins
         return self._group
+
+
+def _writes(gradient: torch.Tensor | None) -> int:
+    return 0 if gradient is None else compat.writes(local(gradient))

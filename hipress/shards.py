@@ -1,0 +1,98 @@
+"""Parameters of which each rank holds a shard: DTensors, of FSDP2's fully_shard and of tensor
+parallelism.
+
+[Note: replicas of shards]
+The ranks of a Synchronizer's group are those that hold the same shards: replicas. Within a replica
+FSDP2 reduces and scatters the gradients, and then runs the hooks of a sharded parameter, as
+autograd does those of others. So what is averaged is a rank's shard of the gradients. That is HSDP
+in which what goes between replicas, as a rule over the slower links, is compressed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hipress.errors import ConfigError, SyncError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether it is a DTensor, without the import, which takes longer than all others."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor: of a DTensor its shard, in the same memory."""
+    return tensor.to_local().detach() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def as_gradient(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """What the parameter takes as `.grad`."""
+    whole: Any = parameter
+    if not is_sharded(whole):
+        return shard
+    gradient: torch.Tensor = type(whole).from_local(
+        shard, whole.device_mesh, whole.placements, shape=whole.shape, stride=whole.stride()
+    )
+    return gradient
+
+
+def refuse_other_placement(gradient: Any, parameter: Any, name: str) -> None:
+    """Raise SyncError for a gradient that is distributed otherwise than its parameter."""
+    if is_sharded(gradient) and gradient.placements != parameter.placements:
+        raise SyncError(
+            f"the gradient of {name!r} is distributed as {gradient.placements}, the parameter as "
+            f"{parameter.placements}: their shards cannot be averaged"
+        )
+
+
+def reshard(model: nn.Module) -> None:
+    """Have FSDP2 free what it has gathered, so that the model's parameters are shards again."""
+    for part in fsdp_parts(model):
+        part.reshard()
+
+
+def fsdp_parts(model: nn.Module) -> Iterator[Any]:
+    """The modules that fully_shard was applied to."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # without it there are none
+    if fsdp is not None:
+        yield from (part for part in model.modules() if isinstance(part, fsdp.FSDPModule))
+
+
+def refuse_others(model: nn.Module, ranks: Collection[int], rank: int) -> None:
+    """Raise ConfigError where ranks of the group do not hold what this rank holds.
+
+    ranks: those of the group, and this one, as numbered in the job."""
+    for name, parameter in _shards(model):
+        theirs = {*parameter.device_mesh.mesh.flatten().tolist()} & {*ranks} - {rank}
+        if theirs:
+            raise ConfigError(
+                f"parameter {name!r} is a DTensor on a mesh that has rank {min(theirs)} of the "
+                "process group: what is averaged must be shards that all ranks of the group hold. "
+                'Shard over one dimension of a mesh, fully_shard(model, mesh=mesh["shard"]), and '
+                'pass the ranks of the other, process_group=mesh["replicate"].get_group()'
+            )
+
+
+def places(model: nn.Module) -> list[str]:
+    """Which shard of which parameter this rank holds."""
+    return [
+        f"{name} {parameter.placements} at {parameter.device_mesh.get_coordinate()} of "
+        f"{tuple(parameter.device_mesh.shape)}"
+        for name, parameter in _shards(model)
+    ]
+
+
+def _shards(model: nn.Module) -> Iterator[tuple[str, DTensor]]:
+    """Frozen ones, too, which are broadcast."""
+    for name, parameter in model.named_parameters():
+        whole: Any = parameter
+        if is_sharded(whole):
+            yield name, whole

@@ -1,0 +1,203 @@
+"""What the ranks of test_shards.py do: two replicas of two shards each."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import hipress
+from hipress.shards import local
+from hipress.sync import order
+from tests.hipress.common import Net, data, error_of, make
+
+GRID = (2, 2)
+
+
+def grid():
+    return init_device_mesh("cpu", GRID, mesh_dim_names=("replicate", "shard"))
+
+
+def sharded(mesh, model=None, **options) -> Net:
+    """Large layers by themselves, as is usual, the rest as one."""
+    model = make() if model is None else model
+    for layer in (model.second, model.last):
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def synchronizer(model, mesh, codec, **options):
+    return hipress.Synchronizer(
+        model, codec, process_group=mesh["replicate"].get_group(), **options
+    )
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def fit(model, rank, steps, sync=None, optimizer=None, accumulate=1):
+    """Losses. The optimizer steps itself where the Synchronizer does not."""
+    losses = []
+    for step in range(steps):
+        for micro in range(accumulate):
+            last = micro == accumulate - 1
+            model.set_requires_gradient_sync(last)
+            model.set_reshard_after_backward(last)
+            x, y = data(rank, accumulate * step + micro)
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+        losses.append(loss.item())
+        if sync is not None:
+            sync.step()
+        if optimizer is not None:
+            optimizer.step()
+        model.zero_grad()
+    return losses
+
+
+def shards(model) -> list[list[float]]:
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+    return [local(p).detach().flatten().tolist() for p in model.parameters()]
+
+
+def beside_hsdp(rank, world_size, large):
+    """By case: losses and shards of PyTorch's HSDP, and ours without compression."""
+    order.LARGE_BYTES = large
+    mesh, found = grid(), {}
+    cases = {
+        "steps": ({}, 1),
+        "accumulated": ({}, 3),
+        "kept gathered": ({"reshard_after_forward": False}, 1),
+    }
+    for title, (options, accumulate) in cases.items():
+        native, ours = sharded(mesh, **options), sharded(mesh["shard"], **options)
+        theirs = fit(native, rank, 5, optimizer=sgd(native), accumulate=accumulate)
+        sync = synchronizer(ours, mesh, "none", verify=True)
+        losses = fit(ours, rank, 5, sync, sgd(ours), accumulate)
+        found[title] = (theirs, shards(native)), (losses, shards(ours))
+        hipress.detach(sync)
+    return found
+
+
+def compressed(rank, world_size, codec):
+    """Losses, shards, whether a resumed run goes on bit for bit, and bits per element sent."""
+    mesh = grid()
+    model = sharded(mesh["shard"])
+    sync = synchronizer(model, mesh, codec, min_size=0, verify=True)
+    plain = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = fit(model, rank, 20, sync, plain)
+    saved = hipress.state_dict(sync)
+    weights = {name: local(p).clone() for name, p in model.state_dict().items()}
+    more = fit(model, rank, 3, sync, plain), shards(model)
+    measured = hipress.report(sync).measured
+    hipress.detach(sync)
+
+    again = sharded(mesh["shard"])
+    sync = synchronizer(again, mesh, codec, min_size=0)
+    for name, values in again.state_dict().items():
+        local(values).copy_(weights[name])
+    hipress.load_state_dict(sync, saved)
+    resumed = fit(again, rank, 3, sync, torch.optim.SGD(again.parameters(), lr=0.05))
+    elements = sum(local(p).numel() for p in model.parameters())
+    bits = 8 * measured.wire_bytes / elements
+    return losses, more[1], (resumed, shards(again)) == more, bits
+
+
+def stepped(rank, world_size):
+    """Losses and shards with an optimizer that steps by itself, and one that the Synchronizer
+    steps as averages arrive."""
+    mesh, found = grid(), []
+    for inside in (False, True):
+        model = sharded(mesh["shard"])
+        optimizer = sgd(model)
+        sync = synchronizer(model, mesh, "int4_group", optimizer=optimizer if inside else "sgd")
+        losses = fit(model, rank, 5, sync, None if inside else optimizer)
+        found.append((losses, shards(model)))
+        hipress.detach(sync)
+    return found
+
+
+def gathered(rank, world_size):
+    """Shards that replicas began with otherwise, as the Synchronizer was made and after a step. A
+    forward pass before each had left parameters gathered that only a backward pass lets go."""
+    mesh = grid()
+    torch.manual_seed(rank // GRID[1])
+    model = sharded(mesh["shard"], Net())
+    optimizer = sgd(model)
+    x, y = data(rank, 0)
+    model(x)
+    sync = synchronizer(model, mesh, "none")
+    begun = shards(model)
+    nn.functional.mse_loss(model(x), y).backward()
+    model(x)
+    sync.step()
+    optimizer.step()
+    return begun, shards(model)
+
+
+def unused(rank, world_size):
+    """Which parameters have a gradient, and its norm, where the first replica uses one layer and
+    nobody another one."""
+    mesh = grid()
+    model = nn.ModuleDict({name: nn.Linear(6, 6, bias=False) for name in ("all", "first", "none")})
+    for layer in model.values():
+        fully_shard(layer, mesh=mesh["shard"])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            local(parameter).fill_(1.0)
+    sync = synchronizer(model, mesh, "none")
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        x = torch.ones(4, 6)
+        y = model["all"](x) + (model["first"](x) if rank < GRID[1] else 0.0)
+        y.sum().backward()
+        sync.step()
+        gradients = [p.grad for p in model.parameters()]
+        found.append([None if g is None else local(g).unique().tolist() for g in gradients])
+    return found
+
+
+def in_parts(rank, world_size):
+    """Losses, and gradients, of tensor parallelism, averaged over replicas: beside those of one
+    process with both batches."""
+    mesh = grid()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    whole = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    whole.load_state_dict(model.state_dict())
+    parallelize_module(model, mesh["shard"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    sync = synchronizer(model, mesh, "none")
+    batches = [torch.randn(5, 8, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    for _ in range(2):
+        model.zero_grad()
+        model(batches[rank // GRID[1]]).square().mean().backward()
+        sync.step()
+    whole(torch.cat(batches)).square().mean().backward()
+    pairs = zip(model.parameters(), whole.parameters(), strict=True)
+    return max((p.grad.full_tensor() - q.grad).abs().max().item() for p, q in pairs)
+
+
+def refused(rank, world_size):
+    """What is no replica, and what takes no shards."""
+    mesh = grid()
+    group = mesh["replicate"].get_group()
+    crossed = dist.new_group([0, 3] if rank in (0, 3) else [1, 2], use_local_synchronization=True)
+    model, even = sharded(mesh["shard"]), fully_shard(nn.Linear(8, 8), mesh=mesh["shard"])
+    return [
+        error_of(hipress.Synchronizer, model, "none")[:2],
+        error_of(hipress.Synchronizer, sharded(mesh), "none", process_group=group)[:2],
+        error_of(hipress.Synchronizer, even, "none", process_group=crossed)[:2],
+        error_of(hipress.wrap, model, "none", process_group=group)[:2],
+        error_of(hipress.Gossip, model, "int4_group", process_group=group)[:2],
+    ]

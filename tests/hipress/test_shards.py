@@ -1,0 +1,72 @@
+"""Models sharded by FSDP2 or tensor parallelism, synchronized between their replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from hipress.sync.order import LARGE_BYTES
+from tests.hipress import shards_ranks as ranks
+from tests.hipress.launch import launch
+from tests.tiers import first_fast
+
+REPLICAS = ((0, 2), (1, 3))  # which ranks hold the same shards
+
+
+def alike(results):
+    """What each pair of replicas holds, which must be the same."""
+    for one, other in REPLICAS:
+        assert results[one] == results[other]
+    return [results[one] for one, _ in REPLICAS]
+
+
+@pytest.mark.parametrize("large", first_fast([64, LARGE_BYTES]))
+def test_uncompressed_steps_are_those_of_hsdp_bit_for_bit(large):
+    for cases in launch(ranks.beside_hsdp, 4, large):
+        for title, (theirs, ours) in cases.items():
+            assert ours == theirs, title
+
+
+@pytest.mark.parametrize(
+    "codec, most", first_fast([("onebit_group", 1.3), ("int4_group", 4.6), ("dgc", 2.0)])
+)
+def test_compressed_replicas_stay_the_same_and_learn(codec, most):
+    results = launch(ranks.compressed, 4, codec)
+    alike([held for _, held, _, _ in results])
+    for losses, _, resumed, bits in results:
+        assert losses[-1] < 0.7 * losses[0]
+        assert resumed
+        assert bits < most
+
+
+@pytest.mark.slow
+def test_an_optimizer_may_step_shards_as_averages_arrive():
+    for outside, inside in launch(ranks.stepped, 4):
+        assert inside == outside
+
+
+@pytest.mark.slow
+def test_what_fsdp_has_gathered_is_in_nobodys_way():
+    for begun, stepped in alike(launch(ranks.gathered, 4)):
+        assert begun != stepped
+
+
+def test_what_one_replica_did_not_use_is_averaged_and_what_none_did_stays_none():
+    for steps in launch(ranks.unused, 4):
+        assert steps == 2 * [[[4.0], [2.0], None]]
+
+
+def test_tensor_parallelism():
+    assert max(launch(ranks.in_parts, 4)) < 1e-6
+
+
+def test_groups_of_ranks_that_are_no_replicas_are_refused():
+    for overlap, hsdp, crossed, wrap, gossip in launch(ranks.refused, 4):
+        for kind, message in (overlap, hsdp):
+            assert kind == "ConfigError"
+            assert "'scale' is a DTensor on a mesh that has rank" in message
+            assert 'process_group=mesh["replicate"].get_group()' in message
+        assert crossed[0] == "ConfigMismatch"
+        assert "shards" in crossed[1]
+        assert wrap[0] == gossip[0] == "ConfigError"
+        assert "pass it to hipress.Synchronizer" in wrap[1]
+        assert "gossip averages whole parameters" in gossip[1]
