@@ -136,7 +136,7 @@ class Codec(Protocol):
         ...
 
     def payload_bytes(self, n: int) -> int:
-        """Upper bound of the payload of n elements, known before any data."""
+        """Upper bound of the payload of n elements, of all rounds, known before any data."""
         ...
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, npt.NDArray[Any]]:

@@ -48,14 +48,7 @@ class Layout:
 
     @classmethod
     def of(cls, part: Part, codec: Codec) -> Layout:
-        """The layout of a part's payloads of this codec.
-
-        Of a codec with rounds only the size is of use: that of all its rounds together.
-        """
-        if codec.rounds:
-            each = [cls.of_round(part, codec, number) for number in range(len(part.rounds))]
-            at = np.zeros(len(part.rows), np.int64)
-            return cls(True, 0, at, at, sum(one.size for one in each))
+        """The layout of a part's payloads of this codec."""
         sizes = {n: codec.payload_bytes(n) for n in {row[1] for row in part.rows}}
         bound = np.array([sizes[row[1]] for row in part.rows], np.int64)
         header = 0 if codec.fixed else 8 * len(bound)

@@ -152,10 +152,7 @@ class Objective:
         measured = self._workload.payloads.get((key, param.index))
         if measured is not None:
             return measured * FLOAT_BYTES * param.numel
-        codec = self._codecs[key]
-        if codec.rounds:
-            return sum(each.payload_bytes(param.numel) for each in codec.rounds)
-        return codec.payload_bytes(param.numel)
+        return self._codecs[key].payload_bytes(param.numel)
 
 
 def _members(

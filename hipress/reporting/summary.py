@@ -45,10 +45,7 @@ def _nbytes(param: Param) -> int:
 
 
 def _payload_bytes(plan: Plan, decision: Decision) -> int:
-    codec = plan.codecs[str(decision.codec)]
-    if codec.rounds:
-        return sum(each.payload_bytes(decision.numel) for each in codec.rounds)
-    return codec.payload_bytes(decision.numel)
+    return plan.codecs[str(decision.codec)].payload_bytes(decision.numel)
 
 
 def codec_name(decision: Decision) -> str:
