@@ -17,7 +17,7 @@ beside a device. Copies either way have an engine each, which takes nothing from
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from casync.predict.stages import ENTER, LEAVE, WIRE, WORK, Stage
@@ -52,13 +52,11 @@ def simulate_step(loads: Sequence[Load], backward: float, overlap: float) -> Ste
     return _Timeline(sorted(pieces, key=lambda each: each.ready), backward, overlap).run()
 
 
-def _pieces(load: Load) -> Iterator[Load]:
-    count = max(1, load.pieces)
-    part = load
-    if count > 1:
-        cut = tuple(replace(stage, seconds=stage.seconds / count) for stage in load.stages)
-        part = Load(load.ready, cut)
-    return iter([part] * count)
+def _pieces(load: Load) -> list[Load]:
+    if load.pieces <= 1:
+        return [load]
+    cut = tuple(replace(stage, seconds=stage.seconds / load.pieces) for stage in load.stages)
+    return [Load(load.ready, cut)] * load.pieces
 
 
 class _Timeline:

@@ -124,7 +124,7 @@ class Gossip:
             with self._session.meeting.failures_told():
                 self._mixing, engine = self._connect(inner, neighbours, gamma)
             self._session.loaded = partial(agree, meeting=self._session.meeting)
-        self._session.start(self, engine, _nothing)
+        self._session.start(self, engine, lambda: None)  # no hooks to remove
         SESSIONS[self] = self._session
         tell_plan(self._session)
 
@@ -200,7 +200,3 @@ def _parameters(model: nn.Module) -> tuple[Param, ...]:
                 "bfloat16"
             )
     return tuple(replace(param, sparse=False) for param in params)
-
-
-def _nothing() -> None:
-    """There are no hooks to remove."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import IO, Any
 
 from hipress.demo import corpus, methods
@@ -84,8 +85,8 @@ def result(job: Job, done: Sequence[Event], error: str | None = None) -> Result:
         job.hosts,
         warmup=job.warmup,
         seconds=done[0]["seconds"],
-        losses=[_mean(losses) for losses in zip(*(each["losses"] for each in done), strict=True)],
-        payload_bytes=_mean([each["payload_bytes"] for each in done]),
+        losses=[fmean(losses) for losses in zip(*(each["losses"] for each in done), strict=True)],
+        payload_bytes=fmean([each["payload_bytes"] for each in done]),
         wire_bytes=_mean_if_any([each["wire_bytes"] for each in done]),
         peak_bytes=_mean_if_any([each["peak_bytes"] for each in done]),
         identical=done[0]["identical"],
@@ -214,10 +215,5 @@ def _watch(ranks: _Ranks, job: Job, on_step: OnStep) -> list[Event]:
     return [done[rank.number] for rank in ranks.every]
 
 
-def _mean(values: Any) -> float:
-    values = list(values)
-    return float(sum(values) / len(values))
-
-
-def _mean_if_any(values: list[float | None]) -> float | None:
-    return None if None in values else _mean(values)
+def _mean_if_any(values: list[Any]) -> float | None:
+    return None if None in values else fmean(values)

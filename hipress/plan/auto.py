@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from casync import strategies
-from casync.predict.cost import CodecCost, Costs, Line
+from casync.predict.cost import FREE, CodecCost, Costs, Line
 from casync.predict.stages import PREDICTED
 from casync.topology import Topology
 from hipress.errors import ConfigError
@@ -102,7 +102,7 @@ class Search:
     def promising(self, costs: Costs, native: float | None = None) -> Search:
         """With the codecs that, by what is known of the link, make a step faster if they take no
         time. `native`: seconds of the native step, if by other costs."""
-        free = CodecCost(Line(0.0, 0.0), Line(0.0, 0.0))
+        free = CodecCost(FREE, FREE)
         found = self._found(replace(costs, codecs=dict.fromkeys(self._all_codecs, free)))
         limit = found.predict(found.native).seconds if native is None else native
         limit -= MIN_GAIN_SECONDS
