@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from hipress import compat
 from hipress.errors import ConfigError
-from hipress.shards import local
+from hipress.shards import local, refuse_older
 
 CPU = torch.device("cpu")
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -83,6 +83,7 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
 
     Raises ConfigError for what cannot be synchronized.
     """
+    refuse_older(module)
     named = trainable(module)
     pairs = [(name, local(parameter)) for name, parameter in named]
     _refuse(pairs)

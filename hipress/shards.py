@@ -61,9 +61,22 @@ def reshard(model: nn.Module) -> None:
 
 def fsdp_parts(model: nn.Module) -> Iterator[Any]:
     """The modules that fully_shard was applied to."""
+    return _parts(model, "FSDPModule")
+
+
+def refuse_older(model: nn.Module) -> None:
+    """Raise ConfigError for FSDP's first version, which runs no hook with a shard's gradient."""
+    if any(_parts(model, "FullyShardedDataParallel")):
+        raise ConfigError(
+            "the model has FullyShardedDataParallel in it, which hipress cannot synchronize: shard "
+            "it with torch.distributed.fsdp.fully_shard and use hipress.Synchronizer"
+        )
+
+
+def _parts(model: nn.Module, kind: str) -> Iterator[nn.Module]:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # without it there are none
     if fsdp is not None:
-        yield from (part for part in model.modules() if isinstance(part, fsdp.FSDPModule))
+        yield from (part for part in model.modules() if isinstance(part, getattr(fsdp, kind)))
 
 
 def refuse_others(model: nn.Module, ranks: Collection[int], rank: int) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -193,11 +193,15 @@ def refused(rank, world_size):
     mesh = grid()
     group = mesh["replicate"].get_group()
     crossed = dist.new_group([0, 3] if rank in (0, 3) else [1, 2], use_local_synchronization=True)
+    flat = FullyShardedDataParallel(
+        nn.Linear(8, 8), process_group=mesh["shard"].get_group(), device_id=torch.device("cpu")
+    )
     model, even = sharded(mesh["shard"]), fully_shard(nn.Linear(8, 8), mesh=mesh["shard"])
     return [
         error_of(hipress.Synchronizer, model, "none")[:2],
         error_of(hipress.Synchronizer, sharded(mesh), "none", process_group=group)[:2],
         error_of(hipress.Synchronizer, even, "none", process_group=crossed)[:2],
         error_of(hipress.wrap, model, "none", process_group=group)[:2],
+        error_of(hipress.Synchronizer, flat, "none", process_group=group)[:2],
         error_of(hipress.Gossip, model, "int4_group", process_group=group)[:2],
     ]

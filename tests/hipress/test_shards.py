@@ -60,13 +60,14 @@ def test_tensor_parallelism():
 
 
 def test_groups_of_ranks_that_are_no_replicas_are_refused():
-    for overlap, hsdp, crossed, wrap, gossip in launch(ranks.refused, 4):
+    for overlap, hsdp, crossed, wrap, older, gossip in launch(ranks.refused, 4):
         for kind, message in (overlap, hsdp):
             assert kind == "ConfigError"
             assert "'scale' is a DTensor on a mesh that has rank" in message
             assert 'process_group=mesh["replicate"].get_group()' in message
         assert crossed[0] == "ConfigMismatch"
         assert "shards" in crossed[1]
-        assert wrap[0] == gossip[0] == "ConfigError"
+        assert wrap[0] == older[0] == gossip[0] == "ConfigError"
         assert "pass it to hipress.Synchronizer" in wrap[1]
+        assert "fully_shard" in older[1]
         assert "gossip averages whole parameters" in gossip[1]
