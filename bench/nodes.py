@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,30 +25,35 @@ from torch import nn
 from bench.commands import refusing
 
 PER_NODE, WIDTH, STEPS, WARM_UP = 2, 1024, 15, 4
-STARTED_BY = "python -m bench.netns run --hosts 2 -- python -m bench.nodes"
+STARTED_BY = "python -m bench.netns run --hosts 2 -- python -m"
 STRATEGIES = ("ps", "hierarchical")
 SENT = Path("/sys/class/net") / os.environ.get("GLOO_SOCKET_IFNAME", "lo") / "statistics/tx_bytes"
 
 
-def main() -> None:
-    """Start the ranks of this host; or be one of them."""
+def on_host(module: str, rank: Callable[[], None]) -> None:
+    """Start the ranks of this host, each a `python -m module`; or be one of them."""
     if "LOCAL_RANK" in os.environ:
-        _rank()
+        rank()
         return
     with refusing():
         if "RANK" not in os.environ:
-            raise ValueError(f"no host's number in RANK; start it by {STARTED_BY}")
+            raise ValueError(f"no host's number in RANK; start it by {STARTED_BY} {module}")
     first = PER_NODE * int(os.environ["RANK"])
     size = PER_NODE * int(os.environ["WORLD_SIZE"])
     shared = {**os.environ, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(PER_NODE)}
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", "bench.nodes"],
+            [sys.executable, "-m", module],
             env={**shared, "RANK": str(first + local), "LOCAL_RANK": str(local)},
         )
         for local in range(PER_NODE)
     ]
     sys.exit(max(child.wait() for child in children))
+
+
+def sent_here() -> int:
+    """Bytes that this host's interface has sent so far."""
+    return int(SENT.read_text())
 
 
 def _rank() -> None:
@@ -71,14 +77,14 @@ def _train(strategy: str) -> tuple[float, float]:
         dist.barrier()
         begin = time.perf_counter()
         if step == WARM_UP:
-            sent = int(SENT.read_text())
+            sent = sent_here()
         model(torch.randn(4, WIDTH)).square().mean().backward()
         times.append(time.perf_counter() - begin)
     dist.barrier()
-    sent = int(SENT.read_text()) - sent
+    sent = sent_here() - sent
     hipress.detach(model)
     return statistics.median(times[WARM_UP:]), sent / STEPS
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(lambda: on_host("bench.nodes", _rank))
