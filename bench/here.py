@@ -1,6 +1,7 @@
 """A real cluster: the ranks that torchrun, Slurm's srun or MPI's mpirun started.
 
-    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m bench.training --group here
+    torchrun --nnodes 2 --nproc-per-node 1 --master-addr HOST --node-rank NUMBER \
+        -m bench.training --group here
     srun -N 2 --ntasks-per-node 1 python -m bench.training --group here
     mpirun -n 2 -x MASTER_ADDR=HOST python -m bench.training --group here
 
@@ -60,8 +61,8 @@ class Started:
                 return cls(by, *map(int, numbers))
         raise ValueError(
             "the group here measures on ranks that are there: start it on every one, with "
-            "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m bench.training "
-            "--group here, or with srun or mpirun"
+            "torchrun --nnodes 2 --nproc-per-node 1 --master-addr HOST --node-rank NUMBER "
+            "-m bench.training --group here, or with srun or mpirun"
         )
 
 

@@ -116,7 +116,7 @@ def _timed(method: str, group: Group, run: Callable[[Job], Result]) -> Result:
 def merge(rounds: Sequence[Result]) -> Result:
     """The timed steps of all rounds one after the other; the rest is the last round's.
 
-    Rounds that failed are dropped while another has not.
+    Rounds that failed are dropped while another has not, and the label says so.
     """
     good = [each for each in rounds if each.error is None]
     if not good:
@@ -124,7 +124,11 @@ def merge(rounds: Sequence[Result]) -> Result:
     seconds = [value for each in good for value in each.timed]
     same = None if good[-1].identical is None else all(each.identical for each in good)
     tried = [plan for each in good for plan in each.tried]
-    return dataclasses.replace(good[-1], warmup=0, seconds=seconds, identical=same, tried=tried)
+    lost = len(rounds) - len(good)
+    label = good[-1].label + (f" ({lost} of {len(rounds)} rounds failed)" if lost else "")
+    return dataclasses.replace(
+        good[-1], label=label, warmup=0, seconds=seconds, identical=same, tried=tried
+    )
 
 
 def describe(result: Result) -> str:

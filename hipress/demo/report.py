@@ -1,6 +1,7 @@
 """From results to figures: medians and ratios, the table, and the JSON that both are drawn from."""
 
 import json
+import os
 import platform
 import statistics
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
+from compll.tools.bench_report import cpu
 from hipress.demo.job import Result, Workload
 from hipress.demo.methods import ALONE
 
@@ -175,8 +177,9 @@ def _mega(value: float | None) -> float | None:
 
 
 def versions_here() -> dict[str, str]:
-    """What measures, by name."""
-    found: dict[str, str] = {"python": platform.python_version(), "kernel": platform.release()}
+    """What measures, by name: processor and versions."""
+    found = {"cpu": f"{cpu()} ({os.cpu_count()} cores)", "python": platform.python_version()}
+    found["kernel"] = platform.release()
     for package in _PACKAGES:
         try:
             found[package] = version(package)

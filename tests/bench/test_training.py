@@ -22,7 +22,9 @@ def test_rounds_are_put_together_without_their_warm_up():
 
 def test_a_failed_round_is_dropped_while_another_has_not():
     failed = Result("a", "a", 2, error="broke")
-    assert training.merge([failed, result("a", [3.0])]).timed == [3.0]
+    merged = training.merge([failed, result("a", [3.0])])
+    assert (merged.timed, merged.label) == ([3.0], "a (1 of 2 rounds failed)")
+    assert training.merge([result("a", [3.0])]).label == "a"
     assert training.merge([failed, failed]).error == "broke"
 
 
