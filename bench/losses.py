@@ -12,13 +12,10 @@ then makes the tables and the evidence that hipress reads.
 from __future__ import annotations
 
 import itertools
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +24,7 @@ import torch
 import typer
 
 from bench import loss_hooks
+from bench.commands import check_codecs, given, now, refusing
 from bench.loss_cells import BASELINES, CELLS, FP32, Cell, read
 from bench.loss_ranks import Compressed, Curve, fp32, train
 from bench.loss_workloads import WORKLOADS
@@ -68,8 +66,8 @@ def measure(workload: str, method: str, seed: int, steps: int, data: str) -> Cel
         curve=[round(each, 4) for each in smoothed(found.losses)],
         bits=round(8 * found.sent / steps / numel, 3),
         seconds=round(time.perf_counter() - start, 1),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join(["python", "-m", "bench.losses", *sys.argv[1:]]),
+        date=now(),
+        command=given("bench.losses"),
         versions={name: version(name) for name in ("hipress", "torch", "numpy")},
     )  # fmt: skip
 
@@ -107,17 +105,13 @@ def main(
 ) -> None:
     """Measures the cells that are not recorded."""
     methods = method or METHODS
-    try:
-        ours = (each for each in methods if each not in BASELINES.values())
-        methods_.check(methods_.parse(f"hipress:{each}") for each in ours)
+    with refusing():
+        check_codecs(each for each in methods if each not in BASELINES.values())
         for name in workload or ():
             if name not in WORKLOADS:
                 raise ValueError(f"unknown workload {name!r}; choose from: {', '.join(WORKLOADS)}")
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
+        output.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    output.parent.mkdir(parents=True, exist_ok=True)
     for key in missing(workload or [*WORKLOADS], methods, seeds, steps or (200, 1000), output):
         cell = measure(*key)
         with output.open("a") as file:

@@ -22,6 +22,7 @@ from bench import loss_cells, loss_tables, step_times
 from bench.codecs import RESULTS, encoding, speedup
 from bench.loss_tables import Row
 from bench.spec_facts import HIPRESS, Facts, facts
+from hipress.demo.report import markdown_table
 
 DOCS = Path(__file__).parents[1] / "docs" / "compressors.md"
 README = DOCS.parents[1] / "README.md"
@@ -32,12 +33,6 @@ SHOWN = (
     *("dgc:ratio=0.01", "powersgd:rank=4"),
 )
 Data = dict[str, Any]
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def derived(known: Sequence[Facts]) -> str:
@@ -53,7 +48,7 @@ def derived(known: Sequence[Facts]) -> str:
         )
         for f in known
     ]  # fmt: skip
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def lines_of_code(known: Sequence[Facts]) -> str:
@@ -65,7 +60,7 @@ def lines_of_code(known: Sequence[Facts]) -> str:
         for f in known if f.name in HIPRESS
         for theirs, logic, functions in [HIPRESS[f.name]]
     ]  # fmt: skip
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def speeds(data: Data) -> str:
@@ -74,7 +69,7 @@ def speeds(data: Data) -> str:
             "times", "decode-add", "merge", "of copy bound")  # fmt: skip
     about = data["about"]
     rows = [list(cells(row)) for row in data["rows"]]
-    text = [markdown(*filled(head, rows)), "", *summary(data["rows"])]
+    text = [markdown_table(*filled(head, rows)), "", *summary(data["rows"])]
     text.append(
         f"{about['elements']:,} elements, median of {about['repeat']} turns, one core of "
         f"{about['cpu']}, {about['date']}; torch {about['torch']}, "
@@ -139,12 +134,12 @@ def losses(found: Sequence[Row], only: Sequence[str] = ()) -> str:
     """A table for each number of steps."""
     steps = sorted({row.steps for row in found})
     tables = ((each, [*loss_tables.table(found, each, only)]) for each in steps)
-    return "\n\n".join(markdown(loss_tables.head(n), rows) for n, rows in tables if rows)
+    return "\n\n".join(markdown_table(loss_tables.head(n), rows) for n, rows in tables if rows)
 
 
 def described(text: str, results: Path = RESULTS) -> str:
     """README.md with its tables of step times and losses made anew."""
-    speed = markdown(step_times.HEAD, step_times.cells(results))
+    speed = markdown_table(step_times.HEAD, step_times.cells(results))
     found = [row for row in measured(results) if row.steps == 200]
     return fill(text, {"SPEED": speed, "LOSS": losses(found, SHOWN)})
 
