@@ -25,6 +25,7 @@ from bench.training import Group, describe, measure, off, prediction
 from hipress import options
 from hipress.demo import place, runner
 from hipress.demo.command import check_output
+from hipress.demo.ending import orderly_end
 from hipress.demo.job import Job, Result
 from hipress.demo.netns import parse_rate
 from hipress.demo.report import markdown_table, percentile, versions_here
@@ -265,4 +266,5 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    with orderly_end("bench.auto"):
+        typer.run(main)

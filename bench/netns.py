@@ -14,14 +14,19 @@ offered here.
 """
 
 import os
+import signal
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench.commands import refusing
+from hipress.demo.ending import orderly_end
 from hipress.demo.netns import (
     INTERFACE,
     Counters,
@@ -53,6 +58,8 @@ python -m bench.netns run --hosts 4 --rate 100mbit -- python train.py
 app = typer.Typer(help=_HELP, no_args_is_help=True, add_completion=False)
 Hosts = Annotated[int, typer.Option(help="Emulated hosts.")]
 Rate = Annotated[str, typer.Option(help="Speed of every link, 100kbit to 100gbit.")]
+
+PATIENCE = 5.0  # seconds that programs have to end
 
 _ALL_REDUCE = """
 import sys, time, torch, torch.distributed as dist
@@ -97,9 +104,19 @@ def run_everywhere(network: Network, program: list[str]) -> int:
     try:
         statuses = [child.wait() for child in children]
     finally:
-        for child in children:
-            child.kill()
+        _end(children)
     return next((status for status in statuses if status), 0)
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask programs that still run to end, with all that they have started; then make them."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        left = [child for child in children if child.poll() is None]
+        for child in left:
+            os.killpg(child.pid, how)
+        for child in left:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(PATIENCE)
 
 
 def measure(hosts: int, rate: str) -> tuple[float, float]:
@@ -140,4 +157,5 @@ def require(hosts: int, rate: str, least: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    with orderly_end("bench.netns"):
+        app()

@@ -14,6 +14,7 @@ import typer
 
 from bench import commands
 from bench.netns import Network, NetworkError, environment
+from hipress.demo.ending import orderly_end
 from hipress.demo.report import versions_here
 
 _MARK = b"measured "  # others print, too
@@ -21,7 +22,11 @@ _MARK = b"measured "  # others print, too
 
 def run(main: Callable[..., None], rank: Callable[..., None]) -> None:
     """Runs a module's `main`; where `told` has started it, its `rank`."""
-    typer.run(rank if "RANK" in os.environ else main)
+    if "RANK" in os.environ:
+        typer.run(rank)
+    else:
+        with orderly_end("bench"):
+            typer.run(main)
 
 
 def told(network: Network, module: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:

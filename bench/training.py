@@ -23,6 +23,7 @@ from bench.commands import RESULTS, given, refusing
 from hipress.demo import methods as methods_
 from hipress.demo import place, runner
 from hipress.demo.command import check_device, check_optimizer, check_output
+from hipress.demo.ending import orderly_end
 from hipress.demo.job import Job, Result, Workload
 from hipress.demo.methods import ALONE, DEFAULTS
 from hipress.demo.netns import parse_rate
@@ -266,4 +267,5 @@ def _write_and_tell(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    with orderly_end("bench.training"):
+        typer.run(main)

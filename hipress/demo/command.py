@@ -1,14 +1,11 @@
 """`hipress demo`: trains with several methods, one after the other, and shows what each costs."""
 
 import shlex
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -23,10 +20,10 @@ from rich.progress import (
 )
 
 from hipress.demo import methods, place
+from hipress.demo.ending import orderly_end
 from hipress.demo.job import Job, Result, Workload
 
 _OPTIMIZERS = ("sgd", "adamw")
-_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def demo(
@@ -68,7 +65,7 @@ def demo(
     jobs = [Job(each.text, hosts, steps, workload, _patience(hosts, rate)) for each in chosen]
     console = Console()
     console.print(where.sentence[:1].upper() + where.sentence[1:])
-    with _orderly_end():
+    with orderly_end("hipress demo"):
         results = _train(console, where, jobs)
     _show(console, where, jobs[0], results, output)
 
@@ -173,25 +170,3 @@ def _show(
         console.print(f"Chart: {output / 'demo.png'}   figures: {output / 'demo.json'}")
     if len(report.failures(done)) == len(results):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _orderly_end() -> Iterator[None]:
-    """A request to terminate, and a terminal that is closed, leave by the way an interrupt takes,
-    so that namespaces and ranks go, too."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise typer.Exit(128 + number)
-
-    before = {each: signal.getsignal(each) for each in _ENDING}
-    for each, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup wants it
-            signal.signal(each, leave)
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("\nhipress demo: interrupted", file=sys.stderr)
-        raise typer.Exit(130) from None
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

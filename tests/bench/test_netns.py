@@ -1,6 +1,7 @@
 """Emulated hosts: isolation, throttle, counters, and that nothing is left behind."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -34,6 +35,21 @@ def test_rates_are_read_as_tc_writes_them(text, bits):
 def test_a_bad_rate_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="such as 1gbit or 100mbit"):
         netns.parse_rate(text)
+
+
+@emulated
+def test_a_request_to_end_leaves_neither_hosts_nor_what_runs_there():
+    """Not what a program there has started, either: it would hold the pipe open."""
+    script = "echo $$; sleep 1000 & wait"
+    command = [sys.executable, "-m", "bench.netns", "run", "--hosts", "2", "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        for _ in range(2):
+            assert program.stdout.readline().strip().isdigit()
+        assert any(name.startswith(f"hipress-{program.pid}-") for name in names())
+        program.terminate()
+        assert program.stdout.read() == ""
+        assert program.wait() == 128 + signal.SIGTERM
+    assert not any(name.startswith(f"hipress-{program.pid}-") for name in names())
 
 
 @pytest.mark.parametrize("hosts", [0, -1, 251])

@@ -12,7 +12,7 @@ import compll
 import hipress
 from compll.tools import scaffold
 from hipress.cli import app
-from hipress.demo import command, methods
+from hipress.demo import command, ending, methods
 from hipress.demo.job import Workload
 
 KNOWN = ["auto", "onebit_group", "int4_group", "dgc"]
@@ -135,7 +135,7 @@ def handled():
 def test_a_request_to_end_and_a_closed_terminal_leave_in_order(name, handled):
     number = getattr(signal, name)
     handled(number, signal.SIG_DFL)
-    with pytest.raises(typer.Exit) as left, command._orderly_end():
+    with pytest.raises(typer.Exit) as left, ending.orderly_end("demo"):
         signal.raise_signal(number)
     assert left.value.exit_code == 128 + number
     assert signal.getsignal(number) == signal.SIG_DFL
@@ -143,5 +143,5 @@ def test_a_request_to_end_and_a_closed_terminal_leave_in_order(name, handled):
 
 def test_nohup_is_heeded(handled):
     handled(signal.SIGHUP, signal.SIG_IGN)
-    with command._orderly_end():
+    with ending.orderly_end("demo"):
         signal.raise_signal(signal.SIGHUP)

@@ -1,0 +1,34 @@
+"""How a program ends that has started others, and made namespaces."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextmanager
+def orderly_end(program: str) -> Iterator[None]:
+    """A request to terminate, and a terminal that is closed, leave by the way an interrupt takes,
+    so that namespaces and ranks go, too."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise typer.Exit(128 + number)
+
+    before = {each: signal.getsignal(each) for each in _ENDING}
+    for each, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(each, leave)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\n{program}: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
