@@ -16,7 +16,7 @@ from hipress import compat
 from hipress.errors import SyncError
 from hipress.model import Param
 from hipress.ranks.link import broadcast, start_all_reduce_max
-from hipress.shards import as_gradient, local, refuse_other_placement
+from hipress.shards import as_gradient, is_sharded, local, refuse_other_placement
 from hipress.sync.engine import Engine
 from hipress.sync.futures import wait_within
 from hipress.sync.order import Bucket, Turns, buckets
@@ -49,8 +49,8 @@ class Steps:
         self._engine, self.parameters, self._arrived = engine, parameters, arrived
         self._group: dist.ProcessGroup | None = group  # None after a failure: nobody waits for us
         self._turns: Turns | None = None  # None before the end of the first step
-        # gradients that are ready, in that order, and how often they had been written to
-        self._ready: dict[int, tuple[torch.Tensor | None, int]] = {}
+        # gradients that are ready, in that order, and in the first step what `_mark` said of them
+        self._ready: dict[int, tuple[torch.Tensor | None, tuple[object, ...]]] = {}
         self._sent: list[_Sent] = []
         self._unused: frozenset[int] = frozenset()  # by no rank, in this step
         self._kept: Copied = {}  # their state
@@ -77,7 +77,7 @@ class Steps:
                     "but the last within `with sync.no_sync():`"
                 )
             gradient = self.parameters[index].grad
-            self._ready[index] = gradient, _writes(gradient)
+            self._ready[index] = gradient, self._mark(gradient)
             for bucket in self._turns.ready(index) if self._turns is not None else ():
                 self._send(bucket)
 
@@ -105,10 +105,9 @@ class Steps:
 
         That it was written to can be told in the first step only: later we may have done so.
         """
-        first = self._turns is None
-        for index, (gradient, writes) in self._ready.items():
+        for index, (gradient, mark) in self._ready.items():
             now = self.parameters[index].grad
-            if now is None or now is not gradient or (first and _writes(now) != writes):
+            if now is None or now is not gradient or self._mark(now) != mark:
                 raise SyncError(
                     f"rank {self._engine.name}: the gradient of {self._name(index)!r} was changed "
                     "between its backward pass and sync.step(), when it may be on its way already. "
@@ -116,6 +115,17 @@ class Steps:
                     "optimizer in hooks: optimizer= takes them as averages arrive. To change what "
                     "is averaged, run all backward passes within `with sync.no_sync():`"
                 )
+
+    def _mark(self, gradient: torch.Tensor | None) -> tuple[object, ...]:
+        """What differs, in the first step, once a gradient was written to: autograd's count, and of
+        a shard its sum, as clipping counts nothing there. Shards' own counts are no help: FSDP2
+        lays those of a module into one memory, which has one."""
+        if gradient is None or self._turns is not None:
+            return ()
+        if not is_sharded(gradient):
+            return (compat.writes(gradient),)
+        total: float = local(gradient).abs().sum(dtype=torch.float64).item()
+        return compat.writes(gradient), total.hex()
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -215,7 +225,3 @@ class Steps:
     def _own(self) -> dist.ProcessGroup:
         assert self._group is not None  # after a failure no step begins
         return self._group
-
-
-def _writes(gradient: torch.Tensor | None) -> int:
-    return 0 if gradient is None else compat.writes(local(gradient))

@@ -146,10 +146,10 @@ def gathered(rank, world_size):
 
 
 def unused(rank, world_size):
-    """Which parameters have a gradient, and its norm, where the first replica uses one layer and
-    nobody another one."""
+    """Which values a gradient has, of weights and biases, where the first replica uses one layer
+    and nobody another one; in one backward pass, and in two of which the first is not averaged."""
     mesh = grid()
-    model = nn.ModuleDict({name: nn.Linear(6, 6, bias=False) for name in ("all", "first", "none")})
+    model = nn.ModuleDict({name: nn.Linear(6, 6) for name in ("all", "first", "none")})
     for layer in model.values():
         fully_shard(layer, mesh=mesh["shard"])
     with torch.no_grad():
@@ -157,11 +157,18 @@ def unused(rank, world_size):
             local(parameter).fill_(1.0)
     sync = synchronizer(model, mesh, "none")
     found = []
-    for _ in range(2):
-        model.zero_grad()
+
+    def backward():
         x = torch.ones(4, 6)
         y = model["all"](x) + (model["first"](x) if rank < GRID[1] else 0.0)
         y.sum().backward()
+
+    for twice in (True, False):
+        model.zero_grad()
+        with sync.no_sync():
+            if twice:
+                backward()
+        backward()
         sync.step()
         gradients = [p.grad for p in model.parameters()]
         found.append([None if g is None else local(g).unique().tolist() for g in gradients])
@@ -188,8 +195,17 @@ def in_parts(rank, world_size):
     return max((p.grad.full_tensor() - q.grad).abs().max().item() for p, q in pairs)
 
 
+def clipped(mesh):
+    """Clips before the averages are there."""
+    model = sharded(mesh["shard"])
+    sync = synchronizer(model, mesh, "none")
+    model(torch.ones(2, 7)).sum().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    sync.step()
+
+
 def refused(rank, world_size):
-    """What is no replica, and what takes no shards."""
+    """What is no replica, what takes no shards, and gradients that were changed."""
     mesh = grid()
     group = mesh["replicate"].get_group()
     crossed = dist.new_group([0, 3] if rank in (0, 3) else [1, 2], use_local_synchronization=True)
@@ -204,4 +220,5 @@ def refused(rank, world_size):
         error_of(hipress.wrap, model, "none", process_group=group)[:2],
         error_of(hipress.Synchronizer, flat, "none", process_group=group)[:2],
         error_of(hipress.Gossip, model, "int4_group", process_group=group)[:2],
+        error_of(clipped, mesh)[:2],
     ]

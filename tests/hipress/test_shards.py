@@ -52,7 +52,9 @@ def test_what_fsdp_has_gathered_is_in_nobodys_way():
 
 def test_what_one_replica_did_not_use_is_averaged_and_what_none_did_stays_none():
     for steps in launch(ranks.unused, 4):
-        assert steps == 2 * [[[4.0], [2.0], None]]
+        twice, once = steps
+        assert twice == [[8.0], [8.0], [4.0], [4.0], None, None]
+        assert once == [[4.0], [4.0], [2.0], [2.0], None, None]
 
 
 def test_tensor_parallelism():
@@ -60,7 +62,7 @@ def test_tensor_parallelism():
 
 
 def test_groups_of_ranks_that_are_no_replicas_are_refused():
-    for overlap, hsdp, crossed, wrap, older, gossip in launch(ranks.refused, 4):
+    for overlap, hsdp, crossed, wrap, older, gossip, changed in launch(ranks.refused, 4):
         for kind, message in (overlap, hsdp):
             assert kind == "ConfigError"
             assert "'scale' is a DTensor on a mesh that has rank" in message
@@ -71,3 +73,5 @@ def test_groups_of_ranks_that_are_no_replicas_are_refused():
         assert "pass it to hipress.Synchronizer" in wrap[1]
         assert "fully_shard" in older[1]
         assert "gossip averages whole parameters" in gossip[1]
+        assert changed[0] == "SyncError"
+        assert "was changed between its backward pass and sync.step()" in changed[1]
