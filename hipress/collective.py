@@ -26,6 +26,7 @@ from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
 from hipress.ranks.link import group_timeout
 from hipress.ranks.meeting import Meeting
+from hipress.shards import is_sharded
 from hipress.sync.executors import start_executor
 from hipress.sync.futures import wait_within
 
@@ -182,6 +183,11 @@ def _refuse(tensor: object, options: Options) -> None:
         raise ConfigError('all_reduce needs a compressor by name: "auto" plans for a model')
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(f"all_reduce averages a tensor, not {tensor!r}")
+    if is_sharded(tensor):
+        raise ConfigError(
+            "all_reduce averages no DTensor: pass tensor.to_local(), and as process_group the "
+            "ranks that hold the same shard"
+        )
     if tensor.is_sparse or tensor.device.type != "cpu" or tensor.dtype not in COMPRESSIBLE:
         kind = f"{tensor.dtype} {tensor.layout} on {tensor.device}".replace("torch.", "")
         raise ConfigError(

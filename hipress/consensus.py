@@ -14,6 +14,7 @@ from hipress.arguments import group_of
 from hipress.errors import ConfigError, ConfigMismatch, HipressError
 from hipress.model import trainable
 from hipress.ranks.link import gather
+from hipress.shards import local
 
 
 @torch.no_grad()
@@ -26,10 +27,10 @@ def consensus_distance(
     """The root of the mean, over the ranks, of the squared distance between a rank's parameters
     and their average x_mean: sqrt((1/N) sum_i |x_i - x_mean|^2), as for CHOCO-SGD.
 
-    Of all parameters that need gradients, as one vector, in float64; 0 where all ranks hold the
-    same. With `relative` divided by |x_mean|. The same number on every rank of `process_group` (all
-    ranks, by default), each of which must call it. It sends the parameters uncompressed, in
-    float64: measure now and then.
+    Of all parameters that need gradients, of DTensors this rank's shards, as one vector, in
+    float64; 0 where all ranks hold the same. With `relative` divided by |x_mean|. The same number
+    on every rank of `process_group` (all ranks, by default), each of which must call it. It sends
+    the parameters uncompressed, in float64: measure now and then.
 
     Raises ConfigError for a module without such parameters, ConfigMismatch where ranks' have other
     shapes, and HipressError where torch's all-reduce fails.
@@ -39,10 +40,10 @@ def consensus_distance(
     if not named:
         raise ConfigError("the model has no parameter that requires a gradient")
     try:
-        _compare([f"{name} {tuple(p.shape)}" for name, p in named], group)
+        _compare([f"{name} {tuple(local(p).shape)}" for name, p in named], group)
         squares = torch.zeros(2, dtype=torch.float64)  # of distances here, of the average
         for _, parameter in named:
-            own = parameter.detach().double()
+            own = local(parameter).detach().double()
             mean = own.clone()
             dist.all_reduce(mean, group=group)
             mean /= group.size()

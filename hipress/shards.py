@@ -64,6 +64,12 @@ def fsdp_parts(model: nn.Module) -> Iterator[Any]:
     return _parts(model, "FSDPModule")
 
 
+def apart(model: nn.Module) -> bool:
+    """Whether FSDP2 spreads parameters over several ranks."""
+    spread = any(parameter.device_mesh.size() > 1 for _, parameter in _shards(model))
+    return spread and any(fsdp_parts(model))
+
+
 def refuse_older(model: nn.Module) -> None:
     """Raise ConfigError for FSDP's first version, which runs no hook with a shard's gradient."""
     if any(_parts(model, "FullyShardedDataParallel")):

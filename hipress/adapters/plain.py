@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -11,9 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress import compat
 from hipress.errors import ConfigError, SyncError
-from hipress.model import refuse_shared
+from hipress.model import refuse_shared, trainable
 from hipress.session import SESSIONS, Session
-from hipress.shards import is_sharded, local
+from hipress.shards import apart, is_sharded, local
+
+log = logging.getLogger("hipress")
 
 
 class Way(Protocol):
@@ -51,6 +54,20 @@ def refuse_step(way: Way, session: Session, known: Mapping[str, nn.Parameter]) -
                 f"{parameter_name!r} was frozen, or not there, when the {name} was made, and is "
                 "not synchronized; hipress.detach it and make another one"
             )
+
+
+def tell_whole(model: nn.Module) -> None:
+    """A warning of parameters beside those of FSDP2: the ranks of a replica have gradients of their
+    own of these, which nobody averages among them."""
+    whole = [name for name, parameter in trainable(model) if not is_sharded(parameter)]
+    if whole and apart(model):
+        log.warning(
+            "hipress: fully_shard left %d parameters whole, such as %r: their gradients are "
+            "averaged over the ranks of process_group, but not within a replica, whose ranks so "
+            "drift apart. Apply fully_shard to the whole model, too, or all-reduce these gradients "
+            "within each replica after sync.step()",
+            len(whole), whole[0],
+        )  # fmt: skip
 
 
 def synchronized(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hipress import shards
-from hipress.adapters.plain import plain_module, refuse_step, synchronized, values
+from hipress.adapters.plain import plain_module, refuse_step, synchronized, tell_whole, values
 from hipress.adapters.stepping import Stepper
 from hipress.arguments import Arguments, group_of, taking
 from hipress.model import frozen_tensors, trainable
@@ -88,6 +88,8 @@ class Synchronizer:
         self._session.start(self, engine, partial(_remove, hooks))
         SESSIONS[self] = self._session
         tell_plan(self._session)
+        if self._session.rank == 0:
+            tell_whole(model)
 
     def _connect(self, model: nn.Module) -> tuple[Steps, Engine]:
         session = self._session

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -204,6 +206,16 @@ def clipped(mesh):
     sync.step()
 
 
+def told(mesh):
+    """What is logged where fully_shard leaves a parameter whole."""
+    log, found = logging.getLogger("hipress"), []
+    log.addFilter(lambda record: found.append(record.getMessage()) or True)
+    model = make()
+    fully_shard(model.second, mesh=mesh["shard"])
+    hipress.detach(synchronizer(model, mesh, "none"))
+    return found
+
+
 def refused(rank, world_size):
     """What is no replica, what takes no shards, and gradients that were changed."""
     mesh = grid()
@@ -213,6 +225,7 @@ def refused(rank, world_size):
         nn.Linear(8, 8), process_group=mesh["shard"].get_group(), device_id=torch.device("cpu")
     )
     model, even = sharded(mesh["shard"]), fully_shard(nn.Linear(8, 8), mesh=mesh["shard"])
+    assert hipress.consensus_distance(model, group) == 0
     return [
         error_of(hipress.Synchronizer, model, "none")[:2],
         error_of(hipress.Synchronizer, sharded(mesh), "none", process_group=group)[:2],
@@ -221,4 +234,6 @@ def refused(rank, world_size):
         error_of(hipress.Synchronizer, flat, "none", process_group=group)[:2],
         error_of(hipress.Gossip, model, "int4_group", process_group=group)[:2],
         error_of(clipped, mesh)[:2],
+        error_of(hipress.all_reduce, model.scale, "none")[:2],
+        told(mesh),
     ]

@@ -61,8 +61,9 @@ def test_tensor_parallelism():
     assert max(launch(ranks.in_parts, 4)) < 1e-6
 
 
-def test_groups_of_ranks_that_are_no_replicas_are_refused():
-    for overlap, hsdp, crossed, wrap, older, gossip, changed in launch(ranks.refused, 4):
+def test_what_cannot_be_averaged_is_refused_and_what_will_drift_apart_told():
+    for rank, found in enumerate(launch(ranks.refused, 4)):
+        overlap, hsdp, crossed, wrap, older, gossip, changed, single, told = found
         for kind, message in (overlap, hsdp):
             assert kind == "ConfigError"
             assert "'scale' is a DTensor on a mesh that has rank" in message
@@ -75,3 +76,6 @@ def test_groups_of_ranks_that_are_no_replicas_are_refused():
         assert "gossip averages whole parameters" in gossip[1]
         assert changed[0] == "SyncError"
         assert "was changed between its backward pass and sync.step()" in changed[1]
+        assert "pass tensor.to_local()" in single[1]
+        whole = "fully_shard left 7 parameters whole, such as 'scale'"
+        assert any(whole in line for line in told) == (rank < 2)
