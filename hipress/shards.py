@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hipress.errors import ConfigError, SyncError
+from hipress.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -44,13 +44,13 @@ def as_gradient(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def refuse_other_placement(gradient: Any, parameter: Any, name: str) -> None:
-    """Raise SyncError for a gradient that is distributed otherwise than its parameter."""
-    if is_sharded(gradient) and gradient.placements != parameter.placements:
-        raise SyncError(
-            f"the gradient of {name!r} is distributed as {gradient.placements}, the parameter as "
-            f"{parameter.placements}: their shards cannot be averaged"
-        )
+def place_gradient(parameter: torch.Tensor) -> None:
+    """Distribute a gradient as its parameter, as FSDP2 does: SequenceParallel leaves each rank of a
+    replica a part of the sum. All of these must call this, in the same order."""
+    gradient: Any = parameter.grad
+    placements = getattr(parameter, "placements", None)
+    if gradient is not None and is_sharded(gradient) and gradient.placements != placements:
+        parameter.grad = gradient.detach().redistribute(placements=placements)
 
 
 def reshard(model: nn.Module) -> None:

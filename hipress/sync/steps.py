@@ -16,7 +16,7 @@ from hipress import compat
 from hipress.errors import SyncError
 from hipress.model import Param
 from hipress.ranks.link import broadcast, start_all_reduce_max
-from hipress.shards import as_gradient, is_sharded, local, refuse_other_placement
+from hipress.shards import as_gradient, is_sharded, local, place_gradient
 from hipress.sync.engine import Engine
 from hipress.sync.futures import wait_within
 from hipress.sync.order import Bucket, Turns, buckets
@@ -76,6 +76,7 @@ class Steps:
                     "sync.step(): it may be on its way already. Run all backward passes of a step "
                     "but the last within `with sync.no_sync():`"
                 )
+            place_gradient(self.parameters[index])
             gradient = self.parameters[index].grad
             self._ready[index] = gradient, self._mark(gradient)
             for bucket in self._turns.ready(index) if self._turns is not None else ():
@@ -86,6 +87,8 @@ class Steps:
         self._engine.refuse_broken()
         with self._failing("sync.step()"):
             self._refuse_changed()
+            for parameter in self.parameters:  # of backward passes within no_sync
+                place_gradient(parameter)
             used, asked = self._ask_used()
             if self._turns is None:
                 self._turns = self._agree_on_turns()
@@ -197,7 +200,6 @@ class Steps:
         """A parameter's gradient; zeros where this rank has none."""
         parameter, param = self.parameters[index], self._engine.params[index]
         if parameter.grad is not None:
-            refuse_other_placement(parameter.grad, parameter, param.name)
             gradient = local(parameter.grad)
             self._check(gradient, param)
             return gradient
