@@ -30,7 +30,7 @@ EVIDENCE = DOCS.parents[1] / "hipress" / "plan" / "evidence.json"
 #: the methods whose losses README.md shows
 SHOWN = (
     *("fp32", "bf16", "int4_group", "int3_group", "onebit_group", "topk:ratio=0.01"),
-    *("dgc:ratio=0.01", "powersgd:rank=4"),
+    *("dgc:ratio=0.01", "powersgd:rank=4", "torch-powersgd:rank=4"),
 )
 Data = dict[str, Any]
 

@@ -1,6 +1,7 @@
 """README.md is true and short: its script trains, its spec compiles, and links lead somewhere."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,12 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
 
 def test_its_script_trains_before_any_benchmark(tmp_path):
-    head, _, script = README.partition("A complete script:")
+    head, _, script = README.partition("A complete script is")
     script, speed, _ = script.partition("## Is it faster?")
     assert speed, "the README has no script, or no step times after it"
     assert "| --- |" not in head
-    (tmp_path / "examples").mkdir()
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     assert follow(script, tmp_path, errors=False) == ["torchrun"]
-    told = (tmp_path / "examples" / "train.py").read_text()
-    assert told == (ROOT / "examples" / "train.py").read_text()
 
 
 def test_its_spec_compiles(tmp_path):
@@ -37,7 +36,7 @@ def test_its_spec_compiles(tmp_path):
 
 
 def test_it_is_read_in_a_few_minutes():
-    assert len(README.splitlines()) <= 130
+    assert len(README.splitlines()) <= 115
 
 
 def test_options_and_strategies_are_those_described():
