@@ -3,6 +3,6 @@
 - Of a training: `training` (step times, on emulated links or on a cluster), `auto`, `throttle` and
   `policies` (what these choose), `losses`, `first_use` (how long `wrap` takes).
 - Of kernels: `codecs`, `gpu`, `gpu_step`, `gpu_code`, `sidco` (threshold estimators).
-- Of the engine: `tasks`, `slices`, `volumes`, and `nodes`, which runs on the hosts of `netns`.
+- Of the engine: `tasks`, `slices`, `volumes`; `nodes` and `shards`, on the hosts of `netns`.
 - From what is recorded: `spec_table` (tables of the documents), `picture` (README's chart).
 """
