@@ -145,14 +145,14 @@ class Search:
 
 
 def _calibrated(search: Search, costs: Costs, workload: Workload) -> _Found:
-    """With all-reduces as much slower or faster than the probe found them as makes the native step
-    take what it was measured to: in training they share cores, and have other sizes."""
-    low, high = AS_PROBED
+    """Of a step that was measured: with all-reduces as much slower or faster than the probe found
+    them as makes the native step take what it was measured to, as in training they share cores and
+    have other sizes; and with a backward pass without what they took from it."""
     found = _Found(search, costs, workload)
-    if not search.watched:
+    if not search.watched or workload.step <= 0:
         return found
-    found = found.undisturbed()
-    for _ in range(HALVINGS if workload.step > 0 else 0):
+    low, high = AS_PROBED
+    for _ in range(HALVINGS):
         factor = math.sqrt(low * high)
         found = _Found(search, _slower(costs, factor), workload).undisturbed()
         if found.predict(found.native).seconds < workload.step:

@@ -7,6 +7,7 @@ import io
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -164,9 +165,43 @@ def test_the_watched_step_is_what_a_native_step_is_predicted_to_be(params):
     rates = costs(link=1e7, codec=1e10)
     busy = {name: dataclasses.replace(each, cores=0.5) for name, each in rates.reduce.items()}
     rates = dataclasses.replace(rates, reduce=busy)
-    work = Workload((Bucket((0, 1, 2, 3), 0.2),), 1.0)
-    native = plans(params, rates, workload=work)[-1]
-    assert native.seconds == pytest.approx(0.2 + 2 * 8.02e6 / 1e7, rel=0.2)
+    step = 0.2 + 2 * 8.02e6 / 1e7
+    work = Workload((Bucket((0, 1, 2, 3), 0.2),), 1.0, step=step)
+    best, *_, native = plans(params, rates, workload=work)
+    assert native.seconds == pytest.approx(step, rel=0.2)
+    assert 0.6 < best.seconds < 0.8  # the pass alone: half a core for 1.6 s made 1 s of it
+
+
+def random_costs(rng):
+    """A profile: links of 10 MB/s to 10 GB/s that keep some cores busy, faster codecs, copies."""
+
+    def line(fastest=-11, slowest=-9):
+        return Line(rng.choice([0.0, 1e-5, 1e-3]), 10.0 ** rng.uniform(fastest, slowest))
+
+    def transfer():
+        return Transfer(line(-10, -7), rng.choice([0.0, 0.3, 1.0, 2.5]))
+
+    return Costs(
+        {int(peers): transfer() for peers in rng.integers(1, 8, 3)},
+        {name: transfer() for name in ("float32", "float16")},
+        {name: CodecCost(line(), line(), line()) for name in CODECS},
+        transfer(), rng.choice([0.0, 0.5, 1.0]),
+        Copies(line(), line(), bool(rng.integers(2))) if rng.integers(2) else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_prediction_is_below_a_step_without_communication(seed):
+    """Of random profiles, models and steps; the native step is not below its time on the link."""
+    rng = np.random.default_rng(seed)
+    rates, step = random_costs(rng), 10.0 ** rng.uniform(-2, 1)
+    sizes = 10 ** rng.uniform(2, 6.5, rng.integers(1, 30))
+    some = [Param(f"p{i}", i, int(n), (int(n),), torch.float32, False) for i, n in enumerate(sizes)]
+    topology = Topology.even(*[(2, 1), (4, 1), (6, 3)][seed % 3])
+    made = plans(some, rates, topology=topology, workload=estimate(some, step))
+    link = 4 * sum(p.numel for p in some) * rates.reduce["float32"].line.per_byte
+    assert min(each.seconds for each in made) >= step * (1 - 1e-9)
+    assert made[-1].seconds >= link * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.0, 2.5])
