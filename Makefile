@@ -5,7 +5,7 @@ DEMO ?=
 TESTS ?=
 BENCH ?=
 
-.PHONY: setup demo test test-all lint format bench wheel clean help
+.PHONY: setup demo test test-all lint format bench docs wheel clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/'
@@ -38,6 +38,9 @@ format: setup    ## let ruff mend what it can
 
 bench: setup     ## the training matrix: make bench BENCH="--group hosts2"
 	$(BIN)/python -m bench.training $(BENCH)
+
+docs: setup      ## the documentation site, into build/docs; a warning is an error
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 
 wheel: setup     ## build the wheel into dist/
 	rm -rf dist

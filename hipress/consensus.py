@@ -25,10 +25,10 @@ def consensus_distance(
     relative: bool = False,
 ) -> float:
     """The root of the mean, over the ranks, of the squared distance between a rank's parameters
-    and their average x_mean: sqrt((1/N) sum_i |x_i - x_mean|^2), as for CHOCO-SGD.
+    and their average x_mean: `sqrt((1/N) sum_i |x_i - x_mean|^2)`, as for CHOCO-SGD.
 
     Of all parameters that need gradients, of DTensors this rank's shards, as one vector, in
-    float64; 0 where all ranks hold the same. With `relative` divided by |x_mean|. The same number
+    float64; 0 where all ranks hold the same. With `relative` divided by `|x_mean|`. The same number
     on every rank of `process_group` (all ranks, by default), each of which must call it. It sends
     the parameters uncompressed, in float64: measure now and then.
 

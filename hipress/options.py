@@ -39,54 +39,59 @@ class Options:
 
     All ranks must agree on all but `timeout`.
 
-    compressor: a spec's name or path, a compiled codec, or "auto": the planner picks a codec per
-        tensor, or none.
-    strategy: how payloads travel: a module of casync.strategies, or "auto": what suits the codec.
-    scope: what is compressed as one: a parameter ("tensor"), neighbours in a bucket of gradients
-        ("bucket"), or all gradients of the model ("model", for a compressor given by name).
-    exclude: fnmatch patterns of names of parameters that always travel uncompressed; one that
-        matches no parameter is refused.
-    min_size: tensors with fewer elements travel uncompressed. None: 0 for codecs that work in
-        groups or whose payloads add, and with another scope than "tensor"; 1024 for others, to
-        which a bias is all noise.
-    seed: of stochastic codecs. Draws differ between ranks, sides, tensors and steps anyway; those
-        that all ranks share take no seed.
-    timeout: seconds that hipress waits for another rank, when attached and in a step; finite. None
-        (in a call): the process group's. Collectives of DDP itself (bucket rebuild,
-        buffers, all of them where nothing is installed) keep the process group's.
-    verify: hash every averaged gradient and compare the ranks, every step; and the parameters, in
-        the second step and every 100 steps after it, so that a rank that skipped an optimizer's
-        step is found. Slow: for finding faults.
-    checksum: send a CRC-32 with every compressed message, so that one that was damaged on its way
-        is a PayloadError that names the rank it came from, part and step. Costs 0.25 ms for 1 MB
-        of payload, 2.5 ms for 10 MB and 27 ms for 50 MB on either side, on a busy machine. What
-        native all-reduces sum, as uncompressed gradients, has none.
-    down: what owners encode averages with, which otherwise travel in the compressor's code: a
-        spec's name or path, or a compiled codec, with feedback of its own; None or "none": float32,
-        so that only gradients are compressed. For strategies with owners that average.
-    topology: which ranks of the group share a node, for strategies that go by it: ranks per node,
-        or a list of ranks for each node. None: as LOCAL_WORLD_SIZE says, which torchrun sets, or
-        ranks whose hosts have one name.
-    optimizer: what trains the model, a torch.optim.Optimizer or its class's name: "auto" then
-        chooses among all codecs that were measured to keep the loss under its kind, and a codec
-        that is named and loses is told. None: among those that keep it under every kind. Here it
-        is the kind, one of hipress.optimizers.KINDS (docs/losses.md).
-    rules: compressors of their own for some parameters, by fnmatch patterns of names, or of names
-        and shapes, as in "*.weight 1000x*"; the first that matches counts, and one that gets no
-        parameter is refused. A mapping such as {"*embed*": "int8_group", "*.bias": None}, or the
-        path of a YAML file of one; a value is a name, a path, a compiled codec, None (uncompressed)
-        or a mapping of `compressor` and its parameters.
-    policy: how much to compress as training goes on, with a compressor of its own: a
-        hipress.GraVAC, Accordion or Warmup, or another hipress.policies.Policy.
-    transport: by what payloads travel. "auto": "gloo" for a model on the CPU, and "nccl" for one on
-        a GPU with a process group of NCCL's; "staged": a GPU's payloads over gloo, through pinned
-        memory; "host": its gradients are copied there, and compressed by the CPU. "nccl" goes
-        through torch.distributed, "nccl4py" and "pynccl" through these. The compressor "auto" tries
-        the CPU beside a GPU whichever is named, but for "host", which has it only.
-    capture: launch what synchronizes a bucket as a CUDA graph, from its third step on, over NCCL
-        and where nothing varies: no lengths, and no parameter by step. All graphs follow one
-        another, so this is for many small tensors, whose launches cost more than their kernels.
-    params: parameters of the codec, as its spec names them.
+    Attributes:
+        compressor: a spec's name or path, a compiled codec, or "auto": the planner picks a codec
+            per tensor, or none.
+        strategy: how payloads travel: a module of casync.strategies, or "auto": what suits the
+            codec.
+        scope: what is compressed as one: a parameter ("tensor"), neighbours in a bucket of
+            gradients ("bucket"), or all gradients of the model ("model", for a compressor given by
+            name).
+        exclude: fnmatch patterns of names of parameters that always travel uncompressed; one that
+            matches no parameter is refused.
+        min_size: tensors with fewer elements travel uncompressed. None: 0 for codecs that work in
+            groups or whose payloads add, and with another scope than "tensor"; 1024 for others, to
+            which a bias is all noise.
+        seed: of stochastic codecs. Draws differ between ranks, sides, tensors and steps anyway;
+            those that all ranks share take no seed.
+        timeout: seconds that hipress waits for another rank, when attached and in a step; finite.
+            None (in a call): the process group's. Collectives of DDP itself (bucket rebuild,
+            buffers, all of them where nothing is installed) keep the process group's.
+        verify: hash every averaged gradient and compare the ranks, every step; and the parameters,
+            in the second step and every 100 steps after it, so that a rank that skipped an
+            optimizer's step is found. Slow: for finding faults.
+        checksum: send a CRC-32 with every compressed message, so that one that was damaged on its
+            way is a PayloadError that names the rank it came from, part and step. Costs 0.25 ms for
+            1 MB of payload, 2.5 ms for 10 MB and 27 ms for 50 MB on either side, on a busy machine.
+            What native all-reduces sum, as uncompressed gradients, has none.
+        down: what owners encode averages with, which otherwise travel in the compressor's code: a
+            spec's name or path, or a compiled codec, with feedback of its own; None or "none":
+            float32, so that only gradients are compressed. For strategies with owners that average.
+        topology: which ranks of the group share a node, for strategies that go by it: ranks per
+            node, or a list of ranks for each node. None: as LOCAL_WORLD_SIZE says, which torchrun
+            sets, or ranks whose hosts have one name.
+        optimizer: what trains the model, a torch.optim.Optimizer or its class's name: "auto" then
+            chooses among all codecs that were measured to keep the loss under its kind, and a codec
+            that is named and loses is told. None: among those that keep it under every kind. Here
+            it is the kind, one of hipress.optimizers.KINDS (docs/losses.md).
+        rules: compressors of their own for some parameters, by fnmatch patterns of names, or of
+            names and shapes, as in `"*.weight 1000x*"`; the first that matches counts, and one that
+            gets no parameter is refused. A mapping such as `{"*embed*": "int8_group", "*.bias":
+            None}`, or the path of a YAML file of one; a value is a name, a path, a compiled codec,
+            None (uncompressed) or a mapping of `compressor` and its parameters.
+        policy: how much to compress as training goes on, with a compressor of its own: a
+            hipress.GraVAC, Accordion or Warmup, or another hipress.policies.Policy.
+        transport: by what payloads travel. "auto": "gloo" for a model on the CPU, and "nccl" for
+            one on a GPU with a process group of NCCL's; "staged": a GPU's payloads over gloo,
+            through pinned memory; "host": its gradients are copied there, and compressed by the
+            CPU. "nccl" goes through torch.distributed, "nccl4py" and "pynccl" through these. The
+            compressor "auto" tries the CPU beside a GPU whichever is named, but for "host", which
+            has it only.
+        capture: launch what synchronizes a bucket as a CUDA graph, from its third step on, over
+            NCCL and where nothing varies: no lengths, and no parameter by step. All graphs follow
+            one another, so this is for many small tensors, whose launches cost more than their
+            kernels.
+        params: parameters of the codec, as its spec names them.
     """
 
     compressor: str | Codec = AUTO

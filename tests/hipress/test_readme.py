@@ -5,12 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import typer
 
 import compll
 from casync import strategies
 from hipress import options
-from hipress.cli import app
 from tests.walkthrough import follow, write
 
 ROOT = Path(__file__).parents[2]
@@ -42,12 +40,6 @@ def test_it_is_read_in_a_few_minutes():
 def test_options_and_strategies_are_those_described():
     described = first_cells("Options of `wrap` and `attach`")
     assert described == {*options.names(), "compressor", *strategies.list_strategies()}
-
-
-def test_options_of_commands_are_those_described():
-    commands = typer.main.get_command(app).commands.values()
-    given = {name for each in commands for param in each.params for name in param.opts}
-    assert first_cells("Options of the commands") == {n for n in given if n.startswith("--")}
 
 
 def first_cells(heading):
