@@ -29,6 +29,7 @@ class Transfer:
 
     line: Line
     cores: float = 0.0  # that a rank's threads, and the kernel for it, keep busy meanwhile
+    slows: float = 0.0  # share of its speed that a backward pass on a device loses meanwhile
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """What a rank does, in turn, to synchronize gradients by a strategy: its part of a timeline.
 
-All ranks do the same, so one rank's stages say it all: work on a core or a device, transfers, and
-copies between a device and the host. Of owners it is the mean rank's share. A merge that is
-followed by an encode is one kernel, of a cost of its own.
+All ranks do the same, so one rank's stages say it all: work on a core or a device, transfers
+between nodes and within one, and copies between a device and the host. Each takes a lane, by name.
+Of owners it is the mean rank's share. A merge that is followed by an encode is one kernel, of a
+cost of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from casync.topology import Topology
 
 __all__ = [
     "ENTER",
+    "INSIDE",
     "LEAVE",
     "PREDICTED",
     "TASK",
@@ -26,8 +28,9 @@ __all__ = [
     "stages",
 ]
 
-#: what a stage takes: a core or the device, the link, or a way between device and host
-WORK, WIRE, LEAVE, ENTER = range(4)
+#: lanes: a core or the device, the links between and within nodes, a device's ways to its host and
+#: back. Other names are lanes as well, which nothing else shares.
+WORK, WIRE, INSIDE, LEAVE, ENTER = "work", "wire", "inside", "leave", "enter"
 
 #: seconds of a core that a task takes besides its codec: python -m bench.tasks
 TASK = 5e-5
@@ -35,13 +38,14 @@ TASK = 5e-5
 
 @dataclass(frozen=True)
 class Stage:
-    """Of every rank."""
+    """Every rank takes a lane for some time."""
 
-    lane: int  # WORK, WIRE, LEAVE or ENTER
-    seconds: float  # while that is taken
+    lane: str  # WORK, WIRE, INSIDE, LEAVE, ENTER, or any other name
+    seconds: float  # while the lane is taken
     delay: float = 0.0  # from then until what follows may begin
     cores: float = 0.0  # that a transfer keeps busy
     size: float = 0.0  # bytes of a transfer
+    slows: float = 0.0  # share of its speed that a backward pass loses meanwhile
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class _Setting:
     costs: Costs
     codec: CodecCost
 
-    def spread(self, size: float) -> Stage:
+    def spread(self, size: float) -> tuple[Stage, ...]:
         """Every rank sends so much, in equal shares, to all others."""
         n, near = self.topology.world_size, 0
         if self.topology.nested:
@@ -68,14 +72,14 @@ class _Setting:
         far, others = n - 1 - near, max(1, n - 1)
         stage = transfer(self.costs.to(far), size * far / others)
         if not near:
-            return stage
-        inside = transfer(self.costs.inside, size * near / others, near)
-        return replace(stage, seconds=stage.seconds + inside.seconds, size=size)
+            return (stage,)
+        return (stage, transfer(self.costs.inside, size * near / others, near, INSIDE))
 
 
-def transfer(kind: Transfer, size: float, times: float = 1) -> Stage:
+def transfer(kind: Transfer, size: float, times: float = 1, lane: str = WIRE) -> Stage:
     """Bytes take the link; latencies pass beside other transfers."""
-    return Stage(WIRE, kind.line.per_byte * size, kind.line.latency * times, kind.cores, size)
+    line = kind.line
+    return Stage(lane, line.per_byte * size, line.latency * times, kind.cores, size, kind.slows)
 
 
 def work(*steps: tuple[Line, float, float]) -> Stage:
@@ -107,7 +111,7 @@ def _copied(chain: tuple[Stage, ...], gradient: float, copies: Copies | None) ->
     found: list[Stage] = []
     for stage in chain:
         leave, enter = _copies(stage.size, copies)
-        found += [leave, stage, enter] if stage.lane == WIRE else [stage]
+        found += [leave, stage, enter] if stage.lane in (WIRE, INSIDE) else [stage]
     return tuple(found)
 
 
@@ -134,9 +138,9 @@ def _ps(item: Item, s: _Setting) -> tuple[Stage, ...]:
     sent = s.spread(item.payload * others)
     return (
         work((s.codec.encode, item.gradient * others, item.parts * others)),
-        sent,
+        *sent,
         _merge_and_encode(item, s, n - 1, own),
-        sent,
+        *sent,
         work((s.codec.decode, item.gradient * others, item.parts * others)),
     )
 
@@ -168,7 +172,7 @@ def _allgather(item: Item, s: _Setting) -> tuple[Stage, ...]:
     n = s.topology.world_size
     return (
         work((s.codec.encode, item.gradient, item.parts)),
-        s.spread(item.payload * (n - 1)),
+        *s.spread(item.payload * (n - 1)),
         work((s.codec.decode, item.gradient * n, item.parts * n)),
     )
 
@@ -180,12 +184,12 @@ def _hierarchical(item: Item, s: _Setting) -> tuple[Stage, ...]:
     crossing = transfer(s.costs.to(m - 1), item.payload * led * (m - 1) / m)
     far = led * (m - 1) / m
     return (
-        transfer(s.costs.inside, item.gradient * inside, members - 1),
+        transfer(s.costs.inside, item.gradient * inside, members - 1, INSIDE),
         work((s.codec.encode, item.gradient * far, item.parts * far)),
         crossing,
         _merge_and_encode(item, s, m - 1, led / m),
         crossing,
-        transfer(s.costs.inside, item.payload * inside, members - 1),
+        transfer(s.costs.inside, item.payload * inside, members - 1, INSIDE),
         work((s.codec.decode, item.gradient, item.parts)),
     )
 
@@ -223,9 +227,9 @@ def _oktopk(item: Item, s: _Setting) -> tuple[Stage, ...]:
     sent = s.spread(item.payload * others)
     return (
         work((s.codec.encode, item.gradient, item.parts), regions),
-        sent,
+        *sent,
         work(regions, (s.codec.encode, item.gradient / n, item.parts)),
-        sent,
+        *sent,
         work(regions),
     )
 

@@ -8,6 +8,7 @@ from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.predict.stages import (
     ENTER,
+    INSIDE,
     LEAVE,
     PREDICTED,
     TASK,
@@ -62,6 +63,41 @@ def test_what_ends_behind_the_backward_pass_is_hidden():
     assert seconds(load, backward=4.0) == pytest.approx(5)
 
 
+def test_what_is_ready_after_the_backward_pass_goes_by_the_clock():
+    loads = [Load(at, (wire(0.01),)) for at in (0.0, 0.1, 0.2, 0.3)]
+    assert seconds(*loads) == pytest.approx(0.31)
+    assert seconds(*loads, backward=0.15) == pytest.approx(0.31)
+    found = simulate_step([Load(3.0, (work(1),))], 2.0, 0.0)
+    assert (found.backward, found.seconds) == (pytest.approx(2), pytest.approx(4))
+
+
+def test_lanes_of_any_name_work_side_by_side():
+    """Shelves: 0-2 and 2-4; the wire: 2-5 and 5-8."""
+    load = Load(0.0, (Stage("shelf", 2), wire(3)))
+    found = simulate_step([load, load], 0.0, 0.0, events=True)
+    assert (found.seconds, found.done) == (pytest.approx(8), pytest.approx((5, 8)))
+    assert dict(found.busy) == pytest.approx({"shelf": 4, "wire": 6})
+    told = [(e.lane, e.load, e.stage, e.begin, e.end) for e in found.events]
+    assert told == [
+        ("shelf", 0, 0, 0, 2), ("shelf", 1, 0, 2, 4), ("wire", 0, 1, 2, 5), ("wire", 1, 1, 5, 8)
+    ]  # fmt: skip
+    assert not simulate_step([load], 0.0, 0.0).events
+
+
+def test_a_collective_that_slows_the_pass_delays_what_follows():
+    """At a quarter of its speed for 4 seconds the pass loses 3."""
+    found = simulate_step([Load(0.0, (wire(4, slows=0.75),))], 8.0, 0.0)
+    assert (found.backward, found.seconds) == (pytest.approx(11), pytest.approx(11))
+    second = Load(2.0, (wire(1),))
+    found = simulate_step([Load(0.0, (wire(4, slows=1.0),)), second], 8.0, 0.0)
+    assert found.done == pytest.approx((4, 7))
+
+
+def test_what_is_urgent_is_served_first():
+    first, urgent = Load(0.0, (wire(2),)), Load(0.0, (wire(1),), urgency=-1.0)
+    assert simulate_step([first, first, urgent], 0.0, 0.0).done == pytest.approx((3, 5, 1))
+
+
 def test_a_codec_on_the_backward_pass_s_core_delays_it():
     """Half speed each from 2 to 6, when 2 of work and 4 of 8 of the pass are done."""
     load = Load(2.0, (work(2), wire(1)))
@@ -100,16 +136,18 @@ def test_as_the_graph_is_simulated(strategy, topology):
     n, elements = topology.world_size, 40_000
     graph = graph_of([elements], strategy, "exact", n, 2, whole_bytes=0, per_node=1)
     cluster = Cluster(Link(LINK, 0.0), {"exact": CodecSpeed(SPEED, SPEED)})
-    ready = [0.0, 0.1, 0.2, 0.3]
-    whole = simulate([graph] * 4, cluster, ready).makespan
     line = Line(-TASK, 1 / SPEED)  # tasks cost nothing there
     each = Transfer(Line(0.0, 1 / LINK))
     costs = Costs({1: each, 3: each}, {}, {"exact": CodecCost(line, line, Line(-TASK, 2 / SPEED))})
     payload = max(sizes["exact"] for sizes in graph.message_bytes) * len(graph.parts)
     item = Item(4.0 * elements, payload, len(graph.parts))
     chain = stages(strategy, item, costs.codecs["exact"], topology, costs)
-    loads = [Load(at, chain, pieces=4) for at in ready]
-    assert simulate_step(loads, 0.0, 1.0).seconds == pytest.approx(whole, rel=0.1)
+    for apart in (0.1, 0.5, 2.0):  # so that buckets wait for links, and links for buckets
+        ready = [apart * number for number in range(4)]
+        whole = simulate([graph] * 4, cluster, ready).makespan
+        loads = [Load(at, chain, pieces=4) for at in ready]
+        assert simulate_step(loads, 0.0, 1.0).seconds == pytest.approx(whole, rel=0.1)
+        assert simulate_step(loads, ready[-1], 1.0).seconds == pytest.approx(whole, rel=0.1)
 
 
 def transferred(strategy, topology, payload=100.0, gradient=1000.0):
@@ -118,6 +156,17 @@ def transferred(strategy, topology, payload=100.0, gradient=1000.0):
     item = Item(gradient, payload, 4)
     chain = stages(strategy, item, CodecCost(NOTHING, NOTHING), topology, costs)
     return sum(stage.seconds for stage in chain if stage.lane == WIRE)
+
+
+def test_what_stays_within_a_node_takes_its_own_lane():
+    costs = Costs({1: Transfer(Line(0, 1.0))}, {}, inside=Transfer(Line(0.5, 2.0), slows=0.25))
+    nodes = Topology.even(8, 4)
+    chain = stages("ps", Item(8.0, 8.0, 8), CodecCost(NOTHING, NOTHING), nodes, costs)
+    inside = [stage for stage in chain if stage.lane == INSIDE]
+    assert [each.seconds for each in inside] == pytest.approx([2.0 * 7 * 3 / 7] * 2)
+    assert {(each.delay, each.slows) for each in inside} == {(1.5, 0.25)}
+    chain = stages("hierarchical", Item(8.0, 8.0, 8), CodecCost(NOTHING, NOTHING), nodes, costs)
+    assert [stage.lane for stage in chain if stage.lane != WORK] == [INSIDE, WIRE, WIRE, INSIDE]
 
 
 def test_what_crosses_the_link():
