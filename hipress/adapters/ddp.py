@@ -28,6 +28,7 @@ class HookState:
     ) -> None:
         self.ddp = weakref.ref(ddp)
         self.group = group
+        self.views = ddp.gradient_as_bucket_view
         self.active_ranks = 0  # in a `join`: those with data for the current step
         self.index: dict[torch.Tensor, int] = {}
         self.frozen: Sequence[tuple[str, nn.Parameter]] = ()
@@ -79,7 +80,10 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
         if bucket.index() == 0:
             state.refuse_freed()
         _at_end_of_backward(state, engine)
-        future = engine.reduce(_indices(state, bucket), bucket.buffer(), last=bucket.is_last())
+        indices = _indices(state, bucket)
+        if state.views and not bucket.buffer().is_sparse:
+            _refuse_moved(engine, bucket, indices)
+        future = engine.reduce(indices, bucket.buffer(), last=bucket.is_last())
     except BaseException as error:  # a KeyboardInterrupt, too
         engine.fail(error)
         raise
@@ -110,6 +114,21 @@ def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:
             "a bucket holds a parameter that was frozen or replaced before hipress was attached; "
             "do that before DistributedDataParallel is made, or freeze after hipress.attach"
         ) from None
+
+
+def _refuse_moved(engine: Engine, bucket: GradBucket, indices: Sequence[int]) -> None:
+    """Raise SyncError for a `.grad` that was given other memory. DDP takes it for the bucket's, and
+    averages what the bucket held before: the last step's gradient, on all ranks alike."""
+    held = bucket.buffer().untyped_storage().data_ptr()
+    for index, parameter in zip(indices, bucket.parameters(), strict=True):
+        gradient = parameter.grad
+        if gradient is not None and gradient.untyped_storage().data_ptr() != held:
+            raise SyncError(
+                f"rank {engine.name}: the gradient of {engine.params[index].name!r} lies in other "
+                "memory than DDP's bucket, as after `p.grad.data = ...` or `p.grad.set_(...)`. "
+                "With gradient_as_bucket_view=True DDP then averages an old gradient: write in "
+                "place (`p.grad.mul_(mask)`), or leave gradient_as_bucket_view out"
+            )
 
 
 def _refuse_python_reducer(bucket: object) -> None:

@@ -35,9 +35,9 @@ def wrap(given: Arguments) -> DistributedDataParallel:
     `compressor` is "auto", a spec's name or path (a str or an os.PathLike), or a compiled codec;
     `params` are the codec's.
     The other options are explained by `help(hipress.options.Options)`. `ddp_kwargs` go to
-    DistributedDataParallel, with gradient_as_bucket_view=True unless they say otherwise; gradients
-    are averaged over the ranks of a device_mesh among them. Every rank must call this, with the
-    same arguments (`timeout` may differ).
+    DistributedDataParallel, whose defaults stay as they are; gradients are averaged over the ranks
+    of a device_mesh among them. Every rank must call this, with the same arguments (`timeout` may
+    differ).
     torch.distributed must be initialized; with one rank nothing is installed.
 
     Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ,
@@ -125,7 +125,7 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
             f"ddp_kwargs={ddp_kwargs!r}: pass a dict of DistributedDataParallel's arguments"
         )
     _check_ddp_kwargs(ddp_kwargs or {})
-    return {"gradient_as_bucket_view": True, **(ddp_kwargs or {})}
+    return dict(ddp_kwargs or {})
 
 
 def _check_ddp_kwargs(ddp_kwargs: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ FIRST = {
 }
 OTHERS = {
     "static_graph": {"ddp_kwargs": SMALL_BUCKETS | {"static_graph": True}},
-    "copies": {"ddp_kwargs": SMALL_BUCKETS | {"gradient_as_bucket_view": False}},
+    "views": {"ddp_kwargs": SMALL_BUCKETS | {"gradient_as_bucket_view": True}},
     "compile": {"compile": True, "ddp_kwargs": {}},
     "float16": {"dtype": torch.float16},
     "synchronizer": {"sync": True},

@@ -93,7 +93,7 @@ EMPTIES = {
     "allgather": ({"strategy": "allgather"}, common.SMALL_BUCKETS),
     "static graph": ({}, {"static_graph": True}),
     "bucket scope": ({"scope": "bucket"}, common.SMALL_BUCKETS),
-    "no view": ({"min_size": 0}, {"gradient_as_bucket_view": False}),
+    "views": ({"min_size": 0}, {"gradient_as_bucket_view": True}),
 }
 
 

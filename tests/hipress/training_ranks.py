@@ -66,7 +66,7 @@ def variants(rank, world_size, name):
         found[title] = (digest(module or ddp), losses[0], losses[-1])
 
     run("static", hipress.wrap(make(), codec(name), ddp_kwargs={"static_graph": True}))
-    run("copies", hipress.wrap(make(), codec(name), ddp_kwargs={"gradient_as_bucket_view": False}))
+    run("views", hipress.wrap(make(), codec(name), ddp_kwargs={"gradient_as_bucket_view": True}))
     mixed = make()
     mixed.second.double()
     original = mixed.second.forward
