@@ -1,4 +1,4 @@
-"""What the ranks of test_idioms.py do: ways to handle gradients and models that plain DDP allows."""
+"""What the ranks of test_idioms.py do: what plain DDP allows with gradients and models."""
 
 from __future__ import annotations
 
