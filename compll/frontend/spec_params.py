@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from compll.errors import Problems, nearest
@@ -79,9 +80,9 @@ class ParamReader:
         if not wrong:
             return param
         self.problems.add(param.span, f"the default is not allowed: {wrong}")
-        kind = PARAM_TYPES[param.type]
-        ends = [kind(end) for end in (param.low, param.high, 0) if end is not None]
-        others = (replace(param, default=value) for value in (*param.choices, *ends))
+        kind, ends = PARAM_TYPES[param.type], (param.low, param.high, 0)
+        finite = [kind(end) for end in ends if end is not None and math.isfinite(as_float(end))]
+        others = (replace(param, default=value) for value in (*param.choices, *finite))
         return next((other for other in others if not other.check(other.default)), None)
 
     def possible(self, section: Section, param: Param) -> None:
@@ -136,9 +137,10 @@ class ParamReader:
         if entry is None:
             return None
         value = number(entry.value.value) if isinstance(entry.value, Text) else None
-        if value is None:
+        if value is None or math.isnan(as_float(value)):
             self.problems.add(entry.value.span, f"{key!r} is a number")
-        return value
+            return None
+        return value if math.isfinite(as_float(value)) else as_float(value)
 
     def choices(self, section: Section) -> tuple[ParamValue, ...]:
         entry = section.get("choices")

@@ -59,17 +59,27 @@ def _exponent(a: float) -> int:
     return (int(bits) >> 23 & 255) - 127
 
 
+def _whole(a: float) -> int:
+    """The floor of what is not finite is not finite; where bits are asked for, it is 0."""
+    return int(a) if isinstance(a, int) or math.isfinite(a) else 0
+
+
+def _of_bits(function: Callable[[int, int], int]) -> Callable[..., int]:
+    return lambda a, b: function(_whole(a), _whole(b))
+
+
 def _exp2(a: float) -> float:
-    exact = max(-127, min(int(a), 128))
+    exact = max(-127, min(_whole(a), 128))
     return {-127: 0.0, 128: math.inf}.get(exact, math.ldexp(1.0, exact))
 
 
 _MEANING: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _div, "pow": _pow,
     "floordiv": _parted(operator.floordiv), "mod": _parted(operator.mod), "neg": operator.neg,
-    "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor,
-    "shl": lambda a, b: a << min(b, 62) if b >= 0 else 0,
-    "shr": lambda a, b: a >> b if b >= 0 else -(a < 0),
+    "bitand": _of_bits(operator.and_), "bitor": _of_bits(operator.or_),
+    "bitxor": _of_bits(operator.xor),
+    "shl": _of_bits(lambda a, b: a << min(b, 62) if b >= 0 else 0),
+    "shr": _of_bits(lambda a, b: a >> b if b >= 0 else -(a < 0)),
     "abs": abs, "sign": lambda a: -1 if a < 0 else 1,
     "floor": _guard(math.floor), "ceil": _guard(math.ceil), "round": _guard(round),
     "trunc": _guard(math.trunc, 0),

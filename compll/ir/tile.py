@@ -199,7 +199,14 @@ class Stream:
     array: Field
 
 
-Step = Walk | Store | KthLargest | ThresholdSearch | Quantiles | Means | Stream | When
+@dataclass(frozen=True)
+class Ascending:
+    """A check of a payload's positions: each is in the tensor, and above the one before."""
+
+    field: Field
+
+
+Step = Walk | Store | KthLargest | ThresholdSearch | Quantiles | Means | Stream | Ascending | When
 
 
 @dataclass
@@ -207,7 +214,7 @@ class Kernel:
     """encode, decode or check. steps: walks, in order; searches and stores of the piece between.
 
     statics: what the host computes for each piece; bad: the total that tells whether the gradient
-    was finite, which the status byte says, of a check whether an index is not;
+    was finite, which the status byte says, of a check whether a payload's counts do not fit;
     limits: the most elements of each selection.
     """
 

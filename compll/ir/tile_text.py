@@ -5,6 +5,7 @@ from __future__ import annotations
 from compll.ir.module import Field
 from compll.ir.tile import (
     SUMS,
+    Ascending,
     Compact,
     Kernel,
     KthLargest,
@@ -49,6 +50,8 @@ def text(kernel: Kernel) -> str:
 def _step(step: Step, names: dict[int, str]) -> list[str]:
     if isinstance(step, Stream):
         return [f"stream {step.field.name}, {step.array.name} as {step.field.storage}"]
+    if isinstance(step, Ascending):
+        return [f"ascending {step.field.name}"]
     if isinstance(step, When):
         inner = [f"  {line}" for one in step.steps for line in _step(one, names)]
         known = _known([step.condition], names)

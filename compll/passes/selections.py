@@ -8,7 +8,7 @@ from __future__ import annotations
 from compll.ir.expr import Expr, walk
 from compll.ir.module import POSITIONS, Selection
 from compll.ir.program import Pass, Sink
-from compll.ir.tile import Compact, Kernel, Store, Stream, Value, Walk
+from compll.ir.tile import Ascending, Compact, Kernel, Store, Stream, Value, Walk
 from compll.passes.thresholds import Thresholds
 from compll.passes.values import Values
 
@@ -150,18 +150,12 @@ def stream(values: Values, kernel: Kernel, decode: Expr) -> bool:
 
 
 def check(values: Values, kernel: Kernel, decode: Expr) -> None:
-    """Whether a payload's positions lie in the tensor, or as many elements as there are values are
-    told of; `bad` tells."""
+    """Whether a payload's positions ascend within the tensor, or as many elements as there are
+    values are told of."""
     if decode.op != "scatter":
-        return _check_spread(values, kernel, decode)
-    if stream(values, kernel, decode):
-        return None
-    index = values.of(decode.args[0])
-    outside = values.make("outside", [index, size(values)], "bool", "lane")
-    fold = values.make("fold", [values.whole(outside)], "i32", "tile", "max")
-    kernel.steps.append(Walk(folds=[fold], of=decode.args[0].type.of))
-    kernel.bad = values.make("total", [fold], "i32", "piece", "max")
-    return None
+        _check_spread(values, kernel, decode)
+    elif decode.args[0].op == "field" and not stream(values, kernel, decode):
+        kernel.steps.append(Ascending(values.fields[str(decode.args[0].value)]))
 
 
 def _check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:

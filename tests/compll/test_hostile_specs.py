@@ -108,6 +108,40 @@ def test_numbers_too_large_for_a_float(key, tmp_path):
         compll.compile(path, "reference", p=10**400)
 
 
+@pytest.mark.parametrize("key", ["min", "max"])
+@pytest.mark.parametrize("end", ["inf", "-inf", "nan", "1" + "0" * 400])
+def test_bounds_that_no_default_is_within(key, end, tmp_path):
+    """Each is told, whatever the bound; what else the spec may have wrong follows from another."""
+    param = f"{{type: int, default: 2.5, {key}: {end}}}"
+    found = diagnostics(
+        f"name: x\nparams: {{p: {param}}}\npayload: {{g: 'float32[n]'}}\ndecode: g + p\n", tmp_path
+    )
+    told = {f"{key!r} is a number"} if end == "nan" else set()
+    assert {d.message for d in found} == {
+        *told, "the default is not allowed: parameter 'p' is int, not 2.5"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "number, value",
+    [
+        ("floor(inf) >> 1", 0), ("2 << ceil(nan)", 2), ("round(-inf) & 7", 0),
+        ("exp2(floor(inf))", 1), ("floor(1 / 0) ^ 6", 6), ("p >> 1", 5), ("floor(p) | 1", 11),
+    ],
+)  # fmt: skip
+def test_bits_of_numbers_that_are_not_finite(number, value, tmp_path):
+    """The floor of infinity is infinite; as bits it is 0, as that of an element is."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        f'name: x\nparams: {{p: 10}}\nencode: {{q: "g * ({number})"}}\n'
+        "payload: {q: 'float32[n]'}\ndecode: q\n"
+    )
+    x = np.ones(3, np.float32)
+    for target in ("reference", "cpu"):
+        codec = compll.compile(path, target)
+        assert codec.decode(codec.encode(x), 3).tolist() == [value] * 3
+
+
 def test_decode_without_an_expression(tmp_path):
     (found,) = diagnostics("name: x\npayload: {g: 'float32[n]'}\ndecode: {}\n", tmp_path)
     assert found.message == "an expression is missing here"

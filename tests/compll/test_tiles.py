@@ -180,16 +180,20 @@ def test_a_selection_equals_the_reference(gradient, name, rng):
             assert one.tobytes() == other.tobytes()
 
 
-def test_a_position_outside_its_piece_is_refused_before_anything_is_written(rng):
-    _, kernels = fresh("topk")
+@pytest.mark.parametrize("wrong", [(1000, 1001), (3, 3), (4, 3), (2**32 - 1,)])
+def test_positions_that_do_not_ascend_in_their_piece_are_refused_before_anything_is_written(
+    wrong, rng
+):
+    codec, kernels = fresh("topk")
     x = rng.standard_normal(2000).astype(np.float32)
     table, at = np.array([[0, 1000, 0, 0, 0], [1000, 1000, 1, 0, 1000]]), np.array([0, 80])
     out, y = np.zeros(160, np.uint8), np.ones_like(x)
     used = kernels.encode_batch(x, table, out, at, None, Encoding(1, 2))
-    out[80:84] = np.frombuffer(np.uint32(1000).tobytes(), np.uint8)
-    with pytest.raises(compll.PayloadError, match="outside the tensor of 1000"):
-        kernels.decode_batch(out, table, at, used, y, add=False)
-    assert (y == 1).all()
+    out[80:][: 4 * len(wrong)] = np.array(wrong, "<u4").view(np.uint8)
+    for backend in (kernels, codec.backend):
+        with pytest.raises(compll.PayloadError, match=r"outside the tensor of 1000 .* above"):
+            backend.decode_batch(out, table, at, used, y, add=False)
+        assert (y[1000 if backend is codec.backend else 0 :] == 1).all()
 
 
 @pytest.mark.parametrize("place", range(0, 40, 3))

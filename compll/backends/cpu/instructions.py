@@ -262,7 +262,6 @@ ROWS: dict[str, Callable[..., Any]] = {
     "order_key": key,
     "from_key": unkey,
     "as_count": _as_count,
-    "outside": lambda b, x, n: b.icmp_unsigned(">=", b.zext(x, lanes(I64, x)), n),
 }
 ROWS |= {name: elementary(name, ROWS) for name in ("exp", "log", "log2")}
 ROWS["pow"] = elementary("power", ROWS)

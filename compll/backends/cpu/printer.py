@@ -36,12 +36,13 @@ from compll.backends.cpu.kth_largest import KthLargestSearch
 from compll.backends.cpu.past_cache import zero
 from compll.backends.cpu.payload_fields import PayloadFields
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
-from compll.backends.cpu.streams import stream
+from compll.backends.cpu.streams import ascending, stream
 from compll.backends.cpu.threshold_search import Tries
 from compll.backends.cpu.transcendental import LONG, called
 from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.layout import header
 from compll.ir.tile import (
+    Ascending,
     Kernel,
     KthLargest,
     Means,
@@ -172,9 +173,8 @@ class Printer:
                 self.good: Any = number(I1, 1)
                 self.steps(self.kernel.steps)
                 if self.kernel.bad is not None:
-                    outside = self.value(self.kernel.bad)
-                    inside = b.icmp_signed("<=", outside, number(I32, 0))
-                    self.good = b.and_(self.good, inside)
+                    fit = b.icmp_signed("<=", self.value(self.kernel.bad), number(I32, 0))
+                    self.good = b.and_(self.good, fit)
                 wrong = piece if self.spec.decode.op == "scatter" else b.neg(piece)
                 b.store(b.select(self.good, before, wrong), self.given["bad"])
 
@@ -273,6 +273,8 @@ class Printer:
             self.walk(step)
         elif isinstance(step, Stream):
             stream(self, step)
+        elif isinstance(step, Ascending):
+            ascending(self, step)
         elif isinstance(step, KthLargest):
             KthLargestSearch(self, step).emit()
         elif isinstance(step, ThresholdSearch):

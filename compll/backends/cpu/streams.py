@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cpu import elias_stream, gap_stream, golomb_stream, run_stream
-from compll.backends.cpu.builder import I32, I64, at, number
-from compll.ir.tile import Stream
+from compll.backends.cpu.builder import I32, I64, PTR, Builder, Variable, at, c, loop, number
+from compll.ir.tile import Ascending, Stream
 
 #: routines that store and load fields of varying length
 STREAMS: dict[str, Any] = {
@@ -38,3 +38,24 @@ def stream(printer: Any, step: Stream) -> None:
         return
     with b.if_then(b.icmp_signed("!=", printer.given["rows"], number(I64, 1))):
         b.call(routine.load(printer.helpers), given)  # those of one piece are there, from check
+
+
+def ascending(printer: Any, step: Ascending) -> None:
+    """Have a check tell of positions that do not ascend within the tensor."""
+    routine = printer.helpers.get("ascending", I64, [PTR, I64, I64], _ascending)
+    given = [printer.pointers[f"in {step.field.name}"], printer.payload.kept(step.field.of)]
+    found = printer.b.call(routine, [*given, printer.row["n"]])
+    inside = printer.b.icmp_signed("!=", found, c(0))
+    printer.good = printer.b.and_(printer.good, inside)
+
+
+def _ascending(b: Builder, positions: Any, count: Any, n: Any) -> Any:
+    """ascending(positions, count, n): 1 if each is above the one before and below n, else 0."""
+    before, good = Variable(b, c(-1)), Variable(b, c(1))
+    with loop(b, count) as i:
+        place = at(b, positions, b.mul(i, c(4)))
+        position = b.zext(b.load(place, typ=I32, align=1), I64)
+        above = b.icmp_signed(">", position, before.get())
+        good.set(b.and_(good.get(), b.zext(above, I64)))
+        before.set(position)
+    return b.and_(good.get(), b.zext(b.icmp_signed("<", before.get(), n), I64))

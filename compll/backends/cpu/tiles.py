@@ -135,7 +135,8 @@ class TileKernels:
         if bad[0]:
             n = int(table[bad[0] - 1, 1])
             raise PayloadError(
-                f"{self.module.name}: an index lies outside the tensor of {n} elements"
+                f"{self.module.name}: an index lies outside the tensor of {n} elements, or is not "
+                "above the one before it"
             )
 
     def size(self, n: int) -> int:

@@ -31,8 +31,8 @@ MASK = (1 << 64) - 1
 #: by the bits that decode kernels set
 REASONS = {
     1: "a payload's length does not fit its header",
-    2: "an index lies outside its tensor",
-    3: "a payload's length does not fit its header, and an index lies outside its tensor",
+    2: "an index lies outside its tensor, or is not above the one before it",
+    3: "a payload's length does not fit its header, and in one an index lies outside its tensor",
 }
 
 

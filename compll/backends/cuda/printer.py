@@ -17,6 +17,7 @@ from compll.ir.expr import Expr
 from compll.ir.layout import header
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import (
+    Ascending,
     KthLargest,
     Means,
     Quantiles,
@@ -168,6 +169,8 @@ class Printer:
             self.when(step)
         elif isinstance(step, Stream):
             streams.stream(self, step)
+        elif isinstance(step, Ascending):
+            streams.ascending(self, step)
         elif isinstance(step, KthLargest):
             searches.kth_largest(self, step)
         elif isinstance(step, ThresholdSearch):

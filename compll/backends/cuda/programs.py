@@ -79,12 +79,11 @@ def check(p: Printer, kernel: Kernel) -> None:
     b.add(f"if (threadIdx.x == 0 && !good) {{ *{wrong} = 1; atomicOr(errors, 1u); }}")
     p.steps(kernel.steps)
     if kernel.bad is not None:
-        bit = 2 if p.plan.module.decode.op == "scatter" else 1
         bad = p.value(kernel.bad)
         b = p.open_phase()
         b.add(
             f"if (threadIdx.x == 0 && {bad} > 0) "
-            f"{{ *{b.memory('wrong', 'uint32', -1)} = {bit}; atomicOr(errors, {bit}u); }}"
+            f"{{ *{b.memory('wrong', 'uint32', -1)} = 1; atomicOr(errors, 1u); }}"
         )
 
 

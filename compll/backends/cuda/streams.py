@@ -13,7 +13,7 @@ from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import GROUP, Domain
 from compll.backends.cuda.lane_arrays import own_name
 from compll.ir.module import Field
-from compll.ir.tile import Stream
+from compll.ir.tile import Ascending, Stream
 
 POSITIONS = 256  # of a block
 PLACES = 64  # of a chunk, where its first unit may begin: as in streams.cuh
@@ -105,6 +105,16 @@ def read_positions(p: Any, step: Stream) -> None:
         b.add(
             f"write_positions<{units}, {GROUP}>({given}, {array(b, step.array)}, wrong + p, errors);"
         )
+
+
+def ascending(p: Any, step: Ascending) -> None:
+    """Have a check tell of positions that do not ascend within the tensor, by a thread each."""
+    f = step.field
+    with p.kernel("ascending", p.plan.grid(Domain("kept", f.of), POSITIONS), POSITIONS) as b:
+        own = f"own * {POSITIONS} + threadIdx.x, {b.fields['in'].kept(f.of)}, {b.given('n')}"
+        b.add(f"if (!ascends({b.fields['in'].pointer(f)}, {own})) {{")
+        b.add("  wrong[p] = 2; atomicOr(errors, 2u);")
+        b.add("}")
 
 
 def ends(b: Body, grid: int) -> str:

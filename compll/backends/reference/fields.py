@@ -92,12 +92,15 @@ def read_lengths(module: Module, payload: U8) -> dict[str, int]:
 
 
 def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
-    """Raise PayloadError when a scatter would write outside the tensor."""
+    """Raise PayloadError for positions of a scatter that do not ascend within the tensor."""
     if module.decode.op != "scatter" or module.decode.args[0].op != "field":
         return
     index = fields[str(module.decode.args[0].value)]
-    if len(index) and not (int(index.min()) >= 0 and int(index.max()) < n):
-        raise PayloadError(f"{module.name}: index {int(index.max())} in a tensor of {n} elements")
+    if not (np.diff(index, prepend=-1, append=n) > 0).all():
+        raise PayloadError(
+            f"{module.name}: an index lies outside the tensor of {n} elements, or is not above the "
+            "one before it"
+        )
 
 
 def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:

@@ -180,6 +180,12 @@ R float load_float32(const u8* p) { return __int_as_float((i32)load_word<READY>(
 R float load_float16(const u8* p) { return float16_value(load_half<READY>(p)); }
 R float load_bfloat16(const u8* p) { return bfloat16_value(load_half<READY>(p)); }
 #undef R
+// whether position i of some in a payload is in the tensor of n elements, and above the one before
+D bool ascends(const u8* positions, i64 i, i64 count, i64 n) {
+  if (i >= count) return true;
+  const u32 own = (u32)load_uint32(positions + 4 * i);
+  return (i64)own < n && (i == 0 || (u32)load_uint32(positions + 4 * (i - 1)) < own);
+}
 
 struct alignas(16) Quad { u32 v[4]; };
 struct alignas(8) Pair { u32 v[2]; };
