@@ -1,11 +1,18 @@
-"""Where compiled kernels are kept between processes: $COMPLL_CACHE, or the user's cache."""
+"""Where compiled kernels are kept between processes: $COMPLL_CACHE, or the user's cache.
+
+[Note: whose kernels] What lies in a cache is run. So a file is taken only if nobody but this user
+or root can have put it there: it, its folder and the cache's root belong to one of these, and
+nobody else may write them. Some umasks let a group write; what is made here does not.
+"""
 
 from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,10 +29,15 @@ fcntl: Any = None
 with suppress(ImportError):  # not a Unix
     fcntl = importlib.import_module("fcntl")
 
+log = logging.getLogger("compll")
 #: seconds for which another process is waited for, and between looks
 LONGEST, LOOK = 120.0, 0.02
 #: bytes that a folder must have room for: the kernels of a large spec
 ROOM = 1 << 20
+
+
+class ForeignError(OSError):
+    """A file or folder that other users own or may write."""
 
 
 @cache
@@ -43,15 +55,61 @@ def usual(kind: str) -> Path:
 
 @cache
 def folder(kind: str) -> Path:
-    """A folder for one backend's files, which can be written; a temporary one where the usual one
-    cannot, or is full. Raises UsageError."""
+    """A folder for one backend's files, which this user alone can write; a temporary one where the
+    usual one cannot be written, is full, or others may write it. Raises UsageError."""
     path = usual(kind)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make(path)
+        need_own(path)
         need_room(path)
         return path
+    except ForeignError as why:
+        log.warning("%s: kernels are compiled for this process alone", why)
+        return temporary(kind)
     except OSError:
         return temporary(kind)
+
+
+def make(path: Path) -> None:
+    """A folder of a cache, and the cache's root, which others may not write."""
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    for each in (path.parent, path):
+        each.mkdir(mode=0o755, exist_ok=True)
+
+
+def own(file: Path) -> bool:
+    """Whether a file is there that may be run: see [Note: whose kernels]."""
+    try:
+        need_own(file.parent)
+        refuse_foreign(file.stat(), file)
+        return True
+    except OSError:
+        return False
+
+
+def read(file: Path) -> bytes:
+    """The bytes of a file that may be run: see [Note: whose kernels]. Raises OSError."""
+    with file.open("rb") as opened:
+        refuse_foreign(os.fstat(opened.fileno()), file)
+        need_own(file.parent)
+        return opened.read()
+
+
+def need_own(path: Path) -> None:
+    """Raise ForeignError for a folder of a cache of which others may write the files."""
+    for each in (path.parent, path):
+        refuse_foreign(each.stat(), each)
+
+
+def refuse_foreign(found: os.stat_result, path: Path) -> None:
+    """Raise ForeignError for what others own or may write."""
+    if not hasattr(os, "getuid"):  # not a Unix
+        return
+    advice = "name another folder by COMPLL_CACHE"
+    if found.st_uid not in (0, os.getuid()):
+        raise ForeignError(f"{path} belongs to user {found.st_uid}, not to {os.getuid()}: {advice}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ForeignError(f"other users may write {path}: remove it, or {advice}")
 
 
 @cache
@@ -69,8 +127,10 @@ def need_room(path: Path) -> None:
 def temporary(kind: str) -> Path:
     """A folder that ends with this process."""
     try:
-        path = Path(tempfile.mkdtemp(prefix=f"compll-{kind}-"))
-        atexit.register(remove, path, os.getpid())
+        root = Path(tempfile.mkdtemp(prefix="compll-"))
+        atexit.register(remove, root, os.getpid())
+        path = root / kind
+        make(path)
         need_room(path)
         return path
     except OSError as why:
@@ -93,10 +153,10 @@ def write(path: Path, text: str | bytes) -> None:
     used by others. A folder that was removed is made again.
     """
     data = text.encode() if isinstance(text, str) else text
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path.parent)
     part = path.with_name(f"{os.urandom(8).hex()}.tmp")
     try:
-        with part.open("xb") as file:
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:
             file.write(data)
         part.replace(path)
     except OSError:

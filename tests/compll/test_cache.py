@@ -1,6 +1,7 @@
 """The folder of compiled kernels: missing, full, damaged, read-only, or somebody else's."""
 
 import errno
+import hashlib
 import os
 import shutil
 import subprocess
@@ -54,7 +55,7 @@ def test_a_home_is_found_and_may_be_missing(root, monkeypatch):
     monkeypatch.setattr(platformdirs, "user_cache_dir", homeless)
     cache.usual.cache_clear()
     cache.folder.cache_clear()
-    assert cache.folder("cpu").parent == root
+    assert cache.folder("cpu").parent.parent == root
 
 
 def full(path):
@@ -117,8 +118,8 @@ def test_a_temporary_folder_ends_with_its_process(root):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
     made = Path(done.stdout.strip())
-    assert made.parent == root
-    assert not made.exists()
+    assert made.parent.parent == root
+    assert not made.parent.exists()
 
 
 def test_a_folder_that_others_filled_is_read(root, monkeypatch):
@@ -129,6 +130,56 @@ def test_a_folder_that_others_filled_is_read(root, monkeypatch):
     monkeypatch.setattr(cache, "need_room", lambda at: full(at) if at == shared else None)
     assert cache.folder("cpu") != shared
     assert jit.stored("others", PROGRAM, lambda: pytest.fail("compiled")) == made
+
+
+def writable(path):
+    path.chmod(0o777)
+
+
+def foreign(path):
+    """As root alone can: another user's."""
+    os.chown(path, 65534, -1)
+
+
+@pytest.mark.parametrize("what", ["", "cpu", "file"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        writable,
+        pytest.param(foreign, marks=pytest.mark.skipif(os.geteuid() != 0, reason="not root")),
+    ],
+)
+def test_what_others_can_have_put_there_is_not_run(what, spoil, root, caplog):
+    """A cache in a shared folder: kernels are compiled for this process, with one warning."""
+    jit.stored("shared", PROGRAM, lambda: PROGRAM)
+    path = next(cache.usual("cpu").glob("shared_*.o"))
+    planted = b"planted"
+    path.write_bytes(hashlib.sha256(planted).digest() + planted)
+    spoil(path if what == "file" else root / "cache" / what)
+    cache.folder.cache_clear()
+    assert not cache.own(path)
+    for _ in range(2):
+        assert jit.stored("shared", PROGRAM, lambda: PROGRAM) != planted
+    used = cache.folder("cpu")
+    if what == "file":
+        assert used == path.parent
+        assert planted not in path.read_bytes()
+        return
+    assert used.parent.parent == root
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert str(root / "cache" / what) in told
+    assert "COMPLL_CACHE" in told
+
+
+def test_what_is_made_others_may_not_write_whatever_the_umask(root):
+    before = os.umask(0)
+    try:
+        jit.stored("open", PROGRAM, lambda: PROGRAM)
+    finally:
+        os.umask(before)
+    (path,) = cache.folder("cpu").glob("open_*.o")
+    assert cache.own(path)
+    assert jit.stored("open", PROGRAM, lambda: pytest.fail("compiled"))
 
 
 def test_no_one_waits_for_long(tmp_path, monkeypatch):

@@ -44,6 +44,14 @@ def test_kernels_are_compiled_once_and_loaded_from_a_file(module, source, monkey
     assert again == path
 
 
+def test_machine_code_that_others_may_write_is_not_loaded(module, source):
+    path = cuda_nvrtc.kept(source.full(), "90")
+    path.write_bytes(b"planted")
+    path.chmod(0o666)
+    assert cuda_nvrtc.kept(source.full(), "90") == path
+    assert path.read_bytes()[:4] == b"\x7fELF"
+
+
 def disassembler():
     """Of the development set-up; None elsewhere, as on a machine that has only CUDA's run time."""
     try:

@@ -17,7 +17,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from compll.backends.cpu import processor
-from compll.runtime.cache import alone, folder, spare, usual, write
+from compll.runtime.cache import alone, folder, read, spare, usual, write
 
 log = logging.getLogger("compll")
 _numbers = itertools.count()
@@ -65,12 +65,12 @@ def stored(name: str, program: str, text: Callable[[], str], level: int = 3) -> 
     digest = hashlib.sha256(f"{program}{version()}".encode()).hexdigest()[:20]
     file = f"{name}_{digest}.o"
     with suppress(OSError):
-        return _checked((usual("cpu") / file).read_bytes())
+        return _checked(read(usual("cpu") / file))
     path = folder("cpu") / file
     log.info("compiling kernels of %s, which are then cached", name)
     with alone(path):
         with suppress(OSError):
-            return _checked(path.read_bytes())
+            return _checked(read(path))
         made: bytes = machine().emit_object(optimized(text(), level))
         data = hashlib.sha256(made).digest() + made
         try:
