@@ -21,8 +21,8 @@ from typing import Annotated, Any, Self
 import typer
 
 from bench.commands import RESULTS, given, now, refusing
-from bench.training import Group, describe, measure, off, prediction
 from hipress import options
+from hipress.bench.measure import Suite, describe, measure, off, prediction
 from hipress.demo import place, runner
 from hipress.demo.command import check_output
 from hipress.demo.ending import orderly_end
@@ -131,7 +131,7 @@ def methods(optimizer: str) -> tuple[str, ...]:
 def measured(hosts: int, rate: str, optimizer: str, rounds: int) -> Cell:
     """Runs a cell. RuntimeError where links cannot be emulated, and for a method that failed."""
     loopback = rate == LOOPBACK
-    group = Group(
+    group = Suite(
         methods(optimizer), hosts, "1gbit" if loopback else rate, optimizer=optimizer,
         rounds=rounds, loopback=loopback,
     )  # fmt: skip

@@ -122,8 +122,9 @@ def rank(optimizer: str, steps: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     workload, method = Workload(optimizer=optimizer), f"hipress:auto:optimizer={optimizer}"
-    synchronized = synchronize(model.build(workload), methods.parse(method))
-    trainer = worker.Trainer(workload, dist.get_rank(), str(corpus.prepare()), synchronized)
+    task = model.make(workload, str(corpus.prepare()))
+    synchronized = synchronize(task.module, methods.parse(method))
+    trainer = worker.Trainer(task, dist.get_rank(), synchronized)
     for step in range(steps):
         trainer.step(step)
         verdicts = {each["verdict"]: each["plan"] for each in synchronized.tried()}

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hipress import __version__
+from hipress.bench.command import app as bench
 from hipress.demo.command import demo
 from hipress.plan.command import plan, probe
 
@@ -17,6 +18,7 @@ app = typer.Typer(
 app.command("demo")(demo)
 app.command("probe")(probe)
 app.command("plan")(plan)
+app.add_typer(bench, name="bench")
 
 
 def show_version(wanted: bool) -> None:
@@ -38,3 +40,7 @@ def hipress(
 def main() -> None:
     """The entry point of the console script."""
     app()
+
+
+if __name__ == "__main__":
+    main()

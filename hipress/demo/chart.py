@@ -15,7 +15,7 @@ from hipress.demo.report import Report, Row, rows
 _FLOOR = "#b9c0c8"
 _BASELINES = ("#4b5d73", "#7389a3", "#a1b4c9")
 _HIPRESS = ("#e4572e", "#f2a03d", "#c2185b", "#7b3fa0", "#2e9e6b", "#8d6e63")
-_INK = "#26303b"
+INK = "#26303b"
 
 
 def draw(report: Report, path: Path) -> None:
@@ -24,7 +24,7 @@ def draw(report: Report, path: Path) -> None:
     figure = Figure(figsize=(15, 5.5), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     times, sizes, losses = figure.subplots(1, 3, width_ratios=(1.2, 0.85, 1.15))
-    colors = _colors(report.results)
+    colors = colors_of(report.results)
     _step_times(times, good, colors)
     _sizes(sizes, good, colors)
     _losses(losses, [row.result for row in good], colors)
@@ -32,12 +32,13 @@ def draw(report: Report, path: Path) -> None:
     figure.suptitle(
         f"{report.place}\nLSTM language model, {workload.parameters / 1e6:.1f}M parameters, "
         f"{workload.optimizer.upper()}, {report.steps} steps",
-        fontsize=12, color=_INK, x=0.01, ha="left",
+        fontsize=12, color=INK, x=0.01, ha="left",
     )  # fmt: skip
     figure.savefig(path)
 
 
-def _colors(results: Sequence[Result]) -> dict[str, str]:
+def colors_of(results: Sequence[Result]) -> dict[str, str]:
+    """A color for each method: grey for baselines, ours in bright ones."""
     ours = [each.method for each in results if each.method.startswith("hipress")]
     theirs = [each.method for each in results if each.method not in (*ours, "none")]
     colors = {"none": _FLOOR}
@@ -46,20 +47,20 @@ def _colors(results: Sequence[Result]) -> dict[str, str]:
 
 
 def _step_times(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
-    _style(axes, "Step time, ms (median, p10 to p90)")
+    style(axes, "Step time, ms (median, p10 to p90)")
     for position, row in enumerate(good):
         method = row.result.method
         axes.barh(position, 1e3 * row.median, color=colors[method], height=0.68)
         span = 1e3 * (row.median - row.low), 1e3 * (row.high - row.median)
         axes.errorbar(
-            1e3 * row.median, position, xerr=[[span[0]], [span[1]]], color=_INK, lw=1, capsize=2
+            1e3 * row.median, position, xerr=[[span[0]], [span[1]]], color=INK, lw=1, capsize=2
         )
         gain = "" if method in (*ALONE, "ddp-fp16") else _gain(row)
         _annotate(axes, 1e3 * max(row.high, row.median), position, f"{1e3 * row.median:.0f}{gain}")
     _name_bars(axes, [row.result.label for row in good])
     floor = [row.median for row in good if row.result.method == "none"]
     if floor:
-        axes.axvline(1e3 * floor[0], color=_INK, lw=0.8, ls=":", zorder=0)
+        axes.axvline(1e3 * floor[0], color=INK, lw=0.8, ls=":", zorder=0)
     _room(axes, 1.45)
 
 
@@ -70,21 +71,21 @@ def _gain(row: Row) -> str:
 def _sizes(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
     """Payloads as bars, each with its number above the middle; what went over the interface as
     marks, with theirs below it: less where blocks that repeat stay at home."""
-    _style(axes, "MB per step and rank (|: interface)")
+    style(axes, "MB per step and rank (|: interface)")
     for position, row in enumerate(good):
         payload, wire = (each or 0 for each in (row.result.payload_bytes, row.result.wire_bytes))
         axes.barh(position, payload / 1e6, color=colors[row.result.method], height=0.68)
         half = 0.17 if wire else 0
         _annotate(axes, payload / 1e6, position - half, _megabytes(payload))
         if wire:
-            axes.plot(wire / 1e6, position + half, "|", color=_INK, ms=9, mew=1.6)
+            axes.plot(wire / 1e6, position + half, "|", color=INK, ms=9, mew=1.6)
             _annotate(axes, max(payload, wire) / 1e6, position + half, _megabytes(wire))
     _name_bars(axes, [""] * len(good))
     _room(axes, 1.2)
 
 
 def _losses(axes: Axes, results: Sequence[Result], colors: dict[str, str]) -> None:
-    _style(axes, "Loss against training time, s (mean of 10 steps)")
+    style(axes, "Loss against training time, s (mean of 10 steps)")
     axes.grid(axis="y", color="#e8ebef", lw=0.8)
     for result in results:
         if result.method in ALONE:
@@ -95,7 +96,7 @@ def _losses(axes: Axes, results: Sequence[Result], colors: dict[str, str]) -> No
             lw=2.2 if ours else 1.6, zorder=3 if ours else 2,
         )  # fmt: skip
     if axes.lines:
-        axes.legend(frameon=False, fontsize=9, labelcolor=_INK)
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
     axes.set_xlim(left=0)
 
 
@@ -113,10 +114,11 @@ def _clock(result: Result) -> list[float]:
     return clock
 
 
-def _style(axes: Axes, title: str) -> None:
-    axes.set_title(title, fontsize=10.5, color=_INK, loc="left")
+def style(axes: Axes, title: str) -> None:
+    """The look that charts share."""
+    axes.set_title(title, fontsize=10.5, color=INK, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=_INK, labelsize=9)
+    axes.tick_params(colors=INK, labelsize=9)
 
 
 def _name_bars(axes: Axes, labels: Sequence[str]) -> None:
@@ -132,7 +134,7 @@ def _megabytes(count: float) -> str:
 
 def _annotate(axes: Axes, x: float, y: float, text: str) -> None:
     axes.annotate(
-        text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9, color=_INK
+        text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK
     )
 
 

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,7 +21,8 @@ def orderly_end(program: str) -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise typer.Exit(128 + number)
 
-    before = {each: signal.getsignal(each) for each in _ENDING}
+    mine = threading.current_thread() is threading.main_thread()  # else signals are another's
+    before = {each: signal.getsignal(each) for each in _ENDING if mine}
     for each, handler in before.items():
         if handler is not signal.SIG_IGN:  # as nohup wants it
             signal.signal(each, leave)

@@ -5,7 +5,18 @@ from typing import Any
 
 from hipress.demo.corpus import VOCABULARY
 
+LSTM = "lstm"
+PROBE = "probe"  # a method that measures link and compressors, and trains nothing
 WARMUP = 4  # first steps are not timed: DDP rebuilds its buckets, PowerSGD starts, kernels compile
+
+
+#: fields of `hipress.report(...).measured` in seconds a step, and their column heads
+PHASES = {
+    "encode_seconds": "encode",
+    "decode_seconds": "decode",
+    "wait_seconds": "wait",
+    "exposed_seconds": "exposed",
+}
 
 
 @dataclass(frozen=True)
@@ -19,10 +30,11 @@ class Workload:
     optimizer: str = "sgd"  # a key of model.OPTIMIZERS
     seed: int = 1
     device: str = "cpu"  # or "cuda": a GPU a rank, or ranks share those of a host
+    model: str = LSTM  # or package.module:function, see model.make
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model learns."""
+        """Parameters of the LSTM."""
         lstm = 8 * self.width * (self.width + 1)
         return 2 * self.vocabulary * self.width + self.vocabulary + lstm
 
@@ -45,6 +57,14 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Every step of a round: seconds on rank 0, and the mean of the ranks' losses."""
+
+    seconds: list[float]
+    losses: list[float]
+
+
+@dataclass(frozen=True)
 class Result:
     """What a run measured; `error` says why there is nothing to see."""
 
@@ -63,6 +83,9 @@ class Result:
     date: str = ""  # when it was measured, where that is not the report's date
     peak_bytes: float | None = None  # most memory that a rank's process had, all it loads included
     tried: list[dict[str, Any]] = field(default_factory=list)  # by "auto": plan.trial.Tried
+    parameters: int | None = None  # of the model
+    phases: dict[str, float] | None = None  # a timed step: PHASES, spared_bytes; on rank 0
+    curves: list[Curve] = field(default_factory=list)  # of rounds that are put together
 
     @property
     def timed(self) -> list[float]:

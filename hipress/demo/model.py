@@ -1,15 +1,17 @@
-"""The model that the demo trains, its optimizer and its batches: the same for every method."""
+"""What the demo and the cluster benchmark train: an LSTM, or a model of the user's own."""
 
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hipress.demo.job import Workload
+from hipress.demo.job import LSTM, Workload
 
 
 class LanguageModel(nn.Module):
@@ -40,6 +42,21 @@ class Training:
     clip: float
 
 
+@dataclass(frozen=True)
+class Task:
+    """A model whose output is a loss, and its inputs."""
+
+    module: nn.Module
+    inputs: Callable[[int, int], tuple[Any, ...]]  # rank, step -> arguments of the module
+    training: Training
+
+    def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
+        """The loss of a rank's batch. `module`: the task's own, or what wraps it."""
+        out = module(*self.inputs(rank, step))
+        loss: Tensor = getattr(out, "loss", out)
+        return loss
+
+
 OPTIMIZERS = {
     "sgd": Training(partial(torch.optim.SGD, lr=1.0), clip=0.25),
     "adamw": Training(partial(torch.optim.AdamW, lr=0.002), clip=1.0),
@@ -66,3 +83,51 @@ def batch(numbers: NDArray[np.int64], workload: Workload, rank: int, step: int) 
     rows = starts[:, None] + np.arange(workload.length + 1)
     words = torch.from_numpy(np.minimum(numbers[rows], workload.vocabulary - 1))
     return words.to(workload.device)
+
+
+#: for a model of the user's own
+USUAL = {
+    "sgd": Training(partial(torch.optim.SGD, lr=0.01), clip=1.0),
+    "adamw": Training(partial(torch.optim.AdamW, lr=0.001), clip=1.0),
+}
+
+
+def make(workload: Workload, corpus: str) -> Task:
+    """The workload's model and inputs. `corpus`: .npy file of word numbers, for the LSTM.
+
+    A model of the user's own is package.module:function, which returns (module, inputs):
+    `inputs(rank, step)` gives a tensor or a tuple of arguments, and the module returns a scalar
+    loss, or what has one as `.loss`. Raises ValueError for a function that does not.
+    """
+    if workload.model == LSTM:
+        numbers = np.load(corpus, mmap_mode="r")
+        draw = partial(batch, numbers, workload)
+        training = OPTIMIZERS[workload.optimizer]
+        return Task(build(workload), lambda rank, step: (draw(rank, step),), training)
+    torch.manual_seed(workload.seed)
+    module, inputs = _own(workload.model)
+    on_device = partial(_placed, inputs, torch.device(workload.device))
+    return Task(module.to(workload.device), on_device, USUAL[workload.optimizer])
+
+
+def _own(name: str) -> tuple[nn.Module, Callable[[int, int], Any]]:
+    where, _, function = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(where), function)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"model {name!r}: {type(error).__name__}: {error}") from error
+    match made:
+        case (nn.Module() as module, inputs) if callable(inputs):
+            return module, inputs
+    raise ValueError(
+        f"model {name!r}: expected (module, inputs), where inputs(rank, step) gives the module's "
+        f"arguments; found {type(made).__name__}"
+    )
+
+
+def _placed(
+    inputs: Callable[[int, int], Any], device: torch.device, rank: int, step: int
+) -> tuple[Any, ...]:
+    given = inputs(rank, step)
+    arguments = given if isinstance(given, tuple) else (given,)
+    return tuple(each.to(device) if isinstance(each, Tensor) else each for each in arguments)

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
 from compll.tools.bench_report import cpu
-from hipress.demo.job import Result, Workload
+from hipress.demo.job import Curve, Result, Workload
 from hipress.demo.methods import ALONE
 
 SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
@@ -47,10 +47,17 @@ class Report:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Reads what `write` wrote."""
-        data = json.loads(path.read_text())
-        data["workload"] = Workload(**data["workload"])
-        data["results"] = [Result(**result) for result in data["results"]]
-        return cls(**data)
+        return cls.parse(json.loads(path.read_text()))
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> Self:
+        """The report that `dataclasses.asdict` made this of."""
+        results = [_result(each) for each in data["results"]]
+        return cls(**{**data, "workload": Workload(**data["workload"]), "results": results})
+
+
+def _result(data: dict[str, Any]) -> Result:
+    return Result(**{**data, "curves": [Curve(**each) for each in data.get("curves", ())]})
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def _table(report: Report, title: str, heads: Sequence[str], part: slice) -> Tab
     for result in report.results:
         style = "bold green" if result.method.startswith("hipress") else ""
         if result.error is None:
-            table.add_row(result.label, *_cells(ran[result.method])[part], style=style)
+            table.add_row(result.label, *cells(ran[result.method])[part], style=style)
         else:
             table.add_row(result.label, "failed", style="red")
     return table
@@ -110,7 +117,7 @@ def failures(report: Report) -> list[str]:
 
 def markdown(report: Report) -> str:
     """The figures for a document."""
-    body = [(row.result.label, *_cells(row)) for row in rows(report.results)]
+    body = [(row.result.label, *cells(row)) for row in rows(report.results)]
     text = markdown_table(("method", *SPEED, *PRICE), body)
     return "\n".join([text, *(f"\nFailed: {line}" for line in failures(report))]) + "\n"
 
@@ -149,7 +156,8 @@ def _ratio(baseline: Result | None, median: float) -> float | None:
     return None if baseline is None else statistics.median(baseline.timed) / median
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
+    """The figures of a row as text, in the order of SPEED and PRICE."""
     result = row.result
     same = {None: "-", True: "equal", False: "DIFFER"}[result.identical]
     alone = result.method in ALONE  # models that drift apart: their loss means nothing

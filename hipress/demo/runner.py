@@ -36,14 +36,19 @@ def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
     """Trains with one method. A failure is in the Result, never raised; all processes have ended
     afterwards."""
     try:
-        with tempfile.TemporaryDirectory(prefix="hipress-") as folder:
-            meet = Path(folder, "rendezvous").as_uri()
-            one = isinstance(place, Loopback)  # else links are throttled, and NCCL would go around
-            sharers, nccl = (job.hosts, gpus(job) >= job.hosts) if one else (1, False)
-            ranks = Ranks(range(job.hosts), str(corpus.prepare()), meet, sharers, nccl)
-            return result(job, watch(place, job, ranks, on_step))
+        return result(job, events(place, job, on_step))
     except (RunError, OSError) as error:
         return result(job, [], str(error))
+
+
+def events(place: Place, job: Job, on_step: OnStep = lambda done: None) -> list[Event]:
+    """The `done` events of all ranks, in order. Raises RunError or OSError."""
+    with tempfile.TemporaryDirectory(prefix="hipress-") as folder:
+        meet = Path(folder, "rendezvous").as_uri()
+        one = isinstance(place, Loopback)  # else links are throttled, and NCCL would go around
+        sharers, nccl = (job.hosts, gpus(job) >= job.hosts) if one else (1, False)
+        ranks = Ranks(range(job.hosts), str(corpus.prepare()), meet, sharers, nccl)
+        return watch(place, job, ranks, on_step)
 
 
 def gpus(job: Job) -> int:
@@ -91,6 +96,8 @@ def result(job: Job, done: Sequence[Event], error: str | None = None) -> Result:
         peak_bytes=_mean_if_any([each["peak_bytes"] for each in done]),
         identical=done[0]["identical"],
         tried=done[0]["tried"],
+        parameters=done[0]["parameters"],
+        phases=done[0]["phases"],
     )
 
 

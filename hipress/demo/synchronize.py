@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from hipress.demo.job import PHASES
 from hipress.demo.methods import Method
 
 ONE_BUCKET = 4096  # MB: PowerSGD's two all-reduces of several buckets cross each other on gloo
@@ -28,6 +29,7 @@ class Synchronized:
     sent: Callable[[int], int]  # steps taken so far -> payload bytes that this rank has sent so far
     step: Callable[[], None] = lambda: None
     tried: Callable[[], list[dict[str, Any]]] = list  # plans of "auto", as predicted and measured
+    phases: Callable[[], dict[str, float] | None] = lambda: None  # seconds so far, by job.PHASES
 
 
 def synchronize(model: nn.Module, method: Method) -> Synchronized:
@@ -89,9 +91,9 @@ def _hipress(model: nn.Module, method: Method) -> Synchronized:
         options = {"transport": "staged", **options}
     if method.way == "sync":
         sync = hipress.Synchronizer(model, method.codec, **options)
-        return Synchronized(model, _sent(sync, model), sync.step, _tried(sync))
+        return Synchronized(model, _sent(sync, model), sync.step, _tried(sync), _phases(sync))
     ddp = hipress.wrap(model, method.codec, **options)
-    return Synchronized(ddp, _sent(ddp, model), tried=_tried(ddp))
+    return Synchronized(ddp, _sent(ddp, model), tried=_tried(ddp), phases=_phases(ddp))
 
 
 def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
@@ -111,6 +113,19 @@ def _tried(made: Any) -> Callable[[], list[dict[str, Any]]]:
     import hipress
 
     return lambda: [asdict(each) for each in hipress.report(made).tried]
+
+
+def _phases(made: Any) -> Callable[[], dict[str, float] | None]:
+    import hipress
+
+    def spent() -> dict[str, float] | None:
+        measured = hipress.report(made).measured
+        names = (*PHASES, "spared_bytes")
+        if measured is None:
+            return None
+        return {name: getattr(measured, name) * measured.steps for name in names}
+
+    return spent
 
 
 def _native(model: nn.Module) -> Callable[[int], int]:

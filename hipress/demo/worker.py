@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -23,13 +24,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from hipress.demo import methods, model
-from hipress.demo.job import Job, Workload
+from hipress.demo.job import PROBE, Job, Workload
 from hipress.demo.synchronize import Synchronized, synchronize
 
 
@@ -77,15 +77,28 @@ def _run(order: Order) -> dict[str, Any]:
         timeout=timedelta(seconds=order.job.timeout),
     )
     try:
-        return _train(order)
+        return _probe(order) if order.job.method == PROBE else _train(order)
     finally:
         dist.destroy_process_group()
 
 
+def _probe(order: Order) -> dict[str, Any]:
+    """The profile of link and compressors, on rank 0."""
+    from hipress.plan.command import measure_profile, placed
+
+    workload = order.job.workload
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "profile.json")
+        transport = "nccl" if order.nccl else "staged"
+        measure_profile(path, workload.optimizer, placed(workload.device, transport))
+        return {"profile": json.loads(path.read_text()) if order.rank == 0 else None}
+
+
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
-    synchronized = synchronize(model.build(workload), methods.parse(job.method))
-    trainer = Trainer(workload, order.rank, order.corpus, synchronized)
+    task = model.make(workload, order.corpus)
+    synchronized = synchronize(task.module, methods.parse(job.method))
+    trainer = Trainer(task, order.rank, synchronized)
     dist.barrier()
     for step in range(job.warmup):
         trainer.step(step)
@@ -99,6 +112,7 @@ def _train(order: Order) -> dict[str, Any]:
         **after.since(before, job.steps - job.warmup, order.sharers),
         "peak_bytes": _peak_bytes(),
         "tried": synchronized.tried(),
+        "parameters": sum(each.numel() for each in task.module.parameters()),
         "identical": None if job.method in methods.ALONE else _identical(synchronized.module),
     }
 
@@ -106,28 +120,23 @@ def _train(order: Order) -> dict[str, Any]:
 class Trainer:
     """Trains on this rank, and tells of each step."""
 
-    def __init__(
-        self, workload: Workload, rank: int, corpus: str, synchronized: Synchronized
-    ) -> None:
-        self._workload, self._rank = workload, rank
+    def __init__(self, task: model.Task, rank: int, synchronized: Synchronized) -> None:
+        self._task, self._rank = task, rank
         self._module, self._synchronize = synchronized.module, synchronized.step
-        self._training = model.OPTIMIZERS[workload.optimizer]
-        self._optimizer = self._training.make(self._module.parameters())
-        self._numbers = np.load(corpus, mmap_mode="r")
+        self._optimizer = task.training.make(self._module.parameters())
         self.seconds: list[float] = []
         self.losses: list[float] = []
 
     def step(self, step: int) -> None:
         """The step of this number."""
         start = time.perf_counter()
-        words = model.batch(self._numbers, self._workload, self._rank, step)
         self._optimizer.zero_grad()
-        loss = self._module(words)
-        loss.backward()
+        loss = self._task.loss(self._module, self._rank, step)
+        loss.backward()  # type: ignore[no-untyped-call]
         self._synchronize()
-        nn.utils.clip_grad_norm_(self._module.parameters(), self._training.clip)
+        nn.utils.clip_grad_norm_(self._module.parameters(), self._task.training.clip)
         self._optimizer.step()
-        if words.is_cuda:
+        if loss.is_cuda:
             torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
@@ -138,21 +147,25 @@ class Trainer:
 class _Meter:
     payload: int
     wire: int | None
+    phases: dict[str, float] | None  # seconds so far
 
     @classmethod
     def read(cls, order: Order, synchronized: Synchronized, steps: int) -> "_Meter":
         dist.barrier()  # on loopback the interface counts what a slower rank still sends
         counter = Path(f"/sys/class/net/{order.interface}/statistics/tx_bytes")
         wire = int(counter.read_text()) if counter.exists() else None
-        meter = cls(synchronized.sent(steps), wire)
+        meter = cls(synchronized.sent(steps), wire, synchronized.phases())
         dist.barrier()
         return meter
 
-    def since(self, before: "_Meter", steps: int, sharers: int) -> dict[str, float | None]:
+    def since(self, before: "_Meter", steps: int, sharers: int) -> dict[str, Any]:
         wire = None if self.wire is None or before.wire is None else self.wire - before.wire
+        start = before.phases or {}
         return {
             "payload_bytes": (self.payload - before.payload) / steps,
             "wire_bytes": None if wire is None else wire / steps / sharers,
+            "phases": self.phases
+            and {name: (spent - start.get(name, 0)) / steps for name, spent in self.phases.items()},
         }
 
 

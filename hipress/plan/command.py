@@ -59,7 +59,7 @@ def probe(
         _fail("--device cuda: torch finds no CUDA device here")
     dist.init_process_group("gloo")
     try:
-        _probe(output, optimizer, _placement(device, transport))
+        measure_profile(output, optimizer, _placement(device, transport))
     except (HipressError, TransportError) as error:
         _fail(str(error))
     finally:
@@ -68,16 +68,25 @@ def probe(
 
 def _placement(device: str, transport: str) -> Placement:
     """Of this rank, which takes its turn at the GPUs of the host."""
+    if device == "cuda":
+        count, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if ranks > count and transport in NCCL:
+            _fail(f"{ranks} ranks share {count} GPUs, which NCCL refuses: add --transport staged")
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % count)
+    return placed(device, transport)
+
+
+def placed(device: str, transport: str) -> Placement:
+    """Where a model on the current device is compressed."""
     if device == "cpu":
         return ON_HOST
-    count, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if ranks > count and transport in NCCL:
-        _fail(f"{ranks} ranks share {count} GPUs, which NCCL refuses: add --transport staged")
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % count)
     return place([("a model", torch.device("cuda", torch.cuda.current_device()))], transport, {})
 
 
-def _probe(output: Path, optimizer: str | None, placement: Placement) -> None:
+def measure_profile(output: Path, optimizer: str | None, placement: Placement) -> None:
+    """Measure link and compressors on all ranks of the default group; rank 0 writes the profile.
+
+    Raises HipressError or TransportError."""
     wanted = options.make("auto", optimizer=optimizer)
     assert dist.group.WORLD is not None
     meeting = meetings.meeting(dist.group.WORLD, wanted.timeout)
@@ -98,7 +107,9 @@ def _probe(output: Path, optimizer: str | None, placement: Placement) -> None:
     if meeting.rank == 0:
         profiles.write(output, measured.by_name, topology, codecs, placement.device.type)
         seconds = time.perf_counter() - begun
-        typer.echo(f"{output}: nodes {topology}, {len(codecs)} compressors, {seconds:.1f} s")
+        typer.echo(
+            f"{output}: nodes {topology}, {len(codecs)} compressors, {seconds:.1f} s", err=True
+        )
     meeting.settle({"written": True})
     places.close()
 

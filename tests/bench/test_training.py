@@ -5,6 +5,8 @@ import typer
 
 from bench import picture, training
 from bench.codecs import RESULTS
+from hipress.bench import measure
+from hipress.bench.measure import Suite
 from hipress.demo import methods
 from hipress.demo.job import Result
 from hipress.demo.report import Report, Workload, rows
@@ -16,16 +18,16 @@ def result(method, seconds, loss=5.0, losses=None, **more):
 
 
 def test_rounds_are_put_together_without_their_warm_up():
-    merged = training.merge([result("a", [1.0, 2.0]), result("a", [3.0])])
+    merged = measure.merge([result("a", [1.0, 2.0]), result("a", [3.0])])
     assert merged.timed == [1.0, 2.0, 3.0]
 
 
 def test_a_failed_round_is_dropped_while_another_has_not():
     failed = Result("a", "a", 2, error="broke")
-    merged = training.merge([failed, result("a", [3.0])])
+    merged = measure.merge([failed, result("a", [3.0])])
     assert (merged.timed, merged.label) == ([3.0], "a (1 of 2 rounds failed)")
-    assert training.merge([result("a", [3.0])]).label == "a"
-    assert training.merge([failed, failed]).error == "broke"
+    assert measure.merge([result("a", [3.0])]).label == "a"
+    assert measure.merge([failed, failed]).error == "broke"
 
 
 def test_auto_is_timed_after_its_trial_and_its_loss_is_of_as_many_steps():
@@ -35,10 +37,10 @@ def test_auto_is_timed_after_its_trial_and_its_loss_is_of_as_many_steps():
         jobs.append(job)
         return result(job.method, [1.0], losses=[float(step) for step in range(job.steps)])
 
-    group = training.Group(("ddp-fp32", "hipress:auto:optimizer=sgd"), steps=20, rounds=1)
-    fp32, auto = training.measure(group, run, lambda text: None)
+    group = Suite(("ddp-fp32", "hipress:auto:optimizer=sgd"), steps=20, rounds=1)
+    fp32, auto = measure.measure(group, run, lambda text: None)
     assert (jobs[0].steps, jobs[0].warmup) == (20, 4)
-    assert (jobs[1].steps, jobs[1].warmup) == (20 + training.TRIAL, training.TRIAL)
+    assert (jobs[1].steps, jobs[1].warmup) == (20 + measure.TRIAL, measure.TRIAL)
     assert auto.losses == fp32.losses
 
 
@@ -49,13 +51,13 @@ def tried(plan, predicted, measured):
 def test_predictions_are_shown_beside_what_was_measured():
     plans = [tried("a", 1.1, 1.0), tried("b", 0.5, 1.0), tried("c", 1.0, None)]
     first = result("hipress:auto", [1.0], tried=plans[:1])
-    merged = training.merge([first, result("hipress:auto", [1.0], tried=plans[1:])])
+    merged = measure.merge([first, result("hipress:auto", [1.0], tried=plans[1:])])
     assert merged.tried == plans
-    *table, _, last = training.predictions([merged])
+    *table, _, last = measure.predictions([merged])
     assert len(table) == 5
     assert "| a | 1100 | 1000 | +10% |" in table[3]
     assert last == "Predictions are off by 30% in the median, at most 50%."
-    assert training.predictions([result("none", [1.0])]) == []
+    assert measure.predictions([result("none", [1.0])]) == []
 
 
 @pytest.mark.parametrize("seconds, verdict", [(1.0, "1.000, at most 1.03: met"), (2.0, "MISSED")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.here import Started, master
+from hipress.bench.cluster import Started, master
+from hipress.bench.results import Results
 from hipress.demo import netns
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "environment, started",
     [
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, Started("torchrun", 3, 4, 1)),
+        (
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
+            Started("environment variables", 3, 4, 1),
+        ),
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"},
             Started("Slurm", 0, 2, 0),
@@ -37,19 +40,14 @@ def test_who_started_it(environment, started):
 
 def test_torchrun_within_slurm_is_torchrun():
     both = {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    both |= {"TORCHELASTIC_RUN_ID": "none"}
     assert Started.read(both).by == "torchrun"
 
 
-def test_a_process_that_nobody_started_is_told_how(tmp_path):
+def test_a_process_that_nobody_started_is_told_how():
+    assert not Started.there({})
     with pytest.raises(ValueError, match="torchrun --nnodes 2"):
         Started.read({})
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.training", "--group", "here", "--output", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-        env={key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")},
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "start it on every one" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -70,31 +68,30 @@ def test_a_first_rank_that_nothing_names():
         master({})
 
 
-def check(folder: Path, by: str) -> None:
-    """What was written: real ranks, a probed link, and results of both."""
-    report = json.loads((folder / "here.json").read_text())
-    assert report["place"].startswith(f"2 real ranks on 1 host, started by {by}; to one rank ")
-    assert (report["hosts"], report["rate"]) == (2, "as it is")
-    assert [each["error"] for each in report["results"]] == [None, None]
-    assert report["results"][1]["identical"] is True
-    assert len(report["results"][1]["seconds"]) == 2  # of four two are timed
-    table = (folder / "here.md").read_text()
-    assert "real ranks" in table
-    assert "HiPress int4_group" in table
+def check(folder: Path, hosts: str) -> None:
+    """What was written: real ranks, a probed link, and results of both methods."""
+    found = Results.read(folder / "bench.json")
+    (report,) = found.reports
+    assert report.place == f"2 real ranks on {hosts}, started by torchrun"
+    assert (report.hosts, report.rate) == (2, "as it is")
+    assert [each.error for each in report.results] == [None, None]
+    assert report.results[1].identical is True
+    assert found.profile is not None
+    assert (folder / "bench.html").exists()
 
 
-WHAT = ("-m", "bench.training", "--group", "here", "--methods", "none,hipress:int4_group",
-        "--steps", "4", "--rounds", "1", "--output")  # fmt: skip
+WHAT = ("bench", "--methods", "none,hipress:int4_group", "--steps", "4", "--rounds", "1")
 
 
 @pytest.mark.slow
 def test_under_torchrun(tmp_path):
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(
-        [*torchrun, *WHAT, str(tmp_path)], cwd=ROOT, env=environment, check=True, timeout=280
-    )
-    check(tmp_path, "torchrun")
+        [*torchrun, "hipress.cli", *WHAT, "--output", str(tmp_path)],
+        cwd=ROOT, env=environment, check=True, timeout=280,
+    )  # fmt: skip
+    check(tmp_path, "1 host")
 
 
 @pytest.mark.slow
@@ -115,7 +112,7 @@ def test_under_torchrun_over_emulated_hosts(tmp_path):
             network.start(
                 rank,
                 [sys.executable, "-m", "torch.distributed.run", *there, "--master-port", "29511",
-                 "--node-rank", str(rank), *WHAT, str(tmp_path)],
+                 "--node-rank", str(rank), "-m", "hipress.cli", *WHAT, "--output", str(tmp_path)],
                 env=environment,
             )
             for rank in range(2)
@@ -126,4 +123,4 @@ def test_under_torchrun_over_emulated_hosts(tmp_path):
             for child in children:
                 child.kill()
     assert statuses == [0, 0]
-    check(tmp_path, "torchrun")
+    check(tmp_path, "1 host")

@@ -1,12 +1,12 @@
-"""A real cluster: the ranks that torchrun, Slurm's srun or MPI's mpirun started.
+"""A real cluster: the ranks that torchrun, Slurm, MPI, Ray Train or submitit started.
 
     torchrun --nnodes 2 --nproc-per-node 1 --master-addr HOST --node-rank NUMBER \
-        -m bench.training --group here
-    srun -N 2 --ntasks-per-node 1 python -m bench.training --group here
-    mpirun -n 2 -x MASTER_ADDR=HOST python -m bench.training --group here
+        --no-python hipress bench
+    srun -N 2 --ntasks-per-node 1 hipress bench
+    mpirun -n 2 -x MASTER_ADDR=HOST hipress bench
 
 Each rank starts a process of its own for every method, as for emulated hosts, so that a method that
-fails leaves nothing behind, and the link is probed first. Rank 0 writes what was measured.
+fails leaves nothing behind. Rank 0 writes what was measured.
 """
 
 from __future__ import annotations
@@ -23,20 +23,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from casync.predict.cost import Costs, Line
 from hipress.demo import corpus, runner
 from hipress.demo.job import Job, Result
 from hipress.demo.place import Loopback
 from hipress.errors import HipressError
-from hipress.plan import probe
-from hipress.ranks import meeting as meetings
-from hipress.ranks import nodes
-from hipress.ranks.link import connect
 
 PORT = "29500"
 #: names of the variables that hold a rank's number, their count, and its number on its host
 _STARTERS = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "environment variables": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # as of Ray and submitit
     "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
@@ -58,11 +53,19 @@ class Started:
         for by, (rank, ranks, local) in _STARTERS.items():
             if rank in environment and ranks in environment:
                 numbers = (environment[rank], environment[ranks], environment.get(local, "0"))
-                return cls(by, *map(int, numbers))
+                known = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else by
+                return cls(known, *map(int, numbers))
         raise ValueError(
-            "the group here measures on ranks that are there: start it on every one, with "
-            "torchrun --nnodes 2 --nproc-per-node 1 --master-addr HOST --node-rank NUMBER "
-            "-m bench.training --group here, or with srun or mpirun"
+            "no rank was started: start this on every one, with torchrun --nnodes 2 "
+            "--nproc-per-node 1 --master-addr HOST --node-rank NUMBER --no-python hipress bench, "
+            "or with srun or mpirun"
+        )
+
+    @staticmethod
+    def there(environment: Mapping[str, str]) -> bool:
+        """Whether a starter has set its variables."""
+        return any(
+            rank in environment and ranks in environment for rank, ranks, _ in _STARTERS.values()
         )
 
 
@@ -85,50 +88,47 @@ class Cluster:
         self.started = Started.read(environment)
         self._address = f"{master(environment)}:{environment.get('MASTER_PORT', PORT)}"
         self._place = Here(environment.get("GLOO_SOCKET_IFNAME", ""))
+        self._joined = False  # a group was made here, and is to be destroyed
         self.hosts = self._sharers = 0
-        self.link: Costs | None = None
 
     def __enter__(self) -> Cluster:
         here = self.started
         # torchrun's own store lies behind MASTER_PORT, and rank 0 does not make it
         own = "env://" if here.by == "torchrun" else f"tcp://{self._address}"
-        dist.init_process_group(
-            "gloo", own, rank=here.rank, world_size=here.ranks, timeout=timedelta(minutes=10)
-        )
+        if not dist.is_initialized():  # as Ray Train has done
+            dist.init_process_group(
+                "gloo", own, rank=here.rank, world_size=here.ranks, timeout=timedelta(minutes=10)
+            )
+            self._joined = True
         names = self._gathered(socket.gethostname())
         self.hosts, self._sharers = len(set(names)), names.count(names[here.rank])
         return self
 
     def __exit__(self, *_: object) -> None:
-        dist.destroy_process_group()
+        if self._joined:
+            dist.destroy_process_group()
 
     @property
     def first(self) -> bool:
         """Whether this rank tells and writes."""
         return self.started.rank == 0
 
-    def probe(self) -> None:
-        """Measures the link between the ranks. Raises HipressError."""
-        assert dist.group.WORLD is not None
-        meeting = meetings.meeting(dist.group.WORLD, 600.0)
-        places = meeting.settle({"called": "bench.training"}, nodes.place())
-        topology = nodes.topology_of(None, places, meeting.ranks)
-        group = connect(meeting, "probe")
-        self.link = meeting.attend(lambda: probe.measure_link(group, {}, topology), "the probe")
-
     @property
     def sentence(self) -> str:
-        """For the head of a table: real ranks, and what their link can do."""
+        """For the head of a table."""
         here = self.started
         hosts = "host" if self.hosts == 1 else "hosts"
-        found = f"{here.ranks} real ranks on {self.hosts} {hosts}, started by {here.by}"
-        if self.link is None:
-            return found
-        one, reduce = self.link.to(1).line, self.link.reduce["float32"].line
-        return f"{found}; to one rank {_speed(one)}, all-reduce {_speed(reduce)}"
+        return f"{here.ranks} real ranks on {self.hosts} {hosts}, started by {here.by}"
 
     def run(self, job: Job) -> Result:
-        """A method on all ranks; the same result on each. A failure is in it."""
+        """Train with a method on all ranks; the same result on each. A failure is in it."""
+        try:
+            return runner.result(job, self.events(job))
+        except runner.RunError as error:
+            return runner.result(job, [], str(error))
+
+    def events(self, job: Job) -> list[runner.Event]:
+        """The `done` events of all ranks, in order, on each rank. Raises RunError on all."""
         numbers = self._in_turn(corpus.prepare)
         rendezvous = f"tcp://{self._address.rpartition(':')[0]}:{self._port()}"
         rank, local = self.started.rank, self.started.local
@@ -136,9 +136,10 @@ class Cluster:
         nccl = None not in own and len(set(own)) == len(own)
         ranks = runner.Ranks([rank], str(numbers), rendezvous, self._sharers, nccl, local)
         found = self._gathered(_tried(lambda: runner.watch(self._place, job, ranks)))
-        errors = [each for each in found if isinstance(each, str)]
-        events = [event for each in found if not isinstance(each, str) for event in each]
-        return runner.result(job, events, errors[0] if errors else None)
+        for each in found:
+            if isinstance(each, str):
+                raise runner.RunError(each)
+        return [event for each in found for event in each]
 
     def _in_turn(self, call: Callable[[], Any]) -> Any:
         """First on one rank of each host, and then on the others, which find what that has made."""
@@ -188,7 +189,3 @@ def _tried(call: Callable[[], Sequence[Any]]) -> Sequence[Any] | str:
         return call()
     except (runner.RunError, OSError, HipressError) as error:
         return str(error)
-
-
-def _speed(line: Line) -> str:
-    return f"{8e-9 / line.per_byte:.3g} Gbit/s" if line.per_byte else "at any speed"

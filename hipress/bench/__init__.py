@@ -1,0 +1,1 @@
+"""`hipress bench`: what methods cost on the ranks that are there, or on emulated hosts."""

@@ -1,0 +1,250 @@
+"""`hipress bench`: measure methods on a cluster or on emulated hosts, and compare two results."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hipress.demo import methods as methods_
+from hipress.demo import place
+from hipress.demo.command import check_device, check_optimizer, check_output
+from hipress.demo.ending import orderly_end
+from hipress.demo.job import LSTM, PROBE, Job, Result, Workload
+from hipress.demo.netns import parse_rate
+
+METHODS = (
+    *("none", "ddp-fp32", "ddp-fp16", "hipress:bf16", "powersgd"),
+    *("hipress:int4_group", "hipress:onebit_group", "hipress:auto"),
+)
+AS_IT_IS = "as it is"  # the rate of links that nothing emulates
+
+app = typer.Typer(add_completion=False, help="Measure a cluster, or compare two results.")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of a benchmark."""
+
+    methods: tuple[str, ...]
+    models: tuple[str, ...]
+    rates: tuple[str, ...]
+    hosts: int
+    optimizer: str
+    device: str
+    steps: int
+    rounds: int
+    output: Path
+    loopback: bool
+
+    def check(self) -> None:
+        """Raises ValueError or OSError for what could not be measured."""
+        methods_.check(methods_.parse_all(",".join(self.methods)))
+        for rate in self.rates:
+            parse_rate(rate)
+        check_optimizer(self.optimizer)
+        check_device(self.device)
+        for model in self.models:
+            if model != LSTM:
+                _check_model(model)
+        check_output(self.output)
+
+
+@app.callback(invoke_without_command=True)
+def bench(
+    context: typer.Context,
+    methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(METHODS),
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="lstm, or package.module:function that returns (module, inputs)."),
+    ] = None,
+    rate: Annotated[list[str] | None, typer.Option(help="Of emulated links.")] = None,
+    hosts: Annotated[int, typer.Option(help="Emulated hosts.", min=2, max=16)] = 2,
+    optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "adamw",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    steps: Annotated[int, typer.Option(help="Of a method and round.", min=2)] = 20,
+    rounds: Annotated[int, typer.Option(help="Each with a seed of its own.", min=1)] = 3,
+    output: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("bench-output"),
+    loopback: Annotated[bool, typer.Option("--loopback", help="Emulate no links.")] = False,
+) -> None:
+    """Measure methods on the ranks that torchrun, Slurm, MPI or Ray started, or on emulated hosts.
+
+    Writes bench.html and bench.json. Losses are compared from 100 steps on.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    asked = Asked(
+        tuple(part.strip() for part in methods.split(",") if part.strip()),
+        tuple(model or (LSTM,)), tuple(rate or ("1gbit",)), hosts, optimizer, device, steps,
+        rounds, output, loopback,
+    )  # fmt: skip
+    with _refusing(), orderly_end("hipress bench"):
+        run(asked)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="A bench.json.")],
+    after: Annotated[Path, typer.Argument(help="Another one.")],
+) -> None:
+    """Print how steps and losses of two results differ, and in what their machines do."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hipress.bench import results
+
+    with _refusing():
+        one, two = results.Results.read(before), results.Results.read(after)
+    for line in results.differences(one, two):
+        typer.echo(f"warning: {line}", err=True)
+    found = results.compare(one, two)
+    if not found:
+        typer.echo("hipress bench: no method was measured alike in both", err=True)
+        raise typer.Exit(1)
+    table = Table("where", "method", "ms before", "ms after", "change", "", "loss", "loss after")
+    for each in found:
+        table.add_row(
+            each.where, each.label, f"{1e3 * each.before:.0f}", f"{1e3 * each.after:.0f}",
+            f"{each.change:+.1%}", each.verdict, f"{each.loss_before:.3f}",
+            f"{each.loss_after:.3f}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+def run(asked: Asked) -> None:
+    """Measure, and write bench.html and bench.json. Raises ValueError or OSError for bad input."""
+    from hipress.bench.cluster import Cluster, Started
+
+    asked.check()
+    if Started.there(os.environ):
+        _on_cluster(asked, Cluster())
+    else:
+        _on_emulated_hosts(asked)
+
+
+def _check_model(name: str) -> None:
+    where, colon, function = name.partition(":")
+    if not (where and colon and function):
+        raise ValueError(f"model {name!r}: expected lstm, or package.module:function")
+    sys.path.insert(0, "")
+    try:
+        found = importlib.util.find_spec(where)
+    except ImportError as error:
+        raise ValueError(f"model {name!r}: {error}") from error
+    if found is None:
+        raise ValueError(f"model {name!r}: no module {where!r}")
+
+
+def _on_cluster(asked: Asked, cluster: Any) -> None:
+    with cluster:
+        tell = print if cluster.first else _nothing
+        tell(cluster.sentence)
+        ranks = cluster.started.ranks
+        profile = _probed(asked, ranks, cluster.events, tell)
+        reports = [
+            _measured(asked, model, cluster.sentence, (ranks, AS_IT_IS), cluster.run, tell)
+            for model in asked.models
+        ]
+        if cluster.first:
+            _write(asked, reports, profile)
+
+
+def _on_emulated_hosts(asked: Asked) -> None:
+    from hipress.demo import runner
+
+    profile, reports = None, []
+    for rate in ("none",) if asked.loopback else asked.rates:
+        speed = asked.rates[0] if asked.loopback else rate
+        where = place.choose(asked.hosts, speed, loopback=asked.loopback)
+        print(where.sentence)
+        label = rate if where.emulated else "none"
+        with where.enter() as here:
+            if profile is None:
+                profile = _probed(asked, asked.hosts, lambda job: runner.events(here, job), print)
+            for model in asked.models:
+                on = lambda job: runner.run(here, job)  # noqa: E731
+                reports.append(
+                    _measured(asked, model, where.sentence, (asked.hosts, label), on, print)
+                )
+        if not where.emulated:
+            break
+    _write(asked, reports, profile)
+
+
+def _probed(
+    asked: Asked,
+    ranks: int,
+    events: Callable[[Job], Sequence[dict[str, Any]]],
+    tell: Callable[[str], object],
+) -> dict[str, Any] | None:
+    """The profile of link and compressors; None where that failed, which is told."""
+    from hipress.demo.runner import RunError
+
+    load = Workload(optimizer=asked.optimizer, device=asked.device)
+    try:
+        profile: dict[str, Any] = events(Job(PROBE, ranks, workload=load))[0]["profile"]
+    except (RunError, OSError) as error:
+        tell(f"probe failed: {error}")
+        return None
+    tell(f"probed the link and {len(profile['digests'])} compressors")
+    return profile
+
+
+def _measured(
+    asked: Asked,
+    model: str,
+    sentence: str,
+    at: tuple[int, str],
+    run_: Callable[[Job], Result],
+    tell: Callable[[str], object],
+) -> Any:
+    """The report of a model at so many ranks and a rate."""
+    from hipress.bench.measure import Suite, measure
+    from hipress.demo.report import Report
+
+    suite = Suite(
+        asked.methods, hosts=at[0], rate=at[1], device=asked.device, optimizer=asked.optimizer,
+        model=model, steps=asked.steps, rounds=asked.rounds, seeds=True,
+    )  # fmt: skip
+    results = measure(suite, run_, tell)
+    command = shlex.join(["hipress", *sys.argv[1:]])
+    return Report(sentence, at[0], at[1], asked.steps, suite.workload, results, command)
+
+
+def _write(asked: Asked, reports: list[Any], profile: dict[str, Any] | None) -> None:
+    from rich.console import Console
+
+    from hipress.bench import page
+    from hipress.bench.results import Results
+    from hipress.demo.report import tables
+
+    found = Results(reports, profile, problems=[] if profile else ["The link was not probed."])
+    found.write(asked.output / "bench.json")
+    page.write(found, asked.output / "bench.html")
+    for report in reports:
+        Console().print(tables(report))
+    print(f"Report: {asked.output / 'bench.html'}   figures: {asked.output / 'bench.json'}")
+    if all(each.error for report in reports for each in report.results):
+        raise typer.Exit(1)
+
+
+def _nothing(_: str) -> None:
+    """Ranks but the first tell nothing."""
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Bad input ends the program with its message and status 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        print(f"hipress bench: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None

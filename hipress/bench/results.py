@@ -1,0 +1,177 @@
+"""The results of a benchmark: what was measured, as JSON, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Self
+
+from hipress import __version__
+from hipress.demo.chart import smooth
+from hipress.demo.job import Result
+from hipress.demo.methods import ALONE
+from hipress.demo.report import Report, final_loss
+
+FORMAT = 1
+ENOUGH = 100  # steps below which losses of a run say nothing
+AGREE = 0.02  # how far counted and interface bytes may differ, relative
+HEADERS = 0.07  # most that TCP, IP and Ethernet add to payloads sent and received
+SMALL = 20_000  # bytes a step that ranks send besides: keep-alives, comparisons
+
+
+class ResultsError(ValueError):
+    """A file that holds no results."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What `hipress bench` measured."""
+
+    reports: list[Report]  # a place, a link and a model each
+    profile: dict[str, Any] | None = None  # as `hipress probe` writes it
+    version: str = __version__
+    format: int = FORMAT
+    problems: list[str] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Writes JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads what `write` wrote. Raises ResultsError with the path and what is wrong."""
+        try:
+            data = json.loads(path.read_text("utf-8"))
+            if not isinstance(data, dict) or "reports" not in data:
+                raise ResultsError(f'{path}: no results of `hipress bench`: no "reports"')
+            if data["format"] != FORMAT:
+                raise ResultsError(f"{path}: format {data['format']!r}; this reads {FORMAT}")
+            reports = [Report.parse(each) for each in data["reports"]]
+            return cls(**{**data, "reports": reports})
+        except OSError as error:
+            raise ResultsError(f"{path} cannot be read: {error.strerror}") from error
+        except json.JSONDecodeError as error:
+            where = f"{path}:{error.lineno}:{error.colno}"
+            raise ResultsError(f"{where}: no JSON: {error.msg}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ResultsError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class TimeToLoss:
+    """Seconds until a method has the loss that fp32 ends with, by round; None where it has not."""
+
+    method: str
+    label: str
+    seconds: tuple[float | None, ...]
+
+    @property
+    def median(self) -> float | None:
+        """The median of the rounds, or None where one did not get there."""
+        reached = [each for each in self.seconds if each is not None]
+        if not reached or len(reached) < len(self.seconds):
+            return None
+        return statistics.median(reached)
+
+
+def times_to_loss(results: Sequence[Result]) -> list[TimeToLoss]:
+    """For each method that synchronizes, warm-up included; empty without fp32 or enough steps."""
+    fp32 = next((each for each in results if each.method == "ddp-fp32"), None)
+    if fp32 is None or fp32.error or not fp32.curves or len(fp32.curves[0].losses) < ENOUGH:
+        return []
+    targets = [smooth(curve.losses)[-1] for curve in fp32.curves]
+    return [
+        TimeToLoss(each.method, each.label, tuple(_reached(each, targets)))
+        for each in results
+        if each.error is None and each.method not in ALONE
+    ]
+
+
+def _reached(result: Result, targets: Sequence[float]) -> Iterator[float | None]:
+    for curve, target in zip(result.curves, targets, strict=False):
+        clock = accumulate(curve.seconds)
+        losses = smooth(curve.losses)
+        yield next((now for now, loss in zip(clock, losses, strict=True) if loss <= target), None)
+
+
+def bytes_that_differ(report: Report) -> list[str]:
+    """A line for each method whose own count of bytes and the interface's do not agree."""
+    found = []
+    for each in report.results:
+        sent, wire = each.payload_bytes, each.wire_bytes
+        if each.error is not None or each.method in ALONE or not sent or wire is None:
+            continue
+        sent -= (each.phases or {}).get("spared_bytes", 0)
+        if not sent * (1 - AGREE) <= wire <= sent * (1 + AGREE + HEADERS) + SMALL:
+            found.append(
+                f"{each.label}: {sent / 1e6:.2f} MB a step counted, {wire / 1e6:.2f} MB by the "
+                "interface"
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A method in two results. Seconds a step, and losses."""
+
+    where: str
+    label: str
+    before: float
+    after: float
+    spread: float  # half the width between the 10th and 90th percentiles, the larger of both
+    loss_before: float
+    loss_after: float
+
+    @property
+    def change(self) -> float:
+        """How much longer a step takes, relative."""
+        return self.after / self.before - 1
+
+    @property
+    def verdict(self) -> str:
+        """ "slower" or "faster" where the change exceeds the spread of steps."""
+        if abs(self.after - self.before) <= self.spread:
+            return "within the spread"
+        return "slower" if self.change > 0 else "faster"
+
+
+def compare(before: Results, after: Results) -> list[Compared]:
+    """Every method that both have, on the same place, link, model and optimizer."""
+    old = dict(_by_key(before))
+    return [_compared(old[key], row, key[0]) for key, row in _by_key(after) if key in old]
+
+
+def _by_key(results: Results) -> Iterator[tuple[tuple[str, ...], Any]]:
+    from hipress.demo.report import rows
+
+    for report in results.reports:
+        load = report.workload
+        where = f"{report.hosts} ranks, {report.rate}, {load.model}, {load.optimizer}"
+        for row in rows(report.results):
+            yield (where, row.result.method), row
+
+
+def _compared(old: Any, new: Any, where: str) -> Compared:
+    spread = max((each.high - each.low) / 2 for each in (old, new))
+    losses = final_loss(old.result), final_loss(new.result)
+    return Compared(where, new.result.label, old.median, new.median, spread, *losses)
+
+
+def differences(before: Results, after: Results) -> list[str]:
+    """Why two results may not be comparable: versions and processors that differ."""
+    one, two = (_machine(each) for each in (before, after))
+    names = sorted({*one, *two})
+    return [
+        f"{name}: {one.get(name, 'unknown')} before, {two.get(name, 'unknown')} after"
+        for name in names
+        if one.get(name) != two.get(name)
+    ]
+
+
+def _machine(results: Results) -> Mapping[str, str]:
+    versions = results.reports[0].versions if results.reports else {}
+    return {**versions, "hipress": results.version}
