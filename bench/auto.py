@@ -1,4 +1,4 @@
-"""What "auto" is worth, cell by cell: its steps beside the best choice that a person could make.
+""" "auto" beside the best choice that a person could make, cell by cell.
 
     python -m bench.auto                                    # all cells, about an hour on two cores
     python -m bench.auto --hosts 2 --rate 1gbit --optimizer adamw
@@ -43,7 +43,7 @@ LIMITS = {"fixed": 1.05, "ddp": 1.03, "first": 1.10}
 
 @dataclass(frozen=True)
 class Steps:
-    """What was measured of a method. Seconds."""
+    """A method's step times. Seconds."""
 
     median: float
     low: float  # 10th percentile
@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[int, str, str]:
-        """What tells cells apart."""
+        """The identity of a cell."""
         return self.hosts, self.rate, self.optimizer
 
     @classmethod
@@ -100,7 +100,7 @@ class Cell:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Of `auto` to what it is compared with, by the keys of LIMITS."""
+        """Ratios of `auto`'s times to those that it is compared with, by the keys of LIMITS."""
         fp16, step = self.methods["ddp-fp16"], self.auto.median
         fixed, ddp = (self.methods[self.best(ddp=each)].median for each in (False, True))
         return {"fixed": step / fixed, "ddp": step / ddp, "first": self.auto.first / fp16.first}
@@ -116,7 +116,7 @@ def _auto(optimizer: str) -> str:
 
 
 def methods(optimizer: str) -> tuple[str, ...]:
-    """What a cell compares: the fixed choices are those of auto's candidates that send little."""
+    """The methods of a cell; fixed choices are auto's candidates that send little."""
     size = 1 << 20
     fixed = [
         f"hipress:{name.replace(' ', ':')}"

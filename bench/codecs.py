@@ -63,7 +63,7 @@ def torch_jobs(method: Method, n: int, *, stateful: bool) -> dict[str, Job]:
 
 
 def measure_codec(name: str, n: int, repeat: int) -> dict[str, Any]:
-    """One row: the codec's rates (see compll.tools.measure), and GB/s of plain torch.
+    """A row: the codec's rates (compll.tools.measure), and GB/s of plain torch.
 
     name: a spec's, also with parameters, as in dgc:ratio=0.01.
     """
@@ -91,7 +91,7 @@ def encoding(row: dict[str, Any]) -> dict[str, float]:
 
 
 def speedup(row: dict[str, Any], job: str) -> float | None:
-    """How many times faster than plain torch: `encode` (with feedback) or `decode`."""
+    """The speed-up over plain torch: `encode` (with feedback) or `decode`."""
     ours = encoding(row) if job == "encode" else row["rates"]["decode"]
     return ours["rate"] / row["torch"][job] if row["torch"] else None
 

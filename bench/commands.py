@@ -1,4 +1,4 @@
-"""What the commands of bench share: where results go, how one is refused, what a result names."""
+"""Shared by the commands of bench: the folder of results, refusals, the command in a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long `wrap` takes where no kernel is compiled yet, beside DDP: python -m bench.first_use
+"""Time of a first `wrap`, with no kernel compiled, beside DDP: python -m bench.first_use
 
 Two emulated hosts, the demo's model, a fresh process and cache for every figure; seconds from the
 moment when the process group is there. A minute or two.

@@ -41,7 +41,7 @@ TORCH_BASELINES = ("dgc", "topk")  # what of plain_torch is built on torch.topk
 
 
 def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
-    """What is timed for one codec over n float32 elements, and the bytes per element it moves."""
+    """Timed jobs of a codec over n float32 elements, and the bytes per element that each moves."""
     method = methods.parse(f"hipress:{name}")
     codec = compll.compile(str(method.codec), "cuda", **method.options)
     x = 0.01 * torch.randn(n, device="cuda")
@@ -67,7 +67,7 @@ def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
 
 
 def round_jobs(codec: compll.Codec, x: Any, state: Any) -> dict[str, tuple[Job, float]]:
-    """What a rank computes of a codec's rounds, as the only one, and the least bytes it moves."""
+    """The computation of a codec's rounds on a lone rank, and the least bytes that it moves."""
     n, at = len(x), np.zeros(1, np.int64)
     table, options = np.array([[0, n, 0, 0, 0]], np.int64), {"workers": 1, "state": state}
     residual = sum(s.item_bits / 8 for s in codec.module.states if s.name == "residual")
@@ -97,7 +97,7 @@ def release() -> None:
 
 
 def measure(name: str, megabytes: int, repeat: int) -> dict[str, Any]:
-    """One row, see row_of."""
+    """A row, as row_of makes it."""
     release()
     n = megabytes * (1 << 18)
     source, target = torch.ones(n, device="cuda"), torch.zeros(n, device="cuda")
@@ -164,7 +164,7 @@ def label_of(name: str, megabytes: int) -> str:
 
 
 def read(path: Path) -> Report:
-    """What a file tells."""
+    """The rows of a file."""
     found = json.loads(path.read_text())
     rows = {label_of(row["codec"], row["megabytes"]): row for row in found["rows"]}
     return Report(rows, found["left_out"])

@@ -1,4 +1,4 @@
-"""What the machine code of CUDA kernels costs a multiprocessor beside what memory costs it: the
+"""Cycles that the machine code of CUDA kernels takes on a multiprocessor beside memory's: the
 floor of walks over tiles, without a device.
 
     python -m bench.gpu_code [NAMES...] [--arch sm_90]

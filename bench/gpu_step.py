@@ -50,13 +50,13 @@ class NoWire:
     world_size = RANKS
 
     def exchange(self, transfers: Sequence[Transfer]) -> None:
-        """See SlotTransport: messages that are received stay as they were."""
+        """Leave received messages as they were (SlotTransport)."""
 
     def abort(self) -> None:
-        """See SlotTransport."""
+        """Nothing to abort."""
 
     def close(self) -> None:
-        """See SlotTransport."""
+        """Nothing to close."""
 
 
 class Hook:
@@ -74,7 +74,7 @@ class Hook:
         self.step = 0
 
     def program(self, parameters: Sequence[torch.Tensor]) -> Program:
-        """Of a bucket of these."""
+        """The workload of a bucket of these parameters."""
         key = tuple(self._places[id(p)][0] for p in parameters)
         if key not in self._programs:
             starts = [sum(q.numel() for q in parameters[:i]) for i in range(len(parameters))]
@@ -148,7 +148,7 @@ def rows(
     *,
     captures: Sequence[bool] = (False, True),
 ) -> Iterator[dict[str, Any]]:
-    """What DDP takes, then each codec, not captured and captured."""
+    """Rows of DDP and of each codec, not captured and captured."""
     ways = [(name, capture) for name in codecs for capture in captures]
     for name, capture in [("ddp", False), *ways]:
         model = make()

@@ -1,4 +1,4 @@
-"""How long jobs take a GPU, and the host that queues them."""
+"""Times of jobs on a GPU, and on the host that queues them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Job = Callable[[], object]
 
 @dataclass(frozen=True)
 class Times:
-    """Of a job, in milliseconds. ms: from when the device begins to when the work is done.
+    """Times of a job. ms: milliseconds from the device's first to its last work.
     host_ms: until the call returns. queued: whether that was before the device began."""
 
     ms: float

@@ -16,7 +16,7 @@ BASELINES = {"ddp-fp32": FP32, "ddp-fp16": "torch-fp16", "powersgd": "torch-powe
 
 @dataclass(frozen=True)
 class Cell:
-    """What was measured of one method under one workload, seed and number of steps."""
+    """A method's loss under one workload, seed and number of steps."""
 
     workload: str
     method: str  # fp32, or a spec with its options: topk:ratio=0.01
@@ -33,7 +33,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, str, int, int, str]:
-        """What tells cells apart."""
+        """The identity of a cell."""
         return self.workload, self.method, self.seed, self.steps, self.data
 
     def line(self) -> str:

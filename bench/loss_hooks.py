@@ -1,4 +1,4 @@
-"""What PyTorch's own hooks do to the loss: a DistributedDataParallel on each of so many processes
+"""Losses with PyTorch's own hooks: a DistributedDataParallel on each of so many processes
 over gloo, since a hook takes what only DDP makes."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT = timedelta(minutes=5)
 
 
 def curve(workload: str, method: str, seed: int, steps: int, ranks: int) -> Curve:
-    """One training run by a method of `hipress demo`; the error of the first rank that failed."""
+    """Train with a method of `hipress demo`; raises the error of the first rank that failed."""
     with TemporaryDirectory() as folder:
         arguments = (ranks, workload, method, seed, steps, folder)
         start_processes(_rank, arguments, ranks)  # type: ignore[no-untyped-call]

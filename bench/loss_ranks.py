@@ -65,7 +65,7 @@ class Compressed(AbstractContextManager["Compressed"]):
         ]
 
     def __call__(self, gradients: Sequence[Tensor], step: int) -> float:
-        """See Average."""
+        """Average the gradients in place; returns bytes sent by a rank."""
         before = self._sent()
         futures = [
             executor.submit(plan.program, gradient, plan.states, step)
@@ -98,7 +98,7 @@ _OPTIONS = {*options_.names()} - {"process_group", "ddp_kwargs"}
 
 @dataclass
 class Curve:
-    """What training gave."""
+    """The result of a training."""
 
     losses: list[float] = field(default_factory=list)  # of every step, mean of the ranks
     sent: float = 0.0  # payload bytes of a rank in all steps

@@ -25,7 +25,7 @@ Place = tuple[str, int, str]  # workload, steps, data
 
 @dataclass(frozen=True)
 class Row:
-    """What a method did to one workload's loss, over the seeds that fp32 was measured with too."""
+    """A method's effect on a workload's loss, over the seeds that fp32 was measured with, too."""
 
     method: str
     workload: str
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def lost(self) -> bool:
-        """See Finding."""
+        """True if the loss is surely more than 1% above that of fp32."""
         return self.finding("", {}, default=True).lost
 
     def finding(self, codec: str, params: dict[str, object], *, default: bool) -> Finding:
@@ -90,7 +90,7 @@ def _error(differences: Sequence[float]) -> float:
 
 
 def evidence(found: Iterable[Row]) -> str:
-    """What hipress/plan/evidence.json holds: a finding a line."""
+    """The text of hipress/plan/evidence.json: a finding a line."""
     lines = [json.dumps(asdict(each)) for each in _findings(found)]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
@@ -106,7 +106,7 @@ def _findings(found: Iterable[Row]) -> Iterator[Finding]:
 
 
 def head(steps: int) -> tuple[str, ...]:
-    """Of a table of so many steps."""
+    """The head of a table of so many steps."""
     return (f"{steps} steps", "bits", *(each.about for each in WORKLOADS.values()))
 
 

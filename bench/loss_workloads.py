@@ -1,4 +1,4 @@
-"""What `bench.losses` trains: models that learn something within seconds on one core, on data that
+"""The workloads of `bench.losses`: models that learn something in seconds on one core, on data that
 Python and scikit-learn bring along.
 
 A seed decides the weights, and which batches a rank gets in which step. The loss that counts is of

@@ -1,4 +1,4 @@
-"""What codecs do to the loss: seeds, workloads and methods, a cell each, recorded as they end.
+"""Losses under codecs: a cell for each seed, workload and method, recorded as it ends.
 
     python -m bench.losses                          # every cell that is not recorded yet
     python -m bench.losses --workload gpt --steps 200 --method topk:ratio=0.01 --seeds 3
@@ -43,7 +43,7 @@ METHODS = (
 
 
 def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int]:
-    """One training run, and the number of parameters."""
+    """Train once; returns the result and the number of parameters."""
     chosen = WORKLOADS[workload]
     model = chosen.build(seed)
     numel = sum(p.numel() for p in model.parameters())

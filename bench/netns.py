@@ -135,7 +135,7 @@ def measure(hosts: int, rate: str) -> tuple[float, float]:
 
 
 def environment(network: Network, rank: int) -> dict[str, str]:
-    """What torch.distributed reads on a host."""
+    """The environment variables of a host, as torch.distributed reads them."""
     return {
         **os.environ,
         "RANK": str(rank),

@@ -36,7 +36,7 @@ def recorded(results: Path = RESULTS) -> Report:
 
 
 def _recorded_as(method: str) -> str:
-    """What bench.losses calls a method of the demo."""
+    """The name that bench.losses has for a method of the demo."""
     return loss_cells.BASELINES.get(method, method.removeprefix("hipress:"))
 
 

@@ -57,7 +57,7 @@ class Run:
     shares: list[tuple[int, dict[str, float]]]  # from a step on, of the elements by ratio
 
     def by_step(self) -> list[dict[str, float]]:
-        """Of the elements what goes by which ratio ("": uncompressed), in each step."""
+        """Shares of the elements by ratio ("": uncompressed), in each step."""
         ends = [*(first for first, _ in self.shares[1:]), STEPS]
         return [
             shares
@@ -134,7 +134,7 @@ def _judged(module: nn.Module) -> tuple[float, float]:
 
 
 def _shares(method: str, ddp: DistributedDataParallel) -> dict[str, float]:
-    """Of the elements, what goes by which ratio."""
+    """Shares of the elements by ratio."""
     import hipress
 
     if method not in ("gravac", "accordion"):
@@ -158,7 +158,7 @@ def _sent(method: str, ddp: DistributedDataParallel) -> float:
 
 
 def text(runs: Sequence[Run]) -> str:
-    """What is told: costs and gains, and which ratio when."""
+    """The report: costs, gains, and the ratios over time."""
     return "\n".join(
         [
             markdown_table(

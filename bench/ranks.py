@@ -52,7 +52,7 @@ def told(network: Network, module: str, arguments: Sequence[str]) -> Iterator[di
 
 
 def tell(**data: Any) -> None:
-    """What all ranks call, and who started them hears of rank 0."""
+    """Run on all ranks; rank 0 prints its result to the process that started it."""
     print(_MARK.decode() + json.dumps(data), flush=True)
 
 

@@ -68,13 +68,13 @@ class Method:
         self.sent += sent_here() - before
 
     def line(self) -> str:
-        """What is told."""
+        """The lines of the report."""
         middle, megabytes = statistics.median(self.seconds), self.sent / 1e6 / len(self.seconds)
         return f"{self.title:28} {1e3 * middle:6.0f} ms, {megabytes:6.2f} MB a step"
 
 
 def rank() -> None:
-    """What a rank does."""
+    """Run on a rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     shape = (dist.get_world_size() // PER_NODE, PER_NODE)

@@ -1,4 +1,4 @@
-"""How well threshold estimators keep what was asked for: (kept / n) / ratio on real gradients.
+"""Accuracy of threshold estimators: (kept / n) / ratio on real gradients.
 
     python -m bench.sidco [--steps 150] [--output bench/results]
 

@@ -1,4 +1,4 @@
-"""What a rank spends on its own slice of a graph: python -m bench.slices
+"""Time and memory of a rank's own slice of a graph: python -m bench.slices
 
 1024 ranks in nodes of 8, 100 tensors of a million elements, int4_group's payloads. The aim is 1 s
 and 200 MB; allgather has N-1 messages a tensor, which nobody would want of so many ranks.

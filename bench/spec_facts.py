@@ -1,4 +1,4 @@
-"""What is known of a spec without measuring: its length, operators, payload, passes and traffic."""
+"""Facts about a spec that need no run: its length, operators, payload, passes and traffic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HIPRESS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """One spec, compiled with its defaults. moved, least: bytes per element of encode."""
+    """A spec, compiled with its defaults. moved, least: bytes per element of encode."""
 
     name: str
     lines: int

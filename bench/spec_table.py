@@ -85,7 +85,7 @@ def filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str
 
 
 def cells(row: Data) -> Iterator[str]:
-    """One codec's rates and speed-ups."""
+    """Rates and speed-ups of a codec."""
 
     def rate(name: str) -> str:
         return f"{row['rates'][name]['rate']:.1f}" if name in row["rates"] else "-"
@@ -145,7 +145,7 @@ def described(text: str, results: Path = RESULTS) -> str:
 
 
 def measured(results: Path) -> list[Row]:
-    """What was measured of losses."""
+    """The measured losses."""
     return loss_tables.rows(loss_cells.read(results / loss_cells.CELLS.name))
 
 

@@ -1,4 +1,4 @@
-"""What a task costs besides its codec: python -m bench.tasks
+"""Time of a task besides its codec: python -m bench.tasks
 
 Ranks are processes over gloo on loopback. The codec makes 64 bytes of anything and reads none, so
 what is left is the executor, torch.distributed and TCP. CPU time is that of all of a rank's
@@ -34,22 +34,22 @@ class Empty(CodecDefaults):
     fixed = reencodes = fuses = True
 
     def payload_bytes(self, n: int) -> int:
-        """See Codec."""
+        """Bytes of a payload."""
         return BYTES
 
     def encode_batch(self, x: Floats, table: Ints, out: Bytes, at: Ints, **_: object) -> Ints:
-        """See Codec."""
+        """Lengths of empty payloads."""
         return np.full(len(table), BYTES)
 
     def decode_batch(self, *_: object, **options: object) -> None:
-        """See Codec."""
+        """Do nothing."""
 
 
 CODECS = {"empty": Empty()}
 
 
 def program_of(strategy: str, rank: int, ranks: int, bucket: int) -> Program:
-    """One bucket's, with a part per tensor."""
+    """The program of a bucket with a part per tensor."""
     topology, first = Topology.flat(ranks), bucket * TENSORS
     tensors = [
         Tensor(f"t{first + i}", first + i, i * ELEMENTS, ELEMENTS, i * ELEMENTS)

@@ -30,7 +30,7 @@ LAST = 20  # steps before a change, by which a step's time is told
 
 @dataclass(frozen=True)
 class Step:
-    """Of rank 0."""
+    """The steps of rank 0."""
 
     seconds: float
     loss: float
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Change:
-    """What followed when the links became another rate, in steps from then on."""
+    """The reaction to a change of the links' rate, in steps after it."""
 
     rate: str
     looked: int | None  # until plans were tried; None: never
@@ -51,7 +51,7 @@ class Change:
 
 
 def changes(steps: Sequence[Step], at: Mapping[int, str]) -> list[Change]:
-    """One for each time that the links changed."""
+    """A reaction for each change of the links."""
     ends = [*list(at)[1:], len(steps)]
     return [
         _change(rate, steps[:first], steps[first:end])
@@ -72,7 +72,7 @@ def _median(steps: Sequence[Step]) -> float:
 
 
 def apart(one: Sequence[Step], other: Sequence[Step]) -> float:
-    """How far the losses of one are from the other's: the most in any ten steps, relative."""
+    """The largest relative difference between two curves of losses, in means of ten steps."""
     curves = [smoothed([each.loss for each in steps]) for steps in (one, other)]
     return max((abs(a / b - 1) for a, b in zip(*curves, strict=True)), default=0.0)
 
@@ -89,7 +89,7 @@ def trained(optimizer: str, rate: str, steps: int, at: Mapping[int, str]) -> lis
 
 
 def text(found: Sequence[Change], disturbance: float) -> str:
-    """What is told."""
+    """The lines of the report."""
     head = ("links", "looked again after", "kept one after", "plan", "step before, ms", "after, ms")
     rows = [
         (c.rate, _steps(c.looked), _steps(c.kept), c.plan, f"{1e3 * c.before:.0f}",

@@ -21,7 +21,7 @@ def _width(n: int) -> int:
 
 
 def _encode_powersgd(x: Tensor, states: Tensor | None) -> Payload:
-    """One power iteration from the last right factor; states are residual, then that factor.
+    """A power iteration from the last right factor; states are residual, then that factor.
 
     As one rank runs it, whose factors are their own means (Vogels et al. 2019).
     """
@@ -77,7 +77,7 @@ def _decode_atomo(payload: Payload, n: int) -> Tensor:
 
 
 def _encode_sparseloco(x: Tensor, residual: Tensor | None) -> Payload:
-    """Of every chunk the largest, in bins over six standard deviations, and the bins' means."""
+    """The largest of every chunk, in bins over six standard deviations, and the bins' means."""
     g = x if residual is None else x + DECAY * residual
     width = min(CHUNK, x.numel())
     m = rows(g, width)

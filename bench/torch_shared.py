@@ -36,7 +36,7 @@ class _RandomK:
 
 
 def _positions(n: int, step: int, device: torch.device) -> Tensor:
-    """One of each of k equal stretches of a circle of n that begins anywhere.
+    """Draw a position from each of k equal stretches of a circle of n with a random start.
 
     Each position has the chance k / n, as with torch.randperm(n)[:k], for k draws instead of n.
     """

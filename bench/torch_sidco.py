@@ -27,7 +27,7 @@ def _exponential(size: Tensor, share: float) -> Tensor:
 
 
 def _pareto(size: Tensor, share: float) -> Tensor:
-    """Of a generalized Pareto distribution of this mean and variance."""
+    """The parameters of a generalized Pareto distribution of this mean and variance."""
     mean = size.mean()
     ratio = mean * mean / size.var(unbiased=False)
     k, scale = (ratio - 1) / 2, mean * (ratio + 1) / 2
@@ -35,7 +35,7 @@ def _pareto(size: Tensor, share: float) -> Tensor:
 
 
 def _gamma(size: Tensor, share: float) -> Tensor:
-    """Of a gamma distribution by its mean and the mean of logarithms."""
+    """The shape of a gamma distribution by its mean and the mean of logarithms."""
     mean = size.mean()
     s = mean.log() - (size + 1e-16).log().mean()
     shape = (3 - s + ((s - 3) ** 2 + 24 * s).sqrt()) / (12 * s)
@@ -43,7 +43,7 @@ def _gamma(size: Tensor, share: float) -> Tensor:
 
 
 def _exceeded(shape: Tensor, share: float) -> Tensor:
-    """What a gamma variable (scale 1) exceeds with this probability, by Newton's method."""
+    """The value that a gamma variable exceeds with this probability, by Newton's method."""
     x = -(math.log(share) + torch.lgamma(shape)).clamp(max=-0.1)
     for _ in range(8):
         density = ((shape - 1) * x.log() - x - torch.lgamma(shape)).exp()

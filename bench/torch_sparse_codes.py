@@ -48,7 +48,7 @@ def _encode_adaq(x: Tensor, residual: Tensor | None) -> Payload:
 
 
 def _largest(p: Tensor) -> Tensor:
-    """Whether an element is one of about the 1% largest of the positive ones."""
+    """A mask of about the 1% largest of the positive elements."""
     n = p.numel()
     count = min(n, max(ceil(n * 0.01), 1000))
     sample = p[torch.randint(n, (count,), device=p.device)].clamp_(min=0)

@@ -1,4 +1,4 @@
-"""What a rank sends in a step, by strategy and world size: python -m bench.volumes
+"""Bytes that a rank sends in a step, by strategy and world size: python -m bench.volumes
 
 A tensor of four million elements, topk at 1%, over the memory transport, so counted and not
 estimated. Gradients of ranks are half alike, as those of a model are, and half their own.

@@ -62,6 +62,6 @@ def run(command, folder):
 
 
 def fits(printed, expected):
-    """Whether the lines are as expected; `...` stands for anything."""
+    """True if the lines are as expected; `...` stands for anything."""
     pattern = "\n".join(re.escape(line.rstrip()) for line in expected).replace(r"\.\.\.", ".*?")
     return re.fullmatch(pattern, printed.strip("\n"), re.DOTALL)

@@ -40,7 +40,7 @@ _STARTERS = {
 
 @dataclass(frozen=True)
 class Started:
-    """How this process was started."""
+    """The starter of this process, and its numbers."""
 
     by: str
     rank: int
@@ -63,14 +63,14 @@ class Started:
 
     @staticmethod
     def there(environment: Mapping[str, str]) -> bool:
-        """Whether a starter has set its variables."""
+        """True if a starter has set its variables."""
         return any(
             rank in environment and ranks in environment for rank, ranks, _ in _STARTERS.values()
         )
 
 
 def master(environment: Mapping[str, str]) -> str:
-    """Where rank 0 is. ValueError where nothing tells."""
+    """The host of rank 0. Raises ValueError where nothing tells."""
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
@@ -110,7 +110,7 @@ class Cluster:
 
     @property
     def first(self) -> bool:
-        """Whether this rank tells and writes."""
+        """True on the rank that prints and writes."""
         return self.started.rank == 0
 
     @property
@@ -150,7 +150,7 @@ class Cluster:
         return made
 
     def _port(self) -> int:
-        """One that is free on rank 0."""
+        """A port that is free on rank 0."""
         port = 0
         if self.first:
             with socket.socket() as probe_:
@@ -159,7 +159,7 @@ class Cluster:
         return int(self._gathered(port)[0])
 
     def _gathered(self, mine: Any) -> list[Any]:
-        """Of all ranks, in their order."""
+        """The values of all ranks, in their order."""
         every: list[Any] = [None] * self.started.ranks
         dist.all_gather_object(every, mine)
         return every
@@ -178,13 +178,13 @@ class Here:
 
 
 def _gpu(job: Job, local: int) -> str | None:
-    """What no other GPU is called than that of this rank; None where it trains on none."""
+    """The UUID of this rank's GPU; None where it trains on none."""
     count = runner.gpus(job)
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else None
 
 
 def _tried(call: Callable[[], Sequence[Any]]) -> Sequence[Any] | str:
-    """What it gives, or why it could not."""
+    """The result of a call, or its error's message."""
     try:
         return call()
     except (runner.RunError, OSError, HipressError) as error:

@@ -34,7 +34,7 @@ class Suite:
 
     @property
     def workload(self) -> Workload:
-        """What its methods train."""
+        """The workload of every method."""
         return Workload(optimizer=self.optimizer, device=self.device, model=self.model)
 
 
@@ -53,7 +53,7 @@ def measure(
 
 
 def _job(method: str, suite: Suite, number: int) -> Job:
-    """Of "auto" the steps after its trial are timed."""
+    """A job of a round; of "auto" the steps after its trial are timed."""
     seed = suite.workload.seed + (number if suite.seeds else 0)
     workload = dataclasses.replace(suite.workload, seed=seed)
     job = Job(method, suite.hosts, suite.steps, workload)
@@ -124,5 +124,5 @@ def prediction(plan: dict[str, Any]) -> tuple[str, ...]:
 
 
 def off(plan: dict[str, Any]) -> float:
-    """How much longer a step was predicted to take than it took, relative."""
+    """The relative error of a predicted step."""
     return float(plan["predicted_seconds"] / plan["step_seconds"] - 1)

@@ -29,7 +29,7 @@ class ResultsError(ValueError):
 
 @dataclass(frozen=True)
 class Results:
-    """What `hipress bench` measured."""
+    """The measurements of a benchmark."""
 
     reports: list[Report]  # a place, a link and a model each
     profile: dict[str, Any] | None = None  # as `hipress probe` writes it
@@ -128,7 +128,7 @@ class Compared:
 
     @property
     def change(self) -> float:
-        """How much longer a step takes, relative."""
+        """The relative change of the step time."""
         return self.after / self.before - 1
 
     @property

@@ -1,4 +1,4 @@
-"""How a program ends that has started others, and made namespaces."""
+"""An orderly end of programs that have started others, and made namespaces."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""What a rank is told and what a run gives back; both travel as JSON."""
+"""The job of a rank and the result of a run; both travel as JSON."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,10 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained. The defaults: 12.4 million parameters, about 0.115 s a step on one core."""
+    """A model, its data and its optimizer.
+
+    The defaults: 12.4 million parameters, about 0.115 s a step on one core.
+    """
 
     vocabulary: int = VOCABULARY
     width: int = 512  # of the embedding and of the LSTM
@@ -41,7 +44,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Job:
-    """One method, trained from the same start on the same batches as every other."""
+    """A training by one method, from the same start and on the same batches as by every other."""
 
     method: str
     hosts: int = 2
@@ -66,7 +69,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run measured; `error` says why there is nothing to see."""
+    """Measurements of a run; `error` says why there are none."""
 
     method: str
     label: str

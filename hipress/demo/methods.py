@@ -1,4 +1,4 @@
-"""How gradients are synchronized: the baselines that PyTorch has, and every HiPress codec.
+"""Methods of synchronizing gradients: PyTorch's own, and every HiPress codec.
 
 A method is written NAME, hipress:CODEC (`hipress.wrap`) or sync:CODEC (`hipress.Synchronizer`, no
 DDP), and options follow: hipress:dgc:ratio=0.01:strategy=ring. A codec is a name, or a spec's path.
@@ -40,7 +40,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """What tables and charts call it."""
+        """The name in tables and charts."""
         if self.codec is None:
             return BASELINES[self.text]
         options = (f"{k}={v}" for k, v in self.options.items())

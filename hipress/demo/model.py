@@ -1,4 +1,4 @@
-"""What the demo and the cluster benchmark train: an LSTM, or a model of the user's own."""
+"""The models of the demo and the cluster benchmark: an LSTM, or the user's own."""
 
 import importlib
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Where the ranks live: network namespaces on throttled links, or loopback. One interface for
+"""Places for ranks: network namespaces on throttled links, or loopback. One interface for
 both."""
 
 import subprocess
@@ -27,7 +27,7 @@ class Loopback:
     interface = "lo"
 
     def start(self, rank: int, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """See Place; every rank lives here."""
+        """Start a program on this host, whatever the rank."""
         return subprocess.Popen(arguments, start_new_session=True, **options)
 
 

@@ -185,7 +185,7 @@ def _mega(value: float | None) -> float | None:
 
 
 def versions_here() -> dict[str, str]:
-    """What measures, by name: processor and versions."""
+    """Processor and versions of this machine, by name."""
     found = {"cpu": f"{cpu()} ({os.cpu_count()} cores)", "python": platform.python_version()}
     found["kernel"] = platform.release()
     for package in _PACKAGES:

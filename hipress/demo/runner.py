@@ -52,7 +52,7 @@ def events(place: Place, job: Job, on_step: OnStep = lambda done: None) -> list[
 
 
 def gpus(job: Job) -> int:
-    """How many GPUs there are here for its ranks."""
+    """The number of GPUs here for the ranks of a job."""
     if job.workload.device != "cuda":
         return 0
     import torch  # not above: it takes its time

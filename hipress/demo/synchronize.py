@@ -97,7 +97,7 @@ def _hipress(model: nn.Module, method: Method) -> Synchronized:
 
 
 def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
-    """What hipress reports of what `wrap` or Synchronizer made."""
+    """Bytes sent, by the report of a wrapped model or a Synchronizer."""
     import hipress
 
     def sent(steps: int) -> int:
@@ -156,6 +156,6 @@ class _CountedAllReduce:
 
 
 def _allreduced(size: int) -> int:
-    """What a rank sends in a ring all-reduce of `size` bytes."""
+    """Bytes that a rank sends in a ring all-reduce of `size` bytes."""
     world = dist.get_world_size()
     return 2 * (world - 1) * size // world

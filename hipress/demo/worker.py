@@ -1,4 +1,4 @@
-"""One rank of a run: `python -m hipress.demo.worker JSON`. Reports events on standard output, one
+"""A rank of a run: `python -m hipress.demo.worker JSON`. Reports events on standard output, one
 JSON object a line.
 
     {"event": "step", "step": 0, "seconds": 0.2, "loss": 9.2}
@@ -35,7 +35,7 @@ from hipress.demo.synchronize import Synchronized, synchronize
 
 @dataclass(frozen=True)
 class Order:
-    """What the parent tells a rank."""
+    """The parent's order to a rank."""
 
     job: Job
     rank: int
@@ -177,7 +177,7 @@ def _peak_bytes() -> int | None:
 
 
 def _identical(module: nn.Module) -> bool:
-    """Whether all ranks hold the same parameters, bit by bit."""
+    """True if all ranks hold the same parameters, bit by bit."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())

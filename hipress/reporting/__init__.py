@@ -1,1 +1,1 @@
-"""What hipress tells of a model: its plan, and what that cost so far."""
+"""Reports of a model: its plan, and its costs so far."""

@@ -1,4 +1,4 @@
-"""What a module's steps cost on this rank, beside what DDP alone would send."""
+"""Costs of a module's steps on this rank, beside the bytes that DDP alone would send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sent:
 
     @property
     def reduction(self) -> float:
-        """How many times less that is than with DDP alone; 1 where nothing would be sent."""
+        """Bytes of DDP alone over bytes sent; 1 where nothing would be sent."""
         if self.wire_bytes:
             return self.ddp_bytes / self.wire_bytes
         return math.inf if self.ddp_bytes else 1.0
@@ -72,7 +72,7 @@ def measure_of(traffic: Traffic, counters: Counters, world_size: int) -> Measure
 
 
 def _kinds(traffic: Traffic, counters: Counters, world_size: int) -> dict[str, Sent]:
-    """What was sent of each kind of gradients. gloo gathers sparse ones: each rank sends its own,
+    """Bytes sent of each kind of gradients. gloo gathers sparse ones: each rank sends its own,
     or passes on another's, to every other rank."""
     steps, ring = traffic.steps, _share(world_size)
     plain = traffic.gradient_bytes - traffic.compressed_bytes
@@ -105,5 +105,5 @@ def _share(world_size: int) -> float:
 
 
 def all_reduce_bytes(numel: int, world_size: int) -> float:
-    """What a rank sends to average `numel` float32 numbers natively."""
+    """Bytes that a rank sends to average `numel` float32 numbers natively."""
     return _share(world_size) * 4 * numel

@@ -1,4 +1,4 @@
-"""What hipress does to a model, and what it cost so far: `hipress.report(ddp)`."""
+"""Choices for a model, and their costs so far: `hipress.report(ddp)`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from hipress.plan.rules import UNCOMPRESSED, Decision, Plan
 
 
 def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
-    """One line: how much of the model is compressed, by what, what is expected of it, and why.
+    """A line that says how much of the model is compressed, by what, with which gain, and why.
 
     Sparse gradients are left out of all sums: what they take depends on the step.
     """
@@ -30,7 +30,7 @@ def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
 
 
 def compressed_share(plan: Plan, params: Sequence[Param]) -> float:
-    """Of the elements of all dense gradients, those that are compressed (0 to 1)."""
+    """The compressed share of the elements of all dense gradients (0 to 1)."""
     total = sum(p.numel for p in params if not p.sparse)
     done = sum(d.numel for d in plan.decisions if _compressed(d))
     return done / total if total else 0.0

@@ -39,7 +39,7 @@ def sent_table(m: Measured) -> Table:
 
 
 def room_table(measured: Measured, cuts: Mapping[str, bool]) -> Table:
-    """What it cost in a step that both sides of a message must know its length beforehand."""
+    """Bytes a step sent because both sides of a message must know its length beforehand."""
     table = Table(title="Lengths that vary, known beforehand", title_justify="left")
     _columns(table, ["codec", "room"], ["unused MB"])
     if measured.exact_bytes:
@@ -83,7 +83,7 @@ def _elements(decisions: Sequence[Decision]) -> int:
 
 
 def time_table(m: Measured) -> Table:
-    """Of a step, on this rank."""
+    """Times of a step, on this rank."""
     table = Table(title="Time in a step", title_justify="left")
     _columns(table, ["what"], ["ms"])
     table.add_row("encode", _ms(m.encode_seconds))
@@ -110,7 +110,7 @@ def tried_table(tried: Sequence[Tried], cost: float | None) -> Table:
 
 
 def probe_table(probe: Probe) -> Table:
-    """What was measured of links and codecs."""
+    """Measured costs of links and codecs."""
     costs = probe.costs
     table = Table(title=f"Probe, {probe.seconds:.2f} s", title_justify="left")
     _columns(table, ["measured"], ["latency ms", "GB/s", "cores"])

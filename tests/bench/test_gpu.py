@@ -1,4 +1,4 @@
-"""What bench.gpu times and keeps; jobs are the same whatever memory a codec's arrays are in, and a
+"""Jobs and rows of bench.gpu; jobs are the same whatever memory a codec's arrays are in, and a
 device with a clock of its own stands in for a real one."""
 
 import json

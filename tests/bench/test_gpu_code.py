@@ -1,4 +1,4 @@
-"""What bench.gpu_code counts in machine code."""
+"""The counts of bench.gpu_code in machine code."""
 
 import pytest
 

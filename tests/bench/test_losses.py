@@ -37,7 +37,7 @@ def trained(method, steps=12, seed=1, workload=DIGITS):
 
 
 def test_fp32_is_plain_training_bit_by_bit():
-    """One process whose batch is both ranks' and whose loss is the mean of theirs."""
+    """A process whose batch is both ranks' and whose loss is the mean of theirs."""
     model = DIGITS.build(1)
     optimizer = DIGITS.training.make(model.parameters())
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 12)

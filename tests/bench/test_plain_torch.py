@@ -46,7 +46,7 @@ def seeded():
 
 
 def bounded(name):
-    """Whether the spec keeps what reaches a threshold, but no more than a bound."""
+    """True if the spec keeps what reaches a threshold, but no more than a bound."""
     module = compll.compile(name, "reference").module
     most = limits(module, N, compll.compile(name, "reference").params)
     return any(s.kind == "filter" and most[s.name] < N for s in module.selections)
@@ -91,7 +91,7 @@ def test_every_spec_has_a_baseline():
 
 @pytest.mark.parametrize("name", [name for name in METHODS if bounded(name)])
 def test_no_more_is_sent_than_the_bound_of_the_spec(name):
-    """Where the threshold parts nothing, exactly as many go as the spec sends."""
+    """If the threshold parts nothing, exactly as many go as the spec sends."""
     codec, method = compll.compile(name, "reference"), METHODS[name]
     state = torch.zeros(method.states * N) if codec.stateful else None
     payload = codec.encode(EQUAL, state=codec.init_state(N) if codec.stateful else None)

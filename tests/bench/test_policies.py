@@ -1,4 +1,4 @@
-"""What bench.policies tells of its trainings."""
+"""The tables of bench.policies."""
 
 from bench import policies
 from bench.policies import Run

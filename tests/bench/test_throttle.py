@@ -1,4 +1,4 @@
-"""What follows from the steps of a training whose links changed."""
+"""Reactions of a training whose links changed, by its steps."""
 
 import pytest
 

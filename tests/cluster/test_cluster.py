@@ -69,7 +69,7 @@ def test_a_first_rank_that_nothing_names():
 
 
 def check(folder: Path, hosts: str) -> None:
-    """What was written: real ranks, a probed link, and results of both methods."""
+    """The files have real ranks, a probed link, and results of both methods."""
     found = Results.read(folder / "bench.json")
     (report,) = found.reports
     assert report.place == f"2 real ranks on {hosts}, started by torchrun"
