@@ -9,6 +9,7 @@ from hipress import __version__
 from hipress.bench.command import app as bench
 from hipress.demo.command import demo
 from hipress.plan.command import plan, probe
+from hipress.simulate.command import simulate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +20,7 @@ app.command("demo")(demo)
 app.command("probe")(probe)
 app.command("plan")(plan)
 app.add_typer(bench, name="bench")
+app.command("simulate")(simulate)
 
 
 def show_version(wanted: bool) -> None:

@@ -56,6 +56,7 @@ class Item:
     payload: float  # bytes
     parts: float  # chunks, each a message of its own, over all owners
     additive: str = "float32"  # number type, of an all-reduce
+    rounds: int = 1  # all-reduces, one after the other
 
 
 @dataclass(frozen=True)
@@ -124,11 +125,13 @@ def _reduce(size: float, calls: float, costs: Costs, kind: str) -> Stage:
 
 
 def _all_reduce(item: Item, s: _Setting) -> tuple[Stage, ...]:
-    return (
-        work((s.codec.encode, item.gradient, item.parts)),
-        _reduce(item.payload, item.parts, s.costs, item.additive),
-        work((s.codec.decode, item.gradient, item.parts)),
+    """Of codecs with several rounds each sends its share, and takes its share of the encode."""
+    share = 1 / item.rounds
+    each = (
+        work((s.codec.encode, item.gradient * share, item.parts * share)),
+        _reduce(item.payload * share, item.parts, s.costs, item.additive),
     )
+    return (*each * item.rounds, work((s.codec.decode, item.gradient, item.parts)))
 
 
 def _ps(item: Item, s: _Setting) -> tuple[Stage, ...]:

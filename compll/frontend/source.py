@@ -82,18 +82,29 @@ class Items:
 Value = Text | Section | Items
 
 
-def load(path: Path, problems: Problems) -> Section | None:
-    """Read a spec file. None (with the reason in `problems`) when it is no YAML mapping."""
+@dataclass(frozen=True)
+class Kind:
+    """What a file is, for messages; YAML, of which JSON is a part."""
+
+    name: str = "a spec"
+    hint: str = "begin with `name:`, `encode:`, `payload:`, `decode:`"
+
+
+SPEC = Kind()
+
+
+def load(path: Path, problems: Problems, kind: Kind = SPEC) -> Section | None:
+    """Read a file. None (with the reason in `problems`) when it is no YAML mapping."""
     try:
         data = read(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         problems.add(Span(), f"cannot read the file: {getattr(error, 'strerror', None) or error}")
         return None
     if len(data) > LIMIT_BYTES:
-        problems.add(Span(), f"the file is too long: a spec has at most {LIMIT_BYTES} bytes")
+        problems.add(Span(), f"the file is too long: {kind.name} has at most {LIMIT_BYTES} bytes")
         return None
     try:
-        return parse(data.decode("utf-8"), problems)
+        return parse(data.decode("utf-8"), problems, kind)
     except UnicodeDecodeError as error:
         problems.add(Span(), f"not UTF-8 text: {error.reason} at byte {error.start}")
         return None
@@ -110,8 +121,8 @@ def read(path: Path) -> bytes:
         return file.read(LIMIT_BYTES + 1)
 
 
-def parse(text: str, problems: Problems) -> Section | None:
-    """Parse a spec's text; positions are those of `text`.
+def parse(text: str, problems: Problems, kind: Kind = SPEC) -> Section | None:
+    """Parse a file's text; positions are those of `text`.
 
     An unquoted `float32[n]` in braces is told, and read as if it were quoted.
     """
@@ -122,7 +133,7 @@ def parse(text: str, problems: Problems) -> Section | None:
         span = Span(mark.line + 1, mark.column + 1) if mark else Span()
         problems.add(span, f"malformed YAML: {error.problem or error.context}", _hint(text, error))
         masked = _masked(text, error)
-        return None if masked is None else parse(masked, problems)
+        return None if masked is None else parse(masked, problems, kind)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         problems.add(
             Span(), f"malformed YAML: {str(error).splitlines()[0] if str(error) else error!r}"
@@ -132,11 +143,7 @@ def parse(text: str, problems: Problems) -> Section | None:
     if not isinstance(value, Section):
         span = value.span if value is not None else Span()
         if value is not None or not problems.found:
-            problems.add(
-                span,
-                "a spec is a mapping of sections",
-                "begin with `name:`, `encode:`, `payload:`, `decode:`",
-            )
+            problems.add(span, f"{kind.name} is a mapping of sections", kind.hint)
         return None
     return value
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,18 +11,19 @@ from typing import Annotated, NoReturn
 import torch
 import torch.distributed as dist
 import typer
-from torch import nn
 
 from casync.errors import TransportError
 from hipress import options
 from hipress.devices import NCCL, ON_HOST, Placement, place
 from hipress.errors import ConfigError, HipressError
-from hipress.model import Param, describe
+from hipress.model import Param
+from hipress.models import own
+from hipress.models.devices import DEVICES
 from hipress.plan import profile as profiles
 from hipress.plan.auto import Search, candidates
 from hipress.plan.places import Places
 from hipress.plan.rules import Decision, Plan
-from hipress.plan.workload import estimate
+from hipress.plan.workload import timed
 from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
 from hipress.ranks.link import connect
@@ -118,7 +117,8 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
-            help="What makes the model, as package.module:function, or shapes: 10000x512,512."
+            help="One that comes with the package; package.module:function that returns one, also "
+            "with its inputs; or shapes: 10000x512,512."
         ),
     ],
     profile: Annotated[Path, typer.Option(help="Of `hipress probe`.")] = Path("profile.json"),
@@ -134,7 +134,8 @@ def plan(
     try:
         wanted = options.make("auto", optimizer=optimizer)
         read, codecs = profiles.read(profile), candidates(wanted, "reference")
-        params = describe(_model(model))
+        found = own.find(model)
+        params = found.params
         if read.device != device:
             raise ConfigError(
                 f"{profile} was measured for models on {read.device}, not {device}: "
@@ -146,36 +147,17 @@ def plan(
         typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
     known = {name: codec for name, codec in codecs.items() if name in read.digests}
     places = Places.read(Search(params, known, wanted, read.topology), read.places)
-    workload = estimate(params, step * 1e-3)
+    for assumption in found.assumed if step else ():
+        typer.echo(f"assumed: {assumption}", err=True)
+    alone = found.model.timed(DEVICES["v100" if device == "cuda" else "cpu"].speed)
+    alone = alone.scaled(step * 1e-3)
+    workload = timed(found.backwards, alone.ready, alone.forward)
     _show(places.plans(workload), params, places.reasons(workload) if device == "cuda" else ())
 
 
 def _check_device(device: str) -> None:
     if device not in ("cpu", "cuda"):
         _fail(f"unknown device {device!r}; choose from: cpu, cuda")
-
-
-def _model(text: str) -> nn.Module:
-    if ":" not in text:
-        return _shapes(text)
-    module, _, name = text.partition(":")
-    sys.path.insert(0, "")
-    try:
-        made = getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, TypeError) as error:
-        _fail(f"{text!r} makes no model: {type(error).__name__}: {error}")
-    if not isinstance(made, nn.Module):
-        _fail(f"{text!r} makes a {type(made).__name__}, not a torch.nn.Module")
-    return made
-
-
-def _shapes(text: str) -> nn.Module:
-    """A module whose parameters have these shapes."""
-    try:
-        shapes = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
-        return nn.ParameterList([torch.empty(shape) for shape in shapes])
-    except (ValueError, RuntimeError):
-        _fail(f"{text!r}: give package.module:function, or shapes such as 10000x512,512")
 
 
 def _show(plans: Sequence[Plan], params: Sequence[Param], reasons: Iterable[str]) -> None:

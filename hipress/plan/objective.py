@@ -1,9 +1,17 @@
-"""What the planner minimizes: the predicted seconds of a step in which each tensor goes its way."""
+"""What the planner minimizes: the predicted seconds of a step in which each tensor goes its way.
+
+[Note: joined buckets] A simulated step takes as long as it has chains, so neighbouring buckets are
+joined, and large ones cut. When the first one is ready decides when the link begins to work, and
+how much is left after the last what a step waits for: so they are joined in the middle, and remain
+as they are at both ends.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from casync import strategies
@@ -11,7 +19,7 @@ from casync.codec import FLOAT_BYTES
 from casync.graph.plan import WHOLE_BYTES
 from casync.predict.cost import Costs
 from casync.predict.stages import Item, Stage, native, stages
-from casync.predict.timeline import Load, simulate_step
+from casync.predict.timeline import Load, Step, simulate_step
 from casync.topology import Topology
 from hipress.model import Param
 from hipress.plan.rules import partitions
@@ -20,7 +28,7 @@ from hipress.plan.workload import Bucket, Workload
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-LOADS = 12  # chains in a simulated step: neighbouring buckets are joined, large ones cut
+LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
 PIECES = 4  # of a bucket, at most
 ONCE = 0.1  # of the time that a step waits: what one quantization instead of two is worth
 
@@ -71,8 +79,9 @@ class Objective:
         topology: Topology,
         costs: Costs,
         workload: Workload,
+        loads: int = LOADS,
     ) -> None:
-        """`kinds`: of all parameters; a choice for each is what is predicted."""
+        """`kinds`: of all parameters; a choice for each is what is predicted. `loads`: chains."""
         self.steps = 0
         self._kinds, self._codecs, self._topology = kinds, codecs, topology
         self._costs, self._workload = costs, workload
@@ -80,18 +89,26 @@ class Objective:
         params = {param.index: param for kind in kinds for param in kind}
         self._buckets = [
             (bucket.ready, _members(bucket, owner, params))
-            for bucket in _joined(workload.buckets, LOADS)
+            for bucket in joined(workload.buckets, loads)
         ]
-        self._pieces = min(PIECES, max(1, LOADS // max(1, len(self._buckets))))
+        self._pieces = min(PIECES, max(1, loads // max(1, len(self._buckets))))
         self._known: dict[tuple[int, Way | None, tuple[int, ...]], Load] = {}
 
     def step(self, choices: Sequence[Way | None]) -> Predicted:
         """The step in which each kind goes its way."""
-        self.steps += 1
-        loads = list(self._loads(choices))
-        made = simulate_step(loads, self._workload.backward, self._costs.overlap)
+        made = self.simulated(choices)
         waiting = max(0.0, made.seconds - self._workload.backward)
         return Predicted(made.seconds + self._workload.rest, waiting, made.backward)
+
+    def simulated(self, choices: Sequence[Way | None], events: bool = False) -> Step:
+        """Its backward pass and what is synchronized, from the first bucket on."""
+        self.steps += 1
+        loads = self.loads(choices)
+        return simulate_step(loads, self._workload.backward, self._costs.overlap, events)
+
+    def loads(self, choices: Sequence[Way | None]) -> list[Load]:
+        """What is simulated beside the backward pass."""
+        return list(self._loads(choices))
 
     def weighed(self, predicted: Predicted, choices: Sequence[Way | None]) -> float:
         """What is compared: seconds, and a little for what is quantized once more by owners."""
@@ -142,7 +159,8 @@ class Objective:
         parts += sum(self._chunks(length, way, codec, owners) for length in large)
         gradient = FLOAT_BYTES * sum(p.numel for p in params)
         payload = sum(self._payload(p, way.codec) for p in params)
-        return Item(gradient, payload, parts, codec.additive or "float32")
+        kind, rounds = codec.additive or "float32", max(1, len(codec.rounds))
+        return Item(gradient, payload, parts, kind, rounds)
 
     def _chunks(self, numel: int, way: Way, codec: Codec, owners: int) -> int:
         most = max(1, FLOAT_BYTES * numel // (WHOLE_BYTES // 2))
@@ -166,9 +184,11 @@ def _members(
     return found
 
 
-def _joined(buckets: Sequence[Bucket], most: int) -> Iterator[Bucket]:
-    """Neighbours as one, ready with the last of them."""
-    run = -(-len(buckets) // most) if buckets else 1
-    for first in range(0, len(buckets), run):
-        some = buckets[first : first + run]
+def joined(buckets: Sequence[Bucket], most: int) -> Iterator[Bucket]:
+    """At most so many, each ready with the last of those in it; see [Note: joined buckets]."""
+    n = len(buckets)
+    share = [(1 - math.cos(math.pi * i / most)) / 2 for i in range(most + 1)]
+    ends = sorted({round(n * each) for each in share} | {n}) if n > most else range(n + 1)
+    for first, end in pairwise(ends):
+        some = buckets[first:end]
         yield Bucket(tuple(i for each in some for i in each.indices), some[-1].ready)

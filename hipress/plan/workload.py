@@ -33,24 +33,34 @@ class Workload:
     payloads: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
 
-def estimate(params: Sequence[Param], seconds: float = 0.0) -> Workload:
-    """What DDP's buckets will be, and that a step without communication takes so long: of which a
-    third is the forward pass, and the rest goes to gradients as they have elements."""
-    backward, total = seconds * 2 / 3, sum(p.numel for p in params)
-    buckets, passed = [], 0
-    for members in _buckets(params):
-        passed += sum(p.numel for p in members)
-        ready = backward * passed / total if total else 0.0
-        buckets.append(Bucket(tuple(p.index for p in members), ready))
-    return Workload(tuple(buckets), backward, seconds - backward)
+def estimate(params: Sequence[Param]) -> Workload:
+    """What DDP's buckets will be, of a step that takes no time without communication."""
+    return timed([*reversed(params)], [0.0] * len(params), 0.0)
 
 
-def _buckets(params: Sequence[Param]) -> Iterator[list[Param]]:
-    """As DDP makes them after the first step: backwards, closed when they are full."""
-    bucket: list[Param] = []
+def timed(params: Sequence[Param], ready: Sequence[float], forward: float) -> Workload:
+    """DDP's buckets after the first step, which it fills as gradients become ready.
+
+    `params`: in the order of the backward pass. `ready`: when each is, in seconds from its begin.
+    `forward`: seconds of the forward pass and all else.
+    """
+    buckets = [
+        Bucket(tuple(params[i].index for i in members), max(ready[i] for i in members))
+        for members in _buckets(params)
+    ]
+    if not buckets:
+        return Workload((), 0.0, forward)
+    first = buckets[0].ready
+    shifted = tuple(Bucket(each.indices, each.ready - first) for each in buckets)
+    return Workload(shifted, ready[-1] - first, forward + first)
+
+
+def _buckets(params: Sequence[Param]) -> Iterator[list[int]]:
+    """Positions, in buckets that are closed when they are full."""
+    bucket: list[int] = []
     size, limit = 0, FIRST_BUCKET
-    for param in reversed(params):
-        bucket.append(param)
+    for position, param in enumerate(params):
+        bucket.append(position)
         size += param.numel * param.dtype.itemsize
         if size >= limit:
             yield bucket

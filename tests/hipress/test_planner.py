@@ -21,11 +21,13 @@ from casync.topology import Topology
 from hipress import options, planning
 from hipress.errors import ConfigError
 from hipress.model import Param, describe
+from hipress.models.own import by_elements
+from hipress.models.work import Speed
 from hipress.plan import probe
 from hipress.plan.auto import BUDGET, FAR, TRIED, Search, candidates
 from hipress.plan.objective import LOADS
 from hipress.plan.rules import check_patterns, fixed_plan, partitions
-from hipress.plan.workload import Bucket, Workload, estimate
+from hipress.plan.workload import Bucket, Workload, estimate, timed
 from hipress.reporting.measured import measure_of
 from hipress.reporting.report import Report
 from hipress.reporting.summary import describe_plan
@@ -198,7 +200,7 @@ def test_no_prediction_is_below_a_step_without_communication(seed):
     sizes = 10 ** rng.uniform(2, 6.5, rng.integers(1, 30))
     some = [Param(f"p{i}", i, int(n), (int(n),), torch.float32, False) for i, n in enumerate(sizes)]
     topology = Topology.even(*[(2, 1), (4, 1), (6, 3)][seed % 3])
-    made = plans(some, rates, topology=topology, workload=estimate(some, step))
+    made = plans(some, rates, topology=topology, workload=worked(some, step))
     link = 4 * sum(p.numel for p in some) * rates.reduce["float32"].line.per_byte
     assert min(each.seconds for each in made) >= step * (1 - 1e-9)
     assert made[-1].seconds >= link * (1 - 1e-9)
@@ -218,13 +220,21 @@ def test_all_reduces_take_what_they_were_seen_to_take(params, factor):
     assert half.seconds == pytest.approx(expected, rel=0.15)
 
 
+def worked(params, seconds):
+    """A step without communication of which gradients take as they have elements."""
+    alone = by_elements("a model", params).timed(Speed(1e12, 1e12)).scaled(seconds)
+    return timed([*reversed(params)], alone.ready, alone.forward)
+
+
 def test_many_buckets_are_as_one_after_the_other():
     model = torch.nn.ModuleList(torch.nn.Linear(1000, 1000) for _ in range(70))
     params = describe(model)
-    work = estimate(params, 3.0)
+    work = worked(params, 3.0)
     assert len(work.buckets) > 8
     assert [i for each in work.buckets for i in each.indices] == [*reversed(range(len(params)))]
-    assert work.buckets[-1].ready == pytest.approx(work.backward) == pytest.approx(2.0)
+    assert work.buckets[0].ready == 0.0
+    assert work.buckets[-1].ready == pytest.approx(work.backward) == pytest.approx(2.0, rel=0.05)
+    assert work.backward + work.rest == pytest.approx(3.0)
     made = plans(params, costs(link=1e9, codec=1e10), workload=work)
     assert made[-1].seconds == pytest.approx(3.0, rel=0.2)
 
@@ -276,7 +286,7 @@ def test_a_plan_for_a_large_model_takes_few_simulated_steps(topology, monkeypatc
         for i, shape in enumerate(bert_large())
     ]
     rates = costs(link=1e9, codec=1e10)
-    made = plans(params, rates, topology=topology, workload=estimate(params, 2.0))
+    made = plans(params, rates, topology=topology, workload=worked(params, 2.0))
     assert sum(p.numel for p in params) > 330e6
     assert made[0].compresses
     assert len(events) < 1.2 * BUDGET * 40 * LOADS

@@ -1,0 +1,188 @@
+"""Files that people write, read with the places of their values: YAML or JSON.
+
+What is wrong is told as `file:line:column: message`, all of it at once, by the reader of specs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from compll.errors import Problems, Span, nearest
+from compll.frontend import source
+from compll.frontend.source import Items, Section, Text, Value
+from hipress.errors import ConfigError
+
+__all__ = ["BANDWIDTH", "FLOPS", "SHARE", "TIME", "Fields", "Unit", "read"]
+
+_QUANTITY = re.compile(r"([-+0-9.eE_]*[0-9.])\s*([A-Za-zµ%][A-Za-z/%]*)?")
+
+
+class Unit:
+    """A kind of quantity: what its units are worth. With "" among them, they may be left out."""
+
+    def __init__(self, what: str, example: str, units: Mapping[str, float]) -> None:
+        self.what, self.example, self._units = what, example, units
+
+    def read(self, text: str) -> float | str:
+        """The quantity in the first of the units, or what is wrong."""
+        found = _QUANTITY.fullmatch(text.strip())
+        value = source.number(found[1]) if found else None
+        if found is None or value is None or not math.isfinite(value):
+            return f"expected {self.what} like {self.example}, found {text!r}"
+        unit = found[2] or ""
+        close = {name.lower(): name for name in self._units}.get(unit.lower())
+        worth = self._units.get(unit, self._units.get(close or "?"))
+        if worth is None:
+            given = f"its unit is {unit!r}" if unit else "it has no unit"
+            return f"expected {self.what} like {self.example}: {given}"
+        return float(value) * worth
+
+
+_BITS = {f"{k}bit/s": 1000**n / 8 for n, k in enumerate(("", "k", "M", "G", "T"))}
+_BYTES = {f"{k}B/s": 1000.0**n for n, k in enumerate(("", "k", "M", "G", "T"))}
+BANDWIDTH = Unit("a bandwidth", "100 Gbit/s or 12.5 GB/s", _BITS | _BYTES)  # bytes a second
+TIME = Unit("a time", "30 us", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9})
+_KINDS = {f"{k}FLOP/s": 1000.0**n for n, k in enumerate(("", "k", "M", "G", "T", "P"))}
+FLOPS = Unit("a speed", "989 TFLOP/s", _KINDS)
+SHARE = Unit("a share", "0.85 or 85%", {"": 1.0, "%": 1e-2})
+_PLAIN = Unit("a number", "2.5", {"": 1.0})
+
+
+class Fields:
+    """A mapping in a file, read key by key. What is wrong goes to `problems`, and then a value
+    stands in for it that is of no use: call `Problems.raise_if_any` before using any."""
+
+    def __init__(self, section: Section, problems: Problems, place: str = "") -> None:
+        self.span, self._section, self.problems = section.span, section, problems
+        self._place = f" in `{place}`" if place else ""
+
+    def only(self, names: Collection[str]) -> None:
+        """Tell of keys that are none of these."""
+        for entry in self._section.entries:
+            key = entry.key
+            if key.value not in names:
+                message = f"unknown key {key.value!r}{self._place}"
+                self.problems.add(key.span, message, nearest(key.value, names))
+
+    def __contains__(self, name: str) -> bool:
+        return self._section.get(name) is not None
+
+    def names(self) -> Iterator[str]:
+        """Its keys, in the order of the file."""
+        for entry in self._section.entries:
+            yield entry.key.value
+
+    def at(self, name: str) -> Span:
+        """The place of a value, or of this mapping where there is none."""
+        entry = self._section.get(name)
+        return self.span if entry is None else entry.value.span
+
+    def is_mapping(self, name: str) -> bool:
+        """Whether the value is one."""
+        entry = self._section.get(name)
+        return entry is not None and isinstance(entry.value, Section)
+
+    def unknown(self, kind: str, name: str, known: Collection[str]) -> None:
+        """Tell that the value `name` of the key `kind` is none of these."""
+        message = f"unknown {kind} {name!r}"
+        self.problems.add(self.at(kind), message, nearest(name, known))
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A text; without a default it must be there."""
+        value = self._value(name, default)
+        if value is None or isinstance(value, Text):
+            return (default or "") if value is None else value.value
+        self._wrong(value, name, "expected a text")
+        return ""
+
+    def quantity(
+        self,
+        name: str,
+        unit: Unit = _PLAIN,
+        default: float | None = None,
+        least: float = 0.0,
+        most: float = math.inf,
+    ) -> float:
+        """A number with its unit, within limits; 0 is none where `least` is 0 and it is a speed."""
+        value = self._value(name, default)
+        if value is None:
+            return math.nan if default is None else default
+        return self.measure(value, f"{name!r}{self._place}", unit, least, most)
+
+    def measure(
+        self,
+        value: Value,
+        name: str,
+        unit: Unit = _PLAIN,
+        least: float = 0.0,
+        most: float = math.inf,
+    ) -> float:
+        """The number that a value of the file is."""
+        found = unit.read(value.value) if isinstance(value, Text) else f"expected {unit.what}"
+        if isinstance(found, str):
+            self.problems.add(value.span, f"{name}: {found}")
+            return math.nan
+        if not least <= found <= most or (unit in (BANDWIDTH, FLOPS) and found == 0):
+            limits = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
+            limits = "more than nothing" if unit in (BANDWIDTH, FLOPS) else limits
+            assert isinstance(value, Text)
+            self.problems.add(value.span, f"{name}: {value.value} is not {limits}")
+            return math.nan
+        return found
+
+    def count(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number."""
+        found = self.quantity(name, _PLAIN, default, least)
+        if math.isnan(found):
+            return least
+        if found != int(found):
+            self.problems.add(self.at(name), f"{name!r}{self._place}: {found:g} is no whole number")
+        return int(found)
+
+    def fields(self, name: str, needed: bool = False) -> Fields | None:
+        """A mapping; None where there is none."""
+        value = self._value(name, None if needed else "")
+        if value is None:
+            return None
+        if not isinstance(value, Section):
+            self._wrong(value, name, "expected a mapping")
+            return None
+        return Fields(value, self.problems, name)
+
+    def items(self, name: str) -> tuple[Value, ...]:
+        """A list; () where there is none, which is told."""
+        value = self._value(name, None)
+        if isinstance(value, Items):
+            return value.values
+        if value is not None:
+            self._wrong(value, name, "expected a list")
+        return ()
+
+    def _value(self, name: str, default: object) -> Value | None:
+        """As it stands there; tells of what must be there and is not."""
+        entry = self._section.get(name)
+        if entry is None and default is None:
+            self.problems.add(self.span, f"{name!r} is missing{self._place}")
+        return None if entry is None else entry.value
+
+    def _wrong(self, value: Value, name: str, message: str) -> None:
+        self.problems.add(value.span, f"{name!r}{self._place}: {message}")
+
+
+def read(path: Path, what: str, hint: str) -> Fields:
+    """The mapping that a file is. `what`: its kind, such as "a cluster file"; `hint`: how one
+    begins. ConfigError for what is none."""
+    problems = Problems(str(path))
+    section = source.load(path, problems, source.Kind(what, hint))
+    if section is None:
+        raise ConfigError("\n".join(map(str, sorted(set(problems.found)))))
+    return Fields(section, problems)
+
+
+def refuse(problems: Problems) -> None:
+    """Raise one ConfigError with everything that was found."""
+    if problems.found:
+        raise ConfigError("\n".join(map(str, sorted(set(problems.found)))))

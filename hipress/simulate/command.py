@@ -1,0 +1,114 @@
+"""`hipress simulate`: a model's step on a cluster that is described in a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hipress.errors import ConfigError, HipressError
+from hipress.models import own
+from hipress.reading import SHARE
+from hipress.simulate import cluster as clusters
+from hipress.simulate import methods as known
+from hipress.simulate import results
+from hipress.simulate.methods import BASELINE, FP32
+from hipress.simulate.predict import Simulation
+from hipress.simulate.show import bandwidth, show
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    cluster: Annotated[
+        Path, typer.Argument(help="A file that describes it: see docs/simulate.md.")
+    ],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="One that comes with the package (bert-large); package.module:function that "
+            "returns a model and its inputs; or shapes: 10000x512,512."
+        ),
+    ],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="fp32, or a compressor, as in dgc:ratio=0.01; may be repeated."),
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Kind that trains, for what is known of the loss.")
+    ] = None,
+    step: Annotated[
+        float | None, typer.Option(help="Milliseconds of a step of one rank alone.", min=1e-3)
+    ] = None,
+    bandwidth_for: Annotated[
+        str, typer.Option(help="Print from which bandwidth on a step is so efficient: 90%.")
+    ] = "",
+    chart: Annotated[Path | None, typer.Option(help="Draw efficiency by bandwidth: a PNG.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Draw a step's lanes: a PNG.")] = None,
+    output: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
+) -> None:
+    """Predicts a training step on a cluster, by method, before there is one.
+
+    hipress simulate cluster.yaml bert-large --chart crossover.png
+    """
+    try:
+        methods = [known.parse(each) for each in method or known.DEFAULTS]
+        simulation = Simulation(
+            clusters.read(cluster), own.find(model), methods, None if step is None else step * 1e-3
+        )
+        made = results.table(simulation, optimizer)
+        wanted = _share(bandwidth_for) if bandwidth_for else None
+    except (HipressError, OSError) as error:
+        typer.echo(f"hipress: {error}", err=True)
+        raise typer.Exit(2) from None
+    show(made)
+    if wanted is not None:
+        _tell_bandwidths(simulation, wanted)
+    _write(simulation, made, chart, timeline, output)
+
+
+def _share(text: str) -> float:
+    found = SHARE.read(text)
+    if isinstance(found, str) or not 0 < found < 1:
+        raise ConfigError(f"--bandwidth-for {text}: expected a share such as 90%")
+    return found
+
+
+def _tell_bandwidths(simulation: Simulation, wanted: float) -> None:
+    """The inverse question, by method."""
+    for method in simulation.methods:
+        found = simulation.bandwidth_for(method, wanted)
+        text = "no link is enough" if found is None else f"from {bandwidth(found)} on"
+        typer.echo(f"{method} reaches {wanted:.0%}: {text}")
+
+
+def _write(
+    simulation: Simulation,
+    made: results.Table,
+    chart: Path | None,
+    timeline: Path | None,
+    output: Path | None,
+) -> None:
+    curve = results.curve(simulation) if chart or output else None
+    timelines = [results.timeline(simulation, each) for each in _drawn(simulation, made)]
+    if chart is not None and curve is not None:
+        from hipress.simulate.chart import draw
+
+        draw(made, curve, chart)
+    if timeline is not None:
+        from hipress.simulate.chart import draw_timelines
+
+        draw_timelines(timelines, timeline)
+    if output is not None:
+        data = results.to_dict(made, curve, timelines)
+        output.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+
+
+def _drawn(simulation: Simulation, made: results.Table) -> Sequence[str]:
+    """The fastest codec, and what it is compared with."""
+    ours = [r.outcome.method for r in made.rows if r.outcome.method not in (FP32, BASELINE)]
+    base = [name for name in (BASELINE, FP32) if name in simulation.methods]
+    return [*base[:1], *ours[:1]]

@@ -1,0 +1,98 @@
+"""From the description of a cluster to what everything costs, as a probe would measure it there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from casync.predict.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
+from hipress.plan import profile as profiles
+from hipress.simulate import codecs as speeds
+from hipress.simulate.cluster import Cluster
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["costs", "probed"]
+
+_TYPES = ("float32", "float16", "bfloat16")
+
+
+def costs(cluster: Cluster, codecs: Mapping[str, CodecCost]) -> Costs:
+    """All ranks of a node share its link to others, in transfers between them; in an all-reduce
+    they form a ring, of which one link each way leaves a node."""
+    far = max(1, cluster.ranks - cluster.ranks_per_node)
+    peers = sorted({1, max(1, cluster.nodes - 1), far})
+    return Costs(
+        {each: _exchange(cluster, each) for each in peers},
+        dict.fromkeys(_TYPES, _reduce(cluster)),
+        codecs,
+        _inside(cluster),
+        cluster.device.overlap,
+        _copies(cluster),
+    )
+
+
+def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, CodecCost], str]:
+    """What codecs cost, by key, and where that is from: a profile, or the device's memory."""
+    known: Mapping[str, CodecCost] = {}
+    if cluster.profile is not None:
+        known = next(iter(profiles.read(cluster.profile).places.values())).codecs
+    found = {
+        key: known.get(key) or speeds.cost(codec, cluster.device) for key, codec in codecs.items()
+    }
+    guessed = [key for key in found if key not in known]
+    if not guessed:
+        return found, ""
+    listed = ", ".join(sorted(guessed))
+    if cluster.device.host:
+        return found, f"{listed}: as measured on a core of the machine of bench.codecs"
+    return (
+        found,
+        f"{listed}: by the bytes that kernels touch, not measured on a {cluster.device.name}",
+    )
+
+
+def _transfer(cluster: Cluster, per_byte: float, latency: float) -> Transfer:
+    """A byte takes the link, or the core that carries it, whichever takes longer."""
+    device = cluster.device
+    taken = max(per_byte, device.core)
+    cores = device.core / taken if taken > 0 else 0.0
+    return Transfer(Line(latency, taken), cores, device.slows)
+
+
+def _exchange(cluster: Cluster, peers: int) -> Transfer:
+    """By bytes that each rank sends."""
+    if cluster.nodes == 1:
+        return _inside(cluster)
+    share = cluster.ranks_per_node * cluster.crossing(peers) / cluster.between.speed
+    return _transfer(cluster, share, cluster.between.latency)
+
+
+def _inside(cluster: Cluster) -> Transfer:
+    link = cluster.inside
+    if cluster.ranks_per_node == 1:
+        return Transfer(FREE)
+    return _transfer(cluster, 1 / link.speed, link.latency)
+
+
+def _reduce(cluster: Cluster) -> Transfer:
+    """By bytes that each rank has. A byte goes twice around; GPUs' trees have few hops in a row,
+    rings of hosts all."""
+    n, link = cluster.ranks, cluster.inside if cluster.nodes == 1 else cluster.between
+    around = 2 * (n - 1) / n
+    slowest = 0.0 if cluster.ranks_per_node == 1 else 1 / cluster.inside.speed
+    if cluster.nodes > 1:
+        slowest = max(slowest, cluster.crossing(1) / cluster.between.speed)
+    hops = 2 * (n - 1) if cluster.device.host else 2 * math.ceil(math.log2(max(2, cluster.nodes)))
+    made = _transfer(cluster, slowest, link.collective + hops * link.latency)
+    return replace(made, line=Line(made.line.latency, around * made.line.per_byte))
+
+
+def _copies(cluster: Cluster) -> Copies | None:
+    if cluster.pcie is None:
+        return None
+    way = Line(1e-5, 1 / cluster.pcie)
+    return Copies(way, way, gradients=True)

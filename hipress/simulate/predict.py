@@ -1,0 +1,174 @@
+"""Steps of a model on a cluster, by the engine and the objective that "auto" plans with.
+
+For each method the strategy that is predicted fastest, for all tensors that the codec suits; the
+others travel by the native all-reduce, as in `hipress.wrap`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from casync.predict.stages import WIRE
+from casync.predict.timeline import Step
+from hipress.models.model import Model
+from hipress.models.own import Found
+from hipress.plan.objective import Objective, Way
+from hipress.plan.workload import Workload, timed
+from hipress.simulate import costs as cost_tables
+from hipress.simulate.cluster import Cluster
+from hipress.simulate.methods import BASELINE, Method
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["Outcome", "Simulation"]
+
+LOADS = 40  # chains in a simulated step
+LOWEST, HIGHEST = 1.25e6, 8e11  # bytes a second: 10 Mbit/s to 6400 Gbit/s, where links are searched
+HALVINGS = 12  # of that range, on a logarithmic scale
+PAYS = 1.02  # times faster than the baseline, where a method pays
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A method's step. Seconds and bytes."""
+
+    method: str
+    strategy: str
+    step: float
+    exposed: float  # of it, what a rank alone would not take
+    efficiency: float  # speed over that of a rank alone
+    backward: float  # the backward pass, slowed down
+    node_bytes: float = 0.0  # that a node sends to others; of one node, that a rank does
+
+
+class Simulation:
+    """A model's step on a cluster by several methods."""
+
+    def __init__(
+        self, cluster: Cluster, found: Found, methods: Sequence[Method], step: float | None = None
+    ) -> None:
+        """`step`: seconds that it takes a rank alone; by default by the device's roofline."""
+        self.cluster, self._found = cluster, found
+        self.methods = {each.text: each for each in methods}
+        codecs = {m.text: m.codec for m in methods if m.codec is not None}
+        self._codecs: Mapping[str, Codec] = codecs
+        self._costs, self._guess = cost_tables.probed(cluster, codecs)
+        self.alone = found.model.timed(cluster.device.speed)
+        if step is not None:
+            self.alone = self.alone.scaled(step)
+        self._given = step is not None
+        self._known: dict[tuple[str, float, str], Outcome] = {}
+
+    @cached_property
+    def workload(self) -> Workload:
+        """That of the slowest rank, for which the others wait."""
+        slower = self.alone.scaled(self.alone.step * (1 + self.cluster.straggling))
+        made = timed(self._found.backwards, slower.ready, slower.forward)
+        params = self._found.params
+        payloads = {k: v for m in self.methods.values() for k, v in m.rates(params).items()}
+        return replace(made, payloads=payloads)
+
+    def outcomes(self) -> list[Outcome]:
+        """Of all methods, fastest first."""
+        found = [self.outcome(text) for text in self.methods]
+        told = [replace(each, node_bytes=self._node_bytes(each)) for each in found]
+        return sorted(told, key=lambda each: each.step)
+
+    def outcome(self, method: str, bandwidth: float | None = None) -> Outcome:
+        """A method's fastest, also with links of another bandwidth."""
+        ways = self.methods[method].ways(self.cluster.topology)
+        found = [self._outcome(method, way, bandwidth or self.cluster.bandwidth) for way in ways]
+        return min(found, key=lambda each: each.step)
+
+    def step(self, method: str) -> Step:
+        """What lanes do, in a step of the fastest strategy, from the first bucket on."""
+        objective, ways = self._objective(method, self.outcome(method).strategy, self.cluster)
+        return objective.simulated(ways, events=True)
+
+    @property
+    def model(self) -> Model:
+        """What is trained."""
+        return self._found.model
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was not measured, and goes into predictions."""
+        cluster = self.cluster
+        device = f"{cluster.device.name}: {cluster.device.about}"
+        if self._given:
+            device += "; the step alone was given"
+        jitter = () if cluster.jitter or cluster.slow_rank else ("all ranks compute equally fast",)
+        guess = (f"codecs: {self._guess}",) if self._guess else ()
+        return (device, *guess, *cluster.assumed, *jitter, *self._found.assumed)
+
+    def pays_up_to(self, method: str) -> float | None:
+        """The highest bandwidth, in bytes a second, at which it is PAYS times as fast as the
+        baseline: 0 where it is nowhere, infinite where it always is; None of the baseline."""
+        if method == BASELINE or BASELINE not in self.methods:
+            return None
+
+        def pays(bandwidth: float) -> bool:
+            own, other = (self.outcome(each, bandwidth).step for each in (method, BASELINE))
+            return other >= PAYS * own
+
+        if not pays(LOWEST):
+            return 0.0
+        return math.inf if pays(HIGHEST) else self._search(pays)
+
+    def bandwidth_for(self, method: str, efficiency: float) -> float | None:
+        """Bytes a second from which on a step is so efficient; None where no link is enough."""
+
+        def fails(bandwidth: float) -> bool:
+            return self.outcome(method, bandwidth).efficiency < efficiency
+
+        if fails(HIGHEST):
+            return None
+        return self._search(fails) if fails(LOWEST) else LOWEST
+
+    def _search(self, holds: Callable[[float], bool]) -> float:
+        """Where what holds at LOWEST, and does not at HIGHEST, ends to."""
+        low, high = LOWEST, HIGHEST
+        for _ in range(HALVINGS):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        return math.sqrt(low * high)
+
+    def _outcome(self, method: str, strategy: str, bandwidth: float) -> Outcome:
+        key = (method, bandwidth, strategy)
+        if key not in self._known:
+            cluster = self.cluster.with_bandwidth(bandwidth)
+            objective, ways = self._objective(method, strategy, cluster)
+            made = objective.simulated(ways)
+            seconds, alone = made.seconds + self.workload.rest, self.alone.step
+            efficiency = alone / seconds if seconds > 0 else 1.0
+            self._known[key] = Outcome(
+                method, strategy, seconds, seconds - alone, efficiency, made.backward
+            )
+        return self._known[key]
+
+    def _objective(
+        self, method: str, strategy: str, cluster: Cluster
+    ) -> tuple[Objective, list[Way | None]]:
+        chosen = self.methods[method]
+        suited = {key for each, key in self.workload.payloads if each == method}
+        params = self._found.backwards
+        kinds = [
+            tuple(p for p in params if (p.index in suited) == packed) for packed in (True, False)
+        ]
+        costs = cost_tables.costs(cluster, self._costs)
+        made = Objective(kinds, self._codecs, cluster.topology, costs, self.workload, LOADS)
+        return made, [chosen.way(strategy), None]
+
+    def _node_bytes(self, outcome: Outcome) -> float:
+        """By the time that a link takes which nothing but its speed limits."""
+        device = replace(self.cluster.device, core=0.0)
+        ideal = replace(self.cluster, device=device, rack=None)
+        objective, ways = self._objective(outcome.method, outcome.strategy, ideal)
+        stages = [stage for load in objective.loads(ways) for stage in load.stages]
+        link = ideal.inside if ideal.nodes == 1 else ideal.between
+        return link.speed * sum(stage.seconds for stage in stages if stage.lane == WIRE)
