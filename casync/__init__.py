@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     )
     from casync.graph.dryrun import DryRun, dry_run
     from casync.graph.graph import Graph, Program, build, build_program
-    from casync.graph.plan import Choice, Part, Tensor, assign_owners, partition
+    from casync.graph.plan import Choice, Part, Tensor, partition
+    from casync.graph.shares import share_out
     from casync.raw import RAW
     from casync.runtime.executor import Executor
     from casync.topology import Topology
@@ -56,7 +57,8 @@ _HOME = {
     ),
     "runtime.executor": ("Executor",),
     "graph.graph": ("Graph", "Program", "build", "build_program"),
-    "graph.plan": ("Choice", "Part", "Tensor", "assign_owners", "partition"),
+    "graph.plan": ("Choice", "Part", "Tensor", "partition"),
+    "graph.shares": ("share_out",),
     "topology": ("Topology",),
     "raw": ("RAW",),
 }
@@ -82,11 +84,11 @@ __all__ = [
     "Topology",
     "TransportAborted",
     "TransportError",
-    "assign_owners",
     "build",
     "build_program",
     "dry_run",
     "partition",
+    "share_out",
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
 from typing import Literal, TypeAlias
 
 from casync.errors import PlanError
@@ -82,7 +83,11 @@ class Topology:
 
     @cached_property
     def _node_turns(self) -> tuple[int, ...]:
-        return tuple(node[i % len(node)] for i in range(self.largest) for node in self.nodes)
+        """Neighbours in turn are in other nodes, and in other places of these."""
+        count, places = len(self.nodes), self.largest
+        every = lcm(count, places)
+        pairs = ((turn % places, (turn + turn // every) % count) for turn in range(count * places))
+        return tuple(self.nodes[node][place % len(self.nodes[node])] for place, node in pairs)
 
     def __str__(self) -> str:
         """Such as `2 nodes of 4`, or the ranks of each node."""

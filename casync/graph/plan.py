@@ -1,20 +1,7 @@
-"""From tensors and choices to parts: what travels together, and who owns it.
-
-[Note: parts do not move] DDP delivers one bucket in the first step and other buckets from the
-second on. Residuals at the aggregators must stay where they are, so a tensor's chunks and their
-owners depend on the tensor, the world size and its Choice only, never on the bucket. What the
-bucket decides is only which pieces share a message.
-
-[Note: how small a chunk may be] Among N ranks a chunk is 2(N-1) messages, each of which costs some
-50 microseconds whatever is in it, and as much as a payload of 60 KB at 10 Gbit/s. So a tensor is
-cut into as many chunks as there are owners only if each has half of WHOLE_BYTES. At 1024 ranks
-a tensor of 4 MB has 64 chunks, not 1024 with payloads of some hundred bytes; the owners of other
-tensors' chunks are other ranks.
-"""
+"""From tensors and choices to parts: what travels together, and who owns it."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
@@ -22,17 +9,18 @@ from typing import TypeAlias
 
 from casync.codec import FLOAT_BYTES, Codec, Operation
 from casync.errors import PlanError
+from casync.graph.shares import SMALL_BYTES, Shares, shares_alone
 from casync.raw import RAW, with_raw
 from casync.rounds import refuse_workers
 from casync.strategies import load, refuses
 from casync.topology import Topology
 
-__all__ = ["BATCH_BYTES", "WHOLE_BYTES", "Choice", "Part", "Tensor", "assign_owners", "partition"]
+__all__ = ["BATCH_BYTES", "Choice", "Part", "Tensor", "partition"]
 
 Row: TypeAlias = tuple[int, int, int, int, int]
+_Cut: TypeAlias = tuple[int, int, int]  # first element in the tensor, owner, number of its messages
 
-BATCH_BYTES = 4 << 20  # gradient bytes at which a message of many small tensors is closed
-WHOLE_BYTES = 128 << 10  # smaller tensors are not split
+BATCH_BYTES = 4 << 20  # gradient bytes at which a message is closed
 
 
 @dataclass(frozen=True)
@@ -52,13 +40,13 @@ class Choice:
 
     codec: str  # key in the executor's mapping, or RAW
     strategy: str  # module in casync.strategies
-    partitions: int = 1  # chunks of a big tensor (per owner, where the strategy spreads them)
+    partitions: int = 1  # chunks of it (for each owner, where the strategy spreads them)
     down: str | None = None  # the codec of owners, where that is another one
 
 
 @dataclass(frozen=True)
 class Part:
-    """What payloads hold together: many small tensors, one chunk of a big one, or a raw run."""
+    """What payloads hold together: pieces of one owner's, or a raw run."""
 
     id: int
     codec: str  # of workers; its key is that of the states of both sides
@@ -77,26 +65,12 @@ class Part:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A whole small tensor or a chunk of a big one, before pieces are joined into parts."""
+    """What one owner gets of a tensor in one message, before pieces are joined into parts."""
 
     choice: Choice
     owner: int
-    small: bool
+    number: int  # of the messages for this owner
     row: Row
-
-
-def assign_owners(lengths_in_model_order: Sequence[int], world_size: int) -> tuple[int, ...]:
-    """Owner of every tensor of the model: each goes, in order, to the least loaded rank.
-
-    Depends on the whole model only, so it is the same whatever the buckets are.
-    """
-    loads = [(0, rank) for rank in range(world_size)]
-    owners = []
-    for length in lengths_in_model_order:
-        load_, rank = heapq.heappop(loads)
-        owners.append(rank)
-        heapq.heappush(loads, (load_ + length, rank))
-    return tuple(owners)
 
 
 def partition(
@@ -105,26 +79,32 @@ def partition(
     topology: Topology,
     codecs: Mapping[str, Codec],
     *,
-    owners: Mapping[str, int] | None = None,
+    shares: Mapping[str, Shares] | None = None,
     batch_bytes: int = BATCH_BYTES,
-    whole_bytes: int = WHOLE_BYTES,
+    least_bytes: int = SMALL_BYTES,
 ) -> tuple[Part, ...]:
-    """Parts of one bucket, in bucket order.
+    """Parts of one bucket, in bucket order: one for an owner and a way to travel.
 
-    Tensors of at least `whole_bytes` are split into `partitions` chunks (times the owners where
-    the strategy spreads them), aligned to the codec; see [Note: how small a chunk may be]. Smaller
-    ones go whole, joined up to `batch_bytes`. Adjacent raw ones become runs. `owners`: by tensor
-    name, whose turn it is to own the first chunk, for instance from `assign_owners`; by default the
-    tensor's index. See [Note: parts do not move]. Raises PlanError.
+    Where the strategy spreads a tensor, its owners get their shares of it, aligned to the codec.
+    What an owner gets of a tensor is cut into `partitions` chunks of at least `least_bytes`. The
+    first chunks of all tensors that go to one owner by the same choice share a message, so do the
+    second ones, up to `batch_bytes` of gradient; adjacent raw tensors become runs.
+    `shares`: by tensor name, from `share_out` of the whole model, see [Note: parts do not move];
+    a tensor that has none is cut into shares of at least `least_bytes`, too, and the rank of its
+    index owns the first. Raises PlanError.
     """
     # Where an empty tensor and another one start alike, the empty one ends there.
     ordered = sorted(tensors, key=lambda t: (t.start, t.length, t.index))
     codecs = with_raw(codecs)
     _check(ordered, choices, topology.world_size, codecs)
     pieces: list[_Piece] = []
-    for tensor in ordered:
-        turn = tensor.index if owners is None else owners[tensor.name]
-        pieces.extend(_split(tensor, choices[tensor.name], turn, topology, codecs, whole_bytes))
+    for tensor in (each for each in ordered if each.length):
+        mine = (shares or {}).get(tensor.name)
+        if mine is None:
+            mine = shares_alone(tensor.length, tensor.index, topology.world_size, least_bytes)
+        choice = choices[tensor.name]
+        cuts = _cuts(tensor, choice, mine, topology, least_bytes)
+        pieces.extend(_pieces(tensor, choice, _aligned(cuts, _unit(choice, codecs), tensor.length)))
     return tuple(_part(n, p, codecs) for n, p in enumerate(_join(pieces, batch_bytes)))
 
 
@@ -173,41 +153,65 @@ def check_codecs(choice: Choice | Part, codecs: Mapping[str, Codec]) -> None:
         raise PlanError(refusal)
 
 
-def _split(
-    t: Tensor,
-    choice: Choice,
-    turn: int,
-    topology: Topology,
-    codecs: Mapping[str, Codec],
-    whole_bytes: int,
-) -> Iterator[_Piece]:
-    """`turn`: whose turn it is to own the first chunk."""
-    if t.length == 0:
-        return
+def _pieces(t: Tensor, choice: Choice, cuts: Iterable[tuple[_Cut, int]]) -> Iterator[_Piece]:
+    for (begin, owner, number), end in cuts:
+        row = (t.start + begin, end - begin, t.index, begin, t.state + begin)
+        yield _Piece(choice, owner, number, row)
+
+
+def _cuts(
+    t: Tensor, choice: Choice, shares: Shares, topology: Topology, least_bytes: int
+) -> list[_Cut]:
     spread = load(choice.strategy).SPREADS
-    turns = topology.turns(spread)
-    first = (turns or topology.ranks)[turn % len(turns or topology.ranks)]
-    if _is_run(choice) or t.length * FLOAT_BYTES < whole_bytes:
-        yield _Piece(choice, first, True, (t.start, t.length, t.index, 0, t.state))
-        return
-    most = max(1, FLOAT_BYTES * t.length // max(1, whole_bytes // 2))
-    owners = 1 if spread == "tensors" else max(1, len(turns))  # of a tensor
-    size = _chunk(t.length, min(most, choice.partitions * owners), _align(choice, codecs))
-    for number, at in enumerate(range(0, t.length, size)):
-        row = (t.start + at, min(size, t.length - at), t.index, at, t.state + at)
-        owner = turns[(turn + number) % len(turns)] if turns else first
-        yield _Piece(choice, owner, False, row)
+    turns = topology.turns(spread) or topology.ranks
+    first = shares[0][1] if shares else t.index
+    owned = [(0, turns[first % len(turns)])]
+    if spread in ("ranks", "nodes"):
+        owned = _owned(t, shares, turns, topology.world_size)
+    ends = [*(begin for begin, _ in owned[1:]), t.length]
+    cuts = [
+        (at, owner, number)
+        for (begin, owner), end in zip(owned, ends, strict=True)
+        for number, at in enumerate(_chunks(begin, end, choice, least_bytes))
+    ]
+    if spread == "tensors":
+        return [(at, turns[(first + number) % len(turns)], number) for at, _, number in cuts]
+    return cuts
+
+
+def _chunks(begin: int, end: int, choice: Choice, least_bytes: int) -> Iterator[int]:
+    """Where equal chunks begin: `partitions`, unless they were too small."""
+    most = (end - begin) * FLOAT_BYTES // max(1, least_bytes)
+    count = 1 if _is_run(choice) else max(1, min(choice.partitions, most))
+    return (begin + (end - begin) * number // count for number in range(count))
+
+
+def _owned(t: Tensor, shares: Shares, turns: Sequence[int], ranks: int) -> list[tuple[int, int]]:
+    """First elements and owners of a tensor's shares."""
+    count = len(turns)
+    if not shares:
+        return [(t.length * i // count, turns[(t.index + i) % count]) for i in range(count)]
+    return [(begin, turns[turn * count // ranks]) for begin, turn in shares]
+
+
+def _aligned(cuts: Sequence[_Cut], unit: int, length: int) -> Iterator[tuple[_Cut, int]]:
+    """Cuts moved to multiples of the unit, and where each chunk ends; none is empty."""
+    begins = [-(-begin // unit) * unit for begin, *_ in cuts]
+    for (_, owner, number), begin, end in zip(cuts, begins, [*begins[1:], length], strict=True):
+        if begin < min(end, length):
+            yield (begin, owner, number), min(end, length)
+
+
+def _unit(choice: Choice, codecs: Mapping[str, Codec]) -> int:
+    """Where it may be cut: at even numbers of groups, so that codes of 16 bits a group before them
+    lie at multiples of 4 bytes."""
+    align = _align(choice, codecs)
+    return align if align == 1 else 2 * align
 
 
 def _is_run(choice: Choice) -> bool:
     """Whether it is raw and summed natively, in the bucket itself: the longer the better."""
     return choice.codec == RAW and not load(choice.strategy).SPREADS
-
-
-def _chunk(length: int, count: int, align: int) -> int:
-    """Elements of a chunk: the tensor in `count` equal ones, rounded up to the alignment."""
-    size = -(-length // count)
-    return -(-size // align) * align
 
 
 def _join(pieces: Iterable[_Piece], batch_bytes: int) -> list[list[_Piece]]:
@@ -227,10 +231,11 @@ def _join(pieces: Iterable[_Piece], batch_bytes: int) -> list[list[_Piece]]:
 
 def _key(piece: _Piece) -> tuple[object, ...]:
     """Pieces of equal keys may share a part."""
-    choice = piece.choice
-    owner = piece.owner if load(choice.strategy).SPREADS else 0
+    choice, spread = piece.choice, load(piece.choice.strategy).SPREADS
     kind = (choice.codec, choice.down, choice.strategy)
-    return (*kind, owner) if piece.small else (*kind, piece.row)
+    if spread == "tensors" and piece.row[1] * FLOAT_BYTES >= SMALL_BYTES:
+        return (*kind, piece.row)  # which may have regions of its own
+    return (*kind, piece.owner if spread else 0, piece.number)
 
 
 def _fits(batch: Sequence[_Piece], piece: _Piece, batch_bytes: int) -> bool:
@@ -238,7 +243,8 @@ def _fits(batch: Sequence[_Piece], piece: _Piece, batch_bytes: int) -> bool:
         last = batch[-1].row
         return last[0] + last[1] == piece.row[0]
     size = sum(p.row[1] for p in batch) + piece.row[1]
-    return size * FLOAT_BYTES <= batch_bytes
+    again = batch[-1].row[2] == piece.row[2]  # a codec may have a state of the tensor
+    return not again and size * FLOAT_BYTES <= batch_bytes
 
 
 def _rows(pieces: Sequence[_Piece]) -> tuple[Row, ...]:

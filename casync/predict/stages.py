@@ -54,9 +54,10 @@ class Item:
 
     gradient: float  # bytes
     payload: float  # bytes
-    parts: float  # chunks, each a message of its own, over all owners
+    parts: float  # each a message of its own, over all owners
     additive: str = "float32"  # number type, of an all-reduce
     rounds: int = 1  # all-reduces, one after the other
+    busiest: float = 1.0  # times the mean of all ranks: what one owns
 
 
 @dataclass(frozen=True)
@@ -134,11 +135,16 @@ def _all_reduce(item: Item, s: _Setting) -> tuple[Stage, ...]:
     return (*each * item.rounds, work((s.codec.decode, item.gradient, item.parts)))
 
 
+def _waiting(stage: Stage, busiest: float) -> Stage:
+    """Others wait for the busiest owner, while their links and cores are free."""
+    return replace(stage, delay=stage.delay + max(0.0, busiest - 1) * stage.seconds)
+
+
 def _ps(item: Item, s: _Setting) -> tuple[Stage, ...]:
     """To owners all but their own, which add and encode once, and back."""
     n = s.topology.world_size
     others, own = (n - 1) / n, 1 / n
-    sent = s.spread(item.payload * others)
+    sent = [_waiting(stage, item.busiest) for stage in s.spread(item.payload * others)]
     return (
         work((s.codec.encode, item.gradient * others, item.parts * others)),
         *sent,
@@ -152,7 +158,7 @@ def _merge_and_encode(item: Item, s: _Setting, merges: int, share: float) -> Sta
     """An owner of a share of all adds so many payloads, the last as it encodes."""
     size, calls = item.gradient * share, item.parts * share
     first = (s.codec.decode, size * (merges - 1), calls * (merges - 1))
-    return work(first, (s.codec.hop, size, calls))
+    return _waiting(work(first, (s.codec.hop, size, calls)), item.busiest)
 
 
 def _ring(item: Item, s: _Setting) -> tuple[Stage, ...]:
@@ -185,6 +191,7 @@ def _hierarchical(item: Item, s: _Setting) -> tuple[Stage, ...]:
     m, members = len(s.topology.nodes), s.topology.largest
     led, inside = 1 / members, (members - 1) / members
     crossing = transfer(s.costs.to(m - 1), item.payload * led * (m - 1) / m)
+    crossing = _waiting(crossing, item.busiest)
     far = led * (m - 1) / m
     return (
         transfer(s.costs.inside, item.gradient * inside, members - 1, INSIDE),

@@ -9,14 +9,16 @@ as they are at both ends.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from casync import strategies
 from casync.codec import FLOAT_BYTES
-from casync.graph.plan import WHOLE_BYTES
+from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.shares import share_out
 from casync.predict.cost import Costs
 from casync.predict.stages import Item, Stage, native, stages
 from casync.predict.timeline import Load, Step, simulate_step
@@ -27,6 +29,7 @@ from hipress.plan.workload import Bucket, Workload
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+    from casync.graph.plan import Part
 
 LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
 PIECES = 4  # of a bucket, at most
@@ -87,6 +90,9 @@ class Objective:
         self._costs, self._workload = costs, workload
         owner = {param.index: number for number, kind in enumerate(kinds) for param in kind}
         params = {param.index: param for kind in kinds for param in kind}
+        order = sorted(params)
+        mine = share_out([params[index].numel for index in order], topology.world_size)
+        self._shares = {params[i].name: each for i, each in zip(order, mine, strict=True)}
         self._buckets = [
             (bucket.ready, _members(bucket, owner, params))
             for bucket in joined(workload.buckets, loads)
@@ -148,23 +154,32 @@ class Objective:
         return stages(way.strategy, item, cost, self._topology, self._costs)
 
     def _item(self, params: Sequence[Param], way: Way) -> Item:
-        codec = self._codecs[way.codec]
-        owners = max(1, len(self._topology.turns(strategies.load(way.strategy).SPREADS)))
-        lengths = [p.numel for p in params]
-        if way.fused:
-            lengths = [sum(lengths)]
-        small = sum(length * FLOAT_BYTES < WHOLE_BYTES for length in lengths)
-        large = [length for length in lengths if length * FLOAT_BYTES >= WHOLE_BYTES]
-        parts = min(small, owners)
-        parts += sum(self._chunks(length, way, codec, owners) for length in large)
-        gradient = FLOAT_BYTES * sum(p.numel for p in params)
+        codec, parts = self._codecs[way.codec], self._parts(params, way)
+        owned = Counter[int]()
+        for part in parts:
+            owned[part.owner] += part.elements
+        elements, ranks = sum(p.numel for p in params), self._topology.world_size
         payload = sum(self._payload(p, way.codec) for p in params)
         kind, rounds = codec.additive or "float32", max(1, len(codec.rounds))
-        return Item(gradient, payload, parts, kind, rounds)
+        busiest = max(owned.values(), default=0) * ranks / max(1, elements)
+        return Item(FLOAT_BYTES * elements, payload, len(parts), kind, rounds, busiest)
 
-    def _chunks(self, numel: int, way: Way, codec: Codec, owners: int) -> int:
-        most = max(1, FLOAT_BYTES * numel // (WHOLE_BYTES // 2))
-        return min(most, way.partitions(numel, codec, self._topology) * owners)
+    def _parts(self, params: Sequence[Param], way: Way) -> Sequence[Part]:
+        codec = self._codecs[way.codec]
+        lengths = [(p.name, p.numel) for p in params]
+        if way.fused:
+            lengths = [(lengths[0][0], sum(n for _, n in lengths))]
+        starts = accumulate((n for _, n in lengths), initial=0)
+        tensors = [
+            Tensor(name, i, start, n, start)
+            for i, ((name, n), start) in enumerate(zip(lengths, starts, strict=False))
+        ]
+        choices = {
+            name: Choice(way.codec, way.strategy, way.partitions(n, codec, self._topology))
+            for name, n in lengths
+        }
+        shares = {} if way.fused else self._shares
+        return partition(tensors, choices, self._topology, self._codecs, shares=shares)
 
     def _payload(self, param: Param, key: str) -> float:
         measured = self._workload.payloads.get((key, param.index))

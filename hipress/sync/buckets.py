@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from casync.graph.graph import Program, build_program
-from casync.graph.plan import Choice, Tensor, assign_owners, partition
+from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.shares import share_out
 from casync.graph.tasks import Encode
 from casync.memory import Memory
 from casync.memory.host import HostMemory
@@ -80,12 +81,14 @@ class BucketPlans:
         self._params, self.plan = params, plan
         self._rank, self._topology = rank, plan.topology
         self._merges = plan.fused or options.scope != "tensor"
-        owners = assign_owners([p.numel for p in params], plan.topology.world_size)
-        self._owners = {p.name: owners[p.index] for p in params}
+        shares = share_out([p.numel for p in params], plan.topology.world_size)
+        # of runs of a bucket there are none: they are spread as they are
+        named = zip(params, shares, strict=True) if not self._merges else ()
+        self._shares = {param.name: mine for param, mine in named}
         self.residuals = Residuals(
             params, plan, None if self._merges else self._owned(), memory or HostMemory()
         )
-        self._shared = {} if self._merges else self.residuals.place_all()
+        self._states = {} if self._merges else self.residuals.place_all()
         self._made: dict[tuple[int, ...], BucketPlan | None] = {}
 
     def plan_for(self, indices: tuple[int, ...]) -> BucketPlan | None:
@@ -154,8 +157,8 @@ class BucketPlans:
         for param in self._params:
             alone = Tensor(param.name, param.index, 0, param.numel, 0)
             choices = {param.name: self._choice((param.index,), param.numel)}
-            codecs, owners = self.plan.codecs, self._owners
-            parts = partition([alone], choices, self._topology, codecs, owners=owners)
+            codecs = self.plan.codecs
+            parts = partition([alone], choices, self._topology, codecs, shares=self._shares)
             tasks = build_program(parts, self._topology, codecs, self._rank).tasks
             if any(isinstance(task, Encode) and task.side == AGGREGATOR for task in tasks):
                 owned.add(param.index)
@@ -166,7 +169,7 @@ class BucketPlans:
             return None
         units = self._units(indices)
         compressed = sum(unit.length for unit in units if unit.choice.codec != RAW)
-        return BucketPlan(self._compile(units), self._shared, units, compressed)
+        return BucketPlan(self._compile(units), self._states, units, compressed)
 
     def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
         """Units in bucket order; with scope "bucket" neighbours of one codec are joined.
@@ -201,16 +204,16 @@ class BucketPlans:
     def _compile(self, units: Sequence[Unit]) -> Program:
         """Partition, and build our slice of the graph."""
         places = self.residuals.places
-        tensors, choices, owners = [], {}, {}
+        tensors, choices = [], {}
         for unit in units:
             name, first = self._params[unit.indices[0]].name, unit.indices[0]
             # With scope "bucket" a bucket's own arenas hold its units in order, see `_take_state`.
             at = self._offset(units, unit) if self._merges else 0
             state = places[first].offset if not self._merges and first in places else at
             tensors.append(Tensor(name, first, unit.start, unit.length, state))
-            choices[name], owners[name] = unit.choice, self._owners[name]
+            choices[name] = unit.choice
         codecs = self.plan.codecs
-        parts = partition(tensors, choices, self._topology, codecs, owners=owners)
+        parts = partition(tensors, choices, self._topology, codecs, shares=self._shares)
         return build_program(parts, self._topology, codecs, self._rank)
 
     @staticmethod

@@ -84,7 +84,7 @@ def check_values(
 ) -> tuple[list[Param], list[str]]:
     """Parameters whose values fit, and what is wrong with values of the others.
 
-    aggregated: whether all that this rank aggregates must be there (format 1 left out zeros).
+    aggregated: whether all that this rank aggregates must be there (before format 6 others did).
     """
     good, wrong = [], []
     state: Saved = saved["state"]

@@ -10,14 +10,15 @@ import torch
 from hipress.errors import StateError
 from hipress.sync.state import AGGREGATOR, WORKER
 
-FORMAT = 5
+FORMAT = 6
 KEYS = {
     *("format", "step", "rank", "world_size", "plan"),
     *("codecs", "compressors", "strategies", "state"),
 }
-# Formats that are read, too: keys by number. Before 5 the plan was not told, before 4 codecs were
-# known by their digests alone, before 3 values came as they lay in memory.
-OLDER = {4: KEYS - {"plan"}}
+# Formats that are read, too: keys by number. Before 6 other ranks aggregated, before 5 the plan was
+# not told, before 4 codecs were known by their digests alone, before 3 values came as they lay in
+# memory.
+OLDER = {5: KEYS, 4: KEYS - {"plan"}}
 OLDER |= {3: OLDER[4] - {"compressors"}, 2: OLDER[4] - {"compressors"}}
 OLDER[1] = OLDER[2] - {"strategies"}
 SIDES = (WORKER, AGGREGATOR)

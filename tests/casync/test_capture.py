@@ -90,7 +90,7 @@ class World:
 
     def __init__(self, strategy, codecs, *, capture, size=3):
         name = next(iter(codecs))
-        graph = graph_of(LENGTHS, strategy, name, size, codecs=codecs, whole_bytes=4000)
+        graph = graph_of(LENGTHS, strategy, name, size, codecs=codecs, least_bytes=4000)
         self.programs = [graph.slice(rank) for rank in range(size)]
         self.memories = [Memory() for _ in range(size)]
         ends = Meeting(size, HANG).endpoints()

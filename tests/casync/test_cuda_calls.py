@@ -33,7 +33,7 @@ def cuda(monkeypatch):
 def graph_by(strategy, codec):
     flat, tensors = Topology.flat(2), tensors_of(LENGTHS)
     choices = {t.name: Choice("codec", strategy) for t in tensors}
-    parts = partition(tensors, choices, flat, {"codec": codec}, whole_bytes=4000)
+    parts = partition(tensors, choices, flat, {"codec": codec}, least_bytes=4000)
     return build(parts, flat, {"codec": codec})
 
 

@@ -68,7 +68,7 @@ class Recorder:
 def graph_by(strategy, codec):
     topology, tensors = Topology.even(RANKS, 2), tensors_of(LENGTHS)
     choices = {t.name: Choice("codec", strategy) for t in tensors}
-    parts = partition(tensors, choices, topology, {"codec": codec}, whole_bytes=4000)
+    parts = partition(tensors, choices, topology, {"codec": codec}, least_bytes=4000)
     return build(parts, topology, {"codec": codec})
 
 
@@ -286,13 +286,13 @@ def test_a_chunk_is_sent_while_later_ones_are_not_encoded_yet():
         if text.startswith("encode"):
             encoded.append(text)
 
-    flat, tensors = Topology.flat(2), tensors_of([16 * 1024])
+    flat, tensors = Topology.flat(2), tensors_of([32 * 1024])
     choices = {tensors[0].name: Choice("codec", "ps", 8)}
-    parts = partition(tensors, choices, flat, {"codec": codec}, whole_bytes=4000)
+    parts = partition(tensors, choices, flat, {"codec": codec}, least_bytes=4000)
     program = build(parts, flat, {"codec": codec}).slice(0)
     memory, end = DeviceMemory(Schedule(1)), Watched(Hub(2).endpoints()[0])
     chunks = sum(isinstance(task, Send) and task.channel == 0 for task in program.tasks)
     codecs = {"codec": codec}
     with Executor(end, codecs, memory=memory, timeout=HANG, delay=takes_effect) as executor:
-        executor.submit(program, memory.filled(torch.ones(16 * 1024)), {}, 0)
+        executor.submit(program, memory.filled(torch.ones(32 * 1024)), {}, 0)
         assert sent.get(timeout=HANG) < chunks == 8

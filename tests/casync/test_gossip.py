@@ -31,7 +31,7 @@ def estimates(links, n, codec, rank):
 def parts_of(links, n, codecs):
     tensors = tensors_of(SIZES)
     choices = {t.name: Choice(*codecs, f"gossip:{links}", 2) for t in tensors}
-    return partition(tensors, choices, Topology.flat(n), codecs, whole_bytes=4000)
+    return partition(tensors, choices, Topology.flat(n), codecs, least_bytes=4000)
 
 
 @pytest.mark.parametrize("links, n", PAIRS)

@@ -32,7 +32,7 @@ def test_no_deadlock_and_round_trip(strategy, codec, world_size):
 @pytest.mark.parametrize("strategy", ["ps", "ring"])
 def test_bytes_are_those_of_theory(strategy):
     """2 (N-1)/N of the payload, per rank."""
-    report = dry_run(graph_of([120000], strategy, "exact", 4, whole_bytes=4000))
+    report = dry_run(graph_of([120000], strategy, "exact", 4, least_bytes=4000))
     assert report.bytes_sent == (2 * 3 * 120000,) * 4
 
 
@@ -43,7 +43,7 @@ def test_native_reduce_counts_its_bytes():
 
 def test_ps_push_slots_do_not_conflict():
     """In each slot every rank sends to one rank and receives from one."""
-    graph = graph_of([40000], "ps", "exact", 4, partitions=1, whole_bytes=4000)
+    graph = graph_of([40000], "ps", "exact", 4, partitions=1, least_bytes=4000)
     pushes = [t for t in graph.tasks if isinstance(t, Send) and t.channel == 0]
     for slot in range(3):
         group = pushes[4 * slot : 4 * slot + 4]
@@ -60,7 +60,7 @@ def test_every_rank_encodes_a_part_once(strategy):
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7, 8])
 def test_a_tree_is_as_deep_as_a_logarithm(world_size):
     """One message up from every rank but the owner, one down to it, and few levels."""
-    graph = graph_of([120000], "gtopk", "exact", world_size, partitions=1, whole_bytes=4000)
+    graph = graph_of([120000], "gtopk", "exact", world_size, partitions=1, least_bytes=4000)
     levels = (world_size - 1).bit_length()
     report = dry_run(graph)
     assert len(graph.parts) == 1
@@ -220,7 +220,7 @@ def test_a_slice_of_a_large_world_takes_little_memory(strategy):
 def test_between_nodes_travels_what_nodes_without_insides_would_send(nodes, per_node):
     """2 (M-1)/M payloads per node, whatever the ranks inside."""
     n = nodes * per_node
-    graph = graph_of([9600 * n], "hierarchical", "half", n, per_node=per_node, whole_bytes=4000)
+    graph = graph_of([9600 * n], "hierarchical", "half", n, per_node=per_node, least_bytes=4000)
     payload = 2 * 9600 * n
     for sent in dry_run(graph).bytes_between:
         assert sent == 2 * (nodes - 1) * payload // nodes
@@ -232,7 +232,7 @@ def test_nodes_of_other_sizes_send_no_more(sizes):
     nodes = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
     topology, tensors = Topology.of(nodes), tensors_of([48 * 9600])
     choices = {t.name: Choice("half", "hierarchical") for t in tensors}
-    parts = partition(tensors, choices, topology, CODECS, whole_bytes=4000)
+    parts = partition(tensors, choices, topology, CODECS, least_bytes=4000)
     count = len(sizes)
     for sent in dry_run(build(parts, topology, CODECS)).bytes_between:
         assert sent <= 2 * (count - 1) / count * 2 * 48 * 9600

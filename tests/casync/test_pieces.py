@@ -80,7 +80,7 @@ def test_compiled_codecs(strategy, name):
     codecs, lengths = {"codec": compll.compile(name)}, (33, 1200, 1024)
     topology, tensors = Topology.flat(3), tensors_of(lengths)
     choices = {t.name: Choice("codec", strategy) for t in tensors}
-    graph = build(partition(tensors, choices, topology, codecs, whole_bytes=4000), topology, codecs)
+    graph = build(partition(tensors, choices, topology, codecs, least_bytes=4000), topology, codecs)
 
     def states():
         made = codecs["codec"].init_state(sum(lengths), len(lengths))

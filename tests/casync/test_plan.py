@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casync.errors import PlanError
-from casync.graph.plan import Choice, Tensor, assign_owners, partition
+from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.shares import share_out
 from casync.raw import RAW
 from casync.strategies import list_strategies
 from casync.topology import Topology
@@ -21,7 +22,7 @@ worlds = st.integers(1, 5)
 def plan(tensors, choice, world_size, **options):
     choices = {t.name: choice for t in tensors}
     return partition(
-        tensors, choices, Topology.flat(world_size), CODECS, whole_bytes=4000, **options
+        tensors, choices, Topology.flat(world_size), CODECS, least_bytes=4000, **options
     )
 
 
@@ -68,11 +69,11 @@ def test_owners_do_not_depend_on_the_bucket(order, world_size, cut):
     """See [Note: parts do not move]."""
     sizes = [1, 50, 3000, 7, 4999, 31, 2000, 33]
     model = tensors_of(sizes)
-    numbers = assign_owners(sizes, world_size)
-    owners = {t.name: owner for t, owner in zip(model, numbers, strict=True)}
+    numbers = share_out(sizes, world_size, least_bytes=4000)
+    shares = {t.name: mine for t, mine in zip(model, numbers, strict=True)}
 
     def where(tensors):
-        parts = plan(tensors, Choice("sign", "ps", 2), world_size, owners=owners)
+        parts = plan(tensors, Choice("sign", "ps", 2), world_size, shares=shares)
         return {(*row[1:], part.owner) for part in parts for row in part.rows}
 
     def bucket(indices):
@@ -93,9 +94,30 @@ def test_a_gathered_tensor_is_cut_into_partitions_only():
     assert len(plan(tensors_of([10000]), Choice("sign", "allgather", 2), 4)) == 2
 
 
-def test_small_tensors_share_messages_by_owner():
-    parts = plan(tensors_of([10] * 9), Choice("exact", "ps"), 3)
-    assert [(part.owner, len(part.rows)) for part in parts] == [(0, 3), (1, 3), (2, 3)]
+def test_what_goes_to_one_owner_shares_a_message():
+    """Large and small tensors; chunks for `partitions` go on their own."""
+    parts = plan(tensors_of([3000, 10, 3000, 10, 3000, 10]), Choice("sign", "ps"), 3)
+    assert [part.owner for part in parts] == [0, 1, 2]
+    assert sorted(row[2] for row in parts[0].rows) == [0, 2, 3, 4]
+    parts = plan(tensors_of([6000, 6000]), Choice("sign", "ps", 2), 3)
+    assert Counter(part.owner for part in parts) == {0: 2, 1: 2, 2: 2}
+
+
+def test_a_message_has_one_piece_of_a_tensor():
+    """A codec may have a state of the tensor, which pieces on a device would update at once."""
+    tensors, shares = tensors_of([300]), {"t0": ((0, 1), (100, 0), (200, 1))}
+    parts = partition(
+        tensors, {"t0": Choice("exact", "ps")}, Topology.flat(2), CODECS, shares=shares
+    )
+    assert [(part.owner, part.rows[0][:2]) for part in parts] == [
+        (1, (0, 100)), (0, (100, 100)), (1, (200, 100)),
+    ]  # fmt: skip
+
+
+@given(lengths, st.integers(2, 5))
+def test_cuts_are_at_even_numbers_of_groups(sizes, world_size):
+    parts = plan(tensors_of(sizes), Choice("sign", "ps"), world_size)
+    assert all(row[3] % (2 * CODECS["sign"].align) == 0 for part in parts for row in part.rows)
 
 
 def test_a_batch_closes_at_its_size():
@@ -125,12 +147,54 @@ def test_a_tensor_without_elements_may_lie_anywhere(sizes, order):
         assert rows == [(t.start, t.length, t.index) for t in tensors if t.length]
 
 
-def test_assign_owners_balances():
-    owners = assign_owners([100, 50, 50, 10, 40, 40, 10], 3)
+def bert_large():
+    """Elements of its parameters, in order."""
+    block = [1024 * 1024, 1024] * 4 + [1024] * 2 + [1024 * 4096, 4096, 4096 * 1024] + [1024] * 3
+    return [30522 * 1024, 512 * 1024, 2048, 1024, 1024, *(block * 24), 1024 * 1024, 1024]
+
+
+def owned(sizes, world_size, strategy="ps", per_node=1):
+    """Elements by owner, of one bucket that holds a whole model."""
+    tensors, topology = tensors_of(sizes), Topology.even(world_size, per_node)
+    shares = dict(zip([t.name for t in tensors], share_out(sizes, world_size), strict=True))
+    choices = {t.name: Choice("sign", strategy) for t in tensors}
     loads = Counter()
-    for owner, length in zip(owners, [100, 50, 50, 10, 40, 40, 10], strict=True):
-        loads[owner] += length
-    assert sorted(loads.values()) == [100, 100, 100]
+    for part in partition(tensors, choices, topology, CODECS, shares=shares):
+        loads[part.owner] += part.elements
+    return [loads[rank] for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("world_size", [2, 16, 128, 1024])
+@pytest.mark.parametrize("strategy, per_node", [("ps", 1), ("hierarchical", 2)])
+def test_over_a_step_no_owner_has_much_more_than_another(strategy, per_node, world_size):
+    loads = owned(bert_large(), world_size, strategy, per_node)
+    assert max(loads) * world_size <= 1.1 * sum(loads)
+
+
+def test_neighbours_in_turn_are_in_other_nodes_and_places():
+    turns = Topology.even(128, 8).turns("nodes")
+    assert sorted(turns) == list(range(128))
+    assert len({rank // 8 for rank in turns[:16]}) == 16
+    assert len({rank % 8 for rank in turns[8:16]}) == 8
+
+
+@given(st.lists(st.integers(0, 10**7), max_size=20), st.integers(1, 40))
+def test_shares_cover_a_tensor_and_leave_no_crumbs(sizes, owners):
+    for length, shares in zip(sizes, share_out(sizes, owners), strict=True):
+        begins = [begin for begin, _ in shares]
+        assert all(0 <= turn < owners for _, turn in shares)
+        if shares:
+            assert begins[0] == 0
+            lengths = [b - a for a, b in zip(begins, [*begins[1:], length], strict=True)]
+            assert min(lengths) >= min(length, 1024)
+        else:
+            assert 4 * length >= owners * 512 * 1024
+
+
+def test_small_tensors_have_one_owner():
+    assert all(len(shares) == 1 for shares in share_out([1000, 5, 700] * 5, 8))
+    spread = share_out([8000] * 64, 4)  # too few for large shares, but not for one owner
+    assert Counter(turn for ((_, turn),) in spread) == {0: 16, 1: 16, 2: 16, 3: 16}
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ SEVERAL = sorted({strategy for strategy, _ in PAIRS} - {"allreduce", "vote"})
 
 def exchanged(strategy):
     """A graph of whose first two slots rank 0 exchanges the numbers."""
-    graph = graph_of(SMALL, strategy, "exact", 3, whole_bytes=4000)
+    graph = graph_of(SMALL, strategy, "exact", 3, least_bytes=4000)
     mine = transfers(graph, 0)
     first, second = sorted({t.slot for _, t in mine})[:2]
     other = {first: second, second: first}
@@ -107,7 +107,7 @@ def test_exchanged_slots_block_all_ranks_who_are_told(strategy):
 @pytest.mark.parametrize("strategy, codec", PAIRS)
 def test_threads_get_through_with_the_bits_of_the_executor(strategy, codec, world_size, per_node):
     """Two steps; and on every link both sides counted what the dry run says."""
-    graph = graph_of(SMALL, strategy, codec, world_size, per_node=per_node, whole_bytes=4000)
+    graph = graph_of(SMALL, strategy, codec, world_size, per_node=per_node, least_bytes=4000)
     total = sum(SMALL)
     states, others = ([states_of(total) for _ in range(world_size)] for _ in range(2))
     with world(world_size) as executors:
@@ -167,7 +167,7 @@ def test_a_send_that_is_not_ready_blocks_the_stream():
 
 def test_messages_match_by_their_order_alone():
     """Two messages of one slot to one peer, listed otherwise at the receiver."""
-    graph = graph_of([100000], "ps", "exact", 2, partitions=4, whole_bytes=4000)
+    graph = graph_of([100000], "ps", "exact", 2, partitions=4, least_bytes=4000)
     recvs = [(i, t) for i, t in transfers(graph, 0) if isinstance(t, Recv) and t.slot == 0]
     (i, one), (j, other) = recvs[:2]
     with pytest.raises(DeadlockError, match="meets"):

@@ -52,7 +52,7 @@ class World:
     """Ranks over a transport without tags, and what they were given and got so far."""
 
     def __init__(self, strategy, size):
-        graph = graph_of(LENGTHS, strategy, "large", size, codecs=CODECS, whole_bytes=4000)
+        graph = graph_of(LENGTHS, strategy, "large", size, codecs=CODECS, least_bytes=4000)
         ends = Meeting(size, HANG).endpoints()
         self.programs = [graph.slice(rank) for rank in range(size)]
         self.executors = [Executor(end, CODECS, timeout=HANG) for end in ends]
@@ -162,7 +162,7 @@ class Exactly:
 
     def __init__(self, codec, strategy="ps", size=3):
         self.codecs = {codec.name: codec}
-        graph = graph_of(LENGTHS, strategy, codec.name, size, codecs=self.codecs, whole_bytes=4000)
+        graph = graph_of(LENGTHS, strategy, codec.name, size, codecs=self.codecs, least_bytes=4000)
         self.programs = [graph.slice(rank) for rank in range(size)]
         ends = Meeting(size, HANG).endpoints()
         self.executors = [Executor(e, self.codecs, timeout=HANG, waits=True) for e in ends]

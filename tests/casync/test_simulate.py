@@ -14,7 +14,7 @@ ALL = {name: CodecSpeed(1e4, 1e4) for name in CODECS}
 
 def test_ps_of_two_ranks_by_hand():
     """Two chunks of 1000 bytes: encode .1, push 1, merge .1, encode .1, pull 1, decode .1."""
-    graph = graph_of([500], "ps", "exact", 2, partitions=1, whole_bytes=0, per_node=1)
+    graph = graph_of([500], "ps", "exact", 2, partitions=1, least_bytes=0, per_node=1)
     timeline = simulate([graph], Cluster(Link(LINK, 0.0), ALL))
     assert timeline.makespan == pytest.approx(2.4)
     assert timeline.link_seconds == pytest.approx((2.0, 2.0))
@@ -31,13 +31,13 @@ def test_the_native_reduce_by_hand():
 def test_partitions_overlap():
     """Four times as many chunks: encode and transfer overlap."""
     cluster = Cluster(Link(LINK, 0.0), {"exact": CodecSpeed(1e3, 1e3)})
-    graphs = [graph_of([4000], "ps", "exact", 2, k, whole_bytes=0, per_node=1) for k in (1, 4)]
+    graphs = [graph_of([4000], "ps", "exact", 2, k, least_bytes=0, per_node=1) for k in (1, 4)]
     few, many = (simulate([graph], cluster).makespan for graph in graphs)
     assert many < 0.8 * few
 
 
 def test_a_later_bucket_waits_for_its_gradients():
-    graph = graph_of([500], "ps", "exact", 2, partitions=1, whole_bytes=0, per_node=1)
+    graph = graph_of([500], "ps", "exact", 2, partitions=1, least_bytes=0, per_node=1)
     timeline = simulate([graph, graph], Cluster(Link(LINK, 0.0), ALL), ready=[0.0, 5.0])
     assert timeline.finished == pytest.approx((2.4, 7.4))
     together = simulate([graph, graph], Cluster(Link(LINK, 0.0), ALL)).makespan
@@ -84,8 +84,8 @@ def test_nodes_with_slow_links_between_them():
 
 
 def test_one_direction_takes_the_time_of_its_payloads():
-    """Signs up and numbers down, by hand: a chunk of 96 elements is 16 bytes up and 384 down."""
-    graph = graph_of([192], "ps", "sign", 2, partitions=1, per_node=1, down="raw", whole_bytes=0)
+    """Signs up and numbers down, by hand: a chunk of 128 elements is 24 bytes up and 512 down."""
+    graph = graph_of([256], "ps", "sign", 2, partitions=1, per_node=1, down="raw", least_bytes=0)
     fast = CodecSpeed(1e12, 1e12)
     cluster = Cluster(Link(LINK, 0.0), {"sign": fast}, raw=fast)
-    assert simulate([graph], cluster).makespan == pytest.approx(0.016 + 0.384, rel=1e-3)
+    assert simulate([graph], cluster).makespan == pytest.approx(0.024 + 0.512, rel=1e-3)

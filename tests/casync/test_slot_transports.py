@@ -359,7 +359,7 @@ def test_a_missing_libnccl_names_where_it_is_looked_for(monkeypatch):
 def test_every_strategy_over_nccl_has_the_bits_of_the_executor(
     strategy, codec, world_size, per_node, start
 ):
-    graph = graph_of(LENGTHS, strategy, codec, world_size, per_node=per_node, whole_bytes=4000)
+    graph = graph_of(LENGTHS, strategy, codec, world_size, per_node=per_node, least_bytes=4000)
     total = sum(LENGTHS)
     made = start("nccl4py", world_size)
     states, others = ([states_of(total) for _ in range(world_size)] for _ in range(2))

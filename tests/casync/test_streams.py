@@ -146,7 +146,7 @@ def case_of(strategy, codec, size=3):
         choices = {t.name: Choice(codec, strategy, 2) for t in tensors_of(LENGTHS)}
         graph = planned(tensors_of(LENGTHS), choices, size, codecs)
         return Case(slices(graph), codecs, worker_states)
-    return Case(slices(graph_of(LENGTHS, strategy, codec, size, whole_bytes=4000)))
+    return Case(slices(graph_of(LENGTHS, strategy, codec, size, least_bytes=4000)))
 
 
 def worker_states(codecs):
@@ -160,7 +160,7 @@ def gossip(codec, size):
         {codec: Estimate(CODECS[codec], grid("ring", size).neighbours(r))} for r in range(size)
     ]
     choices = {t.name: Choice(codec, "gossip:ring", 2) for t in tensors_of(LENGTHS)}
-    parts = partition(tensors_of(LENGTHS), choices, flat_, codecs[0], whole_bytes=4000)
+    parts = partition(tensors_of(LENGTHS), choices, flat_, codecs[0], least_bytes=4000)
     programs = [build_program(parts, flat_, own, rank) for rank, own in enumerate(codecs)]
     return Case(programs, codecs, worker_states)
 
@@ -218,7 +218,7 @@ def caught(case, wanted, wait):
 )
 def test_no_event_can_be_left_out(strategy, codec):
     """But some by which a run waits for all of the last one, though not all of it matters."""
-    case = Case(slices(graph_of((40, 1500), strategy, codec, 3, partitions=1, whole_bytes=4000)))
+    case = Case(slices(graph_of((40, 1500), strategy, codec, 3, partitions=1, least_bytes=2000)))
     wanted, schedule = case.expected(), Schedule(0)
     world = World(case, schedule)
     assert same(world.run(), wanted)
@@ -244,7 +244,7 @@ def test_a_peer_that_does_not_come_is_told_at_the_time_out():
 
 def test_a_deadlock_is_told():
     """A rank whose first two slots are exchanged: streams wait for each other."""
-    graph = graph_of((40, 1500), "ring", "exact", 3, partitions=1, whole_bytes=4000)
+    graph = graph_of((40, 1500), "ring", "exact", 3, partitions=1, least_bytes=4000)
     tasks = tuple(
         dataclasses.replace(t, slot=1 - t.slot)
         if isinstance(t, Send | Recv) and t.rank == 0 and t.slot < 2

@@ -134,7 +134,7 @@ LINK, SPEED = 1e6, 4e6  # bytes a second
 def test_as_the_graph_is_simulated(strategy, topology):
     """Four buckets, one after the other, of which every task is followed."""
     n, elements = topology.world_size, 40_000
-    graph = graph_of([elements], strategy, "exact", n, 2, whole_bytes=0, per_node=1)
+    graph = graph_of([elements], strategy, "exact", n, 2, least_bytes=0, per_node=1)
     cluster = Cluster(Link(LINK, 0.0), {"exact": CodecSpeed(SPEED, SPEED)})
     line = Line(-TASK, 1 / SPEED)  # tasks cost nothing there
     each = Transfer(Line(0.0, 1 / LINK))
