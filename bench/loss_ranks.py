@@ -7,28 +7,33 @@ does so in memory (casync.transports.memory).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.optim.lr_scheduler import LinearLR
 
 from bench.loss_workloads import Batch, Workload
 from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.memory import Hub
+from hipress import optim
 from hipress import options as options_
-from hipress.demo.methods import Method
+from hipress.demo.methods import Method, parse
 from hipress.demo.report import FINAL
 from hipress.model import describe
+from hipress.optim.adam import Freezing
 from hipress.plan.codecs import resolve, resolve_down
 from hipress.plan.rules import fixed_plan
 from hipress.sync.buckets import BucketPlans
+from hipress.sync.momentum import Momentum
 
 
 class Average(Protocol):
@@ -57,9 +62,9 @@ class Compressed(AbstractContextManager["Compressed"]):
         down = resolve_down(options, codec)
         plan = fixed_plan(tensors, codec, options, Topology.flat(ranks), down)
         every = tuple(range(len(tensors)))
-        self.plans = [
-            BucketPlans(tensors, plan, options, rank).plan_for(every) for rank in range(ranks)
-        ]
+        buckets = [BucketPlans(tensors, plan, options, rank) for rank in range(ranks)]
+        self.residuals = buckets[0].residuals
+        self.plans = [each.plan_for(every) for each in buckets]
         self.executors = [
             Executor(end, plan.codecs, seed=options.seed) for end in Hub(ranks).endpoints()
         ]
@@ -93,6 +98,55 @@ class Compressed(AbstractContextManager["Compressed"]):
             executor.close()
 
 
+class Averaged(AbstractContextManager["Averaged"]):
+    """Averages gradients by int4_group until an optimizer freezes, as "auto" does on slow links,
+    and its momentum by a codec then, as `hipress.wrap(model, codec, optimizer=optimizer)` does."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: optim.Averaging,
+        method: Method,
+        ranks: int,
+        seed: int,
+    ) -> None:
+        self._optimizer = optimizer
+        parameters, params = list(model.parameters()), describe(model)
+        self._every = tuple(range(len(params)))
+        self._momentum = Momentum(optimizer, parameters, params, unused=False)
+        self._before = Compressed(model, parse("hipress:int4_group"), ranks, seed)
+        self._after = Compressed(model, method, ranks, seed)
+
+    def __call__(self, gradients: Sequence[Tensor], step: int) -> float:
+        """See Average."""
+        optimizer = self._optimizer
+        if isinstance(optimizer, Freezing) and optimizer.due():
+            optimizer.freeze_now()
+        if not optimizer.averaging:
+            return self._before(gradients, step)
+        for gradient in gradients:
+            optimizer.forget()  # that the rank before has entered it
+            self._enter(gradient)
+        return self._after(gradients, step)
+
+    def _enter(self, gradient: Tensor) -> None:
+        """As an engine does on a rank."""
+        entered: Future[Tensor] = Future()
+        entered.set_result(gradient)
+        self._momentum.begin(self._after.residuals)
+        self._momentum.hand(self._every, gradient, lambda: entered, Future())
+        self._momentum.release()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for each in (self._before, self._after):
+            each.__exit__(kind, error, trace)
+
+
 _OPTIONS = {*options_.names()} - {"process_group", "ddp_kwargs"}
 
 
@@ -112,14 +166,17 @@ def train(
     seed: int,
     steps: int,
     ranks: Sequence[int],
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Curve:
     """Trains `model`, which the seed made, on what these ranks get, and tells the loss that counts.
 
-    `average` is given their gradients in this order."""
+    `average` is given their gradients in this order. `optimizer`: one that clips for itself;
+    by default the workload's."""
     curve = Curve()
     parameters = list(model.parameters())
     gradients = [torch.empty(sum(p.numel() for p in parameters)) for _ in ranks]
-    optimizer = workload.training.make(parameters)
+    clip = math.inf if optimizer is not None else workload.training.clip
+    optimizer = optimizer or workload.training.make(parameters)
     schedule = LinearLR(optimizer, 1.0, 0.0 if workload.decays else 1.0, steps)
     for step in range(steps):
         losses = [
@@ -128,7 +185,8 @@ def train(
         ]
         curve.sent += average(gradients, step)
         _hand_out(gradients[0], parameters)
-        nn.utils.clip_grad_norm_(parameters, workload.training.clip)
+        if math.isfinite(clip):
+            nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
         schedule.step()
         curve.losses.append(sum(losses) / len(ranks))
@@ -136,6 +194,19 @@ def train(
     last = statistics.fmean(curve.losses[-FINAL:])
     curve.final = last if held_out is None else evaluate(model, held_out())
     return curve
+
+
+def averaged_optimizer(workload: Workload, model: nn.Module, freeze: int) -> optim.Averaging:
+    """That of hipress.optim in the place of the workload's."""
+    make: Any = workload.training.make
+    kind, arguments = getattr(optim, make.func.__name__), {**make.keywords}
+    if issubclass(kind, Freezing):
+        arguments["freeze"] = freeze
+    clip = workload.training.clip
+    made: optim.Averaging = kind(
+        model.parameters(), max_norm=clip if math.isfinite(clip) else None, **arguments
+    )
+    return made
 
 
 def _backward(model: nn.Module, batch: Sequence[Tensor], gradient: Tensor) -> float:

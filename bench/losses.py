@@ -22,16 +22,19 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from torch import nn
 
 from bench import loss_hooks
 from bench.commands import check_codecs, given, now, refusing
 from bench.loss_cells import BASELINES, CELLS, FP32, Cell, read
-from bench.loss_ranks import Compressed, Curve, fp32, train
-from bench.loss_workloads import WORKLOADS
+from bench.loss_ranks import Averaged, Compressed, Curve, averaged_optimizer, fp32, train
+from bench.loss_workloads import WORKLOADS, Workload
 from hipress.demo import methods as methods_
 from hipress.demo.report import FINAL
 
 RANKS = 2
+MOMENTUM = "momentum:"  # before a spec: what averages of momentum are compressed by
+FREEZE = 0.15  # of the steps: when Adam's second moments are frozen
 #: PyTorch's own methods, and what `hipress demo` calls them
 HOOKS = {ours: name for name, ours in BASELINES.items() if ours != FP32}
 #: by value: what auto or a user would take first
@@ -49,11 +52,21 @@ def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int
     numel = sum(p.numel() for p in model.parameters())
     if method in HOOKS:
         return loss_hooks.curve(workload, HOOKS[method], seed, steps, RANKS), numel
+    if method.startswith(MOMENTUM):
+        return _averaged(chosen, model, method, seed, steps), numel
     average: Any = nullcontext(fp32)
     if method != FP32:
         average = Compressed(model, methods_.parse(f"hipress:{method}"), RANKS, seed)
     with average as mean:
         return train(chosen, mean, model, seed, steps, range(RANKS)), numel
+
+
+def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps: int) -> Curve:
+    """One of which ranks average the momentum."""
+    codec = methods_.parse(f"hipress:{method.removeprefix(MOMENTUM)}")
+    optimizer = averaged_optimizer(chosen, model, round(FREEZE * steps))
+    with Averaged(model, optimizer, codec, RANKS, seed) as average:
+        return train(chosen, average, model, seed, steps, range(RANKS), optimizer)
 
 
 def measure(workload: str, method: str, seed: int, steps: int, data: str) -> Cell:
@@ -106,7 +119,9 @@ def main(
     """Measures the cells that are not recorded."""
     methods = method or METHODS
     with refusing():
-        check_codecs(each for each in methods if each not in BASELINES.values())
+        check_codecs(
+            each.removeprefix(MOMENTUM) for each in methods if each not in BASELINES.values()
+        )
         for name in workload or ():
             if name not in WORKLOADS:
                 raise ValueError(f"unknown workload {name!r}; choose from: {', '.join(WORKLOADS)}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from hipress import optim
 from hipress.adapters.gossip import Gossip
 from hipress.adapters.synchronizer import Synchronizer
 from hipress.adapters.wrapping import attach, wrap
@@ -54,6 +55,7 @@ __all__ = [
     "consensus_distance",
     "detach",
     "load_state_dict",
+    "optim",
     "report",
     "state_dict",
     "wrap",

@@ -148,11 +148,11 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     if engine.tuner is None:
         return engine.buckets
     saved = checkpoint.plan_of(state)
-    if not saved or saved == engine.plan.by_name:
+    plan = engine.tuner.restored(saved) if saved else None
+    if plan is None or saved == engine.plan.by_name:
         return engine.buckets
-    plan = engine.tuner.restored(saved)
-    planned = None if plan is None else engine.planned(plan)
-    if planned is None or not checkpoint.names_fit(planned.residuals, state):
+    planned = engine.planned(plan)
+    if not checkpoint.names_fit(planned.residuals, state):
         return engine.buckets
     return planned
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from hipress import options as options_
 from hipress.errors import ConfigError
+from hipress.optim import Averaging
 from hipress.options import AUTO, Options
 from hipress.ranks.link import group_timeout
 
@@ -43,6 +44,12 @@ class Arguments:
     ddp_kwargs: Mapping[str, Any] | None
     optimizer: Optimizer | str | None
     options: Callable[..., Options]  # of the time-out that "None" means; raises ConfigError
+
+    @property
+    def averaging(self) -> Averaging | None:
+        """The optimizer, where ranks average its momentum."""
+        given = self.optimizer
+        return given if isinstance(given, Averaging) and given.averages else None
 
     def settle(self, way: str, group: dist.ProcessGroup, **refused: str) -> Options:
         """The options; ConfigError for what cannot be, or for one of `refused` that was given."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -42,6 +43,7 @@ __all__ = [
     "store_address",
     "store_host",
     "uncompiled",
+    "unhooked_step",
     "uses_python_reducer",
     "writes",
 ]
@@ -157,6 +159,15 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """What torch.compile wrapped, or the model itself."""
     original = getattr(model, "_orig_mod", None)
     return original if isinstance(original, nn.Module) else model
+
+
+def unhooked_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound method `step` of an optimizer, without what torch puts around that of a class of
+    which there is an instance: hooks, which are called around the step of a subclass anyway."""
+    function: Any = getattr(step, "__func__", step)
+    if not getattr(function, "hooked", False):
+        return step
+    return partial(function.__wrapped__, getattr(step, "__self__", None))
 
 
 def uses_python_reducer() -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from casync import strategies
@@ -12,7 +13,9 @@ from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress.devices import Placement
 from hipress.model import Param
-from hipress.options import Options
+from hipress.optim import Averaging
+from hipress.optim.adam import Freezing
+from hipress.options import AUTO, Options
 from hipress.plan import levels, rules
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
 from hipress.plan.overrides import Overrides
@@ -21,6 +24,7 @@ from hipress.policies import Policy
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.ranks.store import run_in_thread
+from hipress.sync.phases import Fixed, Phases
 from hipress.sync.pilot import Pilot
 from hipress.sync.tuner import Tuner
 
@@ -66,12 +70,54 @@ def plan_for(
     ours: Overrides,
     meeting: Meeting,
     placement: Placement,
+    optimizer: Averaging | None = None,
 ) -> Planned:
-    """`codecs`: of `codecs_of`. `ours`: what rules decide. Raises ConfigError. All ranks of the
-    meeting must call this."""
+    """`codecs`: of `codecs_of`. `ours`: what rules decide. `optimizer`: whose momentum is averaged.
+    Raises ConfigError. All ranks of the meeting must call this."""
     if topology.world_size == 1:
         why = "one rank: there is nothing to synchronize"
         return Planned(rules.Plan(tuple(rules.raw(p, why) for p in params), topology, why=why))
+    if isinstance(optimizer, Freezing):
+        return _phased(params, codecs, options, topology, ours, meeting, placement, optimizer)
+    return _plan(params, codecs, options, topology, ours, meeting, placement)
+
+
+def _phased(
+    params: tuple[Param, ...],
+    codecs: Mapping[str, Codec],
+    options: Options,
+    topology: Topology,
+    ours: Overrides,
+    meeting: Meeting,
+    placement: Placement,
+    optimizer: Freezing,
+) -> Planned:
+    """Gradients as "auto" has them until the optimizer freezes, then its momentum by `codecs`."""
+    first = replace(options, compressor=AUTO, params={}, down=AUTO, strategy=AUTO, scope="tensor")
+    others = (topology, ours, meeting, placement)
+    before = _plan(params, codecs_of(first, placement), first, *others, " before a freeze")
+    after = _plan(params, codecs, options, *others)
+    compile_ahead(after.plan)
+    refuse_misplaced(after.plan, placement)
+
+    def phases() -> Chooser:
+        one, two = (each.chooser or partial(Fixed, each.plan) for each in (before, after))
+        return Phases(optimizer, one(), two(), meeting)
+
+    return Planned(before.plan, before.probe or after.probe, phases)
+
+
+def _plan(
+    params: tuple[Param, ...],
+    codecs: Mapping[str, Codec],
+    options: Options,
+    topology: Topology,
+    ours: Overrides,
+    meeting: Meeting,
+    placement: Placement,
+    when: str = "",
+) -> Planned:
+    """As `plan_for`, for one phase; connections are named by `when`."""
     every = list(codecs.values())
     if options.policy is not None:
         made = levels.plans(options.policy, every, params, options, topology, ours)
@@ -82,7 +128,7 @@ def plan_for(
     from hipress.plan.auto import Search
 
     search = Search(params, codecs, options, topology, ours, placement.target)
-    return _auto(search, meeting, placement)
+    return _auto(search, meeting, placement, when)
 
 
 def refuse_misplaced(plan: Plan, placement: Placement) -> None:
@@ -100,11 +146,11 @@ def compile_ahead(plan: Plan) -> None:
             plan.codecs[key].prepare()
 
 
-def _auto(search: Search, meeting: Meeting, placement: Placement) -> Planned:
+def _auto(search: Search, meeting: Meeting, placement: Placement, when: str) -> Planned:
     """What promises to pay on this link, before anything is compiled; to be tried in training."""
     from hipress.plan.places import Places
 
-    link = connect(meeting, "probe")
+    link = connect(meeting, f"probe{when}")
     places = Places.of(search, meeting, placement)
     what = f"measuring the link between ranks {meeting.ranks}"
     begun = time.perf_counter()
@@ -120,7 +166,7 @@ def _auto(search: Search, meeting: Meeting, placement: Placement) -> Planned:
 
     def tuner() -> Chooser:
         compiling = run_in_thread(places.compile)  # training need not wait for a compiler
-        return Tuner(places, compiling, meeting)
+        return Tuner(places, compiling, meeting, when)
 
     return Planned(search.unplanned(), probe, tuner)
 

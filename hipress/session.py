@@ -19,6 +19,7 @@ from torch import nn
 from hipress import __version__
 from hipress.devices import Placement, backends_of, place
 from hipress.model import Param, describe
+from hipress.optim import Averaging
 from hipress.options import AUTO, Options
 from hipress.plan import evidence, overrides, rules
 from hipress.plan.codecs import (
@@ -31,7 +32,9 @@ from hipress.planning import codecs_of, compile_ahead, plan_for, refuse_misplace
 from hipress.ranks import meeting as meetings
 from hipress.ranks import nodes
 from hipress.ranks.meeting import Meeting
+from hipress.sync import momentum
 from hipress.sync.engine import Engine
+from hipress.sync.momentum import Momentum
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -56,6 +59,7 @@ class Session:
     placement: Placement
     probe: Probe | None = None
     chooser: Callable[[], Chooser] | None = None  # of plans while training; all ranks make one
+    optimizer: Averaging | None = None  # whose momentum is averaged
     engine: Engine | None = None
     finalizer: Any = None
     loaded_step: int = 0  # of a loaded state, where no engine counts
@@ -76,15 +80,28 @@ class Session:
         """By which gradients travel now."""
         return self.plan if self.engine is None else self.engine.plan
 
-    def make_engine(self, group: dist.ProcessGroup, *, skips: bool, unused: bool = False) -> Engine:
-        """An engine, for `start`. `group`: of uncompressed buckets; the rest: see there.
-        Every rank must call this."""
+    def make_engine(
+        self,
+        group: dist.ProcessGroup,
+        parameters: Sequence[torch.Tensor] = (),
+        *,
+        skips: bool,
+        unused: bool = False,
+    ) -> Engine:
+        """An engine, for `start`. `group`: of uncompressed buckets; `parameters`: of `params`, for
+        an optimizer whose momentum is averaged; the rest: see there. Every rank must call this."""
         tuner = None if self.chooser is None else self.chooser()
         plan = self.plan if tuner is None else tuner.plan
         return Engine(
             self.params, plan, self.options, group, self.meeting,
             placement=self.placement, tuner=tuner, skips=skips, unused=unused,
+            momentum=self._momentum(parameters, unused),
         )  # fmt: skip
+
+    def _momentum(self, parameters: Sequence[torch.Tensor], unused: bool) -> Momentum | None:
+        if self.optimizer is None:
+            return None
+        return Momentum(self.optimizer, parameters, self.params, unused=unused)
 
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
         """Synchronize by this engine, if any, until `close`, or until `owner` is no more; then
@@ -132,12 +149,14 @@ def prepare(
     facts: Mapping[str, Any],
     parameters: Callable[[nn.Module], tuple[Param, ...]] = describe,
     adapt: Callable[[Plan], Plan] = lambda plan: plan,
+    optimizer: Averaging | None = None,
 ) -> Session:
     """Agree with the other ranks and plan. See [Note: agreement].
 
     `module`: the model, as no DDP module is needed yet, or the DDP module.
     `facts`: more on which the ranks must agree, such as what DDP will be made with.
     `parameters`: those that are synchronized; `adapt`: makes another plan of the one for gradients.
+    `optimizer`: whose momentum is averaged, if any's is.
     Raises ConfigError, ConfigMismatch, AgreementTimeout or RankLost; on every rank, if on one.
     """
     meeting = meetings.meeting(group, options.timeout)
@@ -150,6 +169,10 @@ def prepare(
         placement.refuse_other_current()
         placement.refuse_sparse(params)
         codecs = codecs_of(options, placement)
+        if optimizer is not None:
+            asked = None if options.automatic else next(iter(codecs.values()))
+            momentum.check(optimizer, params, asked, options)
+            facts = {**facts, "momentum": optimizer.facts}
         ruled = overrides.compiled(options, placement.target)
         overrides.assign(ruled, params)
     ours = _facts(params, options, codecs, ruled, placement)
@@ -158,12 +181,14 @@ def prepare(
         topology = nodes.topology_of(options.topology, places, meeting.ranks)
         others = list(codecs.values())
         rules_ = overrides.decide(ruled, params, others, options, topology.world_size)
-        made = plan_for(params, codecs, options, topology, rules_, meeting, placement)
+        made = plan_for(params, codecs, options, topology, rules_, meeting, placement, optimizer)
         plan = adapt(made.plan)
         refuse_misplaced(plan, placement)
         compile_ahead(plan)
     meeting.settle({"plan": plan.facts()})
-    return Session(params, options, plan, group, meeting, placement, made.probe, made.chooser)
+    return Session(
+        params, options, plan, group, meeting, placement, made.probe, made.chooser, optimizer
+    )
 
 
 def tell_plan(session: Session) -> None:

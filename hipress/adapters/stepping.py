@@ -10,11 +10,13 @@ from torch import optim
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from hipress import optim as hipress_optim
 from hipress.errors import ConfigError, SyncError
 
 #: whose step treats every parameter by itself, so that it may come in pieces, bit for bit
 BY_PARAMETER = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
+    *(hipress_optim.SGD, hipress_optim.Adam, hipress_optim.AdamW, hipress_optim.Lion),
     *(optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD),
 )
 

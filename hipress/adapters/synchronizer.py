@@ -18,6 +18,7 @@ from hipress.adapters.plain import plain_module, refuse_step, synchronized, tell
 from hipress.adapters.stepping import Stepper
 from hipress.arguments import Arguments, group_of, taking
 from hipress.model import frozen_tensors, trainable
+from hipress.optim import Averaging
 from hipress.ranks import meeting as meetings
 from hipress.ranks.link import broadcast, connect
 from hipress.session import SESSIONS, prepare, tell_plan
@@ -74,7 +75,7 @@ class Synchronizer:
                 "shards": shards.places(model),
             }
         self.module = given.model
-        self._session = prepare(model, options, group, facts)
+        self._session = prepare(model, options, group, facts, optimizer=given.averaging)
         self._known = synchronized(model)
         self._steps: Steps | None = None
         engine: Engine | None = None
@@ -97,9 +98,9 @@ class Synchronizer:
         broadcast(values(model), own, session.options.timeout)
         # Ranks send at moments of their own, so nothing may go between the user's collectives.
         native = connect(session.meeting, "uncompressed")
-        engine = session.make_engine(native, skips=True)
         named = dict(trainable(model))
         parameters = [named[param.name] for param in session.params]
+        engine = session.make_engine(native, parameters, skips=True)
         arrived = None if self._stepper is None else self._stepper.step
         return Steps(engine, parameters, own, arrived), engine
 
@@ -130,6 +131,8 @@ class Synchronizer:
 def _stepper(optimizer: Optimizer | str | None, model: nn.Module) -> Stepper | None:
     if isinstance(optimizer, str | None):  # a name tells "auto" what trains, and steps nothing
         return None
+    if isinstance(optimizer, Averaging) and (optimizer.max_norm or optimizer.scaler):
+        return None  # which need all averages before a step
     return Stepper(optimizer, set(model.parameters()))
 
 

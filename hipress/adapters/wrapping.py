@@ -53,7 +53,7 @@ def wrap(given: Arguments) -> DistributedDataParallel:
             settings |= _one_bucket(given.model, settings)
         facts = _facts(given.model, settings)
     # Before DDP: its own check of shapes cannot name the parameter, and may hang.
-    session = prepare(given.model, options, group, facts)
+    session = prepare(given.model, options, group, facts, optimizer=given.averaging)
     with session.meeting.failures_told():
         _refuse_parts(session)
         return _finish(_ddp(given, session, settings), session)
@@ -77,7 +77,8 @@ def attach(given: Arguments) -> DistributedDataParallel:
             raise ConfigError(
                 'scope="model" is for wrap, which has DDP make one bucket, and for Synchronizer'
             )
-    session = prepare(ddp, options, group, {"called": "hipress.attach"})
+    facts = {"called": "hipress.attach"}
+    session = prepare(ddp, options, group, facts, optimizer=given.averaging)
     with session.meeting.failures_told():
         return _finish(ddp, session)
 
@@ -209,7 +210,7 @@ def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:
     _refuse_taken(ddp)
-    if session.plan.compresses or session.chooser is not None:
+    if session.plan.compresses or session.chooser is not None or session.optimizer is not None:
         _install(ddp, session)
     tell_plan(session)
     SESSIONS[ddp] = session
@@ -218,14 +219,15 @@ def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataPa
 
 def _install(ddp: DistributedDataParallel, session: Session) -> None:
     """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
+    named = dict(ddp.module.named_parameters())
+    synchronized = [named.pop(param.name) for param in session.params]
     engine = session.make_engine(
-        session.group, skips=compat.skips_unused_buckets(ddp), unused=ddp.find_unused_parameters
-    )
+        session.group, synchronized,
+        skips=compat.skips_unused_buckets(ddp), unused=ddp.find_unused_parameters,
+    )  # fmt: skip
     if ddp not in HOOKS:
         HOOKS[ddp] = HookState(ddp, session.group, ddp.static_graph)
         ddp.register_comm_hook(HOOKS[ddp], gradient_hook)
-    named = dict(ddp.module.named_parameters())
-    synchronized = [named.pop(param.name) for param in session.params]
     ignored = compat.names_ignored_by_ddp(ddp.module)
     frozen = [(n, p) for n, p in named.items() if not p.requires_grad and n not in ignored]
     HOOKS[ddp].bind(engine, synchronized, frozen)

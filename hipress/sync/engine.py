@@ -26,6 +26,7 @@ from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.copies import Average, HostCopies
 from hipress.sync.failures import Failures
 from hipress.sync.futures import average, wait_within
+from hipress.sync.momentum import Momentum
 from hipress.sync.optimizers import take_failed, watch_steps
 from hipress.sync.routes import Routes
 from hipress.sync.switch import PlanSwitch
@@ -55,10 +56,11 @@ class Engine:
         tuner: Chooser | None = None,
         skips: bool = False,
         unused: bool = False,
+        momentum: Momentum | None = None,
     ) -> None:
         """tuner: says by which plan each step goes, from `plan` on. skips: whether a step may lack
         buckets, whose parameters are unused; unused: whether averages of these are dropped.
-        memory: of gradients; by default that of the placement."""
+        memory: of gradients; by default that of the placement. momentum: what enters gradients."""
         self.params, self.options = params, options
         self._group = group  # of buckets that travel as DDP would have them
         # gloo's futures do not order streams behind what it copies to a device
@@ -66,6 +68,7 @@ class Engine:
         self._placement = placement
         self.name = meeting.ranks[meeting.rank]  # this rank's global number
         gradients = memory or placement.memory()
+        self._future, self._momentum = gradients.future, momentum
         self.tuner = tuner  # what chooses the plan, if it may change
         self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
@@ -126,6 +129,8 @@ class Engine:
             self.step += 1
             if not self.broken:
                 self._switch.begin(self._step_number)
+                if self._momentum is not None:
+                    self._momentum.begin(self.buckets.residuals)
             self._check(parameters)
 
     def _check(self, parameters: Collection[torch.Tensor]) -> None:
@@ -148,12 +153,11 @@ class Engine:
         in an all-reduce of DDP's group for one that has failed.
         """
         self.refuse_broken()
-        start = partial(self._begun, partial(self._average, self._latest, indices))
-        future = (
-            self._by_host(self._latest, start, buffer)
-            if self._copied and not buffer.is_sparse
-            else start(buffer)
-        )
+        begin = partial(self._reduce, self._latest, indices, buffer)
+        if self._momentum is None:
+            future = begin()
+        else:
+            future = self._momentum.hand(indices, buffer, begin, self._future())
         if self._verifier is not None and not buffer.is_sparse:
             future = self._verifier.check(
                 future, [self.params[i] for i in indices], self._step_number
@@ -163,7 +167,21 @@ class Engine:
         self.pending.append((future, slack if native else None))
         if last:
             self._latest = -1
+            self._release()
         return future
+
+    def _release(self) -> None:
+        """Begin what has waited for the step's last bucket."""
+        if self._momentum is not None:
+            self._momentum.release()
+
+    def _reduce(
+        self, number: int, indices: tuple[int, ...], buffer: torch.Tensor
+    ) -> Future[torch.Tensor]:
+        start = partial(self._begun, partial(self._average, number, indices))
+        if self._copied and not buffer.is_sparse:
+            return self._by_host(number, start, buffer)
+        return start(buffer)
 
     def _begun(
         self, start: Callable[[torch.Tensor], Future[torch.Tensor]], buffer: torch.Tensor
@@ -214,6 +232,7 @@ class Engine:
         """
         if self._latest >= 0 and not self._skips:
             return  # one of several backward passes of a step
+        self._release()
         if self.tuner is not None:
             self.tuner.backward_over()
         checked, self._checked = self._checked, None
@@ -223,6 +242,8 @@ class Engine:
             self._wait(future, seconds)
             self._failing(self._routes.settle)
             arrived(number)
+        if self._momentum is not None:
+            self._momentum.arrived()
         if self.tuner is not None:
             self.tuner.averaged()
         self.pending.clear()
@@ -262,6 +283,8 @@ class Engine:
     def close(self) -> None:
         """End the threads. On detach, when the module dies, at exit; may repeat."""
         self._routes.close()
+        if self._momentum is not None:
+            self._momentum.close()
         if self._copies is not None:
             self._copies.close()
         if self.tuner is not None:

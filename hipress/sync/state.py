@@ -32,6 +32,7 @@ import torch
 
 from casync.memory import Memory
 from casync.memory.host import HostMemory
+from casync.runtime.deferral import as_torch
 from hipress.model import Param
 from hipress.plan.codecs import RESIDUAL, flat_names, state_of
 from hipress.plan.rules import Plan
@@ -146,6 +147,14 @@ class Residuals:
             }
             for index in indices
         }
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all residuals, as gradients are scaled otherwise from now on."""
+        arenas = {id(place.arena): place.arena for place in self.places.values()}
+        for arena in arenas.values():
+            for arrays in arena.sides.values():
+                if RESIDUAL in arrays:
+                    as_torch(arrays[RESIDUAL]).mul_(factor)
 
     def put_back(self, copied: Copied) -> None:
         """The state as it was copied; zeros of parameters that had none yet."""

@@ -44,14 +44,20 @@ class Tuner:
     and `hold` alike."""
 
     def __init__(
-        self, places: Places, compiling: Future[dict[str, Codec]], meeting: Meeting
+        self,
+        places: Places,
+        compiling: Future[dict[str, Codec]],
+        meeting: Meeting,
+        when: str = "",
     ) -> None:
         """`places`: with costs of links, the same on all ranks. `compiling`: the codecs that these
-        may use."""
+        may use. `when`: what tells it from another tuner of the meeting."""
         search, memory = places.first.search, places.first.site.memory
         self._places, self._meeting, self._moment = places, meeting, memory.moment
         self._compiling = compiling
-        self._group: dist.ProcessGroup | None = connect(meeting, "trial")  # None after `close`
+        self._group: dist.ProcessGroup | None = connect(
+            meeting, f"trial{when}"
+        )  # None after `close`
         self.plans: tuple[Plan, ...] = (search.unplanned(),)
         self._trial = Trial(1, kept=0)
         self._observer: Observer | None = Observer(search.params, memory)  # None after some steps

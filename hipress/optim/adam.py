@@ -1,0 +1,260 @@
+"""Adam and AdamW, whose second moments may be frozen: then ranks average the first (1-bit Adam,
+Tang et al., ICML 2021).
+
+[Note: frozen] v and its bias correction stay as they are at the freeze; m and its own go on. An
+element that has had no gradient by then has v = 0, and would step by m / eps. So no v counts for
+less than FLOOR times the mean over those of its tensor that had one; in a tensor where none had,
+each counts as that mean over all tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import ParamsT
+
+from hipress.errors import ConfigError, StateError
+from hipress.optim.averaging import Averaging
+from hipress.shards import local
+
+AUTO = "auto"
+FLOOR = 0.01
+SETTLED = 0.04  # of the sum of v: what it may change by in a window
+LOOKS = 10  # at that sum, in a window of 1 / (1 - b2) steps
+FROZEN = "frozen"  # in a parameter's state: its steps until the freeze
+SUMS = "v_sums"  # in the first group: sums of v, at the latest looks, the oldest first
+
+
+@dataclass(frozen=True)
+class _Root:
+    """What a step divides by, and the eps in it."""
+
+    eps: float
+    denominator: Tensor
+
+
+class Freezing(Averaging):
+    """What Adam and AdamW have in common."""
+
+    BUFFER = "exp_avg"
+    freeze: int | str | None = None
+
+    def _begin_adam(
+        self, freeze: int | str | None, max_norm: float | None, scaler: GradScaler | None
+    ) -> None:
+        self._begin(max_norm, scaler)
+        if freeze != AUTO and freeze is not None and (type(freeze) is not int or freeze < 1):
+            raise ConfigError(f'freeze is a number of steps, "auto" or None, not {freeze!r}')
+        self.freeze = freeze
+        self._rates: list[float] = []
+        self._roots: dict[Tensor, _Root] = {}
+        self._is_frozen = False
+        self.param_groups[0].setdefault(SUMS, [])
+        for name in ("amsgrad", "capturable", "differentiable"):
+            if freeze is not None and any(group[name] for group in self.param_groups):
+                raise ConfigError(f"{name}=True cannot go on after a freeze: pass freeze=None")
+        if scaler is not None and any(group["fused"] for group in self.param_groups):
+            raise ConfigError("fused=True unscales for itself: leave it out with scaler=")
+
+    @property
+    def averages(self) -> bool:
+        """See Averaging: not without a freeze."""
+        return self.freeze is not None
+
+    @property
+    def averaging(self) -> bool:
+        """See Averaging: once v is frozen."""
+        return self._is_frozen
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """See Averaging."""
+        frozen = {"frozen": self._is_frozen, "steps": self.steps}
+        return super().facts | {"freeze": self.freeze} | frozen
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken, of the parameter with most."""
+        return max((int(each["step"]) for each in self.state.values() if each), default=0)
+
+    def weight(self, group: Any) -> float:
+        """See Averaging: `exp_avg` is (1 - b1) times the sum of b1^k g."""
+        b1 = float(group["betas"][0])
+        return (-1.0 if group["maximize"] else 1.0) * b1 / (1.0 - b1)
+
+    def due(self) -> bool:
+        """Whether to freeze before the next step; to be asked once between two steps. Raises
+        ConfigError for a number of steps at which the learning rate still rises."""
+        if self.freeze is None or self._is_frozen:
+            return False
+        steps, before = self.steps, self._rates
+        self._rates = [float(group["lr"]) for group in self.param_groups]
+        rising = len(before) == len(self._rates) and any(map(float.__gt__, self._rates, before))
+        if self.freeze == AUTO:
+            return self._settled(steps) and not rising
+        if steps >= int(self.freeze) and rising:
+            raise ConfigError(
+                f"freeze={self.freeze}: the learning rate still rises, to {max(self._rates):g} "
+                f"after step {steps}: freeze after its warm-up, or pass "
+                'freeze="auto", which waits for that'
+            )
+        return steps >= int(self.freeze)
+
+    def freeze_now(self) -> None:
+        """From now on v stays, and ranks average the momentum."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    for key in ("exp_avg", "exp_avg_sq"):
+                        state[key] = torch.zeros_like(parameter)
+                state[FROZEN] = int(state["step"])
+        self._roots.clear()
+        self._is_frozen = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"freeze": self.freeze}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._roots, self._rates = {}, []
+        self.param_groups[0].setdefault(SUMS, [])
+        frozen = {FROZEN in each for each in self.state.values() if each}
+        if len(frozen) > 1:
+            raise StateError("some parameters of the state are frozen and others are not")
+        if True in frozen and self.freeze is None:
+            raise StateError("the state is frozen: make the optimizer with freeze=, too")
+        self._is_frozen = True in frozen
+
+    def _advance(self) -> None:
+        if self.told is None and self.due():
+            self.freeze_now()
+        if not self._is_frozen:
+            self._plain()
+            return
+        for group in self.param_groups:
+            used = [p for p in group["params"] if p.grad is not None]
+            if used:
+                self._step_frozen(group, used)
+
+    def _step_frozen(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
+        b1, lr, decay = float(group["betas"][0]), float(group["lr"]), group["weight_decay"]
+        weight = self.weight(group)
+        for parameter in params:
+            if parameter not in self._entered:
+                held = self.buffer(parameter)
+                local(parameter.grad).add_(held, alpha=weight)  # type: ignore[arg-type]
+        values = [local(p).detach() for p in params]
+        moved = [local(p.grad) for p in params]  # type: ignore[arg-type]
+        moments = [local(self.state[p]["exp_avg"]) for p in params]
+        steps = [self.state[p]["step"] for p in params]
+        torch._foreach_add_(steps, 1)
+        if decay and not group["decoupled_weight_decay"]:
+            sign = -1.0 if group["maximize"] else 1.0
+            moved = list(torch._foreach_add(moved, values, alpha=sign * decay))
+        elif decay:
+            torch._foreach_mul_(values, 1 - lr * decay)
+        scale_into(moments, moved, (1 - b1) * (-1.0 if group["maximize"] else 1.0))
+        rates = [-lr / (1 - b1 ** int(step)) for step in steps]
+        torch._foreach_addcdiv_(values, moments, self._denominators(group, params), rates)
+
+    def _denominators(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
+        """Of a step of these; kept, as v stays."""
+        eps = float(group["eps"])
+        for parameter in params:
+            if parameter not in self._roots or self._roots[parameter].eps != eps:
+                self._roots[parameter] = _Root(eps, self._root(parameter, group).add_(eps))
+        return [self._roots[parameter].denominator for parameter in params]
+
+    def _root(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """Of v, see [Note: frozen]."""
+        state = self.state[parameter]
+        v = local(state["exp_avg_sq"])
+        mean = self._mean(parameter, group)
+        if mean is None:
+            known = [self._mean(p, each) for p, each in self.groups().items()]
+            means = [each for each in known if each is not None]
+            return torch.full_like(v, (sum(means) / max(1, len(means))) ** 0.5)
+        correction: float = 1 - float(group["betas"][1]) ** state[FROZEN]
+        root: Tensor = (v.float() / correction).clamp_min_(FLOOR * mean).sqrt_()
+        return root.to(v.dtype)
+
+    def _mean(self, parameter: Tensor, group: dict[str, Any]) -> float | None:
+        """Of a tensor's v, corrected, of elements that have had a gradient; None where none has."""
+        state = self.state[parameter]
+        v = local(state["exp_avg_sq"])
+        seen = int(v.count_nonzero())
+        if not seen or not state[FROZEN]:
+            return None
+        correction: float = 1 - float(group["betas"][1]) ** state[FROZEN]
+        return float(v.sum(dtype=torch.float64).item()) / seen / correction
+
+    def _settled(self, steps: int) -> bool:
+        """1-bit Adam's rule: over a window of 1 / (1 - b2) steps the sum of v hardly changed."""
+        group = self.param_groups[0]
+        every = max(1, round(1 / (1 - float(group["betas"][1])) / LOOKS))
+        if steps == 0 or steps % every:
+            return False
+        held = [local(each["exp_avg_sq"]) for each in self.state.values() if each]
+        now = float(torch.stack([v.sum(dtype=torch.float64) for v in held]).sum())
+        sums = group[SUMS] = [*group[SUMS], now][-LOOKS - 1 :]  # never in place: states share it
+        return len(sums) > LOOKS and abs(now - sums[0]) < SETTLED * sums[0]
+
+
+class Adam(Freezing, torch.optim.Adam):
+    """torch.optim.Adam, whose arguments and states it takes, and of which ranks average the
+    momentum once v is frozen: see AdamW."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        *args: Any,
+        freeze: int | str | None = AUTO,
+        max_norm: float | None = None,
+        scaler: GradScaler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """See AdamW."""
+        super().__init__(params, *args, **kwargs)
+        self._begin_adam(freeze, max_norm, scaler)
+
+
+class AdamW(Freezing, torch.optim.AdamW):
+    """torch.optim.AdamW, whose arguments and states it takes, bit for bit until v is frozen; from
+    then on ranks average the momentum, at one bit say. Its states load into torch's, too."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        *args: Any,
+        freeze: int | str | None = AUTO,
+        max_norm: float | None = None,
+        scaler: GradScaler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`args` and `kwargs`: torch's. Raises ConfigError for what cannot go on after a freeze.
+
+        freeze: after so many steps v stays as it is; "auto": when over 1 / (1 - b2) steps the sum
+            of v changed by less than 4% and the learning rate did not rise; None: never.
+        max_norm: what gradients are clipped to: the average's norm before the freeze, as by
+            clip_grad_norm_; after it each rank's, before it enters the average.
+        scaler: the GradScaler that calls `step`, as momentum is averaged in its scale.
+        """
+        super().__init__(params, *args, **kwargs)
+        self._begin_adam(freeze, max_norm, scaler)
+
+
+def scale_into(targets: list[Tensor], sources: list[Tensor], factor: float) -> None:
+    """factor * sources."""
+    if targets[0].is_cuda:
+        torch._foreach_copy_(targets, sources)
+        torch._foreach_mul_(targets, factor)
+        return
+    for target, source in zip(targets, sources, strict=True):  # one pass
+        torch.mul(source, factor, out=target)

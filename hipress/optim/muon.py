@@ -1,0 +1,40 @@
+"""torch.optim.Muon, which came with torch 2.9."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import ParamsT
+
+from hipress.errors import ConfigError
+from hipress.optim.averaging import Averaging
+
+
+class Muon(Averaging, torch.optim.Muon):
+    """torch.optim.Muon, whose momentum ranks average before it is orthogonalized."""
+
+    BUFFER = "momentum_buffer"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        *args: Any,
+        max_norm: float | None = None,
+        scaler: GradScaler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`args` and `kwargs`: torch's; the others: see AdamW. ConfigError without momentum."""
+        super().__init__(params, *args, **kwargs)
+        self._begin(max_norm, scaler)
+        if not all(0 < group["momentum"] < 1 for group in self.param_groups):
+            raise ConfigError("momentum is between 0 and 1: there is something to average then")
+
+    def weight(self, group: Mapping[str, Any]) -> float:
+        """See Averaging: what is orthogonalized is the new buffer, momentum b + (1 - momentum) g;
+        Nesterov's is (1 - momentum) g + momentum times the new buffer."""
+        momentum = float(group["momentum"])
+        share = momentum**2 if group["nesterov"] else momentum
+        return share / (1.0 - share)

@@ -1,0 +1,181 @@
+"""Momentum in what an engine averages: see [Note: averages of momentum] in hipress/optim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+from torch.futures import Future
+
+from hipress.errors import ConfigError
+from hipress.model import Param
+from hipress.optim import Averaging
+from hipress.options import Options
+from hipress.plan.codecs import RESIDUAL, flat_names
+from hipress.sync.futures import map_future
+from hipress.sync.state import Copied, Residuals
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["Momentum", "check"]
+
+Begin = Callable[[], Future[torch.Tensor]]  # of the average of a bucket
+Handed = tuple[Sequence[int], torch.Tensor]
+
+
+class Momentum:
+    """Adds an optimizer's momentum to gradients as they are handed to an engine. It refers to
+    parameters, never to the module."""
+
+    def __init__(
+        self,
+        optimizer: Averaging,
+        parameters: Sequence[torch.Tensor],
+        params: Sequence[Param],
+        *,
+        unused: bool,
+    ) -> None:
+        """parameters: as the engine knows them, by position. unused: whether averages of those that
+        no rank used are dropped without a word."""
+        if optimizer.told is not None:
+            raise ConfigError(
+                f"this {type(optimizer).__name__} steps a module that hipress synchronizes "
+                "already: hipress.detach that first, or make an optimizer for each"
+            )
+        self._optimizer, self._parameters, self._params = optimizer, parameters, params
+        self._index = {parameter: index for index, parameter in enumerate(parameters)}
+        self._unused = unused
+        self._groups = optimizer.groups()
+        self._handed: list[Handed] = []
+        self._held: list[tuple[Handed, Begin, Future[torch.Tensor]]] = []
+        self._residuals: Residuals | None = None  # of the current step
+        self._kept: Copied = {}  # of them, from before the step
+        self._scale = optimizer.scale
+        optimizer.told = self._put_back
+
+    def begin(self, residuals: Residuals) -> None:
+        """The first bucket of a step is ready, which goes by these."""
+        optimizer = self._optimizer
+        self._handed.clear()
+        self._residuals, self._kept = residuals, {}
+        scale = optimizer.scale
+        self._groups = optimizer.groups() if optimizer.averaging else {}
+        if not self._groups:
+            return
+        if scale != self._scale:
+            residuals.rescale(scale / self._scale)
+        self._scale = scale
+        if optimizer.scaler is not None and optimizer.scaler.is_enabled():
+            self._kept = residuals.copy(residuals.places)
+
+    def hand(
+        self,
+        indices: Sequence[int],
+        buffer: torch.Tensor,
+        begin: Begin,
+        future: Future[torch.Tensor],
+    ) -> Future[torch.Tensor]:
+        """The average of a bucket whose gradients are ready, which `begin` begins; or, where it has
+        to wait for all others, `future`, which will have it."""
+        if not self._groups or buffer.is_sparse:
+            return begin()
+        handed = indices, buffer
+        self._handed.append(handed)
+        if self._optimizer.max_norm is None:
+            self._enter(*handed)
+            return begin()
+        self._held.append((handed, begin, future))
+        return future
+
+    def release(self) -> None:
+        """All buckets of the step have come: clip the gradient that they hold, and begin."""
+        held, self._held = self._held, []
+        self._clip([handed for handed, _, _ in held])
+        for handed, begin, future in held:
+            self._enter(*handed)
+            map_future(begin(), lambda done: done, future)
+
+    def arrived(self) -> None:
+        """All averages are there."""
+        if not self._handed:
+            return
+        marks: dict[torch.Tensor, torch.Tensor] = {}
+        for indices, buffer in self._handed:
+            ends = list(accumulate(self._params[index].reals for index in indices))
+            values = buffer[torch.tensor(ends, device=buffer.device) - 1]
+            pairs = zip(indices, values, strict=True)
+            marks |= {self._parameters[i]: value for i, value in pairs if self._enters(i)}
+        self._handed.clear()
+        self._optimizer.arrived(marks)
+
+    def close(self) -> None:
+        """The optimizer steps by itself from now on."""
+        self._optimizer.told = None
+        self._optimizer.forget()
+
+    def _enters(self, index: int) -> bool:
+        return self._parameters[index] in self._groups and self._params[index].numel > 0
+
+    def _pieces(
+        self, indices: Sequence[int], buffer: torch.Tensor
+    ) -> list[tuple[int, torch.Tensor]]:
+        """Of the optimizer's parameters, what lies in a bucket: by index, in their own layout."""
+        pieces = torch.split(buffer, [self._params[index].reals for index in indices])
+        return [(i, piece) for i, piece in zip(indices, pieces, strict=True) if self._enters(i)]
+
+    def _enter(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
+        for index, piece in self._pieces(indices, buffer):
+            param, parameter = self._params[index], self._parameters[index]
+            if self._unused and self._residuals is not None and not piece.any():
+                self._kept |= self._residuals.copy([index])
+            share = self._optimizer.enter(parameter, self._groups[parameter])
+            if share is not None:
+                momentum, weight = share
+                laid = piece.as_strided(param.shape, param.layout)
+                laid.add_(momentum, alpha=weight)
+
+    def _clip(self, every: Sequence[Handed]) -> None:
+        """Scale this rank's gradient to the norm that the optimizer asks for, at most."""
+        pieces = [piece for handed in every for _, piece in self._pieces(*handed)]
+        if not pieces:
+            return
+        norms = [piece.norm(dtype=torch.float32) for piece in pieces]
+        most, norm = self._optimizer.max_norm, torch.stack(norms).norm() / self._scale
+        assert most is not None  # else nothing would have waited
+        torch._foreach_mul_(pieces, (most / (norm + 1e-6)).clamp(max=1.0))
+
+    def _put_back(self, parameters: Collection[torch.Tensor]) -> None:
+        """Averages of these are dropped: their states are as they were before the step."""
+        indices = {self._index[p] for p in parameters if p in self._index}
+        kept = {index: states for index, states in self._kept.items() if index in indices}
+        if self._residuals is not None and kept:
+            self._residuals.put_back(kept)
+
+
+def check(
+    optimizer: Averaging, params: Iterable[Param], codec: Codec | None, options: Options
+) -> None:
+    """Raise ConfigError for what cannot go with averages of this optimizer's momentum. codec: the
+    one that was asked for, if any."""
+    name = type(optimizer).__name__
+    if options.policy is not None:
+        raise ConfigError(
+            f"a policy goes by gradients, and ranks average the momentum of hipress.optim.{name}: "
+            f"pass one of them, or torch.optim.{name}"
+        )
+    for param in params:
+        if param.dtype.is_complex:
+            raise ConfigError(f"{param.name!r} is complex: ranks cannot average its momentum")
+    if codec is None or codec.additive == "float32":
+        return
+    states = flat_names(codec)
+    if RESIDUAL not in states:
+        kept = f"keeps {' and '.join(sorted(states))} of its own" if states else "has no feedback"
+        raise ConfigError(
+            f"{codec.name!r} {kept}, and ranks average the momentum of hipress.optim.{name}, which "
+            "needs feedback and nothing else: pass such as 'onebit_fine', or freeze=None or "
+            f"torch.optim.{name} for averages of gradients"
+        )

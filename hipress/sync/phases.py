@@ -1,0 +1,167 @@
+"""Two phases: gradients by one chooser until an optimizer freezes, its momentum by another then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hipress.errors import ConfigMismatch, StateError, SyncError
+from hipress.plan.rules import Plan
+from hipress.ranks.link import all_reduce_max, connect
+from hipress.ranks.meeting import Meeting
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    from casync.codec import Codec
+    from casync.predict.cost import Costs
+    from hipress.optim.adam import Freezing
+    from hipress.plan.trial import Tried
+    from hipress.sync.chooser import Chooser
+
+
+class Fixed:
+    """A Chooser of one plan."""
+
+    costs: Costs | None = None
+    trial_seconds: float | None = None
+    tried: tuple[Tried, ...] = ()
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @property
+    def codecs(self) -> Mapping[str, Codec]:
+        """See Chooser."""
+        return self.plan.codecs
+
+    def next(self, step: int) -> Plan:
+        """See Chooser."""
+        return self.plan
+
+    def handed(
+        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+    ) -> None:
+        """Nothing."""
+
+    def backward_over(self) -> None:
+        """Nothing."""
+
+    def averaged(self) -> None:
+        """Nothing."""
+
+    def restored(self, saved: Mapping[str, Any]) -> Plan | None:
+        """See Chooser."""
+        return self.plan if saved == self.plan.by_name else None
+
+    def hold(self, plan: Plan) -> None:
+        """Nothing: there is no other."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Phases:
+    """A Chooser that goes by one of two. All ranks of the meeting must make one."""
+
+    def __init__(
+        self, optimizer: Freezing, before: Chooser, after: Chooser, meeting: Meeting
+    ) -> None:
+        """after: from the step on in which the optimizer is frozen."""
+        self._optimizer, self._meeting = optimizer, meeting
+        self._before, self._after = before, after
+        self._group: dist.ProcessGroup | None = connect(meeting, "freeze")  # None after `close`
+
+    @property
+    def _now(self) -> Chooser:
+        return self._after if self._optimizer.averaging else self._before
+
+    @property
+    def codecs(self) -> Mapping[str, Codec]:
+        """See Chooser."""
+        return {**self._before.codecs, **self._after.codecs}
+
+    @property
+    def plan(self) -> Plan:
+        """See Chooser."""
+        return self._now.plan
+
+    @property
+    def costs(self) -> Costs | None:
+        """See Chooser."""
+        return self._now.costs
+
+    @property
+    def trial_seconds(self) -> float | None:
+        """See Chooser."""
+        return self._now.trial_seconds
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """See Chooser."""
+        return self._now.tried
+
+    def next(self, step: int) -> Plan:
+        """See Chooser."""
+        if not self._optimizer.averaging and self._group is not None:
+            self._agree(self._group)
+        return self._now.next(step)
+
+    def _agree(self, group: dist.ProcessGroup) -> None:
+        """Freeze before this step if all ranks want to. What they decide by is the same to the last
+        bit where they have the same kernels and as many threads; they are asked all the same."""
+        due, steps = self._optimizer.due(), self._optimizer.steps
+        ours = [-float(due), float(steps), -float(steps)]
+        try:
+            found = self._meeting.attend(
+                lambda: all_reduce_max(ours, group), "agreeing on a freeze"
+            )
+        except ConfigMismatch as error:  # another rank failed
+            raise SyncError(str(error)) from error
+        all_due, most, least = -found[0], found[1], -found[2]
+        if most != least:
+            raise SyncError(
+                f"ranks have taken between {least:.0f} and {most:.0f} steps of their optimizer, "
+                f"this one {steps}, so they would freeze at different ones. Every rank must call "
+                "optimizer.step() after the same averages, and load the same state of it"
+            )
+        if all_due:
+            self._optimizer.freeze_now()
+
+    def handed(
+        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+    ) -> None:
+        """See Chooser."""
+        self._now.handed(indices, buffer, unsent)
+
+    def backward_over(self) -> None:
+        """See Chooser."""
+        self._now.backward_over()
+
+    def averaged(self) -> None:
+        """See Chooser."""
+        self._now.averaged()
+
+    def restored(self, saved: Mapping[str, Any]) -> Plan | None:
+        """See Chooser. StateError for a state of the other phase."""
+        plan = self._now.restored(saved)
+        frozen = self._optimizer.averaging
+        other = self._before if frozen else self._after
+        if plan is None and other.restored(saved) is not None:
+            when = ("before", "after") if frozen else ("after", "before")
+            raise StateError(
+                f"the state was saved {when[0]} the freeze, and the optimizer is as {when[1]} it: "
+                "load the optimizer's state of the same step first"
+            )
+        return plan
+
+    def hold(self, plan: Plan) -> None:
+        """See Chooser."""
+        self._now.hold(plan)
+
+    def close(self) -> None:
+        """See Chooser."""
+        self._group = None
+        self._before.close()
+        self._after.close()

@@ -1,0 +1,294 @@
+"""What the ranks of test_momentum do."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+from torch import nn
+
+import hipress
+from hipress import optim
+from hipress.session import SESSIONS
+from tests.hipress.common import SMALL_BUCKETS, data, digest, error_of, make
+
+CODEC = "onebit_fine"
+
+
+def adam(model, freeze=4, **options):
+    return optim.AdamW(model.parameters(), lr=0.01, freeze=freeze, **options)
+
+
+def make_optimizer(name, model):
+    parameters = model.parameters()
+    if name == "sgd":
+        return optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01)
+    if name == "lion":
+        return optim.Lion(parameters, lr=0.001, weight_decay=0.01)
+    return adam(model, max_norm=0.5 if name == "clipped" else None)
+
+
+def backward(model, rank, step, factor=1.0):
+    x, y = data(rank, step)
+    loss = nn.functional.mse_loss(model(x), y)
+    (loss * factor).backward()
+    return loss.item()
+
+
+def fit(ddp, optimizer, rank, steps):
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        losses.append(backward(ddp, rank, step))
+        optimizer.step()
+    return losses
+
+
+def ways(rank, world_size, name, codec):
+    """By wrap and by Synchronizer: losses, digests, and what of the plan there is at the end."""
+    found = []
+    for way in ("wrap", "synchronizer"):
+        model = make()
+        optimizer = make_optimizer(name, model)
+        if way == "wrap":
+            ddp = hipress.wrap(model, codec, optimizer=optimizer, ddp_kwargs=SMALL_BUCKETS)
+            losses = fit(ddp, optimizer, rank, range(14))
+        else:
+            ddp = hipress.Synchronizer(model, codec, optimizer=optimizer)
+            losses = []
+            for step in range(14):
+                optimizer.zero_grad()
+                losses.append(backward(model, rank, step))
+                ddp.step()
+                if name == "clipped":  # which needs all gradients before a step
+                    optimizer.step()
+        found.append((losses, digest(model), SESSIONS[ddp].current_plan.label))
+        hipress.detach(ddp)
+    return found
+
+
+def stored(model, optimizer, ddp):
+    """The state of all three, as bytes."""
+    states = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "hipress": hipress.state_dict(ddp),
+    }
+    file = io.BytesIO()
+    torch.save(states, file)
+    return file.getvalue()
+
+
+def checkpoints(rank, world_size, at):
+    """Digests of ten steps in a row, and of ten with a stop."""
+    model = make()
+    optimizer = adam(model)
+    ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+    fit(ddp, optimizer, rank, range(at))
+    state = stored(model, optimizer, ddp)
+    fit(ddp, optimizer, rank, range(at, 10))
+    hipress.detach(ddp)
+    state = torch.load(io.BytesIO(state), weights_only=True)
+    again = make()
+    resumed = adam(again)
+    wrapped = hipress.wrap(again, CODEC, optimizer=resumed)
+    refused = error_of(hipress.load_state_dict, wrapped, state["hipress"])[:2]
+    again.load_state_dict(state["model"])
+    resumed.load_state_dict(state["optimizer"])
+    hipress.load_state_dict(wrapped, state["hipress"])
+    fit(wrapped, resumed, rank, range(at, 10))
+    return digest(model), digest(again), refused
+
+
+def scaled(rank, world_size):
+    """A step that overflows on rank 1: whether parameters, momentum and feedback stay, and whether
+    what follows is what would have followed without it, in other scales."""
+    digests = []
+    for overflows in (False, True):
+        model = make()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
+        optimizer = adam(model, 2, max_norm=0.5, scaler=scaler)
+        ddp = hipress.wrap(model, CODEC, optimizer=optimizer, ddp_kwargs=SMALL_BUCKETS)
+        for step in range(9):
+            for factor in (float("inf"), 1.0) if overflows and step == 5 else (1.0,):
+                before = _held(model, optimizer, ddp)
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(ddp(data(rank, step)[0]), data(rank, step)[1])
+                scaler.scale(loss * (factor if rank == 1 else 1.0)).backward()
+                scaler.step(optimizer)
+                if factor > 1:
+                    digests.append(_held(model, optimizer, ddp) == before)
+                scaler.update()
+        digests.append(digest(model))
+        hipress.detach(ddp)
+    return digests
+
+
+def _held(model, optimizer, ddp):
+    moments = [optimizer.state[p]["exp_avg"].sum().item() for p in optimizer.state]
+    state = hipress.state_dict(ddp)["state"]
+    residuals = [
+        values.double().abs().sum().item()
+        for sides in state.values()
+        for arrays in sides.values()
+        for values in arrays.values()
+    ]
+    return digest(model), moments, residuals
+
+
+def accumulated(rank, world_size):
+    """Two micro-batches a step under no_sync, and the same in one batch: how far they are apart."""
+    models = []
+    for micro in (True, False):
+        model = make()
+        optimizer = adam(model, 2)
+        ddp = hipress.wrap(model, "none", optimizer=optimizer)
+        for step in range(8):
+            optimizer.zero_grad()
+            batches = [data(rank, 2 * step), data(rank, 2 * step + 1)]
+            if micro:
+                with ddp.no_sync():
+                    (nn.functional.mse_loss(ddp(batches[0][0]), batches[0][1]) / 2).backward()
+                (nn.functional.mse_loss(ddp(batches[1][0]), batches[1][1]) / 2).backward()
+            else:
+                x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+                nn.functional.mse_loss(ddp(x), y).backward()
+            optimizer.step()
+        models.append(model)
+        hipress.detach(ddp)
+    pairs = zip(*(m.parameters() for m in models), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+class Gated(nn.Module):
+    """A part that some steps leave out."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.always, self.maybe = nn.Linear(7, 300), nn.Linear(300, 3)
+        self.last = nn.Linear(300, 3)
+
+    def forward(self, x, gate):
+        hidden = torch.tanh(self.always(x))
+        return self.last(hidden) + (self.maybe(hidden) if gate else 0)
+
+
+def unused(rank, world_size, way):
+    """Momentum, feedback and values of a layer in a step in which no rank used it, before and
+    after; and a digest of all after a step in which rank 0 alone used it."""
+    model = Gated()
+    optimizer = adam(model, 2)
+    if way == "wrap":
+        kwargs = {"find_unused_parameters": True, **SMALL_BUCKETS}
+        ddp = hipress.wrap(model, CODEC, optimizer=optimizer, ddp_kwargs=kwargs)
+    else:
+        ddp = hipress.Synchronizer(model, CODEC, optimizer=optimizer)
+
+    def step(number, gate):
+        x, y = data(rank, number)
+        optimizer.zero_grad()
+        (ddp if way == "wrap" else model)(x, gate).sub(y).square().mean().backward()
+        ddp.step() if way != "wrap" else optimizer.step()
+
+    def held():
+        momentum = optimizer.state[model.maybe.weight]["exp_avg"].clone()
+        state = hipress.state_dict(ddp)["state"]["maybe.weight"]
+        kept = [values.clone() for arrays in state.values() for values in arrays.values()]
+        return [momentum, model.maybe.weight.detach().clone(), *kept]
+
+    for number in range(6):
+        step(number, True)
+    before = held()
+    step(6, False)
+    after = held()
+    stays = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    step(7, rank == 0)
+    step(8, True)
+    return stays, digest(model)
+
+
+def mistakes(rank, world_size):
+    """Errors by what was wrong."""
+    found = {}
+    model = make()
+    optimizer = adam(model, 2)
+    ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+    found["twice"] = error_of(hipress.wrap, make(), CODEC, optimizer=optimizer)
+    fit(ddp, optimizer, rank, range(4))
+    backward(ddp, rank, 4)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    found["clipped"] = error_of(optimizer.step)
+    found["no step"] = error_of(backward, ddp, rank, 5)
+    for codec in ("dgc", "int4_group"):
+        found[codec] = error_of(hipress.wrap, make(), codec, optimizer=adam(make()))
+    policy = hipress.Warmup("topk", ratios=(0.1, 0.01), steps=5)
+    found["policy"] = error_of(hipress.wrap, make(), policy=policy, optimizer=adam(make()))
+    found["ranks"] = error_of(hipress.wrap, make(), CODEC, optimizer=adam(make(), 4 + rank))
+    return {what: each[:2] for what, each in found.items()}
+
+
+def apart(rank, world_size):
+    """Rank 1 leaves a step of its optimizer out, before the freeze."""
+    model = make()
+    optimizer = adam(model)
+    ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+    fit(ddp, optimizer, rank, range(2))
+    optimizer.zero_grad()
+    backward(ddp, rank, 2)
+    if rank == 0:
+        optimizer.step()
+    return error_of(fit, ddp, optimizer, rank, range(3, 8))[:2]
+
+
+def warming(rank, world_size):
+    """A freeze while the learning rate rises."""
+    model = make()
+    optimizer = adam(model)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 8)
+    ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+
+    def run():
+        for step in range(8):
+            fit(ddp, optimizer, rank, range(step, step + 1))
+            schedule.step()
+
+    return error_of(run)[:2]
+
+
+def halves(rank, world_size):
+    """Losses and a digest of bfloat16 parameters."""
+    model = make().bfloat16()
+    optimizer = adam(model)
+    ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+    losses = []
+    for step in range(12):
+        x, y = (each.bfloat16() for each in data(rank, step % 3))
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(ddp(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, digest(model)
+
+
+def grown(rank, world_size, saved):
+    """On more ranks than saved a state: momentum and v go on, feedback starts anew."""
+    saved = torch.load(io.BytesIO(saved), weights_only=True)  # tensors that ranks do not share
+    model = make()
+    optimizer = adam(model)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+    hipress.load_state_dict(ddp, saved["hipress"], strict=False)
+    label = SESSIONS[ddp].current_plan.label
+    return fit(ddp, optimizer, rank, range(8, 12)), digest(model), label
+
+
+def saved(rank, world_size):
+    """Eight steps: the states after these."""
+    model = make()
+    optimizer = adam(model)
+    ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+    fit(ddp, optimizer, rank, range(8))
+    return stored(model, optimizer, ddp)

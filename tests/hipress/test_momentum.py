@@ -1,0 +1,126 @@
+"""Averages of momentum, on real ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hipress import optim
+from tests.hipress import momentum_ranks
+from tests.hipress.common import data, make
+from tests.hipress.launch import launch
+
+RANKS_DIFFER = "ranks have taken between 2 and 3 steps of their optimizer, this one "
+
+
+@pytest.mark.parametrize("name", ["adam", "clipped", "sgd", "lion"])
+def test_both_ways_in_train_alike_and_ranks_stay_equal(name):
+    (wrapped, synchronized), other = launch(momentum_ranks.ways, 2, name, momentum_ranks.CODEC)
+    assert [each[1:] for each in (wrapped, synchronized)] == [each[1:] for each in other]
+    assert wrapped == synchronized
+    assert wrapped[2] == "onebit_fine (ps)"
+    assert wrapped[0][-1] < 0.8 * wrapped[0][0]
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "lion"])
+def test_uncompressed_they_train_as_one_process_does(name):
+    """Which has both ranks' data, and averages nothing."""
+    both = [each[0][0] for each in launch(momentum_ranks.ways, 2, name, "none")]
+    model = make()
+    optimizer = momentum_ranks.make_optimizer(name, model)
+    if name == "sgd":
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01
+        )
+    for step in range(14):
+        optimizer.zero_grad()
+        losses = [momentum_ranks.backward(model, rank, step, 0.5) for rank in range(2)]
+        optimizer.step()
+        assert [each[step] for each in both] == pytest.approx(losses, rel=2e-3)
+
+
+@pytest.mark.parametrize("at", [2, 4, 7])
+def test_checkpoints_before_at_and_after_the_freeze_resume_bit_by_bit(at):
+    ranks = launch(momentum_ranks.checkpoints, 2, at)
+    assert len({rank[0] for rank in ranks}) == 1
+    for straight, resumed, refused in ranks:
+        assert resumed == straight
+        assert refused[0] == ("StateError" if at > 4 else "none")
+    if at > 4:
+        assert "load the optimizer's state of the same step first" in ranks[0][2][1]
+
+
+def test_a_step_that_overflows_leaves_momentum_and_feedback_alone():
+    ranks = launch(momentum_ranks.scaled, 2)
+    assert ranks[0] == ranks[1]
+    calm, stayed, rough = ranks[0]
+    assert stayed
+    assert calm == rough
+
+
+def test_momentum_enters_once_for_all_micro_batches():
+    assert max(launch(momentum_ranks.accumulated, 2)) < 1e-5
+
+
+@pytest.mark.parametrize("way", ["wrap", "synchronizer"])
+def test_what_no_rank_used_keeps_momentum_and_feedback(way):
+    ranks = launch(momentum_ranks.unused, 2, way)
+    assert ranks[0] == ranks[1]
+    assert ranks[0][0]
+
+
+def test_mistakes_are_told_on_every_rank():
+    ranks = launch(momentum_ranks.mistakes, 2)
+    for found in ranks:
+        expected = {
+            "twice": ("ConfigError", "steps a module that hipress synchronizes"),
+            "clipped": ("SyncError", "Instead of clip_grad_norm_ pass max_norm= to AdamW"),
+            "no step": ("SyncError", "no optimizer.step() came after it"),
+            "dgc": ("ConfigError", "'dgc' keeps u and v of its own"),
+            "int4_group": ("ConfigError", "'int4_group' has no feedback"),
+            "policy": ("ConfigError", "a policy goes by gradients"),
+            "ranks": ("ConfigMismatch", "'freeze': 4"),
+        }
+        assert {what: kind for what, (kind, _) in found.items()} == {
+            what: kind for what, (kind, _) in expected.items()
+        }
+        for what, (_, text) in expected.items():
+            assert text in found[what][1]
+
+
+def test_ranks_that_would_freeze_apart_are_told():
+    (kind, message), (other, theirs) = launch(momentum_ranks.apart, 2)
+    assert (kind, other) == ("SyncError", "SyncError")
+    assert RANKS_DIFFER + "3" in message
+    assert RANKS_DIFFER + "2" in theirs
+
+
+def test_a_freeze_before_the_warm_up_ends_is_refused():
+    for kind, message in launch(momentum_ranks.warming, 2):
+        assert kind == "ConfigError"
+        assert "freeze=4: the learning rate still rises" in message
+
+
+def test_parameters_of_16_bits():
+    (losses, one), (_, other) = launch(momentum_ranks.halves, 2)
+    assert one == other
+    assert losses[-1] < losses[0]
+
+
+def test_a_state_of_fewer_ranks_keeps_momentum_and_v():
+    saved = launch(momentum_ranks.saved, 2)
+    ranks = launch(momentum_ranks.grown, 3, saved[0])
+    assert len({rank[1] for rank in ranks}) == 1
+    assert {rank[2] for rank in ranks} == {"onebit_fine (ps)"}
+
+
+def test_one_rank_steps_as_the_optimizer_alone():
+    model = make()
+    optimizer = optim.AdamW(model.parameters(), lr=0.01, freeze=4)
+    for step in range(8):
+        optimizer.zero_grad()
+        x, y = data(0, step)
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    assert optimizer.averaging
