@@ -10,6 +10,7 @@ from typing import Any, Self
 
 CELLS = Path(__file__).parent / "results" / "losses.jsonl"
 FP32 = "fp32"
+MOMENTUM = "momentum:"  # before a spec: what averages of momentum are compressed by
 #: what PyTorch's own methods are called here, by their names in `hipress demo`
 BASELINES = {"ddp-fp32": FP32, "ddp-fp16": "torch-fp16", "powersgd": "torch-powersgd:rank=4"}
 
@@ -19,7 +20,7 @@ class Cell:
     """A method's loss under one workload, seed and number of steps."""
 
     workload: str
-    method: str  # fp32, or a spec with its options: topk:ratio=0.01
+    method: str  # fp32, or a spec with its options: topk:ratio=0.01, momentum:onebit_fine
     seed: int
     steps: int
     data: str  # a short hash of what was trained on

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 import compll
-from bench.loss_cells import BASELINES, FP32, Cell
+from bench.loss_cells import BASELINES, FP32, MOMENTUM, Cell
 from bench.loss_workloads import WORKLOADS
+from hipress import optimizers
 from hipress.demo import methods
 from hipress.plan.evidence import Finding
 
@@ -44,9 +45,10 @@ class Row:
 
     def finding(self, codec: str, params: dict[str, object], *, default: bool) -> Finding:
         """As hipress reads it."""
+        averaged = self.method.startswith(MOMENTUM)
+        kind = optimizers.MOMENTUM if averaged else WORKLOADS[self.workload].kind
         return Finding(
-            codec, params, default, WORKLOADS[self.workload].kind, self.workload, self.steps,
-            self.seeds,
+            codec, params, default, kind, self.workload, self.steps, self.seeds,
             None if math.isnan(self.difference) else round(self.difference, 5),
             0.0 if math.isnan(self.error) else round(self.error, 5),
         )  # fmt: skip
@@ -98,7 +100,7 @@ def evidence(found: Iterable[Row]) -> str:
 def _findings(found: Iterable[Row]) -> Iterator[Finding]:
     for row in sorted(found, key=lambda row: (row.method, row.workload, row.steps)):
         if row.method not in BASELINES.values():
-            method = methods.parse(f"hipress:{row.method}")
+            method = methods.parse(f"hipress:{row.method.removeprefix(MOMENTUM)}")
             assert method.codec is not None
             codec = compll.compile(method.codec, "reference", **method.options)
             usual = compll.compile(method.codec, "reference").params

@@ -26,14 +26,13 @@ from torch import nn
 
 from bench import loss_hooks
 from bench.commands import check_codecs, given, now, refusing
-from bench.loss_cells import BASELINES, CELLS, FP32, Cell, read
+from bench.loss_cells import BASELINES, CELLS, FP32, MOMENTUM, Cell, read
 from bench.loss_ranks import Averaged, Compressed, Curve, averaged_optimizer, fp32, train
 from bench.loss_workloads import WORKLOADS, Workload
 from hipress.demo import methods as methods_
 from hipress.demo.report import FINAL
 
 RANKS = 2
-MOMENTUM = "momentum:"  # before a spec: what averages of momentum are compressed by
 FREEZE = 0.15  # of the steps: when Adam's second moments are frozen
 #: PyTorch's own methods, and what `hipress demo` calls them
 HOOKS = {ours: name for name, ours in BASELINES.items() if ours != FP32}
@@ -42,6 +41,7 @@ METHODS = (
     *(FP32, "int4_group", "int3_group", "tern_group", "onebit_group", "powersgd:rank=4"),
     *("bf16", "torch-powersgd:rank=4", "topk:ratio=0.01", "dgc:ratio=0.01", "terngrad"),
     *("int8_group", "qsgd", "natural", "fp16", "none"),
+    *("momentum:onebit_fine", "momentum:onebit_fine:group=64"),
 )
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from torch.optim import Optimizer
 
 from hipress.errors import ConfigError, unknown
+from hipress.optim import Averaging
 
-KINDS = ("sgd", "adam")
-"""One rate for all elements, with momentum or without; one for each, by what its gradients were."""
+MOMENTUM = "momentum"
+KINDS = ("sgd", "adam", MOMENTUM)
+"""One rate for all elements, with momentum or without; one for each, by what its gradients were;
+those whose momentum ranks average (hipress.optim), Adam's after its freeze."""
 
 _BY_NAME = {
     **dict.fromkeys(("sgd", "asgd"), "sgd"),
     **dict.fromkeys(("adam", "adamw", "adamax", "nadam", "radam", "sparseadam"), "adam"),
+    MOMENTUM: MOMENTUM,
     **dict.fromkeys(("adagrad", "adadelta", "adafactor", "rmsprop"), "adam"),
 }
 
@@ -35,5 +39,7 @@ def kind_of(optimizer: object) -> str | None:
             'optimizer is a torch.optim.Optimizer, "sgd" or "adam", not '
             f"a {type(optimizer).__name__}"
         )
+    if isinstance(optimizer, Averaging) and optimizer.averages:
+        return MOMENTUM
     names = (each.__name__.lower() for each in type(optimizer).__mro__)
     return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)

@@ -93,7 +93,10 @@ def _phased(
     optimizer: Freezing,
 ) -> Planned:
     """Gradients as "auto" has them until the optimizer freezes, then its momentum by `codecs`."""
-    first = replace(options, compressor=AUTO, params={}, down=AUTO, strategy=AUTO, scope="tensor")
+    first = replace(
+        options, compressor=AUTO, params={}, down=AUTO, strategy=AUTO, scope="tensor",
+        optimizer="adam",
+    )  # fmt: skip
     others = (topology, ours, meeting, placement)
     before = _plan(params, codecs_of(first, placement), first, *others, " before a freeze")
     after = _plan(params, codecs, options, *others)

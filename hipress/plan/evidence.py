@@ -13,6 +13,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, cast
 
+from hipress.optimizers import MOMENTUM
+
 if TYPE_CHECKING:
     from casync.codec import Codec
 
@@ -65,13 +67,11 @@ def findings() -> tuple[Finding, ...]:
 
 def of(codec: Codec, optimizer: str | None = None) -> tuple[Finding, ...]:
     """What was measured of a codec with these parameters, under an optimizer of this kind (None:
-    any); () for a codec without evidence."""
+    any by gradients); () for a codec without evidence."""
     return tuple(
         each
         for each in findings()
-        if each.codec == codec.name
-        and each.params == codec.params
-        and optimizer in (None, each.optimizer)
+        if each.codec == codec.name and each.params == codec.params and _counts(each, optimizer)
     )
 
 
@@ -89,13 +89,18 @@ def trusted(optimizer: str | None) -> tuple[tuple[str, str, Mapping[str, Any]], 
 
 
 def _hold(found: Sequence[Finding], optimizer: str | None) -> bool:
-    counted = [each for each in found if optimizer in (None, each.optimizer)]
+    counted = [each for each in found if _counts(each, optimizer)]
     kept = {each.workload for each in counted if each.kept}
     return kept >= _workloads(optimizer) and not any(each.lost for each in counted)
 
 
 def _workloads(optimizer: str | None) -> set[str]:
-    return {each.workload for each in findings() if optimizer in (None, each.optimizer)}
+    return {each.workload for each in findings() if _counts(each, optimizer)}
+
+
+def _counts(found: Finding, optimizer: str | None) -> bool:
+    """Whether it tells of a kind of optimizer; None: of any of which ranks average gradients."""
+    return found.optimizer == optimizer or (optimizer is None and found.optimizer != MOMENTUM)
 
 
 def worst(codec: Codec, optimizer: str | None) -> Finding | None:
