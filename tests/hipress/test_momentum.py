@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-from hipress import optim
 from tests.hipress import momentum_ranks
-from tests.hipress.common import data, make
+from tests.hipress.common import make
 from tests.hipress.launch import launch
 
 RANKS_DIFFER = "ranks have taken between 2 and 3 steps of their optimizer, this one "
 
 
-@pytest.mark.parametrize("name", ["adam", "clipped", "sgd", "lion"])
+def slowly(*values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("name", ["clipped", *slowly("adam", "sgd", "lion")])
 def test_both_ways_in_train_alike_and_ranks_stay_equal(name):
     (wrapped, synchronized), other = launch(momentum_ranks.ways, 2, name, momentum_ranks.CODEC)
     assert [each[1:] for each in (wrapped, synchronized)] == [each[1:] for each in other]
@@ -23,7 +25,7 @@ def test_both_ways_in_train_alike_and_ranks_stay_equal(name):
     assert wrapped[0][-1] < 0.8 * wrapped[0][0]
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd", "lion"])
+@pytest.mark.parametrize("name", ["adam", *slowly("sgd", "lion")])
 def test_uncompressed_they_train_as_one_process_does(name):
     """Which has both ranks' data, and averages nothing."""
     both = [each[0][0] for each in launch(momentum_ranks.ways, 2, name, "none")]
@@ -40,7 +42,7 @@ def test_uncompressed_they_train_as_one_process_does(name):
         assert [each[step] for each in both] == pytest.approx(losses, rel=2e-3)
 
 
-@pytest.mark.parametrize("at", [2, 4, 7])
+@pytest.mark.parametrize("at", [7, *slowly(2, 4)])
 def test_checkpoints_before_at_and_after_the_freeze_resume_bit_by_bit(at):
     ranks = launch(momentum_ranks.checkpoints, 2, at)
     assert len({rank[0] for rank in ranks}) == 1
@@ -59,11 +61,12 @@ def test_a_step_that_overflows_leaves_momentum_and_feedback_alone():
     assert calm == rough
 
 
+@pytest.mark.slow
 def test_momentum_enters_once_for_all_micro_batches():
     assert max(launch(momentum_ranks.accumulated, 2)) < 1e-5
 
 
-@pytest.mark.parametrize("way", ["wrap", "synchronizer"])
+@pytest.mark.parametrize("way", ["wrap", *slowly("synchronizer")])
 def test_what_no_rank_used_keeps_momentum_and_feedback(way):
     ranks = launch(momentum_ranks.unused, 2, way)
     assert ranks[0] == ranks[1]
@@ -96,31 +99,23 @@ def test_ranks_that_would_freeze_apart_are_told():
     assert RANKS_DIFFER + "2" in theirs
 
 
+@pytest.mark.slow
 def test_a_freeze_before_the_warm_up_ends_is_refused():
     for kind, message in launch(momentum_ranks.warming, 2):
         assert kind == "ConfigError"
         assert "freeze=4: the learning rate still rises" in message
 
 
+@pytest.mark.slow
 def test_parameters_of_16_bits():
     (losses, one), (_, other) = launch(momentum_ranks.halves, 2)
     assert one == other
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_a_state_of_fewer_ranks_keeps_momentum_and_v():
     saved = launch(momentum_ranks.saved, 2)
     ranks = launch(momentum_ranks.grown, 3, saved[0])
     assert len({rank[1] for rank in ranks}) == 1
     assert {rank[2] for rank in ranks} == {"onebit_fine (ps)"}
-
-
-def test_one_rank_steps_as_the_optimizer_alone():
-    model = make()
-    optimizer = optim.AdamW(model.parameters(), lr=0.01, freeze=4)
-    for step in range(8):
-        optimizer.zero_grad()
-        x, y = data(0, step)
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-    assert optimizer.averaging
