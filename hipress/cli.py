@@ -7,6 +7,7 @@ import typer
 
 from hipress import __version__
 from hipress.bench.command import app as bench
+from hipress.bench.trace import trace
 from hipress.demo.command import demo
 from hipress.plan.command import plan, probe
 from hipress.simulate.command import simulate
@@ -21,6 +22,7 @@ app.command("probe")(probe)
 app.command("plan")(plan)
 app.add_typer(bench, name="bench")
 app.command("simulate")(simulate)
+app.command("trace")(trace)
 
 
 def show_version(wanted: bool) -> None:

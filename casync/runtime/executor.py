@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +24,7 @@ from casync.errors import (
     copy_to_raise,
 )
 from casync.graph.graph import Program
+from casync.graph.tasks import Task
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.blame import found_bad
@@ -39,7 +41,15 @@ from casync.transports import SlotTransport, Transport
 
 __all__ = ["Executor", "TraceEvent"]
 
-TraceEvent = tuple[str, float, float]  # task text, begin, end (time.perf_counter)
+
+class TraceEvent(NamedTuple):
+    """A task that ran, or a whole job. Seconds are those of time.perf_counter."""
+
+    job: int  # in the order of submits
+    task: Task | None  # None: the job, from its submit to its averages
+    begin: float
+    end: float
+
 
 _log = logging.getLogger("casync")
 _PATIENCE = 5.0  # seconds that close() waits for a thread
@@ -74,7 +84,7 @@ class Executor:
     ) -> None:
         """`codecs`: looked up as a program's buffers are made. `memory`: of buckets and states; by
         default the host's. On a device, over a transport of the host's, payloads are staged in
-        pinned memory. `timeout`: seconds a peer may take. `trace`: collects a tuple per task.
+        pinned memory. `timeout`: seconds a peer may take. `trace`: gets an event per task and job.
 
         `span`: called with verb and codec of each task that computes or waits for a message, in the
         thread that does; what it returns is entered for as long as that takes: for profilers.
@@ -258,7 +268,7 @@ class Executor:
             if self._error is not None:
                 return
             if self.trace is not None:
-                self.trace.append((job.tasks[index].text(), begin, end))
+                self.trace.append(TraceEvent(job.sequence, job.tasks[index], begin, end))
             self.counters.count(job, index, end - begin)
             for following in job.unlocks[index]:
                 job.waits[following] -= 1
@@ -269,6 +279,8 @@ class Executor:
             if ended:
                 self._jobs.end(job)
                 self.counters.job_seconds += end - job.started
+                if self.trace is not None:
+                    self.trace.append(TraceEvent(job.sequence, None, job.started, end))
                 self._lanes.end(job)
                 self._start()
         self._lanes.run()

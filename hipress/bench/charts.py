@@ -12,10 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from hipress.bench.results import ENOUGH, Trace
 from hipress.demo.chart import INK, colors_of, smooth, style
 from hipress.demo.job import Curve, Result
 from hipress.demo.methods import ALONE
 from hipress.demo.report import Report, Row, rows
+from hipress.tracing.spans import BACKWARD, DECODE, ENCODE, MERGE, WIRE
 
 _WIDTH = 7.2  # inches
 
@@ -68,6 +70,58 @@ def time_to_loss(report: Report) -> str:
         axes.set_xlim(left=0)
 
     return _svg(draw, 3.6)
+
+
+def crossover(report: Report, traces: Sequence[Trace]) -> str:
+    """Predicted per cent of the speed without communication, by a link's bandwidth."""
+    colors = colors_of(report.results)
+    losses = {row.result.method: row.loss_difference for row in rows(report.results)}
+    steps = len(report.results[0].curves[0].losses) if report.results[0].curves else 0
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        style(axes, "Predicted % of the speed without communication")
+        axes.grid(color="#e8ebef", lw=0.8)
+        x = [point.bandwidth * 8e-9 for point in traces[0].sweep]
+        floor = traces[0].alone + traces[0].rest
+        for name, color in (("fp32", "#b9c0c8"), ("bf16", INK)):
+            y = [100 * floor / getattr(point, name) for point in traces[0].sweep]
+            axes.plot(x, y, color=color, lw=1.8, label=f"{name} all-reduce")
+        for trace in traces:
+            y = [100 * (trace.alone + trace.rest) / point.seconds for point in trace.sweep]
+            lost = losses.get(trace.method)
+            loss = "" if lost is None or steps < ENOUGH else f", loss {lost:+.1%}"
+            x = [point.bandwidth * 8e-9 for point in trace.sweep]
+            axes.plot(x, y, color=colors[trace.method], lw=2.2, label=trace.label + loss)
+        axes.set(xscale="log", ylim=(0, 103))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("Gbit/s of a link, each way", color=INK)
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+
+    return _svg(draw, 3.6)
+
+
+def timeline(trace: Trace) -> str:
+    """What lanes did in a step of rank 0, and what was predicted."""
+    shades = {BACKWARD: "#f2c14e", WIRE: "#7389a3", ENCODE: "#e4572e", MERGE: "#c2185b",
+              DECODE: "#7b3fa0"}  # fmt: skip
+    lanes = ("pass", "codec", "wire")
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(2, 1, sharex=True)
+        for axes, each in zip(panels, (trace.real, trace.predicted), strict=True):
+            style(axes, f"{trace.label}, {each.name}: {1e3 * each.seconds:.0f} ms")
+            for span in each.spans:
+                if span.what in shades:
+                    bar = (1e3 * span.begin, 1e3 * max(span.end - span.begin, 1e-4))
+                    row = lanes.index(span.lane) - 0.38
+                    axes.broken_barh([bar], (row, 0.76), color=shades[span.what], lw=0)
+            axes.axvline(1e3 * each.seconds, color=INK, lw=1)
+            axes.set_yticks(range(3), ["backward", "codec", "wire"])
+            axes.invert_yaxis()
+        panels[-1].set_xlabel("ms", color=INK)
+
+    return _svg(draw, 3.2)
 
 
 def _band(result: Result) -> tuple[list[float], list[float], list[float], list[float]]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +19,14 @@ from hipress.demo import methods as methods_
 from hipress.demo import place
 from hipress.demo.command import check_device, check_optimizer, check_output
 from hipress.demo.ending import orderly_end
-from hipress.demo.job import LSTM, PROBE, Job, Result, Workload
+from hipress.demo.job import LSTM, PROBED, TRACED, Job, Result, Workload
 from hipress.demo.netns import parse_rate
 
 METHODS = (
     *("none", "ddp-fp32", "ddp-fp16", "hipress:bf16", "powersgd"),
     *("hipress:int4_group", "hipress:onebit_group", "hipress:auto"),
 )
+TRACED_AFTER = 8  # steps
 AS_IT_IS = "as it is"  # the rate of links that nothing emulates
 
 app = typer.Typer(add_completion=False, help="Measure a cluster, or compare two results.")
@@ -53,8 +55,7 @@ class Asked:
         check_optimizer(self.optimizer)
         check_device(self.device)
         for model in self.models:
-            if model != LSTM:
-                _check_model(model)
+            check_model(model)
         check_output(self.output)
 
 
@@ -86,7 +87,7 @@ def bench(
         tuple(model or (LSTM,)), tuple(rate or ("1gbit",)), hosts, optimizer, device, steps,
         rounds, output, loopback,
     )  # fmt: skip
-    with _refusing(), orderly_end("hipress bench"):
+    with refusing(), orderly_end("hipress bench"):
         run(asked)
 
 
@@ -101,7 +102,7 @@ def compare(
 
     from hipress.bench import results
 
-    with _refusing():
+    with refusing():
         one, two = results.Results.read(before), results.Results.read(after)
     for line in results.differences(one, two):
         typer.echo(f"warning: {line}", err=True)
@@ -130,7 +131,10 @@ def run(asked: Asked) -> None:
         _on_emulated_hosts(asked)
 
 
-def _check_model(name: str) -> None:
+def check_model(name: str) -> None:
+    """Raises ValueError for a name that is no workload and no function of a module."""
+    if name == LSTM:
+        return
     where, colon, function = name.partition(":")
     if not (where and colon and function):
         raise ValueError(f"model {name!r}: expected lstm, or package.module:function")
@@ -149,34 +153,34 @@ def _on_cluster(asked: Asked, cluster: Any) -> None:
         tell(cluster.sentence)
         ranks = cluster.started.ranks
         profile = _probed(asked, ranks, cluster.events, tell)
-        reports = [
-            _measured(asked, model, cluster.sentence, (ranks, AS_IT_IS), cluster.run, tell)
-            for model in asked.models
-        ]
+        reports, traces = [], []
+        for model in asked.models:
+            at = ranks, AS_IT_IS
+            made = _measured(asked, model, cluster.sentence, at, cluster.run, tell)
+            reports.append(made)
+            traces.append(_traced(made, cluster.events, tell))
         if cluster.first:
-            _write(asked, reports, profile)
+            _write(asked, reports, traces, profile)
 
 
 def _on_emulated_hosts(asked: Asked) -> None:
     from hipress.demo import runner
 
-    profile, reports = None, []
+    profile, reports, traces = None, [], []
     for rate in ("none",) if asked.loopback else asked.rates:
         speed = asked.rates[0] if asked.loopback else rate
         where = place.choose(asked.hosts, speed, loopback=asked.loopback)
         print(where.sentence)
-        label = rate if where.emulated else "none"
         with where.enter() as here:
-            if profile is None:
-                profile = _probed(asked, asked.hosts, lambda job: runner.events(here, job), print)
+            events, train = partial(runner.events, here), partial(runner.run, here)
+            profile = profile or _probed(asked, asked.hosts, events, print)
             for model in asked.models:
-                on = lambda job: runner.run(here, job)  # noqa: E731
-                reports.append(
-                    _measured(asked, model, where.sentence, (asked.hosts, label), on, print)
-                )
+                at = asked.hosts, rate if where.emulated else "none"
+                reports.append(_measured(asked, model, where.sentence, at, train, print))
+                traces.append(_traced(reports[-1], events, print))
         if not where.emulated:
             break
-    _write(asked, reports, profile)
+    _write(asked, reports, traces, profile)
 
 
 def _probed(
@@ -190,10 +194,11 @@ def _probed(
 
     load = Workload(optimizer=asked.optimizer, device=asked.device)
     try:
-        profile: dict[str, Any] = events(Job(PROBE, ranks, workload=load))[0]["profile"]
+        done = events(Job("none", ranks, workload=load, purpose=PROBED))
     except (RunError, OSError) as error:
         tell(f"probe failed: {error}")
         return None
+    profile: dict[str, Any] = done[0]["profile"]
     tell(f"probed the link and {len(profile['digests'])} compressors")
     return profile
 
@@ -219,14 +224,39 @@ def _measured(
     return Report(sentence, at[0], at[1], asked.steps, suite.workload, results, command)
 
 
-def _write(asked: Asked, reports: list[Any], profile: dict[str, Any] | None) -> None:
+def _traced(
+    report: Any, events: Callable[[Job], Sequence[dict[str, Any]]], tell: Callable[[str], object]
+) -> list[Any]:
+    """A traced step of each method by wrap that ran."""
+    from hipress.bench.results import Trace
+    from hipress.demo.runner import RunError
+
+    found = []
+    for each in report.results:
+        parsed = methods_.parse(each.method)
+        if each.error or parsed.way != "hipress" or parsed.codec == methods_.AUTO:
+            continue
+        job = Job(each.method, report.hosts, TRACED_AFTER, report.workload, purpose=TRACED)
+        try:
+            found.append(Trace.of(each.method, each.label, events(job)[0]))
+            tell(f"traced {each.label}")
+        except (RunError, OSError) as error:
+            tell(f"{each.label} was not traced: {error}")
+    return found
+
+
+def _write(
+    asked: Asked, reports: list[Any], traces: list[list[Any]], profile: dict[str, Any] | None
+) -> None:
     from rich.console import Console
 
     from hipress.bench import page
     from hipress.bench.results import Results
     from hipress.demo.report import tables
 
-    found = Results(reports, profile, problems=[] if profile else ["The link was not probed."])
+    found = Results(
+        reports, traces, profile, problems=[] if profile else ["The link was not probed."]
+    )
     found.write(asked.output / "bench.json")
     page.write(found, asked.output / "bench.html")
     for report in reports:
@@ -241,10 +271,10 @@ def _nothing(_: str) -> None:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def refusing(program: str = "hipress bench") -> Iterator[None]:
     """Bad input ends the program with its message and status 2."""
     try:
         yield
     except (ValueError, OSError) as error:
-        print(f"hipress bench: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

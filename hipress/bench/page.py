@@ -10,10 +10,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hipress.bench import charts
 from hipress.bench.measure import off, prediction
-from hipress.bench.results import Results, TimeToLoss, bytes_that_differ, times_to_loss
+from hipress.bench.results import Results, TimeToLoss, Trace, bytes_that_differ, times_to_loss
 from hipress.demo.job import LSTM, PHASES
 from hipress.demo.methods import ALONE
 from hipress.demo.report import PRICE, SPEED, Report, Row, cells, failures, rows
+from hipress.tracing.spans import comparison
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,11 @@ def write(results: Results, path: Path) -> None:
         title=f"Gradient synchronization on {first.place}",
         about=f"Measured {first.date[:10]} by hipress {results.version}.",
         problems=[*results.problems, *_problems(results)],
-        parts=[part for report in results.reports for part in parts(report)],
+        parts=[
+            part
+            for number, each in enumerate(results.reports)
+            for part in (*parts(each), *_predicted(each, results.traces[number : number + 1]))
+        ],
         command=first.command,
         versions=", ".join(f"{name} {value}" for name, value in first.versions.items()),
     )
@@ -75,6 +80,42 @@ def parts(report: Report) -> list[Part]:
             Part("Time to equal loss", _fastest(reached), [charts.time_to_loss(report)], [table])
         )
     return found
+
+
+def _predicted(report: Report, traces: Sequence[Sequence[Trace]]) -> list[Part]:
+    """Predicted steps beside those that were traced; empty where none was."""
+    found = [trace for some in traces for trace in some]
+    if not found:
+        return []
+    heads = ("ms", "rank 0", "predicted", "off")
+    tables = [Table(t.label, heads, comparison(t.real, t.predicted)) for t in found]
+    worst = max(abs(t.predicted.seconds / t.real.seconds - 1) for t in found)
+    steps = "The backward pass of a step and what follows it until all averages are there"
+    return [
+        Part(
+            "On other links",
+            _crossover(report, found),
+            [charts.crossover(report, found)],
+        ),
+        Part(
+            "Predicted and measured",
+            f"{steps}: predictions of these steps are off by {worst:.0%} at most.",
+            [charts.timeline(trace) for trace in found],
+            tables,
+        ),
+    ]
+
+
+def _crossover(report: Report, traces: Sequence[Trace]) -> str:
+    """Up to which bandwidth a method pays over the native all-reduce in 16 bits, in a sentence."""
+    lines = []
+    for trace in traces:
+        pays = [p.bandwidth for p in trace.sweep if p.seconds < 0.98 * p.bf16]
+        if pays:
+            lines.append(f"{trace.label} up to {max(pays) * 8e-9:.3g} Gbit/s")
+    if not lines:
+        return "Predicted: no method gains 2% over bf16 on any link."
+    return f"Predicted to gain at least 2% over bf16: {', '.join(lines)}."
 
 
 def title(report: Report) -> str:

@@ -15,6 +15,7 @@ from hipress.demo.chart import smooth
 from hipress.demo.job import Result
 from hipress.demo.methods import ALONE
 from hipress.demo.report import Report, final_loss
+from hipress.tracing.spans import Point, Process, Span
 
 FORMAT = 1
 ENOUGH = 100  # steps below which losses of a run say nothing
@@ -28,10 +29,44 @@ class ResultsError(ValueError):
 
 
 @dataclass(frozen=True)
+class Trace:
+    """A step of a method on rank 0 beside the predicted one, and what other links would do."""
+
+    method: str
+    label: str
+    real: Process
+    predicted: Process
+    rest: float  # seconds of a step besides its backward pass
+    alone: float  # seconds of a backward pass without synchronization
+    sweep: list[Point]
+
+    @classmethod
+    def of(cls, method: str, label: str, done: Mapping[str, Any]) -> Self:
+        """From the `done` event of a traced job."""
+        real, predicted = (
+            Process(name, tuple(Span(*each) for each in done[key]))
+            for name, key in (("rank 0", "spans"), ("predicted", "predicted"))
+        )
+        sweep = [Point(*each) for each in done["sweep"]]
+        return cls(method, label, real, predicted, done["rest"], done["alone"], sweep)
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> Self:
+        """The trace that `dataclasses.asdict` made this of."""
+        real, predicted = (
+            Process(each["name"], tuple(Span(**span) for span in each["spans"]))
+            for each in (data["real"], data["predicted"])
+        )
+        sweep = [Point(**each) for each in data["sweep"]]
+        return cls(**{**data, "real": real, "predicted": predicted, "sweep": sweep})
+
+
+@dataclass(frozen=True)
 class Results:
     """The measurements of a benchmark."""
 
     reports: list[Report]  # a place, a link and a model each
+    traces: list[list[Trace]] = field(default_factory=list)  # by report: of methods by wrap
     profile: dict[str, Any] | None = None  # as `hipress probe` writes it
     version: str = __version__
     format: int = FORMAT
@@ -51,7 +86,8 @@ class Results:
             if data["format"] != FORMAT:
                 raise ResultsError(f"{path}: format {data['format']!r}; this reads {FORMAT}")
             reports = [Report.parse(each) for each in data["reports"]]
-            return cls(**{**data, "reports": reports})
+            traces = [[Trace.parse(each) for each in some] for some in data.get("traces", ())]
+            return cls(**{**data, "reports": reports, "traces": traces})
         except OSError as error:
             raise ResultsError(f"{path} cannot be read: {error.strerror}") from error
         except json.JSONDecodeError as error:

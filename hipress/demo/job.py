@@ -6,7 +6,8 @@ from typing import Any
 from hipress.demo.corpus import VOCABULARY
 
 LSTM = "lstm"
-PROBE = "probe"  # a method that measures link and compressors, and trains nothing
+#: purposes of a job: to train, to measure link and compressors, to trace the step after the last
+TRAINED, PROBED, TRACED = "train", "probe", "trace"
 WARMUP = 4  # first steps are not timed: DDP rebuilds its buckets, PowerSGD starts, kernels compile
 
 
@@ -52,6 +53,7 @@ class Job:
     workload: Workload = field(default_factory=Workload)
     timeout: float = 120.0  # seconds without a step after which the run has failed
     untimed: int | None = None  # first steps; None: WARMUP, but at most half of them
+    purpose: str = TRAINED  # TRAINED, PROBED or TRACED
 
     @property
     def warmup(self) -> int:

@@ -19,18 +19,24 @@ import tempfile
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hipress.demo import methods, model
-from hipress.demo.job import PROBE, Job, Workload
+from hipress.demo.job import PROBED, TRACED, TRAINED, Job, Workload
 from hipress.demo.synchronize import Synchronized, synchronize
+
+if TYPE_CHECKING:
+    from hipress.tracing.spans import Span
+
+ALONE = 5  # backward passes that are timed without synchronization; the fastest counts
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def _run(order: Order) -> dict[str, Any]:
         timeout=timedelta(seconds=order.job.timeout),
     )
     try:
-        return _probe(order) if order.job.method == PROBE else _train(order)
+        return PURPOSES[order.job.purpose](order)
     finally:
         dist.destroy_process_group()
 
@@ -117,6 +123,35 @@ def _train(order: Order) -> dict[str, Any]:
     }
 
 
+def _trace(order: Order) -> dict[str, Any]:
+    """Spans of a step on this rank, and of the predicted one."""
+    from hipress.tracing import predict, record
+
+    job = order.job
+    task = model.make(job.workload, order.corpus)
+    synchronized = synchronize(task.module, methods.parse(job.method))
+    session = record.session_of(synchronized.module)
+    trainer = Trainer(task, order.rank, synchronized)
+    for step in range(job.steps):
+        trainer.step(step)
+    costs = predict.measure_costs(session)
+    passes = [trainer.passes_alone(job.steps + number) for number in range(ALONE)]
+    forward, alone = map(min, zip(*passes, strict=True))
+    spans, update = trainer.traced(job.steps + ALONE)
+    predicted = predict.predict(session, costs, alone, spans)
+    rest = forward + update
+    return {
+        "alone": alone,
+        "rest": rest,
+        "spans": [astuple(span) for span in spans],
+        "predicted": [astuple(span) for span in predicted],
+        "sweep": [astuple(p) for p in predict.sweep(session, costs, alone, spans, rest)],
+    }
+
+
+PURPOSES = {TRAINED: _train, PROBED: _probe, TRACED: _trace}
+
+
 class Trainer:
     """Trains on this rank, and tells of each step."""
 
@@ -132,15 +167,47 @@ class Trainer:
         start = time.perf_counter()
         self._optimizer.zero_grad()
         loss = self._task.loss(self._module, self._rank, step)
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         self._synchronize()
         nn.utils.clip_grad_norm_(self._module.parameters(), self._task.training.clip)
         self._optimizer.step()
-        if loss.is_cuda:
-            torch.cuda.synchronize()
+        _synchronize(loss)
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
         _emit("step", step=step, seconds=self.seconds[-1], loss=self.losses[-1])
+
+    def passes_alone(self, step: int) -> tuple[float, float]:
+        """Seconds of forward and backward pass without synchronization; gradients are dropped."""
+        self._optimizer.zero_grad()
+        with cast(DistributedDataParallel, self._module).no_sync():
+            begin = time.perf_counter()
+            loss = self._task.loss(self._module, self._rank, step)
+            _synchronize(loss)
+            middle = time.perf_counter()
+            torch.autograd.backward(loss)
+            _synchronize(loss)
+        end = time.perf_counter()
+        self._optimizer.zero_grad()
+        return middle - begin, end - middle
+
+    def traced(self, step: int) -> "tuple[list[Span], float]":
+        """The spans of a backward pass with its synchronization, and seconds of the update."""
+        from hipress.tracing.record import record
+
+        self._optimizer.zero_grad()
+        loss = self._task.loss(self._module, self._rank, step)
+        dist.barrier()
+        spans = record(self._module, lambda: torch.autograd.backward(loss))
+        begin = time.perf_counter()
+        self._optimizer.step()
+        _synchronize(loss)
+        return spans, time.perf_counter() - begin
+
+
+def _synchronize(made: torch.Tensor) -> None:
+    """Wait until a device has done what was queued."""
+    if made.is_cuda:
+        torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)

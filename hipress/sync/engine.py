@@ -14,6 +14,7 @@ from torch.futures import Future
 from casync.errors import copy_to_raise
 from casync.memory import Memory
 from casync.runtime.counters import Counters
+from casync.runtime.executor import TraceEvent
 from hipress import compat
 from hipress.devices import ON_HOST, Placement, by_gloo
 from hipress.model import Param
@@ -97,6 +98,10 @@ class Engine:
     def counters(self) -> Counters:
         """A copy of the executor's sums so far."""
         return self._routes.counters
+
+    def trace(self, events: list[TraceEvent] | None) -> None:
+        """Collect events of tasks from now on, between two steps; None ends it."""
+        self._routes.trace(events)
 
     @property
     def unfinished(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
-from casync.runtime.executor import Executor
+from casync.runtime.executor import Executor, TraceEvent
 from hipress.devices import ON_HOST, Placement
 from hipress.options import Options
 from hipress.plan.rules import Plan, hosted
@@ -88,6 +88,11 @@ class Routes:
         """End all."""
         for each in self.every:
             each.executor.abort(error)
+
+    def trace(self, events: list[TraceEvent] | None) -> None:
+        """Collect events of tasks from now on; None ends it."""
+        for each in self.every:
+            each.executor.trace = events
 
     def settle(self) -> None:
         """See Executor."""

@@ -384,8 +384,12 @@ def test_trace_has_every_task_of_the_rank():
     trace = []
     with world(2, trace=trace) as executors:
         run(executors, graph, gradients(51000, 2, seed=0))
-    assert sorted(text for text, _, _ in trace) == sorted(t.text() for t in graph.tasks)
-    assert all(begin <= end for _, begin, end in trace)
+    tasks = sorted(event.task.text() for event in trace if event.task is not None)
+    assert tasks == sorted(t.text() for t in graph.tasks)
+    assert all(event.begin <= event.end for event in trace)
+    jobs = [event for event in trace if event.task is None]
+    assert len(jobs) == 2  # of two ranks
+    assert max(job.end for job in jobs) == max(event.end for event in trace)
 
 
 def test_seeds_and_steps_reach_the_codec():

@@ -9,9 +9,10 @@ import pytest
 
 from hipress.bench import charts, measure, page, results
 from hipress.bench.measure import Suite
-from hipress.bench.results import Results, ResultsError
+from hipress.bench.results import Results, ResultsError, Trace
 from hipress.demo.job import Curve, Result, Workload
 from hipress.demo.report import Report
+from hipress.tracing.spans import BACKWARD, DECODE, ENCODE, WIRE, Point, Process, Span
 
 
 def a_result(method, step=0.2, losses=(), **more):
@@ -30,6 +31,17 @@ def falling(to, steps=200):
     return [10 - (10 - to) * step / steps for step in range(steps)]
 
 
+def a_trace(method):
+    spans = (Span(BACKWARD, 0.0, 0.1), Span(ENCODE, 0.05, 0.06, 0), Span(WIRE, 0.06, 0.12, 0))
+    later = (*spans, Span(DECODE, 0.12, 0.15, 0))
+    sweep = [
+        Point(b * 1.25e8, 0.2 + 0.01 / b, 0.2 + 0.32 / b, 0.2 + 0.16 / b) for b in (0.1, 1, 99)
+    ]
+    return Trace(
+        method, method, Process("rank 0", later), Process("predicted", spans), 0.1, 0.1, sweep
+    )
+
+
 @pytest.fixture
 def measured():
     return Results(
@@ -41,7 +53,8 @@ def measured():
                 a_result("hipress:onebit_group", 0.1, falling(6)),
                 Result("powersgd", "powersgd", 2, error="rank 1: out of memory"),
             )
-        ]
+        ],
+        [[a_trace("hipress:int4_group")]],
     )
 
 
@@ -133,7 +146,9 @@ def test_versions_that_differ_are_told(measured):
 def test_the_page_has_every_method_chart_and_problem(measured, tmp_path):
     page.write(replace(measured, problems=["The link was not probed."]), tmp_path / "bench.html")
     text = (tmp_path / "bench.html").read_text()
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 4
+    assert "Predicted to gain at least 2% over bf16: hipress:int4_group up to 1 Gbit/s." in text
+    assert "predictions of these steps are off by 20% at most" in text
     assert "The link was not probed." in text
     assert "failed: powersgd: rank 1: out of memory" in text
     assert "hipress:onebit_group takes 100 ms a step, 0.50 of one without" in text
@@ -143,10 +158,11 @@ def test_the_page_has_every_method_chart_and_problem(measured, tmp_path):
 
 
 def test_charts_are_well_formed_and_name_methods(measured):
-    for chart in (charts.steps, charts.time_to_loss):
-        drawn = chart(measured.reports[0])
-        ElementTree.fromstring(drawn)
-        assert "hipress:int4_group" in drawn
+    (report,), (traces,) = measured.reports, measured.traces
+    drawn = [charts.steps(report), charts.time_to_loss(report), charts.crossover(report, traces)]
+    for each in (*drawn, charts.timeline(traces[0])):
+        ElementTree.fromstring(each)
+        assert "hipress:int4_group" in each
 
 
 def test_rounds_have_seeds_of_their_own_and_a_curve_each():

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import hipress
 from hipress import devices
 from hipress.demo import methods, runner, worker
-from hipress.demo.job import Job, Workload
+from hipress.demo.job import TRAINED, Job, Workload
 from hipress.demo.place import Loopback
 from hipress.demo.synchronize import synchronize
 from tests.patience import HANG
@@ -122,7 +122,7 @@ def test_how_ranks_on_gpus_are_joined(nccl, backend, asked, monkeypatch, tmp_pat
         model = SimpleNamespace(parameters=lambda: iter([gpu]))
         synchronize(model, methods.parse("hipress:onebit_group"))
 
-    monkeypatch.setattr(worker, "_train", train)
+    monkeypatch.setitem(worker.PURPOSES, TRAINED, train)
     job = Job("hipress:onebit_group", hosts=1, steps=2, workload=replace(TINY, device="cuda"))
     worker._run(worker.Order(job, 0, "", join, "lo", 1, nccl, 3))
     assert given == [1, backend, asked]

@@ -1,0 +1,1 @@
+"""`hipress trace`: a real step and its prediction on one timeline."""
