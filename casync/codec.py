@@ -188,6 +188,20 @@ class Codec(Protocol):
 class DeviceCodec(Codec, Protocol):
     """What is asked of a codec on a device, besides: its decodes do not wait."""
 
+    def hold(self, numbers: Ints) -> Ints:
+        """Numbers to give as table, at, used or capacity, which do not change: what the device
+        needs of them is made once, and lives as long as the array that is returned."""
+        ...
+
+    def view(self, x: Any) -> Any:
+        """An array as calls take it quickest, with the same memory."""
+        ...
+
+    @property
+    def merges(self) -> bool:
+        """Whether decode_batch adds k payloads of each piece at once, at and used int64 [k, m]."""
+        ...
+
     @property
     def repeats(self) -> bool:
         """Whether nothing that the host computes for a call follows from `step`."""
@@ -207,6 +221,7 @@ class CodecDefaults:
 
     cuts = False
     repeats = True
+    merges = False
     params: Mapping[str, Any] = MappingProxyType({})
     align: int = 1
     additive: str | None = None
@@ -226,6 +241,14 @@ class CodecDefaults:
     def suits(self, n: int) -> bool:
         """See Codec."""
         return True
+
+    def hold(self, numbers: Ints) -> Ints:
+        """See DeviceCodec."""
+        return numbers
+
+    def view(self, x: Any) -> Any:
+        """See DeviceCodec."""
+        return x
 
     def ticking(self, tick: Any) -> AbstractContextManager[None]:
         """See Codec; what takes no notice of the step."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from casync.errors import PeerTimeout, TransportError
-from casync.memory import Event
+from casync.memory import Event, Memory
 
 __all__ = ["Watchdog"]
 
@@ -29,9 +29,11 @@ class Watchdog:
         timeout: float,
         fail: Callable[[TransportError], None],
         failure: Callable[[], str],
+        memory: Memory,
     ) -> None:
+        """memory: of the device whose events it looks at."""
         self._rank, self._timeout = rank, timeout
-        self._fail, self._failure = fail, failure
+        self._fail, self._failure, self._memory = fail, failure, memory
         self._call: _Task | None = None
         self._groups: deque[tuple[_Task, Event, object]] = deque()
         self._ends = threading.Event()
@@ -65,7 +67,8 @@ class Watchdog:
     def _run(self) -> None:
         pause = min(_LONGEST, self._timeout / _LOOKS)
         while not self._ends.wait(pause):
-            error = self._look()
+            with self._memory.current():
+                error = self._look()
             if error is not None:
                 self._fail(error)
                 return

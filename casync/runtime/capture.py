@@ -80,19 +80,17 @@ class Captures:
         self._lanes.launch(job, partial(self._again, graph, job), complete)
 
     def _capture(self, job: Job, issue: Callable[[], None]) -> _Graph:
-        prepared, before = job.prepared, [getattr(self._counters, name) for name in _COUNTED]
-        tick, ended = self._memory.zeros(1, torch.int64), prepared.ended
-        with ExitStack() as stack:
+        before = [getattr(self._counters, name) for name in _COUNTED]
+        tick = self._memory.zeros(1, torch.int64)
+        with ExitStack() as stack, self._lanes.taking(job):
             for codec in self._codecs(job):
                 stack.enter_context(codec.ticking(self._memory.array(tick)))
-            job.taken, prepared.ended = True, None
 
             def whole() -> None:
                 issue()
                 self._lanes.join(job)
 
             launch = self._memory.capture(whole)
-        prepared.ended = ended
         after = [getattr(self._counters, name) for name in _COUNTED]
         counts = {n: b - a for n, a, b in zip(_COUNTED, before, after, strict=True)}
         return _Graph(job, _key(job), launch, tick, counts)

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import TypeAlias, cast
 
 from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task
+from casync.memory import Memory
 from casync.memory.slots import Slot, StagedSlot
 from casync.runtime.jobs import Job
 from casync.runtime.lanes import Owner
@@ -24,9 +25,15 @@ _Finish: TypeAlias = Callable[[Job, int, float], None]
 _SENDS: _Lane = ("sent", 0, 0)  # only a job's end waits for its sends: one waiter, once a job
 
 
-def spawn(run: Callable[[], None], name: str) -> threading.Thread:
-    """A thread that runs this."""
-    thread = threading.Thread(target=run, name=f"casync-{name}", daemon=True)
+def spawn(run: Callable[[], None], name: str, memory: Memory) -> threading.Thread:
+    """A thread that runs this, with the memory's device as its current one: a thread begins with
+    the first of a machine, on which each process would make a context."""
+
+    def there() -> None:
+        with memory.current():
+            run()
+
+    thread = threading.Thread(target=there, name=f"casync-{name}", daemon=True)
     thread.start()
     return thread
 
@@ -43,12 +50,12 @@ def let_go(lane: object, thread: threading.Thread) -> None:
 class _Waiter:
     """Waits for posted operations, in order. `current`: which one, now."""
 
-    def __init__(self, owner: Owner, finish: _Finish, name: str) -> None:
+    def __init__(self, owner: Owner, finish: _Finish, name: str, memory: Memory) -> None:
         self._finish = finish
         self.current: Posted | None = None
         self._owner = owner
         self._queue: SimpleQueue[Sequence[Posted] | None] = SimpleQueue()
-        self._thread = spawn(self._run, name)
+        self._thread = spawn(self._run, name, memory)
 
     def put(self, posted: Sequence[Posted]) -> None:
         self._queue.put(posted)
@@ -90,16 +97,18 @@ class _Waiter:
 class Communication:
     """The communication lane and its waiters."""
 
-    def __init__(self, owner: Owner, transport: Transport, watches: bool, finish: _Finish) -> None:
+    def __init__(
+        self, owner: Owner, memory: Memory, transport: Transport, watches: bool, finish: _Finish
+    ) -> None:
         """`finish`: called with what was sent, received or reduced, and when that was posted."""
-        self._owner, self._finish = owner, finish
+        self._owner, self._memory, self._finish = owner, memory, finish
         self._transport = transport
         self._queue: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
         self._order: dict[_Lane, deque[tuple[Job, int]]] = defaultdict(deque)
         self._waiters: dict[_Lane, _Waiter] = {}
-        self._thread = spawn(self._run, "communication")
+        self._thread = spawn(self._run, "communication", memory)
         self._watches = [
-            spawn(partial(watch, owner, transport, peer, self._waiting), f"watch-{peer}")
+            spawn(partial(watch, owner, transport, peer, self._waiting), f"watch-{peer}", memory)
             for peer in (range(transport.world_size) if watches else ())
             if peer != transport.rank
         ]
@@ -190,7 +199,8 @@ class Communication:
 
     def _waiter(self, lane: _Lane) -> _Waiter:
         if lane not in self._waiters:
-            self._waiters[lane] = _Waiter(self._owner, self._finish, "-".join(map(str, lane)))
+            name = "-".join(map(str, lane))
+            self._waiters[lane] = _Waiter(self._owner, self._finish, name, self._memory)
         return self._waiters[lane]
 
 

@@ -127,7 +127,7 @@ class Executor:
         self._sequence = self._step = 0
         self._lanes: Lanes
         if self._memory.host and not isinstance(transport, SlotTransport):
-            self._lanes = ThreadLanes(self, transport, watch)
+            self._lanes = ThreadLanes(self, self._memory, transport, watch)
         else:
             self._lanes = StreamLanes(self, self._memory, transport, watch)
         self._captures: Captures | None = None

@@ -61,6 +61,11 @@ class Job:
         self.started = time.perf_counter()
         self.future = prepared.memory.future()
 
+    @property
+    def events(self) -> Events:
+        """Those that this run records."""
+        return self.prepared.taken if self.taken else self.prepared.real
+
 
 def _flat(bucket: torch.Tensor, prepared: Prepared) -> Any:
     """The bucket as codecs take it, if they do."""
@@ -73,6 +78,21 @@ def _flat(bucket: torch.Tensor, prepared: Prepared) -> Any:
             f"{elements} elements, not {bucket.dtype} {tuple(bucket.shape)} on {bucket.device}"
         )
     return None if memory.host and prepared.halves else memory.array(bucket)
+
+
+class Events:
+    """Where a program's tasks end on their streams, and where all of it does. CUDA refuses to ask
+    an event that was last recorded in a capture, or to wait for it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory, self.end = memory, memory.event()
+        self._made: dict[int, Event] = {}
+
+    def of(self, index: int) -> Event:
+        """Of the end of a task."""
+        if index not in self._made:
+            self._made[index] = self._memory.event()
+        return self._made[index]
 
 
 class Prepared:
@@ -98,8 +118,8 @@ class Prepared:
         """
         self.memory = memory
         self.key = object()  # of `begun` in marks, see streams.py
-        self.end, self.ended = memory.event(), cast(Any, None)  # the latter: its mark
-        self._events: dict[int, Event] = {}
+        self.real, self.taken = Events(memory), Events(memory)  # of runs, and of their capture
+        self.end, self.ended = self.real.end, cast(Any, None)  # the latter: its mark
         self.parts, self.tasks = program.parts, program.tasks
         self._names: dict[int, str] = {}
         self.busy = False
@@ -141,12 +161,6 @@ class Prepared:
         if index not in self._names:
             self._names[index] = self.tasks[index].text()
         return self._names[index]
-
-    def event(self, index: int) -> Event:
-        """Of the end of a task."""
-        if index not in self._events:
-            self._events[index] = self.memory.event()
-        return self._events[index]
 
 
 class Jobs:

@@ -25,18 +25,18 @@ class Lane:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._known: dict[object, int] = {}
+        self.known: dict[object, int] = {}
 
     def after(self, marks: Iterable[Mark | None]) -> None:
         """What comes next waits for these. Late ones first: early ones are often known by them."""
         there = {mark.number: mark for mark in marks if mark is not None}
         for number, mark in sorted(there.items(), reverse=True):
-            if mark.lane is not self and self._known.get(mark.lane, -1) < number:
+            if mark.lane is not self and self.known.get(mark.lane, -1) < number:
                 self._stream.after(mark.event)
                 news = {**mark.known, mark.lane: number}
-                self._known = {
-                    lane: max(news.get(lane, -1), self._known.get(lane, -1))
-                    for lane in news.keys() | self._known.keys()
+                self.known = {
+                    lane: max(news.get(lane, -1), self.known.get(lane, -1))
+                    for lane in news.keys() | self.known.keys()
                 }
 
     def run(self, work: Callable[[], object]) -> None:
@@ -46,4 +46,4 @@ class Lane:
     def mark(self, number: int, event: Event) -> Mark:
         """The end of what is there."""
         self._stream.record(event)
-        return Mark(self, number, event, self._known)
+        return Mark(self, number, event, self.known)

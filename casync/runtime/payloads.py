@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 
-from casync.codec import FLOAT_BYTES, Codec
+from casync.codec import FLOAT_BYTES, Codec, DeviceCodec
 from casync.graph.fusion import in_place
 from casync.graph.graph import Program
 from casync.graph.layout import Layout
@@ -95,12 +97,21 @@ class Payloads:
     def _layout(self, task: Task) -> Layout:
         key = (task.part, task.codec)
         if key not in self._layouts:
-            self._layouts[key] = Layout.of(self._parts[task.part], self._codecs[task.codec])
+            layout = Layout.of(self._parts[task.part], self._codecs[task.codec])
+            self._layouts[key] = self._held(layout, self._codecs[task.codec])
         return self._layouts[key]
+
+    def _held(self, layout: Layout, codec: Codec) -> Layout:
+        """On a device, with numbers that its codec holds."""
+        if self._memory.host:
+            return layout
+        hold = cast(DeviceCodec, codec).hold
+        return replace(layout, at=hold(layout.at), bound=hold(layout.bound))
 
     def _round_slot(self, task: EncodeRound) -> Slot | Buffer:
         """Of a round's payload, which the encode of the round makes."""
-        layout = Layout.of_round(self._parts[task.part], self._codecs[task.codec], task.round)
+        codec = self._codecs[task.codec]
+        layout = self._held(Layout.of_round(self._parts[task.part], codec, task.round), codec)
         slot = self._new_slot(layout, task.rank, task.payload)
         self._rounds.setdefault(task.part, []).append(slot)
         return slot

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
-from casync.codec import Codec
+from casync.codec import Codec, DeviceCodec, Ints
 from casync.estimates import copy_of
 from casync.graph.fusion import fused
 from casync.graph.graph import Program
@@ -74,6 +74,7 @@ class Steps:
         most = max((self._states_of(t) for t in program.tasks if isinstance(t, Encode)), default=0)
         self._kept = memory.zeros(0 if memory.host else most, torch.float32)
         self._pieces = pieces_of(program, memory, halves=halves, taken=merges)
+        self._tables: dict[tuple[str, InBucket], Ints] = {}
 
     def of(self, index: int, task: Task) -> Step | None:
         """What the compute lane calls for this task; None for those of other lanes."""
@@ -99,7 +100,7 @@ class Steps:
     def _encode(
         self, task: Encode, slot: Slot | Buffer, pieces: InBucket, taken: Slot | Buffer | None
     ) -> Step:
-        table, scale = pieces.table, self._factor(task)
+        table, scale = self._table(task.codec, pieces), self._factor(task)
         codec, waits = self._codecs[task.codec], self._deferral(task, pieces)
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
         key = self._parts[task.part].codec, task.side  # of the states, whatever this side's codec
@@ -127,6 +128,15 @@ class Steps:
             pieces.close(run)
 
         return step
+
+    def _table(self, codec: str, pieces: InBucket) -> Ints:
+        """A table for calls of a codec, which on a device holds it for all of this program's."""
+        if self._memory.host:
+            return pieces.table
+        if (codec, pieces) not in self._tables:
+            hold = cast(DeviceCodec, self._codecs[codec]).hold
+            self._tables[codec, pieces] = hold(pieces.table)
+        return self._tables[codec, pieces]
 
     def _names(self, task: Task) -> Sequence[str]:
         """States that may wait."""
@@ -160,7 +170,7 @@ class Steps:
         return step
 
     def _encode_round(self, task: EncodeRound, slot: Slot | Buffer, pieces: InBucket) -> Step:
-        key, table = task.codec, pieces.table
+        key, table = task.codec, self._table(task.codec, pieces)
         encode, seed, workers = (
             as_rounds(self._codecs[key]).encode_round, self._seeds["worker"], self._world_size,
         )  # fmt: skip
@@ -183,7 +193,7 @@ class Steps:
         return step
 
     def _decode_rounds(self, task: DecodeRounds, pieces: InBucket) -> Step:
-        key, table = task.codec, pieces.table
+        key, table = task.codec, self._table(task.codec, pieces)
         decode, seed, workers = (
             as_rounds(self._codecs[key]).decode_rounds, self._seeds["worker"], self._world_size,
         )  # fmt: skip
@@ -199,18 +209,20 @@ class Steps:
 
     def _decode(self, task: Decode | Merge, slot: Slot | Buffer, pieces: InBucket) -> Step:
         decode, add = self._codecs[task.codec].decode_batch, isinstance(task, Merge)
+        table = self._table(task.codec, pieces)
 
         def step(run: Inputs) -> None:
             (at, used, _), x = slot.contents, pieces.open(run)
-            decode(slot.array, pieces.table, at, used, x, add=add, step=run.step)
+            decode(slot.array, table, at, used, x, add=add, step=run.step)
             pieces.close(run)
 
         return step
 
     def _follow(self, task: Follow, slot: Slot | Buffer) -> Step:
         decode, part = self._codecs[task.codec].decode_batch, self._parts[task.part]
-        table = InBucket(part).table
-        table[:, 0] = table[:, 4]  # where pieces are in the state's arrays
+        pieces = InBucket(part)
+        pieces.table[:, 0] = pieces.table[:, 4]  # where pieces are in the state's arrays
+        table = self._table(task.codec, pieces)
         key, name = (part.codec, "worker"), copy_of(task.peer)
 
         def step(run: Inputs) -> None:

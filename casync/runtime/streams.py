@@ -18,7 +18,8 @@ import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -77,7 +78,7 @@ class StreamLanes:
         if isinstance(transport, SlotTransport):
             self._slots = transport
         else:
-            self._communication = Communication(owner, transport, watch, self._arrived)
+            self._communication = Communication(owner, memory, transport, watch, self._arrived)
 
     def begin(self, job: Job) -> None:
         caller = Lane(self._memory.caller())
@@ -109,7 +110,9 @@ class StreamLanes:
         lane.after(job.marks[i] for i, following in enumerate(job.unlocks) if not following)
         if prepared.varying:
             lane.run(prepared.remember)
-        prepared.ended = lane.mark(next(self._numbers), prepared.end)
+        prepared.ended = lane.mark(next(self._numbers), job.events.end)
+        if job.taken:
+            return  # nothing runs yet, and CUDA refuses questions meanwhile
         self._forget_done()
         with self._lock:
             self._ended.append(job)
@@ -119,7 +122,20 @@ class StreamLanes:
 
     def join(self, job: Job) -> None:
         """What the calling thread's stream has next comes after a job that has ended."""
-        self._memory.caller().after(job.prepared.end)
+        self._memory.caller().after(job.events.end)
+
+    @contextmanager
+    def taking(self, job: Job) -> Iterator[None]:
+        """Within it, a job is taken down: what it puts to streams is not done then, so nothing
+        later comes after it."""
+        ended, known = job.prepared.ended, {lane: lane.known for lane in self._lanes.values()}
+        job.taken, job.prepared.ended = True, None
+        try:
+            yield
+        finally:
+            job.prepared.ended, job.marks = ended, [None] * len(job.tasks)
+            for lane, before in known.items():
+                lane.known = before
 
     def launch(self, job: Job, work: Callable[[], None], complete: Callable[[], None]) -> None:
         """Run all of a job at once, and tell who waits for it: see [Note: capture]."""
@@ -198,7 +214,7 @@ class StreamLanes:
         lane.after([*self._before(job, index), job.begun])
         with self._owner.span(prepared.spans[index]):
             lane.run(partial(self._take_effect, job, index, step))
-        mark = job.marks[index] = lane.mark(next(self._numbers), prepared.event(index))
+        mark = job.marks[index] = lane.mark(next(self._numbers), job.events.of(index))
         slot = prepared.slots[index]
         if isinstance(task, Encode) and isinstance(slot, StagedSlot) and slot.leaves:
             leave = self._lanes["leave"]
@@ -224,7 +240,7 @@ class StreamLanes:
             lane.after(mark for i in members for mark in self._before(job, i))
             lane.run(partial(transport.exchange, [_transfer(job, i) for i in members]))
             self._exchange_exactly(job, members, transport)
-            mark = lane.mark(next(self._numbers), job.prepared.event(members[0]))
+            mark = lane.mark(next(self._numbers), job.events.of(members[0]))
             for i in members:
                 job.marks[i] = mark
                 self._owner.finish(job, i, begin)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 
 from casync.graph.tasks import Recv, Reduce, Send
+from casync.memory import Memory
 from casync.runtime.communication import Communication, let_go, spawn
 from casync.runtime.jobs import Job
 from casync.runtime.lanes import Owner
@@ -33,9 +34,9 @@ __all__ = ["ThreadLanes"]
 class ThreadLanes:
     """A compute lane, a communication lane and its waiters. See Lanes for the members."""
 
-    def __init__(self, owner: Owner, transport: Transport, watch: bool) -> None:
-        self._compute = Compute(owner)
-        self._communication = Communication(owner, transport, watch, owner.finish)
+    def __init__(self, owner: Owner, memory: Memory, transport: Transport, watch: bool) -> None:
+        self._compute = Compute(owner, memory)
+        self._communication = Communication(owner, memory, transport, watch, owner.finish)
 
     def begin(self, job: Job) -> None:
         """See Lanes."""
@@ -70,12 +71,12 @@ class ThreadLanes:
 class Compute:
     """The compute lane."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, memory: Memory) -> None:
         self._owner = owner
         self._ready: list[tuple[bool, int, int, Job]] = []
         self._changed = threading.Condition()
         self._open = True
-        self._thread = spawn(self._run, "compute")
+        self._thread = spawn(self._run, "compute", memory)
 
     def put(self, job: Job, index: int) -> None:
         """Run a ready task, in order of urgency, job and position."""

@@ -58,7 +58,7 @@ class NcclTransport:
         self._error: TransportError | None = None
         self._made: dict[tuple[int, ...], Communicator] = {}
         self._everybody = tuple(range(world_size))
-        self._watchdog = Watchdog(rank, timeout, self._fail, self._failure)
+        self._watchdog = Watchdog(rank, timeout, self._fail, self._failure, memory)
         self._communicator(self._everybody)
 
     @property
@@ -145,7 +145,7 @@ class NcclTransport:
 
         def run() -> None:
             for communicator in list(self._made.values()):
-                with suppress(Exception):
+                with suppress(Exception), self._memory.current():
                     call(communicator)
 
         thread = threading.Thread(target=run, name="casync-nccl-end", daemon=True)

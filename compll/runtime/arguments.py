@@ -15,6 +15,7 @@ from compll.ir.capacity import cuts, most_in
 from compll.ir.module import Field, Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
+from compll.numerics.held import hold, is_held, once, once_with
 from compll.numerics.types import I64, U8
 from compll.runtime.arrays import INTS, fault, taken, taken_table
 from compll.runtime.batches import LENGTH, START, STATE, TENSOR, Incoming, State
@@ -56,9 +57,11 @@ class Arguments:
             raise UsageError(f"{self.name}: {n!r} is no number of elements") from None
         if count < 0:
             raise UsageError(f"{self.name}: {n} elements")
-        if count > 2**32 and self.module.selections:
+        bits = 32 if self.host else 31  # kernels on a device count in int32
+        if count > 2**bits and self.module.selections:
             raise UsageError(
-                f"{self.name}: positions have 32 bits, too few for {n} elements; encode in parts"
+                f"{self.name}: positions have {bits} bits, too few for {n} elements; "
+                "encode in parts"
             )
         return count
 
@@ -109,25 +112,41 @@ class Arguments:
 
         They come back as kernels take them.
         """
-        table, at = taken_table(table, self.name), self._positions(at, table)
+        if not is_held(table) or self.host:
+            wanted = np.asarray(table) if is_held(table) else table
+            table = once(table, "host", lambda: taken_table(wanted, self.name))
+        end = once(table, "end", lambda: self._end(table))
+        if end > length:
+            raise UsageError(f"{self.name}: a piece ends at {end}, {name} has {length} elements")
+        return table, self._positions(at, table)
+
+    def _end(self, table: I64) -> int:
+        """Where the last piece of a table ends."""
+        if is_held(table):
+            taken_table(table, self.name)
         if len(table) == 0:
-            return table, at
+            return 0
         if (least := int(table.min())) < 0:
             raise UsageError(f"{self.name}: a number of the table is {least}; none is negative")
-        if (end := furthest(table[:, START], table[:, LENGTH])) > length:
-            raise UsageError(f"{self.name}: a piece ends at {end}, {name} has {length} elements")
-        return table, at
+        return furthest(table[:, START], table[:, LENGTH])
 
     def _positions(self, at: I64, table: I64) -> I64:
         """Where the payload of every piece of a table begins."""
-        at = taken(at, self.name, "at", INTS)
-        if len(at) != len(table):
+        at = self.numbers(at, "at")
+        if at.shape != (len(table),):
             raise UsageError(
                 f"{self.name}: the table has {len(table)} rows, and at {len(at)} positions"
             )
-        if len(at) and (first := int(at.min())) < 0:
+        if len(at) and (first := once(at, "least", lambda: int(at.min()))) < 0:
             raise UsageError(f"{self.name}: a payload begins at byte {first}")
         return at
+
+    def numbers(self, numbers: I64, what: str, ndim: int = 1) -> I64:
+        """The int64 argument `what`, as kernels take it."""
+        if is_held(numbers) and not self.host:
+            return numbers
+        wanted = np.asarray(numbers) if is_held(numbers) else numbers
+        return once(numbers, "host", lambda: cast(I64, taken(wanted, self.name, what, INTS, ndim)))
 
     def capacity(self, table: I64, capacity: I64, state: State | None) -> I64:
         """The elements that each filter may keep of each piece, for so many bytes [m]."""
@@ -135,13 +154,16 @@ class Arguments:
             raise UsageError(
                 f"{self.name}: a capacity needs a selection by filter, and a state for what is cut"
             )
-        capacity = taken(capacity, self.name, "capacity", INTS)
+        capacity = self.numbers(capacity, "capacity")
         if len(capacity) != len(table):
             raise UsageError(
                 f"{self.name}: the table has {len(table)} rows, and capacity {len(capacity)}"
             )
+        return once_with(capacity, "most", (table,), lambda: self._most_of(table, capacity))
+
+    def _most_of(self, table: I64, capacity: I64) -> I64:
         pairs = zip(table[:, LENGTH].tolist(), capacity.tolist(), strict=True)
-        return np.array([self._most_in(n, size) for n, size in pairs], np.int64)
+        return hold(np.array([self._most_in(n, size) for n, size in pairs], np.int64))
 
     def _most_in(self, n: int, capacity: int) -> int:
         key = (n, min(capacity, self.payload_bytes(n)))
@@ -155,11 +177,15 @@ class Arguments:
 
     def room(self, table: I64, at: I64, have: int, capacity: I64 | None = None) -> None:
         """The room for the pieces' payloads in an array of `have` bytes."""
-        most = map(self.payload_bytes, table[:, LENGTH].tolist())
-        sizes = most if capacity is None else map(min, most, capacity.tolist())
-        need = max(map(operator.add, at.tolist(), sizes), default=0)
+        need = once_with(at, "room", (table, capacity), lambda: self._need(table, at, capacity))
         if need > have:
             raise UsageError(f"{self.name}: the payloads need {need} bytes, out has {have}")
+
+    def _need(self, table: I64, at: I64, capacity: I64 | None = None) -> int:
+        """Where the last payload ends at most."""
+        most = map(self.payload_bytes, table[:, LENGTH].tolist())
+        sizes = most if capacity is None else map(min, most, capacity.tolist())
+        return max(map(operator.add, at.tolist(), sizes), default=0)
 
     def incoming(self, incoming: Incoming, table: I64) -> Incoming:
         """Payloads that come in, of the pieces of a table."""
@@ -173,10 +199,19 @@ class Arguments:
         if not isinstance(used, np.ndarray):
             self._lengths_there(payload, table, at, used)
             return
-        if len(used) != len(at) or (
-            len(at) and (int(used.min()) < 0 or furthest(at, used) > len(payload))
-        ):
+        end = once_with(at, "lengths", (table, used), lambda: self._ends(table, at, used))
+        if end is None or end > len(payload):
             raise PayloadError(f"{self.name}: the payload ends early, at byte {len(payload)}")
+        once_with(used, "fixed", (table,), lambda: self._sizes(table, used))
+
+    def _ends(self, table: I64, at: I64, used: I64) -> int | None:
+        """Where the last payload ends; None for lengths that are none."""
+        if len(used) != len(at) or (len(at) and int(used.min()) < 0):
+            return None
+        return furthest(at, used) if len(at) else 0
+
+    def _sizes(self, table: I64, used: I64) -> None:
+        """Payloads of fixed length have it."""
         for row, size in zip(table, used, strict=True) if self.fixed else ():
             if size != self.payload_bytes(int(row[LENGTH])):
                 raise PayloadError(
@@ -192,8 +227,8 @@ class Arguments:
                 f"{self.name}: used in device memory is an int64 vector of {len(at)} elements, "
                 f"not {used.dtype} of {len(used)}"
             )
-        sizes = map(self.payload_bytes, table[:, LENGTH].tolist())
-        if (need := max(map(operator.add, at.tolist(), sizes), default=0)) > len(payload):
+        need = once_with(at, "room", (table, None), lambda: self._need(table, at))
+        if need > len(payload):
             raise PayloadError(
                 f"{self.name}: the payloads may take {need} bytes, and there are {len(payload)}; "
                 "give used in host memory where the array ends earlier"
@@ -208,8 +243,8 @@ class Arguments:
             raise UsageError(f"{self.name}: the state comes from init_state(n); this is {kind}")
         if not self._states:
             return
-        most = furthest(table[:, STATE], table[:, LENGTH])
-        tensors = int(table[:, TENSOR].max()) + 1
+        most = once(table, "states", lambda: furthest(table[:, STATE], table[:, LENGTH]))
+        tensors = once(table, "tensors", lambda: int(table[:, TENSOR].max()) + 1)
         for item, dtype in self._states:
             held, need = state.get(item.name), tensors if item.shape == "scalar" else most
             if held is not None:

@@ -34,6 +34,9 @@ class Arrays(Protocol):
     def raw(self, x: Any, name: str) -> Any:
         """A caller's array of any other kind, as kernels take it. Raises UsageError."""
 
+    def view(self, x: Any, name: str) -> Any:
+        """x as the other methods take it at once. Raises UsageError."""
+
     def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> Any:
         """The argument `what`, payloads of a batch, as kernels take it. Raises UsageError."""
 
@@ -104,9 +107,11 @@ def fault(x: Any, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False) -
     return "a read-only one" if write and not x.flags.writeable else ""
 
 
-def taken(x: Any, name: str, what: str, dtype: np.dtype[Any], *, write: bool = False) -> Any:
+def taken(
+    x: Any, name: str, what: str, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False
+) -> Any:
     """The argument `what`, a vector in the host's memory, as kernels take it. Raises UsageError."""
-    if wrong := fault(x, dtype, write=write):
+    if wrong := fault(x, dtype, ndim, write=write):
         raise UsageError(f"{name}: {what} is a contiguous {dtype} vector, not {wrong}")
     return _open(x)
 
@@ -146,6 +151,8 @@ class HostArrays:
     def raw(self, x: Any, name: str) -> Any:
         """x itself: kernels and their arguments' checks look at it."""
         return x
+
+    view = raw
 
     def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> NDArray[np.uint8]:
         """A uint8 vector. Raises UsageError."""

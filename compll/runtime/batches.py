@@ -61,6 +61,8 @@ class Backend(Protocol):
     arrays: Arrays
     #: whether encode_batch takes `incoming` payloads in
     fuses: bool
+    #: whether decode_batch adds k payloads of each piece at once, at and used being int64 [k, m]
+    merges: bool
 
     def encode_batch(
         self, x: Any, table: I64, out: Any, at: I64, state: State | None, how: Encoding

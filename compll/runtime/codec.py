@@ -16,10 +16,11 @@ from compll.ir.capacity import cuts
 from compll.ir.module import Module
 from compll.ir.rounds import Before, Round, draws
 from compll.ir.static import Number, evaluate
+from compll.numerics.held import hold, is_held, part
 from compll.numerics.types import F32, I64, U8
 from compll.passes.steps import follows_step
 from compll.runtime.arguments import Arguments
-from compll.runtime.arrays import INTS, on_stream, taken
+from compll.runtime.arrays import INTS, fault, on_stream
 from compll.runtime.batches import ArrayBackend, Backend, Encoding, Incoming, State
 
 
@@ -42,6 +43,8 @@ class Codec:
         self._given = Arguments(module, params, host=self.arrays.host)
         #: whether encode_batch takes `incoming` payloads in without a decode of their own
         self.fuses = backend.fuses
+        #: whether decode_batch adds several payloads of each piece in one launch
+        self.merges = backend.merges
         self.name = module.name
         self.align = module.group or 1
         self.fixed = self._given.fixed
@@ -86,6 +89,20 @@ class Codec:
     def __copy__(self) -> Codec:
         """Itself, as a deep copy is."""
         return self
+
+    def hold(self, numbers: I64) -> I64:
+        """A copy of int64 numbers that cannot be changed, for calls to take as `table`, `at`,
+        `used` or `capacity`: they are checked once, and on a device copied there and prepared for
+        once; all that lives as long as what is returned, so a CUDA graph of such calls does, too.
+        Raises UsageError."""
+        if not is_held(numbers) and (wrong := fault(numbers, INTS, np.ndim(numbers))):
+            raise UsageError(f"{self.name}: an array of int64 can be held, not {wrong}")
+        return hold(numbers)
+
+    def view(self, x: Any) -> Any:
+        """A gradient, payload or state as calls take it quickest, with the same memory: an array in
+        device memory that need not be looked at anew in each call. Raises UsageError."""
+        return self.arrays.view(x, self.name)
 
     @contextmanager
     def ticking(self, tick: Any) -> Iterator[None]:
@@ -257,13 +274,42 @@ class Codec:
     ) -> None:
         """Decode pieces (used: bytes of each) into out, or add them. Raises PayloadError.
 
-        step: that of the encode, see decode.
+        at and used may be int64 [k, m]: k payloads of each piece in one array, of which the first
+        is decoded or added and the others are added, in order; on a device most codecs of fixed
+        length read and write `out` once for all of them. step: that of the encode, see decode.
         """
         out, step = self.arrays.vector(out, self.name, write=True), self._given.step(step)
         payload = self.arrays.payloads(payload, self.name, "payload")
-        table, at = self._given.table(table, at, len(out), "out")
         used = self._used(used)
+        if np.ndim(at) == 2:
+            self._decode_several(payload, table, at, used, out, add, step)
+            return
+        table, at = self._given.table(table, at, len(out), "out")
         self._given.lengths(payload, table, at, used)
+        self._decode_one(payload, table, at, used, out, add, step)
+
+    def _decode_several(
+        self, payload: U8, table: I64, at: I64, used: Any, out: F32, add: bool, step: int
+    ) -> None:
+        """Payloads that are added to one another, all of them checked before any is."""
+        if used.shape != at.shape:
+            raise UsageError(f"{self.name}: at is {at.shape}, and used {used.shape}")
+        calls = []
+        for k in range(len(at)):
+            given, begin = self._given.table(table, part(at, k), len(out), "out")
+            self._given.lengths(payload, given, begin, part(used, k))
+            calls.append((given, begin, part(used, k)))
+        if not add and calls:
+            self._decode_one(payload, *calls.pop(0), out, False, step)
+            at, used = part(at, slice(1, None)), part(used, slice(1, None))
+        if len(calls) > 1 and self.backend.merges:
+            calls = [(table, at, used)]
+        for each in calls:
+            self._decode_one(payload, *each, out, True, step)
+
+    def _decode_one(
+        self, payload: U8, table: I64, at: I64, used: Any, out: F32, add: bool, step: int
+    ) -> None:
         if self.module.arrays:
             arrays = cast(ArrayBackend, self.backend)
             arrays.decode_batch(payload, table, at, used, out, add=add, step=step)
@@ -359,7 +405,7 @@ class Codec:
     def _used(self, used: I64) -> I64:
         """Payloads' lengths, which the host may hold whatever the payloads are in."""
         if self.arrays.host or isinstance(cast(object, used), np.ndarray):
-            return cast(I64, taken(used, self.name, "used", INTS))
+            return self._given.numbers(used, "used", 2 if np.ndim(used) == 2 else 1)
         return cast(I64, self.arrays.raw(used, self.name))
 
     def _incoming(self, incoming: Incoming) -> Incoming:

@@ -93,7 +93,8 @@ class HostCopies:
 
     def _run(self) -> None:
         while (brought := self._brought.get()) is not None:
-            self._start(brought)
+            with self._memory.current():
+                self._start(brought)
             del brought  # an idle thread must not keep the last bucket alive
 
     def _start(self, brought: _Brought) -> None:
@@ -110,9 +111,10 @@ class HostCopies:
         averaged = room.averaged
         try:
             values = done.value()
-            self._back.run(partial(self._memory.copy, bucket, values))
-            self._back.record(room.back)
-            self._back.run(partial(averaged.set_result, bucket))
+            with self._memory.current():  # of a thread of the host's executor
+                self._back.run(partial(self._memory.copy, bucket, values))
+                self._back.record(room.back)
+                self._back.run(partial(averaged.set_result, bucket))
         except Exception as error:
             _fail(averaged, error)
 

@@ -90,7 +90,7 @@ class Engine:
         self._failures = Failures(meeting, options.timeout)
         self._verifier: Verifier | None = None
         if verified is not None:
-            self._verifier = Verifier(verified, meeting.ranks, gradients.future)
+            self._verifier = Verifier(verified, meeting.ranks, gradients)
         self._copies = HostCopies(gradients) if copies else None
         watch_steps()
 

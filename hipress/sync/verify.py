@@ -7,13 +7,14 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from casync.memory import Memory
 from casync.runtime.exits import close_at_exit
 from casync.transports.distributed import transport_error
 from hipress.errors import DivergenceError, SyncError
@@ -52,10 +53,10 @@ class Verifier:
         self,
         group: dist.ProcessGroup,
         ranks: Sequence[int],
-        future: Callable[[], Future[torch.Tensor]] = Future,
+        memory: Memory,
     ) -> None:
-        """future: makes those of averages, which may be on a device."""
-        self._future = future
+        """memory: of gradients."""
+        self._memory = memory
         self._group: dist.ProcessGroup | None = group
         self._ranks = ranks
         self._name = ranks[group.rank()]
@@ -72,7 +73,7 @@ class Verifier:
         where there is no thread, `future`, which has failed."""
         if os.getpid() != self._process:
             return future
-        checked = self._future()
+        checked = self._memory.future()
         self._requests.put(_Request(future, checked, params, step))
         return checked
 
@@ -99,8 +100,9 @@ class Verifier:
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
             try:
-                buffer = request.future.wait()
-                mine = request.hashes or hashes(buffer, request.params)
+                with self._memory.current():
+                    buffer = request.future.wait()
+                    mine = request.hashes or hashes(buffer, request.params)
                 self._compare(mine, request)
             except Exception as error:
                 self._group = None  # ends with the last reference: nobody waits for this rank

@@ -42,25 +42,54 @@ class Tensor(DeviceTensor):
         self.memory.note("record_stream", self, stream=stream)
 
 
+class Capture:
+    """What a thread takes down: by stream, how much of each other its next work comes after."""
+
+    def __init__(self, origin):
+        self.origin, self.clocks = origin, {origin: {origin: 0}}
+
+    def work(self, stream):
+        """Something is put there."""
+        assert stream in self.clocks, f"stream {stream} works now: it is not part of the capture"
+        self.clocks[stream][stream] += 1
+
+    def join(self, stream, event):
+        """A stream waits for an event of the capture, and is part of it from then on."""
+        own = self.clocks.setdefault(stream, {stream: 0})
+        for other, count in event.clock.items():
+            own[other] = max(count, own.get(other, 0))
+
+    def end(self):
+        """Raise where a stream does not lead back to the first."""
+        after = self.clocks[self.origin]
+        left = [n for n, clock in self.clocks.items() if after.get(n, 0) < clock[n]]
+        if left:
+            raise RuntimeError(f"capture was not joined: streams {left}")
+
+
 class Cuda:
-    """What DeviceMemory finds as torch. `calls`: in order; `seconds`: what events measure."""
+    """What DeviceMemory finds as torch. `calls`: in order; `seconds`: what events measure;
+    `contexts`: threads that called for a device without having made it the current one."""
 
     def __init__(self):
         self.calls: list[Call] = []
-        self._local, self._streams = threading.local(), 0
+        self._local, self._streams, self._graphs = threading.local(), 0, 0
+        self._local.device = True  # the caller's thread has a device
+        self.contexts: set[str] = set()
         self._lock = threading.RLock()  # the shim that runs kernels is for one thread at a time
         self.futures = SimpleNamespace(Future=self._future)
         self.cuda = SimpleNamespace(
             Event=self._event, Stream=self._stream, stream=self._within, graph=self._graph,
             current_stream=lambda device: self.current, CUDAGraph=lambda: SimpleNamespace(
                 replay=lambda: self.note("replay")),
-            device=lambda device: self._within(self._stream_of(0)),
+            device=self._device,
         )  # fmt: skip
 
     def __getattr__(self, name):
         return getattr(torch, name)
 
     def zeros(self, count, *, dtype, device=None, pin_memory=False):
+        self._refuse_capture("an allocation")
         values = torch.zeros(count, dtype=dtype)
         self.note("pinned" if pin_memory else "zeros", count)
         return values if pin_memory else Tensor(values, self)
@@ -69,6 +98,8 @@ class Cuda:
         return array if isinstance(array, Tensor) else Tensor(torch.from_numpy(array), self)
 
     def note(self, what, about=None, stream=None):
+        if not getattr(self._local, "device", False):
+            self.contexts.add(threading.current_thread().name)
         self.calls.append(Call(what, (stream or self.current).number, about))
 
     @property
@@ -81,10 +112,29 @@ class Cuda:
         """The calls of these kinds."""
         return [call for call in self.calls if call.what in whats]
 
+    @property
+    def capture(self):
+        """That of this thread, if any."""
+        return getattr(self._local, "capture", None)
+
+    def _refuse_capture(self, what):
+        if self.capture is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
+
+    @contextmanager
+    def _device(self, device):
+        before, self._local.device = getattr(self._local, "device", False), True
+        try:
+            yield
+        finally:
+            self._local.device = before
+
     @contextmanager
     def _within(self, stream):
         before, busy = self.current, getattr(at_work, "device", False)
-        with self._lock:
+        if self.capture is not None:
+            self.capture.work(stream.number)
+        with self._lock, self._device(None):
             self._local.stream, at_work.device = stream, True
             try:
                 yield
@@ -94,7 +144,15 @@ class Cuda:
     @contextmanager
     def _graph(self, graph, capture_error_mode):
         self.note("capture", capture_error_mode)
-        yield
+        self._graphs += 1
+        origin, before = self._stream_of(-self._graphs), self.current
+        self._local.stream, self._local.capture = origin, Capture(origin.number)
+        at_work.capturing = True
+        try:
+            yield
+            self.capture.end()
+        finally:
+            self._local.stream, self._local.capture, at_work.capturing = before, None, False
 
     def _stream(self, device, priority):
         self._streams += 1
@@ -104,16 +162,37 @@ class Cuda:
 
     def _stream_of(self, number):
         made = SimpleNamespace(number=number)
-        made.wait_event = lambda event: self.note("wait_event", event, stream=made)
+        made.wait_event = lambda event: self._wait(made, event)
         return made
 
+    def _wait(self, stream, event):
+        self.note("wait_event", event, stream=stream)
+        if event.capture is not None and event.capture is not self.capture:
+            raise RuntimeError("operation not permitted on an event last recorded in a capture")
+        if event.capture is not None:
+            self.capture.join(stream.number, event)
+        elif self.capture is not None and stream.number in self.capture.clocks:
+            raise RuntimeError("dependency created on uncaptured work in another stream")
+
+    def _ask(self, what, event):
+        """The host asks an event, or waits for it."""
+        self._refuse_capture(what)
+        if event.capture is not None:
+            raise RuntimeError("operation not permitted on an event last recorded in a capture")
+        self.note(what, event)
+        return True
+
     def _event(self, enable_timing=False):
-        made = SimpleNamespace(query=lambda: True, at=0.0)
-        made.synchronize = lambda: self.note("synchronize", made)
+        made = SimpleNamespace(at=0.0, capture=None, clock={})
+        made.query = lambda: self._ask("query", made)
+        made.synchronize = lambda: self._ask("synchronize", made)
         made.elapsed_time = lambda later: later.at - made.at
 
         def record(stream):
-            made.at = float(len(self.calls))
+            made.at, made.capture = float(len(self.calls)), self.capture
+            if self.capture is not None:
+                self.capture.work(stream.number)
+                made.clock = dict(self.capture.clocks[stream.number])
             self.note("record", made, stream=stream)
 
         made.record = record

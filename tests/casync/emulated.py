@@ -8,7 +8,7 @@ are the generated CUDA sources, run by the shim.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -166,6 +166,9 @@ class Arrays:
     def raw(self, x, name):
         return opened(x)
 
+    def view(self, x, name):
+        return x
+
     def stream(self):
         return nullcontext()
 
@@ -213,12 +216,48 @@ class Launched:
             self._memory.users.run(decode)
 
 
+class Device(HostDevice):
+    """One that a CUDA graph may be captured on."""
+
+    def upload(self, values):
+        self._refuse_capture()
+        return super().upload(values)
+
+    def zeros(self, count, dtype):
+        self._refuse_capture()
+        return super().zeros(count, dtype)
+
+    def settle(self):
+        self._refuse_capture()
+
+    def finish(self):
+        self._refuse_capture()
+
+    def capturing(self):
+        return getattr(at_work, "capturing", False)
+
+    def _refuse_capture(self):
+        if self.capturing():
+            raise AssertionError("a copy, an allocation or a wait while a graph is captured")
+
+
+class Emulated(Codec):
+    """A codec for which the address of the steps' count is taken by the host, as CUDA allows."""
+
+    @contextmanager
+    def ticking(self, tick):
+        before, at_work.device = getattr(at_work, "device", False), True
+        with super().ticking(tick):
+            at_work.device = before
+            yield
+
+
 def compiled(name, **params):
     """The codec of a spec whose kernels are those for a device."""
     module, known = type_check(name, params)
-    kernels = cuda.kernels(module, known, HostDevice, cuda_source.source(module, 64))
+    kernels = cuda.kernels(module, known, Device, cuda_source.source(module, 64))
     kernels.arrays = Arrays()
-    return Codec(module, known, "cuda", locate(name).read_text(), kernels)
+    return Emulated(module, known, "cuda", locate(name).read_text(), kernels)
 
 
 class Garbled:

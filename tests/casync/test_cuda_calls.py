@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import compll
+from casync.errors import PeerTimeout
 from casync.graph.graph import build
 from casync.graph.plan import Choice, partition
 from casync.memory.device import DeviceMemory
+from casync.runtime import streams
 from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.memory import Hub
@@ -66,18 +68,20 @@ def states_of(codec, memory):
 class Rank:
     """An executor, and the steps of one program."""
 
-    def __init__(self, cuda, transport, strategy="ps"):
+    def __init__(self, cuda, transport, strategy="ps", **options):
         self.cuda, self.memory, self.codec = cuda, DeviceMemory(DEVICE), compiled("onebit_group")
         codecs = {"codec": self.codec}
-        self.executor = Executor(transport, codecs, memory=self.memory, timeout=HANG)
-        self.program = graph_by(strategy, self.codec).slice(transport.rank)
+        self.executor = Executor(transport, codecs, memory=self.memory, timeout=HANG, **options)
+        self.graph = graph_by(strategy, self.codec)
+        self.program = self.graph.slice(transport.rank)
         self.states = states_of(self.codec, self.memory)
 
-    def step(self, number, dtype=torch.float32):
+    def step(self, number, dtype=torch.float32, program=None):
         """The future of one, and its bucket."""
         values = gradients(TOTAL, 2, seed=number)[self.program.rank].to(dtype)
         bucket = Tensor(values, self.cuda)
-        return self.executor.submit(self.program, bucket, self.states, number), bucket
+        program = program or self.program
+        return self.executor.submit(program, bucket, self.states, number), bucket
 
 
 @pytest.fixture
@@ -181,6 +185,35 @@ def test_staged_payloads_go_through_pinned_memory(cuda, dtype):
         assert {LEAVE, ENTER} <= streams
     for executor in [*theirs, *(rank.executor for rank in ranks)]:
         executor.close()
+    assert not cuda.contexts  # of threads that made one on the machine's first device
+
+
+def test_steps_of_13_buckets_are_captured(cuda):
+    """Of each bucket its own graph; no call in between is one that CUDA refuses then."""
+    rank = Rank(cuda, Wire(cuda), capture=True)
+    programs = [rank.graph.slice(0) for _ in range(13)]
+    for number in range(4):
+        cuda.calls.clear()
+        futures = [rank.step(number, program=program)[0] for program in programs]
+        assert all(future.done() for future in futures)
+        rank.executor.settle()
+        assert len(cuda.of("capture")) == (13 if number == 1 else 0)
+        assert len(cuda.of("replay")) == (0 if number == 0 else 13)
+    rank.executor.close()
+    assert not cuda.contexts
+
+
+def test_what_a_launched_run_waits_for_was_not_captured(cuda, monkeypatch):
+    """Also where it takes too long, and the host asks which task is not done."""
+    rank = Rank(cuda, Wire(cuda), capture=True)
+    for number in range(3):
+        rank.step(number)
+    monkeypatch.setattr(streams, "_LOOK", 0.0)
+    monkeypatch.setattr(cuda, "_ask", lambda what, event: event.capture is not None)
+    rank.executor.timeout = 0.0
+    with pytest.raises(PeerTimeout, match="rank 0"):
+        rank.executor.settle()
+    rank.executor.close()
 
 
 def test_a_capture_leaves_other_threads_alone(cuda):

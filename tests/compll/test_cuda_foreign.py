@@ -4,6 +4,7 @@ A stand-in for CuPy sees host memory as the device's, and the shim runs the kern
 """
 
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -159,11 +160,57 @@ def test_a_state_in_the_hosts_memory_is_refused(module):
         ours.encode(x, state={"residual": cpu})
 
 
+class Torch:
+    """What is asked of torch. made: bytes and stream of what came from its allocator."""
+
+    uint8 = "uint8"
+
+    def __init__(self, stream, full=False):
+        self.cuda, self.made, self.full = self, [], full
+        self.number = self.own = stream
+        self.OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
+
+    def is_initialized(self):
+        return True
+
+    def current_stream(self):
+        return SimpleNamespace(cuda_stream=self.own)
+
+    def ExternalStream(self, number, device):
+        assert device == 0
+        return number
+
+    @contextmanager
+    def stream(self, number):
+        self.number = number
+        yield
+        self.number = self.own
+
+    def empty(self, size, dtype, device):
+        assert (dtype, device) == ("uint8", "cuda:0")
+        if self.full:
+            raise self.OutOfMemoryError("full")
+        self.made.append((size, self.number))
+        return Tensor(np.empty(size, np.uint8))
+
+
 @pytest.mark.parametrize("torch, cupy, used", [(0, 0, []), (7, 0, [7]), (7, 9, [])])
 def test_kernels_run_on_torchs_stream_unless_cupy_has_one(module, monkeypatch, torch, cupy, used):
-    current = SimpleNamespace(cuda_stream=torch)
-    there = SimpleNamespace(is_initialized=lambda: True, current_stream=lambda: current)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=there))
+    monkeypatch.setitem(sys.modules, "torch", Torch(torch))
     module.cuda.current = cupy
     codec("onebit").encode(Tensor(np.ones(4, np.float32)))
     assert module.cuda.given == used
+
+
+@pytest.mark.parametrize("torch, cupy, stream", [(0, 0, 0), (7, 0, 7), (7, 9, 9)])
+def test_memory_is_of_torchs_allocator(module, monkeypatch, torch, cupy, stream):
+    """In the stream that uses it, so that what is freed is given out again in its order."""
+    theirs = Torch(torch)
+    monkeypatch.setitem(sys.modules, "torch", theirs)
+    module.cuda.current = cupy
+    state = codec("onebit").init_state(100)
+    assert theirs.made == [(400, stream)]
+    assert state["residual"].dtype == np.float32
+    theirs.full = True
+    with pytest.raises(UsageError, match="there is no memory for 100 elements"):
+        codec("onebit").init_state(100)

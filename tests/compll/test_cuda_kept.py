@@ -1,5 +1,7 @@
 """What the CUDA backend keeps between calls: when it is dropped, and when it may not be made."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,9 +10,10 @@ import pytest
 import compll
 from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import device as cuda_device
-from compll.backends.cuda import launch as cuda_launch
+from compll.backends.cuda import keeping
 from compll.backends.cuda import source as cuda_source
 from compll.errors import PayloadError, UsageError
+from compll.runtime.arrays import HostArrays
 from compll.runtime.batches import Encoding
 from compll.runtime.codec import Codec
 from compll.runtime.library import type_check
@@ -43,16 +46,139 @@ NAMES = ["dgc", "thc"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_of_many_tables_the_later_are_kept(name, monkeypatch, rng):
-    monkeypatch.setattr(cuda_launch, "KEPT", 4)
-    monkeypatch.setattr("compll.backends.cuda.arrays.KEPT", 4)
+def test_of_arrays_that_nobody_holds_the_later_are_kept(name, monkeypatch, rng):
+    monkeypatch.setattr(keeping, "KEPT", 6)
     device = kernels(name)
     for n in (*range(100, 108), 107, 100):
         round_trip(device, name, n, rng)
-        assert len(device.batches) <= 4
-        assert len(device.placed) <= 4
-        assert len(getattr(device, "shared", ())) <= 5
-        assert {table for _, table, *_ in device.batches} >= {np.array([[0, n, 0, 0, 0]]).tobytes()}
+        assert len(device.keeper.copies) <= 6
+
+
+class Counting(HostDevice):
+    """A device that counts what is made in its memory. capture: whether a graph is captured."""
+
+    made, capture, queue = 0, False, 0
+
+    def upload(self, values):
+        self.made += 1
+        return super().upload(values)
+
+    def zeros(self, count, dtype):
+        self.made += 1
+        return super().zeros(count, dtype)
+
+    def capturing(self):
+        return self.capture
+
+    def stream(self):
+        return self.queue
+
+    def launch(self, *args):
+        """Nothing runs."""
+
+
+class Part:
+    """A program's batch of n elements: what it holds, and its calls."""
+
+    def __init__(self, codec, n):
+        self.codec, self.n = codec, n
+        size = codec.payload_bytes(n)
+        self.table = codec.hold(np.array([[0, n, 0, 0, 0]]))
+        self.at, self.used = codec.hold(AT), codec.hold(np.array([size]))
+        self.x, self.out = np.zeros(n, np.float32), np.zeros(size, np.uint8)
+
+    def run(self):
+        self.codec.encode_batch(self.x, self.table, self.out, self.at, writeback=True)
+        self.codec.decode_batch(self.out, self.table, self.at, self.used, self.x, add=True)
+        self.codec.decode_batch(self.out, self.table, self.at, self.used, self.x)
+
+
+def codec_of(name, device=Counting, **params):
+    module, known = type_check(name, params)
+    made = cuda.kernels(module, known, device, cuda_source.source(module, 64))
+    made.arrays = Arrays()
+    return Codec(module, known, "cuda", name, made)
+
+
+class Arrays(HostArrays):
+    """NumPy's, of a device as codecs see it."""
+
+    host = False
+
+    def vector(self, x, name, *, write=False):
+        return x
+
+
+@pytest.mark.parametrize("name", ["int4_group", "topk", "dgc"])
+def test_what_is_held_is_made_once_however_much_there_is(name):
+    """As many tables as a step of gpt2-xl needs at 8 ranks, and more."""
+    codec = codec_of(name)
+    parts = [Part(codec, 65 + k) for k in range(1300)]
+    for part in reversed(parts):  # the largest first: scratch memory does not grow
+        part.run()
+    device, before = codec.backend.device, codec.backend.device.made
+    for _ in range(2):
+        for part in parts:
+            part.run()
+    assert device.made == before
+
+
+def test_what_is_held_goes_with_its_holder():
+    codec = codec_of("dgc")
+    part = Part(codec, 5000)
+    part.run()
+    (lent,) = (
+        {id(b.lent): b.lent for b in part.table.kept.values() if hasattr(b, "lent")}.values(),
+    )
+    gone = [weakref.ref(each) for each in lent]
+    assert gone
+    del part, lent
+    gc.collect()
+    assert not any(each() for each in gone)
+    assert not list(codec.backend.keeper.lent.values())
+
+
+def test_tables_of_a_plan_share_scratch_memory_in_a_stream():
+    codec = codec_of("dgc")
+    small, large, other = (Part(codec, n) for n in (100, 9000, 100))
+    for part in (small, large, small):
+        part.run()
+    codec.backend.device.queue = 1  # another stream
+    other.run()
+
+    def lent(part):
+        return [b.lent for key, b in part.table.kept.items() if key[1:] == ("set",)]
+
+    assert lent(small) == lent(large) != lent(other)
+
+
+def test_what_a_graph_uses_outlives_growth():
+    codec = codec_of("dgc")
+    small = Part(codec, 100)
+    small.run()
+    device = codec.backend.device
+    device.capture = True
+    made = device.made
+    small.run()
+    device.capture = False
+    assert device.made == made  # nothing in a capture
+    _, fresh = next(made for key, made in small.table.kept.items() if key[1:] == ("fresh",))
+    batch = next(b for key, b in fresh.kept.items() if key[1:] == ("feed",))
+    first, large = batch.lent, Part(codec, 9000)
+    large.run()
+    small.run()
+    assert batch.lent is not first
+    assert batch.captured == {id(first): first}
+
+
+def test_a_graph_is_not_made_of_what_nobody_holds():
+    codec = codec_of("int4_group")
+    part = Part(codec, 100)
+    part.run()
+    codec.backend.device.capture = True
+    part.run()
+    with pytest.raises(UsageError, match="`hold` makes"):
+        codec.encode_batch(part.x, np.array(part.table), part.out, AT)
 
 
 class Short(HostDevice):
@@ -72,12 +198,11 @@ class Short(HostDevice):
 def test_memory_that_ends_is_taken_from_what_is_kept(name, rng):
     device = kernels(name, Short)
     round_trip(device, name, 100, rng)
-    kept = len(device.batches)
-    assert kept == 2
+    kept = len(device.keeper.copies)
     device.device.left = 5
-    round_trip(device, name, 200, rng)
+    round_trip(device, name, 2000, rng)
     assert device.device.left > 5
-    assert len(device.batches) == kept  # those of 200 elements
+    assert len(device.keeper.copies) <= kept  # those of 2000 elements
 
 
 class Interrupted(HostDevice):
@@ -103,6 +228,13 @@ def test_a_call_after_an_interrupted_one_begins_anew(name, rng):
         round_trip(device, name, 5000, rng)
 
 
+class Array(np.ndarray):
+    """As CuPy's."""
+
+    def set(self, values, stream):
+        self[:] = values
+
+
 class Cupy:
     """What CupyDevice asks of CuPy, with two devices."""
 
@@ -110,10 +242,13 @@ class Cupy:
         self.number, self.capturing, self.waited = 0, False, 0
         self.runtime = SimpleNamespace(getDevice=lambda: self.number)
         self.cuda = self
-        self.asarray, self.zeros = np.array, np.zeros
+        self.asarray = np.array
+
+    def empty(self, count, dtype):
+        return Array(count, dtype)
 
     def get_current_stream(self):
-        return SimpleNamespace(is_capturing=lambda: self.capturing)
+        return SimpleNamespace(is_capturing=lambda: self.capturing, ptr=7)
 
     def Device(self):
         return self

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.futures import Future
 
+from casync.memory.host import HostMemory
 from hipress.errors import SyncError
 from hipress.model import Param
 from hipress.sync import verify
@@ -23,7 +24,7 @@ def test_nothing_is_compared_after_a_failure(monkeypatch):
     compared = []
     monkeypatch.setattr(verify, "gather", lambda mine, group: compared.append(mine) or [mine] * 2)
     group = Group()
-    left, verifier = weakref.ref(group), verify.Verifier(group, (4, 7))
+    left, verifier = weakref.ref(group), verify.Verifier(group, (4, 7), HostMemory())
     del group
     params = [Param("a", 0, 3, (3,), torch.float32, False)]
     futures = [Future() for _ in range(3)]

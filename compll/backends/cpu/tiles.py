@@ -28,6 +28,7 @@ class TileKernels:
     """The backend's batch interface (see batches.Backend), for specs that are lowered to tiles."""
 
     arrays = HostArrays()
+    merges = False
 
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, dict(params)

@@ -5,13 +5,12 @@ Nothing here waits for the device; what a table needs is made in the first call 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from compll.backends.cuda.launch import KEPT, Launching
+from compll.backends.cuda.launch import Launching
 from compll.ir.rounds import Before, rounds
 from compll.numerics.types import I64
 from compll.runtime.batches import Encoding
@@ -21,30 +20,6 @@ class ArrayKernels(Launching):
     """The backend's batch interface (see batches.ArrayBackend); arrays are the device's."""
 
     fuses = False
-
-    def __init__(self, *args: Any) -> None:
-        #: memory that the plans of a table share, as they run one after the other
-        self.shared: dict[bytes, dict[tuple[str, int, int], Any]] = {}
-        super().__init__(*args)
-
-    def scratch(self, table: I64, wanted: list[tuple[str, int]]) -> tuple[Any, ...]:
-        if len(self.shared) > KEPT:
-            used = {table for _, table in self.batches}
-            self.shared = {one: pool for one, pool in self.shared.items() if one in used}
-        pool, taken = self.shared.setdefault(table.tobytes(), {}), Counter[tuple[str, int]]()
-        found = []
-        for dtype, count in wanted:
-            key = (dtype, count, taken[dtype, count])
-            taken[dtype, count] += 1
-            if key not in pool:
-                pool[key] = self.device.zeros(count, dtype)
-            found.append(pool[key])
-        return tuple(found)
-
-    def forget(self) -> None:
-        """What is kept for tables."""
-        super().forget()
-        self.shared.clear()
 
     def encode_batch(
         self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, how: Encoding

@@ -7,9 +7,8 @@ graph. Where `used` in host memory varies from call to call it is copied in each
 takes it in device memory.
 
 Calls of one codec share scratch memory, and the array of bytes used that an encode returns is the
-codec's until the next call with its table: order them, by one stream or by events. What is kept for
-the older half of 1024 tables is dropped when another comes, and all when memory runs out or a call
-is interrupted; graphs captured before must be captured anew.
+codec's until the next call with its table: order them, by one stream or by events. What lives how
+long is told in keeping.py.
 """
 
 from __future__ import annotations
@@ -22,13 +21,15 @@ import numpy as np
 
 from compll.backends.cuda.arrays import ArrayKernels
 from compll.backends.cuda.device import CupyDevice, cupy
-from compll.backends.cuda.launch import Device, Launching
+from compll.backends.cuda.keeping import Device
+from compll.backends.cuda.launch import Batch, Launching
 from compll.backends.cuda.plans import Source
 from compll.backends.cuda.source import hop_source, source
 from compll.errors import UsageError
 from compll.ir.layout import is_fixed
 from compll.ir.module import Module
 from compll.ir.static import Number
+from compll.numerics.held import hold, is_held
 from compll.numerics.types import I64
 from compll.passes import lower
 from compll.runtime.batches import Encoding
@@ -46,16 +47,9 @@ class Kernels(Launching):
     ) -> None:
         super().__init__(module, params, make_device, code)
         self.fuses = bool(lower.kernels(module)["hop"])
+        self.merges = code.merges
         self.hop_kernels: Kernels | None = None
-        self.fresh_states: dict[bytes, dict[str, Any]] = {}
         self.fixed = is_fixed(module)
-
-    def forget(self) -> None:
-        """What is kept for tables, also by the kernels that decode, add and encode."""
-        super().forget()
-        self.fresh_states.clear()
-        if self.hop_kernels is not None:
-            self.hop_kernels.forget()
 
     def encode_batch(
         self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, how: Encoding
@@ -69,7 +63,7 @@ class Kernels(Launching):
         launch = self if how.incoming is None else self.hop()
         used = launch.launch_encode(x, table, out, at, state, replace(how, writeback=back))
         if how.writeback and not back:
-            self.decode_batch(out, table, at, used, x, add=False)
+            self.decode(out, table, at, used, x, add=False)
         return used
 
     def plan_of(self, state: Mapping[str, Any] | None) -> str:
@@ -89,7 +83,7 @@ class Kernels(Launching):
 
     def given_sizes(self, used: I64) -> Any:
         """Payloads' lengths in device memory; kept where they are always the same."""
-        return self.place(used) if self.fixed else self.device.upload(used)
+        return self.place(used) if self.fixed or is_held(used) else self.device.upload(used)
 
     def hop(self) -> Kernels:
         """The kernels that decode, add and encode; made at the first call."""
@@ -101,18 +95,19 @@ class Kernels(Launching):
 
     def fresh(self, table: I64) -> tuple[dict[str, Any], I64]:
         """Zero states for a call without any, and the table that goes with them."""
-        key, table = table.tobytes(), table.copy()
-        table[:, 4] = np.cumsum(table[:, 1]) - table[:, 1]
-        size = {True: int(table[:, 1].sum()), False: int(table[:, 2].max(initial=0)) + 1}
+        b, table = self.keeper.once(table, (self, "fresh"), self.make_fresh)
+        arrays = self.lend("fresh", b)
+        for held, (_, count) in zip(arrays, b.scratch, strict=True):
+            held[:count] = 0
+        return dict(zip((s.name for s in self.module.states), arrays, strict=True)), table
 
-        def zeros() -> dict[str, Any]:
-            make = self.device.zeros
-            return {s.name: make(size[s.shape == "n"], s.dtype) for s in self.module.states}
-
-        states = self.kept(self.fresh_states, key, zeros)
-        for held in states.values():
-            held[:] = 0
-        return states, table
+    def make_fresh(self, table: I64) -> tuple[Batch, I64]:
+        """What such states take, and that table."""
+        changed = np.array(table)
+        changed[:, 4] = np.cumsum(changed[:, 1]) - changed[:, 1]
+        size = {True: int(changed[:, 1].sum()), False: int(changed[:, 2].max(initial=0)) + 1}
+        wanted = tuple((s.dtype, size[s.shape == "n"]) for s in self.module.states)
+        return Batch(None, None, None, None, wanted, len(table), [], (), {}), hold(changed)
 
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool

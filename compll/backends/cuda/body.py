@@ -53,13 +53,17 @@ class Body:
             self.head.add(f"const i64* const firsts = first + {grid} * (pieces + 1);")
             self.head.add("const int p = find(firsts, pieces, blockIdx.x);")
             self.head.add("const i64 own = (i64)blockIdx.x - firsts[p];")
+        if plan.merges:
+            # a block's elements stay in the cache from payload to payload
+            self.head.add("for (int q = 0; q < payloads; ++q, at_in += pieces) {")
         self.hoisted: dict[str, str] = {}
         self.named: dict[Hashable, str] = {}
         self.fields = {prefix: PayloadFields(self, prefix) for prefix in PLACES}
         self.fresh = 0
 
     def __str__(self) -> str:
-        return str(self.head) + ("" if self.grid < 0 else str(self.lines))
+        end = "  }\n" if self.plan.merges else ""
+        return str(self.head) + ("" if self.grid < 0 else str(self.lines)) + end
 
     def add(self, line: str) -> None:
         """A line at the present depth."""

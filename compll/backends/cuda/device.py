@@ -38,6 +38,29 @@ def cupy() -> Any:
     return module
 
 
+def empty(count: int, dtype: str) -> Any:
+    """Uninitialized device memory: of torch's allocator where torch uses the device, for neither
+    library gives back to the other what it keeps. Raises MemoryError."""
+    module, torch = cupy(), sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or not count:
+        return module.empty(count, dtype)
+    number = module.cuda.runtime.getDevice()
+    stream, size = module.cuda.get_current_stream().ptr, count * np.dtype(dtype).itemsize
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream, number)) if stream else nullcontext():
+        try:
+            made = torch.empty(size, dtype=torch.uint8, device=f"cuda:{number}")
+        except torch.cuda.OutOfMemoryError as why:
+            raise MemoryError(str(why)) from why
+    return module.asarray(made).view(dtype)
+
+
+def zeros(count: int, dtype: str) -> Any:
+    """The same memory, of zeros."""
+    made = empty(count, dtype)
+    made.fill(0)
+    return made
+
+
 class CupyDevice:
     """Runs a source's kernels on the current stream of the device that is current when it is made,
     where its memory is."""
@@ -53,13 +76,26 @@ class CupyDevice:
         CUDA graph is captured."""
         self.check_device()
         self.check_capture()
-        return self.cupy.asarray(values)
+        made = empty(values.size, values.dtype.name)
+        # in the stream's order, as what the memory held before was used there
+        stream = self.cupy.cuda.get_current_stream()
+        made.set(np.ascontiguousarray(values).reshape(-1), stream=stream)
+        return made
 
     def zeros(self, count: int, dtype: str) -> Any:
         """Zeros in device memory. Raises UsageError, as upload."""
         self.check_device()
         self.check_capture()
-        return self.cupy.zeros(count, dtype)
+        return zeros(count, dtype)
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is captured from the current stream."""
+        current = self.cupy.cuda.get_current_stream()
+        return current.ptr > 1 and bool(current.is_capturing())  # the null stream never is
+
+    def stream(self) -> int:
+        """The current stream, as a number."""
+        return int(self.cupy.cuda.get_current_stream().ptr)
 
     def settle(self) -> None:
         """Wait until nothing runs on the device. Raises UsageError where a graph is captured."""
@@ -73,7 +109,7 @@ class CupyDevice:
     def check_capture(self) -> None:
         """Raise UsageError where the current stream is captured in a CUDA graph, which copies from
         the host, allocations and waits would spoil."""
-        if self.cupy.cuda.get_current_stream().is_capturing():
+        if self.capturing():
             raise UsageError(
                 "a CUDA graph is being captured, and this call needs memory or numbers that the "
                 "device does not have yet: make the same call once before the capture, with the "
@@ -239,11 +275,11 @@ class DeviceArrays:
 
     def empty(self, count: int, dtype: str) -> Any:
         """Uninitialized."""
-        return cupy().empty(count, dtype)
+        return empty(count, dtype)
 
     def zeros(self, count: int, dtype: str) -> Any:
         """Zeros."""
-        return cupy().zeros(count, dtype)
+        return zeros(count, dtype)
 
 
 def gradient_of(array: Any) -> str:

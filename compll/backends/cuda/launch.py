@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cuda.device import DeviceArrays
 from compll.backends.cuda.grids import Items
+from compll.backends.cuda.keeping import Device, Keeper, Lent, Wanted
 from compll.backends.cuda.plans import Plan, Source
 from compll.errors import PayloadError, UsageError
 from compll.ir.capacity import MOST
@@ -21,12 +22,10 @@ from compll.ir.expr import Expr
 from compll.ir.layout import payload_bytes
 from compll.ir.module import Module
 from compll.ir.static import Number, evaluate
+from compll.numerics.held import once
 from compll.numerics.types import I64
 from compll.runtime.batches import Encoding
 
-#: tables, and numbers, whose device side is kept; more than those of the layers of a large model
-KEPT = 1024
-T = TypeVar("T")
 MASK = (1 << 64) - 1
 #: by the bits that decode kernels set
 REASONS = {
@@ -36,52 +35,33 @@ REASONS = {
 }
 
 
-class Device(Protocol):
-    """What runs kernels: CuPy, or the test-only shim on the CPU."""
-
-    def upload(self, values: NDArray[Any]) -> Any:
-        """A copy in device memory. Raises UsageError where a CUDA graph is captured."""
-
-    def zeros(self, count: int, dtype: str) -> Any:
-        """Zeros in device memory. Raises UsageError, as upload; MemoryError."""
-
-    def settle(self) -> None:
-        """Wait until nothing runs on the device. Raises UsageError, as upload."""
-
-    def finish(self) -> None:
-        """Wait until the current stream has done all that it was given."""
-
-    def download(self, array: Any) -> NDArray[Any]:
-        """A copy in host memory; waits."""
-
-    def dtype(self, array: Any) -> str:
-        """float32, float16 or bfloat16 (uint16 arrays hold the bits of those)."""
-
-    def launch(
-        self, gradient: str, kernel: str, grid: int, threads: int, args: tuple[Any, ...]
-    ) -> None:
-        """Run a kernel, for gradients of this dtype, after what was launched before."""
-
-
 @dataclass
 class Batch:
-    """The device side of a table, for one plan: everything that a call with it needs, made once."""
+    """The device side of a table, for one plan: everything that a call with it needs, made once.
+
+    scratch: types and lengths of what its kernels take. evaluated: the last host-computed values,
+    with what they are of.
+    """
 
     table: Any
     first: Any
     item_at: Any
     used: Any
-    scratch: tuple[Any, ...]
+    scratch: Wanted
     pieces: int
     blocks: list[int]
     lengths: tuple[int, ...]
     repeats: dict[Expr | int, int]
+    evaluated: tuple[Any, NDArray[Any], Any] | None = None
+    lent: Lent | None = None
+    captured: dict[int, Lent] = field(default_factory=dict)
 
 
 class Launching:
-    """A source's kernels on a device, and what is kept of batches."""
+    """A source's kernels on a device. See [Note: what lives how long] in keeping.py."""
 
     arrays = DeviceArrays()
+    merges = False
 
     def __init__(
         self,
@@ -93,10 +73,7 @@ class Launching:
         self.module, self.params, self.source = module, dict(params), code
         self.make_device, self.device = make_device, make_device(code)
         self.items = Items(module, self.params, code.shape.tile)
-        self.batches: dict[tuple[str, bytes], Batch] = {}
-        #: the last host-computed values of a plan and its pieces, with what they are of
-        self.evaluated: dict[tuple[str, tuple[int, ...]], tuple[Any, NDArray[Any]]] = {}
-        self.placed: dict[tuple[str, bytes], Any] = {}
+        self.keeper = Keeper(self.device, module.name)
         #: what decode kernels found wrong, a bit each (see REASONS)
         self.errors = self.device.zeros(1, "uint32")
         self.device.settle()  # the first call may be on another stream
@@ -108,8 +85,8 @@ class Launching:
 
     def batch(self, name: str, table: I64) -> Batch:
         """The device side of a table, made once."""
-        make = partial(self.make_batch, self.source.plans[name], table)
-        return self.kept(self.batches, (name, table.tobytes()), make)
+        make = partial(self.make_batch, self.source.plans[name])
+        return self.keeper.once(table, (self, name), make)
 
     def make_batch(self, plan: Plan, table: I64) -> Batch:
         lengths = table[:, 1].tolist()
@@ -130,7 +107,7 @@ class Launching:
             first=upload(firsts.reshape(-1)),
             item_at=upload(begins.reshape(-1)),
             used=upload(np.array(most, np.int64)),
-            scratch=self.scratch(table, [(s.dtype, sizes[s.per] * s.factor) for s in plan.scratch]),
+            scratch=tuple((s.dtype, sizes[s.per] * s.factor) for s in plan.scratch),
             pieces=len(lengths),
             blocks=[int(b) for b in firsts[:, -1]],
             lengths=tuple(lengths),
@@ -139,9 +116,10 @@ class Launching:
             },
         )
 
-    def scratch(self, table: I64, wanted: list[tuple[str, int]]) -> tuple[Any, ...]:
-        """A plan's memory for a table, by types and lengths; zeros before the first call."""
-        return tuple(self.device.zeros(count, dtype) for dtype, count in wanted)
+    def lend(self, name: str, b: Batch) -> tuple[Any, ...]:
+        """A plan's scratch memory for a table."""
+        b.lent = self.keeper.lend(name, b.scratch, b.captured)
+        return b.lent.arrays
 
     def begin(self, x: Any, b: Batch) -> tuple[Any, ...]:
         """What every kernel is given first."""
@@ -152,7 +130,7 @@ class Launching:
     ) -> tuple[Any, ...]:
         """What kernels of an encode, or of a round, are given; then come states and scratch."""
         return (
-            *self.begin(x, b), out, at, self.statics(name, b.lengths, how.step, how.most),
+            *self.begin(x, b), out, at, self.statics(name, b, how.step, how.most),
             np.uint64(how.seed & MASK), np.uint64(how.step & MASK), self.tick,
             np.float32(how.scale), np.int32(how.writeback), b.used,
         )  # fmt: skip
@@ -160,17 +138,18 @@ class Launching:
     def decode(
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool, step: int = 0
     ) -> None:
-        """Decode all pieces into out, or add them."""
+        """Decode all pieces into out, or add them; with at [k, m], k payloads of each."""
         name = "add" if add else "set"
         b = self.batch(name, table)
         args = (
-            *self.begin(out, b), payload, self.place(at), used, self.statics(name, b.lengths, step),
-            np.uint64(step & MASK), self.tick, self.errors,
+            *self.begin(out, b), payload, self.place(at), used, self.statics(name, b, step),
+            np.uint64(step & MASK), self.tick, self.errors, np.int32(at.size // max(1, len(table))),
         )  # fmt: skip
         self.run(name, b, args, self.device.dtype(out))
 
     def run(self, name: str, b: Batch, args: tuple[Any, ...], gradient: str) -> None:
         """Launch the steps of a plan; neighbours that repeat do so together."""
+        args = (*args, *self.lend(name, b))
         with self.whole():
             for expr, group in groupby(self.source.plans[name].steps, key=lambda s: s.repeat):
                 steps = list(group)
@@ -178,8 +157,7 @@ class Launching:
                     for step in steps:
                         blocks = b.pieces if step.grid < 0 else b.blocks[step.grid]
                         if blocks:
-                            given = (*args, *b.scratch)
-                            self.device.launch(gradient, step.kernel, blocks, step.threads, given)
+                            self.device.launch(gradient, step.kernel, blocks, step.threads, args)
 
     def states(self, name: str, state: Mapping[str, Any] | None, table: I64) -> tuple[Any, ...]:
         """The states that a plan is given."""
@@ -191,57 +169,32 @@ class Launching:
 
     # what is kept
 
-    def statics(
-        self, name: str, lengths: tuple[int, ...], step: int, most: I64 | None = None
-    ) -> Any:
-        """Host-computed values in device memory, float64 [m * statics]; made once per value. most:
-        what filters may keep of each piece."""
+    def statics(self, name: str, b: Batch, step: int, most: I64 | None = None) -> Any:
+        """Host-computed values in device memory, float64 [m * statics]; uploaded when they differ
+        from the last. most: what filters may keep of each piece."""
         plan = self.source.plans[name]
-        limits = lengths if most is None else tuple(most.tolist())
-        asked = (step if plan.steps_matter else 0, limits)
-        known = self.evaluated.get((name, lengths))
-        if known is None or known[0] != asked:
-            rows = [
+        asked = (step if plan.steps_matter else 0, None if most is None else most.tobytes())
+        if b.evaluated is None or b.evaluated[0] != asked:
+            limits = b.lengths if most is None else most.tolist()
+            values = np.array([
                 float(evaluate(e, self.params | {"n": n, "step": asked[0], MOST: limit}))
-                for n, limit in zip(lengths, limits, strict=True)
+                for n, limit in zip(b.lengths, limits, strict=True)
                 for e in plan.statics
-            ]
-            if len(self.evaluated) >= KEPT:
-                self.evaluated.clear()
-            known = self.evaluated[name, lengths] = (asked, np.array(rows, np.float64))
-        return self.place(known[1], np.float64)
+            ], np.float64)  # fmt: skip
+            known = b.evaluated
+            same = known is not None and np.array_equal(known[1], values, equal_nan=True)
+            place = (
+                known[2]
+                if known and same
+                else self.keeper.spared(lambda: self.device.upload(values))
+            )
+            b.evaluated = (asked, values, place)
+        return b.evaluated[2]
 
-    def place(self, numbers: NDArray[Any], dtype: type[np.number[Any]] = np.int64) -> Any:
+    def place(self, numbers: I64) -> Any:
         """Numbers in device memory; uploaded once."""
-        numbers = np.ascontiguousarray(numbers, dtype)
-        key = (numbers.dtype.str, numbers.tobytes())
-        return self.kept(self.placed, key, lambda: self.device.upload(numbers))
-
-    def kept(self, cache: dict[Any, T], key: object, make: Callable[[], T]) -> T:
-        """What a cache has for a key, made if need be.
-
-        The older half of a full cache is dropped, and all that is kept where memory runs out: when
-        nothing on the device uses them.
-        """
-        if key not in cache:
-            if len(cache) >= KEPT:
-                self.device.settle()
-                for old in list(cache)[: KEPT // 2]:
-                    del cache[old]
-            try:
-                made = make()
-            except MemoryError:
-                self.device.settle()
-                self.forget()
-                made = make()
-            self.device.finish()  # the next call with it may be in another stream
-            cache[key] = made
-        return cache[key]
-
-    def forget(self) -> None:
-        """Drop what is kept for tables; subclasses have more."""
-        self.batches.clear()
-        self.placed.clear()
+        upload = self.device.upload
+        return self.keeper.once(numbers, (self, "place"), lambda held: upload(held.reshape(-1)))
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -249,12 +202,13 @@ class Launching:
         try:
             yield
         except BaseException:
-            self.forget()
+            with suppress(Exception):  # of a device that has failed: the first error tells more
+                self.keeper.clean()
             raise
 
     def refuse_shared(self, table: I64) -> None:
         """Pieces run at the same time, so no two of them may update the state of one tensor."""
-        if len(np.unique(table[:, 2])) < len(table):
+        if once(table, "shared", lambda: len(np.unique(table[:, 2])) < len(table)):
             raise UsageError(
                 f"{self.module.name}: no two pieces of a batch on a device may belong to one "
                 "tensor, whose state they would both update; encode them in separate calls"

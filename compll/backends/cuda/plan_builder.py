@@ -23,7 +23,7 @@ TAKEN = ("const u8* __restrict__ data", "const i64* at_in")  # by an encode that
 DECODE = (
     "XT* __restrict__ x", "const i64* table", "const i64* first", "const i64* item_at", "int pieces",
     "const u8* __restrict__ data", "const i64* at_in", "const i64* used_in", "const double* st",
-    "u64 base_step", "const u64* tick", "u32* errors",
+    "u64 base_step", "const u64* tick", "u32* errors", "int payloads",
 )  # fmt: skip
 
 
@@ -39,6 +39,8 @@ class PlanBuilder:
         self.statics, self.limits, self.decodes = kernel.statics, kernel.limits, decodes
         #: whether a check has left what is wrong with payloads
         self.checks = False
+        #: whether its kernel adds several payloads of each piece
+        self.merges = False
         self.steps: list[Step] = []
         self.texts: list[str] = []
         self.grids: list[Grid] = [Grid(ELEMENTS, shape.teams, tiles=True)]

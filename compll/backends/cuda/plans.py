@@ -42,11 +42,15 @@ class Plan:
 
 @dataclass
 class Source:
-    """The generated text (without the prelude) and its plans by name."""
+    """The generated text (without the prelude) and its plans by name.
+
+    merges: whether the plan "add" adds several payloads of each piece in one launch.
+    """
 
     text: str
     shape: Shape
     plans: dict[str, Plan] = field(default_factory=dict)
+    merges: bool = False
 
     def full(self, gradient: str = "float32") -> str:
         """All that a compiler needs, for gradients of this dtype."""

@@ -27,6 +27,7 @@ def encode(p: Printer, kernel: Kernel) -> None:
 def decode(p: Printer, kernel: Kernel, checking: Kernel | None) -> None:
     """A decode's, after those of a check, which leaves bits of what is wrong."""
     p.plan.limits = kernel.limits
+    p.plan.merges = kernel.name == "add" and checking is None and alone(kernel)
     if checking is not None:
         check(p, checking)
         p.end_phase()
@@ -38,6 +39,15 @@ def decode(p: Printer, kernel: Kernel, checking: Kernel | None) -> None:
         elif not isinstance(step, Stream):  # those are there already
             p.step(step)
     p.end_phase()
+
+
+def alone(kernel: Kernel) -> bool:
+    """Whether each lane is decoded on its own, in one walk: for payload after payload, then."""
+    (first, *others) = kernel.steps
+    if others or not isinstance(first, Walk) or first.of or first.folds or first.compacts:
+        return False
+    adds = [s.target for s in first.stores] == ["gradient"]
+    return adds and not any(v.op in ("draw", "spread") for v in first.values)
 
 
 def telling(p: Printer, walk: Walk) -> None:

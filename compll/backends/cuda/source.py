@@ -86,6 +86,7 @@ def add(result: Source, name: str, made: tuple[PlanBuilder, Kernel]) -> None:
     result.text += plan.text()
     states = tuple(s.name for s in kernel.states)
     result.plans[name] = plan.plan(states, kernel.writes_back)
+    result.merges = result.merges or plan.merges
 
 
 def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:

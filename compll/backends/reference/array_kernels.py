@@ -22,7 +22,7 @@ class ArrayKernels:
     """The backend's batch interface (see batches.Backend), piece after piece."""
 
     arrays = HostArrays()
-    fuses = False
+    fuses = merges = False
 
     def __init__(
         self,

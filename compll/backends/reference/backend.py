@@ -26,7 +26,7 @@ class Kernels:
     """The backend's batch interface (see batches.Backend)."""
 
     arrays = HostArrays()
-    fuses = False
+    fuses = merges = False
 
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, params

@@ -102,6 +102,14 @@ class HostDevice:
     def zeros(self, count: int, dtype: str) -> np.ndarray:
         return np.zeros(count, dtype)
 
+    def capturing(self) -> bool:
+        """Nothing can be taken down here."""
+        return False
+
+    def stream(self) -> int:
+        """The only one."""
+        return 0
+
     def settle(self) -> None:
         """Launches are over when they return."""
 

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
   };
   if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at0), 2) && aligned((out + out_at1), 4) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
 }
-extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors) {
+extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
   const i64 own = (i64)blockIdx.x - firsts[p];
@@ -134,10 +134,11 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
   };
   if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
 }
-extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors) {
+extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
   const i64 own = (i64)blockIdx.x - firsts[p];
+  for (int q = 0; q < payloads; ++q, at_in += pieces) {
   XT* const xs = x + table[5 * p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
@@ -182,4 +183,5 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
     }
   };
   if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+  }
 }

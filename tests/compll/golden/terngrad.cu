@@ -180,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_piece3(XT* __restrict__
   const i64 out_at2 = out_at1 + (n / 1024 * 256 + (n % 1024 * 2 + 7) / 8);
   if (threadIdx.x == 0) out[out_at2] = s2 >= 2139095040;
 }
-extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors) {
+extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
   const i64 own = (i64)blockIdx.x - firsts[p];
@@ -227,10 +227,11 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
   };
   if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
-extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors) {
+extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
   const i64 own = (i64)blockIdx.x - firsts[p];
+  for (int q = 0; q < payloads; ++q, at_in += pieces) {
   XT* const xs = x + table[5 * p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
@@ -278,4 +279,5 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
     }
   };
   if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  }
 }

@@ -1,0 +1,145 @@
+"""What stays on a device between calls.
+
+[Note: what lives how long] The device side of a table, and of other numbers, lives as long as the
+array that the caller holds (see [Note: held numbers]). Of arrays that are not held, the codec holds
+copies, by content, of the last ones; calls with those cannot be captured in a CUDA graph. Scratch
+memory belongs to a plan and a stream, and all tables share it: zeros before the first call, and as
+the next call needs it after each. It grows with the largest table, and is there while a table that
+used it is; that of a captured call stays with the call's table, since the graph points there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from numpy.typing import NDArray
+
+from compll.errors import UsageError
+from compll.numerics.held import Held, hold, is_held
+from compll.numerics.types import I64
+
+#: arrays that nobody holds whose copies a codec does
+KEPT = 256
+T = TypeVar("T")
+#: types and lengths
+Wanted = tuple[tuple[str, int], ...]
+
+
+class Device(Protocol):
+    """What runs kernels: CuPy, or the test-only shim on the CPU."""
+
+    def upload(self, values: NDArray[Any]) -> Any:
+        """A copy in device memory. Raises UsageError where a CUDA graph is captured."""
+
+    def zeros(self, count: int, dtype: str) -> Any:
+        """Zeros in device memory. Raises UsageError, as upload; MemoryError."""
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is captured from the current stream."""
+
+    def stream(self) -> int:
+        """The current stream, as a number."""
+
+    def settle(self) -> None:
+        """Wait until nothing runs on the device. Raises UsageError, as upload."""
+
+    def finish(self) -> None:
+        """Wait until the current stream has done all that it was given."""
+
+    def download(self, array: Any) -> NDArray[Any]:
+        """A copy in host memory; waits."""
+
+    def dtype(self, array: Any) -> str:
+        """float32, float16 or bfloat16 (uint16 arrays hold the bits of those)."""
+
+    def launch(
+        self, gradient: str, kernel: str, grid: int, threads: int, args: tuple[Any, ...]
+    ) -> None:
+        """Run a kernel, for gradients of this dtype, after what was launched before."""
+
+
+class Lent:
+    """Scratch memory of a plan on a stream, for all tables that fit."""
+
+    def __init__(self, arrays: tuple[Any, ...], sizes: tuple[int, ...]) -> None:
+        self.arrays, self.sizes = arrays, sizes
+
+    def fits(self, wanted: Wanted) -> bool:
+        """Whether it is large enough for these types and lengths."""
+        return all(size >= count for size, (_, count) in zip(self.sizes, wanted, strict=True))
+
+
+class Keeper:
+    """What a codec's kernels keep on a device. name: the codec's, for messages."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        self.device, self.name = device, name
+        #: copies of arrays that nobody holds, by content
+        self.copies: dict[tuple[Any, ...], Held] = {}
+        self.lent: WeakValueDictionary[tuple[str, int], Lent] = WeakValueDictionary()
+
+    def once(self, numbers: I64, key: Hashable, make: Callable[[Held], T]) -> T:
+        """What was made of numbers for a purpose, the first time they were given."""
+        held: Held = numbers if is_held(numbers) else self.copy(numbers)
+        if key not in held.kept:
+            held.kept[key] = self.spared(lambda: make(held))
+            self.device.finish()  # the next call with it may be in another stream
+        made: T = held.kept[key]
+        return made
+
+    def copy(self, numbers: I64) -> Held:
+        """A copy of numbers that nobody holds. The older half of a full store is dropped, when
+        nothing on the device uses them."""
+        if self.device.capturing():
+            raise UsageError(
+                f"{self.name}: a CUDA graph is being captured, and this call has an array "
+                "that is dropped some day, where the graph would still look: give what the codec's "
+                "`hold` makes of table, at and used, and keep that as long as the graph"
+            )
+        key = (numbers.shape, numbers.tobytes())
+        if key not in self.copies:
+            if len(self.copies) >= KEPT:
+                self.device.settle()
+                for old in list(self.copies)[: KEPT // 2]:
+                    del self.copies[old]
+            self.copies[key] = hold(numbers)
+        return self.copies[key]
+
+    def lend(self, name: str, wanted: Wanted, captured: dict[int, Lent]) -> Lent:
+        """A plan's scratch memory in the current stream. captured: takes up that of captured calls,
+        for who owns the graph."""
+        key = (name, self.device.stream())
+        lent = self.lent.get(key)
+        if lent is None or not lent.fits(wanted):
+            lent = self.lent[key] = self.spared(partial(self.grown, lent, wanted))
+        if self.device.capturing():
+            captured[id(lent)] = lent
+        return lent
+
+    def grown(self, lent: Lent | None, wanted: Wanted) -> Lent:
+        """Scratch memory that is large enough; zeros where it is new."""
+        arrays = list(lent.arrays) if lent else [None] * len(wanted)
+        sizes = list(lent.sizes) if lent else [-1] * len(wanted)
+        for k, (dtype, count) in enumerate(wanted):
+            if sizes[k] < count:
+                arrays[k], sizes[k] = None, count  # the old one may make room
+                arrays[k] = self.device.zeros(count, dtype)
+        return Lent(tuple(arrays), tuple(sizes))
+
+    def spared(self, make: Callable[[], T]) -> T:
+        """What is made; where memory runs out, after all that nobody holds was dropped."""
+        try:
+            return make()
+        except MemoryError:
+            self.device.settle()
+            self.copies.clear()
+            return make()
+
+    def clean(self) -> None:
+        """Zeros in all scratch memory, after a call that was interrupted."""
+        for lent in list(self.lent.values()):
+            for array in lent.arrays:
+                array[:] = 0

@@ -1,0 +1,69 @@
+"""Numbers that a caller holds: tables, positions and lengths that many calls take as they are.
+
+[Note: held numbers] A call checks its tables, and a backend on a device copies them there and
+derives from them how its kernels share the work. For an array that `hold` gave both are done once,
+in the first call, and stay for as long as that array lives: nothing else drops them, so a CUDA
+graph may point there while whoever owns it keeps the array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeGuard, TypeVar
+
+import numpy as np
+
+from compll.numerics.types import I64
+
+T = TypeVar("T")
+
+
+class Held(np.ndarray[Any, np.dtype[np.int64]]):
+    """int64 numbers that do not change. kept: what was made of them, by what it is for."""
+
+    kept: dict[Any, Any]
+
+    def __array_finalize__(self, source: object) -> None:
+        self.kept = {}
+
+    def part(self, which: int | slice) -> I64:
+        """A row or some of them, held as well."""
+        return once(self, ("part", str(which)), lambda: hold(self[which]))
+
+
+def hold(numbers: I64) -> Held:
+    """A copy of int64 numbers that nobody can change; see [Note: held numbers]."""
+    if is_held(numbers):
+        return numbers
+    made = np.array(numbers, np.int64, order="C").view(Held)
+    made.flags.writeable = False
+    return made
+
+
+def is_held(numbers: object) -> TypeGuard[Held]:
+    """Whether `hold` gave these; a copy of such an array can be changed, and is none."""
+    return type(numbers) is Held and not numbers.flags.writeable
+
+
+def part(numbers: Any, which: int | slice) -> Any:
+    """A row or some of the rows of numbers, held where all are."""
+    return numbers.part(which) if is_held(numbers) else numbers[which]
+
+
+def once(numbers: Any, key: object, make: Callable[[], T]) -> T:
+    """What `make` gives; where the numbers are held, what it gave first."""
+    if not is_held(numbers):
+        return make()
+    if key not in numbers.kept:
+        numbers.kept[key] = make()
+    return numbers.kept[key]  # type: ignore[no-any-return]
+
+
+def once_with(numbers: Any, key: object, others: tuple[Any, ...], make: Callable[[], T]) -> T:
+    """The same for what also follows from `others`, which are held, too, or None: the last ones."""
+    if not (is_held(numbers) and all(o is None or is_held(o) for o in others)):
+        return make()
+    known = numbers.kept.get(key)
+    if known is None or any(a is not b for a, b in zip(known[0], others, strict=True)):
+        known = numbers.kept[key] = (others, make())
+    return known[1]
