@@ -75,6 +75,12 @@ class Fields:
         for entry in self._section.entries:
             yield entry.key.value
 
+    def value(self, name: str) -> Value:
+        """A value that is there, as it stands in the file."""
+        entry = self._section.get(name)
+        assert entry is not None
+        return entry.value
+
     def at(self, name: str) -> Span:
         """The place of a value, or of this mapping where there is none."""
         entry = self._section.get(name)
