@@ -2,13 +2,22 @@
 
 torch runs messages on a stream of its own, which first waits for the current one; waiting for the
 work makes the current one wait in turn. So with our stream as the current one the order is ours.
+
+[Note: what torch does of its own accord] Its watchdog ends the process where a communicator fails,
+as when a peer dies: with our groups made under _ALONE it leaves that to us, and our error, which
+names rank and task, comes first. Where `init_process_group` was given a device, a group is split
+off the default communicator, in which all ranks of the job take part, also those that never heard
+of the group: they would be waited for without an end. So groups are made as if none had been given.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +28,8 @@ from casync.nccl import Communicator, Connect
 
 __all__ = ["connector"]
 
+#: told to torch while a group is made: no handling of its own of what fails
+_ALONE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
@@ -34,14 +45,48 @@ def connector(
 
     def connect(some: Sequence[int]) -> Communicator:
         names = [ranks[rank] for rank in some]
-        group = dist.new_group(names, delay, backend, use_local_synchronization=True)
-        if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
-            raise TransportError(f"this rank is not one of {names}")
-        # torch asks for it: messages among some ranks may not be a group's first call
-        dist.all_reduce(torch.zeros(1, device=device), group=group)
+        with _unaided():
+            group = dist.new_group(
+                names, delay, backend, _options(backend), use_local_synchronization=True
+            )
+            if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
+                raise TransportError(f"this rank is not one of {names}")
+            # torch asks for it: messages among some ranks may not be a group's first call
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
         return _Communicator(group)
 
     return connect
+
+
+def _options(backend: str) -> Any:
+    """NCCL's stream comes first where the device has too little room, as ours do."""
+    if backend != "nccl" or not dist.is_nccl_available():
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    return options
+
+
+@contextmanager
+def _unaided() -> Iterator[None]:
+    """See [Note: what torch does of its own accord]."""
+    before, world = {name: os.environ.get(name) for name in _ALONE}, dist.group.WORLD
+    device = getattr(world, "bound_device_id", None)
+    os.environ.update(_ALONE)
+    if device is not None:
+        world.bound_device_id = None  # type: ignore[union-attr]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a time-out that options have, and do not use
+            yield
+    finally:
+        if device is not None:
+            world.bound_device_id = device  # type: ignore[union-attr]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class _Communicator:
@@ -51,6 +96,7 @@ class _Communicator:
         self._group = group
         self._messages: list[dist.P2POp] = []
         self._sums: list[dist.Work] = []
+        self._last: dist.Work | None = None
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -59,6 +105,7 @@ class _Communicator:
             works = dist.batch_isend_irecv(self._messages) if self._messages else []
             for work in [*works, *self._sums]:
                 work.wait()
+                self._last = work
         finally:
             self._messages, self._sums = [], []
 
@@ -75,8 +122,10 @@ class _Communicator:
         self._sums.append(work)
 
     def failure(self) -> str:
-        """None that is told: torch's own watchdog looks."""
-        return ""
+        """What the last work's communicator met."""
+        work = self._last
+        error = work.exception() if work is not None and work.is_completed() else None
+        return "" if error is None else str(error)
 
     def abort(self) -> None:
         self._group.abort()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 
 import torch
@@ -27,6 +28,7 @@ from casync.transports import Transfer
 
 __all__ = ["NcclTransport"]
 
+_LOOK = 0.05  # seconds between looks at what ended this endpoint
 _PATIENCE = 5.0  # seconds that abort() waits for NCCL
 
 
@@ -121,8 +123,27 @@ class NcclTransport:
     def _communicator(self, ranks: tuple[int, ...]) -> Communicator:
         if ranks not in self._made:
             with self._blocking([f"connecting ranks {list(ranks)}"]):
-                self._made[ranks] = self._connect(ranks)
+                self._made[ranks] = self._connected(ranks)
         return self._made[ranks]
+
+    def _connected(self, ranks: tuple[int, ...]) -> Communicator:
+        """Connect in a thread: NCCL may wait for a rank that is gone, and what it has not made yet
+        cannot be aborted. What comes after the time-out is."""
+        made = Future[Communicator]()
+
+        def run() -> None:
+            try:
+                made.set_result(self._connect(ranks))
+            except Exception as error:
+                made.set_exception(error)
+            else:
+                if self._error is not None:
+                    made.result().abort()
+
+        threading.Thread(target=run, name="casync-nccl-connect", daemon=True).start()
+        while not wait([made], _LOOK).done:
+            self._check()
+        return made.result()
 
     def _failure(self) -> str:
         """The first one of a communicator."""

@@ -14,6 +14,8 @@ waited in vain, say so in the store: the one that does not is the one to look at
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -22,7 +24,7 @@ import torch.distributed as dist
 
 from casync.runtime.exits import keep_when_forked
 from hipress import compat
-from hipress.errors import HipressError
+from hipress.errors import HipressError, RankLost
 from hipress.options import LONGEST
 from hipress.ranks.meeting import Meeting
 
@@ -39,10 +41,31 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
         return compat.gloo_group(own_store(meeting, purpose), rank, size, delay)
 
     what = f"connecting ranks {meeting.ranks} for {purpose}"
-    group = meeting.attend(make, what)
+    try:
+        group = meeting.attend(make, what)
+    except HipressError as error:
+        if not isinstance(error, RankLost) and (hint := _interface_hint()):
+            error.args = (f"{error}{hint}",)
+        raise
     keep_when_forked(group)
     meeting.tell(what)
     return group
+
+
+def _interface_hint() -> str:
+    """What to do where gloo listens on an address that no other machine reaches."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = "no address"
+    if "GLOO_SOCKET_IFNAME" in os.environ or not address.startswith(("127.", "no")):
+        return ""
+    return (
+        f". gloo, over which ranks agree also where gradients go over NCCL, listens on what this "
+        f"machine's name {name!r} resolves to, {address}, which no other machine reaches: where "
+        "ranks are on several, set GLOO_SOCKET_IFNAME to the interface that joins them"
+    )
 
 
 def own_store(meeting: Meeting, purpose: str) -> compat.Store:

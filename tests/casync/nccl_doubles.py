@@ -316,7 +316,7 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
             nccl.abort(self.comm)
             self.stream.close()
 
-    def new_group(ranks, timeout, backend, *, use_local_synchronization):
+    def new_group(ranks, timeout, backend, pg_options=None, *, use_local_synchronization):
         assert use_local_synchronization
         if _here.rank not in ranks:
             return None
@@ -334,7 +334,11 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
 
     def work(group):
         done = group.stream.recorded()
-        return SimpleNamespace(wait=lambda: current().after(done))
+        return SimpleNamespace(
+            wait=lambda: current().after(done),
+            is_completed=lambda: done.done() or bool(group.comm.error),
+            exception=lambda: RuntimeError(group.comm.error) if group.comm.error else None,
+        )
 
     def batch_isend_irecv(messages):
         group = messages[0].group
@@ -363,6 +367,17 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
         "batch_isend_irecv": batch_isend_irecv, "all_reduce": all_reduce,
         "destroy_process_group": lambda group: group.comm.gone.set(),
     }  # fmt: skip
+
+
+def connecting(connect, rank):
+    """What connects, in any thread of a rank."""
+
+    def there(ranks):
+        if not hasattr(_here, "rank"):
+            become(rank)
+        return connect(ranks)
+
+    return there
 
 
 def become(rank: int) -> None:

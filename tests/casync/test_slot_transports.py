@@ -3,8 +3,10 @@
 NCCL is a double, see nccl_doubles.py, through doubles of each of its bindings.
 """
 
+import os
 import re
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from casync.errors import CasyncError, PeerTimeout, PlanError
+from casync.nccl import distributed
 from casync.nccl.bindings import BINDINGS, connect_by
 from casync.nccl.meet import through_store
 from casync.nccl.nccl4py import Nccl4py
@@ -26,7 +29,7 @@ from casync.transports.nccl import NcclTransport
 from casync.transports.rendezvous import Meeting
 from tests.casync import nccl_doubles
 from tests.casync.fakes import CODECS, PAIRS, gradients, graph_of, replay, states_of, world
-from tests.casync.nccl_doubles import Memory, Nccl, become, current
+from tests.casync.nccl_doubles import Memory, Nccl, become, connecting, current
 from tests.patience import HANG
 from tests.tiers import first_fast
 
@@ -49,7 +52,7 @@ class Ranks:
                 return endpoints[rank]
             connect = connect_by(name, rank, range(size), torch.device("cpu"), store, timeout)
             return NcclTransport(
-                connect, rank, size, Memory(), timeout,
+                connecting(connect, rank), rank, size, Memory(), timeout,
                 tell=self.errors[rank].put, stream=lambda: current().handle,
             )  # fmt: skip
 
@@ -252,6 +255,25 @@ def test_connecting_waits_for_no_rank_without_an_end(doubles):
         NcclTransport(through_store(Nccl4py(), store, 0, 0.1), 0, 3, Memory(), HANG)
 
 
+def test_connecting_ends_at_the_time_out_though_nccl_waits_on():
+    """What it makes after that is aborted at once."""
+    gate, made = threading.Event(), SimpleQueue()
+
+    class Late:
+        def abort(self):
+            made.put("aborted")
+
+    def connect(ranks):
+        assert gate.wait(HANG)
+        return Late()
+
+    with pytest.raises(PeerTimeout, match=r"rank 0 waited 0.2 s for `connecting ranks \[0, 1\]`"):
+        NcclTransport(connect, 0, 2, Memory(), 0.2)
+    assert not gate.is_set()
+    gate.set()
+    assert made.get(timeout=HANG) == "aborted"
+
+
 def test_an_abort_ends_what_is_under_way(nccl):
     made = nccl(3)
     future = made.submit(0, made.transports[0].exchange, [recv(1, 4)])
@@ -314,6 +336,41 @@ def test_bindings_work_on_the_current_stream_and_group_by_communicator(name, sta
         ("reduce", 3, torch.float32, "sum", handle),
         ("group_end",),
     ]
+
+
+@pytest.mark.parametrize("before", [None, "3"])
+def test_torch_makes_groups_of_ours_without_what_it_does_of_its_own_accord(before, monkeypatch):
+    """No watchdog that ends the process; no split of the default communicator, which would wait
+    for ranks that know nothing of the group."""
+    name, seen = "TORCH_NCCL_ASYNC_ERROR_HANDLING", []
+    world = SimpleNamespace(bound_device_id=torch.device("cuda", 3))
+
+    def new_group(ranks, timeout, backend, pg_options, *, use_local_synchronization):
+        seen.append((os.environ[name], world.bound_device_id, ranks))
+        return "group"
+
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=world))
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: seen.append(group))
+    distributed.connector(range(4, 8), HANG, torch.device("cpu"))([0, 2])
+    assert seen == [("0", None, [4, 6]), "group"]
+    assert os.environ.get(name) == before
+    assert world.bound_device_id == torch.device("cuda", 3)
+
+
+def test_what_a_communicator_of_torchs_met_is_told():
+    """By the last work, which no longer ends the process."""
+    work = SimpleNamespace(wait=lambda: None, is_completed=lambda: True, exception=lambda: why)
+    made, why = distributed._Communicator(SimpleNamespace()), None
+    made._sums = [work]
+    with made.group():
+        assert made.failure() == ""
+    assert made.failure() == ""
+    why = RuntimeError("remote process exited")
+    assert made.failure() == "remote process exited"
 
 
 def test_an_unknown_binding_is_named():

@@ -111,3 +111,22 @@ def test_a_merge_is_checked_before_anything_is_added(rng):
     with pytest.raises(compll.UsageError, match=r"at is \(2, 1\), and used \(1,\)"):
         codec.decode_batch(out, table, np.array([at, at]), used[0], y)
     assert not y.any()
+
+
+@pytest.mark.parametrize("offset", [0, 2, 1])
+def test_codes_at_an_even_address_are_words(offset, rng):
+    """Behind an odd number of groups, say, of 2 bytes each; elsewhere they are bytes."""
+    codec, reference = device_codec("int4_group"), compll.compile("int4_group", "reference")
+    text = codec.backend.source.text
+    assert "aligned((out + out_at1), 2)" in text
+    assert "aligned((data + in_at1), 2)" in text
+    table, at, size = batch(codec, (64, 4096))
+    x = rng.standard_normal(4160).astype(np.float32)
+    out, want = np.zeros(size + offset, np.uint8), np.zeros(size + offset, np.uint8)
+    used = codec.encode_batch(x, table, out, at + offset, seed=1)
+    reference.encode_batch(x, table, want, at + offset, seed=1)
+    np.testing.assert_array_equal(out, want)
+    got, y = x.copy(), x.copy()
+    codec.decode_batch(out, table, at + offset, used, got, add=True)
+    reference.decode_batch(want, table, at + offset, np.array(used), y, add=True)
+    np.testing.assert_array_equal(got, y)

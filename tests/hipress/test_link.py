@@ -12,6 +12,7 @@ from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import Options
 from hipress.plan.auto import Search
 from hipress.planning import _auto
+from hipress.ranks import link as links
 from hipress.ranks import meeting as meetings
 from hipress.ranks.board import Board
 from hipress.ranks.link import connect
@@ -34,6 +35,26 @@ def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
     told = r"^no word from rank 3 .*\nrank 5: connecting ranks \(3, 5\) for it failed: Connection"
     with pytest.raises(HipressError, match=told):
         connect(meeting, "it")
+
+
+@pytest.mark.parametrize("address, interface, hint", [
+    ("127.0.1.1", None, True), ("127.0.1.1", "eth0", False), ("10.1.2.3", None, False),
+])  # fmt: skip
+def test_gloo_on_an_address_of_this_machine_alone_is_told(address, interface, hint, monkeypatch):
+    """As where Debian's installer has written the machine's name to /etc/hosts."""
+
+    def fail(*_):
+        raise RuntimeError("Connection refused")
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", fail)
+    monkeypatch.setattr(links.socket, "gethostbyname", lambda _: address)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if interface:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), HANG)
+    with pytest.raises(HipressError) as told:
+        connect(meeting, "it")
+    assert ("set GLOO_SOCKET_IFNAME to the interface that joins them" in str(told.value)) == hint
 
 
 def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):

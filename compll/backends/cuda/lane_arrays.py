@@ -128,7 +128,7 @@ class LaneArrays:
                     f"k * {split} + u / {s.team // split}",
                 )
             with b.block(f"if (READY || {m} == {s.tile})"):
-                b.add(f"const u32 word = load_word<READY>({codes} + {place});")
+                b.add(f"const u32 word = load_codes<READY>({codes} + {place});")
                 shift = f"8 * e + {bits} * ({plane})"
                 b.add(
                     f"for (int e = 0; e < 4; ++e) q_{f.name}[e] = word >> ({shift}) & {(1 << bits) - 1}u;"
@@ -167,4 +167,4 @@ def bytes_at_once(f: Field) -> int:
     """Of an access to a payload field by one thread."""
     if f.shape == "group":
         return f.item_bits // 8
-    return 4 if f.packed else f.item_bits // 2
+    return 2 if f.packed else f.item_bits // 2

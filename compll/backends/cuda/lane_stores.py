@@ -101,14 +101,14 @@ class Stores:
         words, split = self.words(f)
         if split == 1:
             b.add("#pragma unroll")
-            store = f"store_word<READY>({to} + q * {self.shape.row} + 4 * u, w_{s.name}[q]);"
+            store = f"store_codes<READY>({to} + q * {self.shape.row} + 4 * u, w_{s.name}[q]);"
             b.add(f"for (int q = 0; q < {words}; ++q) if (m) {store}")
             return
         step = team // split
         while step < team:
             b.add(f"w_{s.name}[0] |= __shfl_xor_sync(FULL, w_{s.name}[0], {step}, {team});")
             step *= 2
-        b.add(f"if (m && u < {team // split}) store_word<READY>({to} + 4 * u, w_{s.name}[0]);")
+        b.add(f"if (m && u < {team // split}) store_codes<READY>({to} + 4 * u, w_{s.name}[0]);")
 
     # rows
 

@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
     }
     if (whole) {
       #pragma unroll
-      for (int q = 0; q < 2; ++q) if (m) store_word<READY>((out + out_at1) + t * 32 + q * 16 + 4 * u, w_q[q]);
+      for (int q = 0; q < 2; ++q) if (m) store_codes<READY>((out + out_at1) + t * 32 + q * 16 + 4 * u, w_q[q]);
     }
     else
     {
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
       pack_short<4>(codes[0] + team * 64, (out + out_at1) + t * 32, m, u, 4);
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at0), 2) && aligned((out + out_at1), 4) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at0), 2) && aligned((out + out_at1), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
         const int k = c * 4 + row, l = k * 16 + 4 * u;
         u32 q_q[4];
         if (READY || m == 64) {
-          const u32 word = load_word<READY>((data + in_at1) + t * 32 + (k % 2) * 16 + 4 * u);
+          const u32 word = load_codes<READY>((data + in_at1) + t * 32 + (k % 2) * 16 + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 4 * (k / 2)) & 15u;
         }
         else
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
         const int k = c * 4 + row, l = k * 16 + 4 * u;
         u32 q_q[4];
         if (READY || m == 64) {
-          const u32 word = load_word<READY>((data + in_at1) + t * 32 + (k % 2) * 16 + 4 * u);
+          const u32 word = load_codes<READY>((data + in_at1) + t * 32 + (k % 2) * 16 + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 4 * (k / 2)) & 15u;
         }
         else
@@ -182,6 +182,6 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
   }
 }

@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
     }
     if (whole) {
       #pragma unroll
-      for (int q = 0; q < 1; ++q) if (m) store_word<READY>((out + out_at1) + t * 128 + q * 128 + 4 * u, w_negative[q]);
+      for (int q = 0; q < 1; ++q) if (m) store_codes<READY>((out + out_at1) + t * 128 + q * 128 + 4 * u, w_negative[q]);
     }
     else
     {
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at0), 4) && aligned((out + out_at1), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at0), 4) && aligned((out + out_at1), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) feed_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, float* __restrict__ a_residual) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256) feed_walk0(XT* __restrict__ x,
     }
     if (whole) {
       #pragma unroll
-      for (int q = 0; q < 1; ++q) if (m) store_word<READY>((out + out_at1) + t * 128 + q * 128 + 4 * u, w_negative[q]);
+      for (int q = 0; q < 1; ++q) if (m) store_codes<READY>((out + out_at1) + t * 128 + q * 128 + 4 * u, w_negative[q]);
     }
     else
     {
@@ -162,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(256) feed_walk0(XT* __restrict__ x,
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned(s_residual, 4 * sizeof(*s_residual)) && aligned((out + out_at0), 4) && aligned((out + out_at1), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned(s_residual, 4 * sizeof(*s_residual)) && aligned((out + out_at0), 4) && aligned((out + out_at1), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
         const int k = c * 8 + row, l = k * 128 + 4 * u;
         u32 q_negative[4];
         if (READY || m == 1024) {
-          const u32 word = load_word<READY>((data + in_at1) + t * 128 + (k % 1) * 128 + 4 * u);
+          const u32 word = load_codes<READY>((data + in_at1) + t * 128 + (k % 1) * 128 + 4 * u);
           for (int e = 0; e < 4; ++e) q_negative[e] = word >> (8 * e + 1 * (k / 1)) & 1u;
         }
         else
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && aligned((data + in_at0), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && aligned((data + in_at0), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -234,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
         const int k = c * 8 + row, l = k * 128 + 4 * u;
         u32 q_negative[4];
         if (READY || m == 1024) {
-          const u32 word = load_word<READY>((data + in_at1) + t * 128 + (k % 1) * 128 + 4 * u);
+          const u32 word = load_codes<READY>((data + in_at1) + t * 128 + (k % 1) * 128 + 4 * u);
           for (int e = 0; e < 4; ++e) q_negative[e] = word >> (8 * e + 1 * (k / 1)) & 1u;
         }
         else
@@ -254,6 +254,6 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && aligned((data + in_at0), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && aligned((data + in_at0), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
   }
 }

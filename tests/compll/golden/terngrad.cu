@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ 
     }
     if (whole) {
       #pragma unroll
-      for (int q = 0; q < 2; ++q) if (m) store_word<READY>((out + out_at1) + t * 256 + q * 128 + 4 * u, w_q[q]);
+      for (int q = 0; q < 2; ++q) if (m) store_codes<READY>((out + out_at1) + t * 256 + q * 128 + 4 * u, w_q[q]);
     }
     else
     {
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ 
       pack_short<2>(codes[0] + team * 1024, (out + out_at1) + t * 256, m, u, 32);
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at1), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at1), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) encode_piece3(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part1, u32* part2, u32* part3, u32* part4, u64* sc) {
   const int p = blockIdx.x;
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
         const int k = c * 8 + row, l = k * 128 + 4 * u;
         u32 q_q[4];
         if (READY || m == 1024) {
-          const u32 word = load_word<READY>((data + in_at1) + t * 256 + (k % 2) * 128 + 4 * u);
+          const u32 word = load_codes<READY>((data + in_at1) + t * 256 + (k % 2) * 128 + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 2 * (k / 2)) & 3u;
         }
         else
@@ -225,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
         const int k = c * 8 + row, l = k * 128 + 4 * u;
         u32 q_q[4];
         if (READY || m == 1024) {
-          const u32 word = load_word<READY>((data + in_at1) + t * 256 + (k % 2) * 128 + 4 * u);
+          const u32 word = load_codes<READY>((data + in_at1) + t * 256 + (k % 2) * 128 + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 2 * (k / 2)) & 3u;
         }
         else
@@ -278,6 +278,6 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 4) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
   }
 }

@@ -159,6 +159,16 @@ template <bool READY = false> D void store_word(u8* p, u32 value) {
 template <bool READY = false> D u32 load_word(const u8* p) {
   return READY || aligned(p, 4) ? *(const u32*)p : load_bytes(p, 4);
 }
+// four bytes of codes, which begin at an even address where they are ready: all of a piece alike
+template <bool READY> D void store_codes(u8* p, u32 value) {
+  if (!READY || aligned(p, 4)) { store_word<READY>(p, value); return; }
+  ((u16*)p)[0] = (u16)value;
+  ((u16*)p)[1] = (u16)(value >> 16);
+}
+template <bool READY> D u32 load_codes(const u8* p) {
+  if (!READY || aligned(p, 4)) return load_word<READY>(p);
+  return ((const u16*)p)[0] | (u32)((const u16*)p)[1] << 16;
+}
 template <bool READY = false> D void store_half(u8* p, u16 value) {
   if (READY || aligned(p, 2)) *(u16*)p = value; else store_bytes(p, value, 2);
 }
