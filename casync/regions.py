@@ -53,7 +53,7 @@ class Codecs(dict[str, Codec]):
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Of a piece's blocks each `count`-th, from `number` on."""
+    """Every `count`-th block of a piece, from `number` on."""
 
     number: int
     count: int
@@ -73,7 +73,7 @@ class _Blocks:
         return rows, piece[end:] if whole % self.count == self.number else piece[:0]
 
     def place(self, index: Ints) -> Ints:
-        """Where in the piece elements of the region are."""
+        """Positions in the piece of the region's elements."""
         block, within = np.divmod(index, self.block)
         return (block * self.count + self.number) * self.block + within
 

@@ -27,7 +27,7 @@ Sums: TypeAlias = Sequence[tuple[Bytes, Ints]]
 
 
 class RoundsCodec(Codec, Protocol):
-    """What casync asks of a codec with rounds, besides the Codec's members."""
+    """Members of a codec with rounds, besides those of Codec."""
 
     def refuses_workers(self, workers: int) -> str | None:
         """Why so many workers cannot add up their payloads, or None."""

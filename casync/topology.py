@@ -72,7 +72,7 @@ class Topology:
 
     @property
     def nested(self) -> bool:
-        """Whether there are several nodes, and one has several ranks."""
+        """True if there are several nodes, and one has several ranks."""
         return 1 < len(self.nodes) < self.world_size
 
     def turns(self, spread: Spread) -> Sequence[int]:

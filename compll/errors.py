@@ -43,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True, order=True)
 class Diagnostic:
-    """One thing that is wrong with a spec, and what to do about it."""
+    """A mistake in a spec, and what to do about it."""
 
     path: str
     span: Span

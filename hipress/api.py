@@ -1,4 +1,4 @@
-"""What a user asks of what wrap, attach, Synchronizer or Gossip made: detach, report, states."""
+"""Functions on the results of wrap, attach, Synchronizer and Gossip: detach, report, states."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def report(ddp: Synchronized) -> Report:
 
 
 def _probe_of(session: Session, tuner: Chooser | None) -> Probe | None:
-    """What was measured in `wrap`, and since then."""
+    """Measurements of `wrap`, and since then."""
     if session.probe is None or tuner is None or tuner.costs is None:
         return session.probe
     return replace(session.probe, costs=tuner.costs)

@@ -37,7 +37,7 @@ NOT_INITIALIZED = (
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a caller wrote, as it was written: it is checked where the other ranks can be told."""
+    """The arguments of a caller, unchecked: they are checked when other ranks can be told."""
 
     model: nn.Module
     process_group: dist.ProcessGroup | None
@@ -82,7 +82,7 @@ def arguments(
     ddp_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
 ) -> Arguments:
-    """What each way in accepts, or refuses by name. `hipress.options.Options` explains them."""
+    """The arguments of each way in. `hipress.options.Options` explains them."""
 
     def options(default: timedelta) -> Options:
         return options_.make(
@@ -103,7 +103,7 @@ class _Reader(Generic[P]):
         self._read = read
 
     def function(self, way: Callable[[Arguments], R]) -> Callable[P, R]:
-        """Of a function."""
+        """Decorate a function."""
 
         @functools.wraps(way)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -113,7 +113,7 @@ class _Reader(Generic[P]):
         return call
 
     def method(self, way: Callable[[S, Arguments], R]) -> Callable[Concatenate[S, P], R]:
-        """Of a method."""
+        """Decorate a method."""
 
         @functools.wraps(way)
         def call(self_: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

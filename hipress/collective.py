@@ -85,8 +85,8 @@ def all_reduce(
 
 @contextmanager
 def _ending(group: dist.ProcessGroup) -> Iterator[None]:
-    """What fails inside ends all that this rank has connected in calls before, whichever it was
-    for: others, wherever they wait, learn of it, and all begin anew in the next call."""
+    """A failure inside ends all connections that this rank has made in calls before, for
+    whichever call: others, wherever they wait, learn of it, and all connect anew in the next."""
     try:
         yield
     except BaseException as error:
@@ -100,7 +100,7 @@ def _ending(group: dist.ProcessGroup) -> Iterator[None]:
 
 
 class _Joined:
-    """What ranks of a group have connected in their calls."""
+    """Connections that ranks of a group have made in their calls."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.meeting = meetings.meeting(group, timeout)

@@ -81,7 +81,7 @@ def _below_prefixes(store: Store) -> Store:
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:
-    """How long operations of a group may last on the CPU: its own time-out, or torch's default."""
+    """Seconds that a group's operations may last on the CPU: its time-out, or torch's default."""
     try:
         given: timedelta = group._get_backend(torch.device("cpu")).options._timeout
     except (AttributeError, RuntimeError):  # a backend without such options, or none for the CPU
@@ -103,7 +103,7 @@ def names_ignored_by_ddp(module: nn.Module) -> set[str]:
 
 
 def parameters_in_buckets(ddp: DistributedDataParallel) -> set[torch.Tensor]:
-    """What lies in the buckets of a DDP module without sparse gradients."""
+    """The parameters in the buckets of a DDP module without sparse gradients."""
     buckets = ddp.reducer._get_zeros_like_grad_buckets()  # the zeros are let go
     return {parameter for bucket in buckets for parameter in bucket.parameters()}
 
@@ -126,8 +126,8 @@ def profiled(name: str) -> AbstractContextManager[object]:
 def profiled_until_done(
     name: str, start: Callable[[], torch.futures.Future[torch.Tensor]]
 ) -> torch.futures.Future[torch.Tensor]:
-    """What `start` returns; and an event that begins now and ends when that is done, in any
-    thread, as those of DDP's all-reduces."""
+    """Return the future of `start`, and record an event that begins now and ends when that is
+    done, in any thread, as those of DDP's all-reduces."""
     with profiled(name) as event:
         future = start()
         if isinstance(event, record_function):
@@ -136,12 +136,12 @@ def profiled_until_done(
 
 
 def skips_unused_buckets(ddp: DistributedDataParallel) -> bool:
-    """Whether DDP leaves out buckets of unused parameters (not in every torch)."""
+    """True if DDP leaves out buckets of unused parameters (not in every torch)."""
     return bool(getattr(ddp, "skip_all_reduce_unused_params", False))
 
 
 def divides_by_active_ranks(ddp: DistributedDataParallel) -> bool:
-    """Whether DDP is in a `join` with divide_by_initial_world_size=False."""
+    """True if DDP is in a `join` with divide_by_initial_world_size=False."""
     return ddp._join_config.enable and not ddp._divide_by_initial_world_size
 
 
@@ -151,12 +151,12 @@ def sparse_bytes(gradient: torch.Tensor) -> int:
 
 
 def writes(tensor: torch.Tensor) -> int:
-    """How often it was written to in place: autograd's own counter."""
+    """Count of writes in place, by autograd."""
     return tensor._version
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """What torch.compile wrapped, or the model itself."""
+    """The module that torch.compile wrapped, or the model itself."""
     original = getattr(model, "_orig_mod", None)
     return original if isinstance(original, nn.Module) else model
 
@@ -171,7 +171,7 @@ def unhooked_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def uses_python_reducer() -> bool:
-    """Whether dynamo hands gradients to hooks one by one and ignores what they return."""
+    """True if dynamo hands gradients to hooks one by one and ignores what they return."""
     # Imported by torch.nn.parallel anyway, so this costs nothing.
     from torch._dynamo.utils import get_optimize_ddp_mode
 

@@ -1,4 +1,4 @@
-"""How far ranks are from one another, whose parameters differ by design."""
+"""Distance between ranks whose parameters differ by design."""
 
 from __future__ import annotations
 

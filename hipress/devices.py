@@ -1,4 +1,4 @@
-"""Where a model's gradients are, and by what they travel."""
+"""The device of a model's gradients, and the transport of payloads."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Placement:
 
     @property
     def on_host(self) -> bool:
-        """Whether gradients are compressed on the CPU."""
+        """True if gradients are compressed on the CPU."""
         return self.device.type == "cpu" or self.copies
 
     @property
     def copies(self) -> bool:
-        """Whether a device's gradients go to the host, and averages back."""
+        """True if a device's gradients go to the host, and averages back."""
         return self.transport == "host"
 
     @property
@@ -106,7 +106,7 @@ ON_HOST = Placement(torch.device("cpu"), "gloo")
 def place(
     parameters: Iterable[tuple[str, torch.device]], transport: str, backends: Mapping[str, str]
 ) -> Placement:
-    """Where named parameters are. backends: of the process group, by type of device.
+    """The placement of named parameters. backends: of the process group, by type of device.
 
     Raises ConfigError for several devices, and for what the transport or the group cannot carry.
     """
@@ -135,7 +135,7 @@ def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
 
 
 def by_gloo(group: dist.ProcessGroup) -> bool:
-    """Whether a group moves GPU memory by gloo, if at all."""
+    """True if a group moves GPU memory by gloo, if at all."""
     return isinstance(group, dist.ProcessGroupGloo) or backends_of(group).get("cuda") == "gloo"
 
 

@@ -25,7 +25,7 @@ class Judge:
     window = 0  # steps between looks; 0: none
 
     def looks(self, step: int) -> bool:
-        """Whether `handed` wants the gradients of a step."""
+        """True if `handed` wants the gradients of a step."""
         return False
 
     def handed(self, index: int, gradient: torch.Tensor) -> None:
@@ -35,14 +35,14 @@ class Judge:
         """A parameter's averaged gradient."""
 
     def take(self) -> list[float]:
-        """What was measured since the last look."""
+        """The measurements since the last look."""
         return []
 
     def look(self, sums: Sequence[float], seconds: float) -> None:
         """A window is over. `sums`: of `take` over the ranks. `seconds`: a step's median."""
 
     def level(self, step: int, index: int) -> int:
-        """Of a parameter in a step; or DENSE."""
+        """The level of a parameter in a step, or DENSE."""
         raise NotImplementedError
 
 
@@ -180,7 +180,7 @@ def _finite(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def roundtrip(codec: Codec, gradient: torch.Tensor, state: State | None = None) -> torch.Tensor:
-    """What a codec keeps of a gradient."""
+    """The share of a gradient's square that a codec keeps."""
     count = gradient.numel()
     table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     out = gradient.new_zeros(codec.payload_bytes(count), dtype=torch.uint8)

@@ -21,7 +21,7 @@ COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Param:
-    """One trainable parameter. `index` counts the trainable ones in the model's order."""
+    """A trainable parameter. `index` counts the trainable ones in the model's order."""
 
     name: str
     index: int
@@ -121,7 +121,7 @@ def as_ddp(model: nn.Module) -> DistributedDataParallel:
 
 
 def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
-    """What lies in the buckets of a DDP module."""
+    """The parameters in the buckets of a DDP module."""
     if _sparse_names(ddp.module):  # of which torch makes no zeros
         return trainable(ddp.module)
     held = compat.parameters_in_buckets(ddp)

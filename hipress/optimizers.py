@@ -21,8 +21,8 @@ _BY_NAME = {
 
 
 def kind_of(optimizer: object) -> str | None:
-    """One of KINDS, of an optimizer or of its class's name; None for None and for a class of
-    which nothing is known. ConfigError for what is no optimizer."""
+    """The kind of an optimizer or of its class's name, one of KINDS; None for None and for an
+    unknown class. Raises ConfigError for what is no optimizer."""
     if optimizer is None:
         return None
     if isinstance(optimizer, str):

@@ -1,4 +1,4 @@
-"""What a user may choose, validated once."""
+"""The user's options, validated once."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Options:
 
     @property
     def automatic(self) -> bool:
-        """Whether the planner chooses the codec."""
+        """True if the planner chooses the codec."""
         return self._unnamed and self.policy is None
 
     @property
@@ -234,13 +234,13 @@ def _check_codec(option: str, codec: object) -> None:
 
 
 def names() -> list[str]:
-    """What `wrap` accepts besides a compressor and its parameters."""
+    """Names of the options of `wrap` besides a compressor and its parameters."""
     own = [each.name for each in fields(Options) if each.name not in ("compressor", "params")]
     return [*own, "process_group", "ddp_kwargs"]
 
 
 def of_ddp(name: str) -> str:
-    """What to do with an argument of DistributedDataParallel given as an option; else ""."""
+    """Advice for an argument of DistributedDataParallel given as an option; else ""."""
     known = inspect.signature(DistributedDataParallel).parameters
     if name not in known or name in ("module", "process_group"):
         return ""

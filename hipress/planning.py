@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a module begins with."""
+    """The plan, probe and chooser that a module begins with."""
 
     plan: Plan
     probe: Probe | None = None
@@ -142,7 +142,7 @@ def refuse_misplaced(plan: Plan, placement: Placement) -> None:
 
 
 def compile_ahead(plan: Plan) -> None:
-    """What aggregators need is compiled now, not in the first step, where other ranks wait."""
+    """Compile the kernels of aggregators now, not in the first step, where other ranks wait."""
     for key, strategy in {(d.codec, d.strategy) for d in plan.decisions}:
         spreads = strategies.load(strategy).SPREADS
         if spreads and key is not None and key not in plan.downs:
@@ -150,7 +150,7 @@ def compile_ahead(plan: Plan) -> None:
 
 
 def _auto(search: Search, meeting: Meeting, placement: Placement, when: str) -> Planned:
-    """What promises to pay on this link, before anything is compiled; to be tried in training."""
+    """Codecs that promise to pay on this link, before any is compiled; to be tried in training."""
     from hipress.plan.places import Places
 
     link = connect(meeting, f"probe{when}")

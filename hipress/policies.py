@@ -28,7 +28,7 @@ Setting: TypeAlias = float | Mapping[str, Any]
 
 
 class Policy(Protocol):
-    """What `policy=` takes."""
+    """The protocol of `policy=`."""
 
     @property
     def compressor(self) -> str:

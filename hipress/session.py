@@ -1,4 +1,4 @@
-"""What stands behind a synchronized module: agreement of the ranks, plan, engine."""
+"""The session of a synchronized module: agreement of the ranks, plan, engine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log = logging.getLogger("hipress")
 
 @dataclass(eq=False)
 class Session:
-    """What belongs to one synchronized module. `engine` is None where there is nothing to do for
+    """The state of a synchronized module. `engine` is None where there is nothing to do for
     one: DDP's own all-reduce remains, or there is one rank."""
 
     params: tuple[Param, ...]
@@ -67,7 +67,7 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """Of this process within the group, also when torch.distributed has been shut down."""
+        """The rank of this process in the group, also after torch.distributed was shut down."""
         return self.meeting.rank
 
     @property
@@ -262,7 +262,7 @@ def _called(number: int, key: str, codec: Codec, options: Options) -> str:
 
 
 def label(options: Options) -> str:
-    """What was asked for, such as `topk(ratio=0.01)`; a compiled codec with all parameters."""
+    """The given compressor, such as `topk(ratio=0.01)`; a compiled codec with all parameters."""
     if options.policy is not None:
         return str(options.policy)
     if not isinstance(options.compressor, str):

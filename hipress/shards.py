@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether it is a DTensor, without the import, which takes longer than all others."""
+    """True for a DTensor, without the import, which takes longer than all others."""
     return hasattr(tensor, "to_local")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor: of a DTensor its shard, in the same memory."""
+    """This rank's part of a tensor: of a DTensor its shard, in the same memory."""
     return tensor.to_local().detach() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def as_gradient(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """What the parameter takes as `.grad`."""
+    """The gradient in the form that the parameter takes as `.grad`."""
     whole: Any = parameter
     if not is_sharded(whole):
         return shard
@@ -65,7 +65,7 @@ def fsdp_parts(model: nn.Module) -> Iterator[Any]:
 
 
 def apart(model: nn.Module) -> bool:
-    """Whether FSDP2 spreads parameters over several ranks."""
+    """True if FSDP2 spreads parameters over several ranks."""
     spread = any(parameter.device_mesh.size() > 1 for _, parameter in _shards(model))
     return spread and any(fsdp_parts(model))
 

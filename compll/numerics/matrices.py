@@ -35,7 +35,7 @@ DRAW = -2
 
 
 class Algebra(NamedTuple):
-    """What a backend computes of matrices and whole tensors; float32 in and out."""
+    """Operations of a backend on matrices and whole tensors; float32 in and out."""
 
     #: the product, and whether it is short; see [Note: order of matrix products]
     product: Callable[[F32, F32, bool], F32]
@@ -108,7 +108,7 @@ def _dot(a: F64, b: F64) -> float:
 
 
 def runs(n: int, block: int) -> list[tuple[int, int]]:
-    """Where a tensor's runs of one length begin, and that length, a power of two."""
+    """Starts of a tensor's runs of one length, and that length, a power of two."""
     found, at, size = [], 0, block
     while at < n:
         if n - at >= size:
@@ -161,7 +161,7 @@ def take_columns(m: F32, at: I32) -> F32:
 
 
 def flat_places(at: I32, cols: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where positions of rows lie in a matrix of so many columns, and which of them do."""
+    """Places of row positions in a matrix of so many columns, and a mask of those that exist."""
     rows = np.arange(len(at), dtype=np.int64)[:, None]
     return rows * cols + at, (at >= 0) & (at < cols)
 

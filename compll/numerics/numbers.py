@@ -147,7 +147,7 @@ def bfloat16_up(x: F32) -> F32:
 
 
 def sample_positions(seed: int, step: int, tensor: int, n: int, count: int) -> NDArray[np.int64]:
-    """One random position in each of `count` equal stretches of n elements."""
+    """A random position in each of `count` equal stretches of n elements."""
     count = max(1, min(count, n))
     j = np.arange(count, dtype=np.int64)
     k0, _ = stream(seed, step, tensor, -1, 0)
@@ -184,7 +184,7 @@ def mean_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
 
 
 def sum_units(x: F32) -> tuple[float, float]:
-    """What elements are multiplied by before they are added up, and sums after it; NaN for none.
+    """Factors of elements before they are added up, and of sums after it; NaN for none.
 
     See [Note: sums by index].
     """

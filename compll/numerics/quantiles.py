@@ -23,14 +23,14 @@ HALF_LOG_2PI = 0.9189385332046727
 
 
 def probit(p: float) -> float:
-    """What a standard normal variable stays below with probability p (NaN outside 0..1)."""
+    """The quantile p of a standard normal variable (NaN outside 0..1)."""
     if p in (0.0, 1.0):
         return math.copysign(math.inf, p - 0.5)
     return STANDARD.inv_cdf(p) if 0 < p < 1 else math.nan
 
 
 class Gamma(NamedTuple):
-    """Of gamma variables of scale 1; float64 in, float64 out."""
+    """Quantiles of gamma variables of scale 1; float64 in, float64 out."""
 
     log_gamma: Callable[..., Any]
     density: Callable[..., Any]
@@ -62,7 +62,7 @@ def gamma(
         return (x - 0.5) * log(x) - x + HALF_LOG_2PI + p / x - log(product)
 
     def density(shape: Any, y: Any, log_of_gamma: Any) -> Any:
-        """Of the logarithm y of a gamma variable."""
+        """The density of the logarithm y of a gamma variable."""
         return exp(shape * y - exp(y) - log_of_gamma)
 
     def series(shape: Any, x: Any) -> Any:
@@ -115,7 +115,7 @@ def gamma(
         return exp(repeat(80, (where(first > -690.0, first, -690.0), -690.0, high), step)[0])
 
     def above(shape: Any, p: Any) -> Any:
-        """What a variable of this shape exceeds with probability p.
+        """The value that a variable of this shape exceeds with probability p.
 
         NaN for a shape that is not positive, or a p outside 0..1.
         """

@@ -28,7 +28,7 @@ class Number:
         self.emit, self.value = emit, value
 
     def made(self, op: str, *args: Any) -> Number:
-        """What an instruction gives."""
+        """The result of an instruction."""
         return Number(self.emit, self.emit(op, *args))
 
     def __neg__(self) -> Number:
@@ -43,7 +43,7 @@ class Number:
 
 
 class Primitives(ABC):
-    """What elementary.py and quantiles.py make functions of, as a printer has it."""
+    """Operations that elementary.py and quantiles.py are made of, as a printer has them."""
 
     @abstractmethod
     def emit(self, op: str, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What calls of a codec are given, checked before any kernel runs."""
+"""Checks of a codec call's arguments, before any kernel runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Arguments:
         return count
 
     def seed(self, seed: int) -> int:
-        """What a rank's own draws depend on: 64 bits."""
+        """The seed of a rank's own draws: 64 bits."""
         return self._whole("seed", seed) & (2**64 - 1)
 
     def step(self, step: int) -> int:
@@ -131,7 +131,7 @@ class Arguments:
         return furthest(table[:, START], table[:, LENGTH])
 
     def _positions(self, at: I64, table: I64) -> I64:
-        """Where the payload of every piece of a table begins."""
+        """Starts of the payloads of a table's pieces."""
         at = self.numbers(at, "at")
         if at.shape != (len(table),):
             raise UsageError(
@@ -195,7 +195,7 @@ class Arguments:
         return Incoming(payload, at, used)
 
     def lengths(self, payload: U8, table: I64, at: I64, used: Any) -> None:
-        """Where the pieces' payloads begin, and the bytes of each."""
+        """Starts of the pieces' payloads, and the bytes of each."""
         if not isinstance(used, np.ndarray):
             self._lengths_there(payload, table, at, used)
             return
@@ -256,7 +256,7 @@ class Arguments:
                 )
 
     def _held(self, item: Field, held: Any, dtype: np.dtype[Any]) -> None:
-        """One state's array."""
+        """The array of a state."""
         if self.host:
             wrong = fault(held, dtype, write=True)
         else:

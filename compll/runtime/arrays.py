@@ -1,4 +1,4 @@
-"""Where a codec's arrays live: what `Codec` needs to know of NumPy, and of device memory."""
+"""The memory of a codec's arrays: NumPy's, or a device's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Arrays(Protocol):
         """Within it, what is launched comes after what the caller has launched."""
 
     def overlap(self, one: Any, other: Any) -> bool:
-        """Whether two vectors have memory in common."""
+        """True if two vectors have memory in common."""
 
     def empty(self, count: int, dtype: str) -> Any:
         """An array with any content."""
@@ -54,7 +54,7 @@ class Arrays(Protocol):
 
 
 class HasArrays(Protocol):
-    """What has arrays of one kind of memory."""
+    """A kind of memory with arrays."""
 
     arrays: Any
 
@@ -90,7 +90,7 @@ def _open(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def fault(x: Any, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False) -> str:
-    """What keeps kernels from taking x as it is, "" for nothing; they look at memory alone."""
+    """The reason why kernels cannot take x as it is, or ""; they look at memory alone."""
     # one look at the flags for what is nearly always there: encoding few elements takes 10 us
     if type(x) is np.ndarray and x.dtype == dtype and x.ndim == ndim and x.flags.carray:
         return ""
@@ -126,7 +126,7 @@ def taken_table(x: Any, name: str) -> I64:
 
 
 def _made_of(x: Any) -> str:
-    """How to make a contiguous float32 array of x."""
+    """Advice for making a contiguous float32 array of x."""
     if isinstance(x, np.ndarray):
         if x.dtype == FLOATS:
             return "; np.ascontiguousarray(x) makes one"
@@ -164,7 +164,7 @@ class HostArrays:
         return nullcontext()
 
     def overlap(self, one: NDArray[Any], other: NDArray[Any]) -> bool:
-        """Whether two vectors have memory in common."""
+        """True if two vectors have memory in common."""
         return np.may_share_memory(one, other)
 
     def payload(self, raw: Any, name: str) -> NDArray[np.uint8]:

@@ -30,7 +30,7 @@ class Incoming(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a batch's pieces are encoded; see Codec.encode_batch, and encode_round.
+    """Options of encoding a batch's pieces; see Codec.encode_batch, and encode_round.
 
     most: int64 [m], elements that each filter may keep of a piece; see ir/capacity.py.
     """
@@ -55,7 +55,7 @@ def views(
 
 
 class Backend(Protocol):
-    """What a file in compll/backends offers: kernels over a batch of pieces."""
+    """The interface of a file in compll/backends: kernels over a batch of pieces."""
 
     #: the memory that gradients, states and payloads are in
     arrays: Arrays

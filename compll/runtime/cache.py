@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between processes: $COMPLL_CACHE, or the user's cache.
+"""The cache of compiled kernels, kept between processes: $COMPLL_CACHE, or the user's cache.
 
 [Note: whose kernels] What lies in a cache is run. So a file is taken only if nobody but this user
 or root can have put it there: it, its folder and the cache's root belong to one of these, and
@@ -78,7 +78,7 @@ def make(path: Path) -> None:
 
 
 def own(file: Path) -> bool:
-    """Whether a file is there that may be run: see [Note: whose kernels]."""
+    """True for a file that is there and may be run: see [Note: whose kernels]."""
     try:
         need_own(file.parent)
         refuse_foreign(file.stat(), file)

@@ -326,7 +326,7 @@ class Codec:
         return self if self.shaped is None else self.shaped(shape)
 
     def suits(self, n: int) -> bool:
-        """Whether a tensor of n elements is worth compressing, by the spec's `when:`."""
+        """True if a tensor of n elements is worth compressing, by the spec's `when:`."""
         when = self.module.when
         return when is None or bool(evaluate(when, {"n": self._given.count(n)}))
 

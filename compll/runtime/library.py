@@ -54,7 +54,7 @@ def backends() -> list[str]:
 
 
 def is_path(text: str) -> bool:
-    """Whether a spec is given by its path, not its name."""
+    """True if a spec is given by its path, not its name."""
     return os.sep in text or text.endswith((".yaml", ".yml"))
 
 
@@ -114,7 +114,7 @@ def type_check(name_or_path: str | os.PathLike[str], params: Mapping[str, object
 def warnings(
     name_or_path: str | os.PathLike[str], params: Mapping[str, object]
 ) -> list[Diagnostic]:
-    """What looks wrong with a spec that compiles. Raises SpecError where it does not."""
+    """Warnings about a spec that compiles. Raises SpecError where it does not."""
     spec, checked = _checked(name_or_path, params)
     found = lint.warnings(spec, checked.module) + costly.warnings(checked.module)
     return sorted(found + tried.warnings(compile(name_or_path, "reference", **params)))
@@ -175,7 +175,7 @@ def _backend(target: str) -> ModuleType:
 
 
 def _bound(target: str) -> object:
-    """What a backend's codecs are tied to besides the spec, such as a device."""
+    """The key of a backend's codecs besides the spec, such as a device."""
     bound: Callable[[], object] | None = getattr(_backend(target), "bound", None)
     return None if bound is None else bound()
 
@@ -191,7 +191,7 @@ def again(name_or_path: str, target: str, params: Mapping[str, object], digest: 
 def _shaped(
     path: Path, target: str, params: Mapping[str, object], open_: tuple[Param, ...]
 ) -> Callable[[shapes.Shape], Codec]:
-    """What makes the codec for a shape; one that settles nothing is that of the defaults."""
+    """The maker of codecs by shape; a shape that decides nothing has the codec of the defaults."""
 
     def make(shape: shapes.Shape) -> Codec:
         return compile(path, target, **params, **shapes.settled(open_, shape))

@@ -1,4 +1,4 @@
-"""What `compll build` writes for a target: generated source and, for CUDA, compiled kernels.
+"""Files that `compll build` writes for a target: generated source and, for CUDA, compiled kernels.
 
 A target that generates code has a row in `_SOURCES`; any other interprets the typed tree. Nothing
 here needs the target's device.
@@ -53,7 +53,7 @@ def binaries(target: str, texts: Texts, arch: str) -> Binaries:
 
 
 def assembly(target: str, texts: Texts) -> Texts:
-    """What the sources become on this processor, to read, by the ending of its file."""
+    """Readable forms of the sources on this processor, by the ending of their file."""
     if target != "cpu":
         return {}
     from compll.backends.cpu import jit

@@ -1,4 +1,4 @@
-"""What `compll bench` shows: a table, JSON, and a roofline plot."""
+"""The output of `compll bench`: a table, JSON, and a roofline plot."""
 
 from __future__ import annotations
 

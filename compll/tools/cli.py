@@ -230,7 +230,7 @@ def built(name: str, targets: list[str], params: dict[str, object], archs: list[
 
 
 def summary(codecs: list[Codec]) -> Table:
-    """What was built: payload, passes, traffic."""
+    """Lines about a built spec: payload, passes, traffic."""
     table = Table(
         "name", "payload", "bits", "passes", "bytes moved", "least", box=None, pad_edge=False
     )

@@ -1,4 +1,4 @@
-"""What the commands of `compll` share: arguments, parameters, and mistakes told in one line."""
+"""Shared by the commands of `compll`: arguments, parameters, and mistakes told in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler did with a spec, as data and as text: the stages, the layout, the traffic."""
+"""The compiler's work on a spec, as data and as text: the stages, the layout, the traffic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def found_traffic(module: Module) -> Traffic:
 
 
 def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
-    """One stage's text; `name` is one of STAGES. Raises SpecError where `target` refuses."""
+    """The text of a stage; `name` is one of STAGES. Raises SpecError where `target` refuses."""
     module = codec.module
     makers: dict[str, Callable[[], Iterator[str]]] = {
         "syntax": lambda: _syntax(spec),
@@ -213,7 +213,7 @@ def merges(module: Module, encode: Traffic) -> Iterator[str]:
 
 
 def _touched(one: Walk, before: set[str]) -> str:
-    """What a walk touches, with bytes per element."""
+    """Arrays that a walk touches, with bytes per element."""
     names = ", ".join(f"{name} again" if name in before else name for name in one.reads)
     writes = f"writes {', '.join(one.writes)} ({one.written:.4g} B)"
     reads = f"reads {names or 'nothing'} ({one.read:g} B)"

@@ -1,4 +1,4 @@
-"""How fast a codec is, and how fast memory would allow: `compll bench`.
+"""Speed of a codec beside that of memory: `compll bench`.
 
 All rates are GB (10^9 bytes) of float32 gradient per second. The bound of an operation is the time
 in which this machine's memory, at the copy bandwidth of the same run, moves the bytes that the
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the payload is than the gradient."""
+        """Bytes of the gradient per byte of payload."""
         return 4 * self.elements / max(self.payload, 1)
 
     @property
@@ -96,7 +96,7 @@ def prepare(codec: Codec, n: int) -> Bench:
 
 
 def _merge(codec: Codec, table: Any, incoming: Incoming) -> Job:
-    """What an aggregator does, in one kernel: decode, add, encode, and take what is sent itself."""
+    """The work of an aggregator, in a kernel: decode, add, encode, and take the payload itself."""
     n = int(table[0, 1])
     x, out = codec.arrays.zeros(n, "float32"), codec.arrays.zeros(codec.payload_bytes(n), "uint8")
     state = codec.init_state(n) if codec.stateful else None

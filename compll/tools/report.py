@@ -12,7 +12,7 @@ from compll.tools.explain import SIZES
 
 
 def facts(codec: Codec, target: str) -> dict[str, object]:
-    """What `compll build` writes beside the source, as JSON."""
+    """The report that `compll build` writes beside the source, as JSON."""
     module = codec.module
     found = explain.found_traffic(module)
     return {
@@ -59,7 +59,7 @@ def markdown(codec: Codec, target: str, kernels: Mapping[str, Kernels]) -> str:
 
 
 def kernel_table(arch: str, kernels: Kernels) -> list[str]:
-    """What the kernels for one architecture and float32 gradients take, as Markdown."""
+    """Registers and memory of kernels for an architecture and float32 gradients, as Markdown."""
     rows = [
         f"| {name} | {used['registers']} | {used['local']} | {used['shared']} |"
         for name, used in kernels["float32"].items()

@@ -44,7 +44,7 @@ def schema() -> Schema:
 
 
 def section(row: SectionRow) -> Schema:
-    """One section, by the form of its row."""
+    """A section, by the form of its row."""
     makers: dict[str, Callable[[], Schema]] = {
         "text": lambda: {"type": ["string", "number"]},
         "name": lambda: {"type": "string", "pattern": NAME},
@@ -63,7 +63,7 @@ def section(row: SectionRow) -> Schema:
 
 
 def ref(name: str) -> Schema:
-    """One of the schema's definitions."""
+    """A definition of the schema."""
     return {"$ref": f"#/definitions/{name}"}
 
 
@@ -83,7 +83,7 @@ def mapping(values: str, *, empty: bool) -> Schema:
 
 
 def chosen(choices: tuple[str, ...]) -> Schema:
-    """One of the choices, or two of them with a condition."""
+    """Any of the choices, or two of them with a condition."""
     plain = [False, True, *choices] if "true" in choices else list(choices)
     either = rf"\s*({'|'.join(choices)})\s*"
     return {
