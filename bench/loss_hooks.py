@@ -47,7 +47,7 @@ def _rank(
         "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=TIMEOUT
     )
     chosen = WORKLOADS[workload]
-    synchronized = synchronize(chosen.build(seed), methods.parse(method))
+    synchronized = synchronize(chosen.build(seed), methods.parse(method), chosen.training)
     found = train(chosen, _by_ddp, synchronized.module, seed, steps, [rank])
     found.sent = synchronized.sent(steps)
     torch.save(found, _result(folder, rank))

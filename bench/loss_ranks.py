@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -194,19 +194,6 @@ def train(
     last = statistics.fmean(curve.losses[-FINAL:])
     curve.final = last if held_out is None else evaluate(model, held_out())
     return curve
-
-
-def averaged_optimizer(workload: Workload, model: nn.Module, freeze: int) -> optim.Averaging:
-    """That of hipress.optim in the place of the workload's."""
-    make: Any = workload.training.make
-    kind, arguments = getattr(optim, make.func.__name__), {**make.keywords}
-    if issubclass(kind, Freezing):
-        arguments["freeze"] = freeze
-    clip = workload.training.clip
-    made: optim.Averaging = kind(
-        model.parameters(), max_norm=clip if math.isfinite(clip) else None, **arguments
-    )
-    return made
 
 
 def _backward(model: nn.Module, batch: Sequence[Tensor], gradient: Tensor) -> float:

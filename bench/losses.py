@@ -27,7 +27,7 @@ from torch import nn
 from bench import loss_hooks
 from bench.commands import check_codecs, given, now, refusing
 from bench.loss_cells import BASELINES, CELLS, FP32, MOMENTUM, Cell, read
-from bench.loss_ranks import Averaged, Compressed, Curve, averaged_optimizer, fp32, train
+from bench.loss_ranks import Averaged, Compressed, Curve, fp32, train
 from bench.loss_workloads import WORKLOADS, Workload
 from hipress.demo import methods as methods_
 from hipress.demo.report import FINAL
@@ -64,7 +64,7 @@ def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int
 def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps: int) -> Curve:
     """One of which ranks average the momentum."""
     codec = methods_.parse(f"hipress:{method.removeprefix(MOMENTUM)}")
-    optimizer = averaged_optimizer(chosen, model, round(FREEZE * steps))
+    optimizer = chosen.training.averaged(model.parameters(), round(FREEZE * steps))
     with Averaged(model, optimizer, codec, RANKS, seed) as average:
         return train(chosen, average, model, seed, steps, range(RANKS), optimizer)
 

@@ -123,7 +123,7 @@ def rank(optimizer: str, steps: int) -> None:
     dist.init_process_group("gloo")
     workload, method = Workload(optimizer=optimizer), f"hipress:auto:optimizer={optimizer}"
     task = model.make(workload, str(corpus.prepare()))
-    synchronized = synchronize(task.module, methods.parse(method))
+    synchronized = synchronize(task.module, methods.parse(method), task.training)
     trainer = worker.Trainer(task, dist.get_rank(), synchronized)
     for step in range(steps):
         trainer.step(step)

@@ -1,7 +1,8 @@
 """Methods of synchronizing gradients: PyTorch's own, and every HiPress codec.
 
-A method is written NAME, hipress:CODEC (`hipress.wrap`) or sync:CODEC (`hipress.Synchronizer`, no
-DDP), and options follow: hipress:dgc:ratio=0.01:strategy=ring. A codec is a name, or a spec's path.
+A method is written NAME, hipress:CODEC (`hipress.wrap`), sync:CODEC (`hipress.Synchronizer`, no
+DDP) or momentum:CODEC (`hipress.wrap` with an optimizer of `hipress.optim`), and options follow:
+hipress:dgc:ratio=0.01:strategy=ring. A codec is a name, or a spec's path.
 """
 
 import difflib
@@ -17,11 +18,15 @@ BASELINES = {
     "ddp-fp32": "DDP fp32",
     "ddp-fp16": "DDP fp16 hook",
     "powersgd": "DDP PowerSGD rank 4",
+    "powersgd-fp16": "DDP PowerSGD rank 4 in its fp16 wrapper",
 }
 #: baselines whose ranks train on their own, so that losses and equality mean nothing
 ALONE = ("none", "ddp-noop")
 #: ways to use a codec, and what tables call them
-WAYS = {"hipress": "HiPress", "sync": "HiPress, no DDP,"}
+MOMENTUM = "momentum"
+WAYS = {"hipress": "HiPress", "sync": "HiPress, no DDP,", MOMENTUM: "HiPress, momentum by"}
+#: an option of MOMENTUM: the steps after which Adam's second moments are frozen, or "auto"
+FREEZE = "freeze"
 AUTO = "auto"
 DEFAULTS = (
     *("none", "ddp-fp32", "ddp-fp16", "powersgd"),
@@ -73,10 +78,16 @@ def check(methods: Iterable[Method]) -> None:
     for method in methods:
         if method.codec is not None and (method.options or _is_path(method.codec)):
             try:
-                _compile(method.codec, method.options)
+                _compile(method.codec, wrapped(method))
             except ValueError as error:
                 message = re.sub(r"\s*\n\s*hint: ", "; ", str(error))
                 raise ValueError(f"method {method.text!r}: {message}") from error
+
+
+def wrapped(method: Method) -> dict[str, Any]:
+    """The options that are those of `hipress.wrap`, or the codec's."""
+    own = (FREEZE,) if method.way == MOMENTUM else ()
+    return {key: value for key, value in method.options.items() if key not in own}
 
 
 def _compile(codec: str, given: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hipress import optim
 from hipress.demo.job import LSTM, Workload
 
 
@@ -38,8 +40,16 @@ class LanguageModel(nn.Module):
 class Training:
     """An optimizer, and the gradient norm that it is clipped to."""
 
-    make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    make: partial[Any]  # of parameters: an optimizer of torch.optim
     clip: float
+
+    def averaged(self, parameters: Iterable[nn.Parameter], freeze: int | str) -> optim.Averaging:
+        """The optimizer of hipress.optim of the same name, which clips for itself."""
+        kind: Any = getattr(optim, self.make.func.__name__)
+        frozen = {"freeze": freeze} if issubclass(kind, optim.Adam | optim.AdamW) else {}
+        clip = self.clip if isfinite(self.clip) else None
+        made: optim.Averaging = kind(parameters, max_norm=clip, **self.make.keywords, **frozen)
+        return made
 
 
 @dataclass(frozen=True)

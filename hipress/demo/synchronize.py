@@ -16,7 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress.demo.job import PHASES
-from hipress.demo.methods import Method
+from hipress.demo.methods import FREEZE, MOMENTUM, Method, wrapped
+from hipress.demo.model import Training
 
 ONE_BUCKET = 4096  # MB: PowerSGD's two all-reduces of several buckets cross each other on gloo
 
@@ -30,12 +31,13 @@ class Synchronized:
     step: Callable[[], None] = lambda: None
     tried: Callable[[], list[dict[str, Any]]] = list  # plans of "auto", as predicted and measured
     phases: Callable[[], dict[str, float] | None] = lambda: None  # seconds so far, by job.PHASES
+    optimizer: torch.optim.Optimizer | None = None  # that clips, and steps, instead of the task's
 
 
-def synchronize(model: nn.Module, method: Method) -> Synchronized:
-    """Wraps the model. Errors are those of torch and of hipress.wrap."""
+def synchronize(model: nn.Module, method: Method, training: Training) -> Synchronized:
+    """Wraps the model, which is trained so. Errors are those of torch and of hipress.wrap."""
     if method.codec is not None:
-        return _hipress(model, method)
+        return _hipress(model, method, training)
     return _BASELINES[method.text](model)
 
 
@@ -70,30 +72,42 @@ def _fp16(model: nn.Module) -> Synchronized:
     return Synchronized(ddp, lambda steps: counter.sent)
 
 
-def _powersgd(model: nn.Module) -> Synchronized:
+def _powersgd(
+    model: nn.Module, hook: Callable[..., Any] = powerSGD_hook.powerSGD_hook
+) -> Synchronized:
     ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_BUCKET)
     counter = _CountedAllReduce()
     state = powerSGD_hook.PowerSGDState(
         process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=2
     )
-    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    ddp.register_comm_hook(state, hook)
     return Synchronized(ddp, lambda steps: counter.sent)
 
 
-def _hipress(model: nn.Module, method: Method) -> Synchronized:
+def _powersgd_fp16(model: nn.Module) -> Synchronized:
+    return _powersgd(model, default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook))
+
+
+def _hipress(model: nn.Module, method: Method, training: Training) -> Synchronized:
     import hipress  # not above: a baseline does without
     from hipress.devices import by_gloo
 
     assert method.codec is not None
     assert dist.group.WORLD is not None
-    options = method.options
+    options = wrapped(method)
     if next(model.parameters()).is_cuda and by_gloo(dist.group.WORLD):  # ranks may share a GPU
         options = {"transport": "staged", **options}
     if method.way == "sync":
         sync = hipress.Synchronizer(model, method.codec, **options)
         return Synchronized(model, _sent(sync, model), sync.step, _tried(sync), _phases(sync))
+    optimizer = None
+    if method.way == MOMENTUM:
+        optimizer = training.averaged(model.parameters(), method.options.get(FREEZE, "auto"))
+        options = {"optimizer": optimizer, **options}
     ddp = hipress.wrap(model, method.codec, **options)
-    return Synchronized(ddp, _sent(ddp, model), tried=_tried(ddp), phases=_phases(ddp))
+    return Synchronized(
+        ddp, _sent(ddp, model), tried=_tried(ddp), phases=_phases(ddp), optimizer=optimizer
+    )
 
 
 def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
@@ -139,6 +153,7 @@ _BASELINES: dict[str, Callable[[nn.Module], Synchronized]] = {
     "ddp-fp32": _fp32,
     "ddp-fp16": _fp16,
     "powersgd": _powersgd,
+    "powersgd-fp16": _powersgd_fp16,
 }
 
 

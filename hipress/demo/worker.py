@@ -12,6 +12,7 @@ ended.
 
 import hashlib
 import json
+import math
 import os
 import re
 import sys
@@ -103,7 +104,7 @@ def _probe(order: Order) -> dict[str, Any]:
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
     task = model.make(workload, order.corpus)
-    synchronized = synchronize(task.module, methods.parse(job.method))
+    synchronized = synchronize(task.module, methods.parse(job.method), task.training)
     trainer = Trainer(task, order.rank, synchronized)
     dist.barrier()
     for step in range(job.warmup):
@@ -158,7 +159,9 @@ class Trainer:
     def __init__(self, task: model.Task, rank: int, synchronized: Synchronized) -> None:
         self._task, self._rank = task, rank
         self._module, self._synchronize = synchronized.module, synchronized.step
-        self._optimizer = task.training.make(self._module.parameters())
+        own = synchronized.optimizer
+        self._optimizer = own or task.training.make(self._module.parameters())
+        self._clip = math.inf if own is not None else task.training.clip
         self.seconds: list[float] = []
         self.losses: list[float] = []
 
@@ -169,7 +172,8 @@ class Trainer:
         loss = self._task.loss(self._module, self._rank, step)
         torch.autograd.backward(loss)
         self._synchronize()
-        nn.utils.clip_grad_norm_(self._module.parameters(), self._task.training.clip)
+        if math.isfinite(self._clip):
+            nn.utils.clip_grad_norm_(self._module.parameters(), self._clip)
         self._optimizer.step()
         _synchronize(loss)
         self.seconds.append(time.perf_counter() - start)

@@ -14,6 +14,7 @@ import hipress
 from hipress import devices
 from hipress.demo import methods, runner, worker
 from hipress.demo.job import TRAINED, Job, Workload
+from hipress.demo.model import OPTIMIZERS
 from hipress.demo.place import Loopback
 from hipress.demo.synchronize import synchronize
 from tests.patience import HANG
@@ -120,7 +121,7 @@ def test_how_ranks_on_gpus_are_joined(nccl, backend, asked, monkeypatch, tmp_pat
 
     def train(order):
         model = SimpleNamespace(parameters=lambda: iter([gpu]))
-        synchronize(model, methods.parse("hipress:onebit_group"))
+        synchronize(model, methods.parse("hipress:onebit_group"), OPTIMIZERS["sgd"])
 
     monkeypatch.setitem(worker.PURPOSES, TRAINED, train)
     job = Job("hipress:onebit_group", hosts=1, steps=2, workload=replace(TINY, device="cuda"))
