@@ -60,7 +60,7 @@ def report(ddp: Synchronized) -> Report:
         rank=session.rank,
         world_size=size,
         installed=engine is not None,
-        why=describe_plan(session.current_plan, session.params),
+        why=describe_plan(session.current_plan, session.params) + _averages(session, tuner),
         options=plain_options(session.options),
         decisions=session.current_plan.decisions,
         measured=measured,
@@ -69,6 +69,17 @@ def report(ddp: Synchronized) -> Report:
         tried=tuner.tried if tuner else (),
         trial_seconds=tuner.trial_seconds if tuner else None,
     )
+
+
+def _averages(session: Session, tuner: Chooser | None) -> str:
+    """What is averaged where that is not gradients alone."""
+    from hipress.sync.phases import Phases
+
+    if session.optimizer is None:
+        return ""
+    if isinstance(tuner, Phases):
+        return f"; {tuner.told}"
+    return f"; averages of the momentum of hipress.optim.{type(session.optimizer).__name__}"
 
 
 def _probe_of(session: Session, tuner: Chooser | None) -> Probe | None:

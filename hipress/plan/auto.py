@@ -76,7 +76,7 @@ def candidates(
             found[key] = codec
         except ConfigError as error:
             refusal = error
-    if not found:
+    if refusal is not None and not found:
         raise ConfigError(f'"auto" has no codec for this strategy: {refusal}')
     return found
 

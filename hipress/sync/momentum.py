@@ -12,8 +12,10 @@ from torch.futures import Future
 from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.optim import Averaging
-from hipress.options import Options
+from hipress.optim.adam import Freezing
+from hipress.options import AUTO, Options
 from hipress.plan.codecs import RESIDUAL, flat_names
+from hipress.shards import is_sharded
 from hipress.sync.futures import map_future
 from hipress.sync.state import Copied, Residuals
 
@@ -45,6 +47,7 @@ class Momentum:
                 f"this {type(optimizer).__name__} steps a module that hipress synchronizes "
                 "already: hipress.detach that first, or make an optimizer for each"
             )
+        _refuse_shards(optimizer, parameters)
         self._optimizer, self._parameters, self._params = optimizer, parameters, params
         self._index = {parameter: index for index, parameter in enumerate(parameters)}
         self._unused = unused
@@ -153,6 +156,20 @@ class Momentum:
         kept = {index: states for index, states in self._kept.items() if index in indices}
         if self._residuals is not None and kept:
             self._residuals.put_back(kept)
+
+
+def _refuse_shards(optimizer: Averaging, parameters: Iterable[torch.Tensor]) -> None:
+    """Raise ConfigError for what asks for all shards of a replica, where this rank has one."""
+    if not any(map(is_sharded, parameters)):
+        return
+    if optimizer.max_norm is not None:
+        raise ConfigError(
+            "max_norm clips what a rank has of a gradient, and this rank has a shard: leave it out"
+        )
+    if isinstance(optimizer, Freezing) and optimizer.freeze == AUTO:
+        raise ConfigError(
+            'freeze="auto" goes by all of v, and this rank has a shard: pass a number of steps'
+        )
 
 
 def check(

@@ -78,6 +78,16 @@ class Phases:
         return self._after if self._optimizer.averaging else self._before
 
     @property
+    def told(self) -> str:
+        """What travels by which plan, for reports."""
+        name = f"hipress.optim.{type(self._optimizer).__name__}"
+        return (
+            f"gradients by {self._before.plan.label} until {name} freezes (freeze="
+            f"{self._optimizer.freeze}), its momentum by {self._after.plan.label} then; now "
+            f"{'after' if self._optimizer.averaging else 'before'} the freeze"
+        )
+
+    @property
     def codecs(self) -> Mapping[str, Codec]:
         """See Chooser."""
         return {**self._before.codecs, **self._after.codecs}

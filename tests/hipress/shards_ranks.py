@@ -95,6 +95,19 @@ def beside_hsdp(rank, world_size, large):
     return found
 
 
+def averaged(rank, world_size):
+    """Of an optimizer whose momentum is averaged: losses, shards, and what is refused."""
+    mesh, refused = grid(), []
+    for options in ({"max_norm": 1.0}, {"freeze": "auto"}):
+        model = sharded(mesh["shard"])
+        optimizer = hipress.optim.AdamW(model.parameters(), **{"freeze": 3, **options})
+        refused.append(error_of(synchronizer, model, mesh, "onebit_fine", optimizer=optimizer)[1])
+    model = sharded(mesh["shard"])
+    optimizer = hipress.optim.AdamW(model.parameters(), lr=0.01, freeze=3)
+    sync = synchronizer(model, mesh, "onebit_fine", optimizer=optimizer, verify=True)
+    return fit(model, rank, 20, sync), shards(model), optimizer.averaging, refused
+
+
 def compressed(rank, world_size, codec):
     """Losses, shards, whether a resumed run goes on bit for bit, and bits per element sent."""
     mesh = grid()

@@ -39,6 +39,17 @@ def test_compressed_replicas_stay_the_same_and_learn(codec, most):
 
 
 @pytest.mark.slow
+def test_momentum_of_shards_is_averaged():
+    results = launch(ranks.averaged, 4)
+    alike([held for _, held, _, _ in results])
+    for losses, _, averaging, (clipped, auto) in results:
+        assert averaging
+        assert losses[-1] < 0.7 * losses[0]
+        assert "max_norm clips what a rank has" in clipped
+        assert 'freeze="auto" goes by all of v' in auto
+
+
+@pytest.mark.slow
 def test_an_optimizer_may_step_shards_as_averages_arrive():
     for outside, inside in launch(ranks.stepped, 4):
         assert inside == outside
