@@ -1,0 +1,126 @@
+"""How long until a training has the loss that float32 ends with, by method and link.
+
+python -m bench.losses         # measures losses by step
+python -m bench.training --optimizer adamw --rate 100mbit --output FOLDER   # and step times
+python -m bench.time_to_loss FOLDER/hosts2.json
+
+A loss by step does not depend on the link, so a curve of many steps (losses.jsonl) and the step
+times of a few give the time. The curve is the training loss, a mean of WINDOW steps on the batches
+that all methods have in common; what it must reach is float32's mean of the last WINDOW steps of
+the same seed, and SLACK above it. What averages momentum goes by the step time of WARM_UP until the
+freeze.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.commands import refusing
+from bench.loss_cells import FP32, MOMENTUM, Cell, read
+from bench.losses import FREEZE
+from hipress.demo.report import FINAL, markdown_table
+
+WINDOW = 100  # steps
+SLACK = 0.01  # of float32's loss
+WARM_UP = "int4_group"
+#: by method of the demo, that whose losses are the same
+CURVES = {"ddp-fp32": FP32, "ddp-fp16": "bf16", "powersgd-fp16": "torch-powersgd:rank=4"}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median seconds of a step, by method as in losses.jsonl."""
+
+    place: str
+    seconds: dict[str, float]
+
+    @classmethod
+    def read(cls, path: Path) -> Times:
+        """Of a file of bench.training. ValueError where it is none."""
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict) or "results" not in found:
+            raise ValueError(f"{path} is no file of bench.training")
+        seconds = {
+            _curve(each["method"]): statistics.median(each["seconds"][each["warmup"] :])
+            for each in found["results"]
+            if each["error"] is None
+        }
+        return cls(found["place"], seconds)
+
+    def until(self, method: str, step: int, steps: int) -> float:
+        """Seconds of so many steps of a training of `steps`."""
+        first = min(step, round(FREEZE * steps)) if method.startswith(MOMENTUM) else 0
+        return first * self.seconds.get(WARM_UP, 0.0) + (step - first) * self.seconds[method]
+
+
+def _curve(method: str) -> str:
+    """What losses.jsonl calls a method of the demo."""
+    if method in CURVES:
+        return CURVES[method]
+    way, _, codec = method.partition(":")
+    parts = [part for part in codec.split(":") if not part.startswith("freeze=")]
+    return (MOMENTUM if way == "momentum" else "") + ":".join(parts)
+
+
+def reached(curve: Sequence[float], loss: float) -> int | None:
+    """The steps after which the mean of WINDOW steps is at most `loss`, and stays for the next
+    window's; None where it never is."""
+    width = WINDOW // FINAL
+    means = [statistics.fmean(curve[at - width : at]) for at in range(width, len(curve) + 1)]
+    found = next((at for at, mean in enumerate(means) if mean <= loss), None)
+    return None if found is None else (found + width) * FINAL
+
+
+def rows(
+    cells: Sequence[Cell], workload: str, steps: int, times: Times
+) -> Iterator[tuple[str, ...]]:
+    """A line for each method with step times and curves."""
+    seeds: dict[str, dict[int, Cell]] = {}
+    for cell in cells:
+        if (cell.workload, cell.steps) == (workload, steps):
+            seeds.setdefault(cell.method, {})[cell.seed] = cell
+    plain = seeds.get(FP32, {})
+    for method in times.seconds:
+        both = sorted(seeds.get(method, {}).keys() & plain.keys())
+        if not both:
+            continue
+        needed = []
+        for seed in both:
+            goal = statistics.fmean(plain[seed].curve[-WINDOW // FINAL :]) * (1 + SLACK)
+            needed.append(reached(seeds[method][seed].curve, goal))
+        yield (method, f"{1e3 * times.seconds[method]:.0f}", *_told(method, needed, steps, times))
+
+
+def _told(method: str, needed: Sequence[int | None], steps: int, times: Times) -> tuple[str, str]:
+    """Steps by seed, and minutes."""
+    text = ", ".join("never" if each is None else str(each) for each in needed)
+    there = [each for each in needed if each is not None]
+    if len(there) < len(needed):
+        return text, "-"
+    minutes = [times.until(method, each, steps) / 60 for each in there]
+    return text, f"{statistics.fmean(minutes):.1f} ({min(minutes):.1f} to {max(minutes):.1f})"
+
+
+def main(
+    measured: Annotated[list[Path], typer.Argument(help="Files of bench.training.")],
+    workload: Annotated[str, typer.Option(help="Of bench.losses.")] = "lstm-adamw",
+    steps: Annotated[int, typer.Option(help="Of the curves.", min=WINDOW)] = 1000,
+) -> None:
+    """Prints a table for each file."""
+    with refusing():
+        every = [Times.read(path) for path in measured]
+    cells = read()
+    for times in every:
+        head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
+        print(f"{times.place}\n\n{markdown_table(head, [*rows(cells, workload, steps, times)])}\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

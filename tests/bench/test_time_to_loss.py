@@ -1,0 +1,43 @@
+"""Times until a loss: curves of losses.jsonl by step times of bench.training."""
+
+import json
+
+import pytest
+
+from bench.loss_cells import Cell
+from bench.time_to_loss import Times, reached, rows
+from tests.bench.test_losses import cell
+
+
+def test_a_loss_is_reached_by_the_mean_of_a_window():
+    falling = [10.0 - 0.1 * at for at in range(100)]  # means of ten steps
+    at = reached(falling, 5.0)
+    assert at is not None
+    assert sum(falling[at // 10 - 10 : at // 10]) / 10 <= 5.0
+    assert sum(falling[at // 10 - 11 : at // 10 - 1]) / 10 > 5.0
+    assert reached(falling, 0.1) is None
+
+
+def test_momentum_takes_the_steps_of_its_warm_up_until_the_freeze(tmp_path):
+    def result(method, seconds):
+        return {"method": method, "warmup": 1, "seconds": [9.0, seconds], "error": None}
+
+    methods = {"ddp-fp32": 3.0, "hipress:int4_group": 2.0, "momentum:onebit_fine:freeze=2": 1.0}
+    path = tmp_path / "hosts2.json"
+    results = [result(*each) for each in methods.items()]
+    path.write_text(json.dumps({"place": "2 hosts", "results": results}))
+    times = Times.read(path)
+    assert times.until("fp32", 600, 1000) == 1800
+    assert times.until("momentum:onebit_fine", 100, 1000) == 200
+    assert times.until("momentum:onebit_fine", 600, 1000) == 150 * 2 + 450 * 1
+    cells = [_cell("fp32", 0.0), _cell("momentum:onebit_fine", 0.001), _cell("int4_group", 0.5)]
+    found = {row[0]: row for row in rows(cells, "lstm-adamw", 1000, times)}
+    assert found["fp32"][1:3] == ("3000", "990")  # as 1% above is enough
+    assert found["int4_group"][2:] == ("never", "-")
+    assert float(found["momentum:onebit_fine"][3].split()[0]) == pytest.approx(1140 / 60, rel=0.02)
+
+
+def _cell(method: str, more: float) -> Cell:
+    curve = [10.0 - 0.05 * at + more for at in range(100)]
+    made = cell("lstm-adamw", method, 1, 1000, "data")
+    return Cell(**{**made.__dict__, "curve": curve})
