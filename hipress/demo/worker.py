@@ -130,7 +130,7 @@ def _trace(order: Order) -> dict[str, Any]:
 
     job = order.job
     task = model.make(job.workload, order.corpus)
-    synchronized = synchronize(task.module, methods.parse(job.method))
+    synchronized = synchronize(task.module, methods.parse(job.method), task.training)
     session = record.session_of(synchronized.module)
     trainer = Trainer(task, order.rank, synchronized)
     for step in range(job.steps):
