@@ -3,7 +3,8 @@
 [Note: joined buckets] A simulated step takes as long as it has chains, so neighbouring buckets are
 joined, and large ones cut. When the first one is ready decides when the link begins to work, and
 how much is left after the last what a step waits for: so they are joined in the middle, and remain
-as they are at both ends.
+as they are at both ends. Parts are those of the buckets as they are, of the first and the last in a
+chain where there are many; buckets of equal lengths, as of layers that repeat, are cut alike.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
 
 LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
 PIECES = 4  # of a bucket, at most
+SAMPLED = 2  # buckets of a chain of which parts are counted
 ONCE = 0.1  # of the time that a step waits: what one quantization instead of two is worth
 
 Kind = tuple[Param, ...]  # what gets one choice
+_Key = tuple[int, "Way | None", tuple[int, ...]]  # chain, way, kinds
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,19 @@ class Objective:
         mine = share_out([params[index].numel for index in order], topology.world_size)
         self._shares = {params[i].name: each for i, each in zip(order, mine, strict=True)}
         self._buckets = [
-            (bucket.ready, _members(bucket, owner, params))
-            for bucket in joined(workload.buckets, loads)
+            (some[-1].ready, [_members(bucket, owner, params) for bucket in some])
+            for some in joined(workload.buckets, loads)
         ]
         self._pieces = min(PIECES, max(1, loads // max(1, len(self._buckets))))
-        self._known: dict[tuple[int, Way | None, tuple[int, ...]], Load] = {}
+        self._known: dict[_Key, Load] = {}
+        self._items: dict[_Key, Item] = {}
+        self._cut: dict[tuple[Way, tuple[int, ...]], tuple[float, float]] = {}
+
+    def costing(self, costs: Costs) -> Objective:
+        """The same on another cluster of this topology; parts need not be counted again."""
+        made = copy(self)
+        made.steps, made._costs, made._known = 0, costs, {}
+        return made
 
     def step(self, choices: Sequence[Way | None]) -> Predicted:
         """The step in which each kind goes its way."""
@@ -127,7 +139,8 @@ class Objective:
         return predicted.seconds + ONCE * predicted.waiting * sum(again) / max(1, sum(sizes))
 
     def _loads(self, choices: Sequence[Way | None]) -> Iterator[Load]:
-        for number, (_, members) in enumerate(self._buckets):
+        for number, (_, buckets) in enumerate(self._buckets):
+            members = dict.fromkeys(kind for bucket in buckets for kind in bucket)
             by_way: dict[Way | None, list[int]] = {}
             for kind in members:
                 by_way.setdefault(choices[kind], []).append(kind)
@@ -138,12 +151,15 @@ class Objective:
                 yield self._known[key]
 
     def _load(self, number: int, way: Way | None, taken: tuple[int, ...]) -> Load:
-        ready, members = self._buckets[number]
-        params = [param for kind in taken for param in members[kind]]
+        ready, buckets = self._buckets[number]
+        some = [[p for kind in taken for p in bucket.get(kind, ())] for bucket in buckets]
         if way is None:
-            size = sum(param.numel * param.dtype.itemsize for param in params)
+            size = sum(param.numel * param.dtype.itemsize for params in some for param in params)
             return Load(ready, native(size, self._costs))
-        item = self._item(params, way)
+        key = (number, way, taken)
+        if key not in self._items:
+            self._items[key] = self._item([params for params in some if params], way)
+        item = self._items[key]
         pieces = min(self._pieces, max(1, round(item.parts)))
         return Load(ready, self._stages(item, way), pieces)
 
@@ -153,16 +169,32 @@ class Objective:
             return native(item.payload, self._costs)
         return stages(way.strategy, item, cost, self._topology, self._costs)
 
-    def _item(self, params: Sequence[Param], way: Way) -> Item:
-        codec, parts = self._codecs[way.codec], self._parts(params, way)
-        owned = Counter[int]()
-        for part in parts:
-            owned[part.owner] += part.elements
-        elements, ranks = sum(p.numel for p in params), self._topology.world_size
-        payload = sum(self._payload(p, way.codec) for p in params)
-        kind, rounds = codec.additive or "float32", max(1, len(codec.rounds))
-        busiest = max(owned.values(), default=0) * ranks / max(1, elements)
-        return Item(FLOAT_BYTES * elements, payload, len(parts), kind, rounds, busiest)
+    def _item(self, buckets: Sequence[Sequence[Param]], way: Way) -> Item:
+        codec, count = self._codecs[way.codec], len(buckets)
+        sampled = buckets if count <= SAMPLED else (buckets[0], buckets[-1])
+        counted = [self._counted(params, way) for params in sampled]
+        parts, busiest = (sum(each) / len(sampled) for each in zip(*counted, strict=True))
+        elements = sum(p.numel for params in buckets for p in params)
+        payload = sum(self._payload(p, way.codec) for params in buckets for p in params)
+        return Item(
+            FLOAT_BYTES * elements,
+            payload,
+            parts * count,
+            codec.additive or "float32",
+            max(1, len(codec.rounds)),
+            1.0 + (busiest - 1.0) / count,  # of the next bucket it is another one
+        )
+
+    def _counted(self, params: Sequence[Param], way: Way) -> tuple[float, float]:
+        """Parts of a bucket, and what one rank owns of it at most, over the mean."""
+        key = (way, tuple(p.numel for p in params))
+        if key not in self._cut:
+            owned, parts = Counter[int](), self._parts(params, way)
+            for part in parts:
+                owned[part.owner] += part.elements
+            mean = max(1, sum(p.numel for p in params)) / self._topology.world_size
+            self._cut[key] = float(len(parts)), max(1.0, max(owned.values(), default=0) / mean)
+        return self._cut[key]
 
     def _parts(self, params: Sequence[Param], way: Way) -> Sequence[Part]:
         codec = self._codecs[way.codec]
@@ -199,11 +231,11 @@ def _members(
     return found
 
 
-def joined(buckets: Sequence[Bucket], most: int) -> Iterator[Bucket]:
-    """At most so many, each ready with the last of those in it; see [Note: joined buckets]."""
+def joined(buckets: Sequence[Bucket], most: int) -> Iterator[Sequence[Bucket]]:
+    """At most so many runs of neighbours, which are ready with the last; see [Note: joined
+    buckets]."""
     n = len(buckets)
     share = [(1 - math.cos(math.pi * i / most)) / 2 for i in range(most + 1)]
     ends = sorted({round(n * each) for each in share} | {n}) if n > most else range(n + 1)
     for first, end in pairwise(ends):
-        some = buckets[first:end]
-        yield Bucket(tuple(i for each in some for i in each.indices), some[-1].ready)
+        yield buckets[first:end]

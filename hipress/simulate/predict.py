@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from casync.predict.cost import Costs
 from casync.predict.stages import WIRE
 from casync.predict.timeline import Step
 from hipress.models.model import Model
@@ -29,7 +30,7 @@ __all__ = ["Outcome", "Simulation"]
 
 LOADS = 40  # chains in a simulated step
 LOWEST, HIGHEST = 1.25e6, 8e11  # bytes a second: 10 Mbit/s to 6400 Gbit/s, where links are searched
-HALVINGS = 12  # of that range, on a logarithmic scale
+HALVINGS = 10  # of that range, on a logarithmic scale
 PAYS = 1.02  # times faster than the baseline, where a method pays
 
 
@@ -63,6 +64,7 @@ class Simulation:
             self.alone = self.alone.scaled(step)
         self._given = step is not None
         self._known: dict[tuple[str, float, str], Outcome] = {}
+        self._objectives: dict[frozenset[int], Objective] = {}  # by what is compressed
 
     @cached_property
     def workload(self) -> Workload:
@@ -154,15 +156,21 @@ class Simulation:
     def _objective(
         self, method: str, strategy: str, cluster: Cluster
     ) -> tuple[Objective, list[Way | None]]:
-        chosen = self.methods[method]
-        suited = {key for each, key in self.workload.payloads if each == method}
-        params = self._found.backwards
-        kinds = [
-            tuple(p for p in params if (p.index in suited) == packed) for packed in (True, False)
-        ]
         costs = cost_tables.costs(cluster, self._costs)
-        made = Objective(kinds, self._codecs, cluster.topology, costs, self.workload, LOADS)
-        return made, [chosen.way(strategy), None]
+        suited = frozenset(key for each, key in self.workload.payloads if each == method)
+        if suited not in self._objectives:
+            self._objectives[suited] = self._made(suited, costs)
+        way = self.methods[method].way(strategy)
+        return self._objectives[suited].costing(costs), [way, None]
+
+    def _made(self, suited: frozenset[int], costs: Costs) -> Objective:
+        """With two kinds of tensors: those that a codec suits, and others."""
+        kinds = [
+            tuple(p for p in self._found.backwards if (p.index in suited) == packed)
+            for packed in (True, False)
+        ]
+        topology = self.cluster.topology
+        return Objective(kinds, self._codecs, topology, costs, self.workload, LOADS)
 
     def _node_bytes(self, outcome: Outcome) -> float:
         """By the time that a link takes which nothing but its speed limits."""

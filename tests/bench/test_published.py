@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from bench.published import ablation, data, others
+from bench.published import ablation, data, emulated, others
 from bench.published.__main__ import main, ordered
 from bench.published.data import Cell
 from bench.published.hipress_paper import Paper
@@ -131,6 +131,18 @@ def test_orders_of_systems():
     assert ordered(
         [replace(slow, published=1.9), replace(fast, predicted=0.5)]
     )  # too close to tell
+
+
+@pytest.mark.slow
+def test_emulated_hosts_are_predicted_from_a_description(published):
+    """Two numbers are fitted, to DDP in float32 under SGD, all else is predicted."""
+    hosts = emulated.Emulated.of(published["emulated"])
+    cells = [*hosts.cells([*emulated.measured(published["emulated"])])]
+    assert {each.column for each in cells if each.kind == "fitted"} == {"fp32"}
+    count, median, worst = emulated.quality(cells)
+    assert count > 70
+    assert median < 0.07
+    assert worst < 0.25
 
 
 @pytest.mark.slow

@@ -1,0 +1,187 @@
+"""This repository's own emulated hosts, predicted from a description: a link's rate, what a step
+takes alone, and codecs as bench.codecs measured them on another day.
+
+Two numbers are fitted, to DDP in float32 under SGD: what TCP reaches of a link, and the seconds of
+a core that a byte takes on its way. Hosts share two cores, so of four a rank has half a core.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.commands import RESULTS
+from bench.published.data import Cell, Data
+from bench.published.hipress_paper import plain
+from casync.predict.cost import CodecCost, Line
+from hipress.demo.job import Workload as Trained
+from hipress.demo.model import LanguageModel
+from hipress.demo.netns import parse_rate
+from hipress.model import Param, describe
+from hipress.models import roofline
+from hipress.models.devices import DEVICES
+from hipress.models.model import Model
+from hipress.plan.objective import Objective
+from hipress.plan.workload import Workload, timed
+from hipress.simulate import codecs as speeds
+from hipress.simulate import methods
+from hipress.simulate.cluster import Cluster, Link
+from hipress.simulate.costs import costs
+from hipress.simulate.methods import Method
+
+__all__ = ["Emulated", "Measured", "measured", "quality"]
+
+CORES = 2  # that all hosts share
+LOOPBACK = 6e9  # bytes a second
+GROUPS = ("hosts2", "hosts4", "slow", "hosts2-10gbit")
+#: what results call a method, and what it is here
+NAMES = {"ddp-fp32": "fp32", "ddp-fp16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A place, and the seconds of a step by method."""
+
+    where: str
+    hosts: int
+    rate: str
+    optimizer: str
+    alone: float  # with DDP but nothing sent
+    steps: Mapping[str, float]
+
+
+def measured(data: Data) -> Iterator[Measured]:
+    """From bench/results: the cells of auto.jsonl, and groups with a floor of their own."""
+    alone = plain(data["alone"])
+    for line in (RESULTS / "auto.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        hosts, kind = row["hosts"], row["optimizer"]
+        steps = {name: each["median"] for name, each in row["methods"].items()}
+        where = f"{hosts} hosts, {row['rate']}, {kind}"
+        yield Measured(where, hosts, row["rate"], kind, alone[f"{kind} {hosts}"], steps)
+    for group in GROUPS:
+        yield _group(group)
+
+
+def _group(name: str) -> Measured:
+    row = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    times: dict[str, list[float]] = {}
+    for result in row["results"]:
+        times.setdefault(result["method"], []).extend(result["seconds"][result["warmup"] :])
+    medians = {method: statistics.median(each) for method, each in times.items() if each}
+    return Measured(name, row["hosts"], row["rate"], "sgd", medians["ddp-noop"], medians)
+
+
+TRAINED = Trained()
+
+
+@cache
+def _model() -> Model:
+    words = torch.zeros((TRAINED.batch, TRAINED.length + 1), dtype=torch.long)
+    return roofline.measure("lstm", lambda: (LanguageModel(TRAINED), (words,)))
+
+
+@cache
+def _params() -> tuple[Param, ...]:
+    with torch.device("meta"):
+        return describe(LanguageModel(TRAINED))
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """Predicts them. `reach`, `core`: what is fitted, a share and seconds a byte."""
+
+    data: Data
+    reach: float
+    core: float
+
+    @classmethod
+    def of(cls, data: Data) -> Emulated:
+        """With the numbers of published.yaml."""
+        return cls(data, data["reach"].value, data["core"].value)
+
+    def cells(self, places: Sequence[Measured]) -> Iterator[Cell]:
+        """All methods that are predicted; DDP in float32 under SGD was fitted."""
+        for place in places:
+            for name, seconds in place.steps.items():
+                text = NAMES.get(name, name.removeprefix("hipress:"))
+                if text.startswith(("auto", "none", "ddp", "powersgd", "sync")):
+                    continue
+                got = self.step(place, text)
+                fitted = text == "fp32" and place.optimizer == "sgd"
+                kind = "fitted" if fitted else "predicted"
+                yield Cell("emulated hosts", place.where, text, 1e3 * seconds, 1e3 * got, kind)
+
+    def step(self, place: Measured, text: str) -> float:
+        """Seconds, by the fastest strategy."""
+        method = methods.parse(text)
+        cluster = self.cluster(place)
+        codecs = {} if method.codec is None else {text: method.codec}
+        suited = {p.index for p in _params() if method.suits(p)}
+        kinds = [tuple(p for p in _params() if (p.index in suited) == x) for x in (True, False)]
+        made = costs(cluster, {text: self.cost(method, place)} if codecs else {})
+        work = self.workload(place, method)
+        objective = Objective(kinds, codecs, cluster.topology, made, work)
+        ways = method.ways(cluster.topology)
+        return min(objective.step([method.way(way), None]).seconds for way in ways)
+
+    def cluster(self, place: Measured) -> Cluster:
+        """One rank a host, whose core others share."""
+        bandwidth, reach = LOOPBACK, 1.0
+        if place.rate not in ("loopback", "", None):
+            bandwidth, reach = parse_rate(place.rate) / 8, self.reach
+        device = replace(DEVICES["cpu"], core=self.core * self.shared(place))
+        link = Link(bandwidth, plain(self.data)["latency"], reach)
+        return Cluster(place.hosts, 1, device, link, link)
+
+    def shared(self, place: Measured) -> float:
+        """Ranks of a core."""
+        return max(1.0, place.hosts / CORES)
+
+    def cost(self, method: Method, place: Measured) -> CodecCost:
+        """On a core that others share."""
+        assert method.codec is not None
+        found, slower = speeds.cost(method.codec, DEVICES["cpu"]), self.shared(place)
+        lines = (found.encode, found.decode, found.hop)
+        return CodecCost(*(Line(each.latency, slower * each.per_byte) for each in lines))
+
+    def workload(self, place: Measured, method: Method) -> Workload:
+        """What the embedding sends is its words' rows: what repeats does not travel."""
+        alone = _model().timed(DEVICES["cpu"].speed).scaled(place.alone)
+        named = {p.name: p for p in _params()}
+        order = [named[each.name] for each in _model().gradients]
+        rates = method.rates(_params())
+        words, index = TRAINED.vocabulary, named["embedding.weight"].index
+        if method.codec is not None and method.codec.fixed and method.codec.additive is None:
+            rows = min(1.0, TRAINED.batch * TRAINED.length / words)
+            rates[method.text, index] *= rows
+        return replace(timed(order, alone.ready, alone.forward), payloads=rates)
+
+    def fitted(self, places: Sequence[Measured]) -> tuple[float, float]:
+        """The two numbers that make DDP's float32 under SGD come out best."""
+        from scipy.optimize import least_squares
+
+        known = [each for each in places if each.optimizer == "sgd" and "ddp-fp32" in each.steps]
+
+        def off(x: Any) -> list[float]:
+            made = replace(self, reach=1 / (1 + math.exp(-x[0])), core=math.exp(x[1]))
+            return [math.log(made.step(p, "fp32") / p.steps["ddp-fp32"]) for p in known]
+
+        residuals: Callable[..., list[float]] = off
+        start = np.array([2.0, math.log(5e-10)])
+        found: Any = least_squares(residuals, start, diff_step=np.array(1e-3))
+        return 1 / (1 + math.exp(-found.x[0])), math.exp(found.x[1])
+
+
+def quality(cells: Sequence[Cell]) -> tuple[int, float, float]:
+    """Of predicted cells: how many, the median error and the worst."""
+    errors = [abs(each.error) for each in cells if each.kind == "predicted"]
+    return len(errors), statistics.median(errors), max(errors)
