@@ -12,6 +12,9 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+#: names that a hint lists
+LISTED = 12
+
 
 class CompllError(Exception):
     """Base of compll's errors."""
@@ -91,9 +94,16 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the closest of `known` (or lists them when none is close)."""
+    """A hint that names the closest of `known`; when none is close, all, or of many the nearest."""
     names = sorted(known)
     close = closest(name, names)
     if close:
         return f"did you mean {close!r}?"
+    if len(names) > LISTED:
+        return f"nearest of {len(names)}: {', '.join(few_nearest(name, names))}"
     return f"known here: {', '.join(names)}" if names else ""
+
+
+def few_nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The three of `known` that are most alike."""
+    return difflib.get_close_matches(name.lower(), sorted(known), n=3, cutoff=0.0)

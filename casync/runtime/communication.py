@@ -10,6 +10,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias, cast
 
+import torch
+
 from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.memory import Memory
 from casync.memory.slots import Slot, StagedSlot
@@ -27,9 +29,11 @@ _SENDS: _Lane = ("sent", 0, 0)  # only a job's end waits for its sends: one wait
 
 def spawn(run: Callable[[], None], name: str, memory: Memory) -> threading.Thread:
     """A thread that runs this, with the memory's device as its current one: a thread begins with
-    the first of a machine, on which each process would make a context."""
+    the first of a machine, on which each process would make a context. Denormal numbers stay
+    there, whatever a rank's own threads do: ranks would decode payloads to different bits."""
 
     def there() -> None:
+        torch.set_flush_denormal(False)
         with memory.current():
             run()
 

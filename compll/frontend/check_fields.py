@@ -158,8 +158,10 @@ class Declarations:
         if storage in PACKED and shape in ("scalar", "group"):
             self.exprs.problems.add(
                 item.span,
-                f"{item.name!r} is one number; packed types hold elements",
-                "use float32, float16, bfloat16 or int32",
+                f"{item.name!r} is one number{' per group' * (shape == 'group')}, and "
+                f"{self.written(item)} holds elements",
+                "use uint16, int32 or uint32 for a whole number, float32, float16 or bfloat16 for "
+                f"another, or {self.written(item)}[n] to repeat it for every element",
             )
             return None
         if storage in POSITIONS and expr.op != "indices":
@@ -179,6 +181,11 @@ class Declarations:
         if storage in check_arrays.ADDITIVE:
             expr = self.exprs.rules.number(expr, "float")
         return Field(item.name, storage, bits, shape, of, expr)
+
+    @staticmethod
+    def written(item: Declared) -> str:
+        """A type without its length."""
+        return f"{item.base}[...]" if item.bits is not None else item.base
 
     def whole(self, expr: Expr, storage: str) -> Expr:
         """What a type of whole numbers holds of an expression, so that feedback knows it."""

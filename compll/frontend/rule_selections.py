@@ -57,10 +57,23 @@ class SelectionRules:
             )
         key = self.rules.number(args[0], "float") if op == "top" else self.rules.condition(args[0])
         if key.type.shape != "n":
-            raise RuleError(f"{op} selects among elements, and {key.type} is none")
+            raise RuleError(*self.no_elements(op, args[0]))
         if any(e.op == "in" for e in walk(key)):
             raise RuleError("a selection cannot depend on another selection")
         return self.pool.make(op, (key, limit), Type("selection", "n"), name)
+
+    @staticmethod
+    def no_elements(op: str, x: Expr) -> tuple[str, str]:
+        """Message and hint for what a selection cannot choose from."""
+        if x.type.shape == "kept":
+            message = f"{op} selects among all elements, and this has those of {x.type.of!r} alone"
+            hint = f"one filter with both conditions: what selects {x.type.of!r} and ..."
+            return message, hint if op == "filter" else f"{hint}, of x >= kth_largest(x, k)"
+        if x.type.shape == "matrix":
+            return f"{op} selects among elements, not those of a matrix", ROWS
+        kinds = {"group": "one number of a group", "table": "a table", "sample": "a sample"}
+        message = f"{op} selects among elements, and this is {kinds.get(x.type.shape, 'one number')}"
+        return message, "x >= kth_largest(x, k) has one truth value for each" * (op == "filter")
 
     def drawn(self, op: str, args: tuple[Expr, ...]) -> Expr:
         """At least one element, so that a payload of them can tell what is not finite."""

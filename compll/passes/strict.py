@@ -25,6 +25,7 @@ _STRICT_IN_ALL = (
     "hadamard",
 )
 _STRICT_IN_ANY = ("add", "sub", "mul", "matmul")
+_EITHER = ("where", "choose")  # a condition, and two values of which one is taken
 
 
 def carries(fields: Iterable[Field], selections: Mapping[str, Selection], decode: Expr) -> bool:
@@ -42,8 +43,10 @@ def _shows(expr: Expr, field: Field) -> bool:
     """Whether a value is never finite when this field is not."""
     if expr.op == "field":
         return bool(expr.value == field.name)
-    if expr.op == "where":
+    if expr.op in _EITHER:
         return all(_shows(a, field) for a in expr.args[1:])
+    if expr.op == "max":  # of a number that is not -infinity: max(a, NaN) is NaN, max(NaN, a) is a
+        return _magnitude(expr.args[1]) and _shows(expr.args[1], field)
     if expr.op == "scatter":
         # One value for all selected elements is not seen where none is selected.
         return _kept(expr.args[1], field.name) and _shows(expr.args[1], field)
@@ -102,9 +105,27 @@ def _reaches(expr: Expr) -> bool:
         return _reaches(expr.args[0])
     if expr.op in _STRICT_IN_ANY:
         return any(map(_reaches, expr.args))
+    if expr.op in _EITHER:
+        return all(map(_reaches, expr.args[1:]))
+    if expr.op == "max":
+        return _magnitude(expr.args[1]) and _reaches(expr.args[1])
     if expr.op in ("matrix", "sum_by"):
         return _strict(expr.args[-1])
     return expr.op == "div" and _reaches(expr.args[0])
+
+
+def _magnitude(expr: Expr) -> bool:
+    """Whether a value is never below 0."""
+    if expr.op in ("abs", "sqrt", "norm2", "group_size", "count_kept"):
+        return True
+    if expr.op == "const":
+        return bool(expr.value >= 0)
+    if expr.op in _EITHER:
+        return all(map(_magnitude, expr.args[1:]))
+    if expr.op == "max":
+        return any(map(_magnitude, expr.args))
+    sound = ("lift", "float", "float32", "bfloat16_up", "add", "mul", "div", "reduce_max", "reduce_sum")
+    return expr.op in sound and all(map(_magnitude, expr.args))
 
 
 def _strict(expr: Expr) -> bool:

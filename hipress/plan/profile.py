@@ -100,14 +100,20 @@ def read(path: Path) -> Profile:
         places = {name: _costs(costs) for name, costs in data["places"].items()}
         if not places:
             raise ValueError("no place was measured")
-        return Profile(places, topology, data["digests"], data["versions"])
+        return Profile(places, topology, _texts(data["digests"]), _texts(data["versions"]))
     except OSError as error:
         raise ConfigError(f"profile {path} cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, PlanError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, PlanError) as error:
         if isinstance(error, ConfigError):
             raise
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path} is no profile of `hipress probe`: {what}") from error
+
+
+def _texts(data: Mapping[str, Any]) -> dict[str, str]:
+    if not all(isinstance(value, str) for value in data.values()):
+        raise ValueError(f"expected texts by name, not {dict(data)}")
+    return dict(data)
 
 
 def _costs(data: Mapping[str, Any]) -> Costs:
@@ -118,6 +124,8 @@ def _costs(data: Mapping[str, Any]) -> Costs:
     exchange = {int(peers): _transfer(each) for peers, each in data["exchange"].items()}
     if not exchange:
         raise ValueError("no exchange was measured")
+    if lacking := {"float32", "bfloat16", "float16"} - set(data["reduce"]):
+        raise ValueError(f"no all-reduce of {min(lacking)} was measured")
     return Costs(
         exchange,
         {name: _transfer(each) for name, each in data["reduce"].items()},

@@ -33,7 +33,7 @@ def check_format(saved: object) -> None:
     if set(saved) != keys:
         found = sorted(map(str, saved))
         raise StateError(f"not a state of hipress.state_dict: expected {sorted(keys)}, got {found}")
-    if number not in (FORMAT, *OLDER):
+    if type(number) is not int or number not in (FORMAT, *OLDER):
         raise StateError(f"state format {number!r}; this version reads 1 to {FORMAT}")
     _check_types(saved)
 
@@ -43,11 +43,17 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     step = saved["step"]
     if type(step) is not int or not 0 <= step < 2**63:
         raise StateError(f"damaged state: step {step!r} is no number of steps")
+    for key in ("rank", "world_size"):
+        if type(saved[key]) is not int:
+            raise StateError(f"damaged state: {key} {saved[key]!r} is no whole number")
     for key in {"plan", "codecs", "compressors", "strategies", "state"} & set(saved):
         if not isinstance(saved[key], Mapping):
             raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")
     if not all(_is_way(way) for way in saved.get("plan", {}).values()):
         raise StateError("damaged state: plan: expected a codec, a strategy and partitions")
+    for key in {"codecs", "compressors", "strategies"} & set(saved):
+        if not all(isinstance(each, str) for pair in saved[key].items() for each in pair):
+            raise StateError(f"damaged state: {key}: expected texts by name")
     for name, sides in saved["state"].items():
         if not _tensors_by_side(sides):
             raise StateError(f"damaged state: {name}: expected tensors by side and name")

@@ -776,3 +776,19 @@ def test_sums_of_two_executors_of_a_rank():
     other = Counters(4, jobs=1, bytes_sent=5, encode_seconds=0.25, bytes_unused={"a": 2, "b": 3})
     both = Counters(4, jobs=3, bytes_sent=15, encode_seconds=0.75, bytes_unused={"a": 3, "b": 3})
     assert one + other == both
+
+
+def test_lanes_keep_denormal_numbers_whatever_the_thread_that_makes_them_does():
+    """Ranks of which one flushes them would decode a payload to different bits."""
+    graph = graph_of([300], "allgather", "exact", 2)
+    buckets = [torch.full((300,), 1e-40) for _ in range(2)]
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor always keeps them")
+    try:
+        with world(2, timeout=HANG) as executors:
+            jobs = [e.submit(graph.slice(r), buckets[r], {}, 0) for r, e in enumerate(executors)]
+            averages = [job.wait().clone() for job in jobs]
+    finally:
+        torch.set_flush_denormal(False)
+    for average in averages:
+        assert (average > 0).all()

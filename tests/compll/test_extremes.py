@@ -63,6 +63,18 @@ def test_backends_agree(cpu, reference):
             assert np.isfinite(x).all() or not np.isfinite(decoded[0]).all(), (kind, state)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-36, 1e-38, 1e-41])
+def test_zeros_are_zeros_beside_whatever_else(scale):
+    """Of codecs that are unbiased, and have as many levels below zero as above."""
+    x = (values()["all scales"] * 0 + np.arange(N) % 7 - 3).astype(np.float32) * np.float32(scale)
+    x[::5] = 0
+    for name in ("int8_group", "int4_group", "int3_group", "tern_group", "qsgd", "natural"):
+        codec = compll.compile(name)
+        decoded = np.stack([codec.decode(codec.encode(x, seed=seed), N) for seed in range(3)])
+        assert not decoded[:, x == 0].any(), name
+        assert np.abs(decoded).max() <= max(2 * np.abs(x).max(), 2.0**-118), name
+
+
 def test_a_step_after_a_non_finite_one_is_clean(cpu):
     clean = np.random.default_rng(0).standard_normal(N).astype(np.float32)
     for kind, x in EXTREMES.items():

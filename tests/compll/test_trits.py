@@ -108,7 +108,7 @@ def test_wrong_lengths_are_refused(target):
     "payload, message",
     [
         ("k: 'trit[s]'", "trit holds a value of every element"),
-        ("m: trit", "packed types hold elements"),
+        ("m: trit", "trit holds elements"),
         ("g: 'runs[n]', i: 'gaps[s]'", "runs do not go together with selections"),
         ("g: 'trits[n]'", "unknown type 'trits'\\n.*did you mean 'trit'"),
     ],

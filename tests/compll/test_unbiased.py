@@ -38,6 +38,8 @@ def gradients():
         "large": base * 1e20,
         "small": base * 1e-25,
         "few": np.where(rng.random(N) < 0.05, base, 0),
+        # the inverse of such a scale is infinite
+        "tiny": np.where(rng.random(N) < 0.3, 0, base * 2e-39),
     }
 
 
