@@ -72,7 +72,9 @@ class SelectionRules:
         if x.type.shape == "matrix":
             return f"{op} selects among elements, not those of a matrix", ROWS
         kinds = {"group": "one number of a group", "table": "a table", "sample": "a sample"}
-        message = f"{op} selects among elements, and this is {kinds.get(x.type.shape, 'one number')}"
+        message = (
+            f"{op} selects among elements, and this is {kinds.get(x.type.shape, 'one number')}"
+        )
         return message, "x >= kth_largest(x, k) has one truth value for each" * (op == "filter")
 
     def drawn(self, op: str, args: tuple[Expr, ...]) -> Expr:

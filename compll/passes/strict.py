@@ -124,7 +124,17 @@ def _magnitude(expr: Expr) -> bool:
         return all(map(_magnitude, expr.args[1:]))
     if expr.op == "max":
         return any(map(_magnitude, expr.args))
-    sound = ("lift", "float", "float32", "bfloat16_up", "add", "mul", "div", "reduce_max", "reduce_sum")
+    sound = (
+        "lift",
+        "float",
+        "float32",
+        "bfloat16_up",
+        "add",
+        "mul",
+        "div",
+        "reduce_max",
+        "reduce_sum",
+    )
     return expr.op in sound and all(map(_magnitude, expr.args))
 
 

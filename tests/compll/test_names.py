@@ -42,6 +42,44 @@ def test_names_are_defined_in_order(old, new, place, message, hint, tmp_path):
     assert hint in found.hint
 
 
+LEVELS = """\
+name: levels
+group: 64
+encode:
+  e: max(abs(g))
+  part: filter(g > 0)
+  other: {other}
+payload: {{{payload}}}
+decode: g
+"""
+
+
+@pytest.mark.parametrize(
+    "other, payload, message, hint",
+    [
+        ("g", "e: uint8, g: 'float32[n]'",
+         "'e' is one number per group, and uint8 holds elements", "use uint16"),
+        ("top(g[part], 3)", "g: 'float32[n]'",
+         "top looks at the whole tensor", "top_columns"),
+        ("filter(g[part] > 1)", "g: 'float32[n]'",
+         "filter selects among all elements, and this has those of 'part' alone",
+         "both conditions"),
+        ("filter(e > 1)", "g: 'float32[n]'",
+         "filter selects among elements, and this is one number of a group", ""),
+        ("reduce_by(g)", "g: 'float32[n]'", "unknown operator 'reduce_by'", "did you mean"),
+        ("xyz(g)", "g: 'float32[n]'", "unknown operator 'xyz'", "used as max is: min"),
+        ("hyperbolic(g)", "g: 'float32[n]'", "unknown operator 'hyperbolic'", "nearest of "),
+    ],
+)  # fmt: skip
+def test_what_stands_at_the_wrong_level_is_told_with_what_to_do(
+    other, payload, message, hint, tmp_path
+):
+    found = problems(LEVELS.format(other=other, payload=payload), tmp_path)
+    (one,) = [each for each in found if message in each.message]
+    assert hint in one.hint
+    assert len(one.hint) < 250
+
+
 def lines_and_bindings(name):
     path = locate(name)
     return path.read_text("utf-8").splitlines(), load(path, Problems("")).encode

@@ -99,6 +99,8 @@ def test_a_negative_time_is_refused(path):
         ({"exchange": {"1": wrong}}, "a negative time"),
         ({"exchange": {}}, "no exchange was measured"),
         ({"overlap": -0.5}, "-0.5 is negative"),
+        ({"overlap": 10**400}, "OverflowError"),
+        ({"reduce": {"float32": wrong}}, "no all-reduce of bfloat16 was measured"),
     ):
         changed(path, places={"gloo": {**data, **values}})
         with pytest.raises(ConfigError, match=told):

@@ -9,6 +9,8 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
   const i64 tensor = table[5 * p + 2];
   const u64 step = base_step + (tick ? *tick : 0);
   const float s3 = scale;
+  const double s9 = (double)st[p * 1 + 0];
+  const float s10 = (float)s9;
   const i64 out_at0 = at[p] + 0;
   const i64 out_at1 = out_at0 + (n + 63) / 64 * 2;
   const int u = threadIdx.x % 4, team = threadIdx.x / 4;
@@ -46,11 +48,14 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
     }
     const i32 v6 = team_max<4>(a1);
     const float v7 = unkey(v6);
-    const float v8 = op_bfloat16_up(v7);
-    if (m && u == 0) store_bfloat16<READY>((out + out_at0) + t * 2, (float)v8);
-    const float v9 = (float)7.0 / v8;
-    const float v10 = op_bfloat16(v8);
-    const float v11 = v10 / (float)7.0;
+    const bool v8 = v7 > (float)0.0;
+    const float v11 = op_max(s10, v7);
+    const float v12 = op_where(v8, v11, v7);
+    const float v13 = op_bfloat16_up(v12);
+    if (m && u == 0) store_bfloat16<READY>((out + out_at0) + t * 2, (float)v13);
+    const float v14 = (float)7.0 / v13;
+    const float v15 = op_bfloat16(v13);
+    const float v16 = v15 / (float)7.0;
     u32 w_q[2] = {};
     {
       #pragma unroll
@@ -60,20 +65,20 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int i = l + j;
-          const float v12 = r_xs[4 * row + j];
-          const float v13 = op_mul(v12, s3);
-          const float v14 = op_mul(v13, v9);
-          const float v15 = uniform((u32)(begin + i), r0);
-          const float v16 = op_add(v14, v15);
-          const float v17 = op_floor(v16);
-          const float v18 = op_add(v17, (float)7.0);
-          const i32 v19 = op_code(v18, 15);
-          const i32 v20 = op_sub(v19, 7);
-          const float v21 = (float)v20;
-          const float v22 = op_mul(v21, v11);
-          if (whole) w_q[k % 2] |= (u32)v19 << (8 * j + 4 * (k / 2));
-          else if (i < m) codes[0][team * 64 + i] = (u8)v19;
-          y_2[j] = v22;
+          const float v17 = r_xs[4 * row + j];
+          const float v18 = op_mul(v17, s3);
+          const float v19 = op_mul(v18, v14);
+          const float v20 = uniform((u32)(begin + i), r0);
+          const float v21 = op_add(v19, v20);
+          const float v22 = op_floor(v21);
+          const float v23 = op_add(v22, (float)7.0);
+          const i32 v24 = op_code(v23, 15);
+          const i32 v25 = op_sub(v24, 7);
+          const float v26 = (float)v25;
+          const float v27 = op_mul(v26, v16);
+          if (whole) w_q[k % 2] |= (u32)v24 << (8 * j + 4 * (k / 2));
+          else if (i < m) codes[0][team * 64 + i] = (u8)v24;
+          y_2[j] = v27;
         }
         if (back) store4<READY>(xs, o + l, m - l, y_2);
       }

@@ -1,0 +1,146 @@
+"""Damaged payloads, specs and files are read: each is refused by an error that is meant for it, or
+taken and read alike by all who read it; nothing crashes, and nothing takes long.
+
+    python -m bench.fuzz [--payloads 1000000] [--specs 100000] [--files 100000] [--seconds 0]
+
+Trial i of a kind depends on the seed and i alone: a finding names them, and `--kind specs --first i
+--specs 1` runs that one again. `--files`: of states, rules, profiles and plans each a quarter.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import typer
+
+from bench.commands import RESULTS, given, now, refusing
+from bench.fuzz_inputs import KINDS, quiet
+
+CHUNK = {"payloads": 20_000, "specs": 500, "rules": 500}  # trials of a process; others: 5000
+LONGEST = 20  # seconds of a trial
+TOLD = 20  # findings of a kind that are kept
+
+
+@dataclass
+class Tally:
+    """What came of trials of one kind."""
+
+    kind: str
+    trials: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Count those of another one, too."""
+        self.trials += other.trials
+        for outcome, count in other.outcomes.items():
+            self.count(outcome, count)
+        self.findings += other.findings
+        self.seconds += other.seconds
+
+    def count(self, outcome: str, count: int = 1) -> None:
+        """So many more trials ended so."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+
+
+def run(kind: str, trials: int, seed: int = 0, first: int = 0, seconds: float = 0.0) -> Tally:
+    """Trials of one kind in this process; at most so many seconds of them (0: all)."""
+    quiet()
+    trial, tally = KINDS[kind][1](), Tally(kind)
+    signal.signal(signal.SIGALRM, _too_long)
+    begun = time.perf_counter()
+    for number in range(first, first + trials):
+        signal.alarm(LONGEST)
+        try:
+            outcome = trial(Random(f"{seed} {kind} {number}"))
+        except BaseException as error:
+            outcome = "found"
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(last.filename).name}:{last.lineno}"
+            tally.findings.append(
+                f"seed {seed} trial {number}: {type(error).__name__} at {where}: {error}"[:500]
+            )
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            signal.alarm(0)
+        tally.count(outcome)
+        tally.trials += 1
+        if 0 < seconds <= time.perf_counter() - begun:
+            break
+    tally.seconds = time.perf_counter() - begun
+    return tally
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"a trial takes more than {LONGEST} s")
+
+
+def apart(kind: str, trials: int, seed: int, first: int, seconds: float) -> Tally:
+    """As `run`, in processes of some trials each: one that crashes, or keeps memory, ends alone."""
+    tally, at = Tally(kind), first
+    while at < first + trials and not 0 < seconds <= tally.seconds:
+        count = min(CHUNK.get(kind, 5000), first + trials - at)
+        left = seconds - tally.seconds if seconds else 0.0
+        with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
+            try:
+                tally.add(pool.submit(run, kind, count, seed, at, left).result())
+            except BrokenProcessPool:
+                tally.findings.append(
+                    f"seed {seed} trials {at} to {at + count - 1}: a process crashed"
+                )
+                tally.trials += count
+        at += count
+        told = ", ".join(f"{n} {what}" for what, n in sorted(tally.outcomes.items()))
+        print(f"{kind}: {tally.trials} of {trials}: {told}; {tally.seconds:.0f} s", flush=True)
+    return tally
+
+
+def main(
+    payloads: Annotated[
+        int, typer.Option(min=0, help="Damaged payloads of every spec.")
+    ] = 1_000_000,
+    specs: Annotated[int, typer.Option(min=0, help="Damaged texts of specs.")] = 100_000,
+    files: Annotated[
+        int, typer.Option(min=0, help="Damaged states, rules, profiles, plans.")
+    ] = 100_000,
+    seed: int = 0,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Of each kind, at most; 0: no bound.")
+    ] = 0.0,
+    kind: Annotated[list[str] | None, typer.Option(help="Only this; may be repeated.")] = None,
+    first: Annotated[int, typer.Option(min=0, help="Number of the first trial.")] = 0,
+    output: Annotated[Path, typer.Option(help="Folder of fuzz.json.")] = RESULTS,
+) -> None:
+    """Runs the trials, prints findings, and writes fuzz.json; status 1 where there are any."""
+    with refusing():
+        if unknown := set(kind or ()) - set(KINDS):
+            raise ValueError(f"no kind {unknown.pop()!r}: choose from {', '.join(KINDS)}")
+        output.mkdir(parents=True, exist_ok=True)
+    trials = {"payloads": payloads, "specs": specs, "files": files // 4}
+    chosen = [each for each in KINDS if each in (kind or KINDS)]
+    tallies = [apart(each, trials[KINDS[each][0]], seed, first, seconds) for each in chosen]
+    for tally in tallies:
+        print(*(f"{tally.kind}: {each}" for each in tally.findings), sep="\n")
+    rows = [
+        asdict(each) | {"findings": each.findings[:TOLD], "found": len(each.findings)}
+        for each in tallies
+    ]
+    about = {"command": given("bench.fuzz"), "date": now(), "seed": seed, "first": first}
+    (output / "fuzz.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    raise typer.Exit(int(any(each.findings for each in tallies)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

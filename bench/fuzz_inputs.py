@@ -1,0 +1,283 @@
+"""What bench.fuzz feeds, of each kind: a damaged input, and what reads it.
+
+A kind is a function that makes a trial: called with a random number generator, it damages an input,
+has it read, and tells "taken" or "refused". A refusal is one of the errors that are meant for it;
+any other exception, or an AssertionError for two readers that differ, is a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+import compll
+from bench import mutations
+from casync.errors import CasyncError
+from casync.graph.graph import build
+from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.text import dump, parse
+from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.topology import Topology
+from compll.backends.cpu import backend
+from compll.runtime import library
+from compll.runtime.library import locate
+from hipress import options
+from hipress.errors import ConfigError, StateError
+from hipress.model import describe
+from hipress.plan import overrides, profile
+from hipress.plan.auto import Search, candidates
+from hipress.plan.codecs import compile_codec
+from hipress.plan.places import Places
+from hipress.plan.rules import fixed_plan
+from hipress.plan.workload import timed
+from hipress.sync import checkpoint
+from hipress.sync.state import Residuals
+
+Trial = Callable[[Random], str]
+TAKEN, REFUSED = "taken", "refused"
+LENGTHS = (0, 1, 33, 300, 1061)
+MODEL = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 7))
+TWO = Topology.flat(2)
+
+
+def payloads() -> Trial:
+    """Payloads of every spec: the CPU and the reference both refuse one, or decode it alike."""
+    known: dict[tuple[str, int], tuple[Any, Any, Any]] = {}
+    names = compll.list_specs()
+
+    def trial(random: Random) -> str:
+        key = random.choice(names), random.choice(LENGTHS)
+        if key not in known:
+            cpu, reference = (compll.compile(key[0], target) for target in ("cpu", "reference"))
+            x = np.random.default_rng(key[1]).standard_normal(key[1]).astype(np.float32)
+            known[key] = (
+                cpu,
+                reference,
+                reference.encode(x, state=reference.init_state(key[1]) or None),
+            )
+        cpu, reference, payload = known[key]
+        damaged = mutations.of_bytes(payload, random)
+        one, other = (_decoded(codec, damaged, key[1]) for codec in (cpu, reference))
+        assert (one is None) == (other is None), (
+            f"{key}: refused by one alone: {damaged.tobytes()!r}"
+        )
+        if one is None:
+            return REFUSED
+        assert np.array_equal(one, other, equal_nan=True), f"{key}: differ: {damaged.tobytes()!r}"
+        return TAKEN
+
+    return trial
+
+
+def _decoded(codec: Any, payload: Any, n: int) -> Any:
+    try:
+        with np.errstate(all="ignore"):
+            return codec.decode(payload, n)
+    except compll.PayloadError:
+        return None
+
+
+def specs() -> Trial:
+    """Texts of specs: diagnostics with places, or a codec that runs and has code for the CPU."""
+    texts = {name: locate(name).read_text() for name in compll.list_specs()}
+    known = mutations.tokens([*texts.values()])
+    others = sorted({part for text in texts.values() for part in mutations.sections(text)})
+    path = Path(tempfile.mkdtemp()) / "spec.yaml"
+
+    def trial(random: Random) -> str:
+        text = texts[random.choice(sorted(texts))]
+        how = random.random()
+        if how < 0.4:
+            text = mutations.by_tokens(text, known, random)
+        elif how < 0.7:
+            text = mutations.by_sections(text, others, random)
+        else:
+            text = mutations.by_values(text, random)
+        return REFUSED if spec_outcome(text, path, printed=random.random() < 0.1) is None else TAKEN
+
+    return trial
+
+
+def spec_outcome(text: str, path: Path, *, printed: bool) -> Any:
+    """Compile and run a spec's text as far as it goes: its codec, or None where it is refused.
+
+    printed: whether code for the CPU is, too, which takes ten times as long as all else.
+    """
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        codec = compll.compile(path, "reference")
+        if printed:
+            backend.source(codec.module)
+    except compll.SpecError as error:
+        _check_diagnostics(error.diagnostics, text)
+        return None
+    if warned := library.warnings(path, {}):
+        _check_diagnostics(warned, text)
+    x = np.linspace(-1, 1, 100, dtype=np.float32)
+    with np.errstate(all="ignore"):
+        payload = codec.encode(x, state=codec.init_state(100) or None, step=1)
+        assert len(payload) <= codec.payload_bytes(100)
+        assert codec.decode(payload, 100).shape == (100,)
+    return codec
+
+
+def _check_diagnostics(found: Any, text: str) -> None:
+    """Every problem has a message and a place inside the text."""
+    last = len(text.splitlines()) + 2
+    assert found
+    assert all(d.message and 1 <= d.span.line <= last and d.span.col >= 1 for d in found), found
+
+
+def states() -> Trial:
+    """Saved states, as torch.load gives them."""
+    params = describe(MODEL)
+    made = []
+    for name in ("onebit_group", "topk", "dgc", "powersgd"):
+        codec = compile_codec(name, {}, "cpu")
+        wanted = options.make(name, min_size=0)
+        residuals = Residuals(
+            params, fixed_plan(params, codec, wanted, TWO), {p.index for p in params}
+        )
+        residuals.place_all()
+        made.append((residuals, checkpoint.export(residuals, 3, 0, 2)))
+
+    def trial(random: Random) -> str:
+        residuals, saved = random.choice(made)
+        damaged = mutations.of_value(saved, random)
+        try:
+            fitting = checkpoint.validate(residuals, damaged, 0, 2, strict=random.random() < 0.5)
+            checkpoint.plan_of(damaged)
+        except StateError:
+            return REFUSED
+        checkpoint.restore(residuals, damaged, fitting)
+        for side in (s for p in residuals.places for s in residuals.pieces(p).values()):
+            assert all(np.isfinite(array).all() for array in side.values()), (
+                "loaded what is not finite"
+            )
+        return TAKEN
+
+    return trial
+
+
+RULES: Mapping[str, Any] = {
+    "0.weight": {"compressor": "topk", "ratio": 0.1},
+    "*.weight 7x*": "onebit_group", "1.*": None, "*": {"compressor": "int4_group"},
+}  # fmt: skip
+
+
+def rules() -> Trial:
+    """Files of rules."""
+    text, params = yaml.safe_dump(dict(RULES)), describe(MODEL)
+    known = mutations.tokens([text, *compll.list_specs()])
+    path = Path(tempfile.mkdtemp()) / "rules.yaml"
+    codec = compile_codec("bf16", {}, "reference")
+
+    def trial(random: Random) -> str:
+        damaged = text
+        if random.random() < 0.3:
+            damaged = mutations.by_tokens(text, known, random)
+        elif random.random() < 0.5:
+            damaged = mutations.by_values(text, random)
+        else:
+            damaged = yaml.dump(mutations.of_value(dict(RULES), random))
+        path.write_text(damaged, "utf-8", errors="replace")
+        try:
+            wanted = options.make(codec, rules=path)
+            found = overrides.compiled(wanted, "reference")
+            overrides.decide(found, params, [codec], wanted, 2)
+        except ConfigError:
+            return REFUSED
+        return TAKEN
+
+    return trial
+
+
+def profiles() -> Trial:
+    """Files of profiles: refused, or plans follow that are not below their floor."""
+    params, wanted = describe(MODEL), options.make("auto")
+    workload = timed([*reversed(params)], [0.01 * (i + 1) for i in range(len(params))], 0.06)
+    codecs = candidates(wanted, "reference")
+    line = Line(1e-5, 1e-9)
+    wire = Transfer(line, 0.3)
+    costs = Costs({1: wire}, dict.fromkeys(("float32", "bfloat16", "float16"), wire),
+                  dict.fromkeys(codecs, CodecCost(line, line, line)), wire, 0.5)  # fmt: skip
+    path = Path(tempfile.mkdtemp()) / "profile.json"
+    profile.write(path, {"gloo": costs}, TWO, codecs)
+    text = path.read_text()
+    whole, known = json.loads(text), mutations.tokens([text])
+
+    def trial(random: Random) -> str:
+        if random.random() < 0.4:
+            path.write_text(mutations.by_tokens(text, known, random), "utf-8")
+        else:
+            damaged = mutations.of_value(whole, random)
+            path.write_text(json.dumps(damaged, default=str, skipkeys=True), "utf-8")
+        try:
+            read = profile.read(path)
+            read.differences(codecs)
+            here = {name: codec for name, codec in codecs.items() if name in read.digests}
+            places = Places.read(Search(params, here, wanted, read.topology), read.places)
+            made = places.plans(workload) if random.random() < 0.1 else ()
+        except ConfigError:
+            return REFUSED
+        assert all(each.seconds >= 0.1 * (1 - 1e-9) for each in made), "a plan below its floor"
+        return TAKEN
+
+    return trial
+
+
+def plans() -> Trial:
+    """Texts of plans: refused with the line, or a graph that is written as it was read."""
+    codecs = {"topk": compile_codec("topk", {}, "reference")}
+    lengths = (500, 40_000, 900)
+    starts = [sum(lengths[:i]) for i in range(3)]
+    tensors = [Tensor(f"t{i}", i, starts[i], n, starts[i]) for i, n in enumerate(lengths)]
+    texts = [
+        dump(
+            build(
+                partition(tensors, {t.name: Choice("topk", way, 2) for t in tensors}, TWO, codecs),
+                TWO,
+                codecs,
+            )
+        )
+        for way in ("ps", "allgather", "ring")
+    ]
+    known = mutations.tokens(texts)
+
+    def trial(random: Random) -> str:
+        damaged = mutations.by_tokens(random.choice(texts), known, random)
+        try:
+            graph = parse(damaged)
+        except CasyncError:
+            return REFUSED
+        assert parse(dump(graph)) == graph, "a plan is read as another than it is written"
+        return TAKEN
+
+    return trial
+
+
+#: by name, and of which option of bench.fuzz they are
+KINDS: Mapping[str, tuple[str, Callable[[], Trial]]] = {
+    "payloads": ("payloads", payloads),
+    "specs": ("specs", specs),
+    "states": ("files", states),
+    "rules": ("files", rules),
+    "profiles": ("files", profiles),
+    "plans": ("files", plans),
+}
+
+
+def quiet() -> None:
+    """No warnings: each damaged input would make some."""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")

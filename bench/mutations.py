@@ -1,0 +1,143 @@
+"""Damaged bytes, texts and values, by a random number generator: what bench.fuzz and tests feed."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\*\*|//|<=|>=|==|\s+|.", re.DOTALL)
+ODD_TOKENS = ("?", "\0", "é", "&a", "*a", "@", "|")
+#: what a text's value is exchanged for
+ODD_TEXTS = (
+    "", "~", "[]", "{}", "[1, 2]", "{a: b}", "!!python/name:os.system", "*a", "1e999", "-1", "0",
+    "9" * 300, "nan", ".inf", "0x10", "n", "g", "step", "__import__('os').system('touch pwned')",
+    "open('pwned', 'w')",
+)  # fmt: skip
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, -0.0, 1e300, float("inf"), float("nan"), "",
+    "x", "é" * 40, [], {}, [[]], [1], {"a": 1}, {1: 2}, ["a", "b", 1, 1], b"",
+    torch.zeros(0), torch.zeros(3), torch.full((2, 2), float("nan")),
+    torch.ones(3, dtype=torch.int64),
+)  # fmt: skip
+
+
+def of_bytes(data: NDArray[np.uint8], random: Random) -> NDArray[np.uint8]:
+    """Bytes with one to four faults: other values, words repeated, moved, cut off or added."""
+    found = bytearray(data.tobytes())
+    for _ in range(random.choice((1, 1, 2, 4))):
+        random.choice(_FAULTS)(found, random)
+    return np.frombuffer(bytes(found), np.uint8).copy()
+
+
+def _other_byte(data: bytearray, random: Random) -> None:
+    if data:
+        data[random.randrange(len(data))] = random.choice(
+            (0, 1, 127, 128, 255, random.randrange(256))
+        )
+
+
+def _head_byte(data: bytearray, random: Random) -> None:
+    """Counts and lengths stand first."""
+    if data:
+        data[random.randrange(min(12, len(data)))] = random.randrange(256)
+
+
+def _flipped_bit(data: bytearray, random: Random) -> None:
+    if data:
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+
+
+def _copied_word(data: bytearray, random: Random) -> None:
+    """As a position that is there twice, or positions that do not ascend."""
+    if len(data) >= 8:
+        here, there = (4 * random.randrange(len(data) // 4) for _ in range(2))
+        data[there : there + 4] = data[here : here + 4]
+
+
+def _cut(data: bytearray, random: Random) -> None:
+    del data[random.randrange(len(data) + 1) :]
+
+
+def _longer(data: bytearray, random: Random) -> None:
+    data += random.randbytes(random.choice((1, 4, 9)))
+
+
+def _noise(data: bytearray, random: Random) -> None:
+    data[:] = random.randbytes(len(data))
+
+
+_FAULTS: Sequence[Callable[[bytearray, Random], None]] = (
+    _other_byte, _other_byte, _head_byte, _flipped_bit, _copied_word, _cut, _longer, _noise,
+)  # fmt: skip
+
+
+def tokens(texts: Sequence[str]) -> list[str]:
+    """All tokens of some texts, and odd ones."""
+    return sorted({token for text in texts for token in TOKEN.findall(text)} | {*ODD_TOKENS})
+
+
+def by_tokens(text: str, known: Sequence[str], random: Random) -> str:
+    """A text of which one to four tokens are dropped, repeated or replaced."""
+    parts = TOKEN.findall(text)
+    for _ in range(random.randint(1, 4)):
+        at = random.randrange(len(parts))
+        kinds: tuple[list[str], ...] = ([], [parts[at]] * 2, [random.choice(known)])
+        parts[at : at + 1] = random.choice(kinds)
+        parts = parts or [" "]
+    return "".join(parts)
+
+
+def by_sections(text: str, others: Sequence[str], random: Random) -> str:
+    """A text of sections, of which one to three are dropped, exchanged for others, or added."""
+    parts = sections(text)
+    for _ in range(random.randint(1, 3)):
+        at, kind = random.randrange(len(parts)), random.choice(("drop", "swap", "add"))
+        parts[at : at + (kind != "add")] = [] if kind == "drop" else [random.choice(others)]
+        parts = parts or ["name: x"]
+    return "\n".join(parts) + "\n"
+
+
+def sections(text: str) -> list[str]:
+    """A YAML mapping's entries, as they are written."""
+    return re.split(r"\n(?=\w)", text.rstrip("\n"))
+
+
+def by_values(text: str, random: Random) -> str:
+    """A text with one scalar exchanged for another value, of any kind."""
+    spots = [match.span(1) for match in re.finditer(r": ([^\n{}]+)", text)]
+    if not spots:
+        return text
+    start, end = random.choice(spots)
+    return text[:start] + random.choice(ODD_TEXTS) + text[end:]
+
+
+def of_value(value: Any, random: Random) -> Any:
+    """A copy of nested mappings and lists in which one to three values, or keys, are others."""
+    found = copy.deepcopy(value)
+    for _ in range(random.randint(1, 3)):
+        found = _changed(found, random)
+    return found
+
+
+def _changed(value: Any, random: Random) -> Any:
+    """The value, changed in one place."""
+    if not isinstance(value, dict | list) or not value or random.random() < 0.15:
+        return copy.deepcopy(random.choice(ODD_VALUES))
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    key, kind = random.choice(keys), random.random()
+    if kind < 0.1:
+        del value[key]
+    elif kind < 0.2 and isinstance(value, dict):
+        value[random.choice(("", "x", 7, *keys))] = value.pop(key)
+    elif kind < 0.3:
+        value[key] = copy.deepcopy(value[random.choice(keys)])
+    else:
+        value[key] = _changed(value[key], random)
+    return value
