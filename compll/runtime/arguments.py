@@ -12,6 +12,7 @@ from compll.errors import PayloadError, UsageError
 from compll.frontend.shapes import Shape
 from compll.ir import layout as lay
 from compll.ir.capacity import cuts, most_in
+from compll.ir.expr import walk
 from compll.ir.module import Field, Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
@@ -20,10 +21,20 @@ from compll.numerics.types import I64, U8
 from compll.runtime.arrays import INTS, fault, taken, taken_table
 from compll.runtime.batches import LENGTH, START, STATE, TENSOR, Incoming, State
 
+#: the largest number of an element where elements are known by their numbers, which are int32
+LARGEST = 2**31 - 1
+SEARCHES = ("sample", "kth_largest", "quantiles", "mean_by")
+
 
 def furthest(starts: I64, lengths: I64) -> int:
     """The largest of the ends start + length: of whole numbers, since an int64 would wrap."""
     return int(max(map(operator.add, starts.tolist(), lengths.tolist())))
+
+
+def _searches(module: Module) -> bool:
+    """Whether values are put in order."""
+    roots = [f.expr for f in module.fields if f.expr is not None]
+    return any(e.op in SEARCHES for e in walk(*roots, module.decode, *module.updates.values()))
 
 
 class Arguments:
@@ -35,6 +46,7 @@ class Arguments:
     def __init__(self, module: Module, params: Mapping[str, Number], *, host: bool) -> None:
         self.module, self.params, self.name = module, params, module.name
         self.host = host
+        self.numbered = module.arrays or bool(module.selections) or _searches(module)
         self._states = [(item, np.dtype(item.dtype)) for item in module.states]
         self.fixed, self.all_rounds = lay.is_fixed(module), rounds(module)
         self._bounds: dict[int, int] = {}
@@ -57,11 +69,10 @@ class Arguments:
             raise UsageError(f"{self.name}: {n!r} is no number of elements") from None
         if count < 0:
             raise UsageError(f"{self.name}: {n} elements")
-        bits = 32 if self.host else 31  # kernels on a device count in int32
-        if count > 2**bits and self.module.selections:
+        if count > LARGEST and self.numbered:
             raise UsageError(
-                f"{self.name}: positions have {bits} bits, too few for {n} elements; "
-                "encode in parts"
+                f"{self.name}: elements are known by int32 numbers, too few for a tensor of {n}; "
+                "encode it in parts"
             )
         return count
 
@@ -128,6 +139,7 @@ class Arguments:
             return 0
         if (least := int(table.min())) < 0:
             raise UsageError(f"{self.name}: a number of the table is {least}; none is negative")
+        self.count(int(table[:, LENGTH].max()))
         return furthest(table[:, START], table[:, LENGTH])
 
     def _positions(self, at: I64, table: I64) -> I64:

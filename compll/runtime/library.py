@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import os
 import pkgutil
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +19,9 @@ import numpy as np
 
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
 from compll.frontend import check, lint, shapes, source, spec_reader
-from compll.frontend.spec import Param, Spec
+from compll.frontend.spec import PARAM_TYPES, Param, Spec, as_float
 from compll.passes import costly
-from compll.runtime import tried
+from compll.runtime import claims, tried
 from compll.runtime.codec import Codec
 
 _lock = threading.Lock()
@@ -117,7 +119,33 @@ def warnings(
     """Warnings about a spec that compiles. Raises SpecError where it does not."""
     spec, checked = _checked(name_or_path, params)
     found = lint.warnings(spec, checked.module) + costly.warnings(checked.module)
-    return sorted(found + tried.warnings(compile(name_or_path, "reference", **params)))
+    codec = compile(name_or_path, "reference", **params)
+    found += tried.warnings(codec)
+    told = {each.span for each in found}  # one for each claim
+    found += [each for each in claims.warnings(codec) if each.span not in told]
+    for name, value in _ends(spec.params, params) if not found else ():
+        found += _at_end(name_or_path, {**params, name: value}, name)
+    return sorted(found)
+
+
+def _ends(written: Sequence[Param], given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Parameters that are not given, with the ends of their ranges and each of their choices."""
+    for p in written:
+        ends = [end for end in (p.low, p.high) if end is not None and abs(as_float(end)) < math.inf]
+        for value in (*ends, *p.choices) if p.name not in given else ():
+            yield p.name, PARAM_TYPES[p.type](value)
+
+
+def _at_end(
+    name_or_path: str | os.PathLike[str], params: Mapping[str, object], name: str
+) -> list[Diagnostic]:
+    """What is wrong with a spec where a parameter is at an end of its range, or another choice."""
+    try:
+        found = tried.warnings(compile(name_or_path, "reference", **params))
+    except SpecError as error:
+        first = error.diagnostics[0]
+        found = [replace(first, message=f"warning: this does not compile: {first.message}")]
+    return [replace(d, message=f"{d.message}, with {name}={params[name]!r}") for d in found]
 
 
 def _checked(

@@ -1,0 +1,129 @@
+"""Warnings where a spec does not do what it claims: `unbiased`, `merge: vote`, `when` and bounds of
+selections are tried on data, and what was found is told in figures. (`merge: sum` is proved.)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from compll.errors import Diagnostic, Span
+from compll.ir.layout import limits
+from compll.numerics.types import F32, U8
+from compll.runtime.codec import Codec
+
+SIZE, DRAWS = 1000, 200
+#: standard errors by which the mean of draws may be off, as a root mean square over elements: that
+#: of an unbiased spec is 1, give or take a twentieth
+OFF = 1.5
+#: sizes for which `when` is tried
+SIZES = (16, 100, 1000, 10_000)
+Advice = tuple[str, str, str]  # section, message, hint
+
+
+def warnings(codec: Codec) -> list[Diagnostic]:
+    """One for each claim that data contradict. codec: of the reference backend."""
+    if not codec.suits(SIZE):
+        return []
+    tried = (unbiased, voted, kept, worth)
+    found = [advice for each in tried for advice in each(codec)]
+    spans, path = codec.module.spans, codec.module.path
+    return [
+        Diagnostic(path, spans.get(section, Span()), f"warning: {message}", hint)
+        for section, message, hint in found
+    ]
+
+
+def gradients() -> dict[str, F32]:
+    """Ordinary numbers, a fifth of them zeros; and as many that are tiny."""
+    x = np.random.default_rng(1).standard_normal(SIZE)
+    x[::5] = 0
+    return {"gradients": x.astype(np.float32), "tiny gradients": (x * 1e-39).astype(np.float32)}
+
+
+def unbiased(codec: Codec) -> Iterator[Advice]:
+    """Whether the mean of draws is off by more than its standard error lets expect. Tiny gradients
+    may be lost: with `max(scale, 1e-30)` they survive so rarely that draws do not tell."""
+    if not codec.module.unbiased:
+        return
+    for name, x in gradients().items():
+        draws = np.array([_decoded(codec, x, step) for step in range(DRAWS)], np.float64)
+        error = np.linalg.norm(draws.mean(0) - x)
+        expected = np.linalg.norm(draws.std(0, ddof=1)) / np.sqrt(DRAWS)
+        size = np.linalg.norm(x.astype(np.float64))
+        lost = 1.01 if name.startswith("tiny") else 1e-5
+        if not error <= OFF * expected + lost * size:
+            yield (
+                "unbiased",
+                f"`unbiased: true` does not hold for {name}: the mean of {DRAWS} draws is off by "
+                f"{error / size:.2g} of their norm, where its standard error is "
+                f"{expected / size:.2g}",
+                "round by floor(x + random(0, 1)), keep x / p with probability p, or remove it",
+            )
+            return
+
+
+def voted(codec: Codec) -> Iterator[Advice]:
+    """Whether a sum of votes, encoded again, is a vote by its signs."""
+    if not codec.vote:
+        return
+    rng = np.random.default_rng(1)
+    votes = [_decoded(codec, rng.standard_normal(SIZE).astype(np.float32)) for _ in range(3)]
+    total = np.sum(votes, axis=0).astype(np.float32)
+    wrong = np.mean(np.sign(codec.decode(codec.encode(total), SIZE)) != np.sign(total))
+    if wrong > 0:
+        yield (
+            "merge",
+            f"`merge: vote` does not hold: of three votes, {wrong:.0%} of the elements are decided "
+            "against the majority",
+            "what is decoded, added up and encoded again must keep its sign",
+        )
+
+
+def kept(codec: Codec) -> Iterator[Advice]:
+    """Whether a selection's bound leaves out elements that its condition holds for, which are lost
+    where no state keeps them."""
+    module = codec.module
+    if codec.stateful:
+        return
+    counted = [s.name for s in module.selections if s.dynamic]
+    most = limits(module, SIZE, codec.params)
+    rng = np.random.default_rng(1)
+    for name, x in (("normal", rng.standard_normal(SIZE)), ("Laplace", rng.laplace(size=SIZE))):
+        head = _encoded(codec, x.astype(np.float32))[: 4 * len(counted)].view("<u4")
+        for selection, count in zip(counted, head.tolist(), strict=True):
+            if 0 < most[selection] < SIZE and count >= most[selection]:
+                yield (
+                    selection,
+                    f"{selection!r} keeps {count} elements of {SIZE} with a {name} distribution, "
+                    "as many as its bound allows: the last for which it holds are left out",
+                    "a larger bound, a higher threshold, or `feedback: error`, by which they wait",
+                )
+                return
+
+
+def worth(codec: Codec) -> Iterator[Advice]:
+    """Whether what `when` allows is smaller than the gradient."""
+    if codec.module.when is None:
+        return
+    rng = np.random.default_rng(1)
+    for n in filter(codec.suits, SIZES):
+        size = len(_encoded(codec, rng.standard_normal(n).astype(np.float32)))
+        if size > 4 * n:
+            yield (
+                "when",
+                f"`when` holds for {n} elements, whose payload of {size} bytes is longer than they "
+                f"are themselves ({4 * n} bytes)",
+                "a condition that such a tensor does not meet",
+            )
+            return
+
+
+def _encoded(codec: Codec, x: F32, step: int = 0) -> U8:
+    with np.errstate(all="ignore"):
+        return codec.encode(x, state=codec.init_state(len(x)) or None, seed=1, step=step)
+
+
+def _decoded(codec: Codec, x: F32, step: int = 0) -> F32:
+    with np.errstate(all="ignore"):
+        return codec.decode(_encoded(codec, x, step), len(x), step=step)
