@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from bench import loss_cells, loss_hooks, loss_tables, losses
+from bench import loss_cells, loss_hooks, loss_ranks, loss_tables, losses
 from bench.loss_cells import Cell
 from bench.loss_ranks import Compressed, fp32, train
 from bench.loss_workloads import WORKLOADS
 from hipress.demo import corpus, methods, place, runner
 from hipress.demo.job import Job, Workload
+from tests.hipress import common, momentum_ranks
+from tests.hipress.launch import launch
 
 DIGITS = WORKLOADS["digits"]
 
@@ -91,6 +93,30 @@ def test_imitated_ranks_are_real_ranks_bit_by_bit(method):
     found, _ = trained(method, 6, workload=WORKLOADS["lstm-sgd"])
     assert found.losses == real.losses
     assert found.sent / 6 == pytest.approx(real.payload_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lion", "clipped"])
+def test_imitated_averages_of_momentum_are_real_ones_bit_by_bit(name, monkeypatch):
+    """On the model of test_momentum, whose gradients travel uncompressed before a freeze."""
+    (wrapped, _), _ = launch(momentum_ranks.ways, 2, name, momentum_ranks.CODEC)
+    model = common.make()
+    optimizer = momentum_ranks.make_optimizer(name, model)
+    parameters = list(model.parameters())
+    method = methods.parse(f"hipress:{momentum_ranks.CODEC}")
+    with loss_ranks.Averaged(model, optimizer, method, 2, 0) as average:
+        monkeypatch.setattr(average, "_before", fp32)
+        for step in range(14):
+            gradients = []
+            for rank in range(2):
+                model.zero_grad()
+                momentum_ranks.backward(model, rank, step)
+                gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
+            average(gradients, step)
+            nn.utils.vector_to_parameters(gradients[0], [p.grad for p in parameters])
+            optimizer.step()
+        monkeypatch.undo()
+    assert common.digest(model) == wrapped[1]
 
 
 @pytest.mark.slow
