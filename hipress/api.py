@@ -14,6 +14,7 @@ from hipress.adapters.gossip import Gossip
 from hipress.adapters.synchronizer import Synchronizer
 from hipress.errors import ConfigError, ConfigMismatch, StateError
 from hipress.model import as_ddp
+from hipress.modes import ordinary
 from hipress.session import SESSIONS, Session, plain_options
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def state_dict(ddp: Synchronized) -> dict[str, Any]:
     return checkpoint.export(session.engine.buckets.residuals, session.engine.step, rank, size)
 
 
+@ordinary()
 def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Continue where `state_dict` was taken, bit for bit (scope "tensor"; same world size and
     strategy). Every rank must call this, between the same two steps, with states of one step.
@@ -162,10 +164,7 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     plan = engine.tuner.restored(saved) if saved else None
     if plan is None or saved == engine.plan.by_name:
         return engine.buckets
-    planned = engine.planned(plan)
-    if not checkpoint.names_fit(planned.residuals, state):
-        return engine.buckets
-    return planned
+    return engine.planned(plan)
 
 
 def _target(module: Synchronized) -> Any:

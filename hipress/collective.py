@@ -19,6 +19,7 @@ from hipress import options as options_
 from hipress.arguments import group_of
 from hipress.errors import ConfigError
 from hipress.model import COMPRESSIBLE
+from hipress.modes import ordinary
 from hipress.options import AUTO, Options
 from hipress.plan.codecs import described, resolve, resolve_down, strategy_for
 from hipress.plan.rules import partitions
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _Key = tuple[tuple[str, ...], str, int, str]
 
 
+@ordinary()
 def all_reduce(
     tensor: torch.Tensor,
     compressor: str | os.PathLike[str] | Codec,
@@ -147,7 +149,7 @@ class _Reducer:
 
     def run(self, tensor: torch.Tensor) -> None:
         """Average, in place."""
-        flat = tensor.detach().contiguous().view(-1)
+        flat = tensor.detach().resolve_neg().contiguous().view(-1)
         program = self._program(flat.numel(), flat.dtype)
         wait_within(self._executor.submit(program, flat, {}, self._calls), None)
         self._calls += 1

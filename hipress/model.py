@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from math import prod
 
 import torch
@@ -31,14 +32,21 @@ class Param:
     sparse: bool  # its gradient is a sparse tensor (nn.Embedding(sparse=True))
     strides: tuple[int, ...] = ()  # where they are not those of a contiguous tensor
     device: torch.device = CPU
+    others: tuple[str, ...] = ()  # names of the same parameter in other modules: it is tied
+
+    def matches(self, pattern: str) -> bool:
+        """Whether an fnmatch pattern is of one of its names; with a space in it, of a name and the
+        shape. Brackets, which are in names of nn.ParameterList and ModuleDict, may stand for
+        themselves."""
+        shape = f" {_shape(self.shape)}" if " " in pattern else ""
+        names = [f"{name}{shape}" for name in (self.name, *self.others)]
+        patterns = pattern, pattern.replace("[", "[[]")
+        return any(fnmatchcase(name, each) for name in names for each in patterns)
 
     @property
     def layout(self) -> tuple[int, ...]:
         """Strides of its gradient in a bucket: the parameter's own where these leave no gaps."""
-        contiguous = tuple(prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
-        pairs = sorted((s, n) for s, n in zip(self.strides, self.shape, strict=False) if n > 1)
-        dense = all(s == prod(n for _, n in pairs[:i]) for i, (s, _) in enumerate(pairs))
-        return self.strides if self.strides and dense else contiguous
+        return layout_of(self.shape, self.strides)
 
     @property
     def reals(self) -> int:
@@ -89,13 +97,42 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
     _refuse(pairs)
     inner = module.module if isinstance(module, DistributedDataParallel) else module
     _refuse_nested(module, {parameter for _, parameter in named})
-    sparse = _sparse_names(inner)
+    sparse, names = _sparse_names(inner), _all_names(inner)
     return tuple(
         Param(
-            name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse, _strides(p), p.device
+            name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse, _strides(p), p.device,
+            tuple(other for other in names[named[index][1]] if other != name),
         )
         for index, (name, p) in enumerate(pairs)
-    )
+    )  # fmt: skip
+
+
+def _all_names(model: nn.Module) -> Mapping[torch.Tensor, list[str]]:
+    """By parameter, all its names: several of a tied one."""
+    names: dict[torch.Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return names
+
+
+def layout_of(shape: Sequence[int], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """These strides where they leave no gaps, else those of a contiguous tensor."""
+    contiguous = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+    pairs = sorted((s, n) for s, n in zip(strides, shape, strict=False) if n > 1)
+    dense = all(s == prod(n for _, n in pairs[:i]) for i, (s, _) in enumerate(pairs))
+    return strides if strides and dense else contiguous
+
+
+def laid_out(params: Sequence[Param], strides: Iterable[tuple[int, ...]]) -> tuple[Param, ...]:
+    """The same parameters, with strides that they were given since."""
+    pairs = zip(params, strides, strict=True)
+    return tuple(p if _lies(p, each) else replace(p, strides=each) for p, each in pairs)
+
+
+def _lies(param: Param, strides: tuple[int, ...]) -> bool:
+    """Whether elements lie by these strides as by the parameter's own."""
+    orders = zip(param.layout, layout_of(param.shape, strides), param.shape, strict=True)
+    return all(one == other for one, other, count in orders if count > 1)
 
 
 def frozen_tensors(model: nn.Module) -> list[str]:
@@ -107,6 +144,39 @@ def frozen_tensors(model: nn.Module) -> list[str]:
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
         if not tensor.requires_grad and name not in ignored and not is_lazy(tensor)
     ]
+
+
+def refuse_broadcast(model: nn.Module, types: Container[torch.dtype] | None = None) -> None:
+    """Raise ConfigError for a parameter or buffer that cannot be given to the other ranks.
+    types: those that can be sent; None: all."""
+    ignored = compat.names_ignored_by_ddp(model)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in ignored or is_lazy(tensor):
+            continue
+        if tensor.layout != torch.strided:
+            why = f"is {_type(tensor.layout)}, not dense"
+        elif not writable(tensor):
+            why = "is expanded: several of its elements share memory"
+        elif types is not None and tensor.dtype not in types:
+            why = f"is of {_type(tensor.dtype)}, which DDP cannot send (int32 and int64 it can)"
+        else:
+            continue
+        raise ConfigError(
+            f"{name!r} {why}, so it cannot be broadcast from the first rank. Make it dense, of "
+            "memory of its own (`.contiguous()`) and of a type that can be sent, or keep it out of "
+            "the model's parameters and buffers"
+        )
+
+
+def writable(tensor: torch.Tensor) -> bool:
+    """Whether each element of a dense tensor has memory of its own: not of an expanded one."""
+    pairs = sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
+    reach = 0  # of the elements along smaller strides
+    for stride, count in pairs:
+        if stride <= reach:
+            return False
+        reach += stride * (count - 1)
+    return True
 
 
 def as_ddp(model: nn.Module) -> DistributedDataParallel:
@@ -132,8 +202,8 @@ def _shape(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _type(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _type(kind: torch.dtype | torch.layout) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 def _refuse(pairs: Iterable[tuple[str, torch.Tensor]]) -> None:

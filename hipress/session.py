@@ -7,7 +7,8 @@ import logging
 import platform
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from hipress.plan.rules import Plan
     from hipress.sync.chooser import Chooser
     from hipress.sync.state import Residuals
+    from hipress.taken import Taken
 
 log = logging.getLogger("hipress")
 
@@ -64,6 +66,7 @@ class Session:
     finalizer: Any = None
     loaded_step: int = 0  # of a loaded state, where no engine counts
     loaded: Callable[[Residuals], None] | None = None  # to be called with what a state was put into
+    taken: Taken | None = None  # parameters, to see what becomes of them
 
     @property
     def rank(self) -> int:
@@ -109,6 +112,16 @@ class Session:
         _tell_uncaught()
         self.engine = engine
         self.finalizer = weakref.finalize(owner, _end, engine, release)
+
+    @contextmanager
+    def failing(self, what: str) -> Iterator[None]:
+        """What is raised within is the end, for all ranks."""
+        try:
+            yield
+        except BaseException as error:
+            if self.engine is not None:
+                self.engine.fail(error, what)
+            raise
 
     def close(self) -> None:
         """End threads and groups; the module is then synchronized without us, or not at all."""

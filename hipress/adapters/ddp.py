@@ -1,5 +1,12 @@
 """The communication hook that DDP calls for every bucket.
 
+[Note: memory formats]
+A bucket holds each gradient by the strides that its parameter had when DDP made the bucket. DDP
+makes buckets twice: as it is made, and before the second step, in the order of the first. Between
+these a user may call `.to(memory_format=torch.channels_last)`; then states of codecs, which lie as
+gradients do, are laid out anew, if all ranks did the same. Later changes stay outside of buckets;
+but what a hook returns, DDP reads by the strides that parameters have then.
+
 No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
 """
 
@@ -15,48 +22,37 @@ from torch.nn.parallel import DistributedDataParallel
 from hipress import compat
 from hipress.compat import GradBucket
 from hipress.errors import SyncError
+from hipress.model import laid_out, layout_of
+from hipress.ranks.meeting import Meeting
 from hipress.sync.engine import Engine
-from hipress.sync.futures import average
+from hipress.sync.futures import average, map_future
 
 
 class HookState:
     """What DDP keeps for us. Must not refer to the DDP module: C++ holds it, so the cycle would
     never be collected. A parameter is known by identity, whatever bucket it is in."""
 
-    def __init__(
-        self, ddp: DistributedDataParallel, group: dist.ProcessGroup, first_step_delayed: bool
-    ) -> None:
+    def __init__(self, ddp: DistributedDataParallel, group: dist.ProcessGroup) -> None:
         self.ddp = weakref.ref(ddp)
         self.group = group
         self.views = ddp.gradient_as_bucket_view
         self.active_ranks = 0  # in a `join`: those with data for the current step
         self.index: dict[torch.Tensor, int] = {}
-        self.frozen: Sequence[tuple[str, nn.Parameter]] = ()
         self.engine: Engine | None = None  # None after detach: plain averaging
         self.backward_id = -1  # autograd's number of the backward pass that will call `finish`
         # With static_graph the first step's buckets come, all at once, when all else is done.
-        self.first_step_delayed = first_step_delayed
+        self.first_step_delayed = ddp.static_graph
+        rebuilds = ddp.static_graph or not ddp.find_unused_parameters
+        self.steps_to_rebuild = 1 if rebuilds else -1  # until DDP makes its buckets anew
+        self.meeting: Meeting | None = None
+        self.strides: dict[torch.Tensor, tuple[int, ...]] = {}  # by which buckets were made
 
-    def bind(
-        self,
-        engine: Engine,
-        parameters: Sequence[nn.Parameter],
-        frozen: Sequence[tuple[str, nn.Parameter]],
-    ) -> None:
-        """Synchronize by this engine, to which parameters are known by their position. `frozen`:
-        those that DDP was made without, as they need no gradient."""
-        self.engine, self.frozen = engine, frozen
+    def bind(self, engine: Engine, parameters: Sequence[nn.Parameter], meeting: Meeting) -> None:
+        """Synchronize by this engine, to which parameters are known by their position."""
+        self.engine, self.meeting = engine, meeting
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
-
-    def refuse_freed(self) -> None:
-        """Raise SyncError for a parameter that DDP would train on each rank by itself."""
-        for name, parameter in self.frozen:
-            if parameter.requires_grad:
-                raise SyncError(
-                    f"{name!r} was frozen when hipress took the model, so DDP does not average its "
-                    "gradient and ranks would drift apart. To train it hipress.detach the module, "
-                    "and hipress.wrap its .module anew"
-                )
+        self.strides = {p: self.strides.get(p, p.stride()) for p in parameters}
+        engine.lay_out(laid_out(engine.params, self.strides.values()))
 
     def release(self) -> None:
         """Average without an engine from now on."""
@@ -73,12 +69,12 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
     engine = state.engine
     if engine is None:
         _divide_by_active_ranks(state, bucket)
-        return average(bucket.buffer(), state.group)
+        return _as_read(state, bucket, average(bucket.buffer(), state.group))
     try:
         _divide_by_active_ranks(state, bucket)
         engine.begin(bucket.index(), state.index)
         if bucket.index() == 0:
-            state.refuse_freed()
+            _follow_rebuild(state, engine)
         _at_end_of_backward(state, engine)
         indices = _indices(state, bucket)
         if state.views and not bucket.buffer().is_sparse:
@@ -90,7 +86,7 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
     if bucket.is_last() and (state.first_step_delayed or state.backward_id < 0):
         engine.finish()  # nothing will call it before DDP itself waits
         state.first_step_delayed = False
-    return future
+    return _as_read(state, bucket, future)
 
 
 def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
@@ -104,6 +100,43 @@ def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
         dist.all_reduce(count, group=state.group)
         state.active_ranks = int(count.item())
     bucket.buffer().mul_(state.group.size() / state.active_ranks)
+
+
+def _follow_rebuild(state: HookState, engine: Engine) -> None:
+    """See [Note: memory formats]."""
+    state.steps_to_rebuild -= 1
+    if state.steps_to_rebuild != -1:
+        return
+    assert state.meeting is not None
+    state.strides = {parameter: parameter.stride() for parameter in state.index}
+    params = laid_out(engine.params, state.strides.values())
+    changed = [str(p) for p, old in zip(params, engine.params, strict=True) if p != old]
+    state.meeting.settle({"memory formats of parameters that were changed": changed})
+    engine.lay_out(params)
+
+
+def _as_read(
+    state: HookState, bucket: GradBucket, future: torch.futures.Future[torch.Tensor]
+) -> torch.futures.Future[torch.Tensor]:
+    """Averages as DDP reads them: see [Note: memory formats]."""
+    buffer, parameters = bucket.buffer(), bucket.parameters()
+    same = all(p.stride() == state.strides.get(p, p.stride()) for p in parameters)
+    if same or state.views or buffer.is_sparse:
+        return future
+    strides = [state.strides.get(p, p.stride()) for p in parameters]
+
+    def lay_out(averages: torch.Tensor) -> torch.Tensor:
+        pairs = parameters[0].is_complex() and not averages.is_complex()
+        numbers = torch.view_as_complex(averages.view(-1, 2)) if pairs else averages
+        pieces = torch.split(numbers, [parameter.numel() for parameter in parameters])
+        for piece, p, before in zip(pieces, parameters, strides, strict=True):
+            whole = piece.as_strided(p.shape, layout_of(p.shape, before)).clone()
+            piece.as_strided(p.shape, layout_of(p.shape, p.stride())).copy_(whole)
+        return averages
+
+    used: torch.futures.Future[torch.Tensor]
+    used = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+    return map_future(future, lay_out, used)
 
 
 def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -15,11 +15,13 @@ from torch import nn
 
 from casync.errors import PlanError
 from casync.strategies.gossip import LINKS, grid
+from hipress import compat
 from hipress import options as options_
-from hipress.adapters.plain import plain_module, refuse_step, synchronized, values
+from hipress.adapters.plain import plain_module, refuse_detached, taken, values
 from hipress.arguments import group_of
 from hipress.errors import ConfigError, unknown
 from hipress.model import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
+from hipress.modes import ordinary
 from hipress.options import Options
 from hipress.plan.gossip import gossip_plan, step_sizes
 from hipress.plan.rules import Plan
@@ -69,6 +71,7 @@ class Gossip:
     model and its own state; in a resumed training make it first, then load both.
     """
 
+    @ordinary()
     def __init__(
         self,
         model: nn.Module,
@@ -117,28 +120,33 @@ class Gossip:
         self.module = model
         adapt = partial(_adapted, links=topology, neighbours=neighbours)
         self._session = prepare(inner, options, group, facts, _parameters, adapt)
-        self._known = synchronized(inner)
+        named = dict(trainable(inner))
+        parameters = [named[param.name] for param in self._session.params]
+        self._taken = taken(self, self._session, inner, parameters)
         self._mixing: Mixing | None = None
         engine: Engine | None = None
         if self._session.world_size > 1:
             with self._session.meeting.failures_told():
-                self._mixing, engine = self._connect(inner, neighbours, gamma)
+                self._mixing, engine = self._connect(inner, parameters, neighbours, gamma)
             self._session.loaded = partial(agree, meeting=self._session.meeting)
         self._session.start(self, engine, lambda: None)  # no hooks to remove
         SESSIONS[self] = self._session
         tell_plan(self._session)
 
     def _connect(
-        self, model: nn.Module, neighbours: list[int], gamma: float | None
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        neighbours: list[int],
+        gamma: float | None,
     ) -> tuple[Mixing, Engine]:
         session = self._session
         own = connect(session.meeting, "steps")
         broadcast(values(model), own, session.options.timeout)
         engine = session.make_engine(own, skips=True)
-        named = dict(trainable(model))
-        parameters = [named[param.name] for param in session.params]
         return Mixing(engine, parameters, neighbours, step_sizes(session.plan, gamma)), engine
 
+    @ordinary()
     def step(self) -> None:
         """Send neighbours how the parameters have changed, and move them towards theirs.
 
@@ -147,7 +155,9 @@ class Gossip:
         (casync.errors.CasyncError or SyncError); after one no step may follow, and that is a
         SyncError, too.
         """
-        refuse_step(self, self._session, self._known)
+        refuse_detached(self, self._session)
+        with self._session.failing("gossip.step()"):
+            self._taken.refuse_changes(compat.uncompiled(self.module))
         if self._mixing is not None:
             self._mixing.run()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress import compat
-from hipress.errors import ConfigError, SyncError
-from hipress.model import refuse_shared, trainable
+from hipress.errors import ConfigError
+from hipress.model import refuse_broadcast, refuse_shared, trainable
 from hipress.session import SESSIONS, Session
 from hipress.shards import apart, is_sharded, local
+from hipress.taken import Taken
 
 log = logging.getLogger("hipress")
 
@@ -37,23 +38,24 @@ def plain_module(model: object, way: Way) -> nn.Module:
             "pass its .module here, or it to hipress.attach"
         )
     refuse_shared(inner, [each.module for each in SESSIONS])
+    refuse_broadcast(inner)
     return inner
 
 
-def refuse_step(way: Way, session: Session, known: Mapping[str, nn.Parameter]) -> None:
-    """Raise ConfigError after hipress.detach, and SyncError for a parameter that is new.
+def taken(
+    way: Way, session: Session, model: nn.Module, parameters: Sequence[nn.Parameter]
+) -> Taken:
+    """These parameters, which are synchronized, as they are now."""
+    again = f"To go on, hipress.detach the {type(way).__name__} and make another one"
+    rank = session.meeting.ranks[session.rank]
+    return Taken(model, session.params, parameters, rank, again)
 
-    known: what `synchronized` found."""
-    name = type(way).__name__
+
+def refuse_detached(way: Way, session: Session) -> None:
+    """Raise ConfigError after hipress.detach."""
     if SESSIONS.get(way) is not session:
+        name = type(way).__name__
         raise ConfigError(f"hipress is detached from this {name}; make another one")
-    for parameter_name, parameter in synchronized(compat.uncompiled(way.module)).items():
-        before = known.get(parameter_name)
-        if parameter is not before and not is_sharded(before):  # else FSDP has gathered it
-            raise SyncError(
-                f"{parameter_name!r} was frozen, or not there, when the {name} was made, and is "
-                "not synchronized; hipress.detach it and make another one"
-            )
 
 
 def tell_whole(model: nn.Module) -> None:
@@ -68,11 +70,6 @@ def tell_whole(model: nn.Module) -> None:
             "within each replica after sync.step()",
             len(whole), whole[0],
         )  # fmt: skip
-
-
-def synchronized(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that are trained, by name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def values(model: nn.Module) -> list[torch.Tensor]:

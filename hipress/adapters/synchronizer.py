@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -13,11 +13,18 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hipress import shards
-from hipress.adapters.plain import plain_module, refuse_step, synchronized, tell_whole, values
+from hipress import compat, shards
+from hipress.adapters.plain import (
+    plain_module,
+    refuse_detached,
+    taken,
+    tell_whole,
+    values,
+)
 from hipress.adapters.stepping import Stepper
 from hipress.arguments import Arguments, group_of, taking
 from hipress.model import frozen_tensors, trainable
+from hipress.modes import ordinary
 from hipress.optim import Averaging
 from hipress.ranks import meeting as meetings
 from hipress.ranks.link import broadcast, connect
@@ -48,6 +55,7 @@ class Synchronizer:
     """
 
     @taking.method
+    @ordinary()
     def __init__(self, given: Arguments) -> None:
         """Arguments and errors as for `wrap`, but `ddp_kwargs`.
 
@@ -76,13 +84,15 @@ class Synchronizer:
             }
         self.module = given.model
         self._session = prepare(model, options, group, facts, optimizer=given.averaging)
-        self._known = synchronized(model)
+        named = dict(trainable(model))
+        parameters = [named[param.name] for param in self._session.params]
+        self._taken = taken(self, self._session, model, parameters)
         self._steps: Steps | None = None
         engine: Engine | None = None
         hooks: list[RemovableHandle] = []
         if self._session.world_size > 1:
             with self._session.meeting.failures_told():
-                self._steps, engine = self._connect(model)
+                self._steps, engine = self._connect(model, parameters)
             hooks += _hooks(self._steps)
         if self._stepper is not None:
             hooks.append(self._stepper.guard())
@@ -92,14 +102,14 @@ class Synchronizer:
         if self._session.rank == 0:
             tell_whole(model)
 
-    def _connect(self, model: nn.Module) -> tuple[Steps, Engine]:
+    def _connect(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter]
+    ) -> tuple[Steps, Engine]:
         session = self._session
         own = connect(session.meeting, "steps")
         broadcast(values(model), own, session.options.timeout)
         # Ranks send at moments of their own, so nothing may go between the user's collectives.
         native = connect(session.meeting, "uncompressed")
-        named = dict(trainable(model))
-        parameters = [named[param.name] for param in session.params]
         engine = session.make_engine(native, parameters, skips=True)
         arrived = None if self._stepper is None else self._stepper.step
         return Steps(engine, parameters, own, arrived), engine
@@ -111,6 +121,7 @@ class Synchronizer:
         with self._steps.paused() if self._steps is not None else nullcontext():
             yield
 
+    @ordinary()
     def step(self) -> None:
         """End the step: when this returns, every `.grad` is the average over the ranks.
 
@@ -121,7 +132,9 @@ class Synchronizer:
         Raises the first failure, which names rank, peer and task (casync.errors.CasyncError or
         SyncError); after one no step may follow, and that is a SyncError, too.
         """
-        refuse_step(self, self._session, self._known)
+        refuse_detached(self, self._session)
+        with nullcontext() if self._steps is None else self._steps.failing("sync.step()"):
+            self._taken.refuse_changes(compat.uncompiled(self.module))
         if self._steps is not None:
             self._steps.finish()
         if self._stepper is not None:

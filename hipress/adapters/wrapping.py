@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress import compat
 from hipress.adapters.ddp import PYTHON_REDUCER, HookState, gradient_hook
+from hipress.adapters.watching import advise, watch
 from hipress.arguments import Arguments, group_of, taking
 from hipress.errors import ConfigError, unknown
-from hipress.model import as_ddp, frozen_tensors, refuse_part, refuse_shared, trainable
+from hipress.model import (
+    as_ddp,
+    frozen_tensors,
+    refuse_broadcast,
+    refuse_part,
+    refuse_shared,
+    trainable,
+)
+from hipress.modes import ordinary
 from hipress.ranks import meeting as meetings
 from hipress.session import SESSIONS, Session, prepare, tell_plan
 from hipress.shards import fsdp_parts
@@ -25,10 +34,18 @@ from hipress.shards import fsdp_parts
 HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
 
 
-ADVICE = 'With hipress.wrap: hipress.wrap(model, ..., ddp_kwargs={"find_unused_parameters": True})'
+#: what DDP gives the other ranks, whatever the backend; complex ones as pairs
+SENT_BY_DDP = frozenset(
+    (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+        *(torch.int8, torch.uint8, torch.int32, torch.int64),
+        *(torch.complex32, torch.complex64, torch.complex128),
+    )
+)
 
 
 @taking.function
+@ordinary()
 def wrap(given: Arguments) -> DistributedDataParallel:
     """A DistributedDataParallel of `model` whose gradients travel compressed.
 
@@ -60,6 +77,7 @@ def wrap(given: Arguments) -> DistributedDataParallel:
 
 
 @taking.function
+@ordinary()
 def attach(given: Arguments) -> DistributedDataParallel:
     """Compress the gradients of an existing DistributedDataParallel; returns it, also where it
     comes as what torch.compile made of it.
@@ -125,8 +143,11 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
         raise ConfigError(
             f"ddp_kwargs={ddp_kwargs!r}: pass a dict of DistributedDataParallel's arguments"
         )
-    _check_ddp_kwargs(ddp_kwargs or {})
-    return dict(ddp_kwargs or {})
+    settings = dict(ddp_kwargs or {})
+    _check_ddp_kwargs(settings)
+    if settings.get("init_sync", True) or settings.get("broadcast_buffers", True):
+        refuse_broadcast(inner, SENT_BY_DDP)
+    return settings
 
 
 def _check_ddp_kwargs(ddp_kwargs: Mapping[str, Any]) -> None:
@@ -195,42 +216,35 @@ def _ddp(
     except RuntimeError as error:  # of gloo, perhaps
         session.meeting.raise_reason(error)
         raise
-    ddp.register_forward_hook(_advise, always_call=True)
+    advise(ddp)
     return ddp
-
-
-def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
-    """A forward hook, which torch calls as an error passes, too: where DDP advises to look for
-    unused parameters, say how."""
-    error = sys.exc_info()[1]
-    unused = isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error)
-    if error is not None and unused and ADVICE not in getattr(error, "__notes__", ()):
-        error.add_note(ADVICE)
 
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:
     _refuse_taken(ddp)
+    named = dict(ddp.module.named_parameters())
+    parameters = [named[param.name] for param in session.params]
+    if session.world_size > 1:
+        watch(ddp, session, parameters)
     if session.plan.compresses or session.chooser is not None or session.optimizer is not None:
-        _install(ddp, session)
+        _install(ddp, session, parameters)
     tell_plan(session)
     SESSIONS[ddp] = session
     return ddp
 
 
-def _install(ddp: DistributedDataParallel, session: Session) -> None:
+def _install(
+    ddp: DistributedDataParallel, session: Session, parameters: Sequence[nn.Parameter]
+) -> None:
     """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
-    named = dict(ddp.module.named_parameters())
-    synchronized = [named.pop(param.name) for param in session.params]
     engine = session.make_engine(
-        session.group, synchronized,
+        session.group, parameters,
         skips=compat.skips_unused_buckets(ddp), unused=ddp.find_unused_parameters,
     )  # fmt: skip
     if ddp not in HOOKS:
-        HOOKS[ddp] = HookState(ddp, session.group, ddp.static_graph)
+        HOOKS[ddp] = HookState(ddp, session.group)
         ddp.register_comm_hook(HOOKS[ddp], gradient_hook)
-    ignored = compat.names_ignored_by_ddp(ddp.module)
-    frozen = [(n, p) for n, p in named.items() if not p.requires_grad and n not in ignored]
-    HOOKS[ddp].bind(engine, synchronized, frozen)
+    HOOKS[ddp].bind(engine, parameters, session.meeting)
     session.start(ddp, engine, HOOKS[ddp].release)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from hipress.errors import ConfigError
@@ -27,7 +26,7 @@ class Rule:
 
     def matches(self, param: Param) -> bool:
         """Whether the pattern is that of a parameter."""
-        return fnmatchcase(param.named_shape if " " in self.pattern else param.name, self.pattern)
+        return param.matches(self.pattern)
 
     @property
     def why(self) -> str:

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from casync import strategies
@@ -182,7 +181,7 @@ def excluded(param: Param, options: Options) -> str | None:
     if not param.compressible:
         return f"type {str(param.dtype).removeprefix('torch.')} is not compressed"
     for pattern in options.exclude:
-        if fnmatchcase(param.name, pattern):
+        if param.matches(pattern):
             return f"excluded by {pattern!r}"
     return None
 
@@ -190,7 +189,7 @@ def excluded(param: Param, options: Options) -> str | None:
 def check_patterns(params: Sequence[Param], options: Options) -> None:
     """A pattern that matches nothing is a mistake: raise ConfigError."""
     for pattern in options.exclude:
-        if not any(fnmatchcase(p.name, pattern) for p in params):
+        if not any(param.matches(pattern) for param in params):
             known = ", ".join(p.name for p in params[:8])
             more = ", ..." if len(params) > 8 else ""
             raise ConfigError(f"exclude pattern {pattern!r} matches no parameter of {known}{more}")

@@ -111,12 +111,13 @@ def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, seconds
     options = dist.BroadcastOptions()
     options.timeout = timedelta(seconds=seconds)
     for tensor in tensors:
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        flat = plain.view(-1).view(torch.uint8)
         try:
             group.broadcast([flat], options).wait()
         except RuntimeError as error:
             raise HipressError(f"values of the first rank did not arrive: {error}") from error
-        if not tensor.is_contiguous():
+        if plain.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 

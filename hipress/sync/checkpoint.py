@@ -25,7 +25,7 @@ from hipress.sync.fitting import (
     text_of,
 )
 from hipress.sync.formats import FORMAT, check_format
-from hipress.sync.state import WORKER, Floats, Residuals
+from hipress.sync.state import WORKER, Floats, Residuals, in_layout, in_shape
 
 log = logging.getLogger("hipress")
 
@@ -60,18 +60,14 @@ def validate(
     wrong = moved + check_names(residuals, saved) + bad
     if wrong and strict:
         raise StateError(
-            "the saved state does not fit this model (strict=False leaves out what does not):\n  "
+            "the saved state does not fit this model (strict=False leaves out what does not; "
+            'what is missing after a load by torch.distributed.checkpoint, which with "auto" and '
+            "policies cannot know all keys, torch.save and torch.load keep):\n  "
             + "\n  ".join(wrong)
         )
     for message in wrong:
         log.warning("load_state_dict: %s; starts from zero", message)
     return [] if moved else good
-
-
-def names_fit(residuals: Residuals, saved: Mapping[str, Any]) -> bool:
-    """Whether a state is of these parameters, codecs and strategies."""
-    check_format(saved)
-    return not check_names(residuals, saved)
 
 
 def plan_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,28 +78,23 @@ def plan_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch.Tensor]]:
-    if param.index not in residuals.places:  # scope "bucket" before the first step
+    """Whatever was trained, a state has the same keys, which torch.distributed.checkpoint goes by:
+    an aggregator's where this rank may own elements: by buckets, as they are made, of any."""
+    by_buckets = residuals.owned is None
+    if param.index not in residuals.places and not by_buckets:  # nothing is synchronized
         return {}
     return {
         side: {name: _tensor(array, param) for name, array in arrays.items()}
-        for side, arrays in residuals.pieces(param.index).items()
-        if side == WORKER or _aggregates(residuals, param, arrays)
+        for side, arrays in residuals.pieces_or_zeros(param.index).items()
+        if side == WORKER or by_buckets or param.index in (residuals.owned or ())
     }
-
-
-def _aggregates(residuals: Residuals, param: Param, arrays: Mapping[str, Floats]) -> bool:
-    """Whether to save an aggregator's values: of what other ranks own, they are zero. Whatever
-    was trained, a state has the same keys, which torch.distributed.checkpoint goes by."""
-    if residuals.owned is None:
-        return any(array.any() for array in arrays.values())
-    return param.index in residuals.owned
 
 
 def _tensor(array: Floats, param: Param) -> torch.Tensor:
     copy = as_torch(array).to("cpu", copy=True)
     if copy.numel() != param.numel:
         return copy
-    return copy.as_strided(param.shape, param.layout).contiguous()
+    return in_shape(copy, param).contiguous()
 
 
 def restore(residuals: Residuals, saved: Mapping[str, Any], params: list[Param]) -> None:
@@ -138,8 +129,7 @@ def _laid_out(values: torch.Tensor, param: Param) -> torch.Tensor:
     """Values of a parameter in the order in which its own lie in memory, and in a bucket."""
     if tuple(values.shape) != param.shape:
         return values
-    laid = torch.empty_strided(param.shape, param.layout, dtype=values.dtype)
-    return laid.copy_(values).as_strided((param.numel,), (1,))
+    return in_layout(values, param)
 
 
 def _fill(array: Floats, values: torch.Tensor) -> None:

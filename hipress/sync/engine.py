@@ -62,7 +62,7 @@ class Engine:
         """tuner: says by which plan each step goes, from `plan` on. skips: whether a step may lack
         buckets, whose parameters are unused; unused: whether averages of these are dropped.
         memory: of gradients; by default that of the placement. momentum: what enters gradients."""
-        self.params, self.options = params, options
+        self.params, self.options = list(params), options
         self._group = group  # of buckets that travel as DDP would have them
         # gloo's futures do not order streams behind what it copies to a device
         self._native_copied = not placement.on_host and by_gloo(group)
@@ -85,7 +85,7 @@ class Engine:
         self._hosts = connect(meeting, "copies") if copies else group
         verified = connect(meeting, "verify") if options.verify else None
         self._routes = Routes.start(codecs, options, meeting, placement, gradients, unused=unused)
-        make = partial(_buckets, params, options, meeting.rank, self._routes)
+        make = partial(_buckets, self.params, options, meeting.rank, self._routes)
         self._switch = PlanSwitch(make, plan, tuner)
         self._failures = Failures(meeting, options.timeout)
         self._verifier: Verifier | None = None
@@ -320,6 +320,13 @@ class Engine:
         """Go on from this step by these buckets, with the state that they have."""
         self._switch.resume(buckets)
         self.step = step
+
+    def lay_out(self, params: Sequence[Param]) -> None:
+        """Gradients lie in buckets by the strides of these from now on: move states along."""
+        for old, new in zip(self.params, params, strict=True):
+            if old.layout != new.layout:
+                self._switch.lay_out(old, new)
+        self.params[:] = params  # which the makers of buckets share
 
     @property
     def _step_number(self) -> int:

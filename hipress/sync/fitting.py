@@ -54,7 +54,8 @@ def check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
     here = stateful_params(residuals)
     there: Mapping[str, str] = saved["codecs"]
     wrong = [f"{name}: missing from the saved state" for name in here if name not in there]
-    wrong += [f"{name}: has no codec state here" for name in there if name not in here]
+    known = {**there, **saved["state"]}
+    wrong += [f"{name}: has no codec state here" for name in known if name not in here]
     others: dict[str, list[str]] = {}
     for name, (param, key) in here.items():
         if name in there and (other := _other(residuals, saved, param, key)):
@@ -121,7 +122,8 @@ def check_values(
 def _needed(
     residuals: Residuals, saved: Mapping[str, Any], param: Param, aggregated: bool
 ) -> list[str]:
-    """Sides that `export` always writes; with scope "bucket" none before the first step."""
+    """Sides that `export` always writes; with scope "bucket" it once wrote none before the first
+    step, and no aggregator's zeros."""
     if residuals.owned is None:
         return [WORKER] if saved else []
     owned = aggregated and param.index in residuals.owned

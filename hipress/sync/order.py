@@ -54,9 +54,9 @@ class Bucket:
 
     def _in_place(self, gradient: torch.Tensor) -> bool:
         (param,) = self.params
-        return gradient.dtype == param.dtype and (
-            gradient.stride() == param.layout or (gradient.is_contiguous() and not param.strides)
-        )
+        if gradient.dtype != param.dtype or gradient.is_conj() or gradient.is_neg():
+            return False
+        return gradient.stride() == param.layout or (gradient.is_contiguous() and not param.strides)
 
     def _allocate(self) -> None:
         types = {param.dtype for param in self.params}

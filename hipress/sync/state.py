@@ -23,7 +23,7 @@ a gradient. Not so where zeros would be encoded as something else: signum votes 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,6 +138,15 @@ class Residuals:
             for flat in (flat_names(self.codec_at(place.arena.codec, side)),)
         }
 
+    def pieces_or_zeros(self, index: int) -> dict[str, dict[str, Floats]]:
+        """A parameter's state; zeros of one that has no place yet, as before the first step with
+        scope "bucket"."""
+        if index in self.places:
+            return self.pieces(index)
+        apart = replace(self, places={}, memory=HostMemory())
+        apart.place(str(self.codec_of(index)), [index])
+        return apart.pieces(index)
+
     def copy(self, indices: Iterable[int]) -> Copied:
         """A copy of the state of these parameters, for `put_back`."""
         return {
@@ -163,6 +172,16 @@ class Residuals:
                 for name, array in arrays.items():
                     array[:] = copied[index].get(side, {}).get(name, 0)
 
+    def lay_out(self, old: Param, new: Param) -> None:
+        """Move a parameter's state to where its elements lie from now on."""
+        if old.index not in self.places:
+            return
+        for arrays in self.pieces(old.index).values():
+            for array in arrays.values():
+                values = as_torch(array)
+                if values.numel() == old.numel:
+                    values.copy_(in_layout(in_shape(values, old), new))
+
     def _move(self, index: int, old: Place, new: Place) -> None:
         before = self.pieces(index)
         self.places[index] = new
@@ -180,6 +199,17 @@ class Residuals:
         used = {d.strategy for d in self.plan.decisions if d.codec == key}
         again = self.plan.down(key).reencodes and any(strategies.load(s).TWO_WAY for s in used)
         return (WORKER, AGGREGATOR) if again else (WORKER,)
+
+
+def in_shape(flat: torch.Tensor, param: Param) -> torch.Tensor:
+    """Values of a parameter, which lie as its own do in memory and in a bucket, in its shape."""
+    return flat.as_strided(param.shape, param.layout)
+
+
+def in_layout(values: torch.Tensor, param: Param) -> torch.Tensor:
+    """The inverse of `in_shape`: a flat copy."""
+    laid = torch.empty_strided(param.shape, param.layout, dtype=values.dtype, device=values.device)
+    return laid.copy_(values).as_strided((param.numel,), (1,))
 
 
 def _copy(array: Any) -> Any:

@@ -14,7 +14,7 @@ from torch.futures import Future
 from casync.transports.distributed import transport_error
 from hipress import compat
 from hipress.errors import SyncError
-from hipress.model import Param
+from hipress.model import Param, writable
 from hipress.ranks.link import broadcast, start_all_reduce_max
 from hipress.shards import as_gradient, is_sharded, local, place_gradient
 from hipress.sync.engine import Engine
@@ -69,15 +69,14 @@ class Steps:
         """The gradient of a parameter is: called by autograd."""
         if self._paused or self._engine.broken:  # then it is `finish` that says so
             return
-        with self._failing("a backward pass"):
+        with self.failing("a backward pass"):
             if index in self._ready:
                 raise SyncError(
                     f"rank {self._engine.name}: a second gradient of {self._name(index)!r} before "
                     "sync.step(): it may be on its way already. Run all backward passes of a step "
                     "but the last within `with sync.no_sync():`"
                 )
-            place_gradient(self.parameters[index])
-            gradient = self.parameters[index].grad
+            gradient = self._settle(index)
             self._ready[index] = gradient, self._mark(gradient)
             for bucket in self._turns.ready(index) if self._turns is not None else ():
                 self._send(bucket)
@@ -85,10 +84,10 @@ class Steps:
     def finish(self) -> None:
         """Send what has not gone, and wait until every `.grad` is the average."""
         self._engine.refuse_broken()
-        with self._failing("sync.step()"):
+        with self.failing("sync.step()"):
             self._refuse_changed()
-            for parameter in self.parameters:  # of backward passes within no_sync
-                place_gradient(parameter)
+            for index in range(len(self.parameters)):  # of backward passes within no_sync
+                self._settle(index)
             used, asked = self._ask_used()
             if self._turns is None:
                 self._turns = self._agree_on_turns()
@@ -103,11 +102,20 @@ class Steps:
             each.clear()
         self._unused = frozenset()
 
-    def _refuse_changed(self) -> None:
-        """Raise SyncError for a gradient that is not the one that was ready, which may have gone.
+    def _settle(self, index: int) -> torch.Tensor | None:
+        """A gradient as it can be averaged: distributed as its parameter, each element in memory of
+        its own."""
+        parameter = self.parameters[index]
+        place_gradient(parameter)
+        gradient = parameter.grad
+        if gradient is None or gradient.is_sparse or is_sharded(gradient):
+            return parameter.grad
+        if gradient.is_inference() or not writable(gradient):
+            parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
+        return parameter.grad
 
-        That it was written to can be told in the first step only: later we may have done so.
-        """
+    def _refuse_changed(self) -> None:
+        """Raise SyncError for a gradient that is not what was ready, which may have gone."""
         for index, (gradient, mark) in self._ready.items():
             now = self.parameters[index].grad
             if now is None or now is not gradient or self._mark(now) != mark:
@@ -116,23 +124,30 @@ class Steps:
                     "between its backward pass and sync.step(), when it may be on its way already. "
                     "Clip, unscale and zero gradients after sync.step(), and take no steps of an "
                     "optimizer in hooks: optimizer= takes them as averages arrive. To change what "
-                    "is averaged, run all backward passes within `with sync.no_sync():`"
+                    "is averaged, run all backward passes within `with sync.no_sync():`, or "
+                    "register hooks of parameters before the Synchronizer is made"
                 )
 
     def _mark(self, gradient: torch.Tensor | None) -> tuple[object, ...]:
-        """What differs, in the first step, once a gradient was written to: autograd's count, and of
-        a shard its sum, as clipping counts nothing there. Shards' own counts are no help: FSDP2
-        lays those of a module into one memory, which has one."""
-        if gradient is None or self._turns is not None:
+        """What differs once a gradient was written to, or put into other memory: autograd's count,
+        which the engine's own writes leave alone. Gradients that lie in one memory (a flat buffer,
+        shards of FSDP2) share a count: of these, in the first step, their sum."""
+        if gradient is None:
             return ()
-        if not is_sharded(gradient):
+        whole = local(gradient)
+        if whole.is_sparse:
             return (compat.writes(gradient),)
-        total: float = local(gradient).abs().sum(dtype=torch.float64).item()
-        return compat.writes(gradient), total.hex()
+        if whole.untyped_storage().nbytes() == whole.nbytes and not is_sharded(gradient):
+            return compat.writes(gradient), whole.data_ptr()
+        if self._turns is not None:
+            return (whole.data_ptr(),)
+        total: float = whole.abs().sum(dtype=torch.float64).item()
+        return whole.data_ptr(), total.hex()
 
     @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
-        """What is raised within is the end, for all ranks."""
+    def failing(self, what: str) -> Iterator[None]:
+        """What is raised within is the end, for all ranks: those that wait for this one learn it as
+        the group ends."""
         try:
             yield
         except BaseException as error:
@@ -177,7 +192,8 @@ class Steps:
         unused = self._unused.intersection(bucket.indices)
         self._engine.begin(len(self._sent), self.parameters)
         self._kept |= self._engine.buckets.residuals.copy(unused)
-        flat = bucket.gather(gradients)
+        # not detach, with which the engine's writes would count as the user's: see _mark
+        flat = bucket.gather([gradient.data for gradient in gradients])
         future = self._engine.reduce(bucket.indices, flat, last=False)
         self._sent.append(_Sent(bucket, gradients, flat, future))
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from casync.memory import Memory
+from hipress.model import Param
 from hipress.plan.rules import Plan
 from hipress.sync.buckets import BucketPlans
+from hipress.sync.state import in_layout, in_shape
 
 if TYPE_CHECKING:
     from hipress.sync.chooser import Chooser
@@ -40,6 +42,12 @@ class PlanSwitch:
             self._tuner.hold(buckets.plan)
         self.buckets = buckets
         self._owed.clear()
+
+    def lay_out(self, old: Param, new: Param) -> None:
+        """Move what is kept of a parameter to where its elements lie in buckets from now on."""
+        self.buckets.residuals.lay_out(old, new)
+        if old.index in self._owed:
+            self._owed[old.index] = in_layout(in_shape(self._owed[old.index], old), new)
 
     def pay(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
         """Add what is owed to the gradients of a bucket; not where they are zero, as those of

@@ -7,6 +7,8 @@ import logging
 from dataclasses import replace
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
 
 import hipress
 from hipress.session import SESSIONS
@@ -14,6 +16,7 @@ from tests.hipress.common import (
     SMALL_BUCKETS,
     UNREBUILT,
     codec,
+    data,
     digest,
     error_of,
     left,
@@ -55,6 +58,40 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
         "sides": sorted({side for sides in final["state"].values() for side in sides}),
         "errors": state_errors(again, state), "template": template,
     }  # fmt: skip
+
+
+def through_dcp(rank, world_size, path, cases):
+    """By case, sums of squares of a saved state, and of what torch.distributed.checkpoint loads of
+    it into what was made anew."""
+    found = {}
+    for title, (way, scope) in cases.items():
+
+        def new(way=way, scope=scope):
+            model = make()
+            return model, way(model, codec("int8"), scope=scope, min_size=0)
+
+        model, made = new()
+        for step in range(3):
+            x, y = data(rank, step)
+            nn.functional.mse_loss((made if way is hipress.wrap else model)(x), y).backward()
+            if way is not hipress.wrap:
+                made.step()
+        saved, key = hipress.state_dict(made), f"rank{rank}"
+        dcp.save({key: saved}, checkpoint_id=f"{path}/{title}")
+        _, other = new()
+        loaded = {key: hipress.state_dict(other)}
+        dcp.load(loaded, checkpoint_id=f"{path}/{title}")
+        hipress.load_state_dict(other, loaded[key])
+        found[title] = squares(saved), squares(hipress.state_dict(other))
+    return found
+
+
+def squares(state):
+    return {
+        (name, side): sum(values.square().sum().item() for values in arrays.values())
+        for name, sides in state["state"].items()
+        for side, arrays in sides.items()
+    }
 
 
 def load_apart(rank, world_size):

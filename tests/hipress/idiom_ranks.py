@@ -91,6 +91,111 @@ def trunk(rank, world_size, name):
     return shared.weight.grad, alone[0].trunk.weight.grad
 
 
+def flat_gradients(model: nn.Module) -> None:
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    pieces = torch.zeros(sum(sizes)).split(sizes)
+    for parameter, piece in zip(model.parameters(), pieces, strict=True):
+        parameter.grad = piece.view_as(parameter)
+
+
+def left_by_ddp(model: nn.Module) -> None:
+    ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    ddp(torch.ones(1, 20)).sum().backward()
+
+
+def expanded(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros(1).expand(parameter.shape)
+
+
+def in_inference(model: nn.Module) -> None:
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+
+GRADIENTS = {"flat": flat_gradients, "of DDP": left_by_ddp, "expanded": expanded}
+GRADIENTS |= {"inference": in_inference}
+
+
+def given(rank, world_size, name):
+    """By kind of gradients that are there before a Synchronizer's backward pass, or all that it has
+    on this rank, how far averages are from the mean."""
+    found = {}
+    for title, give in GRADIENTS.items():
+        model = mlp()
+        alone, most = copy.deepcopy(model), 0.0
+        give(model)
+        sync = hipress.Synchronizer(model, name, min_size=0)
+        for step in range(3):
+            trains = title in ("flat", "of DDP")  # others: autograd itself cannot add to them
+            if trains:
+                model.zero_grad(set_to_none=False)
+                model(inputs(rank, step)).square().mean().backward()
+            else:
+                give(model)
+            sync.step()
+            alone.zero_grad(set_to_none=False)
+            for each in range(world_size):
+                loss = alone(inputs(each, step)).square().mean() * trains
+                (loss / world_size).backward()
+            pairs = zip(model.parameters(), alone.parameters(), strict=True)
+            most = max([most, *((a.grad - b.grad).abs().max().item() for a, b in pairs)])
+        found[title] = most
+        hipress.detach(sync)
+    return found
+
+
+class Mirrored(nn.Module):
+    """Its gradients are views of conjugates, and of their imaginary part: a negated one."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.z = nn.Parameter(torch.randn(size, dtype=torch.complex64))
+        self.w = nn.Parameter(torch.randn(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.z.conj() * torch.complex(x, self.w * x)).real.sum()
+
+
+def mirrored(rank, world_size, size):
+    """How far averages are from the mean of conjugates, and of negative views."""
+    model = Mirrored(size)
+    alone = copy.deepcopy(model)
+    sync = hipress.Synchronizer(model, "none")
+    xs = [torch.randn(size, generator=torch.Generator().manual_seed(r)) for r in range(world_size)]
+    with sync.no_sync():
+        model(xs[rank]).backward()
+    model.w.grad = torch.complex(torch.zeros(size), -model.w.grad).conj().imag
+    kinds = model.z.grad.is_conj(), model.w.grad.is_neg()
+    sync.step()
+    sum(alone(x) for x in xs).div(world_size).backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return kinds, max((a.grad - b.grad).abs().max().item() for a, b in pairs)
+
+
+def clamp(parameter: torch.Tensor) -> None:
+    parameter.grad.clamp_(-1e-6, 1e-6)
+
+
+def clamped_late(rank, world_size, large):
+    """What a step says after a hook was registered, before the third, that changes gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(20, 15000 if large else 33), nn.Linear(15000 if large else 33, 3)
+    )
+    sync = hipress.Synchronizer(model, "none", timeout=60)
+    for step in range(3):
+        if step == 2:
+            model[0].weight.register_post_accumulate_grad_hook(clamp)
+        model.zero_grad()
+        model(inputs(rank, step)).square().mean().backward()
+        if step < 2:
+            sync.step()
+    return error_of(sync.step)[:2]
+
+
 def refused(rank, world_size):
     """What a gradient that rank 1 puts elsewhere raises, where the user asked for views."""
     model = mlp()
@@ -104,3 +209,42 @@ def refused(rank, world_size):
                 halve(model)
 
     return error_of(train)
+
+
+def in_inference_mode(rank, world_size):
+    """Gradients after each of four steps, of which the first two were ended in inference mode; and
+    those of others."""
+    found = []
+    for modes in ((True, True, False, False), (False, False, False, False)):
+        model = mlp()
+        with torch.inference_mode(modes[0]):
+            sync = hipress.Synchronizer(model, "onebit_group", min_size=0)
+        gradients = []
+        for step, mode in enumerate(modes):
+            model.zero_grad()
+            model(inputs(rank, step)).square().mean().backward()
+            with torch.inference_mode(mode):
+                sync.step()
+            gradients += [parameter.grad for parameter in model.parameters()]
+        found.append(gradients)
+        hipress.detach(sync)
+    return found
+
+
+BUFFERS = {
+    "sparse": lambda: torch.eye(5).to_sparse(),
+    "expanded": lambda: torch.arange(9.0).expand(4, -1),
+    "int16": lambda: torch.zeros(3, dtype=torch.int16),
+    "conjugate": lambda: torch.tensor([1 + 2j, 3 - 1j]).conj(),
+}
+
+
+def buffers(rank, world_size):
+    """What wrap and Synchronizer say of a model with odd buffers; and those of the last."""
+    found = {}
+    for title, make in BUFFERS.items():
+        for way in (hipress.wrap, hipress.Synchronizer):
+            model = mlp()
+            model.register_buffer("mask", make() if title != "conjugate" else make() * (rank + 1))
+            found[title, way.__name__] = error_of(way, model, "none")[:2]
+    return found, model.mask.resolve_conj()

@@ -327,14 +327,16 @@ def mixed_ways(rank, world_size):
 
 
 def strangers(rank, world_size):
-    """A parameter that is freed, and one that is new, after the Synchronizer was made."""
+    """What a parameter says that is freed after the Synchronizer was made; and training by another,
+    in which one is frozen."""
     model = make()
     model.first.requires_grad_(False)
     sync = hipress.Synchronizer(model, "none")
     fit(sync, sgd(model), rank, range(1))
     model.first.requires_grad_(True)
     freed = error_of(sync.step)[:2]
-    model.first.requires_grad_(False)
+    hipress.detach(sync)
+    sync = hipress.Synchronizer(model, "none")
     model.scale.requires_grad_(False)
     fit(sync, sgd(model), rank, range(2))
     return freed, digest(model)

@@ -1,0 +1,68 @@
+"""Forward passes of a DDP module, watched for parameters that DDP does not train as it should."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hipress.errors import SyncError
+from hipress.session import SESSIONS, Session
+from hipress.taken import Taken
+
+ADVICE = 'With hipress.wrap: hipress.wrap(model, ..., ddp_kwargs={"find_unused_parameters": True})'
+#: those that are watched already: their hooks stay
+_WATCHED: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def watch(
+    ddp: DistributedDataParallel, session: Session, parameters: Sequence[nn.Parameter]
+) -> None:
+    """See in each forward pass that parameters are what DDP took, until hipress is detached."""
+    again = (
+        "To go on, hipress.detach the module, and hipress.wrap its .module anew, which takes the "
+        "parameters as they are then"
+    )
+    rank = session.meeting.ranks[session.rank]
+    session.taken = Taken(ddp.module, session.params, parameters, rank, again, hooked=True)
+    if ddp not in _WATCHED:
+        ddp.register_forward_pre_hook(_refuse_changes)
+        _WATCHED.add(ddp)
+
+
+def advise(ddp: DistributedDataParallel) -> None:
+    """Where DDP says that parameters were unused, say why, or how to allow it."""
+    ddp.register_forward_hook(_advise, always_call=True)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _refuse_changes(ddp: DistributedDataParallel, inputs: object) -> None:
+    """A forward pre-hook, as those of gradients are lost with some changes."""
+    session = SESSIONS.get(ddp)
+    if session is None or session.taken is None or not torch.is_grad_enabled():
+        return
+    if ddp.require_backward_grad_sync:
+        with session.failing("a forward pass"):
+            session.taken.refuse_changes(ddp.module)
+            # of others DDP says, in the next forward pass, that it missed them
+            session.taken.refuse_unhooked(every=ddp.find_unused_parameters)
+
+
+def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
+    """A forward hook, which torch calls as an error passes, too."""
+    error = sys.exc_info()[1]
+    unused = isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error)
+    if error is None or not unused:
+        return
+    note, session = ADVICE, SESSIONS.get(ddp)
+    try:
+        if session is not None and session.taken is not None:
+            session.taken.refuse_unhooked(every=True)
+    except SyncError as changed:
+        note = str(changed)
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)

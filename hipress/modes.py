@@ -1,0 +1,15 @@
+"""Out of torch's inference mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+
+@contextmanager
+def ordinary() -> Iterator[None]:
+    """Tensors that are made within can be written to later: unlike those of inference mode."""
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        yield
