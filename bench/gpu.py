@@ -32,7 +32,7 @@ import compll
 from bench.commands import RESULTS, check_codecs, given, refusing
 from bench.gpu_times import Job, Times, require_gpu, timed
 from bench.plain_torch import METHODS
-from compll.passes.array_traffic import traffic_of
+from compll.passes.kernel_traffic import traffic_of
 from compll.runtime import cache, library
 from hipress.demo import methods
 from hipress.demo.command import check_output

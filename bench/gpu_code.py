@@ -32,7 +32,7 @@ from compll.backends.cuda import nvrtc as cuda_nvrtc
 from compll.backends.cuda import source as cuda_source
 from compll.errors import SpecError, UsageError
 from compll.ir.layout import payload_bytes
-from compll.passes.array_traffic import traffic_of
+from compll.passes.kernel_traffic import traffic_of
 from compll.runtime import library
 from hipress.demo.command import check_output
 

@@ -138,7 +138,6 @@ class _Checker(Expressions):
             pool=self.pool,
             decoded=decoded,
             merge=spec.merge,
-            arrays=arrays,
             rounds=rounds,
             when=self.when,
             unbiased=self.unbiased == "true",

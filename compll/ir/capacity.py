@@ -14,6 +14,7 @@ import numpy as np
 
 from compll.ir.expr import Type, walk
 from compll.ir.layout import layout, limits
+from compll.ir.matrices import mixes
 from compll.ir.module import Module, Selection
 from compll.ir.static import Number
 from compll.numerics.types import I64
@@ -29,7 +30,7 @@ def cuts(module: Module) -> bool:
     however many there are."""
     filters = [s for s in module.selections if s.dynamic]
     spreads = any(e.op == "spread" for e in walk(module.decode))
-    return bool(filters and module.states) and not module.arrays and not spreads
+    return bool(filters and module.states) and not mixes(module) and not spreads
 
 
 def capped(module: Module) -> Module:

@@ -6,12 +6,16 @@ interned, so two dimensions are equal when they are the same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from compll.errors import RuleError, UsageError
 from compll.ir.expr import Expr, Pool, Type, walk
 from compll.ir.static import depends, evaluate
+
+if TYPE_CHECKING:
+    from compll.ir.module import Module
 
 #: elements that a matrix of a tiny tensor may have; of a large one, ROOM times the tensor's
 LEAST, ROOM = 1 << 20, 64
@@ -21,7 +25,9 @@ WHOLE_SIZES = "rows and columns are whole numbers that follow from n and paramet
 #: what singular values and vectors are asked by; their last bits are a backend's own
 VECTORS = ("left_vectors", "right_vectors", "singular_values")
 #: besides those of matrices
-ARRAY_OPERATORS = ("combined", "hadamard", "shared")
+ARRAY_OPERATORS = ("combined", "hadamard")
+#: columns of a product for which the rows of its first matrix are read once
+NARROW = 16
 
 
 def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
@@ -40,6 +46,22 @@ def extent(dim: Expr, n: int) -> int:
     """A dimension for n elements: one at least. Kept, as small tensors ask for it at every turn."""
     value = float(evaluate(dim, {"n": n}))
     return int(min(value, 2.0**62)) if value >= 1 else 1
+
+
+def check_rooms(rooms: Iterable[tuple[str, tuple[Expr, ...]]], n: int) -> None:
+    """Raise UsageError where a matrix and the elements of a piece do not fit each other.
+
+    rooms: "matrix", of those that hold the elements, "flat", of those that are taken for them, and
+    "" of others, with their rows and columns.
+    """
+    for kind, dims in rooms if n else ():
+        rows, cols = extents(dims, n)
+        if kind and rows * cols < n:
+            raise UsageError(
+                f"a matrix of {rows} x {cols} has no room for {n} elements"
+                if kind == "matrix"
+                else f"flat: a matrix of {rows * cols} elements, {n} are needed"
+            )
 
 
 def short(product: Expr) -> bool:
@@ -236,6 +258,18 @@ RULES: dict[str, Callable[..., Expr]] = {
     **{f"row_{what}": _rows(what) for what in ("sum", "max", "min")},
     **{f"column_{what}": _columns(what) for what in ("sum", "max", "min")},
 }
+
+
+def mixes(module: Module) -> bool:
+    """Whether a spec's values mix elements: its kernels are made of steps over whole arrays."""
+    drawn = any(s.kind == "drawn" for s in module.selections)
+    fields = [f.expr for f in module.fields if f.expr is not None]
+    keys = [s.key for s in module.selections]
+    return (
+        drawn
+        or bool(module.rounds)
+        or uses(module.decode, *fields, *keys, *module.updates.values())
+    )
 
 
 def uses(*roots: Expr) -> bool:

@@ -116,8 +116,6 @@ class Module:
     #: decode(encode(g)) as an expression of the input; None where it is no elementwise function
     decoded: Expr | None = None
     merge: str = "decode"
-    #: computed an array at a time (matrices, rounds), not in fused passes
-    arrays: bool = False
     #: whether feedback is of what this rank's own payload decodes to, not what all ranks' do
     own: bool = False
     #: what the residual is multiplied by before it is added

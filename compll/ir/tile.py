@@ -18,6 +18,8 @@ from compll.ir.module import Field, Module
 LEVELS = ("piece", "tile", "lane")
 #: shape of an array of a kernel's own that has room for every lane
 SCRATCH = "scratch"
+#: what the name of a payload field ends with that is a sum over the ranks
+ALL = "__all"
 #: and of one that has sums of lanes by an index of theirs
 SUMS = "sums"
 
@@ -61,9 +63,24 @@ class Store:
         return self.target in ("state", "gradient", "scatter", "scatter_add")
 
     @property
+    def placed(self) -> bool:
+        """Whether each lane goes to a place of its own."""
+        return self.place is not None and self.target != SUMS
+
+    @property
     def packed(self) -> bool:
         """Whether several lanes go into one byte."""
         return not self.in_place and self.field is not None and self.field.packed
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Rows and columns of a matrix: as functions of n, and as values of the piece."""
+
+    dims: tuple[Expr, ...]
+    rows: Value
+    cols: Value
+    size: Value
 
 
 @dataclass
@@ -87,15 +104,17 @@ class Compact:
 
 @dataclass
 class Walk:
-    """A loop over the tiles of a piece, or of the elements of a selection (`of`).
+    """A loop over the tiles of a piece, of the elements of a selection (`of`), or of a matrix.
 
-    folds: those that are totalled over all tiles.
+    folds: those that are totalled over all tiles. Random draws of a matrix count from its own
+    first element.
     """
 
     stores: list[Store] = field(default_factory=list)
     folds: list[Value] = field(default_factory=list)
     compacts: list[Compact] = field(default_factory=list)
     of: str = ""
+    matrix: Extents | None = None
 
     @property
     def roots(self) -> list[Value]:
@@ -206,7 +225,55 @@ class Ascending:
     field: Field
 
 
-Step = Walk | Store | KthLargest | ThresholdSearch | Quantiles | Means | Stream | Ascending | When
+@dataclass(frozen=True)
+class View:
+    """An array that a routine reads, in the order of its lanes: loads, and what is made of them.
+
+    matrix: its rows and columns; None: the elements of the piece. turned: columns lie in memory as
+    rows do in others. ends: the lanes are the piece's, and zeros follow to the end of the matrix.
+    """
+
+    value: Value
+    matrix: Extents | None = None
+    turned: bool = False
+    ends: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A routine that mixes elements; see ROUTINES. made: the kernel's own arrays that it fills.
+
+    numbers: values of the piece that it is given; attr: a number that is known when compiling.
+    """
+
+    routine: str
+    views: tuple[View, ...]
+    made: tuple[Field, ...]
+    matrix: Extents | None = None
+    numbers: tuple[Value, ...] = ()
+    attr: int = 0
+
+
+#: what calls compute. product: of two matrices, `attr` says whether sums are float32; columns are
+#: those of top_columns, chosen ones those of a row of chances, by draw `attr`; drawn: the positions
+#: of a selection that all ranks draw; spectrum: left vectors, singular values, right vectors
+ROUTINES = (
+    "product", "orthonormal", "hadamard", "row_max", "row_min", "top_columns", "place_columns",
+    "sum_by", "chosen", "drawn", "spectrum",
+)  # fmt: skip
+
+Step = (
+    Walk
+    | Store
+    | KthLargest
+    | ThresholdSearch
+    | Quantiles
+    | Means
+    | Stream
+    | Ascending
+    | When
+    | Call
+)
 
 
 @dataclass
@@ -215,7 +282,10 @@ class Kernel:
 
     statics: what the host computes for each piece; bad: the total that tells whether the gradient
     was finite, which the status byte says, of a check whether a payload's counts do not fit;
-    limits: the most elements of each selection.
+    limits: the most elements of each selection. added: fields of which it is given the sums over
+    the ranks; own: arrays that steps leave for others; sizes: of payload fields that are matrices;
+    rooms: matrices that must hold the elements of a piece ("matrix"), or that are taken for them
+    ("flat"), and others ("").
     """
 
     name: str
@@ -226,6 +296,10 @@ class Kernel:
     states: list[Field] = field(default_factory=list)
     bad: Value | None = None
     limits: dict[str, Value] = field(default_factory=dict)
+    added: list[Field] = field(default_factory=list)
+    own: list[Field] = field(default_factory=list)
+    sizes: dict[str, Extents] = field(default_factory=dict)
+    rooms: dict[tuple[str, tuple[Expr, ...]], None] = field(default_factory=dict)
 
     @property
     def walks(self) -> list[Walk]:
@@ -244,10 +318,16 @@ class Kernel:
         stores = [s for w in self.walks for s in w.stores]
         found += [s.field for s in stores if s.target in (SCRATCH, "kept") and s.field]
         found += [s.array for s in self.steps if isinstance(s, Stream)]
+        found += self.own
         searches = [s for s in flat(self.steps) if isinstance(s, KthLargest)]
         found += [f for s in searches for f in s.sampled]
         found += [f for s in self.steps if isinstance(s, Quantiles) for f in s.arrays]
         return list({f.name: f for f in found}.values())
+
+    @property
+    def asks(self) -> bool:
+        """Whether the host may have to compute a part of it."""
+        return any(isinstance(s, Call) and s.routine == "spectrum" for s in self.steps)
 
     @property
     def sums(self) -> list[Field]:

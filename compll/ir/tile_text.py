@@ -6,6 +6,7 @@ from compll.ir.module import Field
 from compll.ir.tile import (
     SUMS,
     Ascending,
+    Call,
     Compact,
     Kernel,
     KthLargest,
@@ -23,7 +24,8 @@ from compll.ir.tile import (
 )
 
 #: what a field or state has a value for, by its shape
-PER = {"scalar": "piece", "table": "piece", "group": "tile", "n": "lane", "kept": "selected lane"}
+PER = {"scalar": "piece", "table": "piece", "group": "tile", "n": "lane", "kept": "selected lane",
+       "matrix": "element"}  # fmt: skip
 
 
 def text(kernel: Kernel) -> str:
@@ -35,6 +37,10 @@ def text(kernel: Kernel) -> str:
     names: dict[int, str] = {}
     for number, static in enumerate(kernel.statics):
         lines.append(f"  static {number} = {static}")
+    for name, one in kernel.sizes.items():
+        lines += [*_known([one.size], names), f"  size {name}: {names[id(one.size)]}"]
+    lines += [f"  sum over ranks {_declared(f)}" for f in kernel.added]
+    lines += [f"  array {f.name}: {f.storage} {_of(f)}" for f in kernel.own]
     for name, limit in kernel.limits.items():
         lines += _known([limit], names)
         lines.append(f"  limit {name}: {names[id(limit)]}")
@@ -59,16 +65,43 @@ def _step(step: Step, names: dict[int, str]) -> list[str]:
     if isinstance(step, Means):
         names[id(step.found)] = f"%{len(names)}"
         return [f"{names[id(step.found)]} = means of {step.sums.name}"]
+    if isinstance(step, Call):
+        return _call(step, names)
     if isinstance(step, Store):
         return [*_known([step.value], names), f"  {_store(step, names)}"]
     walk = walk_of(step)
     assert walk is not None
     limits = [one.limit for one in walk.compacts if one.limit is not None]
     roots = [*walk.roots, *limits, *_numbers(step)]
-    lines = [f"for each tile{f' of {walk.of}' * bool(walk.of)}:", *_known(roots, names)]
+    size, over = [], f" of {walk.of}" * bool(walk.of)
+    if walk.matrix is not None:
+        size = _known([walk.matrix.size], names)
+        over = f" of a matrix, {names[id(walk.matrix.size)]}"
+    lines = [*size, f"for each tile{over}:", *_known(roots, names)]
     lines += [f"  {_store(s, names)}" for s in walk.stores]
     lines += [line for one in walk.compacts for line in _compact(one, names)]
     return lines + _searched(step, names)
+
+
+def _call(call: Call, names: dict[int, str]) -> list[str]:
+    """A routine, what it reads, and the arrays that it makes."""
+    lines, parts = [], []
+    for view in call.views:
+        matrix = [] if view.matrix is None else [view.matrix.rows, view.matrix.cols]
+        lines += _known([view.value, *matrix], names)
+        sides = " x ".join(names[id(v)] for v in matrix)
+        how = " turned" * view.turned + " ended by zeros" * view.ends
+        parts.append(f"{names[id(view.value)]}{f' as {sides}' * bool(matrix)}{how}")
+    given = [*call.numbers, *([call.matrix.rows, call.matrix.cols] if call.matrix else [])]
+    lines += _known(given, names)
+    parts += [names[id(v)] for v in given]
+    made = ", ".join(f.name for f in call.made)
+    return [*lines, f"{made} = {call.routine} {call.attr}, {', '.join(parts)}"]
+
+
+def _of(f: Field) -> str:
+    """Of what an array has an element for each."""
+    return f"[{', '.join(map(str, f.dims))}]" if f.dims else f"per {f.of or 'lane'}"
 
 
 def _known(roots: list[Value], names: dict[int, str]) -> list[str]:

@@ -20,8 +20,7 @@ Then all are multiplied by m**-0.5, rounded to float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,30 +33,6 @@ TINY = 1e-6
 DRAW = -2
 
 
-class Algebra(NamedTuple):
-    """Operations of a backend on matrices and whole tensors; float32 in and out."""
-
-    #: the product, and whether it is short; see [Note: order of matrix products]
-    product: Callable[[F32, F32, bool], F32]
-    orthonormal: Callable[[F32, F32], F32]
-    #: see [Note: hadamard]
-    hadamard: Callable[[F32, int], F32]
-    #: see [Note: sums by index]
-    sum_by: Callable[[I32, F32, int], F32]
-    #: the values of a table at indices, clipped to it
-    lookup: Callable[[F32, I32], F32]
-    #: elements at positions of the rows of a matrix of so many columns
-    place_columns: Callable[[I32, F32, int], F32]
-    #: of each row, the largest element, or the smallest
-    row_extreme: Callable[[F32, bool], F32]
-    #: positions of the k largest elements of each row
-    top_columns: Callable[[F32, int], I32]
-    #: x * scale + residual * decay; the residual is float32, or the bits of bfloat16
-    fed: Callable[[F32, np.float32, NDArray[Any], float], F32]
-    #: held = g - out, except where that is not finite
-    left: Callable[[NDArray[Any], F32, F32], None]
-
-
 def product(a: F32, b: F32, short: bool) -> F32:
     """a @ b; see [Note: order of matrix products]."""
     sums = np.float32 if short else np.float64
@@ -68,22 +43,15 @@ def product(a: F32, b: F32, short: bool) -> F32:
     return total.astype(np.float32)
 
 
-def orthonormal(
-    a: F32,
-    spare: F32,
-    direction: Callable[[F64, int], bool] = lambda basis, c: _direction(basis, c),
-) -> F32:
-    """Orthonormal columns that span those of a, or of spare; see [Note: orthonormal].
-
-    direction: makes a row orthogonal to those before it, of length one; False where none is left.
-    """
+def orthonormal(a: F32, spare: F32) -> F32:
+    """Orthonormal columns that span those of a, or of spare; see [Note: orthonormal]."""
     rows, cols = a.shape
     padded = -(-rows // numbers.LANES) * numbers.LANES
     basis = np.zeros((cols, padded))
     for c in range(cols):
         for source in (a, spare):
             basis[c, :rows] = source[:, c]
-            if direction(basis, c):
+            if _direction(basis, c):
                 break
             basis[c] = 0.0
     return np.ascontiguousarray(basis[:, :rows].T).astype(np.float32)
@@ -203,9 +171,3 @@ def left(held: NDArray[Any], g: F32, out: F32) -> None:
 def lookup(table: F32, index: I32) -> F32:
     """The values of a table at indices, clipped to it."""
     return table.take(index, mode="clip")
-
-
-NUMPY = Algebra(
-    product, orthonormal, hadamard, numbers.sum_by, lookup, place_columns, row_extreme, top_columns,
-    fed, left,
-)  # fmt: skip

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from compll.errors import Diagnostic, Span
 from compll.ir.expr import walk
-from compll.ir.matrices import ARRAY_OPERATORS
+from compll.ir.matrices import ARRAY_OPERATORS, mixes
 from compll.ir.module import Module
-from compll.passes.array_traffic import traffic_of
+from compll.passes.kernel_traffic import traffic_of
 
 FACTOR = 3.0  # of the least possible bytes; products of matrices alone stay below
 
 
 def warnings(module: Module) -> list[Diagnostic]:
     """At most one, at what keeps the spec from fused passes."""
-    if not module.arrays:
+    if not mixes(module):
         return []
     found = traffic_of(module, feed=bool(module.states))
     if found.moved <= FACTOR * found.least:

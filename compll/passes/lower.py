@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from compll.ir.capacity import capped, cuts
 from compll.ir.layout import is_fixed, tile_of
+from compll.ir.matrices import mixes
 from compll.ir.module import Module
 from compll.ir.program import Pass, Program, Sink, Unsupported
 from compll.ir.tile import Kernel, Step, Store, Stream, Value, Walk, When
-from compll.passes import selections, tables
+from compll.passes import array_kernels, selections, tables
 from compll.passes.refusal import refused
 from compll.passes.schedule import hops, schedule
 from compll.passes.thresholds import Thresholds
@@ -22,7 +23,7 @@ def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Ker
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
     if hop:
         values.incoming = _incoming(values)
-    thresholds = Thresholds(values, program)
+    thresholds = Thresholds(values, program.guards)
     selecting = selections.Selecting(values, thresholds)
     for one in program.passes:
         before = thresholds.steps(one)
@@ -108,6 +109,8 @@ def check(module: Module, decode: Kernel) -> Kernel:
 
     decode: what calls it, with its own arguments.
     """
+    if mixes(module):
+        return array_kernels.check(module, decode)
     kernel = Kernel("check", module, tile_of(module), statics=decode.statics)
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
@@ -119,7 +122,7 @@ def check(module: Module, decode: Kernel) -> Kernel:
 
 def checks(module: Module) -> bool:
     """Whether payloads have to be looked at before they are decoded."""
-    return bool(module.selections) or not is_fixed(module)
+    return bool(module.selections) or not is_fixed(module) or mixes(module)
 
 
 def kernels(module: Module, target: str = "cpu") -> dict[str, list[Kernel]]:
@@ -130,7 +133,7 @@ def kernels(module: Module, target: str = "cpu") -> dict[str, list[Kernel]]:
     encode whose filters keep as many elements as it is told.
     """
     try:
-        return _kernels(module)
+        return array_kernels.kernels(module) if mixes(module) else _kernels(module)
     except Unsupported as why:
         raise refused(module, target, why) from why
 

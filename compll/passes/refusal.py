@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compll.errors import Diagnostic, Span, SpecError
 from compll.ir.expr import Expr, walk
+from compll.ir.matrices import mixes
 from compll.ir.module import Module
 from compll.ir.program import Unsupported
 from compll.passes.schedule import schedule
@@ -12,7 +13,7 @@ from compll.passes.schedule import schedule
 def compilable(module: Module) -> None:
     """Raises SpecError for what the reference alone computes."""
     try:
-        if not module.arrays:
+        if not mixes(module):
             schedule(module, feed=bool(module.states))
     except Unsupported as why:
         raise refused(module, "cpu", why) from why

@@ -29,10 +29,6 @@ def schedule(module: Module, *, feed: bool) -> Program:
     States may be stored in the first pass already, and read back instead of computed again (see
     [Note: early states]); of both orders the one that moves fewer bytes is taken.
     """
-    if module.arrays:
-        raise Unsupported(
-            "matrices and rounds, which are computed an array at a time", *_blame(module)
-        )
     try:
         return _cheapest(module, feed)
     except Unsupported as why:
@@ -52,15 +48,6 @@ def _cheapest(module: Module, feed: bool, first: int = 0) -> Program:
         return late
     soon = scheduler.program(early)
     return soon if traffic(soon).moved < traffic(late).moved else late
-
-
-def _blame(module: Module) -> tuple[str, Expr | None]:
-    """A field and an expression of it that no pass computes."""
-    for f in module.fields:
-        for e in walk(f.expr) if f.expr is not None else ():
-            if e.type.shape == "matrix" or e.op == "combined":
-                return f.name, e
-    return (module.rounds[0][0] if module.rounds else ""), None
 
 
 def early(module: Module) -> tuple[str, ...]:

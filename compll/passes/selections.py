@@ -34,7 +34,7 @@ class Selecting:
 
     def select(self, one: Pass, usual: Walk) -> list[Walk]:
         """Have a pass's walk select; the walks by which totals of what is selected are known."""
-        usual.compacts = [self.compact(s) for s in one.selections]
+        usual.compacts = [compact(self.values, self.thresholds, s) for s in one.selections]
         self.compacts += usual.compacts
         totals = self.late(one)
         for s in one.selections:
@@ -56,24 +56,6 @@ class Selecting:
             if e.op.startswith("reduce_"):
                 found.append(Walk(folds=[value.args[0]], of=e.args[0].type.of))
         return found
-
-    def compact(self, s: Selection) -> Compact:
-        """The selection itself; which arrays it fills is known at the end."""
-        values = self.values
-        if s.kind == "filter":
-            key = values.lanes(values.of(s.key))
-            if s.unlimited:
-                return Compact(s.name, [], always=key)
-            return Compact(s.name, [], first=key, limit=limit(values, s))
-        assert s.threshold is not None
-        step = self.thresholds.kth[id(s.threshold)]
-        key = values.make("order_key", [values.lanes(values.of(s.key))], "i32", "lane")
-        return Compact(
-            s.name, [],
-            always=values.make("gt", [key, step.found], "bool", "lane"),
-            first=values.make("eq", [key, step.found], "bool", "lane"),
-            limit=values.make("sub", [limit(values, s), step.larger], "i64", "piece"),
-        )  # fmt: skip
 
     def kept(self, sink: Sink, after: Walk) -> None:
         """A field of selected elements."""
@@ -98,6 +80,24 @@ class Selecting:
         names = [f.name for f in self.values.module.fields]
         self.streams.sort(key=lambda stream: names.index(stream.field.name))
         return [*self.streams, *(w for w in self.walks if w.stores)]
+
+
+def compact(values: Values, thresholds: Thresholds, s: Selection) -> Compact:
+    """The selection itself; which arrays it fills is known at the end."""
+    if s.kind == "filter":
+        key = values.lanes(values.of(s.key))
+        if s.unlimited:
+            return Compact(s.name, [], always=key)
+        return Compact(s.name, [], first=key, limit=limit(values, s))
+    assert s.threshold is not None
+    step = thresholds.kth[id(s.threshold)]
+    key = values.make("order_key", [values.lanes(values.of(s.key))], "i32", "lane")
+    return Compact(
+        s.name, [],
+        always=values.make("gt", [key, step.found], "bool", "lane"),
+        first=values.make("eq", [key, step.found], "bool", "lane"),
+        limit=values.make("sub", [limit(values, s), step.larger], "i64", "piece"),
+    )  # fmt: skip
 
 
 def selects(sink: Sink) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from compll.ir.expr import Expr
 from compll.ir.module import Field
-from compll.ir.program import LIBRARY, TABLES, Pass, Program
+from compll.ir.program import LIBRARY, TABLES, Pass
 from compll.ir.tile import Compact, KthLargest, Step, ThresholdSearch, Value, Walk, When
 from compll.passes import tables
 from compll.passes.values import Values
@@ -15,10 +17,13 @@ TRIES = 7
 
 
 class Thresholds:
-    """The searches of an encode. kth: those for the k-th largest, by their expressions."""
+    """The searches of an encode. kth: those for the k-th largest, by their expressions.
 
-    def __init__(self, values: Values, program: Program) -> None:
-        self.values, self.program = values, program
+    guards: conditions under which alone one is wanted, see Program.
+    """
+
+    def __init__(self, values: Values, guards: Mapping[int, tuple[Expr, bool]]) -> None:
+        self.values, self.guards = values, guards
         self.kth: dict[int, KthLargest] = {}
 
     def steps(self, one: Pass) -> list[Step]:
@@ -33,12 +38,16 @@ class Thresholds:
 
     def guarded(self, e: Expr) -> Step:
         """A search, made only where it is wanted."""
-        step = self.kth_largest(e) if e.op == "kth_largest" else self.search(e)
-        guard = self.program.guards.get(id(e))
+        step = self.step(e)
+        guard = self.guards.get(id(e))
         if guard is None:
             return step
         condition, wanted = guard
         return When(self.values.of(condition), wanted, [step])
+
+    def step(self, e: Expr) -> KthLargest | ThresholdSearch:
+        """A search."""
+        return self.kth_largest(e) if e.op == "kth_largest" else self.search(e)
 
     def kth_largest(self, e: Expr) -> KthLargest:
         """The k-th largest of all elements, or of a sample."""

@@ -13,6 +13,7 @@ from compll.frontend.shapes import Shape
 from compll.ir import layout as lay
 from compll.ir.capacity import cuts, most_in
 from compll.ir.expr import walk
+from compll.ir.matrices import mixes
 from compll.ir.module import Field, Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
@@ -46,7 +47,7 @@ class Arguments:
     def __init__(self, module: Module, params: Mapping[str, Number], *, host: bool) -> None:
         self.module, self.params, self.name = module, params, module.name
         self.host = host
-        self.numbered = module.arrays or bool(module.selections) or _searches(module)
+        self.numbered = mixes(module) or bool(module.selections) or _searches(module)
         self._states = [(item, np.dtype(item.dtype)) for item in module.states]
         self.fixed, self.all_rounds = lay.is_fixed(module), rounds(module)
         self._bounds: dict[int, int] = {}

@@ -70,27 +70,17 @@ class Backend(Protocol):
         """Encode every piece, after adding what `incoming` decodes to; used bytes, int64 [m]."""
 
     def decode_batch(
-        self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool
+        self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool, step: int = 0
     ) -> None:
         """Decode every piece into out, or add it. Raises PayloadError before any write.
+
+        step: that of the encode.
 
         A backend on a device does not wait: a bad piece is left out, and told by raise_found.
         """
 
     def raise_found(self) -> None:
         """Raise PayloadError for a bad payload that an earlier decode met; may wait."""
-
-
-class ArrayBackend(Protocol):
-    """What a backend offers besides for specs computed an array at a time; see the Codec's methods.
-
-    encode_round and decode_rounds: where the spec has rounds.
-    """
-
-    def decode_batch(
-        self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool, step: int
-    ) -> None:
-        """Decode every piece, of this step, into out, or add it."""
 
     def encode_round(
         self,

@@ -21,7 +21,7 @@ from compll.numerics.types import F32, I64, U8
 from compll.passes.steps import follows_step
 from compll.runtime.arguments import Arguments
 from compll.runtime.arrays import INTS, fault, on_stream
-from compll.runtime.batches import ArrayBackend, Backend, Encoding, Incoming, State
+from compll.runtime.batches import Backend, Encoding, Incoming, State
 
 
 class Codec:
@@ -310,11 +310,7 @@ class Codec:
     def _decode_one(
         self, payload: U8, table: I64, at: I64, used: Any, out: F32, add: bool, step: int
     ) -> None:
-        if self.module.arrays:
-            arrays = cast(ArrayBackend, self.backend)
-            arrays.decode_batch(payload, table, at, used, out, add=add, step=step)
-        else:
-            self.backend.decode_batch(payload, table, at, used, out, add=add)
+        self.backend.decode_batch(payload, table, at, used, out, add=add, step=step)
 
     def for_shape(self, shape: Shape) -> Codec:
         """The codec for tensors of this shape, which it still takes flat.
@@ -358,8 +354,7 @@ class Codec:
             raise UsageError(f"{self.name}: {reason}")
         seed, step = self._given.seed(seed), self._given.step(step)
         how = Encoding(seed, step, workers=workers)
-        backend = cast(ArrayBackend, self.backend)
-        return backend.encode_round(number, x, table, out, at, before, state, how)
+        return self.backend.encode_round(number, x, table, out, at, before, state, how)
 
     @on_stream
     def decode_rounds(
@@ -378,7 +373,7 @@ class Codec:
         x = self._check_rounds(x, table, state, sums, len(self.rounds), write=True)
         workers, seed = self._given.workers(workers), self._given.seed(seed)
         how = Encoding(seed, self._given.step(step), workers=workers)
-        cast(ArrayBackend, self.backend).decode_rounds(x, table, sums, state, how)
+        self.backend.decode_rounds(x, table, sums, state, how)
 
     def raise_found(self) -> None:
         """Raise PayloadError where an earlier decode_batch met a bad payload, and did not wait: on

@@ -8,14 +8,14 @@ from compll.frontend.spec import Spec
 from compll.frontend.syntax import Call, Name, Number, Syntax, Word
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.layout import limits, tile_of
+from compll.ir.matrices import mixes
 from compll.ir.module import Module
 from compll.ir.places import places
 from compll.ir.printer import Printer
 from compll.ir.program import LIBRARY, Pass, Program
 from compll.ir.tile_text import text as tile_text
-from compll.passes import element_steps, feedback, lower
-from compll.passes.array_steps import steps
-from compll.passes.array_traffic import rounds_text, traffic_of
+from compll.passes import feedback, lower
+from compll.passes.kernel_traffic import rounds_text, traffic_of
 from compll.passes.schedule import hops, schedule
 from compll.passes.traffic import Traffic, Walk, merge_traffic
 from compll.runtime.codec import Codec
@@ -52,9 +52,8 @@ def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
 
 
 def tiles(module: Module) -> Iterator[str]:
-    """The tile programs, where there are such; of a spec computed an array at a time its steps'."""
-    parts = [] if module.arrays else lower.kernels(module).values()
-    found = [kernel for part in parts for kernel in part] or element_steps.kernels(module)
+    """The tile programs."""
+    found = [kernel for part in lower.kernels(module).values() for kernel in part]
     yield "\n".join(map(tile_text, found)).rstrip()
 
 
@@ -101,7 +100,7 @@ def _types(module: Module) -> Iterator[str]:
 
 def _feedback(module: Module) -> Iterator[str]:
     text = Printer(module.bindings)
-    if module.arrays:
+    if mixes(module):
         yield from _arrays_feedback(module, text)
         return
     if module.decoded is None:
@@ -140,10 +139,12 @@ def _layout(codec: Codec) -> Iterator[str]:
 
 
 def passes(module: Module) -> Iterator[str]:
-    """The passes, or the steps where a spec is computed an array at a time."""
-    if module.arrays:
+    """The passes; where values mix elements, there are steps in their place."""
+    if mixes(module):
         text = Printer(module.bindings)
-        for number, e in enumerate(steps(module), 1):
+        roots = [f.expr for f in module.fields if f.expr is not None]
+        taken = (e for e in walk(*roots, module.decode, *module.updates.values()) if e.args)
+        for number, e in enumerate((e for e in taken if e.type.shape != "static"), 1):
             yield f"step {number}: {text.names.get(id(e), e.type.shape)} = {text(e)}"
         yield from rounds_text(module)
         return
@@ -177,7 +178,7 @@ def _roots(one: Pass) -> list[Expr]:
 
 
 def walks(module: Module) -> Iterator[str]:
-    named = module.bindings if module.arrays else program_of(module).named
+    named = module.bindings if mixes(module) else program_of(module).named
     text, found = Printer(named), found_traffic(module)
     before = set[str]()
     for number, one in enumerate(found.walks, 1):
@@ -197,7 +198,7 @@ def walks(module: Module) -> Iterator[str]:
 def merges(module: Module, encode: Traffic) -> Iterator[str]:
     """Decode, and what a server or a ring hop does: decode, add, encode."""
     selects = any(f.shape == "kept" or f.storage == "runs" for f in module.fields)
-    if module.arrays or selects:
+    if mixes(module) or selects:
         return
     single = len(encode.walks) == 1 and hops(module)
     found = merge_traffic(module, encode, single)

@@ -34,7 +34,7 @@ class Touched:
 
 def touched(codec: Codec) -> Touched:
     """By the compiler's own account of its kernels' walks over memory; see `compll explain`."""
-    from compll.passes.array_traffic import traffic_of
+    from compll.passes.kernel_traffic import traffic_of
 
     module = cast("Compiled", codec).module
     encode = traffic_of(module, feed=bool(module.states)).moved
@@ -45,7 +45,7 @@ def touched(codec: Codec) -> Touched:
 
 def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
     """Bytes an element of a decode that adds, and of one that encodes as well, if it is fused."""
-    from compll.passes.array_traffic import traffic_of
+    from compll.passes.kernel_traffic import traffic_of
     from compll.passes.schedule import hops
     from compll.passes.traffic import merge_traffic
 
@@ -54,7 +54,7 @@ def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
     if any(field.shape == "kept" or field.storage == "runs" for field in module.fields):
         # values go to their places: read there, and written
         return 3 * payload, None
-    if module.arrays:
+    if module.decoded is None:
         return payload + 2 * FLOAT_BYTES, None
     encode = traffic_of(module, feed=bool(module.states))
     found = merge_traffic(module, encode, len(encode.walks) == 1 and hops(module))

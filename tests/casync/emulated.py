@@ -255,7 +255,7 @@ class Emulated(Codec):
 def compiled(name, **params):
     """The codec of a spec whose kernels are those for a device."""
     module, known = type_check(name, params)
-    kernels = cuda.kernels(module, known, Device, cuda_source.source(module, 64))
+    kernels = cuda.Kernels(module, known, Device, cuda_source.source(module, 64))
     kernels.arrays = Arrays()
     return Emulated(module, known, "cuda", locate(name).read_text(), kernels)
 

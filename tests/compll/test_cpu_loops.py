@@ -6,7 +6,6 @@ import pytest
 
 import compll
 from compll.backends.cpu import backend, jit, storages
-from compll.passes import element_steps
 
 #: elementwise operators of every type between arrays, draws of both kinds, sums, states, codes
 MIXED = """name: mixed
@@ -66,17 +65,6 @@ def test_payloads_that_cannot_be_written_to(rng):
     payload = codec.encode(x, step=2)
     y = codec.decode(payload.tobytes(), 3000, step=2)
     assert np.array_equal(y, codec.decode(payload, 3000, step=2))
-
-
-def test_what_becomes_a_step():
-    parts = element_steps.parts(compll.compile("thc", "reference").module)
-    made = {kind: sorted(one.storage for one in part.values()) for kind, part in parts.items()}
-    assert made["free"] == ["float32", "float32", "float64", "uint"]
-    assert made["plain"] == ["float32"]
-    assert list(parts["fed"])[1:] == ["kept"]
-    assert len(parts["free"]["q"].leaves) == 1
-    parts = element_steps.parts(compll.compile("powersgd", "reference").module)
-    assert [key for part in parts.values() for key in part] == ["input"]
 
 
 KEPT = """name: kept

@@ -58,7 +58,7 @@ def kernels(typed, where="shim", threads=256):
         pytest.skip(f"refused: {why}")
     host = partial(HostDevice, descending=threads == 64)
     device = host if where == "shim" else cuda_device.CupyDevice
-    return cuda.kernels(module, params, device, source)
+    return cuda.Kernels(module, params, device, source)
 
 
 def needs_equal_bytes(typed):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compll.errors import SpecError, UsageError
+from compll.errors import UsageError
 from compll.runtime.batches import Encoding
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 
@@ -181,18 +181,16 @@ def test_pieces_of_one_tensor_do_not_share_a_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "old, new, place, message",
+    "old, new",
     [
-        ("drawn(floor(n / 9))", "top(g, 3)", (7, 3), r"top\(\)"),
-        ("min(abs(speed))", "kth_largest(abs(speed), 3)", (10, 3), "kth_largest"),
+        ("drawn(floor(n / 9))", "top(abs(g), ceil(n / 9))"),
+        ("drawn(floor(n / 9))", "filter(g > 1)"),
+        ("min(abs(speed))", "kth_largest(abs(speed), 3)"),
+        ("min(abs(speed))", "bisect(abs(speed), 0, 3, n / 9, n / 8, 20)"),
     ],
 )
-def test_what_is_refused_is_told_where_it_stands(old, new, place, message, tmp_path):
-    text = DRAWN.replace(old, new)
-    with pytest.raises(SpecError, match=message) as caught:
-        compiled(text, tmp_path)
-    (found,) = caught.value.diagnostics
-    assert (found.span.line, found.span.col) == place
+def test_thresholds_and_selections_beside_drawn_ones(old, new, tmp_path, rng):
+    pieces_equal(DRAWN.replace(old, new), tmp_path, rng.standard_normal, lengths=(2001, 1, 31))
 
 
 def test_a_matrix_without_room_is_told_as_by_the_reference(tmp_path):

@@ -103,7 +103,7 @@ def module(monkeypatch, request):
 
 def codec(spec, **options):
     module, params = type_check(spec, options)
-    kernels = cuda.kernels(module, params, HostDevice, cuda_source.source(module, 64))
+    kernels = cuda.Kernels(module, params, HostDevice, cuda_source.source(module, 64))
     return Codec(module, params, "cuda", spec, kernels)
 
 

@@ -24,7 +24,7 @@ AT = np.zeros(1, np.int64)
 
 def kernels(name, device=HostDevice):
     module, params = type_check(name, {})
-    return cuda.kernels(module, params, device, cuda_source.source(module, 64))
+    return cuda.Kernels(module, params, device, cuda_source.source(module, 64))
 
 
 def round_trip(device, name, n, rng):
@@ -95,7 +95,7 @@ class Part:
 
 def codec_of(name, device=Counting, **params):
     module, known = type_check(name, params)
-    made = cuda.kernels(module, known, device, cuda_source.source(module, 64))
+    made = cuda.Kernels(module, known, device, cuda_source.source(module, 64))
     made.arrays = Arrays()
     return Codec(module, known, "cuda", name, made)
 

@@ -10,7 +10,7 @@ import compll
 from compll.backends.cuda import source as cuda_source
 from compll.errors import SpecError, UsageError
 from compll.ir.expr import walk
-from compll.ir.matrices import VECTORS
+from compll.ir.matrices import VECTORS, mixes
 from compll.runtime.library import type_check
 from tests.compll import test_cuda_arrays as arrays
 from tests.compll.cuda_host.pieces import pieces_equal
@@ -39,7 +39,7 @@ def mutated(source):
 
 
 def typed(text, folder):
-    """The module of a text that is computed an array at a time and is compiled; else None."""
+    """The module of a text that mixes elements and is compiled; else None."""
     path = folder / "spec.yaml"
     path.write_text(text)
     try:
@@ -49,7 +49,7 @@ def typed(text, folder):
         return None
     roots = [f.expr for f in module.fields if f.expr is not None]
     vectors = any(e.op in VECTORS for e in walk(*roots, *module.updates.values()))
-    return module if module.arrays and not vectors else None
+    return module if mixes(module) and not vectors else None
 
 
 @pytest.mark.parametrize("seed", first_fast(range(8)))

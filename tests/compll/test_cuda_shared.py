@@ -14,7 +14,7 @@ from tests.compll.test_cuda_kept import Arrays
 
 def device_codec(name):
     module, params = type_check(name, {})
-    made = cuda.kernels(module, params, HostDevice, cuda_source.source(module, 64))
+    made = cuda.Kernels(module, params, HostDevice, cuda_source.source(module, 64))
     made.arrays = Arrays()
     return Codec(module, params, "cuda", locate(name).read_text(), made)
 

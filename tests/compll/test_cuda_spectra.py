@@ -92,7 +92,7 @@ def test_of_zeros_and_of_what_is_not_finite(tmp_path):
 @pytest.mark.parametrize("gradient", ["float16", "bfloat16"])
 def test_atomo_takes_16_bit_gradients(gradient, rng):
     module, known = type_check("atomo", {})
-    device = cuda.kernels(module, known, HostDevice, cuda_source.source(module, 64))
+    device = cuda.Kernels(module, known, HostDevice, cuda_source.source(module, 64))
     reference, n = compll.compile("atomo", "reference"), 2000
     raw, wide = gradients_of_16_bits(rng, n, gradient)
     table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
@@ -106,7 +106,7 @@ def test_atomo_takes_16_bit_gradients(gradient, rng):
 def test_atomo_sends_what_the_reference_sends(params, rng):
     """The same triples are drawn; they are the same but for the last bits and common signs."""
     module, known = type_check("atomo", params)
-    device = cuda.kernels(module, known, HostDevice, cuda_source.source(module, 64))
+    device = cuda.Kernels(module, known, HostDevice, cuda_source.source(module, 64))
     reference = compll.compile("atomo", "reference", **params)
     lengths = [0, 1, 33, 1000, 4100]
     table, total = pieces(lengths)

@@ -27,7 +27,7 @@ def warnings(path):
     return [str(w).partition(":")[2] for w in library.warnings(path, {})]
 
 
-SLOW = ("atomo", "thc")  # whose methods transform the whole tensor
+SLOW = ("sparseloco", "thc")  # of large matrices and transforms
 
 
 def test_of_the_package_only_slow_specs_have_one():

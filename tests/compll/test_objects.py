@@ -13,6 +13,7 @@ import pytest
 import compll
 from compll.backends.cpu import processor
 from compll.errors import UsageError
+from compll.ir.matrices import mixes
 from tests.patience import HANG
 from tests.tiers import first_fast
 
@@ -20,6 +21,7 @@ RUN = """
 import hashlib, json, sys
 import numpy as np
 import compll
+from compll.ir.matrices import mixes
 from compll.backends.cpu import processor
 from compll.errors import UsageError
 digest, x = hashlib.sha256(), np.sin(np.arange(3000, dtype=np.float32) ** 2)
@@ -55,8 +57,8 @@ def run(root=None, *, specs=("threelc",), jobs=1):
 
 
 def of_arrays(name):
-    """Whether a spec is computed an array at a time."""
-    return compll.compile(name, "reference").module.arrays
+    """Whether a spec's values mix elements."""
+    return mixes(compll.compile(name, "reference").module)
 
 
 def test_of_two_processes_one_compiles_and_a_later_one_none(tmp_path):

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu import matrices as cpu_matrices
 from compll.errors import PayloadError, UsageError
 from compll.numerics import matrices as matrix_numbers
+from tests.compll.operators import computed
 from tests.compll.world import World as Workers
 from tests.compll.world import table
 from tests.tiers import first_fast
@@ -148,32 +148,52 @@ def test_what_is_not_finite_on_one_worker_reaches_all(bad, place, rng):
     assert np.isfinite(world.step(gradients, 2)).all()
 
 
-SHAPES = st.tuples(st.integers(1, 70), st.integers(1, 70), st.integers(1, 40))
+PRODUCTS = """
+  width: {width}
+  height: ceil(n / width)
+  m: matrix(g, width)
+  right: random_matrix(width, columns)
+  left: random_matrix(height, columns)
+  y: m @ right
+  z: transpose(m) @ left
+"""
 
 
 @settings(max_examples=40, deadline=None)
-@given(SHAPES, st.integers(0, 1000), st.booleans(), st.booleans())
-def test_products_have_one_order(shape, seed, flipped, short):
-    rows, inner, cols = shape
-    rng = np.random.default_rng(seed)
-    a = rng.standard_normal((inner, rows) if flipped else (rows, inner)).astype(np.float32)
-    b = (rng.standard_normal((inner, cols)) * 10.0 ** rng.integers(-20, 20)).astype(np.float32)
-    left = a.T if flipped else a
-    ours, theirs = (f.product(left, b, short) for f in (cpu_matrices, matrix_numbers))
-    assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
-    near = (4e-5 if short else 1e-6) * np.abs(b).max()
-    assert np.allclose(theirs, left.astype(np.float64) @ b, rtol=1e-6, atol=near)
+@given(
+    st.integers(1, 4000),
+    st.sampled_from(["ceil(sqrt(n))", "max(1, floor(n / 3))", "min(n, 4)", "4"]),
+    st.sampled_from([1, 2, 5, 16, 19]),
+    st.integers(-20, 20),
+)
+def test_products_have_one_order(n, width, columns, power):
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32) * np.float32(10.0) ** power
+    cols = {"c": int(np.ceil(np.sqrt(n))), "ma": max(1, n // 3), "mi": min(n, 4), "4": 4}
+    cols = next(v for k, v in cols.items() if width.startswith(k))
+    rows = -(-n // cols)
+    payload = "{y: 'float32[height, columns]', z: 'float32[width, columns]'}"
+    encode = PRODUCTS.format(width=width)
+    found = computed(x, encode, payload, step=n, columns=columns)
+    m = np.zeros(rows * cols, np.float64)
+    m[:n] = x
+    m = m.reshape(rows, cols)
+    right, left = (matrix_numbers.random_matrix(n, 0, k, columns) for k in (cols, rows))
+    wanted = np.concatenate([(m @ right).reshape(-1), (m.T @ left).reshape(-1)])
+    assert np.allclose(found, wanted, rtol=1e-6, atol=4e-5 * np.abs(x).max())
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 6), st.integers(0, 1000), st.integers(0, 5))
+@given(st.integers(1, 300), st.sampled_from([1, 3, 6]), st.integers(0, 1000), st.integers(0, 5))
 def test_bases_have_one_order(rows, cols, seed, equal):
-    rng = np.random.default_rng(seed)
-    a, spare = (rng.standard_normal((rows, cols)).astype(np.float32) for _ in range(2))
+    a = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
     a[:, : min(equal, cols)] = a[:, :1]
-    ours, theirs = (f.orthonormal(a, spare) for f in (cpu_matrices, matrix_numbers))
-    assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
-    gram = theirs.astype(np.float64).T @ theirs
+    encode = (
+        "  h: ceil(n / columns)\n  y: orthonormal(matrix(g, columns), random_matrix(h, columns))"
+    )
+    found = computed(
+        a.reshape(-1), encode, "{y: 'float32[h, columns]'}", step=seed, columns=cols
+    ).reshape(rows, cols)
+    gram = found.astype(np.float64).T @ found
     expected = np.diag(np.arange(cols) < rows).astype(float)  # more columns than rows: zeros
     assert np.allclose(np.sort(np.diag(gram)), np.sort(np.diag(expected)), atol=1e-5)
     assert np.allclose(gram, np.diag(np.diag(gram)), atol=1e-5)

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu import matrices as cpu_matrices
-from compll.numerics import matrices as matrix_numbers
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.compll.operators import computed
 
 TEXT = """name: rows
 params: {columns: {type: int, default: 33}}
@@ -59,16 +58,26 @@ def test_they_are_what_numpy_says(tmp_path, rng):
     assert np.allclose(found.reshape(7, 10), wanted, rtol=1e-6, atol=1e-6)
 
 
+EXTREMES = """
+  m: matrix(g, columns)
+  a: row_max(m)
+  b: row_min(m)
+  c: column_max(m)
+  d: column_min(m)
+"""
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 150), st.integers(1, 150), st.booleans(), st.booleans(), st.integers(0, 999))
-def test_extremes_of_rows_and_columns(rows, cols, turned, largest, seed):
+@given(st.integers(1, 150), st.sampled_from([1, 31, 64, 150]), st.integers(0, 999))
+def test_extremes_of_rows_and_columns(rows, cols, seed):
     m = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
     m.flat[seed % m.size] = [np.nan, np.inf, -0.0][seed % 3]
-    m = m.T if turned else m
-    ours, theirs = (f.row_extreme(m, largest) for f in (cpu_matrices, matrix_numbers))
-    assert ours.tobytes() == theirs.tobytes()
+    sizes = ("ceil(n / columns), 1", "ceil(n / columns), 1", "1, columns", "1, columns")
+    payload = ", ".join(f"{k}: 'float32[{size}]'" for k, size in zip("abcd", sizes, strict=True))
+    found = computed(m.reshape(-1), EXTREMES, f"{{{payload}}}", columns=cols)
     if not np.isnan(m).any():
-        assert np.array_equal(ours[:, 0], m.max(1) if largest else m.min(1))
+        wanted = [m.max(1), m.min(1), m.max(0), m.min(0)]
+        assert np.array_equal(found, np.concatenate(wanted))
 
 
 @pytest.mark.parametrize("wrong", ["row_sum(g)", "column_max(3)", "ones(n)"])
@@ -111,24 +120,39 @@ def test_largest_of_each_row_on_all_backends(k, tmp_path, rng):
     )
 
 
+LARGEST = """
+  m: matrix(g, columns)
+  at: top_columns(m, k)
+  of: top_columns(abs(m), k)
+  v: take_columns(m, at)
+  w: take_columns(m, of)
+  y: flat(place_columns(at, v, columns))
+"""
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 150), st.integers(1, 150), st.integers(0, 999))
+@given(
+    st.integers(1, 9),
+    st.sampled_from([1, 20, 64, 150]),
+    st.sampled_from([1, 5, 70]),
+    st.integers(0, 999),
+)
 def test_positions_of_the_largest(rows, cols, k, seed):
     m = np.random.default_rng(seed).integers(-9, 10, (rows, cols)).astype(np.float32)
     m.flat[seed % m.size] = [np.nan, -np.inf, -0.0][seed % 3]
-    at = matrix_numbers.top_columns(m, k)
-    assert np.array_equal(at, cpu_matrices.top_columns(m, k))
-    sizes = matrix_numbers.top_columns(np.abs(m), k)
-    assert np.array_equal(sizes, cpu_matrices.top_columns(m, k, magnitudes=True))
-    few = min(k, cols)
-    assert (at[:, few:] == -1).all()
-    assert (np.diff(at[:, :few]) > 0).all()
-    largest = np.sort(np.nan_to_num(m, nan=1e9), axis=1)[:, cols - few :]
-    taken = np.nan_to_num(matrix_numbers.take_columns(m, at[:, :few]), nan=1e9)
-    assert np.array_equal(np.sort(taken, axis=1), largest)
-    placed = cpu_matrices.place_columns(at, matrix_numbers.take_columns(m, at), cols)
-    assert np.array_equal(placed[0, at[0, :few]], m[0, at[0, :few]], equal_nan=True)
-    assert np.count_nonzero(placed[0]) <= few
+    payload = (
+        "{v: 'float32[ceil(n / columns), k]', w: 'float32[ceil(n / columns), k]', y: 'float32[n]'}"
+    )
+    found = computed(m.reshape(-1), LARGEST, payload, columns=cols, k=k)
+    v, w = found[: 2 * rows * k].reshape(2, rows, k)
+    placed, few = found[2 * rows * k :].reshape(rows, cols), min(k, cols)
+    assert not v[:, few:].any()
+    order = lambda x: np.sort(np.nan_to_num(x, nan=1e9, neginf=-1e9), axis=1)  # noqa: E731
+    assert np.array_equal(order(v[:, :few]), order(m)[:, cols - few :])
+    assert np.array_equal(order(np.abs(w[:, :few])), order(np.abs(m))[:, cols - few :])
+    there = (placed != 0) | np.isnan(placed)
+    assert np.array_equal(placed[there], m[there], equal_nan=True)
+    assert (there.sum(1) <= few).all()
 
 
 def test_sparseloco_sends_14_bits_for_each_kept_element(rng):

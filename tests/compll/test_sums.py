@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import compll
-from compll.backends.cpu import matrices as cpu_matrices
 from compll.numerics import numbers
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.compll.world import World
@@ -96,7 +95,6 @@ def test_sums_are_near_and_in_any_order(data):
     with np.errstate(over="ignore"):
         row = numbers.sum_by(index, x, size)
         np.testing.assert_array_equal(numbers.sum_by(index[order], x[order], size), row)
-    np.testing.assert_array_equal(cpu_matrices.sum_by(index, x, size), row)
     lost = n * 2.0**-50 * float(np.abs(x).max(initial=0))
     for j in range(size):
         exact = math.fsum(x[np.clip(index, 0, size - 1) == j].tolist())

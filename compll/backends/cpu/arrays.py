@@ -21,6 +21,7 @@ def given(walk: Walk) -> Arrays:
     """The arrays, values of the piece and accumulators that a walk needs, in its parameters' order."""
     found = walk.values
     names = [array_of(v) for v in found if v.op in ("load", "unpack") and v.level != "piece"]
+    names += [f"at {array_of(v)}" for v in found if v.op == "at"]
     names += [store_name(s) for s in walk.stores]
     names += [how + v.attr.name for v in walk.spreads for how in ("spread ", "count spread ")]
     for one in walk.compacts:
@@ -63,7 +64,7 @@ def store_name(s: Store) -> str:
     """The array that a store writes."""
     own = {"state": "state", "payload": "out", SCRATCH: SCRATCH, SUMS: SUMS, "kept": "kept"}
     prefix = own.get(s.target)
-    return f"{prefix} {s.name}" if prefix else "g"
+    return "at " * s.placed + (f"{prefix} {s.name}" if prefix else "g")
 
 
 def trit_arrays(walk: Walk) -> tuple[list[str], list[str]]:

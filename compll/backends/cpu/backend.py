@@ -6,23 +6,15 @@ Parallelism comes from the caller's own threads, a batch each.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from compll.backends.cpu.tiles import TileKernels
 from compll.ir.module import Module
 from compll.ir.static import Number
-from compll.passes import element_steps, lower
-
-if TYPE_CHECKING:
-    from compll.backends.reference.array_kernels import ArrayKernels
+from compll.passes import lower
 
 
-def build(module: Module, params: Mapping[str, Number]) -> TileKernels | ArrayKernels:
+def build(module: Module, params: Mapping[str, Number]) -> TileKernels:
     """The backend's entry point. Raises SpecError for what it does not compile."""
-    if module.arrays:
-        from compll.backends.cpu import array_kernels  # few specs need it
-
-        return array_kernels.build(module, params)
     return TileKernels(module, params)
 
 
@@ -30,7 +22,5 @@ def source(module: Module) -> str:
     """The LLVM IR of all of a spec's kernels. Raises SpecError."""
     from compll.backends.cpu.printer import module_text  # takes longer than to load an object
 
-    if module.arrays:
-        return module_text(module.name, element_steps.kernels(module))
     parts = lower.kernels(module).values()
     return module_text(module.name, [kernel for part in parts for kernel in part])

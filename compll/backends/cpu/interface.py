@@ -20,7 +20,7 @@ GIVEN: dict[str, Any] = {
     "x": ADDRESS, "table": ADDRESS, "rows": WORD, "payload": ADDRESS, "at": ADDRESS,
     "used": ADDRESS, "statics": ADDRESS, "seed": WORD, "step": WORD, "scale": ctypes.c_float,
     "back": ctypes.c_int8, "data": ADDRESS, "data_at": ADDRESS, "data_used": ADDRESS,
-    "scratch": ADDRESS, "room": WORD, "bad": ADDRESS,
+    "scratch": ADDRESS, "room": WORD, "bad": ADDRESS, "workers": ctypes.c_float, "host": ADDRESS,
 }  # fmt: skip
 
 
@@ -31,18 +31,11 @@ def sum_bytes(size: int) -> int:
 
 def signature(kernel: Kernel) -> list[Any]:
     """The types of a kernel's arguments, for ctypes."""
-    return [*GIVEN.values(), *[ADDRESS] * len(kernel.states)]
+    return [*GIVEN.values(), *[ADDRESS] * (len(kernel.states) + 2 * len(kernel.added))]
 
 
-#: the parameters of routines over whole arrays, a letter each: see LETTERS
-ROUTINES = {
-    "product": "pfpfiipip", "across": "pfpfiipip", "rows": "piipipifpfb", "direction": "piip",
-    "hadamard": "ppiif", "sum_by": "ppidpi", "gather": "pfpfpipp", "extreme": "piip", "top_columns": "piiipp", "scatter": "pipip",
-}  # fmt: skip
-#: an address, a whole number, float32, float64, a truth
-LETTERS = {
-    "p": ADDRESS, "i": WORD, "f": ctypes.c_float, "d": ctypes.c_double, "b": ctypes.c_bool,
-}  # fmt: skip
+#: what a kernel asks the host for: a matrix, its rows and columns, and where three arrays go
+HOST = ctypes.CFUNCTYPE(None, ADDRESS, WORD, WORD, ADDRESS, ADDRESS, ADDRESS)
 
 
 def passed(value: Any) -> Any:

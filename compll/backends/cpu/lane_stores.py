@@ -54,7 +54,7 @@ class Stores:
         with b.if_then(b.icmp_signed("<", self.lanes.index, self.walk.numbers["m"])):
             element = b.zext(b.extract_element(place, lane), I64)
             to = at(b, self.walk.pointers[store_name(s)], b.mul(element, number(I64, size)))
-            if s.field is not None:
+            if s.target == "state" and s.field is not None:
                 before = load_as(b, to, s.field.storage, 1)
                 kept = stored_as(b, finite_or(b, value, before, s.field.storage), s.field.storage)
                 b.store(kept, to, align=1)

@@ -13,6 +13,7 @@ from compll.backends.cpu.arrays import array_of, streamed
 from compll.backends.cpu.builder import (
     F32,
     I8,
+    I16,
     I32,
     I64,
     KINDS,
@@ -27,9 +28,9 @@ from compll.backends.cpu.builder import (
 from compll.backends.cpu.compaction import count_bits, expanded
 from compll.backends.cpu.lane_folds import Folds
 from compll.backends.cpu.lane_stores import Stores
-from compll.backends.cpu.storages import item_bytes, load_as
+from compll.backends.cpu.storages import item_bytes, load_as, of_raw
 from compll.ir.module import Field
-from compll.ir.tile import SUMS, Compact, Store, Value
+from compll.ir.tile import Compact, Store, Value
 from compll.passes.fuse import Loop, order_of_lanes
 
 WIDTH = 16
@@ -58,7 +59,7 @@ class Lanes:
         self.tile, self.stride = walk.tile, one.stride
         widths = [f.packed_bytes(self.tile) for f in self.small_codes()]
         self.width = min([WIDTH, self.stride, *widths])
-        if any(s.place is not None and s.target != SUMS for s in stores):
+        if any(s.placed for s in stores):
             self.width = 1
         # beside other stores, parts of lines that go past the cache are slower than usual stores
         large = [s for s in stores if s.value.level == "lane" and not s.packed]
@@ -202,6 +203,20 @@ class Lanes:
         storage = "float32" if f is None else f.storage
         found = load_as(self.b, self.pointer(array_of(v), item_bytes(f)), storage, self.width)
         return ins.convert(self.b, found, KINDS[v.kind])
+
+    def op_at(self, v: Value) -> Any:
+        """Elements of an array at places, a lane each."""
+        b, w, f = self.b, self.width, v.attr if isinstance(v.attr, Field) else None
+        places = self.masked(self.value(v.args[0]), 0)
+        storage = "float32" if f is None else f.storage
+        pointer, size = self.walk.pointers[f"at {array_of(v)}"], number(I64, item_bytes(f))
+        raw = {2: I16}.get(item_bytes(f), F32 if storage == "float32" else I32)
+        found = ir.Constant(ir.VectorType(raw, w), ir.Undefined)
+        for lane in range(w):
+            place = b.zext(b.extract_element(places, number(I32, lane)), I64)
+            one = b.load(at(b, pointer, b.mul(place, size)), typ=raw, align=1)
+            found = b.insert_element(found, one, number(I32, lane))
+        return ins.convert(b, of_raw(b, found, storage), KINDS[v.kind])
 
     def op_draw(self, v: Value) -> Any:
         b, w = self.b, self.width

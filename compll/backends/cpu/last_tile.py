@@ -22,11 +22,9 @@ class LastTile:
         b, full, rest = self.b, self.full, self.rest
         pointers, after = {}, []
         for name in one.needs.arrays:
-            anywhere = (
-                ("g", "state") if walk.of else ("kept", "count", "spread", SUMS)
-            )  # no tile's own
+            anywhere = ("at",) if walk.of else ("at", "kept", "count", "spread", SUMS)  # no tile's
             if name.startswith(anywhere):
-                pointers[name] = self.printer.pointers[name]
+                pointers[name] = self.printer.pointers[name.removeprefix("at ")]
                 continue
             place, size, f = where(self.printer, name, full)
             if f is not None and f.shape == "group":
@@ -67,7 +65,7 @@ class LastTile:
 def where(printer: Any, name: str, full: Any) -> tuple[Any, int, Field | None]:
     """An array's last tile, the bytes of an element, and the field that it is."""
     known = {f"state {s.name}": s for s in printer.kernel.states}
-    for f in printer.spec.fields:
+    for f in (*printer.spec.fields, *printer.kernel.added):
         known[f"in {f.name}"] = known[f"out {f.name}"] = f
     known |= {f"{SCRATCH} {f.name}": f for f in printer.kernel.scratch if f.shape == SCRATCH}
     found = known.get(name)

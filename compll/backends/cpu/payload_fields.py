@@ -69,13 +69,22 @@ class PayloadFields:
             return self.lengths.get(f.name)
         if f.shape == "table":
             return number(I64, int(f.of) * item_bytes(f))
-        b, n = self.b, self.kept(f.of)
+        if f.shape == "matrix":
+            return self.bytes_of(f, self.printer.value(self.printer.kernel.sizes[f.name].size))
+        n = self.kept(f.of)
         if n is None:
             return None
         if not f.packed:
             counts = {"scalar": number(I64, 1), "group": self.printer.tiles}
             count = counts.get(f.shape, n)
             return self.printer.bytes(count, item_bytes(f))
+        return self.bytes_of(f, n)
+
+    def bytes_of(self, f: Field, n: Any) -> Any:
+        """Bytes of n values."""
+        b = self.b
+        if not f.packed:
+            return self.printer.bytes(n, item_bytes(f))
         full = b.udiv(n, number(I64, self.tile))
         rest = b.urem(n, number(I64, self.tile))
         return b.add(self.printer.bytes(full, f.packed_bytes(self.tile)), code_bytes(b, f, rest))

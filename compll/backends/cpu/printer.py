@@ -29,6 +29,8 @@ from compll.backends.cpu.builder import (
     loop,
     number,
 )
+from compll.backends.cpu.call_memory import ROOMS
+from compll.backends.cpu.calls import Calls
 from compll.backends.cpu.float_bits import INFINITE
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import GIVEN, signature, sum_bytes
@@ -43,6 +45,7 @@ from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.layout import header
 from compll.ir.tile import (
     Ascending,
+    Call,
     Kernel,
     KthLargest,
     Means,
@@ -80,9 +83,11 @@ class Printer:
         kinds = [TYPES[kind] for kind in signature(kernel)]
         self.function = ir.Function(module, ir.FunctionType(VOID, kinds), kernel.name)
         names = [*GIVEN, *(f"state {s.name}" for s in kernel.states)]
+        names += [f"{what} {f.name}" for f in kernel.added for what in ("sum", "sum at")]
         self.given = dict(zip(names, self.function.args, strict=True))
         self.encodes = not kernel.name.startswith(("decode", "check"))
         self.hops = "hop" in kernel.name
+        self.routines = Calls(self)
         self.calls = WalkCalls(self)
         self.b = Builder(self.function.append_basic_block("entry"))
 
@@ -117,12 +122,13 @@ class Printer:
         self.tiles = b.udiv(b.add(n, number(I64, self.tile - 1)), number(I64, self.tile))
         self.pointers = {"g": at(b, self.given["x"], self.bytes(self.row["start"], 4))}
         self.open_states()
+        self.open_sums()
         self.counts: dict[str, Any] = {}
         self.payload = PayloadFields(self)
         for i, f in enumerate(self.kernel.scratch):
             offset = b.add(b.mul(self.given["room"], number(I64, i)), number(I64, 64))
             self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], offset)
-        behind = b.mul(self.given["room"], number(I64, len(self.kernel.scratch)))
+        behind = b.mul(self.given["room"], number(I64, len(self.kernel.scratch) + ROOMS))
         for f in self.kernel.sums:
             self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], behind)
             behind = b.add(behind, number(I64, sum_bytes(int(f.of))))
@@ -142,14 +148,33 @@ class Printer:
             self.close(self.payload.fields("payload", "out", "at"))
         return None
 
+    def room(self, number_of: int) -> Any:
+        """Memory for a routine itself."""
+        index = len(self.kernel.scratch) + number_of
+        offset = self.b.mul(self.given["room"], number(I64, index))
+        return at(self.b, self.given["scratch"], self.b.add(offset, number(I64, 64)))
+
+    def ask_host(self, given: list[Any]) -> None:
+        """Have the host compute singular values and vectors (see HOST)."""
+        kind = ir.FunctionType(VOID, [PTR, I64, I64, PTR, PTR, PTR])
+        address = self.b.ptrtoint(self.given["host"], I64)
+        self.b.call(self.b.inttoptr(address, kind.as_pointer()), given)
+
+    def open_sums(self) -> None:
+        """Where the piece's sums over the ranks lie."""
+        b = self.b
+        for f in self.kernel.added:
+            begin = b.load(at(b, self.given[f"sum at {f.name}"], self.bytes(self.p, 8)), typ=I64)
+            self.pointers[f"in {f.name}"] = at(b, self.given[f"sum {f.name}"], begin)
+
     def open_states(self) -> None:
         """Where the piece's states lie; of a tensor's own, what they are before any is stored."""
         b = self.b
         self.before: dict[str, Any] = {}
         for s in self.kernel.states:
-            name, index = f"state {s.name}", self.row["state" if s.shape == "n" else "tensor"]
+            name, index = f"state {s.name}", self.row["tensor" if s.shape == "scalar" else "state"]
             self.pointers[name] = at(b, self.given[name], self.bytes(index, item_bytes(s)))
-            if s.shape != "n":
+            if s.shape == "scalar":
                 self.before[s.name] = b.load(self.pointers[name], typ=F32)
 
     def check(self) -> None:
@@ -218,8 +243,8 @@ class Printer:
             return b.load(self.rooms[id(v)], typ=KINDS[v.kind])
         if v.op == "size":
             return self.row["n"]
-        if v.op == "scale":
-            return self.given["scale"]
+        if v.op in ("scale", "workers"):
+            return self.given[v.op]
         if v.op == "static":
             return self.static(v)
         if v.op == "total":
@@ -271,6 +296,8 @@ class Printer:
     def step(self, step: Step) -> None:
         if isinstance(step, Walk):
             self.walk(step)
+        elif isinstance(step, Call):
+            self.routines.emit(step)
         elif isinstance(step, Stream):
             stream(self, step)
         elif isinstance(step, Ascending):
@@ -332,10 +359,13 @@ class Printer:
 
     def walk(self, walk: Walk) -> None:
         """A walk, and what follows from how many elements it selected."""
+        if self.routines.walk(walk):
+            return
         for one in walk.compacts:
             most = number(I64, 0) if one.limit is None else self.value(one.limit)
             self.open_counts(one.selection, most)
-        self.calls.run(walk, self.payload.kept(walk.of))
+        count = self.value(walk.matrix.size) if walk.matrix else self.payload.kept(walk.of)
+        self.calls.run(walk, count)
         for name in [c.selection for c in walk.compacts if c.selection in header(self.spec)[0]]:
             count = self.payload.sizes[name] = self.b.load(self.counts[name], typ=I64)
             place = self.payload.header_place(name, length=False)

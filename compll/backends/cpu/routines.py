@@ -1,17 +1,14 @@
-"""Routines over matrices and whole arrays as LLVM functions: numerics/matrices.py, bit for bit.
-
-Each takes addresses and numbers; matrices.py calls them. Products are in products.py, rows in
-rows.py.
-"""
+"""Transforms, orthonormal columns, sums by index and draws: numerics/matrices.py, bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu import products, rows
+from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -26,18 +23,22 @@ from compll.backends.cpu.builder import (
     c,
     loop,
     number,
+    repeat_while,
 )
-from compll.backends.cpu.helpers import Helpers
-from compll.backends.cpu.interface import ROUTINES
+from compll.backends.cpu.float_bits import INFINITE, magnitude_bits
 from compll.backends.cpu.lane_folds import halved
 from compll.backends.cpu.products import WIDE, least_of
+from compll.backends.cpu.sources import Source, wide
+from compll.numerics import shared_draws as shared
 from compll.numerics.matrices import TINY
-from compll.numerics.numbers import LANES
+from compll.numerics.numbers import LANES, MASK
 
-#: of the letters in interface.ROUTINES
-TYPES = {"p": PTR, "i": I64, "f": F32, "d": F64, "b": I1}
 #: elements of a transform that the first-level cache holds, as a power of two
 CACHED = 12
+#: lanes that go through their distances in a register, as a power of two
+NEAR = 4
+ROOT = 0.70710678118654752  # of a half
+I128 = ir.IntType(128)
 
 
 def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
@@ -54,32 +55,54 @@ def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
     return halved(b, [held.get() for held in sums], WIDE)
 
 
-def direction() -> Any:
-    """Make row `place` of basis [_, size] orthogonal to those before it, of length one.
+def _direction(b: Builder, dot: Any, basis: Any, place: Any, size: Any) -> Any:
+    """Make row `place` of basis [_, size] orthogonal to those before it, of length one; whether
+    anything is left; see [Note: orthonormal]."""
+    row = at(b, basis, b.mul(b.mul(place, size), c(8)))
+    before = b.intrinsic("sqrt", b.call(dot, [row, row, size]))
+    with loop(b, c(2)), loop(b, place) as k:
+        other = at(b, basis, b.mul(b.mul(k, size), c(8)))
+        factor = b.splat(b.call(dot, [other, row, size]), WIDE)
+        with loop(b, size, WIDE) as i:
+            part = b.fmul(factor, b.get(other, F64, i, WIDE))
+            b.put(b.fsub(b.get(row, F64, i, WIDE), part), row, i)
+    after = b.intrinsic("sqrt", b.call(dot, [row, row, size]))
+    least = b.fmul(before, number(F64, TINY))
+    little = b.fcmp_ordered("<=", after, least)
+    finite = b.fcmp_ordered("<", least, number(F64, float("inf")))
+    left = b.not_(b.and_(little, finite))
+    with b.if_then(left), loop(b, size, WIDE) as i:
+        b.put(b.fdiv(b.get(row, F64, i, WIDE), b.splat(after, WIDE)), row, i)
+    return left
 
-    found: int64, becomes 0 where nothing is left; see [Note: orthonormal].
+
+def orthonormal(
+    b: Builder, helpers: Any, sources: list[Source], rows: Any, cols: Any, basis: Any, out: Any
+) -> None:
+    """out [rows, cols]: orthonormal columns that span those of the first source, or of the second.
+
+    basis: float64 [cols, rows to the next multiple of LANES].
     """
+    dot = helpers.get("dot", F64, [PTR, PTR, I64], _dot)
+    size = b.and_(b.add(rows, c(LANES - 1)), c(-LANES))
+    b.clear(basis, b.mul(b.mul(cols, size), c(8)))
 
-    def body(b: Builder, basis: Any, place: Any, size: Any, found: Any) -> None:
-        dot = Helpers(b.module).get("dot", F64, [PTR, PTR, I64], _dot)
-        row = at(b, basis, b.mul(b.mul(place, size), c(8)))
-        before = b.intrinsic("sqrt", b.call(dot, [row, row, size]))
-        with loop(b, c(2)), loop(b, place) as k:
-            other = at(b, basis, b.mul(b.mul(k, size), c(8)))
-            factor = b.splat(b.call(dot, [other, row, size]), WIDE)
-            with loop(b, size, WIDE) as i:
-                part = b.fmul(factor, b.get(other, F64, i, WIDE))
-                b.put(b.fsub(b.get(row, F64, i, WIDE), part), row, i)
-        after = b.intrinsic("sqrt", b.call(dot, [row, row, size]))
-        least = b.fmul(before, number(F64, TINY))
-        little = b.fcmp_ordered("<=", after, least)
-        finite = b.fcmp_ordered("<", least, number(F64, float("inf")))
-        gone = b.and_(little, finite)
-        b.put(b.select(gone, c(0), c(1)), found, c(0))
-        with b.if_then(b.not_(gone)), loop(b, size, WIDE) as i:
-            b.put(b.fdiv(b.get(row, F64, i, WIDE), b.splat(after, WIDE)), row, i)
+    def body(bb: Builder, basis_: Any, place: Any, size_: Any) -> Any:
+        return _direction(bb, dot, basis_, place, size_)
 
-    return body
+    direction = helpers.get("direction", I1, [PTR, I64, I64], body)
+    with loop(b, cols) as k:
+        column = at(b, basis, b.mul(b.mul(k, size), c(8)))
+        found = Variable(b, number(I1, 0))
+        for source in sources:
+            with b.if_then(b.not_(found.get())):
+                with loop(b, rows) as i:
+                    b.put(wide(b, source.inside(source.place(i, k))), column, i)
+                found.set(b.call(direction, [basis, k, size]))
+        with b.if_then(b.not_(found.get())):
+            b.clear(column, b.mul(size, c(8)))
+        with loop(b, rows) as i:
+            b.put(b.fptrunc(b.get(column, F64, i), F32), out, b.add(b.mul(i, cols), k))
 
 
 def _within(b: Builder, x: Any, count: int) -> Any:
@@ -124,60 +147,165 @@ def _walks(b: Builder, run: Any, low: Any, high: Any) -> None:
         _apart(b, run, b.lshr(size, c(1)), 2, 16)
 
 
-def hadamard() -> Any:
-    """out = the transform of each run of 2**bits elements of x, 16 or more, times a factor.
+def _few(b: Builder, run: Any, size: Any) -> None:
+    """All distances of a run of fewer elements than a vector has."""
+    h = Variable(b, c(1))
+    with repeat_while(b, lambda: b.icmp_signed("<", h.get(), size)):
+        with loop(b, b.lshr(size, c(1))) as j:
+            low = b.and_(j, b.sub(h.get(), c(1)))
+            place = b.add(b.shl(b.sub(j, low), c(1)), low)
+            other = b.add(place, h.get())
+            x, y = b.get(run, F32, place), b.get(run, F32, other)
+            b.put(b.fadd(x, y), run, place)
+            b.put(b.fsub(x, y), run, other)
+        h.set(b.shl(h.get(), c(1)))
+
+
+def hadamard(b: Builder, helpers: Any, x: Source, block: int, out: Any) -> None:
+    """out = the transform of runs of `block` elements, then of ever smaller powers of two."""
+    done, bits = Variable(b, c(0)), Variable(b, c(block.bit_length() - 1))
+    n = x.size
+    with repeat_while(b, lambda: b.icmp_signed("<", done.get(), n)):
+        whole = b.lshr(b.sub(n, done.get()), bits.get())
+        with b.if_then(b.icmp_signed(">", whole, c(0))):
+            end = b.add(done.get(), b.shl(whole, bits.get()))
+            _runs(b, helpers, x, out, done.get(), end, bits.get())
+            done.set(end)
+        bits.set(b.sub(bits.get(), c(1)))
+
+
+def _factor(b: Builder, bits: Any) -> Any:
+    """2**(-bits / 2)."""
+    halved_ = b.trunc(b.sub(c(127), b.lshr(bits, c(1))), I32)
+    power = b.bitcast(b.shl(halved_, number(I32, 23)), F32)
+    odd = b.icmp_signed("==", b.and_(bits, c(1)), c(1))
+    return b.fmul(b.select(odd, number(F32, ROOT), number(F32, 1.0)), power)
+
+
+def _runs(b: Builder, helpers: Any, x: Source, out: Any, start: Any, end: Any, bits: Any) -> None:
+    """Runs of 2**bits elements each.
 
     A part that the first-level cache holds goes through all of its distances at once.
     """
-
-    def body(b: Builder, x: Any, out: Any, count: Any, bits: Any, factor: Any) -> None:
-        walks = Helpers(b.module).get("walks", VOID, [PTR, I64, I64], _walks)
-        near = least_of(b, c(CACHED), bits)
-        with loop(b, b.lshr(count, bits)) as r:
-            start = b.shl(r, bits)
-            with loop(b, b.shl(c(1), b.sub(bits, near))) as p:
-                first = b.add(start, b.shl(p, near))
+    walks = helpers.get("walks", VOID, [PTR, I64, I64], _walks)
+    few = helpers.get("few", VOID, [PTR, I64], _few)
+    size, factor = b.shl(c(1), bits), _factor(b, bits)
+    near = least_of(b, c(CACHED), bits)
+    with b.if_else(b.icmp_signed("<", bits, c(NEAR))) as (small, large):
+        with small, loop(b, end, 1, start) as first:
+            b.put(x.load(first, 0), out, first)
+        with large, loop_by(b, start, end, size) as run:
+            with loop_by(b, run, b.add(run, size), b.shl(c(1), near)) as part:
                 with loop(b, b.shl(c(1), near), 16) as i:
-                    place = b.add(first, i)
-                    b.put(_within(b, b.get(x, F32, place, 16), 16), out, place)
-                b.call(walks, [at(b, out, b.mul(first, c(4))), c(4), near])
-            b.call(walks, [at(b, out, b.mul(start, c(4))), near, bits])
-            with loop(b, b.shl(c(1), bits), 16) as i:
-                place = b.add(start, i)
+                    place = b.add(part, i)
+                    b.put(_within(b, x.load(place, 16), 16), out, place)
+                b.call(walks, [at(b, out, b.mul(part, c(4))), c(NEAR), near])
+            b.call(walks, [at(b, out, b.mul(run, c(4))), near, bits])
+            with loop(b, size, 16) as i:
+                place = b.add(run, i)
                 b.put(b.fmul(b.get(out, F32, place, 16), b.splat(factor, 16)), out, place)
-
-    return body
-
-
-def sum_by() -> Any:
-    """sums [size], int64: the elements' units, added at their indices; see [Note: sums by index]."""
-
-    def body(b: Builder, index: Any, x: Any, count: Any, up: Any, sums: Any, size: Any) -> None:
-        most = b.trunc(b.sub(size, c(1)), I32)
-        with loop(b, count) as i:
-            place = b.get(index, I32, i)
-            place = b.select(b.icmp_signed("<", place, number(I32, 0)), number(I32, 0), place)
-            place = b.sext(b.select(b.icmp_signed(">", place, most), most, place), I64)
-            units = b.intrinsic("rint", b.fmul(b.fpext(b.get(x, F32, i), F64), up))
-            b.put(b.add(b.get(sums, I64, place), b.fptosi(units, I64)), sums, place)
-
-    return body
+    with b.if_then(b.icmp_signed("<", bits, c(NEAR))), loop_by(b, start, end, size) as run:
+        b.call(few, [at(b, out, b.mul(run, c(4))), size])
+        with loop(b, size) as i:
+            place = b.add(run, i)
+            b.put(b.fmul(b.get(out, F32, place), factor), out, place)
 
 
-#: by name, what gives a body: what builds the instructions, of the builder and the parameters
-MAKERS: dict[str, Callable[..., Any]] = {
-    "product": products.product, "across": products.across, "rows": products.rows,
-    "direction": direction, "hadamard": hadamard, "sum_by": sum_by, "gather": rows.gather,
-    "scatter": rows.scatter, "extreme": rows.extreme, "top_columns": rows.top_columns,
-}  # fmt: skip
+@contextmanager
+def loop_by(b: Builder, start: Any, stop: Any, step: Any) -> Iterator[Any]:
+    """What is built within it runs for start, start + step, ... below stop."""
+    index = Variable(b, start)
+    with repeat_while(b, lambda: b.icmp_signed("<", index.get(), stop)):
+        yield index.get()
+        index.set(b.add(index.get(), step))
 
 
-def text(name: str, kinds: tuple[str, ...]) -> str:
-    """The LLVM IR of a routine."""
-    module = ir.Module(name)
-    parameters = [TYPES[letter] for letter in ROUTINES[name]]
-    function = ir.Function(module, ir.FunctionType(VOID, parameters), name)
-    b = Builder(function.append_basic_block("entry"))
-    MAKERS[name](*kinds)(b, *function.args)
-    b.ret_void()
-    return str(module)
+def sum_by(
+    b: Builder, index: Source, x: Source, largest: Any, size: Any, sums: Any, out: Any
+) -> None:
+    """out [size]: sums of the elements of each index, clipped; see [Note: sums by index].
+
+    sums: int64 [size]; largest: the largest magnitude, float64.
+    """
+    biased = b.lshr(magnitude_bits(b, b.fptrunc(largest, F32)), number(I32, 23))
+    finite = b.icmp_signed("<", biased, number(I32, INFINITE >> 23))
+    one = b.icmp_signed(">", biased, number(I32, 1))
+    exponent = b.sub(b.select(one, biased, number(I32, 1)), number(I32, 126))
+    length = b.sub(c(64), b.ctlz(x.size, number(I1, 0)))
+    shift = b.sub(b.sub(c(62), length), b.sext(exponent, I64))
+    up, down = (b.bitcast(b.shl(b.add(c(1023), k), c(52)), F64) for k in (shift, b.neg(shift)))
+    b.clear(sums, b.mul(size, c(8)))
+    most = b.trunc(b.sub(size, c(1)), I32)
+    with b.if_then(finite), loop(b, x.size) as i:
+        place = index.load(i, 0)
+        place = b.select(b.icmp_signed("<", place, number(I32, 0)), number(I32, 0), place)
+        place = b.sext(b.select(b.icmp_signed(">", place, most), most, place), I64)
+        units = b.intrinsic("rint", b.fmul(wide(b, x.load(i, 0)), up))
+        b.put(b.add(b.get(sums, I64, place), b.fptosi(units, I64)), sums, place)
+    with loop(b, size) as k:
+        total = b.fptrunc(b.fmul(b.sitofp(b.get(sums, I64, k), F64), down), F32)
+        b.put(b.select(finite, total, number(F32, float("nan"))), out, k)
+
+
+def _keys(b: Builder, printer: Any, seed: Any, draw: int, upper: Any) -> tuple[Any, Any]:
+    """The two keys of a draw."""
+    words = [seed, printer.given["step"], printer.row["tensor"], c(draw & MASK), upper]
+    found = b.call(printer.helpers.keys, words)
+    return b.lshr(found, c(32)), b.trunc(found, I32)
+
+
+def drawn(b: Builder, printer: Any, count: Any, out: Any) -> None:
+    """out, int32: `count` positions that all ranks draw; see shared_draws.positions."""
+    n = printer.row["n"]
+    high, low_key = _keys(b, printer, c(0), shared.DRAWN, printer.row["first"])
+    joined = b.or_(b.shl(high, c(32)), b.zext(low_key, I64))
+    x = b.add(joined, c(0x9E3779B97F4A7C15 - (1 << 64)))
+    x = b.mul(b.xor(x, b.lshr(x, c(30))), c(0xBF58476D1CE4E5B9 - (1 << 64)))
+    x = b.mul(b.xor(x, b.lshr(x, c(27))), c(0x94D049BB133111EB - (1 << 64)))
+    x = b.xor(x, b.lshr(x, c(31)))
+    begin = b.trunc(b.lshr(b.mul(b.zext(x, I128), b.zext(n, I128)), ir.Constant(I128, 64)), I64)
+
+    def position(j: Any) -> Any:
+        low = b.udiv(b.mul(j, n), count)
+        size = b.sub(b.udiv(b.mul(b.add(j, c(1)), n), count), low)
+        spread = b.mul(b.trunc(j, I32), number(I32, ins.WEYL))
+        bits = b.zext(ins.mixed(b, b.add(spread, b.trunc(high, I32)), low_key), I64)
+        return b.add(b.add(low, b.lshr(b.mul(bits, size), c(32))), begin)
+
+    bounds = [Variable(b, c(0)), Variable(b, count)]
+    with repeat_while(b, lambda: b.icmp_signed("<", bounds[0].get(), bounds[1].get())):
+        middle = b.lshr(b.add(bounds[0].get(), bounds[1].get()), c(1))
+        beyond = b.icmp_signed(">=", position(middle), n)
+        bounds[1].set(b.select(beyond, middle, bounds[1].get()))
+        bounds[0].set(b.select(beyond, bounds[0].get(), b.add(middle, c(1))))
+    turned = bounds[0].get()
+    for start, stop, shift, to in (
+        (turned, count, n, c(0)),
+        (c(0), turned, c(0), b.sub(count, turned)),
+    ):
+        with loop(b, stop, 1, start) as j:
+            place = b.add(b.sub(j, start), to)
+            b.put(b.trunc(b.sub(position(j), shift), I32), out, place)
+
+
+def chosen(b: Builder, printer: Any, chances: Source, draw: int, most: Any, out: Any) -> None:
+    """out [most], int32: positions by systematic sampling, then -1; see spectra.chosen."""
+    first = printer.row["first"]
+    high, low_key = _keys(b, printer, printer.given["seed"], draw, b.lshr(first, c(32)))
+    spread = b.mul(b.trunc(first, I32), number(I32, ins.WEYL))
+    u = wide(b, ins.hashed(b, b.add(spread, b.trunc(high, I32)), low_key))
+    with loop(b, most) as j:
+        b.put(number(I32, -1), out, j)
+    line, taken = Variable(b, number(F64, 0.0)), Variable(b, c(0))
+    last = Variable(b, b.intrinsic("ceil", b.fsub(number(F64, 0.0), u)))
+    with loop(b, chances.size) as i:
+        p = wide(b, chances.load(i, 0))
+        p = b.select(b.fcmp_ordered(">", p, number(F64, 0.0)), p, number(F64, 0.0))
+        p = b.select(b.fcmp_ordered("<", p, number(F64, 1.0)), p, number(F64, 1.0))
+        line.set(b.fadd(line.get(), p))
+        step = b.intrinsic("ceil", b.fsub(line.get(), u))
+        hit = b.and_(b.fcmp_ordered(">", step, last.get()), b.icmp_signed("<", taken.get(), most))
+        with b.if_then(hit):
+            b.put(b.trunc(i, I32), out, taken.get())
+            taken.set(b.add(taken.get(), c(1)))
+        last.set(step)

@@ -40,10 +40,13 @@ def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
     def of(kind: Any) -> Any:
         return b.load(pointer, typ=ir.VectorType(kind, count) if count else kind, align=1)
 
-    if storage in HALVES:
-        x = of(I16)
-        return HALVES[storage][0](b, b.zext(x, lanes(I32, x)))
-    return of(F32 if storage == "float32" else I32)
+    kind = I16 if storage in HALVES else F32 if storage == "float32" else I32
+    return of_raw(b, of(kind), storage)
+
+
+def of_raw(b: Builder, x: Any, storage: str) -> Any:
+    """Values as they lie in memory, as float32 or int32."""
+    return HALVES[storage][0](b, b.zext(x, lanes(I32, x))) if storage in HALVES else x
 
 
 def stored_as(b: Builder, x: Any, storage: str) -> Any:

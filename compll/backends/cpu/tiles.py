@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.cpu import jit
+from compll.backends.cpu import call_memory, jit
+from compll.backends.cpu.call_memory import ROOMS
+from compll.backends.cpu.host import Host
 from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature, sum_bytes
-from compll.backends.cpu.pieces import Rows, fresh
+from compll.backends.cpu.pieces import REMEMBERED, Rows, fresh
 from compll.errors import PayloadError
 from compll.ir.layout import is_fixed, payload_bytes
 from compll.ir.module import Module
+from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
-from compll.ir.tile import Kernel
+from compll.ir.tile import ALL, Kernel
 from compll.ir.tile_text import text
 from compll.numerics.types import F32, I64, U8
 from compll.passes import lower
@@ -25,7 +28,7 @@ from compll.runtime.batches import Encoding, State
 
 
 class TileKernels:
-    """The backend's batch interface (see batches.Backend), for specs that are lowered to tiles."""
+    """The backend's batch interface; see batches.Backend."""
 
     arrays = HostArrays()
     merges = False
@@ -36,8 +39,10 @@ class TileKernels:
         self.by_name = {k.name: k for part in self.parts.values() for k in part}
         self.rows = Rows(params)
         self.sizes: dict[int, int] = {}
+        self.rooms: dict[tuple[str, int], int] = {}
+        self.rounds = rounds(module)
         self.fixed = is_fixed(module)
-        self.fuses = bool(self.parts["hop"])
+        self.fuses = bool(self.parts.get("hop"))
         self.libraries: list[jit.Library] = []
         self.functions: dict[str, Callable[..., None]] = {}
         self.lock = threading.Lock()
@@ -64,18 +69,34 @@ class TileKernels:
         """The tile programs."""
         return "\n".join(text(k) for part in self.parts.values() for k in part)
 
-    def call(self, name: str, given: Mapping[str, Any], states: list[NDArray[Any]]) -> None:
-        """Run a kernel. given: arrays and numbers, by the names of its parameters."""
-        if self.by_name[name].scratch or self.by_name[name].sums:
-            given = {**given, **self.scratch(self.by_name[name], given["table"])}
-        self.function(name)(*[passed(given.get(n, 0)) for n in GIVEN], *map(passed, states))
+    def call(self, name: str, given: Mapping[str, Any], arrays: list[NDArray[Any]]) -> None:
+        """Run a kernel. given: arrays and numbers, by the names of its parameters; arrays: states,
+        then sums over ranks and where pieces begin in them."""
+        kernel = self.by_name[name]
+        given = {**given, **self.scratch(kernel, given["table"])}
+        host = Host() if kernel.asks else None
+        if host is not None:
+            given["host"] = host.address
+        self.function(name)(*[passed(given.get(n, 0)) for n in GIVEN], *map(passed, arrays))
+        if host is not None:
+            host.raise_found()
 
-    @staticmethod
-    def scratch(kernel: Kernel, table: I64) -> dict[str, Any]:
+    def scratch(self, kernel: Kernel, table: I64) -> dict[str, Any]:
         """Memory for what is put together of a piece; what is not touched costs nothing."""
-        room = 4 * (int(table[:, 1].max(initial=0)) + kernel.tile + SLACK)
-        size = room * len(kernel.scratch) + sum(sum_bytes(int(f.of)) for f in kernel.sums)
+        if not (kernel.scratch or kernel.sums or kernel.rooms):
+            return {}
+        room = max((self.room(kernel, n) for n in set(table[:, 1].tolist())), default=0)
+        sums = sum(sum_bytes(int(f.of)) for f in kernel.sums)
+        size = room * (len(kernel.scratch) + ROOMS) + sums + SLACK
         return {"scratch": np.empty(size, np.uint8), "room": room}
+
+    def room(self, kernel: Kernel, n: int) -> int:
+        """The most bytes that an array of a kernel takes for n elements. Raises UsageError."""
+        if (kernel.name, n) not in self.rooms:
+            if len(self.rooms) > REMEMBERED:
+                self.rooms.clear()
+            self.rooms[kernel.name, n] = call_memory.room(kernel, n)
+        return self.rooms[kernel.name, n]
 
     def statics(self, name: str, table: I64, step: int, most: I64 | None = None) -> Any:
         """Host-computed values of every piece."""
@@ -85,7 +106,7 @@ class TileKernels:
         self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding
     ) -> I64:
         """Encode all pieces in one call."""
-        if state is None and self.module.updates:
+        if state is None and "encode" not in self.by_name:
             state, table = fresh(self.module, table)
         fed = state is not None and bool(self.module.states)
         incoming = how.incoming
@@ -103,7 +124,7 @@ class TileKernels:
             given |= {"data": incoming.payload, "data_at": incoming.at, "data_used": incoming.used}
         self.call(name, given, states)
         if how.writeback and not back:
-            self.decode_batch(out, table, at, used, x, add=False)
+            self.decode_batch(out, table, at, used, x, add=False, step=how.step)
         elif back and self.module.status:
             self.write_told(x, table, out, at, used)
         return used
@@ -116,7 +137,7 @@ class TileKernels:
             self.decode_batch(out, table[rows], at[rows], used[rows], x, add=False)
 
     def decode_batch(
-        self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool
+        self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool, step: int = 0
     ) -> None:
         """Decode all pieces in one call, after all were checked."""
         for n, size in zip(table[:, 1].tolist(), used.tolist(), strict=True):
@@ -127,7 +148,7 @@ class TileKernels:
         bad = np.zeros(1, np.int64)
         given = {
             "x": out, "table": table, "rows": len(table), "payload": payload, "at": at,
-            "used": used, "statics": self.statics(name, table, 0), "bad": bad,
+            "used": used, "statics": self.statics(name, table, step), "bad": bad, "step": step,
         }  # fmt: skip
         self.call(name, given, [])
         if bad[0] < 0:
@@ -139,6 +160,40 @@ class TileKernels:
                 f"{self.module.name}: an index lies outside the tensor of {n} elements, or is not "
                 "above the one before it"
             )
+
+    # rounds
+
+    def encode_round(
+        self, number: int, x: F32, table: I64, out: U8, at: I64, before: Before,
+        state: State | None, how: Encoding,
+    ) -> I64:  # fmt: skip
+        """What a round adds up, for every piece; see Codec.encode_round."""
+        return self.round(f"round{number}", x, table, (out, at), before[:number], state, how)
+
+    def decode_rounds(
+        self, x: F32, table: I64, sums: Before, state: State | None, how: Encoding
+    ) -> None:
+        """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
+        given = (np.zeros(1, np.uint8), np.zeros(len(table), np.int64))
+        self.round("rounds", x, table, given, sums[: len(self.rounds)], state, how)
+
+    def round(
+        self, name: str, x: F32, table: I64, payload: tuple[U8, I64], sums: Before,
+        state: State | None, how: Encoding,
+    ) -> I64:  # fmt: skip
+        """Run a kernel of a round. payload: and where pieces begin in it."""
+        name += "_feed" * (state is not None and bool(self.module.states))
+        kernel, used, (out, at) = self.by_name[name], np.zeros(len(table), np.int64), payload
+        given = {
+            "x": x, "table": table, "rows": len(table), "payload": out, "at": at, "used": used,
+            "statics": self.statics(name, table, how.step), "seed": signed(how.seed),
+            "step": how.step, "scale": how.scale, "back": True, "workers": float(how.workers),
+        }  # fmt: skip
+        by_name = {one.name: pair for one, pair in zip(self.rounds, sums, strict=False)}
+        pairs = [by_name[f.name.removesuffix(ALL)] for f in kernel.added]
+        held = [] if state is None else [state[s.name] for s in kernel.states]
+        self.call(name, given, [*held, *(array for pair in pairs for array in pair)])
+        return used
 
     def size(self, n: int) -> int:
         """The bytes of a payload of n elements."""

@@ -42,6 +42,7 @@ class WalkFunction:
 
     function: Any
     needs: Arrays
+    matrix: bool
 
 
 class WalkCalls:
@@ -50,7 +51,8 @@ class WalkCalls:
     def __init__(self, printer: Any) -> None:
         self.printer = printer
         self.printed: dict[str, list[WalkPrinter]] = {}
-        self.functions = {id(w): self.printed_as(w) for w in printer.kernel.walks}
+        usual = [w for w in printer.kernel.walks if id(w) not in printer.routines.fused]
+        self.functions = {id(w): self.printed_as(w) for w in usual}
         self.totals: dict[int, Any] = {}
 
     def printed_as(self, walk: Walk) -> list[WalkFunction]:
@@ -61,7 +63,10 @@ class WalkCalls:
                 self.printed_now(walk, past)
                 for past in (False, True)[: 1 + bool(gains() and streamed(walk))]
             ]
-        return [WalkFunction(one.function, given(walk)) for one in self.printed[key]]
+        return [
+            WalkFunction(one.function, given(walk), walk.matrix is not None)
+            for one in self.printed[key]
+        ]
 
     def printed_now(self, walk: Walk, past: bool) -> WalkPrinter:
         p = self.printer
@@ -86,7 +91,7 @@ class WalkCalls:
                 sums = p.pointers[store_name(s)]
                 table_routines.open_sums(b, sums, p.tiles, int(s.field.of))
         for one in (v.attr for v in walk.spreads):
-            array = f"kept {one.name}" if one.expr is None else f"in {one.name}"
+            array = f"{one.shape} {one.name}" if one.expr is None else f"in {one.name}"
             p.pointers[f"spread {one.name}"] = p.pointers[array]
             p.pointers[f"count spread {one.name}"] = Variable(b, number(I64, 0)).place
         pieces = [p.value(v) for v in usual.needs.pieces]
@@ -113,12 +118,14 @@ class WalkCalls:
     ) -> None:  # fmt: skip
         """Over `count` tiles of m elements, after `done` others."""
         p, b = self.printer, self.printer.b
+        first = number(I64, 0) if one.matrix else p.row["first"]
         done = number(I64, 0) if done is None else done
-        arrays = [pointers[name] for name in one.needs.arrays]
+        names = one.needs.arrays
+        arrays = [pointers.get(n) or pointers[n.removeprefix("at ")] for n in names]
         sums = [self.totals[id(v)] for v in one.needs.sums]
         numbers = {
             "count": count, "m": number(I64, p.tile) if m is None else m, "done": done,
-            "first": b.add(p.row["first"], p.bytes(done, p.tile)),
+            "first": b.add(first, p.bytes(done, p.tile)),
             "back": b.icmp_unsigned("!=", p.given["back"], number(I8, 0)),
             "seed": p.given["seed"], "step": p.given["step"], "tensor": p.row["tensor"],
         }  # fmt: skip

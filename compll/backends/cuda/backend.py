@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from compll.backends.cuda.arrays import ArrayKernels
 from compll.backends.cuda.device import CupyDevice, cupy
 from compll.backends.cuda.keeping import Device
 from compll.backends.cuda.launch import Batch, Launching
@@ -28,6 +27,7 @@ from compll.backends.cuda.source import hop_source, source
 from compll.errors import UsageError
 from compll.ir.layout import is_fixed
 from compll.ir.module import Module
+from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
 from compll.numerics.held import hold, is_held
 from compll.numerics.types import I64
@@ -46,7 +46,7 @@ class Kernels(Launching):
         code: Source,
     ) -> None:
         super().__init__(module, params, make_device, code)
-        self.fuses = bool(lower.kernels(module)["hop"])
+        self.fuses = bool(lower.kernels(module, "cuda").get("hop"))
         self.merges = code.merges
         self.hop_kernels: Kernels | None = None
         self.fixed = is_fixed(module)
@@ -55,15 +55,13 @@ class Kernels(Launching):
         self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, how: Encoding
     ) -> Any:
         """Encode all pieces; used bytes, int64 [m] in device memory."""
-        if state is None and self.module.updates:
+        if state is None and "encode" not in self.source.plans:
             state, table = self.fresh(table)
-        # What is not finite is known, by the status byte, when x has been written back.
-        written = self.source.plans[self.plan_of(state)].writes_back and not self.module.status
-        back = how.writeback and written
+        back = how.writeback and self.source.plans[self.plan_of(state)].writes_back
         launch = self if how.incoming is None else self.hop()
         used = launch.launch_encode(x, table, out, at, state, replace(how, writeback=back))
         if how.writeback and not back:
-            self.decode(out, table, at, used, x, add=False)
+            self.decode(out, table, at, used, x, add=False, step=how.step)
         return used
 
     def plan_of(self, state: Mapping[str, Any] | None) -> str:
@@ -110,27 +108,62 @@ class Kernels(Launching):
         return Batch(None, None, None, None, wanted, len(table), [], (), {}), hold(changed)
 
     def decode_batch(
-        self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool
+        self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool, step: int = 0
     ) -> None:
         """Decode all pieces into out, or add them."""
         sizes = self.given_sizes(used) if isinstance(used, np.ndarray) else used
-        self.decode(payload, table, at, sizes, out, add=add)
+        self.decode(payload, table, at, sizes, out, add=add, step=step)
+
+    # rounds
+
+    def encode_round(
+        self,
+        number: int,
+        x: Any,
+        table: I64,
+        out: Any,
+        at: I64,
+        before: Before,
+        state: Mapping[str, Any] | None,
+        how: Encoding,
+    ) -> Any:
+        """What a round adds up, for every piece; see Codec.encode_round."""
+        name = f"round{number}{self.feeds(state)}"
+        given = (out, self.place(at), before[:number])
+        self.round(name, x, table, given, state, how)
+        one = rounds(self.module)[number]
+        found = [one.payload_bytes(n) for n in table[:, 1].tolist()]
+        return self.place(np.array(found, np.int64))
+
+    def decode_rounds(
+        self, x: Any, table: I64, sums: Before, state: Mapping[str, Any] | None, how: Encoding
+    ) -> None:
+        """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
+        given = (None, None, sums[: len(self.module.rounds)])
+        self.round(f"rounds{self.feeds(state)}", x, table, given, state, how)
+
+    def feeds(self, state: Mapping[str, Any] | None) -> str:
+        """What the names of plans with states end with."""
+        return "_feed" if state is not None and self.module.states else ""
+
+    def round(
+        self, name: str, x: Any, table: I64, given: tuple[Any, Any, Before],
+        state: Mapping[str, Any] | None, how: Encoding,
+    ) -> None:  # fmt: skip
+        """Run a plan. given: a payload and where pieces begin in it; the sums of rounds."""
+        out, at, sums = given
+        b = self.batch(name, table)
+        pairs = ((payload, self.place(begins)) for payload, begins in sums)
+        args = (
+            *self.encode_args(name, b, x, out, at, how), np.float32(how.workers),
+            *(value for pair in pairs for value in pair), *self.states(name, state, table),
+        )  # fmt: skip
+        self.run(name, b, args, self.device.dtype(x))
 
 
-def kernels(
-    module: Module,
-    params: Mapping[str, Number],
-    make_device: Callable[[Source], Device],
-    code: Source,
-) -> Kernels | ArrayKernels:
-    """The kernels of a source, in passes or an array at a time."""
-    kind = ArrayKernels if module.arrays else Kernels
-    return kind(module, params, make_device, code)
-
-
-def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
+def build(module: Module, params: Mapping[str, Number]) -> Kernels:
     """The backend's entry point. Raises SpecError, or UsageError without CuPy or a device."""
-    return kernels(module, params, CupyDevice, source(module))
+    return Kernels(module, params, CupyDevice, source(module))
 
 
 def bound() -> int | None:

@@ -104,8 +104,7 @@ class Body:
 
     def target(self, f: Field) -> str:
         """Where a field is stored."""
-        other = self.plan.targets.get(f.name)
-        return self.fields["out"].pointer(f) if other is None else other(self)
+        return self.fields["out"].pointer(f)
 
     # whole numbers of the piece
 
@@ -126,8 +125,7 @@ class Body:
         if domain.kind == "kept":
             return self.fields["out"].kept(str(domain.of))
         rows, cols = map(self.dim, domain.dims)
-        size = f"({rows} * {cols})"
-        return f"room({size}, {self.given('n')})" if domain.kind == "room" else size
+        return f"({rows} * {cols})"
 
     # arrays of the piece
 
@@ -195,7 +193,7 @@ class Body:
         if v.op == "counted":
             return self.fields["in" if self.plan.decodes else "out"].kept(v.attr)
         if v.op == "told":
-            own = self.fields[v.attr or "in"]
+            own = self.fields["in"]
             return f"{own.data}[{own.end()}] != 0"
         if v.op == "workers":
             return "workers"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from compll.ir.expr import Expr, Type
-from compll.ir.layout import field_bytes, limits, payload_bytes, tile_of
+from compll.ir.expr import Expr
+from compll.ir.layout import field_bytes, limits, tile_of
 from compll.ir.matrices import extents
 from compll.ir.module import Module
 from compll.ir.static import Number, as_count, evaluate
@@ -21,10 +21,9 @@ class Domain:
     """A set of items of every piece.
 
     kind: n (elements); kept (the most of selection `of`); sample (of as many as `of` says);
-    matrix (of `dims`); payload (bytes); trits (the bytes of field `of`, packed); chunks and groups of
+    matrix (of `dims`); trits (the bytes of field `of`, packed); chunks and groups of
     them (of the most bits of field `of`); lanes (of sums by index); bins (`of`);
-    products (blocks of ROWS x COLUMNS elements of a matrix); room (of a matrix, where a state of n has
-    room for it); piece (one item, even where there are no elements). Of the shorter and the longer side
+    products (blocks of ROWS x COLUMNS elements of a matrix); piece (one item, even where there are no elements). Of the shorter and the longer side
     of a matrix: see SIDES.
     """
 
@@ -44,8 +43,6 @@ class Domain:
             return limits(module, n, params)[str(self.of)]
         if self.kind == "sample":
             return max(1, as_count(told(self.of, params, n), n))
-        if self.kind == "payload":
-            return payload_bytes(module, n, params)
         if self.kind == "lanes":
             return min(MEAN_LANES, -(-n // MEAN_TILE))
         if self.kind == "bins":
@@ -93,8 +90,3 @@ SIDES: dict[str, Callable[[int, int], int]] = {
     "squares": lambda r, long: -(-long // TALL) * r,
 }
 ELEMENTS, PIECE = Domain("n"), Domain("piece")
-
-
-def domain_of(type: Type) -> Domain:
-    """Where values of a type have their elements."""
-    return Domain(type.shape, type.of if type.shape == "kept" else "", type.dims)

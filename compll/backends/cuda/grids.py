@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from compll.backends.cuda.domains import Domain, told
 from compll.backends.cuda.instructions import MEMORY
-from compll.errors import UsageError
 from compll.ir.expr import Expr
-from compll.ir.matrices import extents
 from compll.ir.module import Module
 from compll.ir.static import Number
 
@@ -116,14 +114,3 @@ class Items:
         found = [told(tries, self.params, n) for n in lengths]
         most = max((int(max(0.0, min(v, 100.0))) for v in found if v == v), default=0)
         return -(-(1 + most) // 3)
-
-    def check_rooms(self, rooms: Iterable[tuple[str, tuple[Expr, ...]]], n: int) -> None:
-        """Raise UsageError where a matrix and the elements of a piece do not fit each other."""
-        for kind, dims in rooms if n else ():
-            rows, cols = extents(dims, n)
-            if rows * cols < n:
-                raise UsageError(
-                    f"a matrix of {rows} x {cols} has no room for {n} elements"
-                    if kind == "matrix"
-                    else f"flat: a matrix of {rows * cols} elements, {n} are needed"
-                )

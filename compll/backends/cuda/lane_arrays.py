@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cuda.domains import Domain
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import SCRATCH, Store, Value
 
@@ -25,11 +24,27 @@ class LaneArrays:
     def __init__(self, walk: Any) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
         reads = [v for v in walk.walk.values if v.op in ("load", "unpack") and v.level != "piece"]
+        reads = [v for v in reads if not self.made(v.attr)]
         lanes = [v for v in reads if v.level == "lane"]
         #: arrays by name, and fields of payloads or of bytes of trits
         self.held = {self.of(v.attr): v for v in lanes if self.of(v.attr)}
         self.fields = {v.attr.name: v.attr for v in lanes if not self.of(v.attr)}
         self.of_groups = [v.attr for v in reads if v.level == "tile"]
+
+    def made(self, a: Any) -> Any:
+        """What computes elements of an array where they are read, if anything does."""
+        own = isinstance(a, Field) and a.shape == SCRATCH
+        return self.body.plan.elements.get(a.name) if own else None
+
+    def at(self, v: Value, place: str) -> str:
+        """The element at a place."""
+        made = self.made(v.attr)
+        if made is not None:
+            return str(made(self.body, place))
+        array = self.of(v.attr)
+        if isinstance(v.attr, Field) and v.attr.shape == SCRATCH:
+            return f"{array}[{place}]"
+        return f"load1({array}, {place})"
 
     def of(self, a: Any) -> str:
         """The piece's array of which a thread holds lanes in registers; "": it is another."""
@@ -74,7 +89,7 @@ class LaneArrays:
         for s in self.walk.walk.stores:
             if s.target == "gradient":
                 names.append(self.body.given("xs"))
-            elif s.target == "state" and s.place is None:
+            elif s.target == "state" and not s.placed:
                 names.append(self.body.state(s.field))
             elif s.target == "payload" and s.field is not None and not s.field.trits:
                 found.append(f"aligned({self.written(s)}, {bytes_at_once(s.field)})")
@@ -116,8 +131,7 @@ class LaneArrays:
         s, b, bits = self.shape, self.body, f.bits
         codes = f"{self.codes(f)} + t * {f.packed_bytes(s.tile)}"
         how = "trit_at" if f.trits else f"code_at<{bits}>"
-        m = self.codes_of_tile(f)
-        short = f"q_{f.name}[e] = l + e < m ? {how}({codes}, {m}, l + e) : 0;"
+        short = f"q_{f.name}[e] = l + e < m ? {how}({codes}, m, l + e) : 0;"
         if not f.trits and s.tile * bits >= 32:
             words, split = max(1, s.rows * bits // 8), max(1, 8 // (s.rows * bits))
             place = f"(k % {words}) * {s.row} + 4 * u"
@@ -127,7 +141,7 @@ class LaneArrays:
                     f"4 * (u % {s.team // split})",
                     f"k * {split} + u / {s.team // split}",
                 )
-            with b.block(f"if (READY || {m} == {s.tile})"):
+            with b.block(f"if (READY || m == {s.tile})"):
                 b.add(f"const u32 word = load_codes<READY>({codes} + {place});")
                 shift = f"8 * e + {bits} * ({plane})"
                 b.add(
@@ -136,17 +150,10 @@ class LaneArrays:
             b.add("else")
         b.add(f"for (int e = 0; e < 4; ++e) {short}")
 
-    def codes_of_tile(self, f: Field) -> str:
-        """How many codes lie together in a tile: those of a matrix end where it does, beyond the
-        elements, over which a walk that reads it flat goes."""
-        size = self.body.count(Domain("matrix", "", f.dims)) if f.shape == "matrix" else ""
-        if size in ("", self.walk.region.size(self.body)):
-            return "m"
-        tile, left = self.shape.tile, f"{size} - o"
-        return str(self.body.declare("int", f"{left} >= {tile} ? {tile} : (int)({left})"))
-
     def lane(self, v: Value) -> str:
         """What a lane reads."""
+        if self.made(v.attr) is not None:
+            return self.at(v, "(i < m ? o + i : 0)")
         array = self.of(v.attr)
         if array:
             return f"r_{array}[4 * row + j]"

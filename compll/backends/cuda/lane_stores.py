@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compll.ir.module import WHOLE, Field
-from compll.ir.tile import SUMS, Store, order_inside
+from compll.ir.tile import SCRATCH, SUMS, Store, order_inside
 
 BITS = {"float32": "(u32)__float_as_int({})", "float16": "float16_bits({})",
         "bfloat16": "bfloat16_bits({})"}  # fmt: skip
@@ -146,13 +146,17 @@ class Stores:
         if s.target == SUMS:
             for what, one in (("index", at), ("value", value)):
                 b.add(f"if (i < m) {self.summed(s, what)}[o + i] = {one};")
+        elif s.target == SCRATCH:
+            assert s.field is not None
+            b.add(f"if (i < m) {self.walk.arrays.own(s.field)}[(u32){at}] = {value};")
         elif s.target == "state":
             assert s.field is not None
             b.add(f"if (i < m) keep1({b.state(s.field)}, {at}, {value});")
         else:
             xs = b.given("xs")
             value = f"load1({xs}, {at}) + {value}" if s.target == "scatter_add" else value
-            b.add(f"if (i < m) store1({xs}, {at}, {value});")
+            back = "back && " if s.back else ""
+            b.add(f"if ({back}i < m) store1({xs}, {at}, {value});")
 
     def summed(self, s: Store, what: str) -> str:
         """The array of indices, or of values, that are to be summed by them."""

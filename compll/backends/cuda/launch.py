@@ -20,6 +20,7 @@ from compll.errors import PayloadError, UsageError
 from compll.ir.capacity import MOST
 from compll.ir.expr import Expr
 from compll.ir.layout import payload_bytes
+from compll.ir.matrices import check_rooms
 from compll.ir.module import Module
 from compll.ir.static import Number, evaluate
 from compll.numerics.held import once
@@ -91,7 +92,7 @@ class Launching:
     def make_batch(self, plan: Plan, table: I64) -> Batch:
         lengths = table[:, 1].tolist()
         for n in lengths:
-            self.items.check_rooms(plan.rooms, n)
+            check_rooms(plan.rooms, n)
         shape = len(plan.grids), len(lengths)
         counts = [[self.items.count(g, n) for n in lengths] for g in plan.grids]
         items = np.array(counts, np.int64).reshape(shape)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cuda.domains import Domain
 from compll.ir.layout import header
 from compll.ir.module import Field
 
-#: a payload that is read, that is written, or of the plan's own, and where the piece's begins in it
-PLACES = {"in": ("data", "at_in[p]"), "out": ("out", "at[p]"), "own": ("own_bytes_p", "0")}
+#: a payload that is read, or that is written, and where the piece's begins in it
+PLACES = {"in": ("data", "at_in[p]"), "out": ("out", "at[p]")}
 
 
 class PayloadFields:
@@ -43,8 +42,6 @@ class PayloadFields:
 
     def pointer(self, f: Field) -> str:
         """Where a field begins."""
-        if self.prefix == "own":
-            self.body.memory("own_bytes", "uint8", self.body.plan.grid(Domain("payload"), 1))
         number = [one.name for one in self.module.fields].index(f.name)
         return f"({self.data} + {self.offset(number)})"
 

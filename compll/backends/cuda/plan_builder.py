@@ -46,12 +46,11 @@ class PlanBuilder:
         self.grids: list[Grid] = [Grid(ELEMENTS, shape.teams, tiles=True)]
         self.scratch: dict[str, Scratch] = {}
         self.slots: dict[Hashable, int] = {}
-        #: by the names of arrays, the grids of their tiles; of fields, where they are read and stored
-        #: if not in a payload as usual; matrices that must have room: see Plan.rooms
-        self.placed: dict[str, int] = {}
+        #: where fields are read that are not in a payload, and matrices that must have room
         self.sources: dict[str, Callable[[Any], str]] = {}
-        self.targets: dict[str, Callable[[Any], str]] = {}
-        self.rooms: dict[tuple[str, tuple[Expr, ...]], None] = {}
+        self.rooms = kernel.rooms
+        #: elements of arrays that are computed where they are read, of a kernel and their number
+        self.elements: dict[str, Callable[[Any, str], str]] = {}
         self.names = 0
         #: where numbers stand that are in memory of their own: its name, how many, which
         self.elsewhere: dict[int, tuple[str, int, int]] = {}
@@ -77,9 +76,9 @@ class PlanBuilder:
 
     def grid_of(self, f: Field) -> int:
         """The grid of an array's tiles: of a selection, or the piece."""
-        if f.name in self.placed:
-            return self.placed[f.name]
-        selected = f.shape == "kept" and f.of in {s.name for s in self.module.selections}
+        if f.dims:
+            return self.tiles(Domain("matrix", "", f.dims))
+        selected = f.of in {s.name for s in self.module.selections}
         return self.tiles(Domain("kept", f.of)) if selected else 0
 
     def tiles(self, domain: Domain) -> int:

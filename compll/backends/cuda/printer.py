@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from compll.backends.cuda import searches, streams, tables
 from compll.backends.cuda.body import Body
+from compll.backends.cuda.calls import Calls
 from compll.backends.cuda.domains import Domain
 from compll.backends.cuda.instructions import C_TYPES
 from compll.backends.cuda.plan_builder import PlanBuilder
@@ -18,6 +19,7 @@ from compll.ir.layout import header
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import (
     Ascending,
+    Call,
     KthLargest,
     Means,
     Quantiles,
@@ -45,6 +47,7 @@ class Printer:
         self.lates: dict[int, tuple[Value, bool]] = {}
         self.guards: dict[int, tuple[Value, bool]] = {}
         self.parts: dict[int, tuple[str, Region]] = {}
+        self.calls = Calls(self)
 
     # kernels
 
@@ -133,6 +136,12 @@ class Printer:
 
     def region(self, walk: Walk) -> Region:
         """What a walk goes over."""
+        if walk.matrix is not None:
+            size = walk.matrix.size
+            self.require([size])
+            return Region(
+                self.plan.tiles(Domain("matrix", "", walk.matrix.dims)), lambda b: b.value(size)
+            )
         grid = self.plan.tiles(Domain("kept", walk.of)) if walk.of else 0
         prefix = "in" if self.plan.decodes else "out"
         return Region(grid, lambda b: b.fields[prefix].kept(walk.of))
@@ -167,6 +176,8 @@ class Printer:
             self.walk(step)
         elif isinstance(step, When):
             self.when(step)
+        elif isinstance(step, Call):
+            self.calls.emit(step)
         elif isinstance(step, Stream):
             streams.stream(self, step)
         elif isinstance(step, Ascending):

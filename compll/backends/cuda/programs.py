@@ -27,7 +27,7 @@ def encode(p: Printer, kernel: Kernel) -> None:
 def decode(p: Printer, kernel: Kernel, checking: Kernel | None) -> None:
     """A decode's, after those of a check, which leaves bits of what is wrong."""
     p.plan.limits = kernel.limits
-    p.plan.merges = kernel.name == "add" and checking is None and alone(kernel)
+    p.plan.merges = kernel.name == "decode_add" and checking is None and alone(kernel)
     if checking is not None:
         check(p, checking)
         p.end_phase()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compll.backends.cuda import programs
-from compll.backends.cuda.array_plans import array_plans
 from compll.backends.cuda.body import state_params
 from compll.backends.cuda.grids import Shape, shape_of
 from compll.backends.cuda.plan_builder import DECODE, ENCODE, TAKEN, PlanBuilder
 from compll.backends.cuda.plans import GRADIENTS, Source, header
 from compll.backends.cuda.printer import Printer
 from compll.ir.layout import tile_of
+from compll.ir.matrices import mixes
 from compll.ir.module import Module
 from compll.ir.program import Unsupported
-from compll.ir.tile import Kernel
+from compll.ir.tile import ALL, Kernel, order
 from compll.passes import lower
 from compll.passes.refusal import refused
 
@@ -24,17 +24,15 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 def source(module: Module, threads: int = 256) -> Source:
     """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
     try:
-        result = Source(
-            header("arrays") + header("spectra") if module.arrays else "", shape(module, threads)
-        )
-        if module.arrays:
-            for name, plan, kernel in array_plans(module, result.shape):
-                add(result, name, (plan, kernel))
-            return result
+        whole = header("arrays") + header("spectra") if mixes(module) else ""
+        result = Source(whole, shape(module, threads))
         for name, kernel in encodes(module).items():
-            add(result, name, encode(kernel, name, result.shape))
-        for name, adds in (("set", False), ("add", True)):
-            add(result, name, decode(lower.decode(module, name, add=adds), result.shape))
+            more = round_params(kernel, module) if name.startswith("round") else ()
+            add(result, name, encode(kernel, name, result.shape, more, module.rounds))
+        for kernel in (k for part in lower.kernels(module, "cuda").values() for k in part):
+            if kernel.name.startswith("decode"):
+                name = kernel.name.removeprefix("decode_")
+                add(result, name, decode(kernel, module, result.shape))
         return result
     except Unsupported as why:
         raise refused(module, "cuda", why) from why
@@ -52,9 +50,18 @@ def hop_source(module: Module, threads: int = 256) -> Source:
 def encodes(module: Module) -> dict[str, Kernel]:
     """The encodes without states and with them; where payloads can be cut, one that cuts."""
     parts = lower.kernels(module, "cuda")
-    found = [*parts["first"], *parts["stateless"], *parts["cut"]]
+    found = [k for name, part in parts.items() if name != "hop" for k in part]
     by_state = {bool(k.states): k for k in found if "encode" in k.name}
-    return {"feed" if fed else "encode": by_state[fed] for fed in sorted(by_state)}
+    rounds = {k.name: k for k in found if k.name.startswith("round")}
+    return {"feed" if fed else "encode": by_state[fed] for fed in sorted(by_state)} | rounds
+
+
+def round_params(kernel: Kernel, module: Module) -> tuple[str, ...]:
+    """Of a kernel that is given the sums of earlier rounds."""
+    last = kernel.name.removeprefix("round").removesuffix("_feed")
+    count = int(last) if last.isdigit() else len(module.rounds)
+    pairs = ((f"const u8* r{k}", f"const i64* r{k}_at") for k in range(count))
+    return ("float workers", *(param for pair in pairs for param in pair))
 
 
 def shape(module: Module, threads: int) -> Shape:
@@ -64,18 +71,25 @@ def shape(module: Module, threads: int) -> Shape:
 
 
 def encode(
-    kernel: Kernel, name: str, shape: Shape, more: tuple[str, ...] = ()
+    kernel: Kernel,
+    name: str,
+    shape: Shape,
+    more: tuple[str, ...] = (),
+    rounds: tuple[tuple[str, str], ...] = (),
 ) -> tuple[PlanBuilder, Kernel]:
     """The plan of an encode."""
     plan = PlanBuilder(name, kernel, shape, (*ENCODE, *more, *state_params(kernel.states)))
+    for f in kernel.added:
+        number = [one for one, _ in rounds].index(f.name.removesuffix(ALL))
+        plan.sources[f.name] = lambda b, k=number: f"(r{k} + r{k}_at[p])"  # type: ignore[misc]
     programs.encode(Printer(plan), kernel)
     return plan, kernel
 
 
-def decode(kernel: Kernel, shape: Shape) -> tuple[PlanBuilder, Kernel]:
+def decode(kernel: Kernel, module: Module, shape: Shape) -> tuple[PlanBuilder, Kernel]:
     """The plan of a decode, with its check."""
-    plan = PlanBuilder(f"decode_{kernel.name}", kernel, shape, DECODE, decodes=True)
-    check = lower.check(kernel.module, kernel) if lower.checks(kernel.module) else None
+    plan = PlanBuilder(kernel.name, kernel, shape, DECODE, decodes=True)
+    check = lower.check(module, kernel) if lower.checks(module) else None
     programs.decode(Printer(plan), kernel, check)
     return plan, kernel
 
@@ -85,8 +99,15 @@ def add(result: Source, name: str, made: tuple[PlanBuilder, Kernel]) -> None:
     plan, kernel = made
     result.text += plan.text()
     states = tuple(s.name for s in kernel.states)
-    result.plans[name] = plan.plan(states, kernel.writes_back)
+    result.plans[name] = plan.plan(states, writes_back(kernel))
     result.merges = result.merges or plan.merges
+
+
+def writes_back(kernel: Kernel) -> bool:
+    """Whether an encode overwrites the gradient, also where it is not finite."""
+    stores = [s for w in kernel.walks for s in w.stores if s.back]
+    known = [v for s in stores for v in order([s.value])]
+    return bool(stores) and (not kernel.module.status or any(v is kernel.bad for v in known))
 
 
 def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:

@@ -42,7 +42,7 @@ class WalkKernel:
         self.remade = region.remade(body)
         self.shape, self.tile = body.plan.shape, body.plan.shape.tile
         # what functions give takes long to compile: row after row, then
-        elements = any(v.op == "element" for v in walk.values)
+        elements = any(v.op == "at" or self.computed(v) for v in walk.values)
         self.held = 1 if elements else self.shape.held
         self.turns = self.shape.rows // self.held
         self.loops = loops(walk, self.tile, ordered=False)
@@ -52,6 +52,10 @@ class WalkKernel:
         self.folds = Folds(self)
         self.stores = Stores(self)
         self.selected = SelectedLanes(self)
+
+    def computed(self, v: Value) -> bool:
+        """Whether a function gives what a lane reads."""
+        return getattr(v.attr, "name", "") in self.body.plan.elements
 
     def emit(self) -> None:
         """The kernel's text."""
@@ -94,7 +98,8 @@ class WalkKernel:
         if not self.draws:
             return
         b = self.body
-        offset, tensor, step = map(b.given, ("offset", "tensor", "step"))
+        tensor, step = map(b.given, ("tensor", "step"))
+        offset = "0" if self.walk.matrix else b.given("offset")
         b.add(f"__shared__ u64 keys[{2 * len(self.draws)}];")
         b.add(f"const i64 block_begin = {offset} + own * {self.shape.teams * self.tile};")
         for k, draw in enumerate(self.draws):
@@ -106,7 +111,7 @@ class WalkKernel:
     def of_team(self) -> None:
         b = self.body
         if self.draws:
-            b.add("const i64 begin = offset + o;")
+            b.add(f"const i64 begin = {'0' if self.walk.matrix else 'offset'} + o;")
             b.add("const int high = (int)((begin >> 32) - (block_begin >> 32));")
             for k, draw in enumerate(self.draws):
                 b.add(f"const u64 {draw_name(draw)} = keys[{2 * k} + high];")
@@ -182,8 +187,8 @@ class WalkKernel:
             return "(i32)(o + i)"
         if v.op in ("selected", "spread"):
             return self.selected.lane(v)
-        if v.op == "element":
-            return str(v.attr.text(self.body, "(i < m ? o + i : 0)", list(map(self.named, v.args))))
+        if v.op == "at":
+            return self.arrays.at(v, f"(i < m ? (i64)(u32){self.named(v.args[0])} : 0)")
         return instructions.text(v, [self.named(a) for a in v.args])
 
     def named(self, v: Value) -> str:

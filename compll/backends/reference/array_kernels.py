@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from compll.backends.reference.array_runs import ArrayRun
 from compll.ir.module import Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
-from compll.numerics.matrices import Algebra
 from compll.numerics.types import F32, I64, U8
 from compll.runtime.arrays import HostArrays
 from compll.runtime.batches import Encoding, State, views
@@ -24,19 +23,13 @@ class ArrayKernels:
     arrays = HostArrays()
     fuses = merges = False
 
-    def __init__(
-        self,
-        module: Module,
-        params: Mapping[str, Number],
-        algebra: Algebra,
-        make: Callable[..., ArrayRun] = ArrayRun,
-    ) -> None:
-        self.module, self.params, self.algebra, self.make = module, dict(params), algebra, make
+    def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
+        self.module, self.params = module, dict(params)
         self.rounds = rounds(module)
 
     def run(self, n: int, **place: int) -> ArrayRun:
         """A fresh run over a piece of n elements."""
-        return self.make(self.module, self.params, n, self.algebra, **place)
+        return ArrayRun(self.module, self.params, n, **place)
 
     def encode_batch(
         self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding

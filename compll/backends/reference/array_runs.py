@@ -1,8 +1,7 @@
 """Specs with matrices or rounds: computed an array at a time, as the reference does.
 
 [Note: arrays] A product of matrices needs all of its input before it gives any output, so such a
-spec has little to fuse: its time is that of the products. Every operator is the reference's; those
-of matrices come from the backend's Algebra.
+spec has little to fuse: its time is that of the products.
 
 [Note: combined] The ranks add up what each stores for a round; `combined` divides the sum by their
 number. One worker alone combines with itself. Of a maximum, what is not finite is stored as
@@ -26,8 +25,6 @@ from compll.ir.module import Field, Module
 from compll.ir.static import Number
 from compll.numerics import halves, numbers, spectra
 from compll.numerics import matrices as matrix_numbers
-from compll.numerics import shared_draws as shared
-from compll.numerics.matrices import Algebra
 from compll.numerics.types import F32, U8
 from compll.runtime.batches import State
 
@@ -35,11 +32,8 @@ from compll.runtime.batches import State
 class ArrayRun(Run):
     """A Run that knows matrices, and what the ranks combined so far."""
 
-    def __init__(
-        self, module: Module, params: Mapping[str, Number], n: int, algebra: Algebra, **place: int
-    ) -> None:
+    def __init__(self, module: Module, params: Mapping[str, Number], n: int, **place: int) -> None:
         super().__init__(module, params, n, **place)
-        self.algebra = algebra
         self.combined: dict[str, Any] = {}
         self.spectra: dict[int, spectra.Spectrum] = {}
         self.fields = {f.name: f for f in module.fields}
@@ -73,28 +67,28 @@ class ArrayRun(Run):
 
     def op_matmul(self, expr: Expr) -> F32:
         left, right = map(self.value, expr.args)
-        return self.algebra.product(left, right, short(expr))
+        return matrix_numbers.product(left, right, short(expr))
 
     def op_sum_by(self, expr: Expr) -> F32:
         index, x = (self.value(a).reshape(-1) for a in expr.args)
-        return self.algebra.sum_by(index, x, self.size(expr)[1])[None]
+        return numbers.sum_by(index, x, self.size(expr)[1])[None]
 
     def op_lookup(self, expr: Expr) -> F32:
         table, index = map(self.value, expr.args)
-        return self.algebra.lookup(table.reshape(-1), index)
+        return matrix_numbers.lookup(table.reshape(-1), index)
 
     def op_transpose(self, expr: Expr) -> Any:
         return self.value(expr.args[0]).T
 
     def op_orthonormal(self, expr: Expr) -> F32:
         a, *spare = map(self.value, expr.args)
-        return self.algebra.orthonormal(a, spare[0] if spare else np.zeros_like(a))
+        return matrix_numbers.orthonormal(a, spare[0] if spare else np.zeros_like(a))
 
     def op_ones(self, expr: Expr) -> F32:
         return np.ones(self.size(expr), np.float32)
 
     def op_row_max(self, expr: Expr) -> F32:
-        return self.algebra.row_extreme(self.value(expr.args[0]), expr.op == "row_max")
+        return matrix_numbers.row_extreme(self.value(expr.args[0]), expr.op == "row_max")
 
     op_row_min = op_row_max
 
@@ -126,17 +120,14 @@ class ArrayRun(Run):
         return matrix_numbers.take_columns(*map(self.value, expr.args))
 
     def op_top_columns(self, expr: Expr) -> Any:
-        return self.algebra.top_columns(self.value(expr.args[0]), self.size(expr)[1])
+        return matrix_numbers.top_columns(self.value(expr.args[0]), self.size(expr)[1])
 
     def op_place_columns(self, expr: Expr) -> F32:
         at, x = map(self.value, expr.args)
-        return self.algebra.place_columns(at, x, self.size(expr)[1])
-
-    def op_shared(self, expr: Expr) -> F32:
-        return shared.uniform(self.step, self.tensor, expr.value, self.offset, self.n, self.tile)
+        return matrix_numbers.place_columns(at, x, self.size(expr)[1])
 
     def op_hadamard(self, expr: Expr) -> F32:
-        return self.algebra.hadamard(self.value(expr.args[0]), expr.value)
+        return matrix_numbers.hadamard(self.value(expr.args[0]), expr.value)
 
     def op_combined(self, expr: Expr) -> Any:
         name = str(expr.value)
@@ -171,7 +162,7 @@ class ArrayRun(Run):
 
     def feed(self, x: F32, factor: np.float32, residual: NDArray[Any]) -> None:
         """Set the input of feedback."""
-        self.inputs["g"] = self.algebra.fed(x, factor, residual, self.module.decay)
+        self.inputs["g"] = matrix_numbers.fed(x, factor, residual, self.module.decay)
 
     def given(self) -> F32:
         """The input."""
@@ -203,7 +194,7 @@ class ArrayRun(Run):
         """Update the states, given what was decoded; none takes up a NaN or infinity."""
         values = self.updates()
         if self.module.feedback:
-            self.algebra.left(states["residual"], self.given(), out)
+            matrix_numbers.left(states["residual"], self.given(), out)
         self.keep(states, values)
 
     def updates(self) -> dict[str, F32]:

@@ -13,9 +13,10 @@ import numpy as np
 
 from compll.backends.reference import pieces
 from compll.backends.reference.array_kernels import ArrayKernels
+from compll.backends.reference.runs import Run
+from compll.ir.matrices import mixes
 from compll.ir.module import Module
 from compll.ir.static import Number
-from compll.numerics.matrices import NUMPY
 from compll.numerics.types import F32, I64, U8
 from compll.passes import schedule as passes
 from compll.runtime.arrays import HostArrays
@@ -64,12 +65,15 @@ class Kernels:
         out: F32,
         *,
         add: bool,
+        step: int = 0,
     ) -> None:
         """Decode all pieces, then write them."""
-        values = [
-            pieces.decode(self.module, self.params, payload[a : a + u], length)
-            for a, u, length in zip(at.tolist(), used.tolist(), table[:, 1].tolist(), strict=True)
-        ]
+        values = []
+        for a, u, (_, n, tensor, offset, _) in zip(
+            at.tolist(), used.tolist(), table.tolist(), strict=True
+        ):
+            run = Run(self.module, self.params, n, step=step, tensor=tensor, offset=offset)
+            values.append(pieces.decode(payload[a : a + u], run))
         for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
             piece = out[start : start + length]
             piece[:] = piece + value if add else value
@@ -80,4 +84,4 @@ class Kernels:
 
 def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
     """The backend's entry point."""
-    return ArrayKernels(module, params, NUMPY) if module.arrays else Kernels(module, params)
+    return ArrayKernels(module, params) if mixes(module) else Kernels(module, params)

@@ -74,7 +74,8 @@ def _encode(
         if name in updates:
             halves.keep(held, updates[name], kept.get(name))
     if writeback:
-        x[:] = decode(module, run.env, payload, len(x))
+        place = {"step": run.step, "tensor": run.tensor, "offset": run.offset}
+        x[:] = decode(payload, Run(module, run.env, len(x), **place))
     return payload
 
 
@@ -111,11 +112,9 @@ def written(run: Run, g: Callable[[], F32]) -> U8:
     return out
 
 
-def decode(
-    module: Module, params: Mapping[str, Number], payload: U8, n: int, run: Run | None = None
-) -> F32:
+def decode(payload: U8, run: Run) -> F32:
     """The float32 [n] values of a payload, computed by `run`. Raises PayloadError."""
-    run = run or Run(module, params, n)
+    module, n = run.module, run.n
     if n == 0 and len(payload) == 0:
         return np.zeros(0, np.float32)
     read(module, payload, n, run)

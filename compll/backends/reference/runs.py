@@ -108,6 +108,9 @@ class Run:
             self.seed, self.step, self.tensor, expr.value, self.offset, self.n, self.tile
         )
 
+    def op_shared(self, expr: Expr) -> Any:
+        return shared.uniform(self.step, self.tensor, expr.value, self.offset, self.n, self.tile)
+
     def op_group_size(self, expr: Expr) -> Any:
         sizes = np.full(-(-self.n // self.tile), self.tile, np.float32)
         sizes[-1:] = self.n - (len(sizes) - 1) * self.tile

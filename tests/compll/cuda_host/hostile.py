@@ -39,7 +39,7 @@ def run(spec: str, rng: np.random.Generator) -> bool:
     except SpecError:
         return False
     codec = compll.compile(spec, "reference")
-    device = cuda.kernels(module, params, partial(HostDevice, sanitize=True), source)
+    device = cuda.Kernels(module, params, partial(HostDevice, sanitize=True), source)
     for n in SIZES:
         table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
         x = rng.standard_normal(n).astype(np.float32)

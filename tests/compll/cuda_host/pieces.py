@@ -18,7 +18,7 @@ def compiled(text, folder, **params):
     path = folder / "spec.yaml"
     path.write_text(text)
     module, known = type_check(path, params)
-    device = cuda.kernels(module, known, HostDevice, cuda_source.source(module, 64))
+    device = cuda.Kernels(module, known, HostDevice, cuda_source.source(module, 64))
     return device, compll.compile(path, "reference", **params)
 
 

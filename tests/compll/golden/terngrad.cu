@@ -99,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ 
   XT* const xs = x + table[5 * p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
-  const i64 offset = table[5 * p + 3];
   const i64 tensor = table[5 * p + 2];
   const u64 step = base_step + (tick ? *tick : 0);
+  const i64 offset = table[5 * p + 3];
   const float s2 = held<float>(sc[p * 15 + 11]);
   const float s5 = scale;
   const float s15 = held<float>(sc[p * 15 + 13]);

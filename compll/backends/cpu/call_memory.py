@@ -1,0 +1,60 @@
+"""Memory that kernels need besides what they are given: arrays of their own, and routines'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compll.backends.cpu.interface import SLACK
+from compll.ir.matrices import NARROW, check_rooms, extents
+from compll.ir.tile import Call, Kernel, View
+from compll.numerics.numbers import LANES
+
+#: arrays that a routine may need for itself
+ROOMS = 2
+
+
+def narrow(call: Call) -> bool:
+    """Whether a product has few columns, so that the rows of its first matrix are read once."""
+    cols = call.views[1].matrix.cols if call.views[1].matrix else None
+    return cols is not None and cols.op == "const" and cols.attr <= NARROW
+
+
+def room(kernel: Kernel, n: int) -> int:
+    """The most bytes that one of a kernel's arrays takes for a piece of n elements.
+
+    Raises UsageError where a matrix is absurd, or does not fit the elements.
+    """
+    check_rooms(kernel.rooms, n)
+    most = [4 * (n + kernel.tile + SLACK)]
+    most += [4 * (elements(f.dims, n) + kernel.tile + SLACK) for f in kernel.own if f.dims]
+    most += [size for s in kernel.steps if isinstance(s, Call) for size in wanted(s, n)]
+    return max(most) + 63 & -64
+
+
+def elements(dims: tuple[object, ...], n: int) -> int:
+    """Of a matrix."""
+    rows, cols = extents(dims, n)  # type: ignore[arg-type]
+    return rows * cols
+
+
+def wanted(call: Call, n: int) -> Iterator[int]:
+    """Bytes that a routine needs for itself."""
+    sides = [sides_of(view, n) for view in call.views]
+    if call.routine == "product":
+        (rows, inner), (_, cols) = sides
+        yield 8 * (rows + 4 if narrow(call) else rows * inner)  # kept below
+        yield 8 * (max(rows + 4, inner) * (cols + 1)) + 8 * inner * (cols + 1)
+    if call.routine == "orthonormal":
+        rows, cols = sides[0]
+        yield 8 * cols * (rows + LANES)
+    if call.routine == "top_columns":
+        yield 4 * (sides[0][1] + 2 * SLACK)
+    if call.routine == "sum_by" and call.matrix is not None:
+        yield 8 * elements(call.matrix.dims, n)
+    if call.routine == "spectrum":
+        yield 4 * sides[0][0] * sides[0][1]
+
+
+def sides_of(view: View, n: int) -> tuple[int, int]:
+    """Rows and columns."""
+    return (1, n) if view.matrix is None else extents(view.matrix.dims, n)

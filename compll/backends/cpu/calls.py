@@ -1,0 +1,207 @@
+"""Routines that mix elements, in a kernel's loop over pieces; their bodies stand in products.py,
+rows.py and routines.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from compll.backends.cpu import products, routines, rows
+from compll.backends.cpu.arrays import store_name
+from compll.backends.cpu.builder import F32, F64, at, c, loop
+from compll.backends.cpu.call_memory import narrow
+from compll.backends.cpu.sources import Source, evaluated, pieces
+from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
+from compll.ir.module import Field
+from compll.ir.tile import SCRATCH, Call, Kernel, Store, Walk, order
+
+
+class Calls:
+    """The routines of the kernel that `printer` (a Printer) builds.
+
+    fused: walks over a product of which the elements are computed where they are stored.
+    """
+
+    def __init__(self, printer: Any) -> None:
+        self.printer = printer
+        self.fused = fused(printer.kernel)
+        self.late = {id(call) for call in self.fused.values()}
+
+    def emit(self, call: Call) -> None:
+        """Call it, unless a walk does so."""
+        if id(call) not in self.late:
+            ROUTINES[call.routine](self, call, [Source(self.printer, v) for v in call.views])
+
+    def made(self, call: Call, number: int = 0) -> Any:
+        """Where an array lies that it makes."""
+        return self.printer.pointers[f"{SCRATCH} {call.made[number].name}"]
+
+    def sides(self, call: Call) -> tuple[Any, Any]:
+        """Rows and columns of what it makes."""
+        assert call.matrix is not None
+        return self.printer.value(call.matrix.rows), self.printer.value(call.matrix.cols)
+
+    def product(self, call: Call, sources: list[Source]) -> None:
+        out, (_, cols) = self.made(call), self.sides(call)
+        if call.attr or not narrow(call):
+            (some,) = self.sides(call)[:1]
+            count = self.printer.b.mul(some, cols)
+            put = lambda y, place, _: self.printer.b.put(y, out, place)  # noqa: E731
+            return self.by_rows(call, sources, count, put)
+        a, other = sources
+        b, first, second = self.printer.b, self.printer.room(0), self.printer.room(1)
+        columns = int(call.views[1].matrix.cols.attr)  # type: ignore[union-attr]
+        if a.view.turned:
+            rounded = b.and_(b.add(a.rows, c(3)), c(-4))
+            products.factor(b, other, rounded, columns, first)
+            return products.across(b, a, first, columns, second, out)
+        products.factor(b, other, a.cols, columns, first)
+        return products.narrow(b, a, first, columns, out)
+
+    def by_rows(
+        self, call: Call, sources: list[Source], count: Any, take: Callable[..., None]
+    ) -> None:
+        """A product of which rows are computed as wholes."""
+        b, kind = self.printer.b, F32 if call.attr else F64
+        (rows_of, cols), inner = self.sides(call), self.printer.value(call.views[0].matrix.cols)  # type: ignore[union-attr]
+        given = [
+            self.solid(source, kind, sides, self.printer.room(k))
+            for k, (source, sides) in enumerate(
+                zip(sources, ((rows_of, inner), (inner, cols)), strict=True)
+            )
+        ]
+        products.by_rows(b, kind, given[0], rows_of, inner, given[1], cols, count, take)
+
+    def solid(self, source: Source, kind: Any, sides: tuple[Any, Any], room: Any) -> Any:
+        """A matrix in memory, row by row."""
+        b, view = self.printer.b, source.view
+        f = view.value.attr
+        own = view.value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH
+        if kind == F32 and own and not (view.turned or view.ends):
+            return self.printer.pointers[f"{SCRATCH} {f.name}"]
+        with loop(b, sides[0]) as i, loop(b, sides[1]) as j:
+            x = source.inside(source.place(i, j))
+            b.put(x if kind == F32 else b.fpext(x, kind), room, b.add(b.mul(i, sides[1]), j))
+        return room
+
+    def orthonormal(self, call: Call, sources: list[Source]) -> None:
+        p, (rows_of, cols) = self.printer, self.sides(call)
+        routines.orthonormal(p.b, p.helpers, sources, rows_of, cols, p.room(0), self.made(call))
+
+    def hadamard(self, call: Call, sources: list[Source]) -> None:
+        p = self.printer
+        routines.hadamard(p.b, p.helpers, sources[0], call.attr, self.made(call))
+
+    def extreme(self, call: Call, sources: list[Source]) -> None:
+        rows.extreme(self.printer.b, sources[0], call.routine == "row_max", self.made(call))
+
+    def top_columns(self, call: Call, sources: list[Source]) -> None:
+        p = self.printer
+        rows.top_columns(p.b, sources[0], self.sides(call)[1], self.made(call), p.room(0))
+
+    def place_columns(self, call: Call, sources: list[Source]) -> None:
+        at_, x = sources
+        rows.place_columns(self.printer.b, at_, x, *self.sides(call), self.made(call))
+
+    def sum_by(self, call: Call, sources: list[Source]) -> None:
+        p, size = self.printer, self.sides(call)[1]
+        largest = p.value(call.numbers[0])
+        index, x = sources
+        routines.sum_by(p.b, index, x, largest, size, p.room(0), self.made(call))
+
+    def chosen(self, call: Call, sources: list[Source]) -> None:
+        p, most = self.printer, self.sides(call)[1]
+        routines.chosen(p.b, p, sources[0], call.attr, most, self.made(call))
+
+    def drawn(self, call: Call, sources: list[Source]) -> None:
+        p = self.printer
+        routines.drawn(p.b, p, p.value(call.numbers[0]), self.made(call))
+
+    def spectrum(self, call: Call, sources: list[Source]) -> None:
+        """By the host's LAPACK, which it is asked for in the middle of a kernel."""
+        p, (source,), view = self.printer, sources, call.views[0]
+        assert view.matrix is not None
+        sides = p.value(view.matrix.rows), p.value(view.matrix.cols)
+        m = self.solid(source, F32, sides, p.room(0))
+        p.ask_host([m, *sides, *(self.made(call, k) for k in range(3))])
+
+    # walks over products
+
+    def walk(self, walk: Walk) -> bool:
+        """Whether a walk is one over a product, which then is computed."""
+        call = self.fused.get(id(walk))
+        if call is None:
+            return False
+        p, b = self.printer, self.printer.b
+        for v in (v for s in walk.stores for v in pieces(s.value)):
+            p.value(v)
+        product = next(v for v in walk.values if v.attr is call.made[0])
+        back = b.icmp_unsigned("!=", p.given["back"], p.given["back"].type(0))
+
+        def take(y: Any, place: Any, count: int) -> None:
+            known = {id(product): y}
+            ready = [(s, evaluated(p, s.value, place, count, known)) for s in walk.stores]
+            for s, value in ready:
+                if s.back:
+                    with b.if_then(back):
+                        self.store(s, value, place, count)
+                else:
+                    self.store(s, value, place, count)
+
+        self.by_rows(call, [Source(p, v) for v in call.views], p.row["n"], take)
+        return True
+
+    def store(self, s: Store, value: Any, place: Any, count: int) -> None:
+        """Some lanes, from `place` on."""
+        p, b = self.printer, self.printer.b
+        storage = "float32" if s.field is None else s.field.storage
+        to = at(b, p.pointers[store_name(s)], b.mul(place, c(item_bytes(s.field))))
+        if s.target == "state":
+            value = finite_or(b, value, load_as(b, to, storage, count), storage)
+        b.store(stored_as(b, value, storage), to, align=1)
+
+
+def fused(kernel: Kernel) -> dict[int, Call]:
+    """The short products of which the elements are needed by one walk alone, by that walk."""
+    found = {}
+    for call in [
+        s for s in kernel.steps if isinstance(s, Call) and s.routine == "product" and s.attr
+    ]:
+        (f,) = call.made
+        others = [s for s in kernel.steps if isinstance(s, Call)]
+        walks = [w for w in kernel.walks if any(v.attr is f for v in w.values)]
+        seen = any(v.attr is f for s in others for view in s.views for v in order([view.value]))
+        if len(walks) == 1 and not seen and simple(walks[0]):
+            found[id(walks[0])] = call
+    return found
+
+
+def simple(walk: Walk) -> bool:
+    """Whether a walk only stores what is made of the same elements of arrays."""
+    stores = all(
+        s.target in ("state", "gradient", SCRATCH) and not s.packed and not s.placed
+        for s in walk.stores
+    )
+    lanes = [v for v in walk.values if v.level == "lane"]
+    plain = not any(v.op in OTHERS for v in lanes)
+    products = {
+        id(v.attr)
+        for v in lanes
+        if v.op == "load" and isinstance(v.attr, Field) and v.attr.shape == SCRATCH
+    }
+    return (
+        stores
+        and plain
+        and not (walk.folds or walk.compacts or walk.of or walk.matrix)
+        and len(products) == 1
+    )
+
+
+#: instructions whose lanes are known in a walk over tiles alone
+OTHERS = ("draw", "position", "unpack", "selected", "spread", "at", "bucket", "lookup")
+ROUTINES: dict[str, Callable[[Calls, Call, list[Source]], None]] = {
+    "product": Calls.product, "orthonormal": Calls.orthonormal, "hadamard": Calls.hadamard,
+    "row_max": Calls.extreme, "row_min": Calls.extreme, "top_columns": Calls.top_columns,
+    "place_columns": Calls.place_columns, "sum_by": Calls.sum_by, "chosen": Calls.chosen,
+    "drawn": Calls.drawn, "spectrum": Calls.spectrum,
+}  # fmt: skip

@@ -1,0 +1,119 @@
+"""Arrays that routines read: memory, or what is computed of several arrays where it is needed.
+
+PowerSGD reads gradient plus residual three times a step, and to make an array of it costs more than
+the products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from compll.backends.cpu import instructions as ins
+from compll.backends.cpu.arrays import array_of
+from compll.backends.cpu.builder import (
+    F64,
+    KINDS,
+    Builder,
+    Variable,
+    at,
+    c,
+    lanes,
+    number,
+)
+from compll.backends.cpu.storages import item_bytes, load_as
+from compll.ir.module import Field
+from compll.ir.tile import Value, View
+
+
+def every(b: Builder, value: Any, count: int) -> Any:
+    """A value in all lanes; 0 lanes: itself."""
+    return b.splat(value, count) if count else value
+
+
+def wide(b: Builder, x: Any) -> Any:
+    """float32 as float64."""
+    return b.fpext(x, lanes(F64, x))
+
+
+class Source:
+    """The lanes of a view, in the kernel that `printer` (a Printer) builds. made: lanes that are at
+    hand already, by the values that they are of."""
+
+    def __init__(self, printer: Any, view: View) -> None:
+        self.printer, self.b, self.view = printer, printer.b, view
+        self.kind = KINDS[view.value.kind]
+        matrix = view.matrix
+        n = printer.row["n"]
+        self.rows, self.cols = (
+            (c(1), n)
+            if matrix is None
+            else (printer.value(matrix.rows), printer.value(matrix.cols))
+        )
+        self.size = n if matrix is None else printer.value(matrix.size)
+        #: elements that are there: zeros follow
+        self.valid = n if view.ends else self.size
+        if view.turned:  # as its rows lie in memory
+            self.rows, self.cols = self.cols, self.rows
+        for v in pieces(view.value):
+            printer.value(v)  # before any loop
+
+    def load(self, index: Any, count: int, made: dict[int, Any] | None = None) -> Any:
+        """Elements from `index` on; 0 lanes: one."""
+        return evaluated(self.printer, self.view.value, index, count, dict(made or {}))
+
+    def place(self, row: Any, column: Any) -> Any:
+        """Where an element of the matrix lies."""
+        row, column = (column, row) if self.view.turned else (row, column)
+        return self.b.add(self.b.mul(row, self.cols), column)
+
+    def inside(self, index: Any, lane: Any = None) -> Any:
+        """One element, zero where there is none. lane: whether its row is one."""
+        b = self.b
+        there = b.icmp_signed("<", index, self.valid)
+        there = there if lane is None else b.and_(there, lane)
+        found = Variable(b, number(self.kind, 0))
+        with b.if_then(there):
+            found.set(self.load(index, 0))
+        return found.get()
+
+
+def pieces(value: Value) -> list[Value]:
+    """The piece's values that an expression of lanes takes."""
+    found, stack = [], [value]
+    while stack:
+        v = stack.pop()
+        if v.level == "piece":
+            found.append(v)
+        else:
+            stack.extend(v.args)
+    return found
+
+
+def evaluated(printer: Any, v: Value, index: Any, count: int, known: dict[int, Any]) -> Any:
+    """Lanes of a value from `index` on: of loads, and what is made of them."""
+    b = printer.b
+    if id(v) in known:
+        return known[id(v)]
+    if v.level == "piece":
+        found = every(b, printer.value(v), count)
+    elif v.op == "load":
+        f = v.attr if isinstance(v.attr, Field) else None
+        place = at(b, printer.pointers[array_of(v)], b.mul(index, c(item_bytes(f))))
+        found = load_as(b, place, "float32" if f is None else f.storage, count)
+        found = ins.convert(b, found, KINDS[v.kind])
+    else:
+        found = ins.apply(b, v, [evaluated(printer, a, index, count, known) for a in v.args])
+    known[id(v)] = found
+    return found
+
+
+def vector(kind: Any, count: int) -> Any:
+    """The type of so many lanes; 0: of one."""
+    return ir.VectorType(kind, count) if count else kind
+
+
+def zeros(kind: Any, count: int) -> Any:
+    """So many zeros; 0: one."""
+    return ir.Constant(vector(kind, count), None if count else 0)

@@ -1,0 +1,281 @@
+"""Routines that mix elements, as kernels: matrices, transforms, drawn selections. Their bodies stand in
+arrays.cuh and spectra.cuh.
+
+A routine reads views of arrays (see View in arrays.cuh); what is made of several arrays becomes one
+before. What takes few steps for an element is no kernel: it is computed where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from compll.backends.cuda import spectra
+from compll.backends.cuda.body import Body
+from compll.backends.cuda.domains import ELEMENTS, PIECE, Domain
+from compll.backends.cuda.lane_arrays import own_name
+from compll.ir.module import Field
+from compll.ir.tile import SCRATCH, Call, Extents, Store, Value, View, Walk
+
+EACH = 2048  # elements of a block
+RADIX = 16  # elements that a thread mixes at a time
+BASIS = 128  # threads that make columns orthonormal: one for each lane of [Note: order of sums]
+#: of a view in a kernel, as text
+Text = Callable[[Body], str]
+
+
+class Calls:
+    """The routines of the plan that `printer` (a Printer) makes."""
+
+    def __init__(self, printer: Any) -> None:
+        self.printer, self.plan = printer, printer.plan
+        self.arrays: dict[Any, tuple[Value, Field]] = {}
+
+    def emit(self, call: Call) -> None:
+        """The kernels of a routine."""
+        values = [v for m in (call.matrix, *(view.matrix for view in call.views)) if m for v in (m.rows, m.cols, m.size)]  # fmt: skip
+        self.printer.require([*call.numbers, *values])
+        ROUTINES[call.routine](self, call, [self.view(v) for v in call.views])
+
+    # arrays
+
+    def view(self, view: View) -> Text:
+        """A matrix, or an array, that a routine reads."""
+        f, domain = self.array(view), domain_of(view)
+
+        def text(b: Body) -> str:
+            count, pointer = b.count(domain), self.pointer(b, f)
+            if view.matrix is None:
+                return named(b, f, f"{pointer}, 1, {count}, 0, 1, {count}")
+            rows, cols = map(b.value, (view.matrix.rows, view.matrix.cols))
+            down, across = ("1", rows) if view.turned else (cols, "1")
+            return named(b, f, f"{pointer}, {rows}, {cols}, {down}, {across}, {count}")
+
+        return text
+
+    def array(self, view: View) -> Field:
+        """The array of the plan's own that a view is of; made of several if need be."""
+        value, f = view.value, view.value.attr
+        plain = value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH
+        if plain and f.name not in self.plan.elements:
+            return f  # type: ignore[no-any-return]
+        matrix = None if view.ends else view.matrix
+        key = (id(value), matrix)
+        if key not in self.arrays:
+            storage = "int32" if value.kind == "i32" else "float32"
+            dims = () if matrix is None else matrix.dims
+            made = Field(self.plan.fresh("v"), storage, 32, SCRATCH, "", None, dims)
+            walk = Walk([Store(SCRATCH, made, value)], matrix=matrix)
+            self.printer.walk_kernel("step", walk, {})
+            self.arrays[key] = value, made
+        return self.arrays[key][1]
+
+    def pointer(self, b: Body, f: Field) -> str:
+        """Where an array begins."""
+        return b.memory(own_name(f), f.storage, self.plan.grid_of(f), self.plan.shape.tile)
+
+    def made(self, b: Body, call: Call, number: int = 0) -> str:
+        """Where an array begins that a routine makes."""
+        return self.pointer(b, call.made[number])
+
+    def lazily(self, call: Call, text: Callable[[Body, str], str], number: int = 0) -> None:
+        """Have the elements of an array be computed where they are read."""
+        self.plan.elements[call.made[number].name] = text
+
+    # kernels
+
+    @contextmanager
+    def over(self, what: str, domain: Domain) -> Iterator[Body]:
+        """A kernel with a thread for each item i of a domain."""
+        grid, threads = self.plan.grid(domain, EACH), self.plan.shape.threads
+        with self.printer.kernel(what, grid, threads) as b:
+            end = f"i < {b.count(domain)} && i < own * {EACH} + {EACH}"
+            with b.block(f"for (i64 i = own * {EACH} + threadIdx.x; {end}; i += {threads})"):
+                yield b
+
+    @contextmanager
+    def blocks(self, what: str, domain: Domain, each: int = 1, threads: int = 0) -> Iterator[Body]:
+        """A kernel with a block for every `each` items of a domain."""
+        grid = -1 if domain.kind == "piece" else self.plan.grid(domain, each)
+        with self.printer.kernel(what, grid, threads or self.plan.shape.threads) as b:
+            yield b
+
+    def one(
+        self,
+        call: Call,
+        views: list[Text],
+        text: str,
+        domain: Domain,
+        each: int = 1,
+        threads: int = 0,
+    ) -> None:
+        """A kernel that calls a function. text: with places for views, and by name."""
+        with self.blocks(call.routine, domain, each, threads) as b:
+            given = {"out": self.made(b, call), "threads": self.plan.shape.threads, "each": each}
+            if call.matrix is not None:
+                given |= {"cols": b.value(call.matrix.cols)}
+            b.add(text.format(*(view(b) for view in views), **given))
+
+    # routines
+
+    def product(self, call: Call, views: list[Text]) -> None:
+        """A block computes a part of it; of short ones, elements are computed where they are read."""
+        a, other = views
+        if call.attr:
+            return self.lazily(call, lambda b, i: f"short_product({a(b)}, {other(b)}, {i})")
+        domain = Domain("products", "", dims(call))
+        return self.one(call, views, "product<{threads}>({}, {}, own, {out});", domain)
+
+    def orthonormal(self, call: Call, views: list[Text]) -> None:
+        """A block makes all columns, one after the other; see [Note: orthonormal]."""
+        basis, grid, tile = (
+            self.plan.fresh("basis"),
+            self.plan.grid_of(call.made[0]),
+            self.plan.shape.tile,
+        )
+        self.plan.memory(basis, "float64", str(grid), tile)
+        at = f"{basis} + item_at[{grid} * (pieces + 1) + p] * {tile}"
+        spare = "{1}, true" if len(views) > 1 else "{0}, false"
+        text = f"orthonormal({{0}}, {spare}, {at}, {{out}});"
+        self.one(call, views, text, PIECE, threads=BASIS)
+
+    def row(self, call: Call, views: list[Text]) -> None:
+        """The largest elements of each row, or the smallest one; a warp a row."""
+        row = "own * {each} + threadIdx.x / 32"
+        how = {"top_columns": "{cols}", "row_max": "true", "row_min": "false"}[call.routine]
+        name = "top_columns" if call.routine == "top_columns" else "row_extreme"
+        text = f"{name}({{}}, {row}, {how}, {{out}});"
+        self.one(call, views, text, self.rows(call), self.plan.shape.threads // 32)
+
+    def rows(self, call: Call) -> Domain:
+        """The rows of a matrix."""
+        return Domain("matrix", "", (dims(call)[0], self.plan.module.pool.const(1)))
+
+    def zeros(self, call: Call, to: Callable[[Body], str], domain: Domain) -> None:
+        with self.over("zeros", domain) as b:
+            b.add(f"{to(b)}[i] = 0;")
+
+    def place_columns(self, call: Call, views: list[Text]) -> None:
+        """A thread places the elements of a row, one after the other."""
+        at, x = views
+        self.zeros(call, lambda b: self.made(b, call), Domain("matrix", "", dims(call)))
+        with self.over("place", self.rows(call)) as b:
+            assert call.matrix is not None
+            cols = b.value(call.matrix.cols)
+            b.add(f"place_columns({at(b)}, {x(b)}, i, {cols}, {self.made(b, call)});")
+
+    def sum_by(self, call: Call, views: list[Text]) -> None:
+        """See [Note: sums by index]: in any order, as whole numbers add up to the same."""
+        index, x = views
+        items, domain = domain_of(call.views[0]), Domain("matrix", "", dims(call))
+        memory, grid, tile = (
+            self.plan.fresh("sums"),
+            self.plan.grid_of(call.made[0]),
+            self.plan.shape.tile,
+        )
+
+        def sums(b: Body) -> str:
+            return b.memory(memory, "int64", grid, tile)
+
+        def shift(b: Body) -> str:
+            return f"sum_shift((float){b.value(call.numbers[0])}, {b.count(items)})"
+
+        self.zeros(call, sums, domain)
+        with self.over("sums", items) as b:
+            to = f"{sums(b)} + inside({index(b)}.get(i), {b.count(domain)})"
+            b.add(f"atomicAdd((u64*)({to}), (u64)sum_item({x(b)}.get(i), {shift(b)}));")
+        with self.over("rounded", domain) as b:
+            b.add(f"{self.made(b, call)}[i] = sum_value({sums(b)}[i], {shift(b)});")
+
+    def hadamard(self, call: Call, views: list[Text]) -> None:
+        """A block mixes what lies near in shared memory; then threads mix what lies further apart.
+
+        All distances are powers of two, in rising order; the last kernel multiplies by the factor.
+        """
+        block, threads = call.attr, self.plan.shape.threads
+        near, top = RADIX * threads, block.bit_length() - 1
+        far = list(distances(near, block))
+        with self.blocks("near", ELEMENTS, near) as b:
+            own = f"own * {near}, {b.given('n')}"
+            b.add(f"__shared__ float part[{near + near // 32}];")
+            b.add(f"stage_near<{near}, {threads}>({views[0](b)}, {own}, part);")
+            for h, radix in distances(1, min(near, block)):
+                b.add(f"mix_near<{near}, {threads}, {h}, {radix}>({own}, part);")
+            to = f"{own}, {-1 if far else top}, part, {self.made(b, call)}"
+            b.add(f"leave_near<{near}, {threads}>({to});")
+        for h, radix in far:
+            with self.blocks("far", ELEMENTS, threads * radix) as b:
+                own = f"{self.made(b, call)}, {b.given('n')}, own, firsts[p + 1] - firsts[p]"
+                factor = top if (h, radix) == far[-1] else -1
+                b.add(f"mix_far<{threads}, {radix}>({own}, {h}, {factor});")
+
+    def drawn(self, call: Call, views: list[Text]) -> None:
+        """One thread finds where the circle of positions begins; then each position has its own."""
+        memory, (f,) = self.plan.fresh("drawn"), call.made
+        with self.blocks("draw", PIECE, threads=32) as b:
+            step, tensor, offset, n = map(b.given, ("step", "tensor", "offset", "n"))
+            keys = f"stream(0ull, {step}, (u64){tensor}, (u64)-3ll, (u64)({offset}))"
+            to, count = b.memory(memory, "uint64", -1, 3), b.value(call.numbers[0])
+            draw = f"draw_positions({to}, {keys}, (u64){n}, (u64){count});"
+            b.add(f"if (threadIdx.x == 0 && {count}) {draw}")
+
+        def element(b: Body, i: str) -> str:
+            keys = b.memory(memory, "uint64", -1, 3)
+            return f"(i32)drawn_at({keys}, {b.given('n')}, {b.value(call.numbers[0])}, {i})"
+
+        self.plan.elements[f.name] = element
+
+    def chosen(self, call: Call, views: list[Text]) -> None:
+        """One thread goes along the chances."""
+        keys = f"stream(seed, step, (u64)tensor, {call.attr}ull, (u64)(offset >> 32))"
+        with self.blocks("choose", PIECE, threads=32) as b:
+            for name in ("step", "tensor", "offset"):
+                b.given(name)
+            assert call.matrix is not None
+            given = f"{b.value(call.matrix.cols)}, {self.made(b, call)}"
+            b.add(f"if (threadIdx.x == 0) choose({views[0](b)}, (u32)offset, {keys}, {given});")
+
+    def spectrum(self, call: Call, views: list[Text]) -> None:
+        """Vectors and values, of which elements are computed where they are read."""
+        assert call.views[0].matrix is not None
+        for number, text in enumerate(spectra.elements(self, views[0], call)):
+            self.lazily(call, text, number)
+
+
+def dims(call: Call) -> Any:
+    """Rows and columns of what a routine makes."""
+    assert call.matrix is not None
+    return call.matrix.dims
+
+
+def domain_of(view: View) -> Domain:
+    """The elements that are there."""
+    matrix: Extents | None = None if view.ends else view.matrix
+    return ELEMENTS if matrix is None else Domain("matrix", "", matrix.dims)
+
+
+def distances(first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Distances, and how many elements so far apart are mixed, from one power of two to another."""
+    while first < end:
+        radix = min(RADIX, end // first)
+        yield first, radix
+        first *= radix
+
+
+def named(b: Body, f: Field, given: str) -> str:
+    """The name of a view in a kernel."""
+    if ("view", given) not in b.named:
+        name = b.name("view")
+        kind = "i32" if f.storage == "int32" else "float"
+        b.hoist(name, f"const View<{kind}> {name} = {{{given}}};")
+        b.named["view", given] = name
+    return b.named["view", given]
+
+
+ROUTINES: dict[str, Callable[[Calls, Call, list[Text]], None]] = {
+    "product": Calls.product, "orthonormal": Calls.orthonormal, "hadamard": Calls.hadamard,
+    "row_max": Calls.row, "row_min": Calls.row, "top_columns": Calls.row,
+    "place_columns": Calls.place_columns, "sum_by": Calls.sum_by, "chosen": Calls.chosen,
+    "drawn": Calls.drawn, "spectrum": Calls.spectrum,
+}  # fmt: skip

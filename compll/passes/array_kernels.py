@@ -1,0 +1,249 @@
+"""The kernels of a spec that mixes elements: encode, decode, and what each round adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from compll.ir.expr import Expr, Type, walk
+from compll.ir.layout import TILE
+from compll.ir.module import HALVES, POSITIONS, Module
+from compll.ir.program import Unsupported
+from compll.ir.tile import Kernel, Store, Value, Walk, When
+from compll.passes import selections
+from compll.passes.arrays import Arrays, Placed, summed
+from compll.passes.merge import merged
+
+#: bits from which on a float is not finite
+INFINITE = 0x7F800000
+
+
+def kernels(module: Module) -> dict[str, list[Kernel]]:
+    """All kernels, by what is compiled together. Raises Unsupported.
+
+    Where ranks combine in rounds, what a training needs comes first, and whole payloads, which
+    tests and files need, are compiled with the first of them.
+    """
+    if module.group:
+        what = "a grouped spec with matrices, rounds or drawn()"
+        raise Unsupported(what, module.fields[0].name)
+    found: dict[str, list[Kernel]] = {"first": [], "stateless": [], "payloads": []}
+    for fed in (True, False):
+        if fed and not module.states:
+            continue
+        usual = "first" if fed or not module.states else "stateless"
+        if module.rounds:
+            found[usual] += [added(module, k, fed) for k in range(len(module.rounds))]
+            found[usual].append(closing(module, fed))
+        found["payloads" if module.rounds else usual].append(encode(module, fed))
+    decodes = [decode(module, adds) for adds in (False, True)]
+    home = "payloads" if module.rounds else "first"
+    found[home] += [check(module, decodes[0]), *decodes]
+    for kernel in (k for part in found.values() for k in part):
+        kernel.steps = merged(kernel.steps)
+    return {name: part for name, part in found.items() if part}
+
+
+def opened(module: Module, kernel: Kernel, kind: type[Arrays] = Arrays, **how: bool) -> Arrays:
+    """What makes the values of a kernel."""
+    values = kind(module, kernel, **how)
+    kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
+    known = (*kernel.module.fields, *(summed(f) for f in module.fields))
+    kernel.sizes = {f.name: values.extents(f.dims) for f in known if f.shape == "matrix"}
+    return values
+
+
+def encode(module: Module, fed: bool) -> Kernel:
+    """Every payload field; with states, what the payload decodes to, and the states' values."""
+    kernel = Kernel(
+        f"encode{'_feed' * fed}", module, TILE, states=list(module.states) if fed else []
+    )
+    values = opened(module, kernel, fed=fed, alone=True, own=True)
+    for s in module.selections:
+        if s.kind != "drawn":
+            values.positions(s.name)  # where fields lie follows from how many elements there are
+    for f in module.fields:
+        with blamed(f.name):
+            values.store(f)
+    told = status(values) if module.status else None
+    if fed:
+        decoded = result(values, told)
+        left = decoded if module.feedback else None
+        with blamed(next(iter(module.updates), "")):
+            settle(values, decoded, left, back=True, told=told)
+    return kernel
+
+
+def status(values: Arrays) -> Value:
+    """Have the last byte tell whether an element of the input is not finite; whether one is."""
+    size = values.make("magnitude_bits", [values.of(gradient(values.module))], "i32", "lane")
+    fold = values.make("fold", [size], "i32", "tile", "max")
+    values.kernel.steps.append(Walk(folds=[fold]))
+    values.kernel.bad = values.make("total", [fold], "i32", "piece", "max")
+    least = values.make("const", (), "i32", "piece", INFINITE)
+    return values.make("ge", [values.kernel.bad, least], "bool", "piece")
+
+
+def gradient(module: Module) -> Expr:
+    """The input of an encode."""
+    return module.pool.make("input", (), Type("float", "n"), "g")
+
+
+def result(values: Arrays, told: Value | None = None) -> Value | Placed:
+    """What decode gives; NaN where it is told that the input was not finite."""
+    decode = values.module.decode
+    with blamed("decode"):
+        if decode.op == "scatter":
+            found = values.placed(decode)
+            return replace(found, value=or_nan(values, found.value, told))
+        return or_nan(values, values.lanes(values.of(decode)), told)
+
+
+def or_nan(values: Arrays, value: Value, told: Value | None) -> Value:
+    if told is None:
+        return value
+    nan = values.make("const", (), "f32", "piece", float("nan"))
+    return values.make("where", [told, nan, value], "f32", "lane")
+
+
+def decode(module: Module, adds: bool) -> Kernel:
+    """From a payload to the gradient."""
+    kernel = Kernel(f"decode_{'add' if adds else 'set'}", module, TILE)
+    values = opened(module, kernel, fed=False)
+    found = result(values)
+    if isinstance(found, Placed):
+        if not adds:
+            zero = values.make("const", (), "f32", "piece", 0.0)
+            kernel.steps.append(Store("zero", None, zero))
+        target = "scatter_add" if adds else "scatter"
+        kernel.steps.append(
+            Walk([Store(target, None, found.value, place=found.place)], of=found.selection)
+        )
+        return kernel
+    if adds:
+        there = values.make("load", (), "f32", "lane", "g")
+        found = values.make("add", [there, found], "f32", "lane")
+    kernel.steps.append(Walk([Store("gradient", None, found)]))
+    return kernel
+
+
+def check(module: Module, decode: Kernel) -> Kernel:
+    """Whether payloads are as long as they should be, and positions lie in their tensors."""
+    kernel = Kernel("check", module, TILE, statics=decode.statics)
+    values = opened(module, kernel, fed=False)
+    index = module.decode.args[0] if module.decode.op == "scatter" else None
+    if (
+        index is not None
+        and index.op == "field"
+        and values.fields[index.value].storage in POSITIONS
+    ):
+        values.of(index)  # reads the stream
+    else:
+        selections.check(values, kernel, module.decode)
+    return kernel
+
+
+def added(module: Module, number: int, fed: bool) -> Kernel:
+    """What round `number` adds up, given the sums of those before."""
+    field = next(f for f in module.fields if f.name == module.rounds[number][0])
+    name = f"round{number}{'_feed' * fed}"
+    kernel = Kernel(name, replace(module, fields=(field,), status=False), TILE)
+    kernel.states = list(module.states) if fed else []
+    values = opened(module, kernel, fed=fed)
+    with blamed(field.name):
+        values.store(field)
+    return kernel
+
+
+def closing(module: Module, fed: bool) -> Kernel:
+    """What all rounds' sums decode to, into the gradient, and the states."""
+    kernel = Kernel(f"rounds{'_feed' * fed}", replace(module, fields=(), status=False), TILE)
+    kernel.states = list(module.states) if fed else []
+    own = opened(module, kernel, fed=fed, own=True)
+    values = opened(module, kernel, Sums, fed=fed)
+    decoded = result(values)
+    left = None
+    if fed and module.feedback:
+        left = result(own) if module.own else decoded
+    settle(values, decoded, left, back=False)
+    return kernel
+
+
+class Sums(Arrays):
+    """Values of which every field is what the ranks combined."""
+
+    def array_field(self, e: Expr) -> Value:
+        return self.read_sum(self.fields[str(e.value)], e)
+
+
+def settle(
+    values: Arrays, decoded: Value | Placed, left: Value | Placed | None, *, back: bool,
+    told: Value | None = None,
+) -> None:  # fmt: skip
+    """Decoded values into the gradient, and new values of the states.
+
+    left: what a residual has taken away. back: whether only where that is wanted. told: whether
+    the input was not finite, as all that is decoded then is not.
+    """
+    v, module, steps = values, values.module, values.kernel.steps
+    updates = module.updates if v.fed_states else {}
+    for e in updates.values():
+        if e.type.shape == "matrix" or (e.type.shape == "n" and moves(e)):
+            v.known[id(e)] = v.stored_array(v.of(e), e.type)
+    stores = [
+        Store("state", v.states[name], v.lanes(v.of(e)))
+        for name, e in updates.items() if e.type.shape == "n"
+    ]  # fmt: skip
+    numbers = [
+        Store("state", v.states[name], v.of(e))
+        for name, e in updates.items() if e.type.shape == "scalar"
+    ]  # fmt: skip
+    after: list[Store] = []
+    if left is not None:
+        stores.append(residual(values, left, after, told))
+    if isinstance(decoded, Placed):
+        zero = or_nan(v, v.lanes(v.make("const", (), "f32", "piece", 0.0)), told)
+        stores.append(Store("gradient", None, zero, back=back))
+        after.append(Store("scatter", None, decoded.value, back=back, place=decoded.place))
+        steps += [Walk(stores), Walk(after, of=decoded.selection)]
+    else:
+        steps.append(Walk([*stores, Store("gradient", None, decoded, back=back)]))
+    for name, e in updates.items():
+        if e.type.shape == "matrix":
+            one = v.walk(e.type, Store("state", v.states[name], v.of(e)))
+            steps.append(When(v.fits(e.type), True, [one]))
+    steps += numbers
+
+
+def residual(values: Arrays, left: Value | Placed, after: list[Store], told: Value | None) -> Store:
+    """What a residual keeps of the input. after: stores of few elements, which follow."""
+    v = values
+    f, given = v.states["residual"], v.of(gradient(v.module))
+    if not isinstance(left, Placed):
+        return Store("state", f, v.make("sub", [given, left], "f32", "lane"))
+    place, type_ = left.place, Type("float", "kept", left.selection)
+    own = v.stored_array(v.moved(given, place, type_), type_)
+    held = v.make("load", (), "f32", "lane", f)
+    before = v.stored_array(v.moved(held, place, type_), type_)
+    rest = v.make("sub", [own, left.value], "f32", "lane")
+    # what is not finite leaves the state as it was, which a walk over all elements has changed
+    stored = v.make(f.storage, [rest], "f32", "lane") if f.storage in HALVES else rest
+    finite = v.make("isfinite", [stored], "bool", "lane")
+    kept = v.make("where", [finite, rest, before], "f32", "lane")
+    after.append(Store("state", f, kept, place=place))
+    return Store("state", f, or_nan(v, given, told))
+
+
+def moves(e: Expr) -> bool:
+    """Whether an element depends on inputs or states at other places."""
+    return any(a.op in ("flat", "lookup", "gather") for a in walk(e))
+
+
+@contextmanager
+def blamed(name: str) -> Iterator[None]:
+    """What is not supported is told at this field, state or section."""
+    try:
+        yield
+    except Unsupported as why:
+        raise why if why.name else Unsupported(str(why), name, why.expr, why.hint) from why
