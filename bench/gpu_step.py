@@ -87,7 +87,7 @@ class Hook:
             choices = {tensor.name: Choice(name, STRATEGY) for tensor in tensors}
             flat = Topology.flat(RANKS)
             parts = partition(tensors, choices, flat, self._codecs)
-            self._programs[key] = build_program(parts, flat, self._codecs, 0)
+            self._programs[key] = build_program(parts, flat, self._codecs, 0, rotates=False)
         return self._programs[key]
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -169,7 +169,7 @@ class _Reducer:
             choices = {"tensor": Choice("codec", self._strategy, cut, down)}
             parts = partition([Tensor("tensor", 0, 0, numel, 0)], choices, topology, codecs)
             self._programs[numel, dtype] = build_program(
-                parts, topology, codecs, self._meeting.rank
+                parts, topology, codecs, self._meeting.rank, rotates=self._executor.rotates
             )
         return self._programs[numel, dtype]
 

@@ -47,10 +47,14 @@ _ELSEWHERE = -1  # the position of a task that is not built
 class Builder:
     """Collects the tasks of all ranks, or of one. `ordered` is the result."""
 
-    def __init__(self, world_size: int, parts: int, only: int | None = None) -> None:
-        """`parts`: how many there are."""
+    def __init__(
+        self, world_size: int, parts: int, only: int | None = None, *, rotates: bool = True
+    ) -> None:
+        """`parts`: how many there are. `rotates`: see `turn`; where not, native collectives inside
+        nodes are as fast as messages."""
         self.world_size = world_size
         self.only = only
+        self.rotates = rotates
         self.phase = 0  # of the tasks to come; from 0 on for every part
         self._parts = parts
         self._tasks: list[Task] = []
@@ -72,6 +76,16 @@ class Builder:
         if self.only in (None, root):
             return [rank for rank in ranks if rank != root]
         return [rank for rank in self.ranks if rank in ranks]
+
+    def turn(self, first: int, number: int) -> int:
+        """The phase of one of several turns, in each of which a rank sends to one rank and receives
+        from one: its own, from phase `first` on, so that no link has two messages; or the same one
+        for all, where the transport sees to that itself. See [Note: slots]."""
+        return first + number if self.rotates else first
+
+    def past(self, first: int, count: int) -> int:
+        """The phase after `count` turns."""
+        return first + (count if self.rotates else min(count, 1))
 
     def encode(
         self,
@@ -133,25 +147,25 @@ class Builder:
     def gather(self, part: Part, ranks: Sequence[int], root: int, codec: str) -> list[int]:
         """All other `ranks` encode, as workers, and send to `root`; the payloads, in rank order.
 
-        In each of len(ranks) - 1 phases a rank sends to one rank and receives from one.
+        In each of len(ranks) - 1 turns a rank sends to one rank and receives from one.
         """
         first, count, place = self.phase, len(ranks), ranks.index(root)
         pushed = []
         for rank in self.others(root, ranks):
-            self.phase = first + (place - ranks.index(rank)) % count - 1
+            self.phase = self.turn(first, (place - ranks.index(rank)) % count - 1)
             pushed.append(self.encode(rank, part, codec, "worker"))
             self.send(pushed[-1], part, rank, root, channel=0)
-        self.phase = first + count - 1
+        self.phase = self.past(first, count - 1)
         return pushed
 
     def broadcast(self, part: Part, ranks: Sequence[int], root: int, payload: int) -> None:
-        """`root` sends a payload to all other `ranks`, which decode it; phases as in `gather`."""
+        """`root` sends a payload to all other `ranks`, which decode it; turns as in `gather`."""
         first, count, place = self.phase, len(ranks), ranks.index(root)
         for rank in self.others(root, ranks):
-            self.phase = first + (ranks.index(rank) - place) % count - 1
+            self.phase = self.turn(first, (ranks.index(rank) - place) % count - 1)
             self.send(payload, part, root, rank, channel=1)
             self.decode(rank, part, payload)
-        self.phase = first + count - 1
+        self.phase = self.past(first, count - 1)
 
     def reduce(
         self,

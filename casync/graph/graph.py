@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Dag: TypeAlias = nx.DiGraph[int]
 
-__all__ = ["Graph", "Program", "build", "build_program"]
+__all__ = ["Graph", "Program", "build", "build_program", "urgent"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +82,22 @@ class Graph:
         return _program(rank, self.world_size, self.parts, tasks, after)
 
 
-def build(parts: Sequence[Part], topology: Topology, codecs: Mapping[str, Codec]) -> Graph:
+def build(
+    parts: Sequence[Part],
+    topology: Topology,
+    codecs: Mapping[str, Codec],
+    *,
+    rotates: bool = True,
+) -> Graph:
     """The graph that synchronizes `parts` over all ranks; raises PlanError. For proofs, pictures
     and simulation: it grows with the square of the world.
 
-    With one rank there is nothing to do, and no task: the bucket is its own average.
+    With one rank there is nothing to do, and no task: the bucket is its own average. `rotates`:
+    whether the messages of a phase have slots in which a rank sends to one and receives from one;
+    else they share a slot, which NCCL schedules itself. All ranks must agree.
     """
     codecs = with_raw(codecs)
-    tasks, after = _build(parts, topology, codecs, None)
+    tasks, after = _build(parts, topology, codecs, None, rotates)
     sizes: list[dict[str, int]] = [{} for _ in parts]
     for task in tasks:
         if isinstance(task, Encode) and task.codec not in sizes[task.part]:
@@ -100,17 +108,26 @@ def build(parts: Sequence[Part], topology: Topology, codecs: Mapping[str, Codec]
 
 
 def build_program(
-    parts: Sequence[Part], topology: Topology, codecs: Mapping[str, Codec], rank: int
+    parts: Sequence[Part],
+    topology: Topology,
+    codecs: Mapping[str, Codec],
+    rank: int,
+    *,
+    rotates: bool = True,
 ) -> Program:
     """One rank's program: that of `build(...).slice(rank)`, without the rest of the graph."""
-    tasks, after = _build(parts, topology, with_raw(codecs), rank)
+    tasks, after = _build(parts, topology, with_raw(codecs), rank, rotates)
     return _program(rank, topology.world_size, tuple(parts), tasks, after)
 
 
 def _build(
-    parts: Sequence[Part], topology: Topology, codecs: Mapping[str, Codec], only: int | None
+    parts: Sequence[Part],
+    topology: Topology,
+    codecs: Mapping[str, Codec],
+    only: int | None,
+    rotates: bool,
 ) -> tuple[tuple[Task, ...], Waits]:
-    b = Builder(topology.world_size, len(parts), only)
+    b = Builder(topology.world_size, len(parts), only, rotates=rotates)
     for part in parts if topology.world_size > 1 else ():
         check_codecs(part, codecs)
         b.phase = 0
@@ -125,8 +142,8 @@ def _program(
     for i, before in enumerate(after):
         for j in before:
             unlocks[j] = (*unlocks[j], i)
-    waits, urgent = tuple(map(len, after)), _urgent(tasks, unlocks)
-    return Program(rank, world_size, parts, tasks, waits, tuple(unlocks), urgent)
+    waits, first = tuple(map(len, after)), urgent(tasks, unlocks)
+    return Program(rank, world_size, parts, tasks, waits, tuple(unlocks), first)
 
 
 def _rounds(part: Part, codec: Codec) -> tuple[int, ...]:
@@ -134,9 +151,9 @@ def _rounds(part: Part, codec: Codec) -> tuple[int, ...]:
     return tuple(Layout.of_round(part, codec, number).size for number in range(len(part.rounds)))
 
 
-def _urgent(tasks: Sequence[Task], unlocks: Sequence[Sequence[int]]) -> tuple[bool, ...]:
+def urgent(tasks: Sequence[Task], unlocks: Sequence[Sequence[int]]) -> tuple[bool, ...]:
     """Whether a send or reduce follows, so that the link does not idle behind mere decodes."""
-    urgent = [isinstance(task, Send | Reduce) for task in tasks]
+    found = [isinstance(task, Send | Reduce) for task in tasks]
     for i in reversed(range(len(tasks))):
-        urgent[i] = urgent[i] or any(urgent[j] for j in unlocks[i])
-    return tuple(urgent)
+        found[i] = found[i] or any(found[j] for j in unlocks[i])
+    return tuple(found)

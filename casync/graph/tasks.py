@@ -9,7 +9,10 @@ decodes name them, on whichever rank they run: a payload forwarded unchanged kee
 
 [Note: slots] Transports without tags, such as NCCL, match messages by their order alone, and a
 receive that waits holds up all that comes behind it. So what travels has a slot, the same on all
-ranks: a rank posts the members of a slot as one group, and the groups in the order of slots.
+ranks: a rank posts the members of a slot as one group, and the groups in the order of slots. What
+all ranks exchange in a phase has a slot for each turn, in which a rank sends to one and receives
+from one, so that no link has two messages at a time; or one slot, where that costs less: see
+`build`.
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ __all__ = [
     "Encode",
     "EncodeRound",
     "Follow",
+    "Joined",
+    "JoinedRecv",
+    "JoinedReduce",
+    "JoinedSend",
     "Merge",
     "Recv",
     "Reduce",
@@ -39,6 +46,7 @@ __all__ = [
     "Send",
     "Side",
     "Task",
+    "members",
     "parse_task",
 ]
 
@@ -145,9 +153,80 @@ class DecodeRounds(Decode):
     verb: ClassVar[str] = "decode_rounds"
 
 
-Task: TypeAlias = Encode | Decode | Merge | Follow | Send | Recv | Reduce
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Tasks of one rank, codec and side that share a call, in order: see joining.py."""
 
-_KINDS: dict[str, type[Task]] = {
+    tasks: tuple[Encode | Decode | Merge, ...]
+
+    @property
+    def rank(self) -> int:
+        """Where they run."""
+        return self.tasks[-1].rank
+
+    @property
+    def part(self) -> int:
+        """That of the last one."""
+        return self.tasks[-1].part
+
+    @property
+    def payload(self) -> int:
+        """That of the last one."""
+        return self.tasks[-1].payload
+
+    @property
+    def codec(self) -> str:
+        """Key of their codec."""
+        return self.tasks[-1].codec
+
+    @property
+    def verb(self) -> str:
+        """That of the last one."""
+        return self.tasks[-1].verb
+
+    def text(self) -> str:
+        """Those of all."""
+        return "; ".join(task.text() for task in self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSend(Send):
+    """A message of several payloads; the other fields are those of the first."""
+
+    tasks: tuple[Send, ...]
+
+    text = Joined.text
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRecv(Recv):
+    """A message of several payloads; the other fields are those of the first."""
+
+    tasks: tuple[Recv, ...]
+
+    text = Joined.text
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedReduce(Reduce):
+    """Several payloads summed in one go; the other fields are those of the first."""
+
+    tasks: tuple[Reduce, ...]
+
+    text = Joined.text
+
+
+Task: TypeAlias = Encode | Decode | Merge | Follow | Send | Recv | Reduce | Joined
+
+
+def members(task: Task) -> tuple[Task, ...]:
+    """Those that share a call; else the task itself."""
+    if isinstance(task, Joined | JoinedSend | JoinedRecv | JoinedReduce):
+        return task.tasks
+    return (task,)
+
+
+_KINDS: dict[str, type[_Base]] = {
     k.verb: k
     for k in (
         *(Encode, Decode, Merge, Follow, Send, Recv, Reduce),

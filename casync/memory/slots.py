@@ -36,12 +36,20 @@ class Slot:
     exact = False  # see Buffer
 
     def __init__(
-        self, layout: Layout, source: int, travels: bool, memory: Memory, *, checksum: bool = False
+        self,
+        layout: Layout,
+        source: int,
+        travels: bool,
+        memory: Memory,
+        *,
+        checksum: bool = False,
+        room: torch.Tensor | None = None,
     ) -> None:
-        """`travels`: whether this rank sends it."""
+        """`travels`: whether this rank sends it. `room`: memory of `front` and the layout's size,
+        of zeros; by default new."""
         self.layout = layout
         self._front = CHECKSUM if checksum else 0
-        self._whole = memory.staging(self._front + MARK + layout.size)
+        self._whole = memory.staging(self.front(checksum) + layout.size) if room is None else room
         self._buffer: Bytes = self._whole.numpy()
         self._mark = self._buffer[self._front :][:MARK].view(np.int64)
         self._squeezed: Bytes | None = None  # made when first needed
@@ -51,6 +59,11 @@ class Slot:
         self.source = source  # rank it comes from
         self.travels = travels
         self._wire = self._buffer
+
+    @staticmethod
+    def front(checksum: bool) -> int:
+        """Bytes before the payload."""
+        return MARK + (CHECKSUM if checksum else 0)
 
     @property
     def size(self) -> int:
@@ -147,11 +160,13 @@ class Buffer:
         *,
         cuts: bool = False,
         waits: bool = False,
+        room: torch.Tensor | None = None,
     ) -> None:
-        """`cuts`: whether the codec does. `waits`: whether the host may wait for lengths."""
+        """`cuts`: whether the codec does. `waits`: whether the host may wait for lengths.
+        `room`: memory of the layout's size, of zeros; by default new."""
         self.layout, self.source, self._cuts = layout, source, cuts
         self.exact, self._waits = False, waits and not cuts
-        self.tensor = memory.zeros(layout.size, torch.uint8)
+        self.tensor = memory.zeros(layout.size, torch.uint8) if room is None else room
         self.array = memory.array(self.tensor)
         self._memory = memory
         self._lengths = self.tensor[: layout.header].view(torch.int64)
@@ -217,10 +232,10 @@ class StagedSlot(Buffer):
 
     def __init__(
         self, layout: Layout, source: int, travels: bool, leaves: bool, memory: Memory,
-        *, checksum: bool = False,
+        *, checksum: bool = False, room: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`leaves`: whether this rank sends it or has it summed natively."""
-        super().__init__(layout, source, memory)
+        """`leaves`: whether this rank sends it or has it summed natively. `room`: see Buffer."""
+        super().__init__(layout, source, memory, room=room)
         self.leaves = leaves
         self._host = Slot(layout, source, travels, memory, checksum=checksum)
         # Of varying length, pieces lie close together in messages; the device has gaps.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from casync.graph.plan import BATCH_BYTES
 from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
 
@@ -140,24 +141,35 @@ def _waiting(stage: Stage, busiest: float) -> Stage:
     return replace(stage, delay=stage.delay + max(0.0, busiest - 1) * stage.seconds)
 
 
+def _at_once(parts: float, size: float) -> float:
+    """Calls for so many parts of so many bytes of gradient: see [Note: bulk] in joining.py."""
+    return min(parts, max(1.0, size / BATCH_BYTES))
+
+
+def _by_halves(parts: float, size: float, peers: int) -> float:
+    """Likewise where they come from so many peers, one after the other."""
+    return min(parts, max(float(peers.bit_length()), size / BATCH_BYTES))
+
+
 def _ps(item: Item, s: _Setting) -> tuple[Stage, ...]:
     """To owners all but their own, which add and encode once, and back."""
     n = s.topology.world_size
     others, own = (n - 1) / n, 1 / n
     sent = [_waiting(stage, item.busiest) for stage in s.spread(item.payload * others)]
+    size, parts = item.gradient * others, item.parts * others
     return (
-        work((s.codec.encode, item.gradient * others, item.parts * others)),
+        work((s.codec.encode, size, _at_once(parts, size))),
         *sent,
         _merge_and_encode(item, s, n - 1, own),
         *sent,
-        work((s.codec.decode, item.gradient * others, item.parts * others)),
+        work((s.codec.decode, size, _by_halves(parts, size, n - 1))),
     )
 
 
 def _merge_and_encode(item: Item, s: _Setting, merges: int, share: float) -> Stage:
     """An owner of a share of all adds so many payloads, the last as it encodes."""
     size, calls = item.gradient * share, item.parts * share
-    first = (s.codec.decode, size * (merges - 1), calls * (merges - 1))
+    first = (s.codec.decode, size * (merges - 1), calls * (merges.bit_length() - 1))
     return _waiting(work(first, (s.codec.hop, size, calls)), item.busiest)
 
 
@@ -180,9 +192,9 @@ def _allgather(item: Item, s: _Setting) -> tuple[Stage, ...]:
     """Everybody encodes once and decodes everybody."""
     n = s.topology.world_size
     return (
-        work((s.codec.encode, item.gradient, item.parts)),
+        work((s.codec.encode, item.gradient, _at_once(item.parts, item.gradient))),
         *s.spread(item.payload * (n - 1)),
-        work((s.codec.decode, item.gradient * n, item.parts * n)),
+        work((s.codec.decode, item.gradient * n, item.parts * (1 + n.bit_length()))),
     )
 
 
@@ -193,14 +205,15 @@ def _hierarchical(item: Item, s: _Setting) -> tuple[Stage, ...]:
     crossing = transfer(s.costs.to(m - 1), item.payload * led * (m - 1) / m)
     crossing = _waiting(crossing, item.busiest)
     far = led * (m - 1) / m
+    size, peers = item.gradient * far, s.topology.world_size - 1
     return (
         transfer(s.costs.inside, item.gradient * inside, members - 1, INSIDE),
-        work((s.codec.encode, item.gradient * far, item.parts * far)),
+        work((s.codec.encode, size, _at_once(item.parts * far, size))),
         crossing,
         _merge_and_encode(item, s, m - 1, led / m),
         crossing,
         transfer(s.costs.inside, item.payload * inside, members - 1, INSIDE),
-        work((s.codec.decode, item.gradient, item.parts)),
+        work((s.codec.decode, item.gradient, _by_halves(item.parts, item.gradient, peers))),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from casync.codec import DeviceCodec
 from casync.errors import CasyncError, PayloadError
-from casync.graph.tasks import Decode, DecodeRounds, Merge, Task
+from casync.graph.tasks import Decode, DecodeRounds, Merge, Task, members
 from casync.memory import Memory
 from casync.runtime.jobs import Prepared
 from casync.runtime.naming import named_error
@@ -43,25 +43,37 @@ def _blamed(
     for prepared in programs:
         if prepared.busy or not prepared.end.done():
             continue
-        for index, task in enumerate(prepared.tasks):
+        for task in (each for joined in prepared.tasks for each in members(joined)):
             try:
-                if isinstance(task, Decode | Merge) and not isinstance(task, DecodeRounds):
-                    _decode(prepared, index, task, memory, step)
+                _decode(prepared, task, memory, step)
             except Exception as error:
-                return named_error(error, task, step, prepared.slots[index].source, names)
+                source = prepared.payloads.by_payload[task.payload].source
+                return named_error(error, task, step, source, names)
     return None
 
 
-def _decode(prepared: Prepared, index: int, task: Task, memory: Memory, step: int) -> None:
+def culprit(prepared: Prepared, index: int, memory: Memory, step: int) -> Task:
+    """Of tasks that shared a call that failed the one whose payload is bad; else the last."""
+    tasks = members(prepared.tasks[index])
+    for task in tasks if len(tasks) > 1 else ():
+        try:
+            _decode(prepared, task, memory, step)
+        except Exception:
+            return task
+    return tasks[-1]
+
+
+def _decode(prepared: Prepared, task: Task, memory: Memory, step: int) -> None:
     """Decode a payload into memory that nobody uses. Raises what its codec found wrong."""
-    if prepared.payloads.in_bucket(task):
+    plain = isinstance(task, Decode | Merge) and not isinstance(task, DecodeRounds)
+    if not plain or prepared.payloads.in_bucket(task):
         return
     part, codec = prepared.parts[task.part], prepared.codecs[task.codec]
-    (at, used, _), table = prepared.slots[index].contents, packed(InBucket(part).table)
+    slot, table = prepared.payloads.by_payload[task.payload], packed(InBucket(part).table)
+    at, used, _ = slot.contents
     array = memory.array(memory.zeros(part.elements, torch.float32))
     stream, done = memory.caller(), memory.event()
-    data = prepared.slots[index].array
-    stream.run(partial(codec.decode_batch, data, table, at, used, array, step=step))
+    stream.run(partial(codec.decode_batch, slot.array, table, at, used, array, step=step))
     stream.record(done)
     done.wait()
     cast(DeviceCodec, codec).raise_found()

@@ -6,7 +6,7 @@ from collections import Counter as Sums
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send
+from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send, members
 from casync.runtime.jobs import Job
 
 __all__ = ["Counters"]
@@ -37,22 +37,22 @@ class Counters:
 
     def count(self, job: Job, index: int, seconds: float) -> None:
         """A task is done, which took so many seconds."""
-        task, slot = job.tasks[index], job.prepared.slots[index]
+        task, slot = members(job.tasks[index])[-1], job.prepared.slots[index]
         match task:
             case Encode():
                 self.encode_seconds += seconds
             case Decode() | Merge() | Follow():
                 self.decode_seconds += seconds
             case Send():
-                self.bytes_sent += slot.size
+                self.bytes_sent += job.prepared.payloads.size(job.tasks[index])
                 self.bytes_spared += slot.spared
                 self.bytes_exact += slot.size if slot.exact else 0
                 self.messages_sent += 1
             case Recv():
-                self.bytes_received += slot.size
+                self.bytes_received += job.prepared.payloads.size(job.tasks[index])
                 self.messages_received += 1
             case Reduce():
-                self.bytes_reduced += job.prepared.payloads.reduce_bytes(task)
+                self.bytes_reduced += job.prepared.payloads.reduce_bytes(job.tasks[index])
                 self.reduces += 1
 
     def __add__(self, other: Counters) -> Counters:

@@ -27,7 +27,7 @@ from casync.graph.graph import Program
 from casync.graph.tasks import Task
 from casync.memory import Memory
 from casync.memory.host import HostMemory
-from casync.runtime.blame import found_bad
+from casync.runtime.blame import culprit, found_bad
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
@@ -81,6 +81,7 @@ class Executor:
         waits: bool = False,
         capture: bool = False,
         owns: bool = False,
+        bulk: bool = True,
     ) -> None:
         """`codecs`: looked up as a program's buffers are made. `memory`: of buckets and states; by
         default the host's. On a device, over a transport of the host's, payloads are staged in
@@ -101,6 +102,7 @@ class Executor:
         `waits`: without tags, the host may wait within a step for the lengths of payloads; see
         [Note: lengths that vary] in memory/room.py.
         `capture`: programs are launched as CUDA graphs where that is possible; see [Note: capture].
+        `bulk`: tasks share calls of their codecs, see [Note: bulk]; False is for tests.
         """
         self.timeout = timeout
         self.delay = delay
@@ -113,7 +115,7 @@ class Executor:
         self._here = (transport.rank, transport.world_size)
         self._make = partial(
             Prepared, codecs=codecs, seed=seed, deferred=dict(deferred or {}),
-            memory=self._memory, tags=self._tags, checksum=checksum, waits=waits,
+            memory=self._memory, tags=self._tags, checksum=checksum, waits=waits, bulk=bulk,
         )  # fmt: skip
         self._owns = owns
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
@@ -142,6 +144,12 @@ class Executor:
         self.close()
 
     @property
+    def rotates(self) -> bool:
+        """Whether programs should have a slot for each turn of a phase: see casync.build. NCCL does
+        with a group as it sees fit, and each one costs the host time."""
+        return self._tags
+
+    @property
     def failed(self) -> bool:
         """Whether an error or close() has ended this executor."""
         return self._error is not None
@@ -164,7 +172,7 @@ class Executor:
         with self._lock:
             self._check(program)
             prepared = self._prepare(program, bucket.dtype)
-            job = Job(self._sequence, program, prepared, bucket, states, step)
+            job = Job(self._sequence, prepared, bucket, states, step)
             self._sequence, self._step = self._sequence + 1, step
             self.counters.jobs += 1
             empty = not job.left  # asked now: a job that was started may end at any time
@@ -297,8 +305,9 @@ class Executor:
         """See lanes.Owner."""
         if isinstance(error, TransportAborted):
             self._ended.wait(_ECHO)
-        source = job.prepared.slots[index].source
-        named = named_error(error, job.tasks[index], job.inputs.step, source, self._names)
+        task = culprit(job.prepared, index, self._memory, job.inputs.step)
+        source = job.prepared.payloads.by_payload[task.payload].source
+        named = named_error(error, task, job.inputs.step, source, self._names)
         if not isinstance(error, TransportError | DeadlockError):  # which have told all
             named.__cause__ = error
         self._end(named)

@@ -8,6 +8,7 @@ the executor starts the next one when the last is complete, or, on a device, all
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,11 @@ import torch
 from casync.codec import Codec
 from casync.errors import PlanError
 from casync.graph.graph import Program
-from casync.graph.tasks import Recv, Reduce, Send, Task
+from casync.graph.joining import Bulk, joined
+from casync.graph.plan import BATCH_BYTES
+from casync.graph.tasks import Encode, Recv, Reduce, Send, Task, members
 from casync.memory import Event, Memory
+from casync.memory.slots import StagedSlot
 from casync.raw import with_raw
 from casync.runtime.payloads import Payloads
 from casync.runtime.pieces import Inputs, States
@@ -38,13 +42,13 @@ class Job:
     def __init__(
         self,
         sequence: int,
-        program: Program,
         prepared: Prepared,
         bucket: torch.Tensor,
         states: States,
         step: int,
     ) -> None:
         self.sequence = sequence
+        program = prepared.program
         self.tasks = program.tasks
         self.unlocks = program.unlocks
         self.waits = list(program.waits)
@@ -110,12 +114,21 @@ class Prepared:
         tags: bool,
         checksum: bool,
         waits: bool,
+        bulk: bool,
     ) -> None:
         """`dtype`: of its buckets, one of FLOATS. `deferred`: names of states by codec, see [Note:
         deferred feedback]. `tags`: whether the transport has them, and messages a length of their
         own. `checksum`: of every such message. `waits`: whether the host may wait for lengths, see
-        [Note: lengths that vary] in room.py.
+        [Note: lengths that vary] in room.py. `bulk`: whether tasks share calls, see [Note: bulk].
         """
+        every, halves = with_raw(codecs), dtype != torch.float32
+        if bulk:
+            most = BATCH_BYTES if memory.host else math.inf
+            together = Bulk(most, apart=halves, at_once=not tags)
+            program = joined(
+                program, every, together, lambda task: memory.host or not deferred.get(task.codec)
+            )
+        self.program = program
         self.memory = memory
         self.key = object()  # of `begun` in marks, see streams.py
         self.real, self.taken = Events(memory), Events(memory)  # of runs, and of their capture
@@ -123,11 +136,10 @@ class Prepared:
         self.parts, self.tasks = program.parts, program.tasks
         self._names: dict[int, str] = {}
         self.busy = False
-        every = with_raw(codecs)
         self.codecs = {key: every[key] for key in sorted({t.codec for t in program.tasks})}
         self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
         self.urgent = program.urgent
-        self.dtype, self.halves = dtype, dtype != torch.float32
+        self.dtype, self.halves = dtype, halves
         self.payloads = Payloads(
             program, every, memory=memory, tags=tags, checksum=checksum, waits=waits,
             halves=self.halves,
@@ -139,6 +151,7 @@ class Prepared:
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
         self.after, self.groups = _after(program), _groups(program.tasks)
         self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
+        self.leaving = [_leaving(task, self.payloads) for task in program.tasks]
         self.varying = self.payloads.varying
 
     def remember(self) -> None:
@@ -209,10 +222,17 @@ def _after(program: Program) -> list[list[int]]:
     return after
 
 
+def _leaving(task: Task, payloads: Payloads) -> Sequence[StagedSlot]:
+    """What is copied to the host once a task has encoded it."""
+    made = (payloads.by_payload[t.payload] for t in members(task) if isinstance(t, Encode))
+    return [slot for slot in made if isinstance(slot, StagedSlot) and slot.leaves]
+
+
 def _groups(tasks: Sequence[Task]) -> list[list[int]]:
     """What travels in each slot, in the order of slots."""
     found: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(tasks):
         if isinstance(task, Send | Recv | Reduce):
             found[task.slot].append(i)
-    return [found[slot] for slot in sorted(found)]
+    ways = {i: (tasks[i].part, tasks[i].payload) for group in found.values() for i in group}
+    return [sorted(found[slot], key=ways.__getitem__) for slot in sorted(found)]

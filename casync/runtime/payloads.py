@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
 import torch
 
 from casync.codec import FLOAT_BYTES, Codec, DeviceCodec
+from casync.errors import PlanError
 from casync.graph.fusion import in_place
 from casync.graph.graph import Program
+from casync.graph.joining import side_by_side
 from casync.graph.layout import Layout
-from casync.graph.tasks import EncodeRound, Recv, Reduce, ReduceRound, Send, Task
+from casync.graph.tasks import EncodeRound, Recv, Reduce, ReduceRound, Send, Task, members
 from casync.memory import Memory
 from casync.memory.slots import Buffer, Slot, StagedSlot
 from casync.regions import whole_key
 
 __all__ = ["Payloads"]
 
+_APART = 64  # bytes: payloads begin at multiples of it, for wide loads
+
 
 class Payloads:
-    """A slot for every payload; it is empty where the bucket is used."""
+    """A slot for every payload; it is empty where the bucket is used. All lie in one `arena`, so
+    that a call can take any of them."""
 
     def __init__(
         self,
@@ -39,15 +45,31 @@ class Payloads:
         """See Prepared."""
         self._codecs, self._parts, self._memory = codecs, program.parts, memory
         self._tags, self._checksum, self._waits = tags, checksum, waits
-        self._layouts: dict[tuple[int, str], Layout] = {}
-        self.by_payload: dict[int, Slot | Buffer] = {}
-        self._rounds: dict[int, list[Slot | Buffer]] = {}  # by part: of its rounds, in order
-        self._sent = {task.payload for task in program.tasks if isinstance(task, Send)}
-        self._leave = {t.payload for t in program.tasks if isinstance(t, Send | Reduce)}
+        tasks = [each for task in program.tasks for each in members(task)]
+        self._sent = {task.payload for task in tasks if isinstance(task, Send)}
+        self._leave = {t.payload for t in tasks if isinstance(t, Send | Reduce)}
         apart = halves or (tags and not memory.host)
         self._in_place = frozenset[int]() if apart else in_place(program)
-        self.slots = [self._slot(task) for task in program.tasks]  # by task
-        self.varying = [] if tags else _varying(program, self.by_payload)
+        first = _arranged(program)
+        self._layouts: dict[tuple[object, ...], Layout] = {}
+        layouts = {payload: self._layout(task) for payload, task in first.items()}
+        front = Slot.front(checksum) if tags and memory.host else 0
+        sizes = [_aligned(front + layout.size) for layout in layouts.values()]
+        room = sum(sizes)
+        whole = memory.staging(room) if front else memory.zeros(room, torch.uint8)
+        self._whole, self.arena = whole, memory.array(whole)
+        self.by_payload: dict[int, Slot | Buffer] = {}
+        self.base: dict[int, int] = {}  # by payload: where its array begins in the arena
+        self._rounds: dict[int, list[Slot | Buffer]] = {}  # by part: of its rounds, in order
+        begins = accumulate(sizes, initial=0)
+        for (payload, task), begin in zip(first.items(), begins, strict=False):
+            layout = layouts[payload]
+            piece = whole[begin : begin + front + layout.size]
+            self.by_payload[payload] = self._slot(task, layout, piece)
+            self.base[payload] = begin + front
+        self._check_messages(program)
+        self.slots = [self.by_payload[task.payload] for task in program.tasks]  # by task: its last
+        self.varying = [] if tags else _varying(tasks, self.by_payload)
 
     def in_bucket(self, task: Task) -> bool:
         """Whether a task's payload lies in place of one in the bucket."""
@@ -57,6 +79,27 @@ class Payloads:
         """Of a part's rounds, in order."""
         return self._rounds[part]
 
+    def _check_messages(self, program: Program) -> None:
+        """Raise PlanError where payloads of a message do not lie side by side."""
+        place = {payload: i for i, payload in enumerate(self.by_payload)}
+        for task in program.tasks:
+            first, *others = (place[each.payload] for each in members(task))
+            moved = isinstance(task, Send | Recv | Reduce)
+            if moved and others != [first + 1 + i for i in range(len(others))]:
+                raise PlanError(f"payloads of one message cannot lie side by side: {task.text()}")
+
+    def numbers(self, task: Task) -> torch.Tensor:
+        """What travels, as bytes: a payload, or those of a message side by side."""
+        tasks = members(task)
+        if len(tasks) == 1:
+            return self.by_payload[task.payload].numbers()
+        begin, last = self.base[tasks[0].payload], tasks[-1].payload
+        return self._whole[begin : self.base[last] + self.by_payload[last].layout.size]
+
+    def size(self, task: Task) -> int:
+        """Bytes of what travels, without what lies between payloads."""
+        return sum(self.by_payload[each.payload].size for each in members(task))
+
     def reduce_view(self, task: Task, bucket: torch.Tensor) -> torch.Tensor:
         """What the native all-reduce combines: the payload, or the bucket in place of one."""
         if self.in_bucket(task):
@@ -64,41 +107,44 @@ class Payloads:
             return bucket.detach()[start : start + length]
         codec = self._codecs[task.codec]
         name = codec.rounds[task.round].dtype if isinstance(task, ReduceRound) else codec.additive
-        return self.by_payload[task.payload].numbers().view(_DTYPES[name or ""])
+        return self.numbers(task).view(_DTYPES[name or ""])
 
     def reduce_bytes(self, task: Task) -> int:
         """Bytes of what the native all-reduce combines."""
         if self.in_bucket(task):
             return FLOAT_BYTES * self._parts[task.part].rows[0][1]
-        return self.by_payload[task.payload].layout.size
+        return sum(self.by_payload[each.payload].layout.size for each in members(task))
 
-    def _slot(self, task: Task) -> Slot | Buffer:
+    def _slot(self, task: Task, layout: Layout, room: torch.Tensor) -> Slot | Buffer:
+        """See [Note: three kinds of slots]."""
+        source = task.peer if isinstance(task, Recv) else task.rank
+        slot = self._new_slot(layout, source, task, room)
         if isinstance(task, EncodeRound):
-            self.by_payload[task.payload] = self._round_slot(task)
-        if task.payload not in self.by_payload:
-            layout = _EMPTY if self.in_bucket(task) else self._layout(task)
-            source = task.peer if isinstance(task, Recv) else task.rank
-            cuts = self._codecs[task.codec].cuts
-            self.by_payload[task.payload] = self._new_slot(layout, source, task.payload, cuts)
-        return self.by_payload[task.payload]
+            self._rounds.setdefault(task.part, []).append(slot)
+        return slot
 
     def _new_slot(
-        self, layout: Layout, source: int, payload: int, cuts: bool = False
+        self, layout: Layout, source: int, task: Task, room: torch.Tensor
     ) -> Slot | Buffer:
-        """See [Note: three kinds of slots]."""
         if not self._tags:
-            return Buffer(layout, source, self._memory, cuts=cuts, waits=self._waits)
-        sent, checksum = payload in self._sent, self._checksum
+            cuts = self._codecs[task.codec].cuts and not isinstance(task, EncodeRound)
+            return Buffer(layout, source, self._memory, cuts=cuts, waits=self._waits, room=room)
+        sent, checksum = task.payload in self._sent, self._checksum
         if self._memory.host:
-            return Slot(layout, source, sent, self._memory, checksum=checksum)
-        leaves = payload in self._leave
-        return StagedSlot(layout, source, sent, leaves, self._memory, checksum=checksum)
+            return Slot(layout, source, sent, self._memory, checksum=checksum, room=room)
+        leaves = task.payload in self._leave
+        return StagedSlot(layout, source, sent, leaves, self._memory, checksum=checksum, room=room)
 
     def _layout(self, task: Task) -> Layout:
+        """Of the task's payload; of a round, the encode of it makes that."""
+        if self.in_bucket(task):
+            return _EMPTY
+        part, codec = self._parts[task.part], self._codecs[task.codec]
+        if isinstance(task, EncodeRound):
+            return self._held(Layout.of_round(part, codec, task.round), codec)
         key = (task.part, task.codec)
         if key not in self._layouts:
-            layout = Layout.of(self._parts[task.part], self._codecs[task.codec])
-            self._layouts[key] = self._held(layout, self._codecs[task.codec])
+            self._layouts[key] = self._held(Layout.of(part, codec), codec)
         return self._layouts[key]
 
     def _held(self, layout: Layout, codec: Codec) -> Layout:
@@ -108,19 +154,33 @@ class Payloads:
         hold = cast(DeviceCodec, codec).hold
         return replace(layout, at=hold(layout.at), bound=hold(layout.bound))
 
-    def _round_slot(self, task: EncodeRound) -> Slot | Buffer:
-        """Of a round's payload, which the encode of the round makes."""
-        codec = self._codecs[task.codec]
-        layout = self._held(Layout.of_round(self._parts[task.part], codec, task.round), codec)
-        slot = self._new_slot(layout, task.rank, task.payload)
-        self._rounds.setdefault(task.part, []).append(slot)
-        return slot
+
+def _arranged(program: Program) -> dict[int, Task]:
+    """Payloads in the order in which they lie, with the first task of each: see [Note: side by
+    side]."""
+    first: dict[int, Task] = {}
+    for each in (each for task in program.tasks for each in members(task)):
+        first.setdefault(each.payload, each)
+    moved = (members(t) for t in program.tasks if isinstance(t, Send | Recv | Reduce))
+    outer: dict[int, int] = {}  # by payload: the number of the largest message that has it
+    for number, tasks in enumerate(sorted(moved, key=len, reverse=True)):
+        for each in tasks:
+            outer.setdefault(each.payload, number)
+    end = len(outer)
+    order = sorted(first, key=lambda p: (outer.get(p, end), *side_by_side(program, first[p])))
+    return {payload: first[payload] for payload in order}
 
 
-def _varying(program: Program, slots: Mapping[int, Slot | Buffer]) -> list[tuple[Buffer, str, int]]:
+def _aligned(size: int) -> int:
+    return -(-size // _APART) * _APART
+
+
+def _varying(
+    tasks: Sequence[Task], slots: Mapping[int, Slot | Buffer]
+) -> list[tuple[Buffer, str, int]]:
     """Payloads whose lengths vary, their codecs, and how often each is sent."""
-    sends = Counter(task.payload for task in program.tasks if isinstance(task, Send))
-    codecs = {task.payload: whole_key(task.codec)[0] for task in program.tasks}
+    sends = Counter(task.payload for task in tasks if isinstance(task, Send))
+    codecs = {task.payload: whole_key(task.codec)[0] for task in tasks}
     return [
         (slot, codecs[payload], sends[payload])
         for payload, slot in slots.items()

@@ -11,7 +11,7 @@ have buffers, which are the program's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ import torch
 from casync.codec import Ints, State
 from casync.graph.graph import Program
 from casync.graph.plan import Part
-from casync.graph.tasks import Decode, Encode, Merge
+from casync.graph.tasks import Decode, Encode, Merge, members
 from casync.memory import Memory
 from casync.runtime.deferral import Deferred
 
@@ -117,27 +117,28 @@ class _Stretch:
     stays: bool = False
 
 
-def pieces_of(
-    program: Program, memory: Memory, *, halves: bool, taken: Container[int]
-) -> dict[int, InBucket]:
-    """For each task that uses its part's pieces. `halves`: of a bucket of 16 bits. `taken`: merges
-    that an encode takes in."""
-    found: dict[int, InBucket] = {}
-    for number, tasks in _by_part(program, taken).items():
+def pieces_of(program: Program, memory: Memory, *, halves: bool) -> dict[tuple[int, int], InBucket]:
+    """For each task, by position, and each part whose pieces it uses. `halves`: of a bucket of 16
+    bits."""
+    found: dict[tuple[int, int], InBucket] = {}
+    for number, tasks in _by_part(program).items():
         part = program.parts[number]
-        found.update(dict.fromkeys(tasks, InBucket(part)))
+        whole = InBucket(part)
+        found.update(((i, number), whole) for i in tasks)
         for stretch in _stretches(program, tasks) if halves else ():
             if memory.host or len(stretch.tasks) > 1:
-                found.update(dict.fromkeys(stretch.tasks, Apart(part, memory, stretch)))
+                apart = Apart(part, memory, stretch)
+                found.update(((i, number), apart) for i in stretch.tasks)
     return found
 
 
-def _by_part(program: Program, taken: Container[int]) -> dict[int, list[int]]:
+def _by_part(program: Program) -> dict[int, list[int]]:
     """Positions of tasks that use pieces."""
     found: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(program.tasks):
-        if isinstance(task, Encode | Decode | Merge) and i not in taken:
-            found[task.part].append(i)
+        uses = isinstance(members(task)[0], Encode | Decode | Merge)
+        for part in {each.part for each in members(task)} if uses else ():
+            found[part].append(i)
     return found
 
 
@@ -145,12 +146,12 @@ def _stretches(program: Program, tasks: Iterable[int]) -> list[_Stretch]:
     """Of one part. What was only read is in the bucket still, as exact."""
     found: list[_Stretch] = []
     for i in tasks:
-        task = program.tasks[i]
-        replaces = type(task) is Decode
+        every = members(program.tasks[i])
+        replaces = type(every[0]) is Decode
         if replaces or not found or not found[-1].writes:
             found.append(_Stretch(reads=not replaces))
         found[-1].tasks.append(i)
-        found[-1].writes |= not isinstance(task, Encode) or task.writeback
+        found[-1].writes |= any(not isinstance(t, Encode) or t.writeback for t in every)
     found[-1].stays = found[-1].writes
     return found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -10,23 +11,25 @@ import torch
 
 from casync.codec import Codec, DeviceCodec, Ints
 from casync.estimates import copy_of
-from casync.graph.fusion import fused
 from casync.graph.graph import Program
 from casync.graph.tasks import (
     SIDES,
-    Decode,
     DecodeRounds,
     Encode,
     EncodeRound,
     Follow,
     Merge,
+    Recv,
+    Reduce,
+    Send,
     Side,
     Task,
+    members,
 )
 from casync.memory import Memory
-from casync.memory.slots import Buffer, Slot
 from casync.regions import whole_key
 from casync.rounds import as_rounds
+from casync.runtime.calls import Call
 from casync.runtime.deferral import Deferral, DeviceDeferral, restore
 from casync.runtime.payloads import Payloads
 from casync.runtime.pieces import InBucket, Inputs, pieces_of
@@ -64,61 +67,62 @@ class Steps:
         self._parts, self._world_size = program.parts, program.world_size
         self._memory = memory
         self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
-        # no host looks whether what a device merges is zero, so it merges before it encodes
-        self._taken = {
-            encode: merge
-            for encode, merge in fused(program, codecs).items()
-            if memory.host or not self._names(program.tasks[encode])
-        }
-        merges = set(self._taken.values())
-        most = max((self._states_of(t) for t in program.tasks if isinstance(t, Encode)), default=0)
+        encodes = [t for task in program.tasks for t in members(task) if isinstance(t, Encode)]
+        most = sum(self._states_of(t) for t in encodes)
         self._kept = memory.zeros(0 if memory.host else most, torch.float32)
-        self._pieces = pieces_of(program, memory, halves=halves, taken=merges)
-        self._tables: dict[tuple[str, InBucket], Ints] = {}
+        self._pieces = pieces_of(program, memory, halves=halves)
 
     def of(self, index: int, task: Task) -> Step | None:
         """What the compute lane calls for this task; None for those of other lanes."""
-        slot = self._payloads.slots[index]
-        if isinstance(task, EncodeRound):
-            return self._encode_round(task, slot, self._pieces[index])
-        if isinstance(task, DecodeRounds):
-            return self._decode_rounds(task, self._pieces[index])
+        if isinstance(task, Send | Recv | Reduce):
+            return None
         if self._payloads.in_bucket(task):
             return self._scale(task) if isinstance(task, Encode) else _nothing
-        if isinstance(task, Encode):
-            before = self._taken.get(index)
-            taken = None if before is None else self._payloads.slots[before]
-            return self._encode(task, slot, self._pieces[index], taken)
-        if index in self._taken.values():
-            return _nothing
-        if isinstance(task, Decode | Merge):
-            return self._decode(task, slot, self._pieces[index])
-        if isinstance(task, Follow):
-            return self._follow(task, slot)
-        return None
+        match task:
+            case Follow():
+                return self._follow(task)
+            case EncodeRound():
+                return self._encode_round(task, self._pieces[index, task.part])
+            case DecodeRounds():
+                return self._decode_rounds(task, self._pieces[index, task.part])
+        tasks = members(task)
+        encodes = [each for each in tasks if isinstance(each, Encode)]
+        if not encodes:
+            return self._decode(index, tasks)
+        taken = [each for each in tasks if not isinstance(each, Encode)]
+        return self._encode(index, encodes, self._call(index, [taken]) if taken else None)
 
-    def _encode(
-        self, task: Encode, slot: Slot | Buffer, pieces: InBucket, taken: Slot | Buffer | None
-    ) -> Step:
-        table, scale = self._table(task.codec, pieces), self._factor(task)
-        codec, waits = self._codecs[task.codec], self._deferral(task, pieces)
+    def _call(self, index: int, turns: Sequence[Sequence[Task]], *, repeats: bool = True) -> Call:
+        tables = [self._pieces[index, task.part].table for task in turns[0]]
+        numbers = [[task.payload for task in turn] for turn in turns]
+        hold = self._holding(turns[0][0].codec)
+        return Call(self._payloads, numbers, tables, hold, repeats=repeats)
+
+    def _holding(self, codec: str) -> Callable[[Ints], Ints]:
+        """What a device needs of numbers that do not change is made once."""
+        return _same if self._memory.host else cast(DeviceCodec, self._codecs[codec]).hold
+
+    def _encode(self, index: int, tasks: Sequence[Encode], taken: Call | None) -> Step:
+        pieces, first = self._pieces[index, tasks[0].part], tasks[0]
+        call = self._call(index, [tasks])
+        table, scale, codec = call.table, self._factor(first), self._codecs[first.codec]
+        waits = self._deferral(tasks, table)
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
-        key = self._parts[task.part].codec, task.side  # of the states, whatever this side's codec
-        seed, writeback = self._seeds[task.side], task.writeback
-        out = slot.array
+        key = self._parts[first.part].codec, first.side  # of the states, whatever this side's codec
+        seed, writeback, out = self._seeds[first.side], first.writeback, call.array
 
         def step(run: Inputs) -> None:
-            (at, room), x = slot.places(), pieces.open(run)
+            (at, room), x = call.places(), pieces.open(run)
             more: dict[str, Any] = dict(room)
             state, deferred = run.states.get(key) if stateful else None, list[Any]()
             if taken is not None:
-                more["incoming"] = (taken.array, *taken.contents[:2])
+                more["incoming"] = (taken.array, *taken.contents())
             if waits and state:
                 if taken is not None and waits.idle(x):  # what it is merged with may not be zero
                     payload, place, used = more.pop("incoming")
                     decode(payload, table, place, used, x, add=True, step=run.step)
                 deferred = waits.defer(x, state)
-            slot.fill(
+            call.fill(
                 encode(
                     x, table, out, at, state=state,
                     seed=seed, step=run.step, scale=scale, writeback=writeback, **more,
@@ -129,27 +133,18 @@ class Steps:
 
         return step
 
-    def _table(self, codec: str, pieces: InBucket) -> Ints:
-        """A table for calls of a codec, which on a device holds it for all of this program's."""
-        if self._memory.host:
-            return pieces.table
-        if (codec, pieces) not in self._tables:
-            hold = cast(DeviceCodec, self._codecs[codec]).hold
-            self._tables[codec, pieces] = hold(pieces.table)
-        return self._tables[codec, pieces]
-
     def _names(self, task: Task) -> Sequence[str]:
         """States that may wait."""
         return self._deferred.get(whole_key(task.codec)[0], ())
 
-    def _deferral(self, task: Encode, pieces: InBucket) -> Deferral | None:
-        names, size = self._names(task), self._states_of(task)
+    def _deferral(self, tasks: Sequence[Encode], table: Ints) -> Deferral | None:
+        names, size = self._names(tasks[0]), sum(map(self._states_of, tasks))
         if not names or self._memory.host:
-            return Deferral(names, pieces.table) if names else None
+            return Deferral(names, table) if names else None
         # encodes follow one another on a stream; between rounds nothing is restored
-        rounds = isinstance(task, EncodeRound)
+        rounds = isinstance(tasks[0], EncodeRound)
         kept = self._memory.zeros(size, torch.float32) if rounds else self._kept[:size]
-        return DeviceDeferral(names, pieces.table, self._memory, kept)
+        return DeviceDeferral(names, table, self._memory, kept)
 
     def _states_of(self, task: Task) -> int:
         """Elements of the states that may wait of a task's part."""
@@ -169,14 +164,15 @@ class Steps:
 
         return step
 
-    def _encode_round(self, task: EncodeRound, slot: Slot | Buffer, pieces: InBucket) -> Step:
-        key, table = task.codec, self._table(task.codec, pieces)
+    def _encode_round(self, task: EncodeRound, pieces: InBucket) -> Step:
+        key, slot = task.codec, self._payloads.by_payload[task.payload]
+        table = self._holding(key)(pieces.table)
         encode, seed, workers = (
             as_rounds(self._codecs[key]).encode_round, self._seeds["worker"], self._world_size,
         )  # fmt: skip
         sums = [(s.array, s.layout.at) for s in self._payloads.rounds(task.part)[: task.round]]
         number, out, at = task.round, slot.array, slot.layout.at
-        waits = self._deferral(task, pieces) if number == 0 else None
+        waits = self._deferral([task], table) if number == 0 else None
 
         def step(run: Inputs) -> None:
             state, x = run.states.get((key, "worker")), pieces.open(run)
@@ -193,7 +189,7 @@ class Steps:
         return step
 
     def _decode_rounds(self, task: DecodeRounds, pieces: InBucket) -> Step:
-        key, table = task.codec, self._table(task.codec, pieces)
+        key, table = task.codec, self._holding(task.codec)(pieces.table)
         decode, seed, workers = (
             as_rounds(self._codecs[key]).decode_rounds, self._seeds["worker"], self._world_size,
         )  # fmt: skip
@@ -207,22 +203,33 @@ class Steps:
 
         return step
 
-    def _decode(self, task: Decode | Merge, slot: Slot | Buffer, pieces: InBucket) -> Step:
-        decode, add = self._codecs[task.codec].decode_batch, isinstance(task, Merge)
-        table = self._table(task.codec, pieces)
+    def _decode(self, index: int, tasks: Sequence[Task]) -> Step:
+        codec, add = self._codecs[tasks[0].codec], isinstance(tasks[0], Merge)
+        pieces, decode = self._pieces[index, tasks[0].part], codec.decode_batch
+        turns = list(_in_turn(tasks))
+        # a device's kernels do all rows of a table at once, and no two may be of the same piece
+        if self._memory.host:
+            calls = [self._call(index, turns)]
+        elif codec.fixed and cast(DeviceCodec, codec).merges:
+            calls = [self._call(index, turns, repeats=False)]
+        else:
+            calls = [self._call(index, [turn]) for turn in turns]
 
         def step(run: Inputs) -> None:
-            (at, used, _), x = slot.contents, pieces.open(run)
-            decode(slot.array, table, at, used, x, add=add, step=run.step)
+            x = pieces.open(run)
+            for call in calls:
+                at, used = call.contents()
+                decode(call.array, call.table, at, used, x, add=add, step=run.step)
             pieces.close(run)
 
         return step
 
-    def _follow(self, task: Follow, slot: Slot | Buffer) -> Step:
+    def _follow(self, task: Follow) -> Step:
+        slot = self._payloads.by_payload[task.payload]
         decode, part = self._codecs[task.codec].decode_batch, self._parts[task.part]
         pieces = InBucket(part)
         pieces.table[:, 0] = pieces.table[:, 4]  # where pieces are in the state's arrays
-        table = self._table(task.codec, pieces)
+        table = self._holding(task.codec)(pieces.table)
         key, name = (part.codec, "worker"), copy_of(task.peer)
 
         def step(run: Inputs) -> None:
@@ -232,5 +239,18 @@ class Steps:
         return step
 
 
+def _in_turn(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+    """Those of several parts, so that none is of a part twice; in order."""
+    by_part: dict[int, list[Task]] = {}
+    for task in tasks:
+        by_part.setdefault(task.part, []).append(task)
+    for some in zip_longest(*by_part.values()):
+        yield [task for task in some if task is not None]
+
+
+def _same(numbers: Ints) -> Ints:
+    return numbers
+
+
 def _nothing(run: Inputs) -> None:
-    """The step of a merge that an encode takes in, and of a decode in place."""
+    """The step of a decode in place."""

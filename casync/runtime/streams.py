@@ -38,6 +38,7 @@ from casync.graph.tasks import (
     ReduceRound,
     Send,
     Task,
+    members,
 )
 from casync.memory import Memory
 from casync.memory.slots import Buffer, StagedSlot
@@ -210,13 +211,12 @@ class StreamLanes:
         begin, prepared = time.perf_counter(), job.prepared
         step = prepared.steps[index]
         assert step is not None  # only what travels has none
-        lane = self._lanes[_LANES[type(task)]]
+        lane = self._lanes[_LANES[type(members(task)[-1])]]
         lane.after([*self._before(job, index), job.begun])
         with self._owner.span(prepared.spans[index]):
             lane.run(partial(self._take_effect, job, index, step))
         mark = job.marks[index] = lane.mark(next(self._numbers), job.events.of(index))
-        slot = prepared.slots[index]
-        if isinstance(task, Encode) and isinstance(slot, StagedSlot) and slot.leaves:
+        for slot in prepared.leaving[index]:
             leave = self._lanes["leave"]
             leave.after([mark])
             leave.run(slot.leave)
@@ -308,5 +308,5 @@ def _transfer(job: Job, index: int) -> Transfer:
             "reduce", task.ranks, job.prepared.payloads.reduce_view(task, job.bucket), name, op
         )
     assert isinstance(task, Send | Recv)
-    data = job.prepared.slots[index].numbers()
+    data = job.prepared.payloads.numbers(task)
     return Transfer("send" if isinstance(task, Send) else "recv", (task.peer,), data, name)

@@ -27,11 +27,11 @@ def refuses(codec: Codec, down: Codec) -> str | None:
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """Exchange all payloads, then add them up. In a phase each rank sends to one."""
+    """Exchange all payloads, then add them up. In a turn each rank sends to one."""
     n = b.world_size
     payloads = [b.encode(rank, part, part.codec, "worker", average=True) for rank in range(n)]
     for distance in range(1, n):
-        b.phase = distance - 1
+        b.phase = b.turn(0, distance - 1)
         for rank in sorted({(r - back) % n for r in b.ranks for back in (0, distance)}):
             b.send(payloads[rank], part, rank, (rank + distance) % n, channel=0)
     for rank in b.ranks:

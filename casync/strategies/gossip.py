@@ -43,12 +43,12 @@ def refuses(codec: Codec, down: Codec) -> str | None:
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """In a phase each rank sends to one neighbour and follows what another one sends."""
+    """In a turn each rank sends to one neighbour and follows what another one sends."""
     ranks = grid(part.strategy.partition(":")[2], b.world_size)
     there = {rank for own in b.ranks for rank in (own, *ranks.neighbours(own))}
     payloads = {rank: b.encode(rank, part, part.codec, "worker", number=0) for rank in there}
     for number, move in enumerate(ranks.moves):
-        b.phase = number
+        b.phase = b.turn(0, number)
         for source in sorted({at for own in b.ranks for at in (own, ranks.before(own, move))}):
             target = ranks.after(source, move)
             b.send(payloads[source], part, source, target, channel=0)

@@ -1,13 +1,15 @@
 """Raw inside a node, compressed between nodes.
 
-A part has a leader in every node. Ranks give their leader what they have, raw; the leaders, one of
-which is the part's owner, average as `ps` does; each gives the owner's payload, unchanged, to its
-node. So payloads cross between nodes as if every node were one rank, whatever the ranks inside, and
-parts are spread so that all ranks lead, and all nodes own, as much as any other.
+A part has a leader in every node. Ranks give their leader what they have, raw, in messages or by
+the native collective (NCCL: one for all parts of a bucket, whatever their leaders); the leaders,
+one of which is the part's owner, average as `ps` does; each gives the owner's payload, unchanged,
+to its node. So payloads cross between nodes as if every node were one rank, whatever the ranks
+inside, and parts are spread so that all ranks lead, and all nodes own, as much as any other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from casync.raw import RAW
@@ -29,21 +31,45 @@ def refuses(codec: Codec, down: Codec) -> str | None:
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """Reduce-scatter inside the nodes, `ps` between them, and out inside the nodes."""
-    owner, inside = part.owner, topology.largest - 1
+    """Reduce inside the nodes, `ps` between them, and out inside the nodes."""
+    owner, inside = part.owner, b.past(0, topology.largest - 1)
     place = topology.nodes[topology.node_of[owner]].index(owner)
     leaders = [node[place % len(node)] for node in topology.nodes]
     mine = [topology.node_of[rank] for rank in b.ranks] if b.only is not None else None
-    for number in range(len(leaders)) if mine is None else mine:
-        b.phase = 0
-        for payload in b.gather(part, topology.nodes[number], leaders[number], RAW):
-            b.merge(leaders[number], part, payload)
+    numbers = range(len(leaders)) if mine is None else mine
+    b.phase = 0
+    if b.rotates:
+        for number in numbers:
+            b.phase = 0
+            for payload in b.gather(part, topology.nodes[number], leaders[number], RAW):
+                b.merge(leaders[number], part, payload)
+    else:
+        _reduce(b, part, topology, leaders, numbers)
     b.phase = inside
     for payload in b.gather(part, leaders, owner, part.codec):
         b.merge(owner, part, payload)
     mean = b.encode_mean(part)
     b.broadcast(part, leaders, owner, mean)
     last = b.phase
-    for number in range(len(leaders)) if mine is None else mine:
+    for number in numbers:
         b.phase = last
         b.broadcast(part, topology.nodes[number], leaders[number], mean)
+
+
+def _reduce(
+    b: Builder, part: Part, topology: Topology, leaders: Sequence[int], numbers: Iterable[int]
+) -> None:
+    """Natively; leaders take the sum. Of a node of one rank there is none to make."""
+    raw: dict[int, int] = {}
+    every = {part.owner, *b.others(part.owner, leaders)}  # whose later payloads are mentioned
+    every |= {rank for number in numbers for rank in topology.nodes[number] if rank in b.ranks}
+    for rank in every:
+        if len(topology.nodes[topology.node_of[rank]]) > 1:
+            raw[rank] = b.encode(rank, part, RAW, "worker")
+    for number in numbers:
+        node, leader = topology.nodes[number], leaders[number]
+        there = {rank: raw[rank] for rank in node if rank in raw and rank in b.ranks}
+        if there:
+            b.reduce(part, there, node)
+        if leader in there:
+            b.decode(leader, part, there[leader])

@@ -63,13 +63,13 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
         for distance, number, _, other in pairs
     ]
     for payload, (distance, _, owner, other) in zip(pushed, pairs, strict=True):
-        b.phase = distance - 1
+        b.phase = b.turn(0, distance - 1)
         b.send(payload, part, other, owner, channel=0)
         b.merge(owner, part, payload)
-    b.phase = n - 1
+    second = b.phase = b.past(0, n - 1)
     means = [_encode_mean(b, part, owner, number, count) for number, owner in enumerate(owners)]
     for distance, number, owner, other in pairs:
-        b.phase = n - 2 + distance
+        b.phase = b.turn(second, distance - 1)
         b.send(means[number], part, owner, other, channel=1)
         b.decode(other, part, means[number])
 

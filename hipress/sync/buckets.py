@@ -76,8 +76,11 @@ class BucketPlans:
         options: Options,
         rank: int,
         memory: Memory | None = None,
+        *,
+        rotates: bool = True,
     ) -> None:
-        """memory: of states; by default the host's."""
+        """memory: of states; by default the host's. rotates: see casync.build."""
+        self._rotates = rotates
         self._params, self.plan = params, plan
         self._rank, self._topology = rank, plan.topology
         self._merges = plan.fused or options.scope != "tensor"
@@ -214,7 +217,7 @@ class BucketPlans:
             choices[name] = unit.choice
         codecs = self.plan.codecs
         parts = partition(tensors, choices, self._topology, codecs, shares=self._shares)
-        return build_program(parts, self._topology, codecs, self._rank)
+        return build_program(parts, self._topology, codecs, self._rank, rotates=self._rotates)
 
     @staticmethod
     def _offset(units: Sequence[Unit], unit: Unit) -> int:

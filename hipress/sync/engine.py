@@ -355,4 +355,6 @@ class Engine:
 def _buckets(
     params: Sequence[Param], options: Options, rank: int, routes: Routes, plan: Plan
 ) -> BucketPlans:
-    return BucketPlans(params, plan, options, rank, routes.of(plan).memory)
+    route = routes.of(plan)
+    rotates = route.executor.rotates
+    return BucketPlans(params, plan, options, rank, route.memory, rotates=rotates)

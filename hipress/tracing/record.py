@@ -8,7 +8,16 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from casync.graph.tasks import Decode, DecodeRounds, Encode, EncodeRound, Follow, Merge, Task
+from casync.graph.tasks import (
+    Decode,
+    DecodeRounds,
+    Encode,
+    EncodeRound,
+    Follow,
+    Merge,
+    Task,
+    members,
+)
 from casync.runtime.executor import TraceEvent
 from hipress.errors import ConfigError
 from hipress.session import SESSIONS, Session
@@ -59,4 +68,4 @@ def _spans(events: Sequence[TraceEvent], start: float) -> Iterator[Span]:
 
 
 def _what(task: Task) -> str:
-    return _WHAT.get(type(task), WIRE)
+    return _WHAT.get(type(members(task)[-1]), WIRE)

@@ -122,10 +122,10 @@ def test_a_device_keeps_the_sums_that_a_rank_makes(strategy):
     graph = graph_of([1 << 20, 40], strategy, "half", 4, partitions=8)
     for program in programs_of(graph):
         memory = Counting()
-        pieces_of(program, memory, halves=True, taken=())
+        pieces_of(program, memory, halves=True)
         mine = [p.elements for p in graph.parts if strategy != "ps" or p.owner == program.rank]
         assert memory.made == sum(mine)
-        pieces_of(program, memory, halves=False, taken=())
+        pieces_of(program, memory, halves=False)
         assert memory.made == sum(mine)
 
 

@@ -13,9 +13,11 @@ import torch
 
 from casync.errors import DeadlockError
 from casync.graph.dryrun import dry_run
-from casync.graph.plan import Choice
+from casync.graph.graph import build, build_program
+from casync.graph.plan import Choice, partition
 from casync.graph.tasks import Recv, Reduce, Send
 from casync.raw import RAW
+from casync.topology import Topology
 from casync.transports import Transfer
 from casync.transports.rendezvous import Meeting
 from tests.casync.fakes import (
@@ -47,6 +49,23 @@ def test_every_strategy_gets_through(strategy, codec, world_size, per_node):
     report = dry_run(graph, semantics="rendezvous")
     assert sorted(report.order) == list(range(len(graph.tasks)))
     assert report.bytes_sent == dry_run(graph).bytes_sent
+
+
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_every_strategy_gets_through_where_turns_share_a_slot(strategy, codec):
+    """As NCCL is given them; each rank builds its slice of that."""
+    tensors, topology = tensors_of(SIZES), Topology.even(5, 2)
+    choices = {t.name: Choice(codec, strategy, 2) for t in tensors}
+    parts = partition(tensors, choices, topology, CODECS, least_bytes=4000)
+    graph = build(parts, topology, CODECS, rotates=False)
+    assert len(dry_run(graph, semantics="rendezvous").order) == len(graph.tasks)
+    slots, turns = (
+        {task.slot for task in each.tasks if isinstance(task, Send)}
+        for each in (graph, build(parts, topology, CODECS))
+    )
+    assert len(slots) <= len(turns)
+    own = build_program(parts, topology, CODECS, 3, rotates=False)
+    assert own.tasks == graph.slice(3).tasks
 
 
 def test_strategies_get_through_together():

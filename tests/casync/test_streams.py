@@ -103,7 +103,8 @@ class World:
             poison(tensor)
         self.freed.clear()
         program = self.programs[rank]
-        for payload in payloads(parse_task(text), program):
+        tasks = map(parse_task, text.split("; "))
+        for payload in (number for task in tasks for number in payloads(task, program)):
             left = self.left[rank].setdefault(payload, self.readers[rank][payload])
             self.left[rank][payload] = left - 1 or self.readers[rank][payload]
             if left == 1:

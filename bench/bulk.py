@@ -1,0 +1,148 @@
+"""What a step of a large model costs besides its bytes: python -m bench.bulk
+
+Tasks of one rank, calls of codecs, messages and groups of a step without tags (NCCL), by DDP's
+buckets and `int4_group`; nothing is run. Those of the graph, and those of its program as a device
+runs it, where tasks share calls. The rank is one in the middle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+import typer
+from torch import nn
+
+from casync.graph.graph import Program, build_program
+from casync.graph.joining import Bulk, joined
+from casync.graph.plan import Choice, Part, Tensor, partition
+from casync.graph.shares import share_out
+from casync.graph.tasks import Recv, Reduce, Send, Task
+from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.predict.stages import TASK
+from casync.raw import with_raw
+from casync.topology import Topology
+from hipress.model import describe
+from hipress.plan.codecs import compile_codec
+from hipress.plan.objective import Objective, Way
+from hipress.plan.rules import partitions
+from hipress.plan.workload import BUCKET, FIRST_BUCKET, timed
+
+CODEC = "int4_group"
+CODECS = with_raw({CODEC: compile_codec(CODEC, {})})
+WORLDS = ((8, 1, "ps"), (16, 1, "ps"), (128, 8, "hierarchical"), (1024, 8, "hierarchical"))
+
+
+def bert_large() -> list[int]:
+    """Elements of its parameters, in order."""
+    block = [1024 * 1024, 1024] * 4 + [1024] * 2 + [1024 * 4096, 4096, 4096 * 1024] + [1024] * 3
+    return [30522 * 1024, 512 * 1024, 2048, 1024, 1024, *(block * 24), 1024 * 1024, 1024]
+
+
+def gpt2(layers: int = 12, width: int = 768) -> list[int]:
+    """Small by default; xl has 48 layers of 1600."""
+    square, few = width * width, width
+    block = [few, few, 3 * square, 3 * few, square, few, few, few]
+    block += [4 * square, 4 * few, 4 * square, few]
+    return [50257 * width, 1024 * width, *(block * layers), few, few]
+
+
+def buckets(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of parameters, as DDP's buckets hold them after the first step."""
+    bucket, size, limit = list[int](), 0, FIRST_BUCKET
+    for index in reversed(range(len(sizes))):
+        bucket.append(index)
+        size += 4 * sizes[index]
+        if size >= limit:
+            yield bucket
+            bucket, size, limit = [], 0, BUCKET
+    if bucket:
+        yield bucket
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of all buckets: a rank's programs, and all parts."""
+
+    programs: Sequence[Program]
+    parts: Sequence[Part]
+    topology: Topology
+
+    @property
+    def busiest(self) -> float:
+        """Elements that the busiest rank owns over the mean."""
+        owned = Counter[int]()
+        for part in self.parts:
+            owned[part.owner] += part.elements
+        return max(owned.values()) * self.topology.world_size / owned.total()
+
+
+def step_of(sizes: Sequence[int], topology: Topology, strategy: str) -> Step:
+    """A step of a model."""
+    n, rank = topology.world_size, topology.world_size // 2 + 1
+    shares = {str(i): each for i, each in enumerate(share_out(sizes, n))}
+    programs, every = [], []
+    for bucket in buckets(sizes):
+        starts = [sum(sizes[i] for i in bucket[:k]) for k in range(len(bucket))]
+        tensors = [Tensor(str(i), i, at, sizes[i], 0) for i, at in zip(bucket, starts, strict=True)]
+        cuts = {i: partitions(sizes[i], CODECS[CODEC], strategy, n) for i in bucket}
+        choices = {str(i): Choice(CODEC, strategy, cut) for i, cut in cuts.items()}
+        parts = partition(tensors, choices, topology, CODECS, shares=shares)
+        programs.append(build_program(parts, topology, CODECS, rank % n, rotates=False))
+        every += parts
+    return Step(programs, every, topology)
+
+
+def _told(tasks: Sequence[Sequence[Task]]) -> str:
+    every = [task for some in tasks for task in some]
+    moved = [task for task in every if isinstance(task, Send | Recv | Reduce)]
+    groups = sum(
+        len({t.slot for t in some if isinstance(t, Send | Recv | Reduce)}) for some in tasks
+    )
+    calls = len(every) - len(moved)
+    return f"{len(every):6} tasks, {calls:5} calls, {len(moved):6} messages, {groups:5} groups"
+
+
+def predicted(sizes: Sequence[int], topology: Topology, strategy: str, *, free: bool) -> float:
+    """Seconds of a step whose backward pass takes 90 ms: GPUs on NVLink, 12.5 GB/s between ranks
+    of different nodes for each, codecs that take 5 microseconds and 200 GB/s. `free`: without what
+    calls and messages cost whatever is in them."""
+    params = describe(nn.ParameterList(nn.Parameter(torch.empty(n, device="meta")) for n in sizes))
+    once = 0.0 if free else 5e-6
+    line = Line(once - (TASK if free else 0.0), 1 / 2e11)
+    link = Transfer(Line(0.0 if free else 5e-5, 1 / 12.5e9))
+    inside = Transfer(Line(0.0 if free else 1e-5, 1 / 1e11))
+    costs = Costs(
+        {topology.world_size - 1: link}, {"float32": link},
+        {CODEC: CodecCost(line, line, line)}, inside, overlap=1.0,
+    )  # fmt: skip
+    every = [(param,) for param in params]
+    order = params[::-1]
+    passed = list(accumulate(param.numel for param in order))
+    workload = timed(order, [0.09 * done / passed[-1] for done in passed], 0.0)
+    objective = Objective(every, CODECS, topology, costs, workload)
+    return objective.step([Way(CODEC, strategy)] * len(every)).seconds
+
+
+def main() -> None:
+    """Three lines per model and world."""
+    device = Bulk(math.inf, at_once=True)
+    for name, sizes in (("BERT-large", bert_large()), ("GPT-2 small", gpt2())):
+        for n, per_node, strategy in WORLDS:
+            step = step_of(sizes, Topology.even(n, per_node), strategy)
+            programs = [joined(program, CODECS, device) for program in step.programs]
+            count = f"{len(programs)} buckets, {len(step.parts)} parts"
+            print(f"{name}, {n} ranks, {strategy}: {count}, busiest owner {step.busiest:.2f}")
+            print("  graph ", _told([program.tasks for program in step.programs]))
+            print("  joined", _told([program.tasks for program in programs]))
+            given = sizes, step.topology, strategy
+            whole, free = (1e3 * predicted(*given, free=free) for free in (False, True))
+            print(f"  predicted {whole:.1f} ms, {free:.1f} if these were free", flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

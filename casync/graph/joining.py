@@ -1,0 +1,300 @@
+"""Tasks of a rank that share a call of their codec, or a message.
+
+[Note: bulk] What a task costs besides its bytes is the same however few these are. So a program is
+run with tasks joined that may as well be done together:
+
+- encodes that wait for nothing, of a bucket's parts for many owners;
+- merges of one part that follow each other, and the encode of their sum with the last of them;
+- decodes that nothing waits for, of what many owners send.
+
+Payloads that come one after the other are joined by halves: the first half of them, then half of
+the rest, so that there are ceil(log2 N) calls, the last of which has one payload to do. `most`
+bounds a call: on a host bytes that are encoded together are sent together, and the link would idle.
+
+Without tags a slot's payloads come at once. There all that is alike and becomes ready by the same
+slot is one call, and what a slot moves between two ranks, or sums over the same ranks, is one
+message: its payloads lie side by side in the program's memory. See [Note: side by side].
+
+Nothing else changes: sums in rank order are those of the graph. What is joined waits for what is
+done by the same slot at the latest, and nothing of an earlier one waits for it; so what the dry run
+proves still holds.
+
+[Note: side by side] A message has the payloads of parts of any owner, in the order of owners and
+parts. On either side each payload is in messages of which one holds all of the other, or which have
+none in common, as routes depend on a part's owner and nothing else; so all can be contiguous.
+Strategies that spread whole tensors are left out: their trees cross.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+from casync.codec import FLOAT_BYTES, Codec
+from casync.graph.fusion import fused, in_place
+from casync.graph.graph import Program, urgent
+from casync.graph.tasks import (
+    Decode,
+    Encode,
+    Joined,
+    JoinedRecv,
+    JoinedReduce,
+    JoinedSend,
+    Merge,
+    Recv,
+    Reduce,
+    Send,
+    Task,
+    members,
+)
+from casync.strategies import load
+
+__all__ = ["Bulk", "joined", "side_by_side"]
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """How far tasks are joined."""
+
+    most: float  # gradient bytes of a call for several parts
+    apart: bool = False  # whether parts' pieces of the bucket may lie in arrays of their own
+    at_once: bool = False  # whether a slot's payloads come at the same moment
+
+
+def joined(
+    program: Program,
+    codecs: Mapping[str, Codec],
+    bulk: Bulk,
+    fuses: Callable[[Encode], bool] = lambda task: True,
+) -> Program:
+    """The program with tasks joined. `fuses`: whether an encode may take in a payload."""
+    pairs = {e: m for e, m in fused(program, codecs).items() if fuses(_encode(program, e))}
+    groups: list[Sequence[int]] = [(m, e) for e, m in pairs.items()]
+    groups += _merges(program, set(pairs.values()), bulk)
+    if not bulk.at_once and not bulk.apart:
+        groups += _encodes(program, codecs, bulk)
+        groups += _decodes(program, bulk)
+    found = _contracted(program, groups)
+    if not bulk.at_once:
+        return found
+    return _contracted(found, [*_alike(found, codecs, bulk), *_messages(found, codecs)], sort=True)
+
+
+def _encode(program: Program, index: int) -> Encode:
+    task = program.tasks[index]
+    assert isinstance(task, Encode)
+    return task
+
+
+def _encodes(program: Program, codecs: Mapping[str, Codec], bulk: Bulk) -> Iterator[list[int]]:
+    alike: dict[object, list[int]] = defaultdict(list)
+    inside, alone = in_place(program), _with_state_of_tensors(program, codecs)
+    for i, task in enumerate(program.tasks):
+        if type(task) is not Encode or program.waits[i] or task.writeback:
+            continue
+        if task.payload not in inside and task.codec not in alone:
+            key = task.codec, program.parts[task.part].codec, task.side, task.average
+            alike[key].append(i)
+    for group in alike.values():
+        yield from _bounded(program, group, bulk.most)
+
+
+def _with_state_of_tensors(program: Program, codecs: Mapping[str, Codec]) -> frozenset[str]:
+    """Codecs with a state of a tensor, of which a call has one piece."""
+    used = {task.codec for task in program.tasks if isinstance(task, Encode)}
+    kept = {key: codecs[key].init_state(7, tensors=3).values() for key in used}
+    return frozenset(key for key, every in kept.items() if any(each.size != 7 for each in every))
+
+
+def _decodes(program: Program, bulk: Bulk) -> Iterator[list[int]]:
+    came, alike = _slots(program), defaultdict[str, list[int]](list)
+    for i, task in enumerate(program.tasks):
+        if type(task) is Decode and not program.unlocks[i] and task.payload in came:
+            alike[task.codec].append(i)
+    for group in alike.values():
+        for some in _by_arrival(group, [came[program.tasks[i].payload] for i in group], bulk):
+            yield from _bounded(program, some, bulk.most)
+
+
+def _merges(program: Program, taken: set[int], bulk: Bulk) -> Iterator[list[int]]:
+    came = _slots(program)
+    for chain in _chains(program):
+        rest = [i for i in chain if i not in taken]
+        slots = [came.get(program.tasks[i].payload, -1) for i in chain]
+        sizes = [len(some) for some in _by_arrival(chain, slots, bulk)]
+        for size in sizes:
+            yield rest[:size]
+            rest = rest[size:]
+
+
+def _chains(program: Program) -> Iterator[list[int]]:
+    """Merges of a part and a codec, each of which only the next one waits for."""
+    open_: dict[int, list[int]] = {}
+    for i, task in enumerate(program.tasks):
+        if type(task) is Merge:
+            chain = open_.setdefault(task.part, [])
+            if chain and not _follows(program, chain[-1], i):
+                yield chain
+                chain = open_[task.part] = []
+            chain.append(i)
+    yield from open_.values()
+
+
+def _follows(program: Program, before: int, i: int) -> bool:
+    """Whether only this merge waits for one before it, of the same codec."""
+    same = program.tasks[before].codec == program.tasks[i].codec
+    return same and program.unlocks[before] == (i,)
+
+
+def _slots(program: Program) -> dict[int, int]:
+    """By payload that comes from another rank: in which slot."""
+    return {task.payload: task.slot for task in program.tasks if isinstance(task, Recv)}
+
+
+def _by_arrival(group: Sequence[int], slots: Sequence[int], bulk: Bulk) -> Iterator[Sequence[int]]:
+    """See [Note: bulk]: all of it where it comes at once, else by halves."""
+    if bulk.at_once and len(set(slots)) == 1:
+        yield group
+        return
+    while group:
+        size = -(-len(group) // 2)
+        yield group[:size]
+        group = group[size:]
+
+
+def _bounded(program: Program, group: Sequence[int], most: float) -> Iterator[list[int]]:
+    found: list[int] = []
+    size = 0
+    for i in group:
+        more = FLOAT_BYTES * program.parts[program.tasks[i].part].elements
+        if found and size + more > most:
+            yield found
+            found, size = [], 0
+        found.append(i)
+        size += more
+    yield found
+
+
+def _alike(program: Program, codecs: Mapping[str, Codec], bulk: Bulk) -> Iterator[list[int]]:
+    """What is ready by the same slot."""
+    found: dict[object, list[int]] = defaultdict(list)
+    inside, alone = in_place(program), _with_state_of_tensors(program, codecs)
+    levels = _levels(program)
+    for i, task in enumerate(program.tasks):
+        if task.payload in inside or bulk.apart:
+            continue
+        key = _kind(program, task, alone)
+        if key is not None:
+            found[levels[i], key].append(i)
+    yield from found.values()
+
+
+def _kind(program: Program, task: Task, alone: frozenset[str]) -> tuple[object, ...] | None:
+    """What is equal of tasks that may share a call."""
+    tasks = members(task)
+    kinds, first = {type(each) for each in tasks}, tasks[0]
+    if kinds == {Encode} and first.codec not in alone:
+        assert isinstance(first, Encode)
+        owner = program.parts[first.part].codec
+        return first.codec, owner, first.side, first.average, first.writeback
+    if kinds in ({Merge}, {Decode}):
+        return first.codec, type(first), len(tasks)
+    return None
+
+
+def _levels(program: Program) -> list[tuple[int, int]]:
+    """By task: after which slot it may run, and the last of how many tasks since then it is."""
+    found = [(-1, 0)] * len(program.tasks)
+    for i, task in enumerate(program.tasks):
+        after = found[i][0], found[i][1] + 1
+        if isinstance(task, Send | Recv | Reduce):
+            after = task.slot, 0
+        for j in program.unlocks[i]:
+            found[j] = max(found[j], after)
+    return found
+
+
+def _messages(program: Program, codecs: Mapping[str, Codec]) -> Iterator[list[int]]:
+    """What a slot moves between two ranks, or sums, where both sides know how long it is."""
+    found: dict[object, list[int]] = defaultdict(list)
+    inside = in_place(program)
+    for i, task in enumerate(program.tasks):
+        if type(task) not in (Send, Recv, Reduce) or not codecs[task.codec].fixed:
+            continue
+        spread = load(program.parts[task.part].strategy).SPREADS
+        if spread != "tensors" and task.payload not in inside:
+            found[_way(task)].append(i)
+    for group in found.values():
+        yield sorted(group, key=lambda i: side_by_side(program, program.tasks[i]))
+
+
+def _way(task: Task) -> tuple[object, ...]:
+    if isinstance(task, Send | Recv):
+        return task.verb, task.slot, task.peer, task.channel
+    assert isinstance(task, Reduce)
+    return task.verb, task.slot, task.ranks, task.codec
+
+
+def side_by_side(program: Program, task: Task) -> tuple[int, ...]:
+    """The order of payloads in a message, the same on both sides."""
+    owner, ranks = program.parts[task.part].owner, program.world_size
+    return owner, task.part, task.payload // ranks, task.payload
+
+
+def _contracted(
+    program: Program, groups: Iterable[Sequence[int]], *, sort: bool = False
+) -> Program:
+    """One task in place of each group: where the last of it was, or the first if none waits.
+    `sort`: so that what waits comes later; else it does already."""
+    groups = [group for group in groups if len(group) > 1]
+    at = {min(g) if not any(program.waits[i] for i in g) else max(g): g for g in groups}
+    leader = {i: place for place, group in at.items() for i in group}
+    order = [i for i in range(len(program.tasks)) if leader.get(i, i) == i]
+    place = {i: number for number, i in enumerate(order)}
+    new = [place[leader.get(i, i)] for i in range(len(program.tasks))]
+    unlocks: list[set[int]] = [set() for _ in order]
+    for i, following in enumerate(program.unlocks):
+        unlocks[new[i]].update(new[j] for j in following if new[j] != new[i])
+    tasks = [_one([program.tasks[j] for j in at.get(i, (i,))]) for i in order]
+    if sort:
+        tasks, unlocks = _sorted(tasks, unlocks)
+    waits = [0] * len(order)
+    for j in (j for each in unlocks for j in each):
+        waits[j] += 1
+    after = tuple(tuple(sorted(each)) for each in unlocks)
+    first = urgent(tasks, after)
+    return replace(program, tasks=tuple(tasks), waits=tuple(waits), unlocks=after, urgent=first)
+
+
+def _sorted(
+    tasks: Sequence[Task], unlocks: Sequence[set[int]]
+) -> tuple[list[Task], list[set[int]]]:
+    """What is unlocked comes later; else in order."""
+    waits = Counter(j for each in unlocks for j in each)
+    ready = [i for i in range(len(tasks)) if not waits[i]]
+    order: list[int] = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for j in unlocks[order[-1]]:
+            waits[j] -= 1
+            if not waits[j]:
+                heapq.heappush(ready, j)
+    place = {i: number for number, i in enumerate(order)}
+    return [tasks[i] for i in order], [{place[j] for j in unlocks[i]} for i in order]
+
+
+def _one(tasks: Sequence[Task]) -> Task:
+    every = tuple(each for task in tasks for each in members(task))
+    first = every[0]
+    if len(every) == 1:
+        return first
+    made = _MADE.get(type(first), Joined)
+    given = {f.name: getattr(first, f.name) for f in fields(first)} if made is not Joined else {}
+    return made(**given, tasks=every)
+
+
+_MADE: Mapping[type, Callable[..., Task]] = {
+    Send: JoinedSend, Recv: JoinedRecv, Reduce: JoinedReduce
+}  # fmt: skip

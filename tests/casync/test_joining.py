@@ -1,0 +1,191 @@
+"""Tasks that share calls: the same bits, in few calls, and errors that name the one to blame."""
+
+import math
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from casync.errors import PayloadError
+from casync.graph.graph import build, build_program
+from casync.graph.joining import Bulk, joined
+from casync.graph.plan import Choice, partition
+from casync.graph.shares import share_out
+from casync.graph.tasks import Encode, Joined, Merge, Recv, Send, members
+from casync.runtime.executor import Executor
+from casync.topology import Topology
+from casync.transports.rendezvous import Meeting
+from tests.casync.fakes import (
+    CODECS,
+    PAIRS,
+    Exact,
+    gradients,
+    graph_of,
+    states_of,
+    tensors_of,
+    world,
+)
+from tests.casync.test_executor import run
+from tests.patience import HANG
+
+SIZES = (7, 31, 1000, 33, 10003)
+DEVICE = Bulk(math.inf, at_once=True)
+
+
+def averages(graph, size, bulk):
+    """Of two steps, and the states then."""
+    total = max(row[0] + row[1] for part in graph.parts for row in part.rows)
+    states, found = [states_of(total) for _ in range(size)], []
+    with world(size, bulk=bulk) as executors:
+        for step in range(2):
+            found += run(executors, graph, gradients(total, size, seed=step), states, step)
+    kept = [torch.from_numpy(v) for own in states for side in own.values() for v in side.values()]
+    return found + kept
+
+
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_bits_are_those_without_shared_calls(strategy, codec):
+    graph = graph_of(SIZES, strategy, codec, 5, least_bytes=400)
+    for one, other in zip(averages(graph, 5, True), averages(graph, 5, False), strict=True):
+        assert torch.equal(one, other)
+
+
+def met(graph, size, bulk):
+    """The same over a transport without tags."""
+    total = max(row[0] + row[1] for part in graph.parts for row in part.rows)
+    states, found = [states_of(total) for _ in range(size)], []
+    ends = Meeting(size, HANG).endpoints()
+    executors = [Executor(end, CODECS, timeout=HANG, bulk=bulk) for end in ends]
+    with ThreadPoolExecutor(size) as pool:
+        for step in range(2):
+            buckets = gradients(total, size, seed=step)
+            given = zip(executors, map(graph.slice, range(size)), buckets, states, strict=True)
+            posted = [pool.submit(executor.submit, *own, step) for executor, *own in given]
+            found += [future.result().wait() for future in posted]
+    for executor in executors:
+        executor.close()
+    kept = [torch.from_numpy(v) for own in states for side in own.values() for v in side.values()]
+    return found + kept
+
+
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_bits_are_those_without_shared_messages(strategy, codec):
+    """Without tags, where a slot's payloads lie side by side on both sides."""
+    sizes = [300 + 37 * i for i in range(9)]
+    tensors, topology = tensors_of(sizes), Topology.even(6, 2)
+    choices = {t.name: Choice(codec, strategy, 2) for t in tensors}
+    shares = dict(zip([t.name for t in tensors], share_out(sizes, 6, least_bytes=400), strict=True))
+    parts = partition(tensors, choices, topology, CODECS, shares=shares, least_bytes=400)
+    graph = build(parts, topology, CODECS, rotates=False)
+    one, other = met(graph, 6, True), met(graph, 6, False)
+    assert all(map(torch.equal, one, other))
+    assert all(torch.equal(one[0], each) for each in one[:6]) or strategy == "gossip"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_bits_of_32_ranks_and_300_tensors(strategy, codec):
+    sizes = [1 + 37 * i % 400 for i in range(300)]
+    tensors, topology = tensors_of(sizes), Topology.even(32, 4)
+    choices = {t.name: Choice(codec, strategy) for t in tensors}
+    shares = share_out(sizes, 32, least_bytes=1000)
+    named = {t.name: mine for t, mine in zip(tensors, shares, strict=True)}
+    parts = partition(tensors, choices, topology, CODECS, shares=named)
+    graph = build(parts, topology, CODECS)
+    for one, other in zip(averages(graph, 32, True), averages(graph, 32, False), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_every_task_is_there_once_and_after_what_it_waits_for(strategy, codec):
+    graph = graph_of(SIZES, strategy, codec, 5, least_bytes=400)
+    for program in map(graph.slice, range(5)):
+        for bulk in (DEVICE, Bulk(1000.0), Bulk(math.inf, apart=True)):
+            shared = joined(program, CODECS, bulk)
+            tasks = [each.text() for task in shared.tasks for each in members(task)]
+            assert Counter(tasks) == Counter(task.text() for task in program.tasks)
+            assert all(j > i for i, after in enumerate(shared.unlocks) for j in after)
+            assert sum(shared.waits) == sum(map(len, shared.unlocks))
+
+
+def program_of(n, rank=0, codecs=CODECS, codec="exact"):
+    tensors, topology = tensors_of([64 * n] * 20), Topology.flat(n)
+    choices = {t.name: Choice(codec, "ps") for t in tensors}
+    parts = partition(tensors, choices, topology, codecs, least_bytes=4)
+    return build_program(parts, topology, codecs, rank)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 33, 128])
+def test_calls_grow_with_the_logarithm_of_ranks(n):
+    """Merges and decodes of payloads that come one after the other; one encode for all owners."""
+    program = joined(program_of(n), CODECS, Bulk(math.inf))
+    calls = [task for task in program.tasks if not isinstance(task, Send | Recv)]
+    most = (n - 1).bit_length() + 1
+    kinds = Counter(type(members(task)[0]).__name__ for task in calls)
+    assert kinds["Encode"] == 2
+    assert kinds["Merge"] <= most
+    assert kinds["Decode"] <= most
+
+
+def test_what_comes_in_one_slot_is_one_call():
+    topology = Topology.flat(8)
+    parts = program_of(8).parts
+    program = joined(build_program(parts, topology, CODECS, 3, rotates=False), CODECS, DEVICE)
+    calls = [task for task in program.tasks if not isinstance(task, Send | Recv)]
+    assert [len(members(task)) for task in calls] == [7, 7, 1, 7]
+    assert len({t.slot for t in program.tasks if isinstance(t, Send | Recv)}) == 2
+
+
+def test_a_call_for_several_owners_is_bounded():
+    """So that what was encoded first is on its way while more is encoded."""
+    program = joined(program_of(8), CODECS, Bulk(4 * 64 * 20 * 3.0))
+    encodes = [task for task in program.tasks if isinstance(members(task)[0], Encode)]
+    assert sorted(len(members(task)) for task in encodes) == [1, 1, 3, 3]
+
+
+def test_codecs_with_a_state_of_a_tensor_keep_calls_of_their_own():
+    class Scalar(Exact):
+        stateful = True
+
+        def init_state(self, n, tensors=1):
+            return {"level": np.zeros(tensors, np.float32)}
+
+    codecs = CODECS | {"scalar": Scalar()}
+    program = joined(program_of(8, codecs=codecs, codec="scalar"), codecs, DEVICE)
+    assert not any(isinstance(t, Joined) and isinstance(t.tasks[0], Encode) for t in program.tasks)
+
+
+def test_of_payloads_in_one_call_the_bad_one_is_named():
+    class Picky(Exact):
+        """Refuses what rank 3 sends."""
+
+        name = "picky"
+
+        def decode_batch(self, payload, table, at, used, out, **options):
+            for first, size in zip(at, used, strict=True):
+                if (self.unpack(payload[first : first + size], size // 4) == 3.0).all():
+                    raise ValueError("three")
+            super().decode_batch(payload, table, at, used, out, **options)
+
+    codecs = CODECS | {"picky": Picky()}
+    programs = [program_of(8, rank, codecs, "picky") for rank in range(8)]
+    buckets = [torch.zeros(20 * 64 * 8) for _ in programs]
+    for part in programs[0].parts:
+        for start, length, *_ in part.rows if part.owner == 0 else ():
+            buckets[3][start : start + length] = 3.0
+    with world(8, codecs=codecs) as executors:
+        futures = [
+            executor.submit(program, bucket, {}, 0)
+            for executor, program, bucket in zip(executors, programs, buckets, strict=True)
+        ]
+        with pytest.raises(PayloadError, match=r"rank 0, peer 3, task `merge .*three"):
+            futures[0].wait()
+
+
+def test_merges_of_one_call_are_in_rank_order():
+    """Of each piece, whatever else the call holds."""
+    program = joined(program_of(8), CODECS, Bulk(math.inf))
+    first = next(t for t in program.tasks if isinstance(members(t)[0], Merge))
+    assert [task.payload % 8 for task in members(first)] == [1, 2, 3, 4]
