@@ -85,7 +85,7 @@ def step_of(sizes: Sequence[int], topology: Topology, strategy: str) -> Step:
     """A step of a model."""
     n, rank = topology.world_size, topology.world_size // 2 + 1
     shares = {str(i): each for i, each in enumerate(share_out(sizes, n))}
-    programs, every = [], []
+    programs, every = list[Program](), list[Part]()
     for bucket in buckets(sizes):
         starts = [sum(sizes[i] for i in bucket[:k]) for k in range(len(bucket))]
         tensors = [Tensor(str(i), i, at, sizes[i], 0) for i, at in zip(bucket, starts, strict=True)]

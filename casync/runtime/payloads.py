@@ -24,8 +24,6 @@ from casync.regions import whole_key
 
 __all__ = ["Payloads"]
 
-_APART = 64  # bytes: payloads begin at multiples of it, for wide loads
-
 
 class Payloads:
     """A slot for every payload; it is empty where the bucket is used. All lie in one `arena`, so
@@ -54,7 +52,7 @@ class Payloads:
         self._layouts: dict[tuple[object, ...], Layout] = {}
         layouts = {payload: self._layout(task) for payload, task in first.items()}
         front = Slot.front(checksum) if tags and memory.host else 0
-        sizes = [_aligned(front + layout.size) for layout in layouts.values()]
+        sizes = [front + layout.size for layout in layouts.values()]  # multiples of ALIGN
         room = sum(sizes)
         whole = memory.staging(room) if front else memory.zeros(room, torch.uint8)
         self._whole, self.arena = whole, memory.array(whole)
@@ -169,10 +167,6 @@ def _arranged(program: Program) -> dict[int, Task]:
     end = len(outer)
     order = sorted(first, key=lambda p: (outer.get(p, end), *side_by_side(program, first[p])))
     return {payload: first[payload] for payload in order}
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _APART) * _APART
 
 
 def _varying(
