@@ -4,5 +4,6 @@
   `policies` (what these choose), `losses`, `first_use` (how long `wrap` takes).
 - Of kernels: `codecs`, `gpu`, `gpu_step`, `gpu_code`, `sidco` (threshold estimators).
 - Of the engine: `tasks`, `slices`, `volumes`; `nodes` and `shards`, on the hosts of `netns`.
+- Of failures: `chaos` (ranks that end or stop at any moment, and what the others say).
 - From what is recorded: `spec_table` (tables of the documents), `picture` (README's chart).
 """

@@ -96,9 +96,11 @@ def _ending(group: dist.ProcessGroup) -> Iterator[None]:
         if joined is None:
             with meetings.failures_told(group):
                 raise
+        meeting = joined.meeting
+        named = meeting.named(error, "all_reduce") if isinstance(error, Exception) else error
+        meeting.fail(named)
         joined.close()
-        joined.meeting.fail(error)
-        raise
+        raise named from error.__cause__
 
 
 class _Joined:

@@ -33,6 +33,7 @@ __all__ = [
     "divides_by_active_ranks",
     "gloo_group",
     "group_timeout",
+    "is_collective",
     "job_store",
     "names_ignored_by_ddp",
     "parameters_in_buckets",
@@ -88,6 +89,13 @@ def group_timeout(group: dist.ProcessGroup) -> timedelta:
     except (AttributeError, RuntimeError):  # a backend without such options, or none for the CPU
         return default_pg_timeout
     return given
+
+
+def is_collective(error: BaseException) -> bool:
+    """Whether an error is of torch's communication: gloo's are known by their text only."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in ("gloo", "NCCL"))
 
 
 def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:

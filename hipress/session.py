@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hipress import __version__
+from hipress import __version__, compat
 from hipress.devices import Placement, backends_of, place
 from hipress.model import Param, describe
 from hipress.optim import Averaging
@@ -79,6 +79,11 @@ class Session:
         return len(self.meeting.ranks)
 
     @property
+    def broken(self) -> bool:
+        """Whether a failure has ended it, which says all that is known of other ranks."""
+        return self.engine is not None and self.engine.broken
+
+    @property
     def current_plan(self) -> Plan:
         """By which gradients travel now."""
         return self.plan if self.engine is None else self.engine.plan
@@ -109,7 +114,6 @@ class Session:
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
         """Synchronize by this engine, if any, until `close`, or until `owner` is no more; then
         `release` tells its hooks."""
-        _tell_uncaught()
         self.engine = engine
         self.finalizer = weakref.finalize(owner, _end, engine, release)
 
@@ -132,15 +136,23 @@ class Session:
 @functools.cache
 def _tell_uncaught() -> None:
     """From now on, an exception that ends this program is told to the other ranks, which would see
-    a broken connection only."""
+    a broken connection only; and if one of these is gone, maybe that is why: a note says so."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sessions = [each for each in SESSIONS.values() if not each.broken]
+        if sessions and compat.is_collective(error):
+            error.add_note(
+                sessions[0].meeting.cause("the program") or "no rank is known to be gone"
+            )
         before(kind, error, trace)
-        if not hasattr(sys, "ps1"):  # else it ends nothing but a line that was typed
-            for session in list(SESSIONS.values()):
-                if session.engine is not None:
-                    session.engine.fail(error, "the program")
+        if hasattr(sys, "ps1"):  # it ends nothing but a line that was typed
+            return
+        for session in sessions:
+            if session.engine is None:
+                session.meeting.fail(error)
+            else:
+                session.engine.fail(error, "the program")
 
     sys.excepthook = hook
 
@@ -172,6 +184,7 @@ def prepare(
     `optimizer`: whose momentum is averaged, if any's is.
     Raises ConfigError, ConfigMismatch, AgreementTimeout or RankLost; on every rank, if on one.
     """
+    _tell_uncaught()
     meeting = meetings.meeting(group, options.timeout)
     with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
         params = parameters(module)

@@ -26,7 +26,7 @@ from hipress.options import Options
 from hipress.plan.gossip import gossip_plan, step_sizes
 from hipress.plan.rules import Plan
 from hipress.ranks import meeting as meetings
-from hipress.ranks.link import broadcast, connect, group_timeout
+from hipress.ranks.link import connect, group_timeout, share
 from hipress.session import SESSIONS, prepare, tell_plan
 from hipress.shards import is_sharded
 from hipress.sync.engine import Engine
@@ -142,7 +142,7 @@ class Gossip:
     ) -> tuple[Mixing, Engine]:
         session = self._session
         own = connect(session.meeting, "steps")
-        broadcast(values(model), own, session.options.timeout)
+        share(values(model), own, session.meeting)
         engine = session.make_engine(own, skips=True)
         return Mixing(engine, parameters, neighbours, step_sizes(session.plan, gamma)), engine
 

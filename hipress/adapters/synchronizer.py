@@ -27,7 +27,7 @@ from hipress.model import frozen_tensors, trainable
 from hipress.modes import ordinary
 from hipress.optim import Averaging
 from hipress.ranks import meeting as meetings
-from hipress.ranks.link import broadcast, connect
+from hipress.ranks.link import connect, share
 from hipress.session import SESSIONS, prepare, tell_plan
 from hipress.sync.engine import Engine
 from hipress.sync.steps import Steps
@@ -107,7 +107,7 @@ class Synchronizer:
     ) -> tuple[Steps, Engine]:
         session = self._session
         own = connect(session.meeting, "steps")
-        broadcast(values(model), own, session.options.timeout)
+        share(values(model), own, session.meeting)
         # Ranks send at moments of their own, so nothing may go between the user's collectives.
         native = connect(session.meeting, "uncompressed")
         engine = session.make_engine(native, parameters, skips=True)

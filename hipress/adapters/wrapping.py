@@ -16,7 +16,7 @@ from hipress import compat
 from hipress.adapters.ddp import PYTHON_REDUCER, HookState, gradient_hook
 from hipress.adapters.watching import advise, watch
 from hipress.arguments import Arguments, group_of, taking
-from hipress.errors import ConfigError, unknown
+from hipress.errors import ConfigError, HipressError, unknown
 from hipress.model import (
     as_ddp,
     frozen_tensors,
@@ -215,7 +215,7 @@ def _ddp(
         raise ConfigError(message) from error
     except RuntimeError as error:  # of gloo, perhaps
         session.meeting.raise_reason(error)
-        raise
+        raise HipressError(session.meeting.explained(error, "making DDP")) from error
     advise(ddp)
     return ddp
 

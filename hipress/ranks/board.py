@@ -6,17 +6,18 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
+from casync.errors import TransportError
 from hipress.compat import Store
 from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError, RankLost
 from hipress.ranks import presence
 from hipress.ranks.presence import Presence
 from hipress.ranks.store import call_store
 
-TELL_SECONDS = 10.0  # seconds at most to tell the others of a failure, which should be shown soon
+TELL_SECONDS = 2.0  # seconds at most to tell the others of a failure, which should be shown soon
 T = TypeVar("T")
 log = logging.getLogger("hipress")
 _KINDS = {kind.__name__: kind for kind in (AgreementTimeout, ConfigMismatch, RankLost)}
@@ -43,6 +44,8 @@ class Stop:
         """This rank's own."""
         if isinstance(error, AgreementTimeout | RankLost):
             return cls(type(error).__name__, str(error))
+        if isinstance(error, TransportError):
+            return cls("RankLost", f"rank {rank} failed", str(error))
         if isinstance(error, Exception):
             return cls("ConfigMismatch", f"rank {rank} failed", f"{type(error).__name__}: {error}")
         return cls("RankLost", f"rank {rank} was interrupted by a {type(error).__name__}")
@@ -57,6 +60,7 @@ class Board:
     ranks: tuple[int, ...]  # global numbers, by rank within the group
     name: str
     present: dict[int, Presence] = field(default_factory=dict)  # of ranks that have come
+    silent: bool = False  # whether the store did not answer the last call
 
     @property
     def here(self) -> int:
@@ -76,9 +80,11 @@ class Board:
         self._call(lambda store: store.set(key, text), deadline)
 
     def tell(self, round_: int | str, facts: Mapping[str, Any]) -> None:
-        """Write this rank's note, if the store answers."""
-        with unless_silent():
-            self.post(round_, self.rank, facts, time.monotonic() + TELL_SECONDS)
+        """Write this rank's note, if the store answers, and tell those who watch this process."""
+        presence.tell(self._key(round_, self.rank), facts)
+        if not self.silent:
+            with unless_silent():
+                self.post(round_, self.rank, facts, time.monotonic() + TELL_SECONDS)
 
     def announce(self, deadline: float) -> None:
         """Say that this rank has come, and where others may watch its process."""
@@ -87,11 +93,14 @@ class Board:
             self.post("present", self.rank, asdict(here), deadline)
 
     def stop(self, round_: int, stop: Stop) -> None:
-        """See [Note: stopping] in meeting.py. The first one stays."""
-        key, deadline = self._key(round_, "stop"), time.monotonic() + TELL_SECONDS
+        """See [Note: stopping] in meeting.py. The first one stays, and is passed on."""
+        deadline = time.monotonic() + TELL_SECONDS
         with unless_silent():
-            if not self._call(lambda store: store.check([key]), deadline):
+            first = self.heard(round_, ())[1] or self.look(round_, (), deadline)[1]
+            if first is None:
                 self.post(round_, "stop", asdict(stop), deadline)
+            stop = first or stop
+        presence.tell(self._key(round_, "stop"), asdict(stop))
 
     def look(
         self, round_: int | str, missing: Sequence[int], deadline: float
@@ -110,15 +119,36 @@ class Board:
             deadline,
         )  # fmt: skip
         self.present |= {rank: Presence(**facts) for rank, facts in present.items()}
-        return found, Stop(**stop["stop"]) if stop else None
+        return found, Stop(**stop["stop"]) if stop else self.heard(round_, ())[1]
+
+    def known(
+        self, round_: int | str, missing: Sequence[int], deadline: float
+    ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
+        """As `look`; from a store that does not answer on, as `heard`."""
+        if not self.silent:
+            with suppress(HipressError):
+                return self.look(round_, missing, deadline)
+        return self.heard(round_, missing)
+
+    def heard(
+        self, round_: int | str, missing: Sequence[int]
+    ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
+        """As `look`, of what other processes themselves have told this one, without the store."""
+        told: dict[str, Any] = {}
+        for one in self.present.values():
+            told |= presence.heard(one, self.store)
+        keys = {rank: self._key(round_, rank) for rank in missing}
+        stop = told.get(self._key(round_, "stop"))
+        return {r: told[key] for r, key in keys.items() if key in told}, stop and Stop(**stop)
 
     def ended(self) -> list[int]:
         """Ranks that are known to have ended, among those that have come."""
         return [rank for rank, one in self.present.items() if presence.has_ended(one, self.store)]
 
-    def lost(self, rank: int) -> Stop:
-        """Of a rank that has ended."""
-        return Stop("RankLost", f"rank {self.ranks[rank]} ended")
+    def lost(self, ended: Sequence[int]) -> Stop:
+        """Of ranks that have ended."""
+        names = ", ".join(str(self.ranks[rank]) for rank in sorted(ended))
+        return Stop("RankLost", f"rank {names} ended")
 
     def of(self, some: Sequence[int]) -> Board:
         """The place of some of these ranks, of which this is one."""
@@ -131,7 +161,13 @@ class Board:
         return f"hipress/{self.name}/{round_}/{place}"
 
     def _call(self, call: Callable[[Store], T], deadline: float) -> T:
-        return call_store(self.store, call, deadline, self.here)
+        try:
+            answer = call_store(self.store, call, deadline, self.here)
+        except HipressError:
+            self.silent = True
+            raise
+        self.silent = False
+        return answer
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from casync.runtime.exits import keep_when_forked
+from casync.transports.distributed import transport_error
 from hipress import compat
 from hipress.errors import HipressError, RankLost
 from hipress.options import LONGEST
@@ -102,12 +103,15 @@ def start_all_reduce_max(
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
     future: torch.futures.Future[list[torch.Tensor]]
-    future = group.allreduce([data], options).get_future()
+    try:
+        future = group.allreduce([data], options).get_future()
+    except RuntimeError as error:
+        raise transport_error(error, "an all-reduce") from None
     return future
 
 
 def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, seconds: float) -> None:
-    """Give all ranks the values that the group's first has, in place; HipressError."""
+    """Give all ranks the values that the group's first has, in place; TransportError."""
     options = dist.BroadcastOptions()
     options.timeout = timedelta(seconds=seconds)
     for tensor in tensors:
@@ -116,9 +120,14 @@ def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, seconds
         try:
             group.broadcast([flat], options).wait()
         except RuntimeError as error:
-            raise HipressError(f"values of the first rank did not arrive: {error}") from error
+            raise transport_error(error, "taking over the first rank's values", seconds) from None
         if plain.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+
+def share(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, meeting: Meeting) -> None:
+    """As `broadcast`; raises what Meeting.attend does."""
+    meeting.attend(lambda: broadcast(tensors, group, meeting.timeout), "sharing rank 0's values")
 
 
 def gather(mine: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:

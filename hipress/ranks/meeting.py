@@ -18,12 +18,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
+from casync.errors import TransportError
 from hipress import compat
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.ranks.board import TELL_SECONDS, Board, Stop, backoff, unless_silent
@@ -111,10 +112,10 @@ class Meeting:
             if wait([outcome], left).done:
                 return self._result(outcome, what)
             now = time.monotonic()
-            self._raise(self.board.look(self.round, (), deadline)[1])
+            self._raise(self._look(self.round, (), deadline)[1])
             lost = {rank: lost.get(rank, now) for rank in self.board.ended()}
             if lost and now - min(lost.values()) > DONE_SECONDS:
-                self._stop(self.round, self.board.lost(min(lost)))
+                self._stop(self.round, self.board.lost([*lost]))
             if now > deadline:
                 message = f"rank {self.board.here}: {what} took longer than {self.timeout:g} s"
                 raise AgreementTimeout(self._joined(message, what))
@@ -122,7 +123,7 @@ class Meeting:
     def _result(self, outcome: Future[T], what: str) -> T:
         try:
             return outcome.result()
-        except RuntimeError as error:  # of gloo
+        except (RuntimeError, TransportError) as error:  # of gloo
             self.raise_reason(error)
             message = f"rank {self.board.here}: {what} failed: {error}"
             raise HipressError(self._joined(message, what)) from error
@@ -134,43 +135,68 @@ class Meeting:
             self.board.stop(self.round, reason)
         self._raise(reason, error)
 
+    def named(self, error: Exception, what: str) -> Exception:
+        """An error with what is known of other ranks that are to blame for it, as `explained`."""
+        if not isinstance(error, TransportError):
+            return error
+        return type(error)(self.explained(error, what))
+
     def explained(self, error: Exception, what: str) -> str:
         """What an error says that came as a connection broke, or a rank was waited for in vain, in
         `what`; and before that why, as far as the others tell or can be seen."""
+        return "\n".join(each for each in (self.cause(what), str(error)) if each)
+
+    def cause(self, what: str) -> str:
+        """A sentence on ranks because of which this one waited in vain; "" if nothing is known."""
+        since = time.monotonic()
         self.tell(what)
         reason = self._reason()
-        if reason is not None:
-            return f"{reason.told(f' during {what}')}\n{error}"
-        return self._joined(str(error), what)
+        if reason is None:
+            return self._silence(what, since)
+        self.board.stop(self.round, reason)
+        return reason.told(f" during {what}")
+
+    def gone(self) -> Stop | None:
+        """Why another rank takes no part any more, as far as is known now: what one has told, or
+        whose process has ended. Asks no store, and waits for nothing."""
+        ended = self.board.ended()  # asked first: what those have told has been heard then
+        stop = self.board.heard(self.round, ())[1]
+        return stop or (self.board.lost(ended) if ended else None)
 
     def _reason(self) -> Stop | None:
         """Why a connection to another rank may have ended, as soon as that is known."""
         deadline = time.monotonic() + DONE_SECONDS
-        with suppress(HipressError):  # of a store that does not answer
-            for pause in backoff():
-                ended = self.board.ended()
-                stop = self.board.look(self.round, (), deadline)[1]
-                if stop is not None or time.monotonic() > deadline:
-                    return stop
-                if ended:
-                    return self.board.lost(min(ended))
-                time.sleep(pause)
-        return None
+        for pause in backoff():
+            reason = self.gone() or self.board.known(self.round, (), deadline)[1]
+            if reason is not None or time.monotonic() > deadline:
+                break
+            time.sleep(pause)
+        return reason
+
+    def _look(
+        self, round_: int, missing: Sequence[int], deadline: float
+    ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
+        """See Board. Where the store does not answer as a rank has ended, that is the reason."""
+        try:
+            return self.board.look(round_, missing, deadline)
+        except HipressError as error:
+            self.raise_reason(error)
+            raise
 
     def tell(self, what: str) -> None:
         """Say that this rank waits for `what` no longer, for those that ask who is silent."""
         self.board.tell(_over_key(what), {})
 
-    def silent(self, what: str) -> list[int]:
-        """Ranks that do not say, when this one does, that they wait for `what` no longer.
-
-        Raises AgreementTimeout where the store does not answer.
-        """
-        deadline = time.monotonic() + self._skew
-        missing = self.board.others
-        self.board.post(_over_key(what), self.rank, {}, deadline)
+    def silent(self, what: str, since: float | None = None) -> list[int]:
+        """Ranks that do not say, when this one does, that they wait for `what` no longer. since:
+        when this one did, if it has."""
+        key = _over_key(what)
+        if since is None:
+            since = time.monotonic()
+            self.tell(what)
+        deadline, missing = since + self._skew, self.board.others
         for pause in backoff():
-            arrived, _ = self.board.look(_over_key(what), missing, deadline)
+            arrived, _ = self.board.known(key, missing, deadline)
             missing = [rank for rank in missing if rank not in arrived]
             if not missing or time.monotonic() > deadline:
                 break
@@ -180,15 +206,12 @@ class Meeting:
     def _joined(self, message: str, what: str) -> str:
         return "\n".join(each for each in (self._silence(what), message) if each)
 
-    def _silence(self, what: str) -> str:
+    def _silence(self, what: str, since: float | None = None) -> str:
         """A sentence on ranks that may be why this one, and others with it, waited in vain."""
-        try:
-            names = ", ".join(map(str, self.silent(what)))
-        except HipressError as error:
-            return str(error)
-        return (
-            f"no word from rank {names} during {what}: stopped, cut off or ended" if names else ""
-        )
+        names = ", ".join(map(str, self.silent(what, since)))
+        if not names:
+            return ""
+        return f"no word from rank {names} during {what}: stopped, cut off or ended"
 
     @property
     def _skew(self) -> float:
@@ -210,7 +233,7 @@ class Meeting:
         found: dict[int, dict[str, Any]] = {}
         for pause in backoff():
             ended = self.board.ended()  # asked first: all that those have posted can be seen then
-            arrived, stop = self.board.look(round_, missing, deadline)
+            arrived, stop = self._look(round_, missing, deadline)
             found |= arrived
             missing = [rank for rank in missing if rank not in found]
             self._raise(stop)
@@ -218,7 +241,7 @@ class Meeting:
                 break
             lost = [rank for rank in missing if rank in ended]
             if lost:
-                self._stop(round_, self.board.lost(lost[0]))
+                self._stop(round_, self.board.lost(lost))
             if time.monotonic() > deadline:
                 error = AgreementTimeout(self._absent(missing))
                 self.board.stop(round_, Stop.of(error, self.board.here))

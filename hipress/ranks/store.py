@@ -10,6 +10,7 @@ holds up no exit, and torch releases the GIL around the call.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -53,7 +54,8 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
     try:
         return outcome.result()
     except RuntimeError as error:
-        raise HipressError(f"the job's store does not answer: {error}") from error
+        message = f"the job's store{_store_address(store)} ({error})"
+        raise HipressError(message) from error
 
 
 def run_in_thread(call: Callable[[], T]) -> Future[T]:
@@ -71,7 +73,9 @@ def _call(call: Callable[[], T], outcome: Future[T]) -> None:
 
 
 def _store_address(store: Store) -> str:
-    """The end of a message: where a store is that does not answer."""
+    """In a message: where a store is that does not answer, and what that tells."""
     address = compat.store_address(store)
     where = "" if address is None else f" at {address}"
-    return f"{where}, which does not answer: the process that keeps it may be stopped or cut off."
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    keeper = "torchrun's agent, which keeps it," if agent else "rank 0, or who else keeps it,"
+    return f"{where}, which does not answer: {keeper} has ended, is stopped or is cut off"

@@ -256,7 +256,7 @@ class Engine:
 
     def _wait(self, future: Future[Any], seconds: float | None) -> None:
         """Wait for what the current step needs; when that fails no step may follow."""
-        self._failing(lambda: wait_within(future, seconds))
+        self._failing(lambda: wait_within(future, seconds, self._failures.look))
 
     def _failing(self, wait: Callable[[], None]) -> None:
         start = time.perf_counter()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
-from casync.errors import CasyncError, PeerTimeout, TransportError, copy_to_raise
+from casync.errors import CasyncError, TransportError, copy_to_raise
+from casync.runtime.watch import LOOK, REDUCE_LOOKS
 from casync.transports.distributed import transport_error
 from hipress.errors import HipressError, SyncError
 from hipress.ranks.meeting import Meeting
@@ -19,6 +22,7 @@ class Failures:
         self._name = meeting.ranks[meeting.rank]
         self._first: BaseException | None = None
         self._by = ""  # what broke
+        self._gone_since: float | None = None
 
     @property
     def first(self) -> str | None:
@@ -32,8 +36,7 @@ class Failures:
 
     def keep(self, error: BaseException, what: str) -> Exception:
         """Keep what failed first, and tell other ranks of it; returns it as an error of ours."""
-        if not isinstance(error, TransportError) or isinstance(error, PeerTimeout):
-            self._meeting.fail(error)  # others see a broken connection only
+        self._meeting.fail(error)  # others see a broken connection only
         if not isinstance(error, CasyncError | HipressError):
             text = f"{type(error).__name__}: {error}"
             if not isinstance(error, Exception):
@@ -60,9 +63,15 @@ class Failures:
 
     def explained(self, error: Exception, step: int) -> Exception:
         """Of what other ranks are to blame for, with what is known of them."""
-        if not isinstance(error, TransportError):
-            return error
-        return type(error)(self._meeting.explained(error, f"step {step}"))
+        return self._meeting.named(error, f"step {step}")
+
+    def look(self) -> None:
+        """Raise TransportError where a rank ended so long ago that what others wait for does not
+        come: see [Note: a peer that is gone] in casync/runtime/watch.py."""
+        gone, now = self._meeting.gone(), time.monotonic()
+        self._gone_since = None if gone is None else (self._gone_since or now)
+        if gone is not None and now - (self._gone_since or now) > LOOK * REDUCE_LOOKS:
+            raise TransportError(f"rank {self._name}: {gone.told()}, and owes what is waited for")
 
     def refuse_parted(self, failed: torch.optim.Optimizer, step: int) -> None:
         """Raise SyncError where this optimizer failed, which it did not on all ranks."""

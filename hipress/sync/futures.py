@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.errors import copy_to_raise
+from casync.transports.distributed import transport_error
 
 #: seconds after which a wait looks about
 POLL_SECONDS = 1.0
@@ -31,7 +32,11 @@ def average(
     if timeout is not None:
         options.timeout = timedelta(seconds=timeout)
     used: Future[torch.Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-    return map_future(group.allreduce([buffer], options).get_future(), lambda done: done[0], used)
+    try:
+        future = group.allreduce([buffer], options).get_future()
+    except RuntimeError as error:
+        raise transport_error(error, "the all-reduce of uncompressed gradients") from None
+    return map_future(future, lambda done: done[0], used)
 
 
 def map_future(
@@ -49,8 +54,11 @@ def map_future(
     return used
 
 
-def wait_within(future: Future[Any], seconds: float | None) -> None:
-    """As `Future.wait`, but for so many seconds at most; TimeoutError.
+def wait_within(
+    future: Future[Any], seconds: float | None, look: Callable[[], None] = lambda: None
+) -> None:
+    """As `Future.wait`, but for so many seconds at most; TimeoutError. `look` is called now and
+    then, and may raise.
 
     In turns: a Ctrl-C that comes as a lock is about to be waited for shows only when that ends.
     """
@@ -58,6 +66,7 @@ def wait_within(future: Future[Any], seconds: float | None) -> None:
     future.add_done_callback(lambda _: done.set())
     end = math.inf if seconds is None else time.monotonic() + seconds
     while not done.wait(max(0.0, min(POLL_SECONDS, end - time.monotonic()))):
+        look()
         if time.monotonic() >= end:
             raise TimeoutError(f"timed out after {seconds:g} s")
     try:

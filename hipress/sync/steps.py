@@ -152,9 +152,11 @@ class Steps:
             yield
         except BaseException as error:
             self._group = None
-            if not self._engine.broken:
-                self._engine.fail(error, what)
-            raise
+            if self._engine.broken:
+                raise
+            named = self._engine.explained(error) if isinstance(error, Exception) else error
+            self._engine.fail(named, what)
+            raise named from error.__cause__
 
     def _ask_used(self) -> tuple[torch.Tensor, Future[list[torch.Tensor]]]:
         """Whether each parameter has a gradient on any rank: when the future is done."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
+import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 import hipress
 from hipress import compat, session
 from hipress.plan import probe
+from hipress.ranks import link
 from tests.hipress.common import codec, error_of, make, train
 from tests.patience import HANG
 
@@ -48,6 +52,31 @@ def killed(rank, world_size, place):
     if rank == world_size - 1:
         at(place, signal.SIGKILL)
     return error_of(wrap, place)
+
+
+def keeper_killed(rank, world_size, place):
+    """Rank 0, which keeps the job's store, is killed as it shares values in "wrap", or in a
+    "step"."""
+    own = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        own.set("port", str(kept.port))
+    else:
+        kept = TCPStore("127.0.0.1", int(own.get("port")), wait_for_workers=False)
+    compat.job_store = lambda: kept
+    if rank == 0 and place == "wrap":
+        link.broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    model = make()
+
+    def steps():
+        sync = hipress.Synchronizer(model, codec("int8"), timeout=HANG)
+        for number in range(4):
+            if (rank, number, place) == (0, 2, "step"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            model(torch.ones(4, 7)).sum().backward()
+            sync.step()
+
+    return error_of(steps)
 
 
 def interrupted(rank, world_size):

@@ -126,7 +126,7 @@ def test_a_failed_step_keeps_no_module():
     assert failed[0] == "PeerTimeout"
     assert failed[1] != "none"
     assert gone
-    assert threads == 0
+    assert threads == 1  # that of the door, which a process keeps
 
 
 def test_ranks_that_diverge():

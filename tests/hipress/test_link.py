@@ -98,4 +98,4 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), 0.05)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
-        _auto(Search((), {}, Options(), Topology.flat(2)), meeting, ON_HOST)
+        _auto(Search((), {}, Options(), Topology.flat(2)), meeting, ON_HOST, "")

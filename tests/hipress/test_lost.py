@@ -7,6 +7,7 @@ import pytest
 from tests.hipress import lost_ranks
 from tests.hipress.launch import DIED, launch
 from tests.patience import HANG
+from tests.tiers import first_fast
 
 
 @pytest.mark.parametrize("place", lost_ranks.PLACES)
@@ -16,6 +17,18 @@ def test_a_rank_that_is_killed_in_wrap(place):
     for rank, (kind, message, seconds) in enumerate(waiting):
         assert kind == "RankLost"
         assert message == f"rank {rank} stops, because rank 2 ended"
+        assert seconds < HANG / 4
+
+
+@pytest.mark.parametrize(
+    "place, kind", first_fast([("step", "TransportError"), ("wrap", "RankLost")])
+)
+def test_rank_0_that_keeps_the_store_is_killed(place, kind):
+    dead, *waiting = launch(lost_ranks.keeper_killed, 3, place, may_die=[0])
+    assert dead == DIED
+    for found, message, seconds in waiting:
+        assert found == kind
+        assert "rank 0 ended" in message.split("\n")[0]
         assert seconds < HANG / 4
 
 

@@ -148,7 +148,9 @@ def test_exit_while_a_call_waits(host):
 
 def test_errors_of_the_store(monkeypatch):
     monkeypatch.setattr(compat, "job_store", Broken)
-    with pytest.raises(HipressError, match="store does not answer: Broken pipe"):
+    with pytest.raises(
+        HipressError, match=r"job's store, which does not answer: .* \(Broken pipe\)"
+    ):
         meetings.meeting(None, HANG)
 
 

@@ -1,0 +1,343 @@
+"""Ranks that end or stop at some moment: what the others say of it, and when they end.
+
+    python -m bench.chaos                        # 200 runs, about 4 minutes on two cores
+    python -m bench.chaos --runs 50 --seed 3 --fault stop --way auto
+    python -m bench.chaos --only 17 --verbose    # one of them again, with all that its ranks say
+
+A run is a fault of one rank, at some moment of `wrap` or of a step, in a training by some way,
+codec and strategy. Every other rank has to end by an error that names this rank, no later than
+LATE seconds after the time-out, and not to wait for more than EXIT seconds after that, until
+what casync and hipress have run at the end of the program has run. The rest of that end, which is
+torch's and the interpreter's own, takes a second of a core, as with plain DDP: some 20 s where
+others want it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import IO, Annotated, Any
+
+import typer
+
+TIMEOUT = 10.0  # seconds, of the process group and so of all that a rank waits for
+LATE, EXIT = 5.0, 2.0  # seconds
+GONE = 30.0  # seconds; of the interpreter's own end, on a busy machine, 20 have been seen
+FAULTS = ("kill", "stop", "interrupt", "raise", "exit", "leave")
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT}
+CODECS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("onebit", "hierarchical", {"topology": 2}),
+    ("int8_group", "ps", {}), ("int8_group", "ring", {}),
+    ("topk", "allgather", {}), ("thc", "allreduce", {}), ("signsgd", "vote", {}),
+    ("topk", "gtopk", {}), ("topk", "oktopk", {}), ("powersgd", "auto", {}), ("none", "auto", {}),
+)  # fmt: skip
+WAYS = ("wrap", "attach", "Synchronizer", "verify", "Gossip", "all_reduce", "auto", "policy")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What happens."""
+
+    number: int
+    way: str
+    codec: str
+    strategy: str
+    options: dict[str, Any]
+    ranks: int
+    keeper: str  # of the store: "agent" or "rank 0"
+    fault: str
+    victim: int
+    step: int  # in which the fault comes; -1: as it wraps its model
+    delay: float  # seconds, of signals
+    timeout: float = TIMEOUT
+
+    @classmethod
+    def drawn(
+        cls,
+        number: int,
+        seed: int,
+        faults: Sequence[str],
+        ways: Sequence[str],
+        codecs: Sequence[str] = (),
+    ) -> Run:
+        """By chance."""
+        chance = random.Random(f"{seed}/{number}")
+        fault, way = chance.choice(faults), chance.choice(ways)
+        codec, strategy, options = chance.choice(
+            [each for each in CODECS if not codecs or each[0] in codecs]
+        )
+        ranks = chance.choice((2, 3, 3, 4))
+        if strategy == "hierarchical":
+            ranks = 4
+        if codec == "none" and way in ("wrap", "attach", "verify", "all_reduce"):
+            codec, strategy = "int8_group", "ps"
+        wraps = fault in SIGNALS and chance.random() < 0.4
+        step = -1 if wraps else chance.choice((0, 1, 3, 7, 25))
+        delay = chance.uniform(0.0, 0.6 if wraps else 0.01)
+        keeper = chance.choice(("agent", "rank 0"))
+        victim = 0 if chance.random() < 0.3 else chance.randrange(ranks)
+        return cls(number, way, codec, strategy, options, ranks, keeper, fault, victim, step, delay)
+
+
+@dataclass
+class Process:
+    """A rank, as it is seen from here."""
+
+    pid: int
+    pipe: IO[bytes]
+    log: IO[bytes]
+    wrapping: bool = False  # and what it says is ours, from then on
+    error: dict[str, Any] | None = None
+    ended: float | None = None  # time.monotonic(); None: not yet
+    left: dict[str, Any] | None = None
+
+    @property
+    def exit_seconds(self) -> tuple[float, float]:
+        """From when its error was shown: for how long it waited for anything but a core until all
+        that is run of ours as a program ends had run; and until the process was gone."""
+        assert self.error is not None
+        now = time.monotonic()
+        left = self.left or {"at": now, "busy": self.error["busy"]}
+        waited = (left["at"] - self.error["at"]) - (left["busy"] - self.error["busy"])
+        return waited, (self.ended or now) - self.error["at"]
+
+
+@dataclass
+class Job:
+    """A run under way."""
+
+    run: Run
+    keeper: int | None  # process
+    processes: list[Process] = field(default_factory=list)
+    fault_at: float | None = None
+    due: float | None = None  # when a signal is to be sent
+    begun: float = field(default_factory=time.monotonic)
+
+    def heard(self, rank: int, told: dict[str, Any]) -> None:
+        """What a rank tells."""
+        process = self.processes[rank]
+        process.wrapping |= told["what"] == "wrap"
+        if told["what"] in ("error", "done"):
+            process.error = told
+        if told["what"] == "left":
+            process.left = told
+        if rank != self.run.victim or self.due or self.fault_at:
+            return
+        step = told.get("number", -1)
+        if (told["what"], step) in (("wrap", self.run.step), ("step", self.run.step)):
+            if self.run.fault in SIGNALS:
+                self.due = told["at"] + self.run.delay
+            else:
+                self.fault_at = told["at"]
+
+    def strike(self) -> None:
+        """Send the signal, if it is time."""
+        if self.due is not None and self.fault_at is None and time.monotonic() >= self.due:
+            self.fault_at = time.monotonic()
+            os.kill(self.processes[self.run.victim].pid, SIGNALS[self.run.fault])
+
+    @property
+    def others(self) -> list[Process]:
+        return [p for rank, p in enumerate(self.processes) if rank != self.run.victim]
+
+    @property
+    def over(self) -> bool:
+        """Whether all others have ended, or should have."""
+        if all(each.ended for each in self.others):
+            return True
+        limit = self.run.timeout + LATE + GONE
+        start = self.fault_at or self.begun + 60
+        return time.monotonic() > start + limit
+
+
+class Server:
+    """The process that forks ranks."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        codecs = sorted({codec for codec, _, _ in CODECS} - {"none"})
+        program = [sys.executable, "-m", "bench.chaos_ranks", str(there.fileno()), *codecs]
+        environment = os.environ | {
+            "GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        self._process = subprocess.Popen(program, pass_fds=[there.fileno()], env=environment)
+        there.close()
+        self._orders = here
+
+    def fork(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """Its process number."""
+        socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)
+        return int(self._orders.recv(64))
+
+    def reap(self, pid: int) -> None:
+        """A process that has ended."""
+        self._orders.send(str(pid).encode())
+
+    def close(self) -> None:
+        self._orders.close()
+        self._process.wait()
+
+
+def start(server: Server, run: Run) -> Job:
+    """Fork its ranks, and who keeps the store."""
+    with socket.socket() as listener, tempfile.TemporaryFile() as log:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        job = Job(run, None)
+        order = asdict(run)
+        if run.keeper == "agent":
+            reading, writing = os.pipe()
+            fds = [listener.fileno(), writing, log.fileno()]
+            job.keeper = server.fork({**order, "rank": None}, fds)
+            os.close(reading)
+            os.close(writing)
+        for rank in range(run.ranks):
+            reading, writing = os.pipe()
+            own = tempfile.TemporaryFile()  # noqa: SIM115 # the process's
+            pid = server.fork({**order, "rank": rank}, [listener.fileno(), writing, own.fileno()])
+            os.close(writing)
+            job.processes.append(Process(pid, os.fdopen(reading, "rb", buffering=0), own))
+    return job
+
+
+def end(server: Server, job: Job) -> None:
+    """Kill what is left; of ranks that hang, have them write where."""
+    left = [each for each in job.processes if not each.ended]
+    for each in left:
+        if each is not job.processes[job.run.victim]:
+            os.kill(each.pid, signal.SIGUSR1)
+            time.sleep(0.2)
+        os.kill(each.pid, signal.SIGKILL)
+        server.reap(each.pid)
+    if job.keeper is not None:
+        os.kill(job.keeper, signal.SIGKILL)
+
+
+def performed(server: Server, runs: Iterator[Run], together: int) -> Iterator[Job]:
+    """Some runs at a time."""
+    jobs: list[Job] = []
+    with selectors.DefaultSelector() as selector:
+        more = True
+        while more or jobs:
+            while more and len(jobs) < together:
+                run = next(runs, None)
+                more = run is not None
+                if run is not None:
+                    job = start(server, run)
+                    jobs.append(job)
+                    for rank, each in enumerate(job.processes):
+                        selector.register(each.pipe, selectors.EVENT_READ, (job, rank))
+            for job in jobs:
+                job.strike()
+            soon = min((j.due for j in jobs if j.due and not j.fault_at), default=None)
+            wait = 0.05 if soon is None else max(0.0, min(0.05, soon - time.monotonic()))
+            for key, _ in selector.select(wait):
+                job, rank = key.data
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    job.processes[rank].ended = time.monotonic()
+                    server.reap(job.processes[rank].pid)
+                    selector.unregister(key.fileobj)
+                for line in data.splitlines():
+                    job.heard(rank, json.loads(line))
+            for job in [job for job in jobs if job.over]:
+                jobs.remove(job)
+                for each in job.processes:
+                    if not each.ended:
+                        selector.unregister(each.pipe)
+                end(server, job)
+                yield job
+
+
+def wrong(job: Job) -> list[str]:
+    """What is not as it has to be, one line each."""
+    found, run = [], job.run
+    for rank, each in enumerate(job.processes):
+        if rank == run.victim or not each.wrapping:
+            continue
+        late = (
+            None if each.error is None or job.fault_at is None else each.error["at"] - job.fault_at
+        )
+        if each.error is None or late is None:
+            found.append(f"rank {rank}: " + ("hangs" if not each.ended else "ended without a word"))
+            continue
+        said = each.error.get("text", "done")
+        if not _named(run.victim, said):
+            found.append(f"rank {rank}: does not name it: {said}")
+        if late > run.timeout + LATE:
+            found.append(f"rank {rank}: its error came after {late:.1f} s")
+        if each.ended is None:
+            found.append(f"rank {rank}: its process did not end")
+        elif each.exit_seconds[0] > EXIT:
+            found.append(f"rank {rank}: it waited {each.exit_seconds[0]:.1f} s as it ended")
+    return found
+
+
+def _named(victim: int, said: str) -> bool:
+    """Whether a rank says who was the first, in the first line of its error or of a note on it."""
+    lines = said.split("\n")
+    return any(re.search(rf"\brank (\d+, )*{victim}\b", line) for line in (lines[0], lines[-1]))
+
+
+def main(
+    runs: Annotated[int, typer.Option(help="how many")] = 200,
+    seed: Annotated[int, typer.Option(help="of the choice of runs")] = 0,
+    fault: Annotated[list[str] | None, typer.Option(help=", ".join(FAULTS))] = None,
+    way: Annotated[list[str] | None, typer.Option(help=", ".join(WAYS))] = None,
+    codec: Annotated[list[str] | None, typer.Option(help="compressors")] = None,
+    only: Annotated[int | None, typer.Option(help="the number of one run")] = None,
+    together: Annotated[int, typer.Option(help="runs at a time")] = 4,
+    verbose: Annotated[
+        bool, typer.Option(help="what ranks wrote, of runs that went wrong")
+    ] = False,
+) -> None:
+    """Performs runs, and tells which went wrong."""
+    numbers = range(runs) if only is None else [only]
+    drawn = (Run.drawn(n, seed, fault or FAULTS, way or WAYS, codec or ()) for n in numbers)
+    server = Server()
+    bad, begun = 0, time.monotonic()
+    detect: defaultdict[str, list[float]] = defaultdict(list)
+    exits: list[tuple[float, float]] = []
+    try:
+        for job in performed(server, drawn, together):
+            problems = wrong(job)
+            bad += bool(problems)
+            for each in job.others:
+                if each.error and job.fault_at:
+                    detect[job.run.fault].append(each.error["at"] - job.fault_at)
+                    exits.append(each.exit_seconds)
+            if problems:
+                print(job.run, *problems, sep="\n  ", flush=True)
+            if (problems and verbose) or only is not None:
+                for rank, each in enumerate(job.processes):
+                    each.log.seek(0)
+                    print(f"--- rank {rank}\n{each.log.read().decode()}")
+    finally:
+        server.close()
+    print(f"{bad} of {len(numbers)} runs went wrong, {time.monotonic() - begun:.0f} s")
+    for name, seconds in detect.items():
+        seconds.sort()
+        print(
+            f"{name}: error after median {seconds[len(seconds) // 2]:.2f}, most {seconds[-1]:.2f}"
+        )
+    if exits:
+        for what, which in (("waited at its end", 0), ("gone", 1)):
+            those = sorted(each[which] for each in exits)
+            print(f"{what}: median {those[len(those) // 2]:.2f}, most {those[-1]:.2f} s")
+    raise typer.Exit(bool(bad))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,213 @@
+"""Ranks for bench/chaos.py: forked from a process that has imported torch, so that they start fast.
+
+They end as programs do: an exception that nobody catches ends the interpreter.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+import compll
+import hipress
+import hipress.plan.auto
+import hipress.sync.engine
+from bench.chaos_end import LAST
+
+WIDTH = 256
+#: a parameter that stays uncompressed, and so has a native reduce
+RAW = "2.*"
+
+
+def serve(orders: socket.socket) -> dict[str, Any]:
+    """Forks a process for each order that comes, and returns in that one only."""
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(orders, 1 << 16, 3)
+        if not text:
+            os._exit(0)
+        if text.isdigit():
+            os.waitpid(int(text), 0)
+            continue
+        child = os.fork()
+        if child == 0:
+            order: dict[str, Any] = json.loads(text)
+            order["listener"], order["pipe"], order["log"] = descriptors
+            orders.close()
+            return order
+        for each in descriptors:
+            os.close(each)
+        orders.send(str(child).encode())
+
+
+def busy_seconds() -> float:
+    """For which this thread has had a core, or waited for one."""
+    with open("/proc/thread-self/schedstat") as file:
+        had, waited, _ = file.read().split()
+    return (int(had) + int(waited)) * 1e-9
+
+
+class Rank:
+    """One process of a run."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.order, self.rank = order, order["rank"]
+        os.dup2(order["log"], 1)
+        os.dup2(order["log"], 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        faulthandler.register(signal.SIGUSR1)
+        LAST.append(partial(self.tell, "left"))
+
+    def tell(self, what: str, **more: Any) -> None:
+        """Tell who started this what it does, and when."""
+        told = {"what": what, "at": time.monotonic(), "busy": busy_seconds(), **more}
+        os.write(self.order["pipe"], json.dumps(told).encode() + b"\n")
+
+    def run(self) -> None:
+        """Train; tell how it ended, as that is shown."""
+        try:
+            self._train()
+        except BaseException:
+            show = sys.excepthook
+
+            def shown(kind: Any, error: BaseException, trace: Any) -> None:
+                show(kind, error, trace)
+                notes = getattr(error, "__notes__", ())
+                self.tell("error", text="\n".join([f"{kind.__name__}: {error}", *notes]))
+
+            sys.excepthook = shown
+            raise
+        self.tell("done")
+
+    def _train(self) -> None:
+        self._join()
+        order = self.order
+        model = _model(order["way"])
+        codec = {"compressor": order["codec"], "strategy": order["strategy"], **order["options"]}
+        self.tell("wrap")
+        step = WAYS[order["way"]](model, codec)
+        self.tell("wrapped")
+        for number in itertools.count():  # the others end by the fault
+            self.tell("step", number=number)
+            if self._fails(number):
+                return
+            step()
+
+    def _fails(self, number: int) -> bool:
+        """Whether this rank takes fewer steps than the others; or it fails at once."""
+        if (self.rank, number) != (self.order["victim"], self.order["step"]):
+            return False
+        if self.order["fault"] == "raise":
+            raise ValueError("a bug of this rank's")
+        if self.order["fault"] == "exit":
+            sys.exit(3)
+        return str(self.order["fault"]) == "leave"
+
+    def _join(self) -> None:
+        """As torchrun has it, or with the store in rank 0."""
+        order, listener = self.order, self.order["listener"]
+        port = socket.socket(fileno=os.dup(listener)).getsockname()[1]
+        keeps = order["keeper"] == "rank 0" and self.rank == 0
+        delay = timedelta(seconds=order["timeout"])
+        if not keeps:
+            os.close(listener)
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(order["keeper"] == "agent")
+        store = TCPStore(
+            "127.0.0.1", port, is_master=keeps, wait_for_workers=False,
+            master_listen_fd=listener if keeps else None,
+        )  # fmt: skip
+        dist.init_process_group(
+            "gloo", store=store, rank=self.rank, world_size=order["ranks"], timeout=delay
+        )
+
+
+def keep(order: dict[str, Any]) -> None:
+    """What torchrun's agent does."""
+    port = socket.socket(fileno=os.dup(order["listener"])).getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False,
+        master_listen_fd=order["listener"],
+    )  # fmt: skip
+    signal.pause()
+    del store
+
+
+Step = Callable[[], object]
+
+
+def _model(way: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    return DistributedDataParallel(model, bucket_cap_mb=0.2) if way == "attach" else model
+
+
+def _stepping(model: nn.Module, end: Step = lambda: None, begin: Step = lambda: None) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, WIDTH)).square().mean().backward()
+        begin()
+        optimizer.step()
+        end()
+
+    return step
+
+
+def _synchronizer(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+    return _stepping(model, begin=hipress.Synchronizer(model, exclude=RAW, **codec).step)
+
+
+def _gossip(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+    return _stepping(model, end=hipress.Gossip(model, "int8_group").step)
+
+
+def _all_reduce(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+    tensor = torch.ones(WIDTH * WIDTH)
+    return lambda: hipress.all_reduce(tensor, **codec)
+
+
+def _policy(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+    policy = hipress.GraVAC("topk", ratios=(0.1, 0.01), window=4, every=2)
+    return _stepping(hipress.wrap(model, policy=policy))
+
+
+WAYS: Mapping[str, Callable[[nn.Module, Mapping[str, Any]], Step]] = {
+    "wrap": lambda model, codec: _stepping(hipress.wrap(model, exclude=RAW, **codec)),
+    "attach": lambda model, codec: _stepping(hipress.attach(model, exclude=RAW, **codec)),
+    "verify": lambda model, codec: _stepping(hipress.wrap(model, verify=True, **codec)),
+    "auto": lambda model, codec: _stepping(hipress.wrap(model, "auto")),
+    "Synchronizer": _synchronizer,
+    "Gossip": _gossip,
+    "all_reduce": _all_reduce,
+    "policy": _policy,
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[2:]:
+        compll.compile(name)  # LLVM readies itself with the first
+    gc.collect()
+    gc.freeze()  # else each child copies all pages of objects as it ends, to look for cycles
+    order = serve(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=int(sys.argv[1])))
+    if order["rank"] is None:
+        keep(order)
+    else:
+        Rank(order).run()

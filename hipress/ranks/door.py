@@ -1,0 +1,134 @@
+"""Where a process lets the other ranks' processes watch it, and tells them why it ends.
+
+[Note: the door] Anybody on the network may connect to a port. So who connects has to say a word
+that the job's store has, at once; who does not is dropped, the oldest first where many wait. The
+socket listens at the address by which this machine reaches the store, and a thread takes what
+comes, so that no queue fills up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hmac
+import json
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["WORD", "Door"]
+
+WORD = 16  # bytes that a visitor says, and as many that it is answered
+PATIENCE = 5.0  # seconds in which a visitor has to say it
+STRANGERS = 64  # visitors that have not said it yet
+KEPT = 64  # notes, for those who come later
+ROOM = 4096  # bytes that a visitor may send before they are looked at
+
+
+class Door:
+    """Open from when it is made until the process ends."""
+
+    def __init__(self, host: str) -> None:
+        """`host`: an address of this machine; "" for all. OSError where nothing can listen."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=4096)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ROOM)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self.token = secrets.token_hex(WORD)  # the word, and the answer
+        self._open = True
+        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, float] = {}  # since when
+        self._guests: set[socket.socket] = set()
+        self._notes: deque[bytes] = deque(maxlen=KEPT)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        threading.Thread(target=self._run, name="hipress-door", daemon=True).start()
+        atexit.register(self._end)
+
+    def tell(self, key: str, facts: Any) -> None:
+        """Tell this to all who watch, and to those who come later."""
+        note = json.dumps([key, facts], default=str).encode() + b"\n"
+        with self._lock:
+            self._notes.append(note)
+            for guest in self._guests:
+                with suppress(OSError):  # one that has ended, or does not read
+                    guest.send(note)
+
+    def forget(self) -> None:
+        """In a forked child, which would keep its parent's connections open."""
+        self._open = False
+        for each in (self._listener, *self._strangers, *self._guests):
+            each.close()
+        self._selector.close()
+
+    def _end(self) -> None:
+        """The interpreter ends, which takes it a while: who waits for this rank learns it now."""
+        if self._open:
+            with self._lock, suppress(OSError):
+                self._listener.close()
+                for guest in self._guests:
+                    guest.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select(PATIENCE):
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    assert isinstance(key.fileobj, socket.socket)
+                    self._hear(key.fileobj)
+            self._drop_late()
+
+    def _accept(self) -> None:
+        try:
+            visitor, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no more files, say
+            self._drop(*self._strangers)
+            time.sleep(0.1)
+            return
+        visitor.setblocking(False)
+        self._strangers[visitor] = time.monotonic()
+        self._selector.register(visitor, selectors.EVENT_READ)
+        if len(self._strangers) > STRANGERS:
+            oldest = next(iter(self._strangers))
+            self._hear(oldest)  # it may have said the word meanwhile
+            if oldest in self._strangers:
+                self._drop(oldest)
+
+    def _hear(self, visitor: socket.socket) -> None:
+        """Of a stranger the word; a guest says nothing more."""
+        if visitor.fileno() < 0:  # dropped, since it was seen to have said something
+            return
+        try:
+            said = visitor.recv(WORD)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        word, answer = self.token[:WORD].encode(), self.token[WORD:].encode()
+        if visitor not in self._strangers or not hmac.compare_digest(said, word):
+            self._drop(visitor)
+            return
+        del self._strangers[visitor]
+        with self._lock, suppress(OSError):
+            visitor.send(b"".join([answer, *self._notes]))
+            self._guests.add(visitor)
+
+    def _drop_late(self) -> None:
+        late = time.monotonic() - PATIENCE
+        self._drop(*[each for each, since in self._strangers.items() if since < late])
+
+    def _drop(self, *visitors: socket.socket) -> None:
+        with self._lock:
+            for each in visitors:
+                self._strangers.pop(each, None)
+                self._guests.discard(each)
+                self._selector.unregister(each)
+                each.close()

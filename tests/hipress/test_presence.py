@@ -1,0 +1,110 @@
+"""The door of a process, through which others hear why it ends, and that it has."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import pytest
+
+from hipress.ranks import door as doors
+from hipress.ranks import presence as presences
+from hipress.ranks.door import STRANGERS, Door
+from hipress.ranks.presence import Presence
+from tests.hipress.launch import CONTEXT
+from tests.patience import HANG
+
+
+def _visited(pipe):
+    """A process with a door, that tells what it gets, and ends when it gets None."""
+    door = Door("127.0.0.1")
+    pipe.send((door.port, door.token))
+    while (note := pipe.recv()) is not None:
+        door.tell(*note)
+        pipe.send("told")
+    os._exit(1)
+
+
+@pytest.fixture
+def visited():
+    """Its presence, and the pipe."""
+    here, there = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_visited, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    try:
+        port, token = here.recv()
+        yield Presence("127.0.0.1", port, socket.gethostname(), token), here
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.fixture
+def watcher():
+    """This process, as one that watches."""
+    process = presences._Process()
+    yield lambda presence: process.look(presence, None)
+    process.forget()
+
+
+def until(true):
+    end = time.monotonic() + HANG
+    while not true():
+        assert time.monotonic() < end
+        os.sched_yield()
+
+
+def tell(pipe, *note):
+    pipe.send(note)
+    assert pipe.recv() == "told"
+
+
+def test_what_a_process_tells_is_heard_when_it_has_ended(visited, watcher):
+    presence, pipe = visited
+    tell(pipe, "first", {"why": "it rains"})  # before anybody watches
+    until(lambda: watcher(presence).notes == {"first": {"why": "it rains"}})
+    tell(pipe, "second", 2)
+    pipe.send(None)
+    until(lambda: watcher(presence).ended)
+    assert watcher(presence).notes == {"first": {"why": "it rains"}, "second": 2}
+
+
+def test_a_crowd_of_strangers_keeps_no_end_from_being_noticed(visited, watcher):
+    """They take no memory, and are sent away; so is who says another word."""
+    presence, pipe = visited
+    crowd = [socket.create_connection(("127.0.0.1", presence.port)) for _ in range(3 * STRANGERS)]
+    for each in crowd[:STRANGERS]:
+        each.setblocking(False)
+        sent = 0
+        try:
+            while sent < 1 << 24:
+                sent += each.send(b"x" * 65536)
+        except (BlockingIOError, ConnectionError):
+            pass
+        assert sent < 1 << 24
+    until(lambda: watcher(presence)._answered)
+    pipe.send(None)
+    until(lambda: watcher(presence).ended)
+    for each in crowd:
+        each.close()
+
+
+def test_a_port_that_another_process_has_now(visited, watcher):
+    presence, _ = visited
+    other = Presence(presence.host, presence.port, "elsewhere", "00" * doors.WORD)
+    until(lambda: watcher(other).ended)
+    until(lambda: watcher(presence)._answered)
+    assert not watcher(presence).ended
+
+
+@pytest.mark.parametrize(
+    "own, local, address",
+    [("127.0.0.1", "4", "127.0.0.1"), ("127.0.0.1", "2", ""), ("10.1.2.3", "2", "10.1.2.3")],
+)
+def test_where_a_door_is_open(monkeypatch, own, local, address):
+    """Where rank 0 meets its store by the loopback, other machines come from elsewhere."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert presences._open_to(own) == address
