@@ -107,6 +107,7 @@ def test_what_is_shipped_is_read():
     assert {"bf16", "fp16", "int4_group"} <= set(keys(None))
     onebit = compll.compile("onebit_group", "reference")
     assert evidence.worst(onebit, "adam") is not None
+    assert "onebit_fine group=64" in keys("momentum")
     assert all(each.optimizer in KINDS for each in evidence.findings())
     json.dumps([each.params for each in evidence.findings()])
 
