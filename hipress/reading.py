@@ -29,8 +29,8 @@ class Unit:
     def read(self, text: str) -> float | str:
         """The quantity in the first of the units, or what is wrong."""
         found = _QUANTITY.fullmatch(text.strip())
-        value = source.number(found[1]) if found else None
-        if found is None or value is None or not math.isfinite(value):
+        value = _finite(found[1]) if found else None
+        if found is None or value is None:
             return f"expected {self.what} like {self.example}, found {text!r}"
         unit = found[2] or ""
         close = {name.lower(): name for name in self._units}.get(unit.lower())
@@ -38,7 +38,15 @@ class Unit:
         if worth is None:
             given = f"its unit is {unit!r}" if unit else "it has no unit"
             return f"expected {self.what} like {self.example}: {given}"
-        return float(value) * worth
+        return value * worth
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 _BITS = {f"{k}bit/s": 1000**n / 8 for n, k in enumerate(("", "k", "M", "G", "T"))}

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from casync.predict.cost import FREE, Copies, Costs, Transfer, fit
 from casync.topology import Topology
 from hipress.plan.site import HERE, Site, Turn, Wire
-from hipress.plan.timing import BURST, REPEATS, codec_cost, overlap_of
+from hipress.plan.timing import BURST, REPEATS, codec_cost, overlap_of, slows_of
 from hipress.ranks.link import all_reduce_max
 
 if TYPE_CHECKING:
@@ -67,7 +67,19 @@ def measure_link(
             peers: _transfer(_curve(_exchange(wire, group.rank(), targets), group), share)
             for peers, targets in _rounds(topology).items()
         }
-    return Costs(exchange, _fit_reduces(reduces, share), {}, inside, copies=_copies(group, site))
+        slows = slows_of(group, site, _reduce(wire, DTYPES["float32"])(MESSAGE))
+    made = Costs(exchange, _fit_reduces(reduces, share), {}, inside, copies=_copies(group, site))
+    return made if slows == 0 else _slowing(made, slows)
+
+
+def _slowing(costs: Costs, slows: float) -> Costs:
+    """With transfers that slow a device's backward pass."""
+    return replace(
+        costs,
+        exchange={peers: replace(each, slows=slows) for peers, each in costs.exchange.items()},
+        reduce={name: replace(each, slows=slows) for name, each in costs.reduce.items()},
+        inside=replace(costs.inside, slows=slows),
+    )
 
 
 def measure_codecs(

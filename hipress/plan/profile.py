@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from casync.errors import PlanError
-from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
+from casync.predict.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
-from hipress import __version__
+from compll.frontend.source import Items
+from hipress import __version__, reading
 from hipress.errors import ConfigError
+from hipress.reading import Fields
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-FORMAT = 3
+FORMAT = 4
+_KIND = "a profile of `hipress probe`"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a node's link to others is sold as, and what is reached of it. Zeros are unknown."""
+
+    interface: str
+    bandwidth: float  # bytes a second, each way
+    reach: float  # share of it that all ranks of a node reach together
+    collective: float  # seconds of a native all-reduce besides its bytes
+
+
+UNKNOWN = Link("", 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,7 @@ class Profile:
     topology: Topology
     digests: Mapping[str, str]  # by codec
     versions: Mapping[str, str]
+    link: Link = UNKNOWN
 
     @property
     def device(self) -> str:
@@ -73,10 +91,37 @@ def write(
         "format": FORMAT,
         "versions": versions(device),
         "nodes": [list(node) for node in topology.nodes],
+        "link": asdict(link_of(next(iter(places.values())), topology)),
         "digests": {name: codec.digest for name, codec in codecs.items()},
         "places": {name: asdict(costs) for name, costs in places.items()},
     }
     path.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+
+
+def link_of(costs: Costs, topology: Topology) -> Link:
+    """Of rank 0's node, by what its interface says of itself."""
+    interface, sold = _interface()
+    per_byte = costs.to(topology.world_size).line.per_byte
+    reached = topology.largest / per_byte if per_byte > 0 else 0.0
+    collective = costs.reduce["float32"].line.latency if "float32" in costs.reduce else 0.0
+    return Link(interface, sold, min(1.0, reached / sold) if sold else 0.0, collective)
+
+
+def _interface(folder: Path = Path("/sys/class/net")) -> tuple[str, float]:
+    """The one that gloo is told to use, or the only one that knows its speed; in bytes a second."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    found = {each.name: _speed(each) for each in folder.glob("*") if each.name != "lo"}
+    known = {name: speed for name, speed in found.items() if speed > 0}
+    if named:
+        return named, found.get(named, 0.0)
+    return next(iter(known.items())) if len(known) == 1 else ("", 0.0)
+
+
+def _speed(interface: Path) -> float:
+    try:
+        return max(0, int((interface / "speed").read_text("ascii"))) * 1.25e5
+    except (OSError, ValueError):  # of a device that is down or has none
+        return 0.0
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -91,67 +136,104 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def read(path: Path) -> Profile:
-    """Raises ConfigError for what is no profile."""
+    """Raises ConfigError for what is no profile, with the places of everything that is wrong."""
+    fields = reading.read(path, _KIND, "`hipress probe` writes one")
+    if (found := fields.count("format", least=0)) != FORMAT and not fields.problems.found:
+        fields.problems.add(fields.at("format"), f"format {found}; this reads {FORMAT}")
+    reading.refuse(fields.problems)
+    fields.only(("format", "versions", "nodes", "link", "digests", "places"))
+    places = {name: _costs(each) for name, each in _mappings(fields, "places")}
+    if not places:
+        fields.problems.add(fields.at("places"), "no place was measured")
+    topology, link = _topology(fields), _link(fields.fields("link", needed=True))
+    digests, versions = _texts(fields, "digests"), _texts(fields, "versions")
+    reading.refuse(fields.problems)
+    return Profile(places, topology, digests, versions, link)
+
+
+def _topology(fields: Fields) -> Topology:
+    nodes = [
+        [int(n) for rank in node.values if (n := fields.measure(rank, "a rank")) % 1 == 0]
+        for node in fields.items("nodes")
+        if isinstance(node, Items)
+    ]
     try:
-        data = json.loads(path.read_text("utf-8"))
-        if data["format"] != FORMAT:
-            raise ConfigError(f"profile {path}: format {data['format']!r}; this reads {FORMAT}")
-        topology = Topology.of(data["nodes"])
-        places = {name: _costs(costs) for name, costs in data["places"].items()}
-        if not places:
-            raise ValueError("no place was measured")
-        return Profile(places, topology, _texts(data["digests"]), _texts(data["versions"]))
-    except OSError as error:
-        raise ConfigError(f"profile {path} cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, PlanError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} is no profile of `hipress probe`: {what}") from error
+        return Topology.of(nodes)
+    except PlanError as error:
+        fields.problems.add(fields.at("nodes"), str(error))
+        return Topology.flat(1)
 
 
-def _texts(data: Mapping[str, Any]) -> dict[str, str]:
-    if not all(isinstance(value, str) for value in data.values()):
-        raise ValueError(f"expected texts by name, not {dict(data)}")
-    return dict(data)
+def _mappings(fields: Fields, name: str) -> Iterator[tuple[str, Fields]]:
+    """By key, the mappings in one that must be there."""
+    inner = fields.fields(name, needed=True)
+    for key in inner.names() if inner is not None else ():
+        assert inner is not None
+        each = inner.fields(key, needed=True)
+        if each is not None:
+            yield key, each
 
 
-def _costs(data: Mapping[str, Any]) -> Costs:
-    codecs = {
-        name: CodecCost(*(_line(each[kind]) for kind in ("encode", "decode", "hop")))
-        for name, each in data["codecs"].items()
+def _texts(fields: Fields, name: str) -> dict[str, str]:
+    inner = fields.fields(name, needed=True)
+    return {} if inner is None else {key: inner.text(key) for key in inner.names()}
+
+
+def _link(fields: Fields | None) -> Link:
+    if fields is None:
+        return Link("", 0.0, 0.0, 0.0)
+    fields.only(("interface", "bandwidth", "reach", "collective"))
+    numbers = (fields.quantity(name) for name in ("bandwidth", "reach", "collective"))
+    return Link(fields.text("interface"), *numbers)
+
+
+def _costs(fields: Fields) -> Costs:
+    fields.only(("exchange", "reduce", "codecs", "inside", "overlap", "copies"))
+    exchange = {
+        int(peers): _transfer(each)
+        for peers, each in _mappings(fields, "exchange")
+        if peers.isdigit()
     }
-    exchange = {int(peers): _transfer(each) for peers, each in data["exchange"].items()}
     if not exchange:
-        raise ValueError("no exchange was measured")
-    if lacking := {"float32", "bfloat16", "float16"} - set(data["reduce"]):
-        raise ValueError(f"no all-reduce of {min(lacking)} was measured")
+        fields.problems.add(fields.at("exchange"), "no exchange was measured")
+    reduce = {name: _transfer(each) for name, each in _mappings(fields, "reduce")}
+    if lacking := {"float32", "bfloat16", "float16"} - set(reduce):
+        problem = f"no all-reduce of {min(lacking)} was measured"
+        fields.problems.add(fields.at("reduce"), problem)
     return Costs(
         exchange,
-        {name: _transfer(each) for name, each in data["reduce"].items()},
-        codecs,
-        _transfer(data["inside"]),
-        _positive(data["overlap"]),
-        data["copies"] and _copies(data["copies"]),
+        reduce,
+        {name: _codec(each) for name, each in _mappings(fields, "codecs")},
+        _transfer(fields.fields("inside", needed=True)),
+        fields.quantity("overlap", most=1.0),
+        _copies(fields.fields("copies")) if fields.is_mapping("copies") else None,
     )
 
 
-def _copies(data: Mapping[str, Any]) -> Copies:
-    return Copies(_line(data["leave"]), _line(data["enter"]), bool(data["gradients"]))
+def _codec(fields: Fields) -> CodecCost:
+    kinds = ("encode", "decode", "hop")
+    fields.only(kinds)
+    return CodecCost(*(_line(fields.fields(kind, needed=True)) for kind in kinds))
 
 
-def _transfer(data: Mapping[str, Any]) -> Transfer:
-    return Transfer(_line(data["line"]), _positive(data["cores"]))
+def _copies(fields: Fields | None) -> Copies:
+    if fields is None:
+        return Copies(FREE, FREE, True)
+    fields.only(("leave", "enter", "gradients"))
+    leave, enter = (_line(fields.fields(way, needed=True)) for way in ("leave", "enter"))
+    return Copies(leave, enter, fields.text("gradients") == "true")
 
 
-def _positive(value: Any) -> float:
-    if not float(value) >= 0:
-        raise ValueError(f"{value!r} is negative, or no number")
-    return float(value)
+def _transfer(fields: Fields | None) -> Transfer:
+    if fields is None:
+        return Transfer(FREE)
+    fields.only(("line", "cores", "slows"))
+    line = _line(fields.fields("line", needed=True))
+    return Transfer(line, fields.quantity("cores"), fields.quantity("slows", most=1.0))
 
 
-def _line(data: Mapping[str, Any]) -> Line:
-    line = Line(float(data["latency"]), float(data["per_byte"]))
-    if not (line.latency >= 0 and line.per_byte >= 0):
-        raise ValueError(f"a negative time: {dict(data)}")
-    return line
+def _line(fields: Fields | None) -> Line:
+    if fields is None:
+        return FREE
+    fields.only(("latency", "per_byte"))
+    return Line(fields.quantity("latency"), fields.quantity("per_byte"))

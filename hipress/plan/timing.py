@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.memory import Memory, Moment
 
-__all__ = ["BURST", "REPEATS", "codec_cost", "overlap_of"]
+__all__ = ["BURST", "REPEATS", "codec_cost", "overlap_of", "slows_of"]
 
 ELEMENTS = (1 << 16, 1 << 20)  # what codecs are timed on
 REPEATS = 7
+SENDS = 16  # transfers beside which a backward pass is timed
 BURST = 0.01  # seconds for which two threads are timed, apart and together
 #: of a backward pass in small, on a device and on the host: a matrix's side; elements of work
 SIDES, WORKED = (2048, 192), (1 << 24, 1 << 15)
@@ -65,6 +66,36 @@ def overlap_of(group: dist.ProcessGroup, site: Site) -> float:
     both = time.perf_counter() - start
     gain = sum(alone) / both - 1
     return 1.0 - all_reduce_max([1.0 - min(1.0, max(0.0, gain))], group)[0]
+
+
+def slows_of(group: dist.ProcessGroup, site: Site, send: Callable[[], None]) -> float:
+    """What share of its speed a device's backward pass loses while links are busy, on the rank
+    where that is most. `send`: a transfer of all ranks. Every rank must call it; on a host
+    transfers take cores instead."""
+    if site.backward.host:
+        return 0.0
+    side, took = SIDES[False], [0.0]
+    matrix = site.backward.zeros(side * side, torch.float32).view(side, side)
+    product = site.backward.zeros(side * side, torch.float32).view(side, side)
+    passing = _Loop(site.backward, lambda: product.addmm_(matrix, matrix))
+
+    def sending() -> None:
+        start = time.perf_counter()
+        with site.memory.current():
+            for _ in range(SENDS):
+                send()
+        took[0] = time.perf_counter() - start
+
+    rounds = passing.rounds_in(BURST)
+    group.barrier().wait()
+    alone = passing.run(rounds)
+    group.barrier().wait()
+    other = threading.Thread(target=sending)
+    other.start()
+    both = passing.run(rounds)
+    other.join()
+    lost = (both - alone) / max(1e-9, min(both, took[0]))
+    return all_reduce_max([min(1.0, max(0.0, lost))], group)[0]
 
 
 class _Loop:

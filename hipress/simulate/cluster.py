@@ -12,6 +12,8 @@ from casync.topology import Topology
 from hipress import reading
 from hipress.models import devices
 from hipress.models.devices import Device
+from hipress.plan import profile as profiles
+from hipress.plan.profile import Profile
 from hipress.reading import BANDWIDTH, SHARE, TIME, Fields
 
 __all__ = ["Cluster", "Link", "read"]
@@ -50,7 +52,7 @@ class Cluster:
     oversubscription: float = 1.0  # times less than all its links leaves a rack
     jitter: float = 0.0  # standard deviation of a rank's step over its mean
     slow_rank: float = 0.0  # by how much one rank computes longer than the others
-    profile: Path | None = None  # of `hipress probe`, for codecs and what slows a backward pass
+    profile: Profile | None = None  # of `hipress probe`: what codecs cost there
     assumed: tuple[str, ...] = ()  # what the file leaves open
 
     @property
@@ -106,20 +108,33 @@ def read(path: Path) -> Cluster:
     """A cluster file. ConfigError with the places of everything that is wrong."""
     fields = reading.read(path, "a cluster file", _HINT)
     fields.only(_KEYS)
-    reader = _Reader(fields)
+    reader = _Reader(fields, path.parent)
     nodes, per_node = reader.sizes()
+    device = _probed(devices.read(fields), reader.probed, fields.is_mapping("device"))
     found = Cluster(
-        nodes, per_node, devices.read(fields), *reader.links(nodes, per_node), reader.pcie(),
+        nodes, per_node, device, *reader.links(nodes, per_node), reader.pcie(),
         *reader.rack(), fields.quantity("jitter", SHARE, 0.0, most=1.0),
-        fields.quantity("slow_rank", SHARE, 0.0), reader.profile(path.parent),
+        fields.quantity("slow_rank", SHARE, 0.0), reader.probed,
     )  # fmt: skip
     reading.refuse(fields.problems)
     return replace(found, assumed=tuple(reader.assumed))
 
 
+def _probed(device: Device, profile: Profile | None, told: bool) -> Device:
+    """With what a profile has of how codecs and transfers slow a backward pass. `told`: whether the
+    file describes the device itself."""
+    if profile is None or told:
+        return device
+    costs = next(iter(profile.places.values()))
+    slows = max((each.slows for each in costs.exchange.values()), default=device.slows)
+    about = f"{device.about}; overlap and slow-down as probed"
+    return replace(device, overlap=costs.overlap, slows=slows, about=about)
+
+
 class _Reader:
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: Fields, folder: Path) -> None:
         self.fields, self.assumed = fields, list[str]()
+        self.probed = self.profile(folder)
 
     def sizes(self) -> tuple[int, int]:
         """Nodes, and ranks of each; two of these and all ranks are given, or all three."""
@@ -137,7 +152,9 @@ class _Reader:
         return nodes, per_node
 
     def links(self, nodes: int, per_node: int) -> tuple[Link, Link]:
-        between = self.link("between", nodes > 1, 3e-5, 0.85, 1e-4)
+        link = profiles.UNKNOWN if self.probed is None else self.probed.link
+        reach, collective = link.reach or 0.85, link.collective or 1e-4
+        between = self.link("between", nodes > 1, 3e-5, reach, collective)
         inside = self.link("inside", per_node > 1, 1e-5, 0.8, 2e-5)
         return between, inside
 
@@ -174,10 +191,12 @@ class _Reader:
         inner.only(("nodes", "oversubscription"))
         return inner.count("nodes"), inner.quantity("oversubscription", default=1.0, least=1.0)
 
-    def profile(self, folder: Path) -> Path | None:
+    def profile(self, folder: Path) -> Profile | None:
+        """ConfigError for a file that is there and no profile."""
         if "profile" not in self.fields:
             return None
         path = folder / self.fields.text("profile")
         if not path.is_file():
             self.fields.problems.add(self.fields.at("profile"), f"there is no profile {path}")
-        return path
+            return None
+        return profiles.read(path)

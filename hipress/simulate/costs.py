@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from casync.predict.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
-from hipress.plan import profile as profiles
 from hipress.simulate import codecs as speeds
 from hipress.simulate.cluster import Cluster
 
@@ -39,7 +38,7 @@ def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, Cod
     """What codecs cost, by key, and where that is from: a profile, or the device's memory."""
     known: Mapping[str, CodecCost] = {}
     if cluster.profile is not None:
-        known = next(iter(profiles.read(cluster.profile).places.values())).codecs
+        known = next(iter(cluster.profile.places.values())).codecs
     found = {
         key: known.get(key) or speeds.cost(codec, cluster.device) for key, codec in codecs.items()
     }

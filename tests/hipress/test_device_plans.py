@@ -8,7 +8,7 @@ import torch
 
 from casync.topology import Topology
 from casync.transports.rendezvous import Meeting
-from hipress.plan import probe
+from hipress.plan import probe, timing
 from hipress.plan.site import Site
 from tests.casync.emulated import DeviceMemory
 from tests.casync.streams import FakeEnd, Schedule
@@ -35,7 +35,8 @@ def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
     """As over NCCL: groups of messages and reduces, that move what they should."""
     for name, value in (("QUICK", -1.0), ("SLOW", 1e9), ("LARGE", 1 << 12), ("REPEATS", 2)):
         monkeypatch.setattr(probe, name, value)
-    monkeypatch.setattr(probe, "all_reduce_max", lambda values, group: values)
+    for module in (probe, timing):
+        monkeypatch.setattr(module, "all_reduce_max", lambda values, group: values)
     told, schedule, meeting = [], Schedule(2), Meeting(3)
     ends = [FakeEnd(meeting, rank, lambda *each: told.append(each)) for rank in range(3)]
 
@@ -57,6 +58,7 @@ def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
         assert sorted(costs.exchange) == [1, 2]
         assert costs.to(2).line(1e6) > 0
         assert costs.copies is None  # nothing goes through the host's memory
+        assert all(0 <= each.slows <= 1 for each in costs.reduce.values())
         assert {each.cores for each in (*costs.exchange.values(), *costs.reduce.values())} == {0.0}
     assert {name for _, name in told} == {"a message of the probe", "an all-reduce of the probe"}
 

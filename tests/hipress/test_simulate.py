@@ -9,12 +9,15 @@ from dataclasses import astuple, replace
 import pytest
 from typer.testing import CliRunner
 
-from casync.predict.cost import CodecCost, Line
+from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.topology import Topology
 from hipress.cli import app
 from hipress.errors import ConfigError
 from hipress.models import own
 from hipress.models.devices import DEVICES
+from hipress.plan import profile
 from hipress.plan.codecs import compile_codec
+from hipress.plan.probe import DTYPES
 from hipress.simulate import codecs, methods
 from hipress.simulate.cluster import Cluster, Link, read
 from hipress.simulate.costs import costs
@@ -57,6 +60,27 @@ def test_a_cluster_file(path):
     device = read(path).device
     assert (device.memory, device.flops) == (1555e9, DEVICES["a100"].flops)
     assert "given: memory" in device.about
+
+
+def test_a_profile_stands_for_assumptions(path, tmp_path):
+    """Codecs, overlap, slow-down, reach and the cost of a collective, as far as it has them."""
+    compiled = compile_codec("int4_group", {}, "reference")
+    known = CodecCost(Line(0.0, 1e-9), Line(0.0, 2e-9), Line(0.0, 3e-9))
+    wire = Transfer(Line(1e-4, 1e-8), 0.0, 0.2)
+    probed = Costs({1: wire}, dict.fromkeys(DTYPES, wire), {"int4_group": known}, wire, 0.4)
+    profile.write(tmp_path / "p.json", {"gloo": probed}, Topology.flat(2), {"int4_group": compiled})
+    less = CLUSTER.replace(", reach: 80%, collective: 100 us", "")
+    path.write_text(less + "profile: p.json\n")
+    found = read(path)
+    assert (found.device.overlap, found.device.slows) == (0.4, 0.2)
+    assert found.between.collective == pytest.approx(1e-4)
+    assert "10 Gbit/s" not in "".join(found.assumed)
+    made = Simulation(found, own.find("resnet50"), [methods.parse("int4_group")])
+    assert made._costs["int4_group"] == known
+    assert not [each for each in made.assumed if each.startswith("codecs:")]
+    (tmp_path / "p.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"p\.json:1:1: 'format' is missing"):
+        read(path)
 
 
 @pytest.mark.parametrize(
