@@ -223,7 +223,7 @@ class _Found:
 
     def improve(self, ways: Sequence[Way]) -> None:
         """Start from the best so far, and change it kind by kind; see [Note: search]."""
-        self.best = min(self._known, key=self.weigh)
+        self.best = min(self._known, key=self.weigh, default=self.native)
         changed = True
         while changed and self._objective.steps < BUDGET:
             changed = False
@@ -272,7 +272,7 @@ class _Found:
         for choices in (self.best, *sorted(plain, key=self.weigh)):
             if self._mainly(choices) is not None:
                 by_ways.setdefault(self._ways(choices), choices)
-        least = min(map(self.weigh, self._known))
+        least = min(map(self.weigh, self._known), default=math.inf)
         near = [each for each in by_ways.values() if self.weigh(each) <= FAR * least]
         tried = [
             replace(self._plan(each), why=self._told(each)) for each in self._varied(near)[:TRIED]

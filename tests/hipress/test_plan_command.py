@@ -141,6 +141,13 @@ def test_the_plan_of_shapes(path):
     assert re.search(r"1\d\d\d\.\d\d", longer.output)
 
 
+def test_the_plan_of_a_profile_without_codecs(path):
+    changed(path, digests={})
+    result = plan("1000x500", "--profile", path)
+    assert result.exit_code == 0, result.output
+    assert "no compression" in result.output
+
+
 def test_the_plan_of_a_model(path):
     result = plan("tests.hipress.common:make", "--profile", path)
     assert result.exit_code == 0, result.output
