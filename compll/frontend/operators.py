@@ -55,6 +55,8 @@ _ROWS = (
     Operator("log2", 1, 1, "real", "logarithm to base 2"),
     Operator("exponent", 1, 1, "exponent", "floor(log2(abs(x))), from its bits: an integer; -127 below 2**-126, 128 for infinity and NaN"),
     Operator("exp2", 1, 1, "exp2", "2 to the power of an integer, exactly; 0 below 2**-126, infinity from 2**128 on"),
+    Operator("float_bits", 1, 1, "float_bits", "the 32 bits of x as a float32, as an integer; below 0 where the sign's is set"),
+    Operator("from_float_bits", 1, 1, "from_float_bits", "the float32 of which an integer is the bits"),
     Operator("clip", 3, 3, "clip", "clip(x, low, high): x kept between low and high"),
     Operator("float16", 1, 1, "cast", "rounded to float16, nearest even"),
     Operator("bfloat16", 1, 1, "cast", "rounded to bfloat16, nearest even"),
@@ -174,7 +176,7 @@ SYNONYMS = {
     "percentile": "kth_largest", "median": "kth_largest", "kthvalue": "kth_largest",
     "nonzero": "filter", "mask": "filter", "select": "where", "trunc": "floor", "len": "count",
     "ppf": "probit", "ndtri": "probit", "repeat": "iterate", "loop": "iterate",
-    "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2",
+    "bitcast": "float_bits", "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2",
     "half": "float16", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter", "masked_scatter": "spread", "expand": "spread",
 }  # fmt: skip
 #: what to write instead of what other languages call

@@ -62,6 +62,14 @@ class Rules(Conversions):
         """Bits of a float32, so a number known before any data is rounded to one."""
         return self.elementwise(op, (self.number(args[0], "float"),), "int")
 
+    def float_bits(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        return self.elementwise(op, (self.number(args[0], "float"),), "int")
+
+    def from_float_bits(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if args[0].type.dtype != "int":
+            raise RuleError(f"{op} takes an integer, not {args[0].type}", "float_bits(x) makes one")
+        return self.elementwise(op, args, "float")
+
     def exp2(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if args[0].type.dtype not in ("int", "bool"):
             raise RuleError(f"exp2 takes an integer, not {args[0].type}", "2**x takes any number")

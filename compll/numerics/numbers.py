@@ -159,6 +159,16 @@ def sample_positions(seed: int, step: int, tensor: int, n: int, count: int) -> N
     return found
 
 
+def float_bits(x: Any) -> NDArray[np.int32]:
+    """The bits of float32 values."""
+    return np.asarray(x, np.float32).view(np.int32)
+
+
+def from_float_bits(bits: Any) -> F32:
+    """The float32 values of bits: of whole numbers the lower 32."""
+    return np.asarray(bits).astype(np.int32).view(np.float32)
+
+
 def exponent(x: Any) -> NDArray[np.int32]:
     """The exponent in the bits of float32 values: floor(log2(abs(x))) of a normal number."""
     bits = np.asarray(x, np.float32).view(np.int32)

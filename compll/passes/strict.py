@@ -145,4 +145,8 @@ def _strict(expr: Expr) -> bool:
         return _strict(expr.args[0])
     if expr.op in _STRICT_IN_ANY:
         return any(map(_strict, expr.args))
+    if expr.op == "where":  # another value in place of one that is finite
+        condition, _, other = expr.args
+        kept = condition.op == "isfinite" and condition.args[0] is other
+        return kept and _strict(other)
     return expr.op == "div" and _strict(expr.args[0])

@@ -28,7 +28,7 @@ FOLDS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
 ARITHMETIC = {"add", "sub", "mul", "neg", "abs", "min", "max", "sign", "where"}
 FLOATS = ARITHMETIC | {
     "div", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "pow", "mod", "floordiv",
-    "float16", "bfloat16", "bfloat16_up", "exp2",
+    "float16", "bfloat16", "bfloat16_up", "exp2", "from_float_bits",
 }  # fmt: skip
 WHOLES = ARITHMETIC | {
     "floordiv",
@@ -41,6 +41,7 @@ WHOLES = ARITHMETIC | {
     "trunc",
     "trit",
     "exponent",
+    "float_bits",
 }
 TRUTHS = {
     "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isfinite", "isnan", "isinf", "where",

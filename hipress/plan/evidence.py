@@ -18,6 +18,9 @@ from hipress.optimizers import MOMENTUM
 if TYPE_CHECKING:
     from casync.codec import Codec
 
+#: specs that need no evidence, whatever steps are made of gradients: they lose nothing, or round
+#: float32 to 16 bits so that the mean stays
+HARMLESS = ("lossless", "bf16_sr")
 LIMIT, SURELY = 0.01, 0.05  # of fp32's loss: see Finding
 
 
@@ -77,15 +80,18 @@ def of(codec: Codec, optimizer: str | None = None) -> tuple[Finding, ...]:
 
 def trusted(optimizer: str | None) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
     """Specs with parameters that kept the loss on every workload with this kind of optimizer
-    (None: on every workload): a key, the name, and the parameters that are not the spec's own."""
+    (None: on every workload), and those that need no evidence: a key, the name, and the parameters
+    that are not the spec's own."""
     found: dict[str, list[Finding]] = {}
     for each in findings():
         found.setdefault(each.key, []).append(each)
-    return tuple(
+    kept = tuple(
         (key, some[0].codec, {} if some[0].default else some[0].params)
         for key, some in found.items()
         if _hold(some, optimizer)
     )
+    harmless = () if optimizer == MOMENTUM else HARMLESS
+    return kept + tuple((name, name, {}) for name in harmless if name not in found)
 
 
 def _hold(found: Sequence[Finding], optimizer: str | None) -> bool:

@@ -31,7 +31,7 @@ def measured(monkeypatch):
 
 
 def keys(kind):
-    return [key for key, *_ in evidence.trusted(kind)]
+    return [key for key, *_ in evidence.trusted(kind) if key not in evidence.HARMLESS]
 
 
 def topk(**params):
@@ -80,8 +80,19 @@ def test_other_parameters_are_another_codec(measured):
     measured(*both(params={"ratio": 0.05}, default=False))
     assert not evidence.of(topk())
     assert len(evidence.of(topk(ratio=0.05))) == 2
-    assert evidence.trusted("sgd") == (("topk ratio=0.05", "topk", {"ratio": 0.05}),)
-    assert list(auto.candidates(options.make("auto", optimizer="sgd"))) == ["topk ratio=0.05"]
+    given, *harmless = evidence.trusted("sgd")
+    assert given == ("topk ratio=0.05", "topk", {"ratio": 0.05})
+    found = auto.candidates(options.make("auto", optimizer="sgd"))
+    assert list(found) == ["topk ratio=0.05", *(name for name, *_ in harmless)]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", None])
+def test_what_rounds_without_bias_or_loses_nothing_needs_no_evidence(kind, measured):
+    measured()
+    found = auto.candidates(options.make("auto", optimizer=kind))
+    assert set(found) == {"lossless", "bf16_sr"}
+    measured(finding("bf16_sr", params={}, kind="adam", difference=0.5))
+    assert ("bf16_sr" in auto.candidates(options.make("auto", optimizer=kind))) == (kind == "sgd")
 
 
 def test_the_worst_is_named_with_its_figure(measured):
@@ -100,7 +111,7 @@ def test_auto_tries_what_keeps_the_loss_under_the_optimizer(measured):
     )  # fmt: skip
     found = auto.candidates(options.make("auto", optimizer="sgd"))
     # no formula predicts votes, and what dgc keeps by hand cannot be handed on
-    assert list(found) == ["topk", "int8_group"]
+    assert list(found) == ["topk", "int8_group", *evidence.HARMLESS]
 
 
 def test_what_is_shipped_is_read():

@@ -33,6 +33,7 @@ ELEMENTS: dict[str, Callable[..., Any]] = {
     **{name: elementary.rounded(getattr(elementary.NUMPY, name)) for name in ("exp", "log", "log2")},
     "pow": elementary.rounded(elementary.NUMPY.power),
     "exponent": numbers.exponent, "exp2": numbers.exp2,
+    "float_bits": numbers.float_bits, "from_float_bits": numbers.from_float_bits,
     "float16": lambda x: np.float32(np.float16(np.float32(x))),
     "bfloat16": lambda x: numbers.from_bfloat16(numbers.bfloat16_bits(x)),
     "bfloat16_up": numbers.bfloat16_up,

@@ -163,6 +163,18 @@ def _exponent(b: Builder, x: Any) -> Any:
     return b.sub(field, const(I32, x, 127))
 
 
+def _float_bits(b: Builder, x: Any) -> Any:
+    if element(x) == F64:
+        return b.sext(_float_bits(b, b.fptrunc(x, lanes(F32, x))), lanes(I64, x))
+    return bits(b, x)
+
+
+def _from_float_bits(b: Builder, x: Any) -> Any:
+    if element(x) == I64:
+        return b.fpext(_from_float_bits(b, b.trunc(x, lanes(I32, x))), lanes(F64, x))
+    return b.bitcast(x, lanes(F32, x))
+
+
 def single(row: Any) -> Any:
     """A row of float32 for float64, too, which is rounded first."""
 
@@ -253,6 +265,8 @@ ROWS: dict[str, Callable[..., Any]] = {
     "trit": lambda b, x: code(b, x, 2),
     "exponent": _exponent,
     "exp2": _exp2,
+    "float_bits": _float_bits,
+    "from_float_bits": _from_float_bits,
     "float16": single(lambda b, x: of_float16(b, float16_bits(b, x))),
     "bfloat16": single(lambda b, x: of_bfloat16(b, bfloat16_bits(b, x))),
     "bfloat16_up": single(bfloat16_up),

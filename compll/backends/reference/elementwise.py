@@ -66,6 +66,8 @@ MEANING: dict[str, Callable[..., Any]] = {
     "log2": elementary.rounded(elementary.NUMPY.log2),
     "trit": lambda x: fields.code(x, 2),
     "exponent": numbers.exponent,
+    "float_bits": numbers.float_bits,
+    "from_float_bits": numbers.from_float_bits,
     "exp2": numbers.exp2,
     "min": lambda a, b: np.where(a < b, a, b),
     "max": lambda a, b: np.where(a > b, a, b),

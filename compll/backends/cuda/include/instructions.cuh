@@ -49,6 +49,10 @@ D i32 op_exponent(float a) { return exponent(a); }
 D i64 op_exponent(double a) { return exponent((float)a); }
 D float op_exp2(i32 a) { return power_of_two(a); }
 D double op_exp2(i64 a) { return power_of_two((i32)op_min(op_max(a, -127ll), 128ll)); }
+D i32 op_float_bits(float a) { return __float_as_int(a); }
+D i64 op_float_bits(double a) { return __float_as_int((float)a); }
+D float op_from_float_bits(i32 a) { return __int_as_float(a); }
+D double op_from_float_bits(i64 a) { return __int_as_float((i32)a); }
 D i64 op_as_count(double a, i64 n) { return as_count(a, n); }
 D i64 op_as_count(i64 a, i64 n) { return as_count((double)a, n); }
 D i32 op_code(float a, i32 top) { return (i32)f_code(a, (u32)top); }
