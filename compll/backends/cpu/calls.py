@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compll.backends.cpu import products, routines, rows
+from compll.backends.cpu.apart import apart
 from compll.backends.cpu.arrays import store_name
 from compll.backends.cpu.builder import F32, F64, at, c, loop
 from compll.backends.cpu.call_memory import narrow
@@ -29,8 +30,19 @@ class Calls:
 
     def emit(self, call: Call) -> None:
         """Call it, unless a walk does so."""
-        if id(call) not in self.late:
+        if id(call) in self.late:
+            return
+        self.know(call)
+        with apart(self.printer, call.routine):
             ROUTINES[call.routine](self, call, [Source(self.printer, v) for v in call.views])
+
+    def know(self, call: Call) -> None:
+        """Have numbers be known that it needs, before a function of its own begins."""
+        sides = [m for m in (call.matrix, *(view.matrix for view in call.views)) if m is not None]
+        numbers = [v for m in sides for v in (m.rows, m.cols, m.size)]
+        lanes = [v for view in call.views for v in pieces(view.value)]
+        for v in (*numbers, *lanes, *call.numbers):
+            self.printer.value(v)
 
     def made(self, call: Call, number: int = 0) -> Any:
         """Where an array lies that it makes."""
@@ -132,14 +144,14 @@ class Calls:
         call = self.fused.get(id(walk))
         if call is None:
             return False
-        p, b = self.printer, self.printer.b
+        p = self.printer
         for v in (v for s in walk.stores for v in pieces(s.value)):
             p.value(v)
         product = next(v for v in walk.values if v.attr is call.made[0])
-        back = b.icmp_unsigned("!=", p.given["back"], p.given["back"].type(0))
 
         def take(y: Any, place: Any, count: int) -> None:
-            known = {id(product): y}
+            b, known = p.b, {id(product): y}
+            back = b.icmp_unsigned("!=", p.given["back"], p.given["back"].type(0))
             ready = [(s, evaluated(p, s.value, place, count, known)) for s in walk.stores]
             for s, value in ready:
                 if s.back:
@@ -148,7 +160,9 @@ class Calls:
                 else:
                     self.store(s, value, place, count)
 
-        self.by_rows(call, [Source(p, v) for v in call.views], p.row["n"], take)
+        self.know(call)
+        with apart(p, call.routine):
+            self.by_rows(call, [Source(p, v) for v in call.views], p.row["n"], take)
         return True
 
     def store(self, s: Store, value: Any, place: Any, count: int) -> None:

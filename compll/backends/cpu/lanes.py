@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -43,8 +43,8 @@ LINE = 64
 
 
 class Lanes:
-    """One loop. walk: the WalkPrinter whose function it stands in. kept, known: values, by id, that
-    lie in the tile's memory, and that are numbers."""
+    """One loop. walk: the WalkPrinter whose function it stands in. kept: values, by id, that lie in
+    the tile's memory."""
 
     def __init__(
         self,
@@ -52,10 +52,9 @@ class Lanes:
         one: Loop,
         stores: list[Store],
         kept: Iterable[int],
-        known: Mapping[int, Any],
     ) -> None:
         self.walk, self.b, self.one, self.written = walk, walk.b, one, stores
-        self.from_buffers, self.known = set(kept), known
+        self.from_buffers = set(kept)
         self.tile, self.stride = walk.tile, one.stride
         widths = [f.packed_bytes(self.tile) for f in self.small_codes()]
         self.width = min([WIDTH, self.stride, *widths])
@@ -137,8 +136,6 @@ class Lanes:
 
     def make(self, v: Value) -> Any:
         b, w = self.b, self.width
-        if id(v) in self.known:
-            return ir.Constant(ir.VectorType(KINDS[v.kind], w), [self.known[id(v)].item()] * w)
         if v.level != "lane":
             return b.splat(self.walk.of_tile(v), w)
         if id(v) in self.from_buffers:

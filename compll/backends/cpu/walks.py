@@ -6,8 +6,6 @@ are vectors of WIDTH; LLVM parts them where a processor's registers are narrower
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from llvmlite import ir
@@ -29,11 +27,9 @@ from compll.backends.cpu.builder import (
     number,
 )
 from compll.backends.cpu.compaction import Compaction
-from compll.backends.cpu.float_bits import bits
 from compll.backends.cpu.lanes import Lanes
 from compll.backends.cpu.storages import item_bytes, load_as, stored_as
 from compll.backends.cpu.trit_tiles import Tiles
-from compll.backends.cpu.zero_tiles import folding, zero_tiles
 from compll.ir.module import Field
 from compll.ir.tile import Compact, Value, Walk, order_inside
 from compll.numerics.numbers import MASK, lane_count
@@ -174,27 +170,13 @@ class WalkPrinter:
     # loops over lanes
 
     def all_loops(self) -> None:
-        """All loops; those behind folds once more for tiles of zeros, if these are known."""
-        zeros = zero_tiles(self.walk, self.loops)
-        first = folding(self.loops) if zeros else len(self.loops)
-        for one in self.loops[:first]:
+        """One after the other, with the tile's stores in between."""
+        for one in self.loops:
             self.one_loop(one)
             self.stores_of_tiles()
-        if zeros is None:
-            return
-        fold, numbers = zeros
-        asked, local = set(self.asked), dict(self.local)
-        none = self.b.icmp_signed("==", bits(self.b, self.of_tile(fold)), number(I32, 0))
-        with self.b.if_else(none, likely=False) as cases:
-            for case, known in zip(cases, (numbers, {}), strict=True):
-                self.asked, self.local = set(asked), dict(local)
-                with case:
-                    for one in self.loops[first:]:
-                        self.one_loop(one, known)
 
-    def one_loop(self, one: Loop, known: Mapping[int, Any] = MappingProxyType({})) -> None:
-        """A loop; where it may write the gradient back, one for either case. known: numbers, by
-        their values' ids."""
+    def one_loop(self, one: Loop) -> None:
+        """A loop; where it may write the gradient back, one for either case."""
         given_now = [id(v) for other in self.loops[: self.loops.index(one)] for v in other.kept]
         values = order_of_lanes(one, given_now)
         for v in values:
@@ -202,13 +184,13 @@ class WalkPrinter:
                 if a.level != "lane":
                     self.of_tile(a)
         if not any(s.back for s in one.stores):
-            return Lanes(self, one, one.stores, given_now, known).emit()
+            return Lanes(self, one, one.stores, given_now).emit()
         asked = set(self.asked)
         with self.b.if_else(self.numbers["back"]) as (then, otherwise):
             with then:
-                Lanes(self, one, one.stores, given_now, known).emit()
+                Lanes(self, one, one.stores, given_now).emit()
             self.asked = asked
             with otherwise:
                 usual = [s for s in one.stores if not s.back]
-                Lanes(self, one, usual, given_now, known).emit()
+                Lanes(self, one, usual, given_now).emit()
         return None
