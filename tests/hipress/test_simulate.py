@@ -171,6 +171,14 @@ def test_a_step_without_compression_by_hand():
     assert simulation(fast).outcome("fp32").efficiency == pytest.approx(1.0, abs=0.01)
 
 
+def test_the_baseline_is_cast_by_one_kernel_a_bucket():
+    """PyTorch's hook: on fast links a step takes what the casts take, however many tensors."""
+    fast = replace(SIMPLE, between=Link(1e15, 0.0), device=replace(SIMPLE.device, overlap=0.0))
+    made = simulation(fast, "bert-large")
+    casts = 2 * 1.5 * 4 * made.model.numel / fast.device.memory
+    assert casts < made.outcome("bf16").exposed < 1.3 * casts  # and the last bucket within a node
+
+
 def test_slow_and_uneven_ranks_make_everybody_wait():
     fast = replace(SIMPLE, between=Link(1e15, 0.0), slow_rank=0.5)
     made = simulation(fast).outcome("fp32")
