@@ -7,8 +7,8 @@ python -m bench.time_to_loss FOLDER/hosts2.json
 A loss by step does not depend on the link, so a curve of many steps (losses.jsonl) and the step
 times of a few give the time. The curve is the training loss, a mean of WINDOW steps on the batches
 that all methods have in common; what it must reach is float32's mean of the last WINDOW steps of
-the same seed, and SLACK above it. What averages momentum goes by the step time of WARM_UP until the
-freeze.
+the same seed, and `--slack` above it. What averages momentum goes by the step time of WARM_UP until
+the freeze.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.losses import FREEZE
 from hipress.demo.report import FINAL, markdown_table
 
 WINDOW = 100  # steps
-SLACK = 0.01  # of float32's loss
+SLACK = 0.01  # of float32's loss, by default
 WARM_UP = "int4_group"
 #: by method of the demo, that whose losses are the same
 CURVES = {"ddp-fp32": FP32, "ddp-fp16": "bf16", "powersgd-fp16": "torch-powersgd:rank=4"}
@@ -79,7 +79,7 @@ def reached(curve: Sequence[float], loss: float) -> int | None:
 
 
 def rows(
-    cells: Sequence[Cell], workload: str, steps: int, times: Times
+    cells: Sequence[Cell], workload: str, steps: int, times: Times, slack: float = SLACK
 ) -> Iterator[tuple[str, ...]]:
     """A line for each method with step times and curves."""
     seeds: dict[str, dict[int, Cell]] = {}
@@ -93,7 +93,7 @@ def rows(
             continue
         needed = []
         for seed in both:
-            goal = statistics.fmean(plain[seed].curve[-WINDOW // FINAL :]) * (1 + SLACK)
+            goal = statistics.fmean(plain[seed].curve[-WINDOW // FINAL :]) * (1 + slack)
             needed.append(reached(seeds[method][seed].curve, goal))
         yield (method, f"{1e3 * times.seconds[method]:.0f}", *_told(method, needed, steps, times))
 
@@ -112,6 +112,7 @@ def main(
     measured: Annotated[list[Path], typer.Argument(help="Files of bench.training.")],
     workload: Annotated[str, typer.Option(help="Of bench.losses.")] = "lstm-adamw",
     steps: Annotated[int, typer.Option(help="Of the curves.", min=WINDOW)] = 1000,
+    slack: Annotated[float, typer.Option(help="Above float32's loss, a share.", min=0)] = SLACK,
 ) -> None:
     """Prints a table for each file."""
     with refusing():
@@ -119,7 +120,8 @@ def main(
     cells = read()
     for times in every:
         head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
-        print(f"{times.place}\n\n{markdown_table(head, [*rows(cells, workload, steps, times)])}\n")
+        table = markdown_table(head, [*rows(cells, workload, steps, times, slack)])
+        print(f"{times.place}\n\n{table}\n")
 
 
 if __name__ == "__main__":
