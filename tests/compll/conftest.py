@@ -14,7 +14,12 @@ VARIANTS = {
     "mxnet_2bit": [{"threshold": 1.5}, {"residual": "bfloat16"}],
     "onebit_group": [{"residual": "bfloat16"}],
     "sketch": [{"q": 4}, {"q": 16}, {"q": 256}],
-    "powersgd": [{"rank": 1, "columns": 100}, {"rank": 4}, {"residual": "bfloat16"}],
+    "powersgd": [
+        {"rank": 1, "columns": 100},
+        {"rank": 4},
+        {"residual": "bfloat16"},
+        {"bits": 16},
+    ],
     "randomk": [{"ratio": 0.3}, {"ratio": 0.3, "residual": False}],
     "thc": [{"bits": 2, "block": 64}, {"clipped": 0.0, "residual": False}],
     "atomo": [{"rank": 2, "columns": 16}, {"rank": 8, "columns": 0}],

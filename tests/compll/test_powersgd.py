@@ -42,16 +42,19 @@ class Plain:
         return out.reshape(-1)[: self.n]
 
 
+@pytest.mark.parametrize("bits, off", [(32, 1e-4), (16, 3e-3)])
 @pytest.mark.parametrize("workers, rank", [(1, 1), (2, 2), (3, 4)])
-def test_follows_the_paper(workers, rank, rng):
+def test_follows_the_paper(workers, rank, bits, off, rng):
+    """With factors of 16 bits to their precision; what they lose stays in the residual."""
     n = 1000
-    together, plain = World(workers, n, rank=rank), Plain(workers, n, rank)
+    together, plain = World(workers, n, rank=rank, bits=bits), Plain(workers, n, rank)
+    assert together.codec.payload_bytes(n) == (32 + 32) * rank * bits // 8
     for step in range(5):
         gradients = [rng.standard_normal(n).astype(np.float32) for _ in range(workers)]
         ours, theirs = together.step(gradients, step), plain.step(gradients)
-        assert np.linalg.norm(ours - theirs) < 1e-4 * np.linalg.norm(theirs)
+        assert np.linalg.norm(ours - theirs) < off * np.linalg.norm(theirs)
         for state, error in zip(together.states, plain.errors, strict=True):
-            assert np.allclose(state["residual"], error.reshape(-1)[:n], atol=1e-3)
+            assert np.allclose(state["residual"], error.reshape(-1)[:n], atol=10 * off)
 
 
 @pytest.mark.parametrize("rank", first_fast([9, 1, 8]))
