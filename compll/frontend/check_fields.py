@@ -155,13 +155,15 @@ class Declarations:
                     "store indices(selection) and x[selection]",
                 )
             return None
+        if (storage, bits) == ("uint", 8) and shape in ("scalar", "group"):
+            storage = "byte"
         if storage in PACKED and shape in ("scalar", "group"):
             self.exprs.problems.add(
                 item.span,
                 f"{item.name!r} is one number{' per group' * (shape == 'group')}, and "
                 f"{self.written(item)} holds elements",
-                "use uint16, int32 or uint32 for a whole number, float32, float16 or bfloat16 for "
-                f"another, or {self.written(item)}[n] to repeat it for every element",
+                "use uint8, uint16, int32 or uint32 for a whole number, float32, float16 or "
+                f"bfloat16 for another, or {self.written(item)}[n] to repeat it for every element",
             )
             return None
         if storage in POSITIONS and expr.op != "indices":
@@ -192,7 +194,7 @@ class Declarations:
         held = STORAGES[storage].whole
         assert held is not None
         low, high = held
-        if storage == "uint16" or expr.type.shape == "scalar":
+        if storage in ("uint16", "byte") or expr.type.shape == "scalar":
             return self.exprs.rules.whole_number(expr, low, high)
         expr = self.exprs.rules.whole_element(
             expr

@@ -130,6 +130,7 @@ STORAGES: dict[str, Storage] = {
     "int32": Storage(whole=(-(2**31), 2**31 - 1)),
     "uint32": Storage(whole=(0, 2**32 - 1)),
     "uint16": Storage(16, (0, 2**16 - 1)),
+    "byte": Storage(8, (0, 255)),  # `uint8` of one number, or one per group
     "trit": Trits(2),
     "runs": Trits(2, varying=True),
     "gaps": Gaps(),

@@ -13,7 +13,6 @@ from compll.backends.cpu.arrays import array_of, streamed
 from compll.backends.cpu.builder import (
     F32,
     I8,
-    I16,
     I32,
     I64,
     KINDS,
@@ -28,7 +27,7 @@ from compll.backends.cpu.builder import (
 from compll.backends.cpu.compaction import count_bits, expanded
 from compll.backends.cpu.lane_folds import Folds
 from compll.backends.cpu.lane_stores import Stores
-from compll.backends.cpu.storages import item_bytes, load_as, of_raw
+from compll.backends.cpu.storages import item_bytes, load_as, of_raw, raw
 from compll.ir.module import Field
 from compll.ir.tile import Compact, Store, Value
 from compll.passes.fuse import Loop, order_of_lanes
@@ -207,11 +206,11 @@ class Lanes:
         places = self.masked(self.value(v.args[0]), 0)
         storage = "float32" if f is None else f.storage
         pointer, size = self.walk.pointers[f"at {array_of(v)}"], number(I64, item_bytes(f))
-        raw = {2: I16}.get(item_bytes(f), F32 if storage == "float32" else I32)
-        found = ir.Constant(ir.VectorType(raw, w), ir.Undefined)
+        kind = raw(storage)
+        found = ir.Constant(ir.VectorType(kind, w), ir.Undefined)
         for lane in range(w):
             place = b.zext(b.extract_element(places, number(I32, lane)), I64)
-            one = b.load(at(b, pointer, b.mul(place, size)), typ=raw, align=1)
+            one = b.load(at(b, pointer, b.mul(place, size)), typ=kind, align=1)
             found = b.insert_element(found, one, number(I32, lane))
         return ins.convert(b, of_raw(b, found, storage), KINDS[v.kind])
 

@@ -7,18 +7,19 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import float_bits
-from compll.backends.cpu.builder import F32, I16, I32, I64, Builder, const, lanes, number
+from compll.backends.cpu.builder import F32, I8, I16, I32, I64, Builder, const, lanes, number
 from compll.backends.cpu.float_bits import INFINITE, bits, magnitude_bits
 from compll.backends.cpu.processor import FEATURES
 from compll.ir.module import Field
 
 #: whether this processor stores some lanes of a vector as fast as all
 MASKED = bool(FEATURES.get("avx512f"))
-#: storages of 16 bits: from their bits as int32, and to them
+#: storages of 16 bits and fewer: from their bits as int32, and to them
 HALVES: dict[str, tuple[Any, Any]] = {
     "float16": (float_bits.of_float16, float_bits.float16_bits),
     "bfloat16": (float_bits.of_bfloat16, float_bits.bfloat16_bits),
     "uint16": (lambda b, x: x, lambda b, x: x),
+    "byte": (lambda b, x: x, lambda b, x: x),
 }
 
 
@@ -40,8 +41,14 @@ def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
     def of(kind: Any) -> Any:
         return b.load(pointer, typ=ir.VectorType(kind, count) if count else kind, align=1)
 
-    kind = I16 if storage in HALVES else F32 if storage == "float32" else I32
-    return of_raw(b, of(kind), storage)
+    return of_raw(b, of(raw(storage)), storage)
+
+
+def raw(storage: str) -> Any:
+    """The type of a value as it lies in memory."""
+    if storage in HALVES:
+        return I8 if storage == "byte" else I16
+    return F32 if storage == "float32" else I32
 
 
 def of_raw(b: Builder, x: Any, storage: str) -> Any:
@@ -51,7 +58,7 @@ def of_raw(b: Builder, x: Any, storage: str) -> Any:
 
 def stored_as(b: Builder, x: Any, storage: str) -> Any:
     """What is written of a float32 or int32 value."""
-    return b.trunc(HALVES[storage][1](b, x), lanes(I16, x)) if storage in HALVES else x
+    return b.trunc(HALVES[storage][1](b, x), lanes(raw(storage), x)) if storage in HALVES else x
 
 
 def finite_or(b: Builder, value: Any, before: Any, storage: str) -> Any:

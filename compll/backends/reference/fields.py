@@ -22,7 +22,7 @@ WRITE: dict[str, Callable[[Any, int], U8]] = {
     "golomb": bitstreams.encode_golomb,
     "elias": bitstreams.encode_elias,
 }
-_WHOLE = {"int32": "<i4", "uint32": "<u4", "uint16": "<u2"}
+_WHOLE = {"int32": "<i4", "uint32": "<u4", "uint16": "<u2", "byte": "u1"}
 READ = {
     "gaps": numbers.decode_gaps,
     "golomb": bitstreams.decode_golomb,

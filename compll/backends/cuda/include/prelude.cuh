@@ -179,12 +179,14 @@ template <bool READY = false> D u16 load_half(const u8* p) {
 #define R template <bool READY = false> D
 R void store_uint32(u8* p, i64 value) { store_word<READY>(p, (u32)value); }
 R void store_int32(u8* p, i64 value) { store_word<READY>(p, (u32)value); }
+R void store_byte(u8* p, i64 value) { *p = (u8)value; }
 R void store_uint16(u8* p, i64 value) { store_half<READY>(p, (u16)value); }
 R void store_float32(u8* p, float value) { store_word<READY>(p, (u32)__float_as_int(value)); }
 R void store_float16(u8* p, float value) { store_half<READY>(p, float16_bits(value)); }
 R void store_bfloat16(u8* p, float value) { store_half<READY>(p, bfloat16_bits(value)); }
 R i64 load_uint32(const u8* p) { return (i64)load_word<READY>(p); }
 R i64 load_int32(const u8* p) { return (i64)(i32)load_word<READY>(p); }
+R i64 load_byte(const u8* p) { return (i64)*p; }
 R i64 load_uint16(const u8* p) { return (i64)load_half<READY>(p); }
 R float load_float32(const u8* p) { return __int_as_float((i32)load_word<READY>(p)); }
 R float load_float16(const u8* p) { return float16_value(load_half<READY>(p)); }
