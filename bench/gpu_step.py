@@ -1,10 +1,11 @@
 """A training step of GPT-2 small on one rank of two, with all but the wire, against DDP's own.
 
-    python -m bench.gpu_step [int4_group topk] [--batch 8] [--length 512] [--repeat 21]
+    python -m bench.gpu_step [int4_group topk] [--ranks 2,8] [--batch 8] [--length 512]
 
-Needs a GPU, CuPy and transformers. What the other rank would send is not there: messages are
-received as they lie in memory, so compressors have payloads of fixed lengths. `ddp` is torch's DDP
-on one rank, whose all-reduce has nothing to do. Results: gpu_step.json.
+Needs a GPU, CuPy and transformers. A step is forward and backward pass under bfloat16 autocast,
+and AdamW's. What the other ranks would send is not there: messages are received as they lie in
+memory, so compressors have payloads of fixed lengths; the host's work is that of as many ranks.
+`ddp` is torch's DDP on one rank, whose all-reduce has nothing to do. Results: gpu_step.json.
 """
 
 import json
@@ -38,7 +39,6 @@ from hipress.compat import GradBucket
 from hipress.demo.command import check_output
 from hipress.plan.codecs import compile_codec
 
-RANKS = 2
 WARM = 4  # steps: DDP makes its buckets anew after the first, programs are captured in the third
 STRATEGY = "ps"
 
@@ -47,7 +47,9 @@ class NoWire:
     """An endpoint where nothing travels; see casync.transports.SlotTransport."""
 
     rank = 0
-    world_size = RANKS
+
+    def __init__(self, ranks: int) -> None:
+        self.world_size = ranks
 
     def exchange(self, transfers: Sequence[Transfer]) -> None:
         """Leave received messages as they were (SlotTransport)."""
@@ -62,14 +64,17 @@ class NoWire:
 class Hook:
     """Synchronizes DDP's buckets by a codec."""
 
-    def __init__(self, model: nn.Module, codec: Codec, memory: Memory, *, capture: bool) -> None:
+    def __init__(
+        self, model: nn.Module, codec: Codec, memory: Memory, ranks: int, *, capture: bool
+    ) -> None:
         named = [p for p in model.parameters() if p.requires_grad]
         self._places = {id(p): (i, sum(q.numel() for q in named[:i])) for i, p in enumerate(named)}
         total = sum(p.numel() for p in named)
         sides = ("worker", "aggregator") if codec.stateful else ()
         self._codecs = {codec.name: codec}
         self._states = {(codec.name, side): codec.init_state(total, len(named)) for side in sides}
-        self.executor = Executor(NoWire(), self._codecs, memory=memory, capture=capture)
+        self._flat = Topology.flat(ranks)
+        self.executor = Executor(NoWire(ranks), self._codecs, memory=memory, capture=capture)
         self._programs: dict[tuple[int, ...], Program] = {}
         self.step = 0
 
@@ -85,9 +90,8 @@ class Hook:
             ]
             (name,) = self._codecs
             choices = {tensor.name: Choice(name, STRATEGY) for tensor in tensors}
-            flat = Topology.flat(RANKS)
-            parts = partition(tensors, choices, flat, self._codecs)
-            self._programs[key] = build_program(parts, flat, self._codecs, 0, rotates=False)
+            parts = partition(tensors, choices, self._flat, self._codecs)
+            self._programs[key] = build_program(parts, self._flat, self._codecs, 0, rotates=False)
         return self._programs[key]
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -120,17 +124,23 @@ def alone(backend: str) -> Iterator[None]:
 def measure(
     model: nn.Module, tokens: torch.Tensor, hook: Hook | None, repeat: int
 ) -> tuple[float, float]:
-    """Median milliseconds of a step's forward and backward pass, and of the host's part of it."""
+    """Median milliseconds of a step, and of the host's part of it."""
     ddp = DistributedDataParallel(model)
     if hook is not None:
         install(ddp, hook)
     wait: Callable[[], None] = torch.cuda.synchronize if tokens.is_cuda else lambda: None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     whole, host = [], []
     for number in range(WARM + repeat):
         ddp.zero_grad(set_to_none=False)
         wait()
         begin = perf_counter()
-        ddp(input_ids=tokens, labels=tokens).loss.backward()
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
+            loss = ddp(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        if hook is not None:
+            hook.executor.settle()  # as wrap does at the end of a backward pass
+        optimizer.step()
         host.append(1e3 * (perf_counter() - begin))
         wait()
         whole.append(1e3 * (perf_counter() - begin))
@@ -146,17 +156,19 @@ def rows(
     memory: Memory,
     repeat: int,
     *,
+    ranks: Sequence[int] = (2,),
     captures: Sequence[bool] = (False, True),
 ) -> Iterator[dict[str, Any]]:
-    """Rows of DDP and of each codec, not captured and captured."""
-    ways = [(name, capture) for name in codecs for capture in captures]
-    for name, capture in [("ddp", False), *ways]:
+    """Rows of DDP and of each codec by ranks, not captured and captured."""
+    ways = [(name, size, capture) for name in codecs for size in ranks for capture in captures]
+    for name, size, capture in [("ddp", 1, False), *ways]:
         model = make()
-        hook = Hook(model, codecs[name], memory, capture=capture) if name in codecs else None
+        hook = Hook(model, codecs[name], memory, size, capture=capture) if size > 1 else None
         ms, host = measure(model, tokens, hook, repeat)
         if hook is not None:
             hook.executor.close()
-        yield {"codec": name, "captured": capture, "ms": round(ms, 3), "host_ms": round(host, 3)}
+        which = {"codec": name, "ranks": size, "captured": capture}
+        yield which | {"ms": round(ms, 3), "host_ms": round(host, 3)}
 
 
 def _gpt2(device: torch.device) -> nn.Module:
@@ -169,6 +181,7 @@ def _gpt2(device: torch.device) -> nn.Module:
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="compressors of fixed lengths")] = None,
+    ranks: Annotated[str, typer.Option(help="of which this is one")] = "2",
     batch: Annotated[int, typer.Option(help="sequences", min=1)] = 8,
     length: Annotated[int, typer.Option(help="tokens of each", min=2)] = 512,
     repeat: Annotated[int, typer.Option(help="timed steps; the median counts", min=1)] = 21,
@@ -178,18 +191,19 @@ def main(
     with refusing():
         require_gpu()
         check_output(output)
+        sizes = [int(size) for size in ranks.split(",")]
     device = torch.device("cuda", torch.cuda.current_device())
     codecs = {name: compile_codec(name, {}, "cuda") for name in names or ["int4_group", "topk"]}
     tokens = torch.randint(50257, (batch, length), device=device)
     with alone("nccl"):
         found = []
         memory = DeviceMemory(device)
-        for row in rows(partial(_gpt2, device), tokens, codecs, memory, repeat):
+        for row in rows(partial(_gpt2, device), tokens, codecs, memory, repeat, ranks=sizes):
             found.append(row)
             typer.echo(json.dumps(row))
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
              "date": date.today().isoformat(), "command": given("bench.gpu_step"),
-             "batch": batch, "length": length, "repeat": repeat}  # fmt: skip
+             "ranks": sizes, "batch": batch, "length": length, "repeat": repeat}  # fmt: skip
     text = json.dumps({**about, "rows": found}, indent=1) + "\n"
     (output / "gpu_step.json").write_text(text)
 

@@ -84,10 +84,12 @@ class Meeting:
 
     def _post(self, transfer: Transfer, group: _Group) -> None:
         key = _key(transfer, group.rank)
-        queues = self._queues[key]
-        queues[group.rank].append((transfer, group))
-        if all(queues[rank] for rank in key[1]):
-            self._meet(key, [queues[rank].popleft() for rank in key[1]])
+        queues, message = self._queues[key], key[0] == "message"
+        # by end for a message, which a rank may send to itself
+        queues[int(transfer.kind == "recv") if message else group.rank].append((transfer, group))
+        ends = (0, 1) if message else key[1]
+        if all(queues[end] for end in ends):
+            self._meet(key, [queues[end].popleft() for end in ends])
 
     def _meet(self, key: _Key, met: Sequence[tuple[Transfer, _Group]]) -> None:
         transfers = [transfer for transfer, _ in met]

@@ -288,7 +288,7 @@ def test_a_gpu_captures_a_call_in_a_cuda_graph(spec, rng, monkeypatch):
     cupy = cuda_device.cupy()
     codec, n = compll.compile(spec, "cuda"), 100_000
     x = cupy.asarray(rng.standard_normal(n).astype(np.float32))
-    table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    table, at = map(codec.hold, (np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)))
     out = cupy.zeros(codec.payload_bytes(n), "uint8")
     monkeypatch.setattr(
         codec.backend, "tick", cupy.zeros(1, "uint64")

@@ -114,7 +114,8 @@ class Call:
         self.x, self.y = torch.randn(n, device="cuda"), torch.zeros(n, device="cuda")
         size = self.codec.payload_bytes(n)
         self.out = torch.zeros(size, dtype=torch.uint8, device="cuda")
-        self.table, self.at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+        self.table = self.codec.hold(np.array([[0, n, 0, 0, 0]], np.int64))
+        self.at = self.codec.hold(np.zeros(1, np.int64))
 
     def __call__(self):
         used = self.codec.encode_batch(self.x, self.table, self.out, self.at, step=3)

@@ -13,11 +13,10 @@ from compll.backends.cuda import device as cuda_device
 from compll.backends.cuda import keeping
 from compll.backends.cuda import source as cuda_source
 from compll.errors import PayloadError, UsageError
-from compll.runtime.arrays import HostArrays
 from compll.runtime.batches import Encoding
 from compll.runtime.codec import Codec
 from compll.runtime.library import type_check
-from tests.compll.cuda_host import HostDevice
+from tests.compll.cuda_host import Arrays, HostDevice
 
 AT = np.zeros(1, np.int64)
 
@@ -100,15 +99,6 @@ def codec_of(name, device=Counting, **params):
     return Codec(module, known, "cuda", name, made)
 
 
-class Arrays(HostArrays):
-    """NumPy's, of a device as codecs see it."""
-
-    host = False
-
-    def vector(self, x, name, *, write=False):
-        return x
-
-
 @pytest.mark.parametrize("name", ["int4_group", "topk", "dgc"])
 def test_what_is_held_is_made_once_however_much_there_is(name):
     """As many tables as a step of gpt2-xl needs at 8 ranks, and more."""
@@ -157,10 +147,10 @@ def test_what_a_graph_uses_outlives_growth():
     small = Part(codec, 100)
     small.run()
     device = codec.backend.device
-    device.capture = True
+    device.capture, device.queue = True, 5  # a capture has a stream of its own
     made = device.made
     small.run()
-    device.capture = False
+    device.capture, device.queue = False, 0
     assert device.made == made  # nothing in a capture
     _, fresh = next(made for key, made in small.table.kept.items() if key[1:] == ("fresh",))
     batch = next(b for key, b in fresh.kept.items() if key[1:] == ("feed",))

@@ -8,8 +8,7 @@ from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import source as cuda_source
 from compll.runtime.codec import Codec
 from compll.runtime.library import locate, type_check
-from tests.compll.cuda_host import HostDevice
-from tests.compll.test_cuda_kept import Arrays
+from tests.compll.cuda_host import Arrays, HostDevice
 
 
 def device_codec(name):

@@ -108,14 +108,17 @@ class Keeper:
             self.copies[key] = hold(numbers)
         return self.copies[key]
 
-    def lend(self, name: str, wanted: Wanted, captured: dict[int, Lent]) -> Lent:
-        """A plan's scratch memory in the current stream. captured: takes up that of captured calls,
-        for who owns the graph."""
-        key = (name, self.device.stream())
+    def lend(self, name: str, wanted: Wanted, last: Lent | None, captured: dict[int, Lent]) -> Lent:
+        """A plan's scratch memory in the current stream. last: that of the table's last call, which
+        a capture takes on a stream of its own. captured: takes up that of captured calls, for who
+        owns the graph."""
+        key, capturing = (name, self.device.stream()), self.device.capturing()
         lent = self.lent.get(key)
+        if capturing and not (lent and lent.fits(wanted)) and last and last.fits(wanted):
+            lent = last
         if lent is None or not lent.fits(wanted):
             lent = self.lent[key] = self.spared(partial(self.grown, lent, wanted))
-        if self.device.capturing():
+        if capturing:
             captured[id(lent)] = lent
         return lent
 

@@ -119,7 +119,7 @@ class Launching:
 
     def lend(self, name: str, b: Batch) -> tuple[Any, ...]:
         """A plan's scratch memory for a table."""
-        b.lent = self.keeper.lend(name, b.scratch, b.captured)
+        b.lent = self.keeper.lend(name, b.scratch, b.lent, b.captured)
         return b.lent.arrays
 
     def begin(self, x: Any, b: Batch) -> tuple[Any, ...]:

@@ -1,0 +1,65 @@
+"""What the ranks of test_gpt2.py run: a GPT-2 that two ranks train, compressed on a GPU, by an
+emulated device or by the CPU."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+import hipress
+from tests.hipress.common import digest
+from tests.hipress.device_training_ranks import on_device
+
+CODECS = ("int4_group", "onebit_group", "topk")
+STEPS = 20
+
+
+def made(device, small):
+    """Random weights, the same everywhere."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 211, "n_positions": 32}
+    config = GPT2Config(**sizes if small else {}, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)
+    return GPT2LMHeadModel(config).to(device)
+
+
+def steps(model, rank, vocabulary, count, length):
+    """Of AdamW; batches differ by rank. The digest of the parameters."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(count):
+        generator = torch.Generator().manual_seed(100 * rank + step)
+        tokens = torch.randint(vocabulary, (2, length), generator=generator)
+        tokens = tokens.to(next(model.parameters()).device)
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    return digest(model.module)
+
+
+def emulated(rank, size, name):
+    """Digests by the generated kernels on the emulated device, and by the CPU's."""
+    small, options = made("cpu", True), {"min_size": 100, "timeout": 120}
+    with on_device(rank) as codec:
+        model = hipress.wrap(small, codec(name), **options)
+        there = steps(model, rank, 211, STEPS, 16)
+        hipress.detach(model)
+    model = hipress.wrap(made("cpu", True), name, **options)
+    here = steps(model, rank, 211, STEPS, 16)
+    hipress.detach(model)
+    return there, here
+
+
+def on_one_gpu(rank, size, name):
+    """Digests of GPT-2 small on a GPU that ranks share: compressed there, and by the CPU."""
+    torch.use_deterministic_algorithms(True)
+    torch.cuda.set_device(0)
+    dist.barrier()
+    found = []
+    for transport in ("staged", "host"):
+        model = hipress.wrap(made("cuda", False), name, transport=transport, timeout=120)
+        found.append(steps(model, rank, 50257, STEPS, 128))
+        hipress.detach(model)
+        del model
+        torch.cuda.empty_cache()
+    return tuple(found)
