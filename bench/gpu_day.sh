@@ -6,12 +6,12 @@
 # Each step ends in a line and in FOLDER/STEP.json, and keeps its output in FOLDER/STEP.log; the
 # first that is red ends the day. --rehearse runs the same steps without a GPU: kernels on the CPU,
 # by the tests' shim, small sizes, doubles of torch.cuda and NCCL; what only a device can do is left
-# out and named. A step takes at most ten minutes; PYTHON names another interpreter.
+# out and named. A step takes at most ten minutes; PYTHON names an interpreter other than .venv's.
 #
 # A bare machine with torch alone unpacks what bench/gpu_pack.sh made: see there.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+[ -n "${PYTHON:-}" ] || { PYTHON=python3; [ -x .venv/bin/python ] && PYTHON=.venv/bin/python; }
 out=gpu-day rehearse=0 steps=()
 while (($#)); do
   case $1 in
@@ -56,7 +56,7 @@ speed() {
 demo() {
   local methods=hipress:int4_group,hipress:int4_group:transport=host device=cuda
   ((rehearse)) && methods=hipress:int4_group device=cpu
-  py -m hipress demo --loopback --hosts 2 --steps $((rehearse ? 2 : 30)) --device $device \
+  py -c 'from hipress.cli import main; main()' demo --loopback --hosts 2 --steps $((rehearse ? 2 : 30)) --device $device \
     --methods "$methods" --output "$out/demo"
 }
 step() {

@@ -1,0 +1,55 @@
+"""The first hour on a GPU, rehearsed: what each step leaves, and where the day ends."""
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench import gpu_check
+from bench.gpu_memory import Place, on_shim
+
+DAY = Path(__file__).parents[2] / "bench" / "gpu_day.sh"
+
+
+def day(*args, python=None):
+    env = {k: v for k, v in os.environ.items() if k != "PYTHON"}
+    env |= {"PYTHON": str(python)} if python else {}
+    return subprocess.run([DAY, *args], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_step_ends_in_a_line_and_json(tmp_path):
+    done = day("--rehearse", "--out", str(tmp_path), "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("(1) versions: green, ")
+    told = json.loads((tmp_path / "1.json").read_text())
+    assert (told["green"], told["rehearsed"], told["name"]) == (True, True, "versions")
+    assert json.loads((tmp_path / "gpu_facts.json").read_text())["bits_of_the_cpu"]
+
+
+def test_the_day_ends_where_a_step_is_red(tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text('#!/bin/sh\n[ "$1" = - ] && exec python3 "$@"\necho no torch here; exit 3\n')
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    done = day("--rehearse", "--out", str(tmp_path / "out"), "3", "4", python=broken)
+    assert done.returncode == 3
+    assert done.stdout.splitlines()[0].startswith("(3) check: RED, ")
+    told = json.loads((tmp_path / "out" / "3.json").read_text())
+    assert (told["green"], told["status"], told["last"]) == (False, 3, "no torch here")
+    assert not (tmp_path / "out" / "4.json").exists()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_difference_of_a_bit_is_found(broken, monkeypatch):
+    """Of what a kernel wrote, wherever it is."""
+    if broken:
+        host = Place.host
+        monkeypatch.setattr(Place, "host", lambda self, array: host(self, array) ^ 1
+                            if array.dtype.kind == "u" else host(self, array))  # fmt: skip
+    row = gpu_check.check("onebit_group", [1000], ["float32"], on_shim)
+    assert row["cases"] == 6
+    assert len(row["wrong"]) == (6 if broken else 0)
+    assert all("payload: " in told for told in row["wrong"])
