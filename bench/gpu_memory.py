@@ -75,7 +75,7 @@ def on_shim(spec: str) -> tuple[compll.Codec, Place]:
     """The same kernels, run by the tests' shim."""
     shim = import_module("tests.compll.cuda_host")
     module, params = library.type_check(spec, {})
-    kernels: Any = backend.kernels(module, params, shim.HostDevice, source.source(module, 64))
+    kernels: Any = backend.Kernels(module, params, shim.HostDevice, source.source(module, 64))
     kernels.arrays = shim.Arrays()
     text = library.locate(spec).read_text()
     return compll.Codec(module, params, "cuda", text, kernels), Place(gpu=False)
