@@ -215,3 +215,16 @@ def test_a_damaged_stream_is_refused_as_by_the_reference_or_read_alike(place, rn
             except compll.PayloadError:
                 told.append("refused")
         assert told[0] == told[1]
+
+
+def test_memory_that_is_not_there_is_told_with_the_tensor(monkeypatch):
+    codec = compll.compile("threelc")
+    given = {"table": np.array([[0, 3000, 0, 0, 0]])}
+
+    def empty(size, dtype):
+        raise MemoryError
+
+    kernel = next(k for part in codec.backend.parts.values() for k in part if k.scratch)
+    monkeypatch.setattr("compll.backends.cpu.tiles.np.empty", empty)
+    with pytest.raises(compll.UsageError, match=r"threelc: a tensor of 3000 .* encode it in parts"):
+        codec.backend.scratch(kernel, given["table"])

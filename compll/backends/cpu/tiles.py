@@ -14,7 +14,7 @@ from compll.backends.cpu.call_memory import ROOMS
 from compll.backends.cpu.host import Host
 from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature, sum_bytes
 from compll.backends.cpu.pieces import REMEMBERED, Rows, fresh
-from compll.errors import PayloadError
+from compll.errors import PayloadError, UsageError
 from compll.ir.layout import is_fixed, payload_bytes
 from compll.ir.module import Module
 from compll.ir.rounds import Before, rounds
@@ -88,7 +88,14 @@ class TileKernels:
         room = max((self.room(kernel, n) for n in set(table[:, 1].tolist())), default=0)
         sums = sum(sum_bytes(int(f.of)) for f in kernel.sums)
         size = room * (len(kernel.scratch) + ROOMS) + sums + SLACK
-        return {"scratch": np.empty(size, np.uint8), "room": room}
+        try:
+            return {"scratch": np.empty(size, np.uint8), "room": room}
+        except MemoryError as why:
+            most = int(table[:, 1].max())
+            raise UsageError(
+                f"{self.module.name}: a tensor of {most} elements needs {size >> 20} MiB beside it, "
+                "for which there is no memory; encode it in parts"
+            ) from why
 
     def room(self, kernel: Kernel, n: int) -> int:
         """The most bytes that an array of a kernel takes for n elements. Raises UsageError."""
