@@ -30,8 +30,8 @@ from hipress.plan.codecs import (
     resolve,
 )
 from hipress.planning import codecs_of, compile_ahead, plan_for, refuse_misplaced
+from hipress.ranks import job, nodes
 from hipress.ranks import meeting as meetings
-from hipress.ranks import nodes
 from hipress.ranks.meeting import Meeting
 from hipress.sync import momentum
 from hipress.sync.engine import Engine
@@ -114,6 +114,8 @@ class Session:
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
         """Synchronize by this engine, if any, until `close`, or until `owner` is no more; then
         `release` tells its hooks."""
+        if engine is not None:
+            job.watch()
         self.engine = engine
         self.finalizer = weakref.finalize(owner, _end, engine, release)
 
@@ -142,12 +144,12 @@ def _tell_uncaught() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sessions = [each for each in SESSIONS.values() if not each.broken]
         if sessions and compat.is_collective(error):
-            error.add_note(
-                sessions[0].meeting.cause("the program") or "no rank is known to be gone"
-            )
+            known = job.cause() or sessions[0].meeting.cause("the program")
+            error.add_note(known or "no rank is known to be gone")
         before(kind, error, trace)
         if hasattr(sys, "ps1"):  # it ends nothing but a line that was typed
             return
+        job.fail(error)
         for session in sessions:
             if session.engine is None:
                 session.meeting.fail(error)

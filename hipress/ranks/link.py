@@ -49,7 +49,7 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
             error.args = (f"{error}{hint}",)
         raise
     keep_when_forked(group)
-    meeting.tell(what)
+    meeting.wait_for_all(what)  # who ends the group at once must not end others' connecting
     return group
 
 

@@ -130,7 +130,7 @@ class Meeting:
 
     def raise_reason(self, error: Exception) -> None:
         """Raise RankLost, or what another rank stopped by, where `error` follows from that."""
-        reason = self._reason()
+        reason = self.reason()
         if reason is not None:
             self.board.stop(self.round, reason)
         self._raise(reason, error)
@@ -150,7 +150,7 @@ class Meeting:
         """A sentence on ranks because of which this one waited in vain; "" if nothing is known."""
         since = time.monotonic()
         self.tell(what)
-        reason = self._reason()
+        reason = self.reason()
         if reason is None:
             return self._silence(what, since)
         self.board.stop(self.round, reason)
@@ -163,7 +163,7 @@ class Meeting:
         stop = self.board.heard(self.round, ())[1]
         return stop or (self.board.lost(ended) if ended else None)
 
-    def _reason(self) -> Stop | None:
+    def reason(self) -> Stop | None:
         """Why a connection to another rank may have ended, as soon as that is known."""
         deadline = time.monotonic() + DONE_SECONDS
         for pause in backoff():
@@ -174,7 +174,7 @@ class Meeting:
         return reason
 
     def _look(
-        self, round_: int, missing: Sequence[int], deadline: float
+        self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
         """See Board. Where the store does not answer as a rank has ended, that is the reason."""
         try:
@@ -186,6 +186,27 @@ class Meeting:
     def tell(self, what: str) -> None:
         """Say that this rank waits for `what` no longer, for those that ask who is silent."""
         self.board.tell(_over_key(what), {})
+
+    def wait_for_all(self, what: str) -> None:
+        """Return when every rank says that it waits for `what` no longer. Raises what `attend`
+        does."""
+        deadline, missing = time.monotonic() + self.timeout, self.board.others
+        self.tell(what)
+        for pause in backoff():
+            ended = self.board.ended()
+            arrived, _ = self._look(_over_key(what), missing, deadline)
+            missing = [rank for rank in missing if rank not in arrived]
+            if not missing:
+                return
+            self._raise(self._look(self.round, (), deadline)[1])
+            lost = [rank for rank in missing if rank in ended]
+            if lost:
+                self._stop(self.round, self.board.lost(lost))
+            if time.monotonic() > deadline:
+                names = ", ".join(str(self.ranks[rank]) for rank in missing)
+                message = f"rank {self.board.here}: no word from rank {names} during {what}"
+                raise AgreementTimeout(message)
+            time.sleep(pause)
 
     def silent(self, what: str, since: float | None = None) -> list[int]:
         """Ranks that do not say, when this one does, that they wait for `what` no longer. since:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
+import pathlib
+import signal
 from contextlib import nullcontext
 
 import torch
@@ -20,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import hipress
+from hipress.ranks import job
 from hipress.shards import local
 from hipress.sync import order
 from tests.hipress.common import Net, data, error_of, make
@@ -265,3 +269,18 @@ def refused(rank, world_size):
         error_of(hipress.all_reduce, model.scale, "none")[:2],
         told(mesh),
     ]
+
+
+def ended(rank, world_size, path):
+    """Rank 3 ends in the third step; what each other rank's error says that ends it, in a file."""
+    mesh = grid()
+    model = sharded(mesh["shard"])
+    sync = synchronizer(model, mesh, "int8_group", timeout=60)
+    try:
+        for step in range(4):
+            if rank == 3 and step == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            fit(model, rank, 1, sync)
+    except Exception as error:
+        pathlib.Path(path, str(rank)).write_text(f"{error}\n{job.cause()}")
+    os._exit(1)

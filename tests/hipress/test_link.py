@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from casync.topology import Topology
+from hipress import compat
 from hipress.devices import ON_HOST
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import Options
@@ -17,6 +18,7 @@ from hipress.ranks import meeting as meetings
 from hipress.ranks.board import Board
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
+from tests.hipress.launch import launch
 from tests.patience import HANG
 
 
@@ -59,7 +61,7 @@ def test_gloo_on_an_address_of_this_machine_alone_is_told(address, interface, hi
 
 def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
     """Gloo tries five times for as long, and longer where the job's store is silent. One rank is
-    connected: gloo waits for each pair apart."""
+    connected, as gloo waits for each pair apart, and waits for the others."""
     released = threading.Event()
     monkeypatch.setattr(
         dist, "ProcessGroupGloo", lambda _, rank, *__: released if rank == 3 else released.wait()
@@ -77,12 +79,15 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
 
     monkeypatch.setattr(meetings, "SKEW_SECONDS", 1.0)  # both name the one that is silent
     threads = [threading.Thread(target=wait_in_vain, args=(each,)) for each in waiting]
-    connect(connected, "it")
-    for thread in threads:
+    late = threading.Thread(target=wait_in_vain, args=(connected,))
+    for thread in (late, *threads):
         thread.start()
     for thread in threads:
         thread.join(HANG)
     released.set()
+    waiting[0].fail(AgreementTimeout("no word from rank 8"))
+    late.join(HANG)
+    assert "no word from rank 8" in found.pop()
     assert len(found) == 2
     for told in found:
         assert "connecting ranks (3, 5, 8, 9) for it took longer than 2 s" in told
@@ -99,3 +104,28 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
         _auto(Search((), {}, Options(), Topology.flat(2)), meeting, ON_HOST, "")
+
+
+def test_no_rank_is_connected_before_all_are():
+    """It may end its connections at once, and with them another's connecting."""
+    assert launch(connected_last, 2) == [True, True]
+
+
+def connected_last(rank, world_size):
+    """Whether rank 1, which takes its time, is connected when this rank goes on."""
+    store, make = compat.another_client(compat.job_store()), compat.gloo_group
+
+    def made(*args):
+        group = make(*args)
+        if rank == 0:
+            store.set("first", "")
+        else:
+            store.wait(["first"])
+            for _ in range(100):
+                store.check(["first"])
+            store.set("last", "")
+        return group
+
+    compat.gloo_group = made
+    group = connect(meetings.meeting(dist.group.WORLD, HANG), "a test")
+    return group.size() == world_size and store.check(["last"])

@@ -90,3 +90,12 @@ def test_what_cannot_be_averaged_is_refused_and_what_will_drift_apart_told():
         assert "pass tensor.to_local()" in single[1]
         whole = "fully_shard left 7 parameters whole, such as 'scale'"
         assert any(whole in line for line in told) == (rank < 2)
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_is_named_also_by_those_that_wait_in_fsdp(tmp_path):
+    launch(ranks.ended, 4, str(tmp_path), may_die=range(4))
+    told = {int(file.name): file.read_text() for file in tmp_path.iterdir()}
+    assert sorted(told) == [0, 1, 2]
+    for text in told.values():
+        assert "rank 3 ended" in text

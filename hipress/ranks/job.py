@@ -1,0 +1,64 @@
+"""Who ended first, of all ranks of the job, as a note on the error by which this one ends.
+
+A rank also waits in collectives that are not ours, as those of FSDP and DDP, with ranks of which it
+meets none in a group of ours. Their errors name nobody. So the ranks of the job know each other's
+processes (see [Note: presence]), and the first that is seen to end is told to all that follow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+import torch.distributed as dist
+
+from hipress import compat
+from hipress.errors import HipressError
+from hipress.ranks.board import TELL_SECONDS, Board, backoff
+from hipress.ranks.meeting import Meeting
+
+KNOWN_SECONDS = 120.0  # seconds at most until all ranks of the job have come
+_JOBS: dict[int, Meeting] = {}  # by the store's identity: one, unless a job is begun anew
+
+
+def watch() -> None:
+    """Know the other ranks' processes from now on, as these come."""
+    store = compat.job_store()
+    if id(store) in _JOBS:
+        return
+    _JOBS.clear()
+    with suppress(HipressError, RuntimeError, AttributeError):  # a store that has no address
+        own = compat.another_client(store)
+        board = Board(own, dist.get_rank(), tuple(range(dist.get_world_size())), "job")
+        board.announce(time.monotonic() + TELL_SECONDS)
+        _JOBS[id(store)] = Meeting(board, TELL_SECONDS)
+        threading.Thread(target=_know, args=(board,), name="hipress-job", daemon=True).start()
+
+
+def cause() -> str:
+    """A sentence on the rank of the job that ended first; "" if none is known to have ended."""
+    for job in _JOBS.values():
+        reason = job.reason()
+        if reason is not None:
+            job.board.stop(job.round, reason)
+            return reason.told()
+    return ""
+
+
+def fail(error: BaseException) -> None:
+    """Tell the others of an error by which this rank ends, unless one ended before."""
+    for job in _JOBS.values():
+        job.fail(error)
+
+
+def _know(board: Board) -> None:
+    """Connect to all ranks, as they come."""
+    end = time.monotonic() + KNOWN_SECONDS
+    with suppress(HipressError):
+        for pause in backoff():
+            board.look("present", (), end)
+            board.ended()
+            if len(board.present) == len(board.others) or time.monotonic() > end:
+                return
+            time.sleep(pause)
