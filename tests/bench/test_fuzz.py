@@ -44,7 +44,7 @@ def test_what_is_no_refusal_is_found_and_run_again_by_its_number(monkeypatch, tm
         with pytest.raises(typer.Exit) as ended:
             fuzz.main(0, 0, files, first=first, output=tmp_path)
         assert ended.value.exit_code == 1
-        (row,) = json.loads((tmp_path / "fuzz.json").read_text())["rows"]
+        row = json.loads((tmp_path / "fuzz.json").read_text())["plans"]
         assert row["trials"] == files // 4
         assert "KeyError at test_fuzz.py" in row["findings"][0]
         told.append(int(row["findings"][0].split()[3].rstrip(":")))
