@@ -89,7 +89,8 @@ def rows_of(name: str, arch: str) -> list[Row]:
     """The walks over tiles of a spec: encode, with feedback where there is, and decode-add."""
     module, params = library.type_check(name, {})
     source = cuda_source.source(module)
-    cubin, used = cuda_nvrtc.compiled(ready_only(source.full()), arch)
+    cubin, _ = cuda_nvrtc.compiled(ready_only(source.full()), arch)
+    _, used = cuda_nvrtc.compiled(source.full(), arch)  # as it is launched
     code, rows = disassembled(cubin), list[Row]()
     fed = "feed" in source.plans
     walks = {

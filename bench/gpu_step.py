@@ -2,7 +2,7 @@
 
     python -m bench.gpu_step [int4_group topk] [--ranks 2,8] [--batch 8] [--length 512]
 
-Needs a GPU, CuPy and transformers. A step is forward and backward pass under bfloat16 autocast,
+Needs a GPU and CuPy. A step is forward and backward pass under bfloat16 autocast,
 and AdamW's. What the other ranks would send is not there: messages are received as they lie in
 memory, so compressors have payloads of fixed lengths; the host's work is that of as many ranks.
 `ddp` is torch's DDP on one rank, whose all-reduce has nothing to do. Results: gpu_step.json.
@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.commands import RESULTS, given, refusing
+from bench.gpt2 import GPT2
 from bench.gpu_times import require_gpu
 from casync.codec import Codec
 from casync.graph.graph import Program, build_program
@@ -173,10 +174,7 @@ def rows(
 
 def _gpt2(device: torch.device) -> nn.Module:
     """Small, with random weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model: nn.Module = GPT2LMHeadModel(GPT2Config())
-    return model.to(device)
+    return GPT2().to(device)
 
 
 def main(

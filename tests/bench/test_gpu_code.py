@@ -5,6 +5,12 @@ import pytest
 from bench.gpu_code import rows_of
 
 
+def test_registers_are_those_of_what_is_launched():
+    """Not of the stripped source whose instructions are counted, which needs 38."""
+    encode, _ = rows_of("int4_group", "sm_90")
+    assert encode["registers"] == 64
+
+
 @pytest.mark.parametrize("spec, least", [("none", 1), ("onebit_group", 2)])
 def test_a_walk_reads_and_writes_four_elements_at_once(spec, least):
     encode, decode = rows_of(spec, "sm_90")

@@ -6,6 +6,7 @@ from torch import nn
 
 import compll
 from bench import gpu_step
+from bench.gpt2 import GPT2
 from casync.memory.host import HostMemory
 from tests.hipress.launch import launch
 
@@ -47,3 +48,12 @@ def test_without_a_gpu_that_is_said(capsys):
     with pytest.raises(gpu_step.typer.Exit):
         gpu_step.main()
     assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_gpt2_small_has_the_parameters_of_transformers():
+    with torch.device("meta"):
+        model = GPT2()
+    assert sum(p.numel() for p in model.parameters()) == 124_439_808
+    assert len(list(model.parameters())) == 148
+    loss = GPT2(2, 64, 2, 211, 32)(*2 * (torch.randint(211, (2, 16)),)).loss
+    assert 5.0 < float(loss.detach()) < 5.7  # ln(211) = 5.35

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import hipress
+from bench.gpt2 import GPT2
 from tests.hipress.common import digest
 from tests.hipress.device_training_ranks import on_device
 
@@ -16,12 +17,8 @@ STEPS = 20
 
 def made(device, small):
     """Random weights, the same everywhere."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(0)
-    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 211, "n_positions": 32}
-    config = GPT2Config(**sizes if small else {}, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)
-    return GPT2LMHeadModel(config).to(device)
+    return (GPT2(2, 64, 2, 211, 32) if small else GPT2()).to(device)
 
 
 def steps(model, rank, vocabulary, count, length):
@@ -63,3 +60,24 @@ def on_one_gpu(rank, size, name):
         del model
         torch.cuda.empty_cache()
     return tuple(found)
+
+
+#: a node without NVLink: what is small, or of which few rows change, is left as it is
+EXEMPT = {"*.wte.*": None, "*.wpe.*": None, "*.bias": None, "*.ln_*": None}
+
+
+def node(rank, size, name):
+    """By the rules of a node without NVLink, on emulated GPUs and on the CPU: digests, decisions,
+    and bytes a step."""
+    with on_device(rank) as codec:
+        there = _trained(rank, codec(name))
+    return there, _trained(rank, name)
+
+
+def _trained(rank, compressor):
+    model = hipress.wrap(made("cpu", True), compressor, rules=EXEMPT, min_size=1, timeout=120)
+    told = steps(model, rank, 211, 4, 16)
+    report = hipress.report(model)
+    decided = {one.name: one.codec for one in report.decisions}
+    hipress.detach(model)
+    return told, decided, report.measured.wire_bytes

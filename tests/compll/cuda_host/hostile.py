@@ -21,7 +21,7 @@ from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
 
-Device: TypeAlias = cuda.Kernels | cuda.ArrayKernels
+Device: TypeAlias = cuda.Kernels
 SIZES = (33, 1061)
 #: one of every kind of kernel; by default the others' source differs in arithmetic only
 SPECS = (

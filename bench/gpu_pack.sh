@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Packs what a bare machine needs for bench/gpu_day.sh: this tree, and the packages that it has not,
+# for Python 3.12 beside torch 2.11 for CUDA 13. No more than 64 MiB, so without matplotlib,
+# transformers and what of CuPy the kernels leave alone; nccl4py does not fit.
+#
+#   bench/gpu_pack.sh FOLDER        # there: bench/gpu_day.sh unpacks site.txz, and runs
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=$(realpath -m "${1:?a folder to make}")
+python=python3; [ -x .venv/bin/python ] && python=.venv/bin/python
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+mkdir -p "$folder"
+git archive HEAD | tar x -C "$folder"
+"$python" -m pip download -q -d "$work/wheels" --no-deps --only-binary :all: --python-version 3.12 \
+  --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
+  --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+  cupy-cuda13x cuda-pathfinder fastrlock llvmlite "numpy<2.5" pyyaml platformdirs typer rich click \
+  shellingham markdown-it-py mdurl pygments annotated-doc pytest pytest-timeout iniconfig packaging \
+  pluggy hypothesis sortedcontainers
+for wheel in "$work"/wheels/*.whl; do unzip -q -o "$wheel" -d "$work/site"; done
+cd "$work/site"
+rm -rf cupy/cuda/thrust* cupyx/{_cutensor,cusparse,cudnn,cusolver,cutensor}* cupyx/{scipy,distributed,profiler} \
+  cupy_backends/cuda/libs/{cusparse,cusolver,cutensor,cusparselt,curand}* numpy/f2py ./*/tests ./*/*/tests
+find . -name '*.so*' -exec strip --strip-unneeded {} + 2>/dev/null || true
+tar c . | xz -T2 -6 >"$folder/site.txz"
+bytes=$(du -sb "$folder" | cut -f1)
+echo "$folder: $((bytes >> 20)) MiB, $(du -sb "$folder/site.txz" | cut -f1) bytes of them packages"
+((bytes <= 64 << 20))
