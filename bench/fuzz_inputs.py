@@ -124,10 +124,13 @@ def spec_outcome(text: str, path: Path, *, printed: bool) -> Any:
     if warned := library.warnings(path, {}):
         _check_diagnostics(warned, text)
     x = np.linspace(-1, 1, 100, dtype=np.float32)
-    with np.errstate(all="ignore"):
-        payload = codec.encode(x, state=codec.init_state(100) or None, step=1)
-        assert len(payload) <= codec.payload_bytes(100)
-        assert codec.decode(payload, 100).shape == (100,)
+    try:
+        with np.errstate(all="ignore"):
+            payload = codec.encode(x, state=codec.init_state(100) or None, step=1)
+            assert len(payload) <= codec.payload_bytes(100)
+            assert codec.decode(payload, 100).shape == (100,)
+    except compll.UsageError:  # a matrix that has no room for so many elements
+        return None
     return codec
 
 

@@ -4,10 +4,11 @@ selections are tried on data, and what was found is told in figures. (`merge: su
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 
-from compll.errors import Diagnostic, Span
+from compll.errors import CompllError, Diagnostic, Span
 from compll.ir.layout import limits
 from compll.numerics.types import F32, U8
 from compll.runtime.codec import Codec
@@ -22,11 +23,15 @@ Advice = tuple[str, str, str]  # section, message, hint
 
 
 def warnings(codec: Codec) -> list[Diagnostic]:
-    """One for each claim that data contradict. codec: of the reference backend."""
+    """One for each claim that data contradict; a codec that does not take such gradients has none.
+    codec: of the reference backend."""
     if not codec.suits(SIZE):
         return []
     tried = (unbiased, voted, kept, worth)
-    found = [advice for each in tried for advice in each(codec)]
+    found: list[Advice] = []
+    for each in tried:
+        with suppress(CompllError):
+            found += each(codec)
     spans, path = codec.module.spans, codec.module.path
     return [
         Diagnostic(path, spans.get(section, Span()), f"warning: {message}", hint)
@@ -87,6 +92,8 @@ def kept(codec: Codec) -> Iterator[Advice]:
     if codec.stateful:
         return
     counted = [s.name for s in module.selections if s.dynamic]
+    if not counted:
+        return
     most = limits(module, SIZE, codec.params)
     rng = np.random.default_rng(1)
     for name, x in (("normal", rng.standard_normal(SIZE)), ("Laplace", rng.laplace(size=SIZE))):

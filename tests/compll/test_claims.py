@@ -84,3 +84,9 @@ def test_the_ends_of_parameters_are_tried(param, words, tmp_path):
     found = told(tmp_path, "q: g / p", "q: 'float32[n]'", more=f"params: {{p: {param}}}")
     assert bool(found) == bool(words)
     assert all(words in text for _, text in found)
+
+
+def test_a_spec_that_takes_no_such_gradient_has_no_warning(tmp_path):
+    """Its matrix has no room: whoever encodes is told, and `compll check` does not end in that."""
+    encode, payload = "q: ones(1, 1) * random_matrix(1, 1) + sum(g)", "q: 'float32[1, 1]'"
+    assert told(tmp_path, encode, payload, "flat(q)", "unbiased: true") == []
