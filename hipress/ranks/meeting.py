@@ -194,11 +194,12 @@ class Meeting:
         self.tell(what)
         for pause in backoff():
             ended = self.board.ended()
+            stop = self._look(self.round, (), deadline)[1]  # first: who went on may stop later
             arrived, _ = self._look(_over_key(what), missing, deadline)
             missing = [rank for rank in missing if rank not in arrived]
             if not missing:
                 return
-            self._raise(self._look(self.round, (), deadline)[1])
+            self._raise(stop)
             lost = [rank for rank in missing if rank in ended]
             if lost:
                 self._stop(self.round, self.board.lost(lost))

@@ -171,12 +171,6 @@ def test_a_payload_that_a_kernel_refuses_ends_the_step(strategy):
         assert text in found or re.match("step [01]: TransportError: rank [0-2] failed ", text)
 
 
-REFUSED = """
-name: refused
-encode: {some: drawn(9), v: "g[some]", least: "kth_largest(abs(g), 3)"}
-payload: {v: "float32[some]", least: float32}
-decode: scatter(indices(some), v + least)
-"""
 CUPY = "needs CuPy (pip install 'hipress[cuda12]' or 'hipress[cuda13]'"
 
 
@@ -204,13 +198,9 @@ def test_what_cannot_be_is_told_on_every_rank_before_training(where, asked, told
     [
         (None, {"transport": "staged"}, "transport='staged' is for models on a GPU"),
         ((DEVICE, "staged"), {}, CUPY),
-        ((DEVICE, "staged"), {"compressor": REFUSED}, "the cuda backend does not compile"),
     ],
 )
-def test_what_cannot_be_on_one_rank_is_told_on_all(where, asked, told, tmp_path):
-    if "compressor" in asked:
-        (tmp_path / "refused.yaml").write_text(REFUSED)
-        asked = {"compressor": str(tmp_path / "refused.yaml")}
+def test_what_cannot_be_on_one_rank_is_told_on_all(where, asked, told):
     first, *others = launch(device_ranks.refused, 2, where, asked, True)
     assert first.startswith("ConfigError: ")
     assert told in first
