@@ -23,7 +23,7 @@ while (($#)); do
   shift
 done
 ((${#steps[@]})) || steps=(1 2 3 4 5 6 7 8 9)
-mkdir -p "$out"
+mkdir -p "$out" bench/results
 if [ -f site.txz ]; then
   [ -d .site ] || "$PYTHON" -c 'import tarfile; tarfile.open("site.txz").extractall(".site", filter="data")' || exit 1
   PYTHONPATH=$PWD/.site${PYTHONPATH:+:$PYTHONPATH}

@@ -10,7 +10,7 @@ folder=$(realpath -m "${1:?a folder to make}")
 python=python3; [ -x .venv/bin/python ] && python=.venv/bin/python
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 mkdir -p "$folder"
-git archive HEAD | tar x -C "$folder"
+git archive HEAD -- . ':!docs' ':!bench/results' ':!bench/published' | tar x -C "$folder"
 "$python" -m pip download -q -d "$work/wheels" --no-deps --only-binary :all: --python-version 3.12 \
   --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
   --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
@@ -22,7 +22,8 @@ cd "$work/site"
 rm -rf cupy/cuda/thrust* cupyx/{_cutensor,cusparse,cudnn,cusolver,cutensor}* cupyx/{scipy,distributed,profiler} \
   cupy_backends/cuda/libs/{cusparse,cusolver,cutensor,cusparselt,curand}* numpy/f2py ./*/tests ./*/*/tests
 find . -name '*.so*' -exec strip --strip-unneeded {} + 2>/dev/null || true
-tar c . | xz -T2 -6 >"$folder/site.txz"
+# most of it is machine code, which a filter makes more alike
+tar c . | xz --x86 --lzma2=preset=6,dict=64MiB >"$folder/site.txz"
 bytes=$(du -sb "$folder" | cut -f1)
 echo "$folder: $((bytes >> 20)) MiB, $(du -sb "$folder/site.txz" | cut -f1) bytes of them packages"
 ((bytes <= 64 << 20))
