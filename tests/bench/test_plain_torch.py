@@ -19,6 +19,7 @@ N = 49 * 1024
 DRAWN = {
     "wangni",
     "natural",
+    "bf16_sr",
     "terngrad",
     "terngrad_uniform",
     "int4_group",

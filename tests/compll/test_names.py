@@ -57,8 +57,8 @@ decode: g
 @pytest.mark.parametrize(
     "other, payload, message, hint",
     [
-        ("g", "e: uint8, g: 'float32[n]'",
-         "'e' is one number per group, and uint8 holds elements", "use uint16"),
+        ("g", "e: uint4, g: 'float32[n]'",
+         "'e' is one number per group, and uint4 holds elements", "use uint8, uint16"),
         ("top(g[part], 3)", "g: 'float32[n]'",
          "top looks at the whole tensor", "top_columns"),
         ("filter(g[part] > 1)", "g: 'float32[n]'",

@@ -219,7 +219,7 @@ def one_piece(codec):
 
 def test_positions_have_32_bits():
     assert compll.compile("onebit").payload_bytes(2**33) == 4 + 2**30
-    with pytest.raises(compll.UsageError, match="32 bits"):
+    with pytest.raises(compll.UsageError, match="int32 numbers"):
         compll.compile("topk").payload_bytes(2**33)
 
 
