@@ -42,7 +42,7 @@ def test_constant_gradients(case, cpu, reference):
         assert np.array_equal(*payloads), (value, step)
         y = cpu.decode(payloads[0], n)
         if value > 65504 and (case[0] == "fp16" or case[1].get("bits") == 16):
-            assert np.isposinf(y[y != 0]).all(), value  # what float16 makes of it
+            assert not np.isfinite(y[y != 0]).any(), value  # what float16 makes of it
             continue
         if value > 1e18 and case[0] in SQUARES:
             continue  # the norm overflows, on both backends
