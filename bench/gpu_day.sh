@@ -8,7 +8,7 @@
 # by the tests' shim, small sizes, doubles of torch.cuda and NCCL; what only a device can do is left
 # out and named. A step takes at most ten minutes; PYTHON names an interpreter other than .venv's.
 #
-# A bare machine with torch alone unpacks what bench/gpu_pack.sh made: see there.
+# For a bare machine with torch alone see bench/gpu_pack.sh.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 [ -n "${PYTHON:-}" ] || { PYTHON=python3; [ -x .venv/bin/python ] && PYTHON=.venv/bin/python; }
@@ -24,10 +24,6 @@ while (($#)); do
 done
 ((${#steps[@]})) || steps=(1 2 3 4 5 6 7 8 9)
 mkdir -p "$out" bench/results
-if [ -f site.txz ]; then
-  [ -d .site ] || "$PYTHON" -c 'import tarfile; tarfile.open("site.txz").extractall(".site", filter="data")' || exit 1
-  PYTHONPATH=$PWD/.site${PYTHONPATH:+:$PYTHONPATH}
-fi
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} CUBLAS_WORKSPACE_CONFIG=:4096:8
 run() { timeout -k 10 590 "$@"; }
 py() { run "$PYTHON" "$@"; }
