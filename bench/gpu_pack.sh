@@ -30,7 +30,8 @@ for wheel in "$work"/wheels/*.whl; do unzip -q -o "$wheel" -d "$work/site"; done
 cd "$work/site"
 rm -rf cupy/cuda/thrust* cupyx/{_cutensor,cusparse,cudnn,cusolver,cutensor}* cupyx/{scipy,distributed,profiler} \
   cupy_backends/cuda/libs/{cusparse,cusolver,cutensor,cusparselt,curand}* numpy/f2py ./*/tests ./*/*/tests
-find . -name '*.so*' -exec strip --strip-unneeded {} + 2>/dev/null || true
+# not numpy's libraries, which stripping breaks: their sections were moved when the wheel was made
+find cupy cupyx cupy_backends llvmlite -name '*.so' -exec strip --strip-unneeded {} + 2>/dev/null || true
 # most of it is machine code, which a filter makes more alike
 tar c . | xz -T2 --x86 --lzma2=preset=6,dict=32MiB >"$folder/site.txz"
 bytes=$(du -sb "$folder" | cut -f1)
