@@ -56,9 +56,13 @@ class Tally:
 
 def run(kind: str, trials: int, seed: int = 0, first: int = 0, seconds: float = 0.0) -> Tally:
     """Trials of one kind in this process; at most so many seconds of them (0: all)."""
-    quiet()
+    with quiet():
+        return _run(kind, trials, seed, first, seconds)
+
+
+def _run(kind: str, trials: int, seed: int, first: int, seconds: float) -> Tally:
     trial, tally = KINDS[kind][1](), Tally(kind)
-    signal.signal(signal.SIGALRM, _too_long)
+    before = signal.signal(signal.SIGALRM, _too_long)
     begun = time.perf_counter()
     for number in range(first, first + trials):
         signal.alarm(LONGEST)
@@ -79,6 +83,7 @@ def run(kind: str, trials: int, seed: int = 0, first: int = 0, seconds: float = 
         tally.trials += 1
         if 0 < seconds <= time.perf_counter() - begun:
             break
+    signal.signal(signal.SIGALRM, before)
     tally.seconds = time.perf_counter() - begun
     return tally
 

@@ -11,7 +11,8 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -280,7 +281,14 @@ KINDS: Mapping[str, tuple[str, Callable[[], Trial]]] = {
 }
 
 
-def quiet() -> None:
+@contextmanager
+def quiet() -> Iterator[None]:
     """No warnings: each damaged input would make some."""
+    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,6 +1,7 @@
 """Some trials of each kind of bench.fuzz find nothing, and a fault is found."""
 
 import json
+import logging
 
 import pytest
 import typer
@@ -17,6 +18,12 @@ MANY = {
 @pytest.mark.parametrize("kind", SOME)
 def test_damaged_files(kind):
     assert fuzz.run(kind, SOME[kind], seed=1).findings == []
+
+
+def test_logging_is_as_it_was_afterwards(caplog):
+    fuzz.run("rules", 1)
+    logging.getLogger("hipress").warning("seen")
+    assert caplog.messages == ["seen"]
 
 
 @pytest.mark.slow
