@@ -129,8 +129,9 @@ def _reduce(size: float, calls: float, costs: Costs, kind: str) -> Stage:
 def _all_reduce(item: Item, s: _Setting) -> tuple[Stage, ...]:
     """Of codecs with several rounds each sends its share, and takes its share of the encode."""
     share = 1 / item.rounds
+    calls = _at_once(item.parts, item.gradient) if item.rounds == 1 else item.parts * share
     each = (
-        work((s.codec.encode, item.gradient * share, item.parts * share)),
+        work((s.codec.encode, item.gradient * share, calls)),
         _reduce(item.payload * share, item.parts, s.costs, item.additive),
     )
     return (*each * item.rounds, work((s.codec.decode, item.gradient, item.parts)))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from casync.graph.joining import Bulk, joined
+from casync.graph.plan import BATCH_BYTES
+from casync.graph.tasks import Encode, members
 from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.predict.stages import (
@@ -21,7 +24,7 @@ from casync.predict.stages import (
 )  # fmt: skip
 from casync.predict.timeline import Load, simulate_step
 from casync.topology import Topology
-from tests.casync.fakes import graph_of
+from tests.casync.fakes import CODECS, graph_of
 
 TWO, FOUR = Topology.flat(2), Topology.flat(4)
 NOTHING = Line(0.0, 0.0)
@@ -194,6 +197,20 @@ def test_what_a_rank_computes(strategy):
     chain = stages(strategy, Item(1.0, 1.0, 4), codec, topology, costs)
     total = sum(stage.seconds for stage in chain if stage.lane == WORK)
     assert total == pytest.approx(wanted or 1 / 4 + 10 / 4 + 1)
+
+
+@pytest.mark.parametrize("strategy", ["ps", "allgather", "allreduce"])
+@pytest.mark.parametrize("lengths, cut", [([3000] * 40, 4), ([100_000] * 40, 8)])
+def test_calls_of_an_encode_are_those_of_the_joined_program(strategy, lengths, cut):
+    """Parts of a bucket that are encoded together, up to 4 MB of gradient."""
+    graph = graph_of(lengths, strategy, "exact", 4, cut, per_node=1, least_bytes=4000)
+    program = joined(graph.slice(0), CODECS, Bulk(BATCH_BYTES), lambda task: False)
+    first = [task for task, waits in zip(program.tasks, program.waits, strict=True) if not waits]
+    calls = sum(type(members(task)[0]) is Encode for task in first)
+    costs = Costs({1: Transfer(NOTHING)}, {"float32": Transfer(NOTHING)})
+    item = Item(4.0 * sum(lengths), 1.0, len(graph.parts))
+    chain = stages(strategy, item, CodecCost(NOTHING, NOTHING), FOUR, costs)
+    assert chain[0].seconds / TASK == pytest.approx(calls, abs=1)
 
 
 def test_latencies_of_a_ring_add_up():
