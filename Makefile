@@ -26,9 +26,10 @@ test: setup      ## the fast tests, in about 5 minutes: make test TESTS="tests/d
 test-all: setup  ## all tests, those marked slow among them; -m slow for those alone
 	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
 
-lint: setup      ## ruff, mypy --strict, import contracts
+lint: setup      ## ruff, openings of docstrings, mypy --strict, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/docstrings.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

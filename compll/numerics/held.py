@@ -41,7 +41,7 @@ def hold(numbers: I64) -> Held:
 
 
 def is_held(numbers: object) -> TypeGuard[Held]:
-    """Whether `hold` gave these; a copy of such an array can be changed, and is none."""
+    """True if `hold` made this array. A writable copy of it is not held."""
     return type(numbers) is Held and not numbers.flags.writeable
 
 
@@ -51,7 +51,8 @@ def part(numbers: Any, which: int | slice) -> Any:
 
 
 def once(numbers: Any, key: object, make: Callable[[], T]) -> T:
-    """What `make` gives; where the numbers are held, what it gave first."""
+    """Result of `make()`. If `numbers` are held, the first result for `key` is kept and returned
+    again."""
     if not is_held(numbers):
         return make()
     if key not in numbers.kept:
@@ -60,7 +61,8 @@ def once(numbers: Any, key: object, make: Callable[[], T]) -> T:
 
 
 def once_with(numbers: Any, key: object, others: tuple[Any, ...], make: Callable[[], T]) -> T:
-    """The same for what also follows from `others`, which are held, too, or None: the last ones."""
+    """Like `once`, for a result that also depends on `others` (held arrays or None). Only the
+    result for the latest `others` is kept."""
     if not (is_held(numbers) and all(o is None or is_held(o) for o in others)):
         return make()
     known = numbers.kept.get(key)

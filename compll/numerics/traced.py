@@ -79,6 +79,6 @@ class Primitives(ABC):
         return functions(where, self.split, self.power_of_two, nearest, floor, magnitude)
 
     def gamma(self, exp: Any, log: Any) -> Gamma:
-        """Those of gamma variables."""
+        """Quantile functions of gamma variables."""
         where, magnitude, root = map(self.row, ("where", "abs", "sqrt"))
         return gamma(where, magnitude, root, exp, log, self.choose, self.repeat)

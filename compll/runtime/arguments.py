@@ -33,7 +33,7 @@ def furthest(starts: I64, lengths: I64) -> int:
 
 
 def _searches(module: Module) -> bool:
-    """Whether values are put in order."""
+    """True if the module orders values: it samples, selects the k-th largest, or the like."""
     roots = [f.expr for f in module.fields if f.expr is not None]
     return any(e.op in SEARCHES for e in walk(*roots, module.decode, *module.updates.values()))
 
@@ -133,7 +133,8 @@ class Arguments:
         return table, self._positions(at, table)
 
     def _end(self, table: I64) -> int:
-        """Where the last piece of a table ends."""
+        """The largest end of a table's pieces, in elements. Raises UsageError for negative
+        numbers."""
         if is_held(table):
             taken_table(table, self.name)
         if len(table) == 0:
@@ -195,7 +196,7 @@ class Arguments:
             raise UsageError(f"{self.name}: the payloads need {need} bytes, out has {have}")
 
     def _need(self, table: I64, at: I64, capacity: I64 | None = None) -> int:
-        """Where the last payload ends at most."""
+        """Bytes that the payloads need at most: the largest end."""
         most = map(self.payload_bytes, table[:, LENGTH].tolist())
         sizes = most if capacity is None else map(min, most, capacity.tolist())
         return max(map(operator.add, at.tolist(), sizes), default=0)
@@ -218,7 +219,8 @@ class Arguments:
         once_with(used, "fixed", (table,), lambda: self._sizes(table, used))
 
     def _ends(self, table: I64, at: I64, used: I64) -> int | None:
-        """Where the last payload ends; None for lengths that are none."""
+        """The largest end of the payloads, in bytes; None if the lengths are negative or too few or
+        many."""
         if len(used) != len(at) or (len(at) and int(used.min()) < 0):
             return None
         return furthest(at, used) if len(at) else 0

@@ -167,7 +167,8 @@ def write(path: Path, text: str | bytes) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """While this process makes a file, others that would make it wait; LONGEST seconds at most.
+    """Hold a file's lock while this process makes the file: others that would make it wait, for
+    LONGEST seconds at most.
 
     The ranks of a machine start at once, and would each compile the same kernels. A lock ends with
     its process. Where there are no locks, nobody waits.

@@ -23,8 +23,8 @@ Advice = tuple[str, str, str]  # section, message, hint
 
 
 def warnings(codec: Codec) -> list[Diagnostic]:
-    """One for each claim that data contradict; a codec that does not take such gradients has none.
-    codec: of the reference backend."""
+    """A warning for each claim that data contradict; none if the codec does not take gradients of
+    SIZE elements. codec: of the reference backend."""
     if not codec.suits(SIZE):
         return []
     tried = (unbiased, voted, kept, worth)
@@ -47,8 +47,9 @@ def gradients() -> dict[str, F32]:
 
 
 def unbiased(codec: Codec) -> Iterator[Advice]:
-    """Whether the mean of draws is off by more than its standard error lets expect. Tiny gradients
-    may be lost: with `max(scale, 1e-30)` they survive so rarely that draws do not tell."""
+    """Warn if the mean of draws differs from x by more than its standard error explains. Tiny
+    gradients may be lost: with `max(scale, 1e-30)` they survive so rarely that draws do not
+    tell."""
     if not codec.module.unbiased:
         return
     for name, x in gradients().items():
@@ -69,7 +70,7 @@ def unbiased(codec: Codec) -> Iterator[Advice]:
 
 
 def voted(codec: Codec) -> Iterator[Advice]:
-    """Whether a sum of votes, encoded again, is a vote by its signs."""
+    """Warn if a sum of votes, encoded again, decodes to other signs than the sum's own."""
     if not codec.vote:
         return
     rng = np.random.default_rng(1)
@@ -86,8 +87,8 @@ def voted(codec: Codec) -> Iterator[Advice]:
 
 
 def kept(codec: Codec) -> Iterator[Advice]:
-    """Whether a selection's bound leaves out elements that its condition holds for, which are lost
-    where no state keeps them."""
+    """Warn if a selection's bound drops elements that meet its condition, and no state keeps
+    them."""
     module = codec.module
     if codec.stateful:
         return
@@ -110,7 +111,7 @@ def kept(codec: Codec) -> Iterator[Advice]:
 
 
 def worth(codec: Codec) -> Iterator[Advice]:
-    """Whether what `when` allows is smaller than the gradient."""
+    """Warn if `when` allows a tensor whose payload is longer than the tensor."""
     if codec.module.when is None:
         return
     rng = np.random.default_rng(1)

@@ -381,7 +381,8 @@ class Codec:
         self.backend.raise_found()
 
     def refuses_workers(self, workers: int) -> str | None:
-        """Why so many ranks cannot combine what they send in rounds, or None."""
+        """The reason why that many ranks cannot add up their payloads of a round; None if they
+        can."""
         for one in self.rounds:
             if one.most_workers and workers > one.most_workers:
                 sent = one.field.most

@@ -139,7 +139,8 @@ def _ends(written: Sequence[Param], given: Mapping[str, object]) -> Iterator[tup
 def _at_end(
     name_or_path: str | os.PathLike[str], params: Mapping[str, object], name: str
 ) -> list[Diagnostic]:
-    """What is wrong with a spec where a parameter is at an end of its range, or another choice."""
+    """Warnings about a spec compiled with parameter `name` at an end of its range or with another
+    choice."""
     try:
         found = tried.warnings(compile(name_or_path, "reference", **params))
     except SpecError as error:

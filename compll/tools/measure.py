@@ -57,7 +57,7 @@ class Row:
         return self.rates.get("encode_feedback") or self.rates["encode"]
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Plain values for JSON, by field."""
         return asdict(self)
 
 

@@ -102,7 +102,7 @@ def crossover(report: Report, traces: Sequence[Trace]) -> str:
 
 
 def timeline(trace: Trace) -> str:
-    """What lanes did in a step of rank 0, and what was predicted."""
+    """A chart of rank 0's lanes during a step, measured above predicted, as SVG."""
     shades = {BACKWARD: "#f2c14e", WIRE: "#7389a3", ENCODE: "#e4572e", MERGE: "#c2185b",
               DECODE: "#7b3fa0"}  # fmt: skip
     lanes = ("pass", "codec", "wire")

@@ -198,7 +198,8 @@ def _compared(old: Any, new: Any, where: str) -> Compared:
 
 
 def differences(before: Results, after: Results) -> list[str]:
-    """Why two results may not be comparable: versions and processors that differ."""
+    """Versions and processors that differ between two results, a line each: the results may not be
+    comparable."""
     one, two = (_machine(each) for each in (before, after))
     names = sorted({*one, *two})
     return [

@@ -51,7 +51,7 @@ def parse_rate(text: str) -> int:
 
 
 def unavailable() -> str | None:
-    """Why hosts cannot be emulated here, in a few words; None where they can."""
+    """The reason why hosts cannot be emulated here, in a few words; None if they can."""
     if not sys.platform.startswith("linux"):
         return f"network namespaces need Linux, this is {sys.platform}"
     if os.geteuid() != 0:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def sent_table(m: Measured) -> Table:
-    """By kind of gradients."""
+    """Bytes that this rank sends in a step, a row for each kind of gradients."""
     table = Table(
         title=f"Sent by this rank in a step, mean of {m.steps}", title_justify="left",
         caption="DDP: what DDP alone would send of the same gradients. reduction: DDP / sent.",
@@ -71,7 +71,8 @@ def decision_table(decisions: Sequence[Decision]) -> Table:
 
 
 def _grouped(decisions: Sequence[Decision]) -> list[tuple[tuple[str, str, str], list[Decision]]]:
-    """By codec, strategy and reason; groups, and parameters of each, with most elements first."""
+    """Decisions grouped by codec, strategy and reason. Groups with the most elements come first,
+    and so do parameters within each."""
     groups: dict[tuple[str, str, str], list[Decision]] = {}
     for d in sorted(decisions, key=lambda d: -d.numel):
         groups.setdefault((codec_name(d), d.strategy, d.why), []).append(d)

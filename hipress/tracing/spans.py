@@ -29,7 +29,8 @@ class Span:
 
     @property
     def name(self) -> str:
-        """Such as `encode bucket 3`; the same for what ran and what was predicted."""
+        """The label, for example `encode bucket 3`; the same for a measured and a predicted
+        span."""
         if self.bucket is None:
             return self.what
         return (
@@ -38,7 +39,7 @@ class Span:
 
     @property
     def lane(self) -> str:
-        """One of LANES."""
+        """The lane that the span is drawn in, of LANES."""
         return _LANE.get(self.what, "codec")
 
 
