@@ -207,13 +207,15 @@ class Executor:
             self._check(program)
             self._prepare(program, dtype)
 
-    def settle(self) -> None:
+    def settle(self, future: torch.futures.Future[torch.Tensor] | None = None) -> None:
         """Wait until the device, where there is one, has done what was submitted. Raises what went
-        wrong there: a peer's time-out, a payload that a kernel found bad."""
+        wrong there: a peer's time-out, a payload that a kernel found bad.
+
+        future: of `submit`, and done: wait for that bucket alone, while others are on their way.
+        """
         if not isinstance(self._lanes, StreamLanes):
             return  # what threads do has been told by futures
-        ran = self._lanes.settle(self.timeout)
-        if ran and not self._memory.host:
+        if self._lanes.settle(self.timeout, future) and not self._memory.host:
             with self._lock:
                 programs = list(self._prepared.values())
             bad = found_bad(programs, self._memory, self._here[0], self._step, self._names)

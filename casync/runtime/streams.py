@@ -147,17 +147,17 @@ class StreamLanes:
         self._ended.append(job)
         lane.run(complete)
 
-    def settle(self, timeout: float) -> bool:
-        """Have the host wait until all jobs that ended are done; has the owner fail one. Whether
-        there were any since the last call. From any thread."""
-        limit, some = time.monotonic() + timeout, bool(self._ended)
-        while (job := self._oldest()) is not None and not self._owner.failed:
-            while not job.prepared.end.done() and not self._owner.failed:
-                if time.monotonic() > limit:
-                    self._time_out(job, timeout)
-                    return some
-                time.sleep(_LOOK)
-            self._forget_done()
+    def settle(self, timeout: float, future: object = None) -> bool:
+        """Have the host wait until all jobs that ended are done, or that of this future; has the
+        owner fail one. Returns whether there may have been any since the last call. From any
+        thread."""
+        limit, some = time.monotonic() + timeout, future is not None or bool(self._ended)
+        while (job := self._undone(future)) is not None and not self._owner.failed:
+            if time.monotonic() > limit:
+                self._time_out(job, timeout)
+                return some
+            time.sleep(_LOOK)
+        self._forget_done()
         return some
 
     def drop(self) -> None:
@@ -171,10 +171,11 @@ class StreamLanes:
         self._slots = None
         vars(self).pop("_owner", None)  # see let_go in communication.py
 
-    def _oldest(self) -> Job | None:
-        """Of the jobs that ended and may not be done."""
+    def _undone(self, future: object) -> Job | None:
+        """The oldest job that ended and is not done, or that of this future if it is not."""
         with self._lock:
-            return self._ended[0] if self._ended else None
+            jobs = [job for job in self._ended if future is None or job.future is future]
+        return next((job for job in jobs if not job.prepared.end.done()), None)
 
     def _forget_done(self) -> None:
         with self._lock:

@@ -79,6 +79,7 @@ class Engine:
         # averages of the current step; and how long to wait at most for what does not see to that
         # itself. Empty when the backward pass has had all of them: what it lost belongs to no step
         self.pending: list[tuple[Future[torch.Tensor], float | None]] = []
+        self._jobs: dict[int, Future[torch.Tensor]] = {}  # by bucket: its compressed average
         codecs = plan.codecs if tuner is None else tuner.codecs
         copies = placement.copies or self._native_copied or any(map(hosted, codecs))
         # of such that are copied; another thread's do not come between the group's collectives
@@ -130,6 +131,7 @@ class Engine:
         self._latest = index
         if first:
             self.pending.clear()
+            self._jobs.clear()
             self.traffic.steps += 1
             self.step += 1
             if not self.broken:
@@ -213,7 +215,9 @@ class Engine:
         self.traffic.count(plan, buffer)
         return compat.profiled_until_done(
             f"bucket {number}",
-            lambda: self._native(number, buffer) if plan is None else self._submit(plan, buffer),
+            lambda: (
+                self._native(number, buffer) if plan is None else self._submit(number, plan, buffer)
+            ),
         )
 
     def _unsent(self, plan: BucketPlan | None) -> torch.Tensor:
@@ -228,12 +232,12 @@ class Engine:
         """Raise SyncError after a failure: no step may follow."""
         self._failures.refuse()
 
-    def finish(self, arrived: Callable[[int], None] = lambda number: None) -> None:
+    def finish(self, arrived: Callable[[int], None] | None = None) -> None:
         """Wait for the step's buckets, if all have come. Raises what went wrong, as it was raised.
 
         DDP would wait as well, at the same moment, but shows a failure as an obscure cast error.
         `arrived`: called with the number of each bucket, in the order in which they were reduced,
-        while later ones are on their way.
+        while later ones are on their way; on a device, too.
         """
         if self._latest >= 0 and not self._skips:
             return  # one of several backward passes of a step
@@ -245,7 +249,11 @@ class Engine:
             self._wait(checked, None)
         for number, (future, seconds) in enumerate(self.pending):
             self._wait(future, seconds)
-            self._failing(self._routes.settle)
+            if arrived is None:
+                self._failing(self._routes.settle)
+                continue
+            if number in self._jobs:
+                self._failing(partial(self._routes.settle, self._jobs[number]))
             arrived(number)
         if self._momentum is not None:
             self._momentum.arrived()
@@ -333,9 +341,11 @@ class Engine:
         """The number of the current step, from 0 on."""
         return self.step - 1
 
-    def _submit(self, plan: BucketPlan, buffer: torch.Tensor) -> Future[torch.Tensor]:
+    def _submit(self, number: int, plan: BucketPlan, buffer: torch.Tensor) -> Future[torch.Tensor]:
         executor = self._routes.of(self.plan).executor
-        return executor.submit(plan.program, buffer, plan.states, self._step_number)
+        made = executor.submit(plan.program, buffer, plan.states, self._step_number)
+        self._jobs[number] = made
+        return made
 
     def _native(self, number: int, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """What DDP does without a hook. Sparse gradients come here too."""

@@ -8,6 +8,9 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
 
+import torch
+from torch.futures import Future
+
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
@@ -94,10 +97,10 @@ class Routes:
         for each in self.every:
             each.executor.trace = events
 
-    def settle(self) -> None:
+    def settle(self, future: Future[torch.Tensor] | None = None) -> None:
         """See Executor."""
         for each in self.every:
-            each.executor.settle()
+            each.executor.settle(future)
 
     def close(self) -> None:
         """See Executor."""

@@ -243,6 +243,24 @@ def test_a_peer_that_does_not_come_is_told_at_the_time_out():
     assert not future.done()
 
 
+def test_a_bucket_is_waited_for_while_the_next_is_on_its_way():
+    """On a device all of them are issued at once."""
+    schedule, meeting = Schedule(0), Meeting(2)
+    ends = [FakeEnd(meeting, rank, lambda *_: None) for rank in range(2)]
+    made = [Executor(end, CODECS, memory=FakeMemory(schedule), timeout=HANG) for end in ends]
+    first, other = (case_of("ps", "exact", 2).programs for _ in range(2))
+    with schedule.driving():
+        futures = [e.submit(p, torch.ones(TOTAL), {}, 0) for e, p in zip(made, first, strict=True)]
+        late = made[0].submit(other[0], torch.ones(TOTAL), {}, 0)
+        made[0].settle(futures[0])
+        assert (futures[0].done(), late.done()) == (True, False)
+        made[1].submit(other[1], torch.ones(TOTAL), {}, 0)
+        made[0].settle()
+        assert late.done()
+    for executor in made:
+        executor.close()
+
+
 def test_a_deadlock_is_told():
     """A rank whose first two slots are exchanged: streams wait for each other."""
     graph = graph_of((40, 1500), "ring", "exact", 3, partitions=1, least_bytes=4000)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import compll
 import hipress
 from casync.errors import CasyncError
+from casync.runtime.executor import Executor
 from casync.topology import Topology
 from hipress import options, session
 from hipress.devices import Placement
@@ -125,6 +126,42 @@ def two_buckets(rank, size, dtype, transport, codec, hosts_codec, how):
         dist.barrier()
         device.close()
         host.close()
+
+
+def in_turn(rank, size):
+    """Each bucket's own job is waited for before its averages are used, and no other."""
+    params, schedule, calls = describe(model()), Schedule(rank), []
+    memory = DeviceMemory(schedule)
+    settle, submit = Executor.settle, Executor.submit
+
+    def submitted(executor, *args):
+        made.append(submit(executor, *args))
+        return made[-1]
+
+    def settled(executor, future=None):
+        calls.append(next((i for i, each in enumerate(made) if each is future), None))
+        settle(executor, future)
+
+    with (
+        schedule.driving(),
+        mock.patch.object(Executor, "settle", settled),
+        mock.patch.object(Executor, "submit", submitted),
+    ):
+        engine = engine_of(
+            params, compiled("onebit_group"), meetings.meeting(dist.group.WORLD, 60),
+            placement=Placement(memory.device, "staged"), memory=memory, skips=True,
+        )  # fmt: skip
+        for step in range(2):
+            made, values = [], gradients(params, rank, step)
+            pieces = values.split([param.numel for param in params])
+            for indices, bucket in zip(BUCKETS, map(memory.filled, pieces), strict=True):
+                engine.begin(indices[0])
+                engine.reduce(indices, bucket, last=False)
+            engine.finish(lambda number: calls.append(f"took {number}"))
+            assert calls == [0, "took 0", 1, "took 1"], calls
+            calls.clear()
+        dist.barrier()
+        engine.close()
 
 
 def wrapped(rank, size, ways):

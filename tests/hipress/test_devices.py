@@ -120,6 +120,11 @@ def test_the_engine_on_a_device_is_that_of_the_host(dtype):
     launch(device_ranks.alike, 2, dtype)
 
 
+def test_a_bucket_is_used_before_later_ones_are_there():
+    """On a device as on the host: so an optimizer's step overlaps with what is on its way."""
+    launch(device_ranks.in_turn, 2)
+
+
 @pytest.mark.parametrize("dtype", first_fast([torch.float32, torch.bfloat16]))
 def test_uncompressed_buckets_of_a_device_go_through_pinned_memory(dtype):
     """Those between compressed ones, over gloo."""
