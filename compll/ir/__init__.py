@@ -1,1 +1,1 @@
-"""What the compiler works on: typed expressions, modules, programs of passes, payload layouts."""
+"""The compiler's data: typed expressions, modules, programs of passes, payload layouts."""

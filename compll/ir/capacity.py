@@ -1,8 +1,9 @@
-"""Payloads that are cut: how many elements their selections may keep in so many bytes.
+"""Payloads that are cut: the number of elements that selections may keep in a given number of
+bytes.
 
-Where both sides of a message must know its length beforehand, an encode is given a capacity. What
-does not fit is as if its condition did not hold: a `filter` keeps the first elements in any case,
-and states, the residual among them, treat the others as not sent. So nothing is lost.
+If both sides of a message must know its length beforehand, an encode is given a capacity. Elements
+that do not fit are treated as if the condition did not hold for them: a `filter` keeps the first
+elements, and states, such as the residual, treat the others as not sent. So nothing is lost.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from compll.numerics.types import I64
 
 __all__ = ["MOST", "capped", "cut", "cuts", "most_in"]
 
-#: the name, which no parameter can have, of what `capped` lets a filter keep
+#: the static that holds the most elements a filter of `capped` keeps; no parameter has this name
 MOST = "(most)"
 
 
 def cuts(module: Module) -> bool:
-    """Whether payloads can be cut: what selections leave out stays in a state, and decode takes
-    however many there are."""
+    """True if payloads can be cut: a state keeps the elements that selections leave out, and decode
+    takes any number of elements."""
     filters = [s for s in module.selections if s.dynamic]
     spreads = any(e.op == "spread" for e in walk(module.decode))
     return bool(filters and module.states) and not mixes(module) and not spreads
 
 
 def capped(module: Module) -> Module:
-    """The module whose filters keep at most MOST elements, which the host knows of every piece."""
+    """The module with filters that keep at most MOST elements; the host sets MOST for every
+    piece."""
     most = module.pool.make("param", (), Type("int", "static"), MOST)
 
     def less(s: Selection) -> Selection:
@@ -45,7 +47,8 @@ def capped(module: Module) -> Module:
 
 
 def cut(module: Module, limits: I64, most: I64 | None) -> I64:
-    """What pieces' selections may keep, int64 [m, selections], where filters keep at most [m]."""
+    """Lower the `limits` of filters, int64 [pieces, selections], to `most`, int64 [pieces]. Changes
+    `limits` and returns it."""
     if most is not None:
         filters = [i for i, s in enumerate(module.selections) if s.dynamic]
         limits[:, filters] = np.minimum(limits[:, filters], most[:, None])
@@ -53,8 +56,8 @@ def cut(module: Module, limits: I64, most: I64 | None) -> I64:
 
 
 def most_in(module: Module, params: Mapping[str, Number], n: int, capacity: int) -> int:
-    """The elements that each filter may keep of n, so that a payload has at most `capacity` bytes;
-    -1 where not even an empty payload fits."""
+    """Elements of n that each filter may keep, so that a payload has at most `capacity` bytes; -1
+    if not even an empty payload fits."""
     whole = limits(module, n, params)
     counted = {s.name for s in module.selections if s.dynamic}
 

@@ -1,7 +1,7 @@
-"""Selections of which no element can be in two: their sizes together are at most n.
+"""Selections that share no element: their sizes together are at most n.
 
-So a payload that stores, for every element, one of several forms (a tag tells which) has the bound
-of the largest form, not of all of them.
+A payload that stores one of several forms for every element (a tag tells which) therefore has the
+bound of the largest form, not of all of them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from compll.ir.module import POSITIONS, Module, Selection
 
 
 def families(module: Module) -> list[list[str]]:
-    """Names of selections by family: two of one family have no element in common.
+    """Names of selections, grouped into families whose members share no element.
 
-    Only families whose fields take the same bytes for every element, so not those with positions.
+    Selections with fields of positions are left out: their bytes vary from element to element.
     """
     coded = {f.of for f in module.fields if f.storage in POSITIONS}
     found: list[list[Selection]] = []
@@ -31,7 +31,8 @@ def families(module: Module) -> list[list[str]]:
 
 
 def apart(a: Expr, b: Expr) -> bool:
-    """Whether two conditions cannot both hold: a value equal to two numbers, or one negated."""
+    """True if two conditions cannot both hold: a value equals two numbers, or one condition negates
+    the other."""
     if any(x.op == "not" and x.args[0] is y for x, y in ((a, b), (b, a))):
         return True
     if not (a.op == b.op == "eq" and a.args[0] is b.args[0]):
@@ -47,7 +48,8 @@ def _number(expr: Expr) -> float | None:
 
 
 def corners(module: Module, most: Mapping[str, int]) -> list[dict[str, int]]:
-    """Sizes of the selections one of which a longest payload has, but for rounding to bytes."""
+    """Sizes of selections, a mapping for each case: in each family one selection has all elements.
+    The longest payload is one of these, except for rounding to bytes."""
     found = [dict(most)]
     for family in families(module):
         found = [

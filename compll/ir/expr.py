@@ -30,9 +30,10 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Type:
-    """dtype: float, int, bool, str or selection. shape: a level. of: the selection of a `kept`.
+    """dtype: float, int, bool, str or selection. shape: a level. of: for `kept`, the selection's
+    name.
 
-    dims: of a matrix, the static expressions of its rows and columns, which depend on n alone.
+    dims: for a matrix, the static expressions of its rows and columns, which depend on n alone.
     """
 
     dtype: str
@@ -86,7 +87,8 @@ class Pool:
 
 
 def walk(*roots: Expr, into: Callable[[Expr], bool] = lambda e: True) -> Iterator[Expr]:
-    """Every node below `roots` once, arguments first; without those below what is not `into`."""
+    """Every node below `roots` once, arguments first. Nodes for which `into` is false hide their
+    arguments."""
     seen: set[int] = set()
     stack = [(root, False) for root in reversed(roots)]
     while stack:
@@ -101,13 +103,13 @@ def walk(*roots: Expr, into: Callable[[Expr], bool] = lambda e: True) -> Iterato
 
 
 def leaves(*roots: Expr) -> tuple[str, ...]:
-    """The arrays, as long as the tensor, that expressions are made of: "g" and names of states."""
+    """Names of the arrays of n elements that the expressions read: "g" and states."""
     found = (e for e in walk(*roots) if e.op in ("input", "state") and e.type.shape == "n")
     return tuple(dict.fromkeys(str(e.value) for e in found))
 
 
 def rebuild(pool: Pool, root: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
-    """`root` with every node for which `change` returns something replaced by that."""
+    """A copy of `root` in which `change` replaces every node for which it returns an expression."""
     done: dict[int, Expr] = {}
     stack = [(root, False)]
     while stack:

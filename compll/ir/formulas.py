@@ -1,4 +1,4 @@
-"""Typed expressions as a person would write them: infix, with no more parentheses than needed."""
+"""Typed expressions as a person writes them: infix, with no more parentheses than needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 
 class Node(Protocol):
-    """What an expression is made of (ir.Expr, which is built on this module)."""
+    """A part of an expression: an operator, its arguments and a value. ir.Expr, which imports this
+    module, fits it."""
 
     @property
     def op(self) -> str: ...

@@ -43,7 +43,8 @@ def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the fields of a payload begin, for a tensor of n elements and these selection sizes."""
+    """Starts of a payload's fields in bytes, for a tensor of n elements and given selection
+    sizes."""
 
     starts: tuple[int, ...]
     total: int
@@ -51,17 +52,19 @@ class Layout:
 
 
 def limits(module: Module, n: int, params: Mapping[str, Number]) -> dict[str, int]:
-    """The most elements each selection can have."""
+    """The most elements of each selection, by its name."""
     return {s.name: limit(s, params, n) for s in module.selections}
 
 
 def limit(selection: Selection, params: Mapping[str, Number], n: int) -> int:
-    """The most elements that a selection of n has; the parameters are in that of a drawn one."""
+    """The most elements of a selection from a tensor of n. A drawn selection needs no `params`: its
+    limit holds their values."""
     return as_count(evaluate(selection.limit, dict(params) | {"n": n, "step": 0}), n)
 
 
 def header(module: Module) -> tuple[list[str], list[str]]:
-    """What a payload begins with: names of counted selections, and of fields of varying length."""
+    """Names of the counts and lengths that a payload begins with: counted selections, and fields of
+    varying length."""
     counted = [s.name for s in module.selections if s.dynamic]
     return counted, [f.name for f in module.fields if f.layout.varying]
 
@@ -88,5 +91,5 @@ def payload_bytes(module: Module, n: int, params: Mapping[str, Number]) -> int:
 
 
 def is_fixed(module: Module) -> bool:
-    """Whether the payload's length depends on n alone."""
+    """True if the payload's length depends on n alone."""
     return not any(header(module))

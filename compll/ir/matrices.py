@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 #: elements that a matrix of a tiny tensor may have; of a large one, ROOM times the tensor's
 LEAST, ROOM = 1 << 20, 64
-#: the longest inner dimension of a product that sums in float32, and on CUDA where it is read
+#: the longest inner dimension of products with float32 sums; CUDA computes their elements on reads
 SHORT = 8
 WHOLE_SIZES = "rows and columns are whole numbers that follow from n and parameters"
-#: what singular values and vectors are asked by; their last bits are a backend's own
+#: operators for singular values and vectors; backends differ in their last bits
 VECTORS = ("left_vectors", "right_vectors", "singular_values")
-#: besides those of matrices
+#: operators on arrays, besides those on matrices
 ARRAY_OPERATORS = ("combined", "hadamard")
-#: columns of a product for which the rows of its first matrix are read once
+#: products of at most this many columns read each row of the first matrix once
 NARROW = 16
 
 
 def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
-    """Rows and columns for n elements. Raises UsageError where they are absurd."""
+    """Rows and columns for n elements. Raises UsageError for over max(LEAST, ROOM * n) elements."""
     rows, cols = (extent(d, n) for d in dims)
     if rows * cols > max(LEAST, ROOM * n):
         raise UsageError(
@@ -43,16 +43,16 @@ def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def extent(dim: Expr, n: int) -> int:
-    """A dimension for n elements: one at least. Kept, as small tensors ask for it at every turn."""
+    """A dimension for n elements, at least 1. Cached, as small tensors ask for it in every step."""
     value = float(evaluate(dim, {"n": n}))
     return int(min(value, 2.0**62)) if value >= 1 else 1
 
 
 def check_rooms(rooms: Iterable[tuple[str, tuple[Expr, ...]]], n: int) -> None:
-    """Raise UsageError where a matrix and the elements of a piece do not fit each other.
+    """Raise UsageError if a matrix has fewer elements than the piece of n.
 
-    rooms: "matrix", of those that hold the elements, "flat", of those that are taken for them, and
-    "" of others, with their rows and columns.
+    rooms: kind, rows and columns of each matrix. A matrix of kind "matrix" stores the elements, one
+    of kind "flat" replaces them; "" is for other matrices, and only their size is checked.
     """
     for kind, dims in rooms if n else ():
         rows, cols = extents(dims, n)
@@ -65,13 +65,13 @@ def check_rooms(rooms: Iterable[tuple[str, tuple[Expr, ...]]], n: int) -> None:
 
 
 def short(product: Expr) -> bool:
-    """Whether the inner dimension of a product is known to be at most SHORT, whatever n is."""
+    """True if the inner dimension of a product is a constant of at most SHORT."""
     inner = product.args[0].type.dims[1]
     return inner.op == "const" and int(inner.value) <= SHORT
 
 
 def dimension(x: Expr) -> Expr:
-    """x as a dimension. Raises RuleError."""
+    """Check that x can be a dimension, and return it. Raises RuleError."""
     if x.type.shape != "static" or x.type.dtype != "int" or depends(x) - {"n"}:
         raise RuleError(WHOLE_SIZES, "round with ceil() or floor()")
     if x.op == "const" and float(x.value) < 1:
@@ -84,14 +84,14 @@ def dimension(x: Expr) -> Expr:
 
 
 def matrix(pool: Pool, x: Expr, rows: Expr, cols: Expr) -> Expr:
-    """The elements of x, row by row."""
+    """The elements of x as a matrix, filled row by row."""
     if x.type.shape != "n":
         raise RuleError(f"matrix takes elements, not {x.type}")
     return pool.make("matrix", (x,), made(dimension(rows), dimension(cols)))
 
 
 def made(rows: Expr, cols: Expr) -> Type:
-    """The type of a matrix."""
+    """The type of a float matrix."""
     return Type("float", "matrix", dims=(rows, cols))
 
 
@@ -144,12 +144,12 @@ def _values(pool: Pool, x: Expr) -> Expr:
 
 
 def _rank(pool: Pool, x: Expr) -> Expr:
-    """How many singular values a matrix has."""
+    """The number of singular values of a matrix."""
     return pool.make("min", x.type.dims, Type("int", "static"))
 
 
 def chosen(pool: Pool, p: Expr, k: Expr, draw: int) -> Expr:
-    """Positions in the row p, by the draw of this number."""
+    """k column positions, drawn by draw `draw` with the chances in the row p."""
     _need("chosen", p)
     if not row(p):
         raise RuleError(f"chosen takes a row of chances, not {p.type}")
@@ -179,13 +179,13 @@ def _positions(x: Expr) -> bool:
 
 
 def top(pool: Pool, x: Expr, k: Expr) -> Expr:
-    """Positions of the largest elements of each row."""
+    """Positions of the k largest elements of each row."""
     _need("top_columns", x)
     return pool.make("top_columns", (x,), Type("int", "matrix", "", (x.type.dims[0], dimension(k))))
 
 
 def place(pool: Pool, at: Expr, x: Expr, cols: Expr) -> Expr:
-    """A matrix of elements at positions of each row."""
+    """A matrix with the elements x at the positions `at` of each row, zero elsewhere."""
     _need("place_columns", at, x)
     if not _positions(at) or at.type.dims != x.type.dims:
         raise RuleError(
@@ -196,12 +196,12 @@ def place(pool: Pool, at: Expr, x: Expr, cols: Expr) -> Expr:
 
 
 def row(x: Expr) -> bool:
-    """Whether x is a matrix of one row."""
+    """True if x is a matrix of one row."""
     return x.type.shape == "matrix" and x.type.dims[0].op == "const" and x.type.dims[0].value == 1
 
 
 def meet(args: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Rows and columns of an elementwise operator; a row or column of one repeats."""
+    """Rows and columns of an elementwise operator's result. A single row or column repeats."""
     dims: list[Expr] = []
     for side in (0, 1):
         given = [a.type.dims[side] for a in args if a.type.shape == "matrix"]
@@ -222,7 +222,7 @@ def _ones(pool: Pool, rows: Expr, cols: Expr) -> Expr:
 
 
 def _rows(what: str) -> Callable[..., Expr]:
-    """The rule of a reduction of each row to a column: of a sum, the product with ones."""
+    """The rule of a reduction of each row to one element. A sum is the product with ones."""
 
     def rule(pool: Pool, x: Expr) -> Expr:
         _need(f"row_{what}", x)
@@ -235,7 +235,7 @@ def _rows(what: str) -> Callable[..., Expr]:
 
 
 def _columns(what: str) -> Callable[..., Expr]:
-    """The rule of a reduction of each column to a row."""
+    """The rule of a reduction of each column to one element."""
 
     def rule(pool: Pool, x: Expr) -> Expr:
         _need(f"column_{what}", x)
@@ -261,7 +261,8 @@ RULES: dict[str, Callable[..., Expr]] = {
 
 
 def mixes(module: Module) -> bool:
-    """Whether a spec's values mix elements: its kernels are made of steps over whole arrays."""
+    """True if values of the spec mix elements, so that its kernels consist of steps over whole
+    arrays."""
     drawn = any(s.kind == "drawn" for s in module.selections)
     fields = [f.expr for f in module.fields if f.expr is not None]
     keys = [s.key for s in module.selections]
@@ -273,5 +274,5 @@ def mixes(module: Module) -> bool:
 
 
 def uses(*roots: Expr) -> bool:
-    """Whether an operator that is computed an array at a time is among these expressions."""
+    """True if an expression contains a matrix or an operator that works on a whole array."""
     return any(e.type.shape == "matrix" or e.op in ARRAY_OPERATORS for e in walk(*roots))

@@ -14,7 +14,7 @@ POSITIONS = tuple(name for name, one in STORAGES.items() if one.positions)
 PACKED = ("uint", *(name for name, one in STORAGES.items() if one.packed))
 #: storages of integers that are not packed
 WHOLE = tuple(name for name, one in STORAGES.items() if one.whole)
-#: how a state of 16 bits is kept: NumPy has no bfloat16, so its bits as whole numbers
+#: NumPy's types of 16-bit states: NumPy has no bfloat16, so its bits are kept as integers
 HALVES = {"float16": "float16", "bfloat16": "uint16"}
 
 
@@ -22,9 +22,9 @@ HALVES = {"float16": "float16", "bfloat16": "uint16"}
 class Field:
     """A payload field or state. bits: of a uint, or of a trit while it is a code.
 
-    storage: float32 float16 bfloat16 int32 uint32 uint16 uint trit runs gaps golomb elias.
-    shape is a level; for `kept`, `of` names the selection; for `matrix`, `dims` are its rows and
-    columns. `expr` is what encode stores in it.
+    storage: float32 float16 bfloat16 int32 uint32 uint16 uint trit runs gaps golomb elias. shape is
+    a level; for `kept`, `of` names the selection; for `matrix`, `dims` are its rows and columns.
+    `expr` is the value that encode stores.
     """
 
     name: str
@@ -34,38 +34,38 @@ class Field:
     of: str = ""
     expr: Expr | None = None
     dims: tuple[Expr, ...] = ()
-    #: the largest code, of codes in bytes that hold the sum of several; 0: what the bits hold
+    #: the largest code, if bytes must hold sums of codes; 0: the largest that the bits hold
     most: int = 0
 
     @property
     def layout(self) -> Storage:
-        """How its values lie in bytes."""
+        """The storage type, which lays the values out in bytes."""
         return Codes(self.bits) if self.storage == "uint" else STORAGES.get(self.storage, Storage())
 
     @property
     def item_bits(self) -> int:
-        """Bits of one value in the payload; of a trit, while it is a code."""
+        """Bits of one value in the payload. A trit counts as an unpacked code."""
         return self.bits if self.packed else self.layout.bits
 
     @property
     def dtype(self) -> str:
-        """NumPy's type of the array that a state is kept in."""
+        """NumPy's type of the array that holds a state."""
         return HALVES.get(self.storage, "float32")
 
     @property
     def packed(self) -> bool:
-        """Whether values are packed in bytes (see [Note: packing] in layout.py)."""
+        """True if values are packed in bytes (see [Note: packing] in layout.py)."""
         return self.layout.packed
 
     @property
     def trits(self) -> bool:
-        """Whether it holds values of 0, 1 and 2, five in a byte (see [Note: trits] in
+        """True if it holds values 0, 1 and 2, five in a byte (see [Note: trits] in
         reference/trits.py)."""
         return isinstance(self.layout, Trits)
 
     @property
     def parts(self) -> bool:
-        """Whether a value is some bits of a byte that it shares with others."""
+        """True if a value takes some bits of a byte and shares it with other values."""
         return self.packed and self.bits < 8 and not self.trits
 
     def packed_bytes(self, count: int) -> int:
@@ -77,7 +77,7 @@ class Field:
 class Selection:
     """A set of elements. kind `top`: the largest keys; kind `filter`: the first true ones.
 
-    Of kind `drawn` there are `limit`, drawn at random without data, equal on all ranks.
+    Kind `drawn`: `limit` elements, drawn at random without data, the same on all ranks.
     """
 
     name: str
@@ -88,12 +88,12 @@ class Selection:
 
     @property
     def dynamic(self) -> bool:
-        """Whether the number of kept elements is known only at run time."""
+        """True if the number of kept elements is known only at run time."""
         return self.kind == "filter"
 
     @property
     def unlimited(self) -> bool:
-        """Whether it has all elements for which its condition holds, however many."""
+        """True if it keeps every element that meets its condition."""
         limit = self.limit.args[0] if self.limit.op == "float" else self.limit
         return self.dynamic and limit.op == "param" and limit.value == "n"
 
@@ -113,20 +113,20 @@ class Module:
     status: bool
     bindings: dict[str, Expr]
     pool: Pool
-    #: decode(encode(g)) as an expression of the input; None where it is no elementwise function
+    #: decode(encode(g)) as an expression of the input; None if it is not an elementwise function
     decoded: Expr | None = None
     merge: str = "decode"
-    #: whether feedback is of what this rank's own payload decodes to, not what all ranks' do
+    #: true: the residual subtracts what this rank's own payload decodes to, not what all ranks' do
     own: bool = False
-    #: what the residual is multiplied by before it is added
+    #: factor by which the residual is multiplied before it is added
     decay: float = 1.0
-    #: payload fields that all ranks combine, one after the other, and how
+    #: payload fields that all ranks combine, in order, each with "sum" or "max"
     rounds: tuple[tuple[str, str], ...] = ()
-    #: of n: where compressing is worth while; None: everywhere
+    #: condition on n for tensors that are worth compressing; None: all are
     when: Expr | None = None
-    #: whether the mean of decode(encode(g)) over the seeds is g, by the spec's own claim
+    #: the spec's claim that the mean of decode(encode(g)) over all seeds is g
     unbiased: bool = False
-    #: parameters beside the spec's own that choose how states are kept (see derived.py)
+    #: derived parameters that choose the type of states (see derived.py)
     kept_as: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
     source: str = ""

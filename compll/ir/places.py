@@ -1,4 +1,4 @@
-"""Where a payload's parts lie: their types, and their sizes as formulas of n."""
+"""Parts of a payload: their types, and their sizes as formulas of n."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typed expressions as text, by the names that a spec gives to their parts."""
+"""Typed expressions as text, with the names that a spec gives to their parts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from compll.ir.program import TOTALS
 
 
 class Printer:
-    """Writes expressions as a person would, with the names that the spec gives to their parts."""
+    """Writes expressions as a person does, with the names that the spec gives to their parts."""
 
     def __init__(self, bindings: Mapping[str, Expr]) -> None:
         named = reversed(list(bindings.items()))
         self.names = {id(e): name for name, e in named if e.args}
 
     def __call__(self, expr: Expr) -> str:
-        """The expression itself, its parts by name."""
+        """The expression itself, with its parts by name."""
         return self.body(expr)
 
     def part(self, expr: Expr) -> str:
@@ -45,7 +45,8 @@ class Printer:
         return f"{special.get(expr.op, expr.op.removeprefix('reduce_'))}({', '.join(args)})"
 
     def values(self, expr: Expr) -> set[str]:
-        """The named values, and the values made of all elements, that a number is computed from."""
+        """Names of the values that a number is computed from: bindings, and totals over
+        elements."""
         if id(expr) in self.names or expr.op in TOTALS:
             return {self.part(expr)}
         return {name for a in expr.args for name in self.values(a)}

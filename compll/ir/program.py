@@ -1,8 +1,8 @@
-"""An encode as passes over memory: the data that passes.py makes and that backends compile.
+"""An encode as passes over memory: passes.schedule makes them, and backends compile them.
 
-A pass is one walk over all tiles. A reduction's value exists after its pass; what depends on it
-goes to a later pass. In a grouped spec reductions end inside the tile, so there is one pass.
-Selections are compacted in a pass; values over selected elements are computed right after it.
+A pass is one walk over all tiles. A reduction's value exists after its pass; a value that depends
+on it goes to a later pass. In a grouped spec reductions end inside the tile, so there is one pass.
+A pass compacts selections; values over selected elements are computed right after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOTALS = (*LIBRARY, *REDUCTIONS)
 
 @dataclass(frozen=True)
 class Sink:
-    """Something that leaves a pass. kind: field | state | back (the gradient, decoded)."""
+    """A value that leaves a pass. kind: field | state | back (the gradient, decoded)."""
 
     kind: str
     name: str
@@ -30,10 +30,10 @@ class Sink:
 
 @dataclass
 class Pass:
-    """One walk over memory, and what is computed on either side of it.
+    """A walk over memory, and the values computed before and after it.
 
-    scalars: tensor-level values computed before the walk, in order. late: those computed after it,
-    from its selections. kept: sinks of selected elements, which follow.
+    scalars: tensor-level values computed before the walk, in order. late: tensor-level values
+    computed after it, from its selections. kept: sinks of selected elements, stored after it.
     """
 
     scalars: list[Expr] = field(default_factory=list)
@@ -47,7 +47,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class Program:
-    """An encode as passes. guards: calls and reductions needed only where a condition holds.
+    """An encode as passes. guards: conditions of calls and reductions that are needed only if they
+    hold.
 
     named: the spec's bindings as they stand in the passes, where g may be g + residual.
     """
@@ -61,7 +62,8 @@ class Program:
     named: dict[str, Expr]
 
     def guard(self, one: Pass) -> tuple[Expr, bool] | None:
-        """The condition under which alone a walk is needed: that of all its reductions."""
+        """The condition without which a walk can be skipped: the one that all its reductions share.
+        None if the walk is always needed."""
         if one.sinks or one.selections or one.status or not one.reductions:
             return None
         found = [self.guards.get(id(e)) for e in one.reductions]
@@ -72,7 +74,7 @@ class Program:
 class Unsupported(Exception):
     """A shape of program that a backend does not compile; the message says which.
 
-    name: of the field or state that it was met in. expr: the part that is to blame.
+    name: the field or state in which it occurs. expr: the expression to blame.
     """
 
     def __init__(

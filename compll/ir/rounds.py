@@ -1,4 +1,5 @@
-"""Methods that aggregate in the middle: fields that the ranks combine one after the other."""
+"""Methods that aggregate in the middle of a step: ranks combine payload fields, one after the
+other."""
 
 from __future__ import annotations
 
@@ -10,13 +11,14 @@ from compll.ir.expr import walk
 from compll.ir.layout import field_bytes, limit
 from compll.ir.module import Field, Module
 
-#: of each earlier round: the summed payloads (uint8), and where each piece begins (int64 [m])
+#: for each earlier round: the summed payloads (uint8), and the start of each piece (int64 [m])
 Before: TypeAlias = Sequence[tuple[Any, Any]]
 
 
 @dataclass(frozen=True, repr=False)
 class Round:
-    """A payload field that adds without decoding, n numbers of `dtype`, and how it is combined."""
+    """A payload field that adds up without decoding, n numbers of `dtype`, and the way it is
+    combined."""
 
     field: Field
     how: str
@@ -27,7 +29,7 @@ class Round:
 
     @property
     def name(self) -> str:
-        """The payload field's."""
+        """The payload field's name."""
         return self.field.name
 
     @property
@@ -42,21 +44,21 @@ class Round:
 
     @property
     def most_workers(self) -> int:
-        """The ranks whose codes' sum a byte holds; 0: any number."""
+        """The most ranks whose sum of codes fits a byte; 0: any number."""
         return 255 // self.field.most if self.field.most else 0
 
     def payload_bytes(self, n: int) -> int:
-        """The bytes of this round for n elements."""
+        """Bytes of this round for n elements."""
         return field_bytes(self.field, self.module, n, self.kept(n)) if n else 0
 
     def kept(self, n: int) -> int:
-        """How many elements a field of a drawn selection has; 0 for other fields."""
+        """Elements of the field's drawn selection; 0 for other fields."""
         known = {s.name: s for s in self.module.selections}
         return limit(known[self.field.of], {}, n) if self.field.of in known else 0
 
 
 def draws(module: Module) -> bool:
-    """Whether decode draws again what encode drew."""
+    """True if decode repeats random draws of encode."""
     return any(e.op in ("indices", "in", "shared", "random_matrix") for e in walk(module.decode))
 
 

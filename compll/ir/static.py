@@ -42,7 +42,8 @@ def _div(a: float, b: float) -> float:
 
 
 def _parted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of whole numbers, 0 where they are divided by 0, as it is per element."""
+    """The function with a result of 0 for integers divided by 0, as elementwise operators have
+    it."""
     guarded = _guard(function)
     return lambda a, b: 0 if b == 0 and isinstance(a, int) and isinstance(b, int) else guarded(a, b)
 
@@ -60,7 +61,7 @@ def _exponent(a: float) -> int:
 
 
 def _whole(a: float) -> int:
-    """The floor of what is not finite is not finite; where bits are asked for, it is 0."""
+    """The floor as an int; 0 for infinity and NaN, for operators on bits."""
     return int(a) if isinstance(a, int) or math.isfinite(a) else 0
 
 
@@ -125,7 +126,7 @@ def as_count(value: Number, n: int) -> int:
 
 
 def covers(op: str) -> bool:
-    """Whether the operator can be computed on the host."""
+    """True if the host can compute the operator."""
     return op in _MEANING or op in ("choose", "where")
 
 

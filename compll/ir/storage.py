@@ -1,7 +1,8 @@
-"""Payload types: how a field's values lie in bytes, and the most bytes that they take.
+"""Payload types: the bytes of a field's values, and the most bytes that they take.
 
-A type is a class or an instance here; what the reference makes of it is in reference/fields.py, on
-the CPU in cpu/storages.py and, of what varies in length, a module of routines (cpu/streams.py).
+A type is a class or an instance here. Its reading and writing is in reference/fields.py for the
+reference, in cpu/storages.py for the CPU, and in a module of routines (cpu/streams.py) for types of
+varying length.
 """
 
 from __future__ import annotations
@@ -11,30 +12,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Storage:
-    """A type of which each value has bytes of its own. bits: of one.
+    """A type whose values have bytes of their own. bits: of one value.
 
-    whole: of whole numbers, what they are clamped to; None of floats.
+    whole: for integers, the range they are clamped to; None for floats.
     """
 
     bits: int = 32
     whole: tuple[int, int] | None = None
 
-    #: whether several values share a byte, and whether these are positions of a selection
+    #: true if several values share a byte; true for positions of a selection
     packed = positions = False
-    #: whether a payload tells how many bytes a field takes
+    #: true if the payload stores the field's length in bytes
     varying = False
 
     def tile_bytes(self, count: int) -> int:
-        """Bytes of a tile of so many values."""
+        """Bytes of a tile of `count` values."""
         return count * self.bits // 8
 
     def most_bytes(self, count: int, n: int, tile: int) -> int:
-        """The most bytes of so many values, of a tensor of n elements."""
+        """The most bytes of `count` values from a tensor of n elements."""
         full, rest = divmod(count, tile)
         return full * self.tile_bytes(tile) + self.tile_bytes(rest)
 
     def formula(self, count: str, tile: int) -> str:
-        """Bytes of so many values, to read."""
+        """Bytes of `count` values, as a formula to read."""
         return f"{count} * {self.bits // 8}"
 
 
@@ -53,7 +54,7 @@ class Codes(Storage):
 
 @dataclass(frozen=True)
 class Trits(Storage):
-    """Values of 0, 1 and 2, five in a byte (see [Note: trits] in reference/trits.py).
+    """Values 0, 1 and 2, five in a byte (see [Note: trits] in reference/trits.py).
 
     varying: runs of the byte of ones are shortened.
     """
@@ -70,8 +71,8 @@ class Trits(Storage):
 
 
 class Gaps(Storage):
-    """Ascending positions, each as the number of elements skipped: 7 bits a byte, the eighth tells
-    that more follow (LEB128); decode refuses more bytes than a gap needs."""
+    """Ascending positions, each stored as the number of elements skipped: 7 bits a byte, and the
+    eighth says that more follow (LEB128). Decode refuses a gap of more bytes than it needs."""
 
     positions = varying = True
 
@@ -89,13 +90,13 @@ def rice_parameter(count: int, n: int) -> int:
 
 
 class Golomb(Storage):
-    """Ascending positions, their gaps in Golomb-Rice codes."""
+    """Ascending positions, with their gaps in Golomb-Rice codes."""
 
     positions = varying = True
 
     def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
-        """For every parameter b: no more positions than those that lead to it, and at most n >> b
-        ones."""
+        """The maximum over every parameter b: b is used only for few enough positions, which have
+        at most n >> b ones."""
         least = rice_parameter(count, n)
         bits = [0]
         for b in range(least, least + max(n, 1).bit_length() + 1):
@@ -108,7 +109,7 @@ class Golomb(Storage):
 
 
 class Elias(Storage):
-    """Ascending positions, their gaps in Elias delta codes."""
+    """Ascending positions, with their gaps in Elias delta codes."""
 
     positions = varying = True
 
@@ -122,7 +123,7 @@ class Elias(Storage):
         return f"the Elias delta codes of {count} gaps"
 
 
-#: by name; `uint` with its bits is made where it is declared
+#: storage types by name; `uint` is made with its bits by Field.layout
 STORAGES: dict[str, Storage] = {
     "float32": Storage(),
     "float16": Storage(16),

@@ -1,8 +1,8 @@
-"""Tile programs: what a backend prints as machine code. See docs/tile-ir.md.
+"""Tile programs, which a backend prints as machine code. See docs/tile-ir.md.
 
-A kernel works on pieces of a gradient, a piece on its tiles: TILE elements, or a group. Values are
-instructions without side effects; their level says how often they change: once per `lane` (element
-of a tile), per `tile`, or per `piece`. What a walk over the tiles leaves behind are its stores.
+A kernel works on pieces of a gradient, and on the tiles of a piece: TILE elements, or a group.
+Values are instructions without side effects. Their level says how often they change: once per
+`lane` (element of a tile), per `tile`, or per `piece`. A walk over the tiles leaves stores behind.
 Lanes beyond the end of a last, shorter tile read zeros, take no part in folds and are not stored.
 """
 
@@ -16,17 +16,17 @@ from compll.ir.expr import Expr
 from compll.ir.module import Field, Module
 
 LEVELS = ("piece", "tile", "lane")
-#: shape of an array of a kernel's own that has room for every lane
+#: shape of a scratch array with room for every lane
 SCRATCH = "scratch"
-#: what the name of a payload field ends with that is a sum over the ranks
+#: suffix of the name of a payload field that is a sum over the ranks
 ALL = "__all"
-#: and of one that has sums of lanes by an index of theirs
+#: shape of an array of sums of lanes by index, and target of stores that add to it
 SUMS = "sums"
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An instruction and what it gives. kind: f32, i32, bool, f64 or i64. level: see LEVELS.
+    """An instruction and its result. kind: f32, i32, bool, f64 or i64. level: see LEVELS.
 
     attr: a constant, a number (of a draw, a static), or the Field or array that it reads.
     """
@@ -40,10 +40,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Store:
-    """A value that leaves. target: payload | state | gradient | kept | scratch | sums.
+    """A value that is written to memory. target: payload | state | gradient | kept | scratch |
+    sums.
 
-    A state takes up no NaN or infinity. back: only where the caller wants the gradient decoded.
-    place: of a scattered value, the element that it goes to, or the index by which it is summed.
+    A state ignores NaN and infinity. back: store only if the caller wants the gradient decoded.
+    place: for a scattered value, its element; for sums, the index that it is added to.
     """
 
     target: str
@@ -54,28 +55,28 @@ class Store:
 
     @property
     def name(self) -> str:
-        """Of the payload field or state; "g"."""
+        """Name of the payload field or state; "g" for the gradient."""
         return self.field.name if self.field is not None else "g"
 
     @property
     def in_place(self) -> bool:
-        """Whether it overwrites what later loads would read."""
+        """True if it overwrites memory that later loads read."""
         return self.target in ("state", "gradient", "scatter", "scatter_add")
 
     @property
     def placed(self) -> bool:
-        """Whether each lane goes to a place of its own."""
+        """True if each lane has a place of its own."""
         return self.place is not None and self.target != SUMS
 
     @property
     def packed(self) -> bool:
-        """Whether several lanes go into one byte."""
+        """True if several lanes share a byte."""
         return not self.in_place and self.field is not None and self.field.packed
 
 
 @dataclass(frozen=True)
 class Extents:
-    """Rows and columns of a matrix: as functions of n, and as values of the piece."""
+    """Rows and columns of a matrix, both as functions of n and as values of the piece."""
 
     dims: tuple[Expr, ...]
     rows: Value
@@ -86,8 +87,7 @@ class Extents:
 @dataclass
 class Compact:
     """Lanes that a walk appends to arrays, in order: all for which `always` holds, and the first
-    `limit` for which `first` does. parts: the arrays, and what goes there.
-    """
+    `limit` for which `first` does. parts: the arrays, and the values appended to each."""
 
     selection: str
     parts: list[tuple[Field, Value]]
@@ -97,7 +97,7 @@ class Compact:
 
     @property
     def roots(self) -> list[Value]:
-        """The lanes' values that it needs."""
+        """Values of lanes that it needs."""
         conditions = [v for v in (self.always, self.first) if v is not None]
         return conditions + [v for _, v in self.parts]
 
@@ -106,8 +106,8 @@ class Compact:
 class Walk:
     """A loop over the tiles of a piece, of the elements of a selection (`of`), or of a matrix.
 
-    folds: those that are totalled over all tiles. Random draws of a matrix count from its own
-    first element.
+    folds: values that are totalled over all tiles. Random draws of a matrix are numbered from its
+    own first element.
     """
 
     stores: list[Store] = field(default_factory=list)
@@ -118,28 +118,29 @@ class Walk:
 
     @property
     def roots(self) -> list[Value]:
-        """All that it computes."""
+        """Values that it computes for its stores, folds and selections."""
         compacted = [v for one in self.compacts for v in one.roots]
         places = [s.place for s in self.stores if s.place is not None]
         return [*self.folds, *compacted, *places, *(s.value for s in self.stores)]
 
     @property
     def spreads(self) -> list[Value]:
-        """Lanes that take the next element of an array where a condition holds."""
+        """Values whose lanes take the next element of an array if a condition holds."""
         return [v for v in self.values if v.op == "spread"]
 
     @property
     def values(self) -> list[Value]:
-        """What it computes, arguments first, and the piece's values that this needs."""
+        """Values that it computes, arguments first, and the piece's values that they need."""
         return list(order_inside(self.roots))
 
 
 @dataclass
 class KthLargest:
-    """Finds the k-th largest order key of all lanes or of a sample, and how many are larger.
+    """A search for the k-th largest order key of all lanes or of a sample; it also counts larger
+    ones.
 
-    walk: compacts the keys that are at least `least`, which the step chooses; found, larger: the
-    values of the piece that it makes. sample: how many elements are drawn; None: all are looked at.
+    walk: compacts the keys that are at least `least`, which the step chooses. found, larger: the
+    values of the piece that it makes. sample: number of elements drawn; None: all are searched.
     """
 
     walk: Walk
@@ -151,12 +152,13 @@ class KthLargest:
 
     @property
     def drawing(self) -> bool:
-        """Whether an element's key depends on where it stands."""
+        """True if an element's key depends on its position."""
         return any(v.op in ("draw", "position") for v in self.walk.values)
 
     @property
     def sampled(self) -> list[Field]:
-        """The arrays that a sample is put together in: what keys are made of, or of all keys."""
+        """Arrays that a sample is collected in: the inputs of keys, or the keys if they depend on
+        positions."""
         loads = [v.attr for v in self.walk.values if v.op == "load" and v.level == "lane"]
         names = [f"state {a.name}" if isinstance(a, Field) else "g" for a in loads]
         if self.drawing:
@@ -166,10 +168,10 @@ class KthLargest:
 
 @dataclass
 class ThresholdSearch:
-    """`adjust` or `bisect`: thresholds are tried until as many lanes reach one as are wanted.
+    """`adjust` or `bisect`: tries thresholds until the wanted number of lanes reaches one.
 
-    walk: counts the lanes that reach each of `tries`, which the step chooses; given: the operator's
-    numbers; found, count: the threshold that the step makes, and how many lanes reach it.
+    walk: counts the lanes that reach each of `tries`, which the step chooses. given: the operator's
+    numbers. found, count: the threshold that the step makes, and the number of lanes that reach it.
     """
 
     how: str
@@ -182,9 +184,10 @@ class ThresholdSearch:
 
 @dataclass
 class Quantiles:
-    """The numbers that part all lanes' values into equal parts. walk: stores their order keys.
+    """The numbers that divide all lanes' values into `parts` equal parts. walk: stores their order
+    keys.
 
-    arrays: where it stores them, and two more that are as long.
+    arrays: the array it stores them in, and two more of the same length.
     """
 
     walk: Walk
@@ -195,7 +198,7 @@ class Quantiles:
 
 @dataclass
 class Means:
-    """What sums by index are on average."""
+    """The means of sums by index."""
 
     sums: Field
     found: Value
@@ -203,7 +206,7 @@ class Means:
 
 @dataclass
 class When:
-    """Steps that are taken where a condition is `wanted`; elsewhere what they make is 0."""
+    """Steps that run if a condition equals `wanted`; else their results are 0."""
 
     condition: Value
     wanted: bool
@@ -212,7 +215,7 @@ class When:
 
 @dataclass(frozen=True)
 class Stream:
-    """Values of varying length: an encode stores the array in the field, others load it."""
+    """Values of varying length: an encode stores the array in the field, other kernels load it."""
 
     field: Field
     array: Field
@@ -220,17 +223,18 @@ class Stream:
 
 @dataclass(frozen=True)
 class Ascending:
-    """A check of a payload's positions: each is in the tensor, and above the one before."""
+    """A check of a payload's positions: each is inside the tensor and above the one before."""
 
     field: Field
 
 
 @dataclass(frozen=True)
 class View:
-    """An array that a routine reads, in the order of its lanes: loads, and what is made of them.
+    """An array that a routine reads, in the order of its lanes: loads, and values computed from
+    them.
 
-    matrix: its rows and columns; None: the elements of the piece. turned: columns lie in memory as
-    rows do in others. ends: the lanes are the piece's, and zeros follow to the end of the matrix.
+    matrix: its rows and columns; None: the elements of the piece. turned: the matrix is stored by
+    columns instead of rows. ends: lanes are the piece's, and zeros fill the rest of the matrix.
     """
 
     value: Value
@@ -241,9 +245,9 @@ class View:
 
 @dataclass(frozen=True)
 class Call:
-    """A routine that mixes elements; see ROUTINES. made: the kernel's own arrays that it fills.
+    """A routine that mixes elements; see ROUTINES. made: the scratch arrays that it fills.
 
-    numbers: values of the piece that it is given; attr: a number that is known when compiling.
+    numbers: values of the piece that it takes. attr: a number that is known when compiling.
     """
 
     routine: str
@@ -254,9 +258,9 @@ class Call:
     attr: int = 0
 
 
-#: what calls compute. product: of two matrices, `attr` says whether sums are float32; columns are
-#: those of top_columns, chosen ones those of a row of chances, by draw `attr`; drawn: the positions
-#: of a selection that all ranks draw; spectrum: left vectors, singular values, right vectors
+#: routines of calls. product: of matrices, float32 sums if `attr` is 1; place_columns: at given
+#: columns of each row; chosen: positions in a row of chances, by draw `attr`; drawn: positions of
+#: a selection that all ranks draw; spectrum: left vectors, singular values, right vectors
 ROUTINES = (
     "product", "orthonormal", "hadamard", "row_max", "row_min", "top_columns", "place_columns",
     "sum_by", "chosen", "drawn", "spectrum",
@@ -278,14 +282,15 @@ Step = (
 
 @dataclass
 class Kernel:
-    """encode, decode or check. steps: walks, in order; searches and stores of the piece between.
+    """encode, decode or check. steps: walks, in order; searches and stores of the piece between
+    them.
 
-    statics: what the host computes for each piece; bad: the total that tells whether the gradient
-    was finite, which the status byte says, of a check whether a payload's counts do not fit;
-    limits: the most elements of each selection. added: fields of which it is given the sums over
-    the ranks; own: arrays that steps leave for others; sizes: of payload fields that are matrices;
-    rooms: matrices that must hold the elements of a piece ("matrix"), or that are taken for them
-    ("flat"), and others ("").
+    statics: numbers that the host computes for each piece. bad: a total; in an encode it tells
+    whether the gradient was finite, for the status byte; in a check, whether a payload's counts do
+    not fit. limits: the most elements of each selection. added: fields whose sums over the ranks
+    are given. own: arrays that steps leave for others. sizes: of payload fields that are matrices.
+    rooms: matrices that hold the elements of a piece ("matrix"), that replace them ("flat"), and
+    others ("").
     """
 
     name: str
@@ -303,17 +308,18 @@ class Kernel:
 
     @property
     def walks(self) -> list[Walk]:
-        """The walks alone."""
+        """All walks, including those within other steps."""
         return [w for s in flat(self.steps) if (w := walk_of(s)) is not None]
 
     @property
     def writes_back(self) -> bool:
-        """Whether an encode can have the gradient become what was decoded."""
+        """True if an encode can overwrite the gradient with its decoded values."""
         return any(s.back for w in self.walks for s in w.stores)
 
     @property
     def scratch(self) -> list[Field]:
-        """Its own arrays: of selected elements, of samples, and what streams hold."""
+        """Arrays of its own: selected elements, samples, contents of streams, and results of
+        calls."""
         found = [f for w in self.walks for one in w.compacts for f, _ in one.parts]
         stores = [s for w in self.walks for s in w.stores]
         found += [s.field for s in stores if s.target in (SCRATCH, "kept") and s.field]
@@ -326,18 +332,18 @@ class Kernel:
 
     @property
     def asks(self) -> bool:
-        """Whether the host may have to compute a part of it."""
+        """True if the host may have to compute a part of it (a spectrum)."""
         return any(isinstance(s, Call) and s.routine == "spectrum" for s in self.steps)
 
     @property
     def sums(self) -> list[Field]:
-        """Its own arrays of sums by index."""
+        """Arrays of sums by index."""
         found = [s.field for w in self.walks for s in w.stores if s.target == SUMS and s.field]
         return list({f.name: f for f in found}.values())
 
 
 def flat(steps: Iterable[Step]) -> Iterator[Step]:
-    """Steps, and those within them."""
+    """All steps, including those within `When`."""
     for step in steps:
         yield step
         if isinstance(step, When):
@@ -345,7 +351,7 @@ def flat(steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def walk_of(step: Step) -> Walk | None:
-    """The walk that a step is or has."""
+    """The walk that a step is or has; None for other steps."""
     if isinstance(step, KthLargest | ThresholdSearch | Quantiles):
         return step.walk
     return step if isinstance(step, Walk) else None
@@ -354,7 +360,8 @@ def walk_of(step: Step) -> Walk | None:
 def order(
     roots: Iterable[Value], into: Callable[[Value], bool] = lambda v: True
 ) -> Iterator[Value]:
-    """Every value that the roots need, once, arguments first; those of values `into` holds for."""
+    """Every value that the roots need, once, arguments first. Values for which `into` is false hide
+    their arguments."""
     seen: set[int] = set()
     stack = [(root, False) for root in reversed(list(roots))]
     while stack:
@@ -368,10 +375,11 @@ def order(
 
 
 def order_inside(roots: Iterable[Value]) -> Iterator[Value]:
-    """order, but not what the piece's values are made of: a total's fold is an earlier walk's."""
+    """Values as `order` gives them, without the arguments of the piece's values: an earlier walk
+    computed a total's fold."""
     return order(roots, into=lambda v: v.level != "piece")
 
 
 def made(step: KthLargest | ThresholdSearch) -> tuple[Value, Value]:
-    """The two values that a search makes."""
+    """The two values that a search makes: the result, and the count."""
     return step.found, step.larger if isinstance(step, KthLargest) else step.count

@@ -1,4 +1,4 @@
-"""Tile programs to read, and to tell kernels apart by."""
+"""Tile programs as text, to read and to tell kernels apart."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from compll.ir.tile import (
     walk_of,
 )
 
-#: what a field or state has a value for, by its shape
+#: the unit that has one value of a field or state, by its shape
 PER = {"scalar": "piece", "table": "piece", "group": "tile", "n": "lane", "kept": "selected lane",
        "matrix": "element"}  # fmt: skip
 
 
 def text(kernel: Kernel) -> str:
-    """A kernel to read, and to tell kernels apart by."""
+    """A kernel as text; kernels of equal text are equal."""
     lines = [f"kernel {kernel.name}, tiles of {kernel.tile}"]
     status = ["status"] * kernel.module.status
     lines.append(f"  payload {', '.join([*map(_declared, kernel.module.fields), *status])}")
@@ -84,7 +84,7 @@ def _step(step: Step, names: dict[int, str]) -> list[str]:
 
 
 def _call(call: Call, names: dict[int, str]) -> list[str]:
-    """A routine, what it reads, and the arrays that it makes."""
+    """Lines for a call: its inputs, and the arrays that it makes."""
     lines, parts = [], []
     for view in call.views:
         matrix = [] if view.matrix is None else [view.matrix.rows, view.matrix.cols]
@@ -100,12 +100,12 @@ def _call(call: Call, names: dict[int, str]) -> list[str]:
 
 
 def _of(f: Field) -> str:
-    """Of what an array has an element for each."""
+    """The unit that has an element of the array."""
     return f"[{', '.join(map(str, f.dims))}]" if f.dims else f"per {f.of or 'lane'}"
 
 
 def _known(roots: list[Value], names: dict[int, str]) -> list[str]:
-    """Lines of what these need; what is known before a walk stands where it is first needed."""
+    """Lines for the values that `roots` need and that have no name yet."""
     lines = []
     for value in order(roots):
         if id(value) not in names:
@@ -115,14 +115,14 @@ def _known(roots: list[Value], names: dict[int, str]) -> list[str]:
 
 
 def _numbers(step: Step) -> list[Value]:
-    """What a search is given besides its walk."""
+    """Numbers that a search takes besides its walk."""
     if isinstance(step, KthLargest):
         return [step.k] if step.sample is None else [step.k, step.sample]
     return step.given if isinstance(step, ThresholdSearch) else []
 
 
 def _searched(step: Step, names: dict[int, str]) -> list[str]:
-    """What a search makes."""
+    """A line for the results of a search."""
     if isinstance(step, Quantiles):
         names[id(step.found)] = f"%{len(names)}"
         return [f"{names[id(step.found)]} = quantiles of them, {step.parts}"]
