@@ -1,4 +1,4 @@
-"""What casync asks of a codec; any class with these members is one."""
+"""The codec interface of casync: any class with these members is a codec."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 #: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
 State: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
-#: what a native all-reduce does
+#: the operator of a native all-reduce
 Operation: TypeAlias = Literal["sum", "max"]
 OPERATIONS: tuple[Operation, ...] = ("sum", "max")
 
@@ -42,12 +42,12 @@ class Round(Protocol):
 
     @property
     def dtype(self) -> str:
-        """float32, float16, bfloat16 or uint8: what the payload consists of, and nothing else."""
+        """Type of all numbers of the payload: float32, float16, bfloat16 or uint8."""
         ...
 
     @property
     def op(self) -> Operation:
-        """What the all-reduce does."""
+        """Operator of the all-reduce: "sum" or "max"."""
         ...
 
     def payload_bytes(self, n: int) -> int:
@@ -65,7 +65,7 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str:
-        """Such as "onebit_group"."""
+        """Name of the codec, such as "onebit_group"."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class Codec(Protocol):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """Values of its parameters by name, for messages and reports."""
+        """Values of the codec's parameters by name, for messages and reports."""
         ...
 
     @property
@@ -85,58 +85,58 @@ class Codec(Protocol):
 
     @property
     def fixed(self) -> bool:
-        """Whether a payload is always exactly payload_bytes(n) long."""
+        """True if a payload is always exactly payload_bytes(n) long."""
         ...
 
     @property
     def cuts(self) -> bool:
-        """Whether encode_batch takes `capacity`: what does not fit stays in its state."""
+        """True if encode_batch takes `capacity`; values that do not fit stay in the state."""
         ...
 
     @property
     def additive(self) -> str | None:
-        """float32, float16 or bfloat16: n such numbers, which add without decoding."""
+        """Type of payloads that add without decoding (float32, float16, bfloat16), or None."""
         ...
 
     @property
     def vote(self) -> bool:
-        """Whether decoded values of all ranks add up and the sum is encoded again, stateless."""
+        """True if the owner adds all decoded values and encodes their sum without state."""
         ...
 
     @property
     def reencodes(self) -> bool:
-        """Whether it may encode again at an aggregator or a ring hop."""
+        """True if an aggregator or a ring hop may encode again."""
         ...
 
     @property
     def fuses(self) -> bool:
-        """Whether encode_batch decodes and adds `incoming` payloads in the same kernel."""
+        """True if encode_batch decodes and adds `incoming` payloads in the same kernel."""
         ...
 
     @property
     def stateful(self) -> bool:
-        """Whether it keeps a residual or other state."""
+        """True if the codec keeps a residual or another state."""
         ...
 
     @property
     def rounds(self) -> Sequence[Round]:
-        """Its all-reduces, in order, if it is a casync.rounds.RoundsCodec; else ()."""
+        """All-reduces in order if the codec is a casync.rounds.RoundsCodec; else ()."""
         ...
 
     def for_shape(self, shape: Sequence[int]) -> Codec:
-        """The codec for a parameter of this shape: itself where the shape does not matter."""
+        """The codec for a parameter of this shape; itself if the shape does not matter."""
         ...
 
     def suits(self, n: int) -> bool:
-        """Whether it is worth using for n elements."""
+        """True if the codec is worth using for n elements."""
         ...
 
     def prepare(self) -> None:
-        """Compile now what aggregators need, rather than at its first use."""
+        """Compile the kernels of aggregators now, rather than at their first use."""
         ...
 
     def payload_bytes(self, n: int) -> int:
-        """Upper bound of the payload of n elements, of all rounds, known before any data."""
+        """Upper bound in bytes of the payload of n elements, over all rounds."""
         ...
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, npt.NDArray[Any]]:
@@ -162,8 +162,8 @@ class Codec(Protocol):
 
         `writeback` overwrites each piece of x by decode(encode(x)) in the same pass. A given
         `state` is applied (error feedback) and updated. `incoming`: (payload, at, used) of a batch
-        that is decoded and added to x first; without `writeback` x then holds nothing of use.
-        `capacity`: int64 [m], bytes of each payload at most, where it `cuts`; else None.
+        that is decoded and added to x first; without `writeback` the contents of x are undefined
+        afterwards. `capacity`: int64 [m], payloads' largest bytes if the codec `cuts`; else None.
         """
         ...
 
@@ -178,46 +178,47 @@ class Codec(Protocol):
         add: bool = False,
         step: int = 0,
     ) -> None:
-        """Decode each piece into `out` (adding when `add`); raises on a bad payload.
+        """Decode each piece into `out` (adding if `add`); raises ValueError on a bad payload.
 
-        step: that of the encode, for codecs that draw again what encode drew.
+        step: step of the encode, for codecs whose decode repeats the random draws of encode.
         """
         ...
 
 
 class DeviceCodec(Codec, Protocol):
-    """What is asked of a codec on a device, besides: its decodes do not wait."""
+    """Further members of a codec on a device; its decodes do not wait."""
 
     def hold(self, numbers: Ints) -> Ints:
-        """Numbers to give as table, at, used or capacity, which do not change: what the device
-        needs of them is made once, and lives as long as the array that is returned."""
+        """Prepare numbers that do not change for use as table, at, used or capacity. Their copy on
+        the device is made once and lives as long as the returned array."""
         ...
 
     def view(self, x: Any) -> Any:
-        """An array as calls take it quickest, with the same memory."""
+        """The same memory as the array type that calls take fastest."""
         ...
 
     @property
     def merges(self) -> bool:
-        """Whether decode_batch adds k payloads of each piece at once, at and used int64 [k, m]."""
+        """True if decode_batch adds k payloads of each piece at once; at, used: int64 [k, m]."""
         ...
 
     @property
     def repeats(self) -> bool:
-        """Whether nothing that the host computes for a call follows from `step`."""
+        """True if the host computes nothing from `step`: a captured call may be replayed."""
         ...
 
     def ticking(self, tick: Any) -> AbstractContextManager[None]:
-        """Calls within add an int64 [1] in their memory to `step` when they run, or run again."""
+        """Within the context, calls add to `step` the int64 [1] `tick` in device memory, read at
+        each run or replay."""
         ...
 
     def raise_found(self) -> None:
-        """Raise for a bad payload that an earlier decode met; may wait."""
+        """Raise the error of a bad payload that an earlier decode found; may wait."""
         ...
 
 
 class CodecDefaults:
-    """What most codecs answer to the members of Codec that describe special cases; to inherit."""
+    """Defaults of the members of Codec that describe special cases; a base class."""
 
     cuts = False
     repeats = True
@@ -231,31 +232,31 @@ class CodecDefaults:
     rounds: Sequence[Round] = ()
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """None."""
+        """An empty state: the codec is stateless."""
         return {}
 
     def for_shape(self, shape: Sequence[int]) -> Self:
-        """See Codec."""
+        """Implements Codec.for_shape."""
         return self
 
     def suits(self, n: int) -> bool:
-        """See Codec."""
+        """Implements Codec.suits."""
         return True
 
     def hold(self, numbers: Ints) -> Ints:
-        """See DeviceCodec."""
+        """Implements DeviceCodec.hold."""
         return numbers
 
     def view(self, x: Any) -> Any:
-        """See DeviceCodec."""
+        """Implements DeviceCodec.view."""
         return x
 
     def ticking(self, tick: Any) -> AbstractContextManager[None]:
-        """See Codec; what takes no notice of the step."""
+        """Implements DeviceCodec.ticking for a codec that ignores the step."""
         return nullcontext()
 
     def prepare(self) -> None:
-        """See Codec."""
+        """Implements Codec.prepare."""
 
     def raise_found(self) -> None:
-        """See DeviceCodec."""
+        """Implements DeviceCodec.raise_found."""

@@ -77,8 +77,8 @@ class ExecutorClosed(CasyncError):
 
 
 def copy_to_raise(error: E) -> E:
-    """An error that is kept, as it may be raised: apart, since what is raised collects frames, and
-    these hold all that their callers know, such as models."""
+    """A copy of a stored error, to raise. A raised error collects frames, which keep their callers'
+    objects (such as models) alive; the stored one must not."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again

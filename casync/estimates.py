@@ -1,12 +1,13 @@
-"""Parameters as their neighbours know them: what gossip compresses against.
+"""Estimates of ranks' parameters, against which gossip compresses.
 
 In CHOCO-SGD (Koloskova et al. 2019) a rank sends the compressed difference between its parameters
-and an estimate of them, which follows by what was sent. Its neighbours keep copies that follow by
-the same payloads, and so hold the same bits. The difference that one payload leaves out is in the
-next: that is the error feedback, and the codec needs none of its own.
+and an estimate of them, and adds the sent difference to the estimate. Its neighbours keep copies of
+the estimate and add the same payloads, so all copies have the same bits. The error of one payload
+is part of the next difference: that is the error feedback, so the codec needs none of its own.
 
-Copies rather than their sum, which would take less memory with many neighbours: the roundings of a
-sum add up apart from those of the estimates, and average parameters would drift by what they are.
+A rank keeps one copy per neighbour rather than their sum, which would take less memory: the
+rounding errors of a sum accumulate differently from those of the estimates, so the average of the
+parameters would drift by the difference.
 """
 
 from __future__ import annotations
@@ -20,34 +21,34 @@ from casync.codec import Bytes, Codec, CodecDefaults, Floats, Ints, State
 
 __all__ = ["OWN", "Estimate", "copy_of"]
 
-OWN = "estimate"  # what neighbours know of this rank's parameters
+OWN = "estimate"  # state: this rank's parameters as its neighbours know them
 
 
 def copy_of(rank: int) -> str:
-    """The name of the state that is this rank's copy of another's estimate."""
+    """Name of the state that holds this rank's copy of the estimate of `rank`."""
     return f"{OWN} of rank {rank}"
 
 
 class Estimate(CodecDefaults):
-    """A codec for parameters: encodes how they differ from their estimate, which follows. Payloads
-    are the inner codec's. See Codec for its members."""
+    """A codec for parameters: encodes their difference from the estimate and adds it to the
+    estimate. Payloads are those of the inner codec. Implements Codec."""
 
     stateful = True
     reencodes = False
 
     def __init__(self, inner: Codec, neighbours: Iterable[int]) -> None:
-        """`neighbours`: ranks of whose estimates there are copies."""
+        """neighbours: ranks whose estimates this rank copies."""
         self._inner = inner
         self._states = (OWN, *map(copy_of, neighbours))
         self.name, self.digest, self.params = inner.name, inner.digest, inner.params
         self.align, self.fixed = inner.align, inner.fixed
-        self.repeats = False  # captured programs have none
+        self.repeats = False  # captured programs have no estimates
 
     def payload_bytes(self, n: int) -> int:
         return self._inner.payload_bytes(n)
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, Any]:
-        """The estimate, and the copies of neighbours': flat [n], float32."""
+        """The rank's own estimate and the copies of its neighbours' estimates: float32 [n] each."""
         return {name: np.zeros(n, np.float32) for name in self._states}
 
     def encode_batch(
@@ -65,7 +66,7 @@ class Estimate(CodecDefaults):
         incoming: Any = None,
         capacity: Ints | None = None,
     ) -> Ints:
-        """See Codec; what it is asked for is parameters as they are."""
+        """Implements Codec.encode_batch, for unscaled parameters."""
         assert state is not None
         assert scale == 1.0
         assert not writeback

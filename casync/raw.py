@@ -1,6 +1,6 @@
-"""Raw float32 as a codec: the identity, so that nothing else needs to know of it.
+"""Raw float32 as a codec, the identity: callers need no special case for uncompressed data.
 
-It takes arrays of NumPy, and tensors of any device.
+Accepts NumPy arrays, and tensors of any device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RAW = "raw"  # its key in every mapping of codecs
 
 
 class Raw(CodecDefaults):
-    """Payloads are the float32 values. See Codec for its members."""
+    """Payloads are the float32 values. Implements Codec."""
 
     name = digest = RAW
     fixed = True
@@ -74,7 +74,7 @@ class Raw(CodecDefaults):
 
 
 def _pairs(x: Any, table: Ints, data: Any, at: Ints) -> Sequence[tuple[Any, Any]]:
-    """Each piece of x, and its payload as numbers; of NumPy's arrays, or torch's of a device."""
+    """Each piece of x with its payload as float32; arrays of NumPy, or tensors of any device."""
     floats = torch.float32 if isinstance(data, torch.Tensor) else np.float32
     return [
         (x[start : start + n], data[first : first + FLOAT_BYTES * n].view(floats))
@@ -83,5 +83,5 @@ def _pairs(x: Any, table: Ints, data: Any, at: Ints) -> Sequence[tuple[Any, Any]
 
 
 def with_raw(codecs: Mapping[str, Codec]) -> Codecs:
-    """The codecs of a caller, raw, and regions of them."""
+    """The caller's codecs, `raw`, and their region codecs."""
     return Codecs({RAW: Raw(), **codecs})

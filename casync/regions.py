@@ -1,9 +1,9 @@
-"""Codecs for a region of every piece: what is selected in a whole tensor travels to many owners.
+"""Codecs for a region of every piece: values selected in a whole tensor travel to several owners.
 
-A piece has `count` regions of about as many elements: blocks in turn, at multiples of `align`. So a
-stretch of large values, such as the rows of frequent words, is shared by all regions. A payload of
-a region is that of the elements in it; decoding leaves the others as they are. Its key, such as
-"topk:2of4by1", says all that: nobody lists such codecs.
+A piece has `count` regions of about equal size: blocks in turn, at multiples of `align`. So a run
+of large values, such as the rows of frequent words, is shared by all regions. A region's payload
+covers its elements; decoding leaves all others as they are. The key, such as "topk:2of4by1",
+describes the region, so region codecs need no registration.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from casync.codec import FLOAT_BYTES, Bytes, Codec, CodecDefaults, Floats, Ints,
 
 __all__ = ["NONZERO", "Codecs", "region_key", "whole_key"]
 
-NONZERO = "nonzero"  # its key, in those of its regions
+NONZERO = "nonzero"  # codec part of the region keys of Nonzero
 _KEY = re.compile(r"(.+):(\d+)of(\d+)by(\d+)")
 _PAIR = 8  # bytes of an index and a value
-_BLOCK = 512  # elements at least
-START, STATE = 0, 4  # columns of a table that say where pieces are
+_BLOCK = 512  # least elements of a block
+START, STATE = 0, 4  # columns of a table: where a piece begins
 
 
 def region_key(key: str, number: int, count: int, align: int) -> str:
-    """The key of a region's codec."""
+    """Key of a region's codec, such as "topk:2of4by1"."""
     return f"{key}:{number}of{count}by{align}"
 
 
 def whole_key(key: str) -> tuple[str, int]:
-    """The codec's key, and how many regions there are; 1 where the key is of no region."""
+    """Key of the whole codec, and the number of regions; 1 if the key names no region."""
     match = _KEY.fullmatch(key)
     return (match[1], int(match[3])) if match else (key, 1)
 
 
 class Codecs(dict[str, Codec]):
-    """Codecs by key, and those of their regions."""
+    """Codecs by key; codecs of regions are made at their first use."""
 
     def __missing__(self, key: str) -> Codec:
         match = _KEY.fullmatch(key)
@@ -53,33 +53,34 @@ class Codecs(dict[str, Codec]):
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Every `count`-th block of a piece, from `number` on."""
+    """The elements of one region: every `count`-th block of a piece, starting at `number`."""
 
     number: int
     count: int
     block: int  # elements; the last block of a piece may have fewer
 
     def length(self, n: int) -> int:
-        """Elements of the region, of a piece of n."""
+        """Number of the region's elements in a piece of n elements."""
         whole, rest = divmod(n, self.block)
         there = len(range(self.number, whole, self.count)) * self.block
         return there + rest * (whole % self.count == self.number)
 
     def views(self, piece: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The region in a piece: blocks as rows, and what it has of the last, shorter one."""
+        """Views of the region in a piece: whole blocks as rows, and its share of the shorter last
+        block."""
         whole = len(piece) // self.block
         end = whole * self.block
         rows = piece[:end].reshape(whole, self.block)[self.number :: self.count]
         return rows, piece[end:] if whole % self.count == self.number else piece[:0]
 
     def place(self, index: Ints) -> Ints:
-        """Positions in the piece of the region's elements."""
+        """Positions in the piece of the region's elements `index`."""
         block, within = np.divmod(index, self.block)
         return (block * self.count + self.number) * self.block + within
 
 
 class Region(CodecDefaults):
-    """A codec on a region of every piece. See Codec for its members."""
+    """A codec on one region of every piece. Implements Codec."""
 
     def __init__(self, inner: Codec, blocks: _Blocks) -> None:
         self._inner, self._blocks = inner, blocks
@@ -87,16 +88,16 @@ class Region(CodecDefaults):
         self.digest, self.params = inner.digest, inner.params
         self.align, self.fixed = inner.align, inner.fixed
         self.reencodes, self.stateful = inner.reencodes, inner.stateful
-        self.repeats = False  # captured programs have none
+        self.repeats = False  # captured programs have no regions
         states = inner.init_state(7, tensors=3).items()
-        self._flat = {name for name, array in states if array.size == 7}  # by element
+        self._flat = {name for name, array in states if array.size == 7}  # one value per element
 
     def payload_bytes(self, n: int) -> int:
         length = self._blocks.length(n)
         return self._inner.payload_bytes(length) if length else 0
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, Any]:
-        """That of the whole."""
+        """The state of the whole codec, for all elements."""
         return self._inner.init_state(n, tensors)
 
     def encode_batch(
@@ -150,12 +151,12 @@ class Region(CodecDefaults):
 
 
 class _Cut:
-    """The regions of a table's pieces, as pieces that lie one behind the other."""
+    """The regions of a table's pieces, copied one behind another."""
 
     def __init__(self, blocks: _Blocks, table: Ints) -> None:
         self._blocks = blocks
         lengths = np.array([blocks.length(n) for n in table[:, 1].tolist()], np.int64)
-        self.rows = np.flatnonzero(lengths)  # those whose region is not empty
+        self.rows = np.flatnonzero(lengths)  # rows of the table with a non-empty region
         self.inside = table[self.rows]
         self._whole = table[self.rows]
         self.inside[:, 1] = lengths[self.rows]
@@ -165,11 +166,11 @@ class _Cut:
         self.inside[:, 3] += blocks.number * blocks.block
 
     def room(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """For the regions' elements."""
+        """An uninitialized array for the regions' elements."""
         return np.empty(int(self.inside[:, 1].sum()), like.dtype)
 
     def take(self, array: npt.NDArray[Any], column: int) -> npt.NDArray[Any]:
-        """The regions' elements; pieces are where a column of the table says."""
+        """Copy of the regions' elements; `column` of the table says where pieces begin."""
         values = self.room(array)
         for piece, mine in self._pairs(array, values, column):
             rows, rest = self._blocks.views(piece)
@@ -178,7 +179,7 @@ class _Cut:
         return values
 
     def put(self, values: npt.NDArray[Any], array: npt.NDArray[Any], column: int) -> None:
-        """Write them back."""
+        """Write the regions' elements back."""
         for piece, mine in self._pairs(array, values, column):
             rows, rest = self._blocks.views(piece)
             rows[:] = mine[: rows.size].reshape(rows.shape)
@@ -193,7 +194,7 @@ class _Cut:
 
 
 class Nonzero(CodecDefaults):
-    """Indices and values of what is not zero, or all values where those are no more bytes."""
+    """Indices and values of the nonzero elements, or all values if that takes no more bytes."""
 
     name = digest = NONZERO
     fixed = False
@@ -203,7 +204,7 @@ class Nonzero(CodecDefaults):
         self._blocks = blocks
 
     def payload_bytes(self, n: int) -> int:
-        """See Codec."""
+        """Implements Codec.payload_bytes."""
         return FLOAT_BYTES * self._blocks.length(n)
 
     def encode_batch(
@@ -221,7 +222,7 @@ class Nonzero(CodecDefaults):
         incoming: Any = None,
         capacity: Ints | None = None,
     ) -> Ints:
-        """See Codec; what it is asked for is values as they are."""
+        """Implements Codec.encode_batch, for unscaled values without state."""
         assert incoming is None
         assert capacity is None
         assert scale == 1.0
@@ -242,7 +243,7 @@ class Nonzero(CodecDefaults):
         add: bool = False,
         step: int = 0,
     ) -> None:
-        """See Codec; raises ValueError on a bad payload."""
+        """Implements Codec.decode_batch; raises ValueError on a bad payload."""
         for (start, n, *_), first, size in zip(
             table.tolist(), at.tolist(), used.tolist(), strict=True
         ):
@@ -250,14 +251,14 @@ class Nonzero(CodecDefaults):
             index, values = _get(payload[first : first + size], self._blocks.length(n))
             where = self._blocks.place(index)
             if add:
-                piece[where] += values  # an index is there once
+                piece[where] += values  # indices are unique
             else:
                 for view in self._blocks.views(piece):
                     view[:] = 0
                 piece[where] = values
 
     def _put(self, piece: Floats, out: Bytes) -> int:
-        """The payload of a piece's region; its bytes."""
+        """Write the payload of a piece's region to `out`; return its bytes."""
         index = np.flatnonzero(
             np.concatenate([(v != 0).ravel() for v in self._blocks.views(piece)])
         )
@@ -272,7 +273,7 @@ class Nonzero(CodecDefaults):
 
 
 def _get(data: Bytes, n: int) -> tuple[Ints, Floats]:
-    """Which elements of a region of n, and their values."""
+    """Indices in a region of n elements, and their values. Raises ValueError on a bad payload."""
     if len(data) == FLOAT_BYTES * n:
         return np.arange(n), data.view(np.float32)
     if len(data) % _PAIR or len(data) > FLOAT_BYTES * n:

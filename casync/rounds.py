@@ -1,6 +1,6 @@
-"""Codecs that aggregate in the middle: several all-reduces, each of which the next one builds on.
+"""Codecs that aggregate in rounds: several all-reduces, each based on the sums of those before.
 
-A codec without rounds sends its payloads whole.
+A codec without rounds sends whole payloads.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = [
     "refuse_workers",
 ]
 
-#: by round: the summed payloads, and where each piece begins
+#: per round: the summed payloads, and the byte at which each piece begins (int64 [m])
 Sums: TypeAlias = Sequence[tuple[Bytes, Ints]]
 
 
 class RoundsCodec(Codec, Protocol):
-    """Members of a codec with rounds, besides those of Codec."""
+    """Further members of a codec with rounds."""
 
     def refuses_workers(self, workers: int) -> str | None:
-        """Why so many workers cannot add up their payloads, or None."""
+        """The reason why the payloads of that many workers cannot be added, or None."""
         ...
 
     def encode_round(
@@ -47,9 +47,9 @@ class RoundsCodec(Codec, Protocol):
         seed: int = 0,
         step: int = 0,
     ) -> Ints:
-        """Encode what a round adds up, from x and the earlier rounds' sums over all `workers`.
+        """Encode one round's payload from x and the earlier rounds' sums over all `workers`.
 
-        Changes neither x nor the state; returns int64 [m] used bytes.
+        Changes neither x nor the state; returns the used bytes, int64 [m].
         """
         ...
 
@@ -66,18 +66,18 @@ class RoundsCodec(Codec, Protocol):
     ) -> None:
         """Overwrite x's pieces by the mean over the workers, and update the state.
 
-        What x becomes follows from the sums alone, so that all ranks end with the same bits.
+        The result depends on the sums alone, so that all ranks get the same bits.
         """
         ...
 
 
 def as_rounds(codec: Codec) -> RoundsCodec:
-    """A codec whose `rounds` are not empty."""
+    """The codec as RoundsCodec; its `rounds` must not be empty."""
     return cast(RoundsCodec, codec)
 
 
 def refuse_workers(codec: Codec, workers: int) -> str | None:
-    """The refusal of a world size."""
+    """The reason why a codec with rounds cannot serve this many workers, or None."""
     if not codec.rounds:
         return None
     reason = as_rounds(codec).refuses_workers(workers)
@@ -85,7 +85,7 @@ def refuse_workers(codec: Codec, workers: int) -> str | None:
 
 
 def build(b: Builder, part: Part) -> None:
-    """Every round: encode, combine natively. Then decode from all that was combined."""
+    """Add the tasks of all rounds (encode, all-reduce), then the decode of all sums."""
     made: dict[int, list[int]] = {rank: [] for rank in b.ranks}
     for number, op in enumerate(part.rounds):
         b.phase = number

@@ -1,4 +1,4 @@
-"""Which ranks share a node: between nodes links are slow, within one they are fast."""
+"""Nodes and their ranks: links between nodes are slow, links within a node fast."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from casync.errors import PlanError
 
 __all__ = ["Spread", "Topology"]
 
-#: over what a strategy spreads the owners of chunks: nothing, all ranks, or all nodes evenly; with
-#: "tensors" a tensor that is not cut has one owner, and all ranks own as many as any other
+# The owners over which a strategy spreads chunks: none, all ranks, or all nodes evenly. With
+# "tensors" an uncut tensor has one owner, and all ranks own equally many.
 Spread: TypeAlias = Literal["", "ranks", "nodes", "tensors"]
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Nodes of ranks. Raises PlanError unless ranks 0 to N-1 are there, each once."""
+    """Ranks grouped by node. Raises PlanError unless each of the ranks 0 to N-1 occurs once."""
 
     nodes: tuple[tuple[int, ...], ...]
 
@@ -40,13 +40,13 @@ class Topology:
 
     @classmethod
     def even(cls, world_size: int, per_node: int) -> Topology:
-        """Nodes of so many neighbours; the last one may have fewer."""
+        """Nodes of `per_node` consecutive ranks; the last node may have fewer."""
         firsts = range(0, world_size, per_node)
         return cls(tuple(tuple(range(i, min(i + per_node, world_size))) for i in firsts))
 
     @classmethod
     def of(cls, nodes: Iterable[Iterable[int]]) -> Topology:
-        """Nodes in the order of their first ranks, and ranks in order."""
+        """Nodes ordered by their first ranks, with ranks in order."""
         return cls(tuple(sorted(tuple(sorted(node)) for node in nodes)))
 
     @cached_property
@@ -61,13 +61,13 @@ class Topology:
 
     @cached_property
     def node_of(self) -> tuple[int, ...]:
-        """By rank: the number of its node."""
+        """Node number by rank."""
         numbers = {rank: number for number, node in enumerate(self.nodes) for rank in node}
         return tuple(numbers[rank] for rank in self.ranks)
 
     @cached_property
     def largest(self) -> int:
-        """Ranks of the largest node."""
+        """Number of ranks of the largest node."""
         return max(map(len, self.nodes))
 
     @property
@@ -76,21 +76,21 @@ class Topology:
         return 1 < len(self.nodes) < self.world_size
 
     def turns(self, spread: Spread) -> Sequence[int]:
-        """Ranks that own chunks, in turn: with "nodes" each node has as many turns as another."""
+        """The cycle of ranks that own chunks; with "nodes" every node occurs equally often."""
         if spread != "nodes":
             return self.ranks if spread else ()
         return self._node_turns
 
     @cached_property
     def _node_turns(self) -> tuple[int, ...]:
-        """Neighbours in turn are in other nodes, and in other places of these."""
+        """Successive ranks are on different nodes, and at different places within them."""
         count, places = len(self.nodes), self.largest
         every = lcm(count, places)
         pairs = ((turn % places, (turn + turn // every) % count) for turn in range(count * places))
         return tuple(self.nodes[node][place % len(self.nodes[node])] for place, node in pairs)
 
     def __str__(self) -> str:
-        """Such as `2 nodes of 4`, or the ranks of each node."""
+        """Text such as `2 nodes of 4`, or the ranks of each node."""
         if self == Topology.even(self.world_size, self.largest):
             return f"{len(self.nodes)} nodes of {self.largest}"
         return f"nodes {', '.join(str(list(node)) for node in self.nodes)}"

@@ -1,8 +1,8 @@
 """Synchronization strategies; the module's name is the strategy's name.
 
-A strategy module has two functions and two constants, described by `Strategy`. To add one, add
-a file here. A name may go on behind a colon, as in `gossip:torus`: its module reads what comes then
-from the part.
+A strategy module has two functions and two constants, described by `Strategy`. To add one, add a
+file here. A name may have an argument after a colon, as in `gossip:torus`: its module reads the
+argument from `Part.strategy`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["Strategy", "instead", "list_strategies", "load", "refuses"]
 
 
 class Strategy(Protocol):
-    """What a module in this package provides."""
+    """Members of a strategy module."""
 
-    SPREADS: Spread  # over which owners a tensor's chunks are spread, if any
-    TWO_WAY: bool  # whether owners may encode with another codec than workers (`down`)
+    SPREADS: Spread  # the owners over which a tensor's chunks are spread
+    TWO_WAY: bool  # True if owners may encode with a codec of their own (`down`)
 
     def refuses(self, codec: Codec, down: Codec) -> str | None:
-        """Why this strategy cannot carry these codecs, with what to use instead; or None.
+        """The reason why this strategy cannot carry these codecs, with an alternative; or None.
 
-        `down`: what owners encode with; `codec` itself unless the strategy is TWO_WAY.
+        down: codec of the owners; the same as `codec` unless the strategy is TWO_WAY.
         """
         ...
 
@@ -56,7 +56,7 @@ def load(name: str) -> Strategy:
 
 
 def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
-    """Why the strategy cannot carry the codec, with another one for owners if given; or None."""
+    """The reason why the strategy cannot carry the codec, or None. down: the owners' codec."""
     strategy = load(name)
     if down is not None and not strategy.TWO_WAY:
         two_way = " or ".join(repr(s) for s in list_strategies() if load(s).TWO_WAY)
@@ -68,7 +68,7 @@ def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
 
 
 def instead(codec: Codec) -> str:
-    """Strategies that carry the codec, as refusals suggest them."""
+    """Text for refusals: strategies that carry the codec."""
     if codec.rounds:
         return "strategy 'allreduce'"
     if codec.vote:
@@ -77,7 +77,7 @@ def instead(codec: Codec) -> str:
 
 
 def refuse_rounds(codec: Codec, strategy: str) -> str | None:
-    """The refusal of strategies other than allreduce."""
+    """The reason why strategies other than allreduce cannot carry a codec with rounds, or None."""
     if not codec.rounds:
         return None
     return (
@@ -87,7 +87,7 @@ def refuse_rounds(codec: Codec, strategy: str) -> str | None:
 
 
 def refuse_vote(codec: Codec, strategy: str) -> str:
-    """The refusal of strategies that average."""
+    """The reason why strategies that average cannot carry a codec that votes."""
     return (
         f"payloads of codec {codec.name!r} vote, which strategy {strategy!r} does not count; "
         f"use {instead(codec)}"
@@ -95,7 +95,8 @@ def refuse_vote(codec: Codec, strategy: str) -> str:
 
 
 def refuse_single_encoder(codec: Codec, again: Codec, strategy: str) -> str | None:
-    """The refusal of strategies that encode again on the way, by the codec `again`."""
+    """The reason why strategies that encode again on the way, with codec `again`, cannot carry
+    `codec`; or None."""
     for each in (codec, again):
         if each.rounds:
             return refuse_rounds(each, strategy)

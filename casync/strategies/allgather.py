@@ -1,4 +1,4 @@
-"""All-gather: everybody encodes once and decodes everybody; for sparse payloads.
+"""All-gather: every rank encodes once and decodes every rank's payload; for sparse payloads.
 
 The sum runs in rank order on every rank, the own payload included, so results are identical.
 """
@@ -20,14 +20,14 @@ TWO_WAY = False
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
-    """Carries every codec that averages in one go."""
+    """Accepts every codec that averages in one exchange."""
     if refusal := refuse_rounds(codec, "allgather"):
         return refusal
     return refuse_vote(codec, "allgather") if codec.vote else None
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """Exchange all payloads, then add them up. In a turn each rank sends to one."""
+    """Exchange all payloads, then add them up. In each turn a rank sends to one other rank."""
     n = b.world_size
     payloads = [b.encode(rank, part, part.codec, "worker", average=True) for rank in range(n)]
     for distance in range(1, n):

@@ -1,6 +1,6 @@
 """The native collective: for raw values, and for payloads that add without decoding.
 
-A codec with rounds has several such payloads, each of which builds on the sum of the last.
+A codec with rounds has several payloads, each based on the sum of the one before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TWO_WAY = False
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
-    """Carries additive codecs and those with rounds."""
+    """Accepts additive codecs and those with rounds."""
     if codec.rounds:
         return None
     if codec.vote:

@@ -1,10 +1,10 @@
-"""Parameters to neighbours only: CHOCO-SGD (Koloskova et al. 2019), its communication.
+"""Gossip: parameters travel to neighbours only, as in CHOCO-SGD (Koloskova et al. 2019).
 
-Every rank encodes how its parameters have changed against what its neighbours know of them, sends
-that to these, and follows what they send. Its bucket stays as it is: how far parameters then move
-towards those of neighbours, which no other rank needs to know, is for who submits them. Ranks
-differ by design. Which ranks are neighbours stands behind the colon: `gossip:ring`,
-`gossip:torus` or `gossip:complete`.
+Every rank encodes the difference between its parameters and its neighbours' estimate of them, sends
+it to the neighbours, and updates its copies of their estimates from their payloads. The bucket is
+unchanged: the caller then moves its parameters towards those of the neighbours, without further
+messages. Ranks have different parameters by design. The argument after the colon selects the
+neighbours: `gossip:ring`, `gossip:torus` or `gossip:complete`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINKS = ("ring", "torus", "complete")
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
-    """Carries estimates of parameters only."""
+    """Accepts estimates of parameters only."""
     if isinstance(codec, Estimate):
         return None
     return (
@@ -43,7 +43,7 @@ def refuses(codec: Codec, down: Codec) -> str | None:
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """In a turn each rank sends to one neighbour and follows what another one sends."""
+    """In each turn a rank sends to one neighbour and updates its estimate of another."""
     ranks = grid(part.strategy.partition(":")[2], b.world_size)
     there = {rank for own in b.ranks for rank in (own, *ranks.neighbours(own))}
     payloads = {rank: b.encode(rank, part, part.codec, "worker", number=0) for rank in there}
@@ -57,33 +57,33 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
 
 @dataclass(frozen=True)
 class Grid:
-    """Ranks in rows, whose ends meet. A move leads from each rank to one of its neighbours, and no
-    two moves to the same one."""
+    """Ranks in rows and columns whose ends are joined. A move leads from each rank to one of its
+    neighbours; no two moves lead to the same one."""
 
     rows: int
     columns: int
     moves: tuple[tuple[int, int], ...]  # rows, columns
 
     def after(self, rank: int, move: tuple[int, int]) -> int:
-        """To which rank a move leads from this one."""
+        """The rank to which a move leads from `rank`."""
         row, column = divmod(rank, self.columns)
         return (row + move[0]) % self.rows * self.columns + (column + move[1]) % self.columns
 
     def before(self, rank: int, move: tuple[int, int]) -> int:
-        """From which rank a move leads to this one."""
+        """The rank from which a move leads to `rank`."""
         return self.after(rank, (-move[0], -move[1]))
 
     def neighbours(self, rank: int) -> Sequence[int]:
-        """As many for every rank, and each the other's."""
+        """Sorted neighbours of a rank. The relation is mutual; all ranks have equally many."""
         return sorted(self.after(rank, move) for move in self.moves)
 
 
 @cache
 def grid(links: str, world_size: int) -> Grid:
-    """How ranks are linked; raises PlanError where so many ranks cannot be, or for an unknown name.
+    """The grid of linked ranks; raises PlanError for an unknown name or an unsuited world size.
 
     ring: two neighbours each. torus: the grid of `world_size` ranks that is closest to a square,
-    four neighbours each, or three in a grid of two rows. complete: everybody.
+    four neighbours each, or three in a grid of two rows. complete: all other ranks.
     """
     if links == "ring":
         return _grid(1, world_size, [(0, 1), (0, -1)])
@@ -101,6 +101,6 @@ def grid(links: str, world_size: int) -> Grid:
 
 
 def _grid(rows: int, columns: int, moves: Sequence[tuple[int, int]]) -> Grid:
-    """Without what leads nowhere, or to where another move leads."""
+    """Drop moves that lead nowhere, or to the same rank as another move."""
     distinct = dict.fromkeys((down % rows, along % columns) for down, along in moves)
     return Grid(rows, columns, tuple(move for move in distinct if any(move)))

@@ -1,14 +1,14 @@
-"""A tree of merges, at each of which the k largest of the sum are kept: gTop-k (Shi et al. 2019).
+"""A tree of merges, each of which keeps the k largest values of the sum: gTop-k (Shi et al. 2019).
 
-Ranks form a binomial tree below a tensor's owner. Each adds its children's payloads to its own
-gradient, encodes the sum once, and gives that to its parent; the owner's payload, the average, goes
-down the tree unchanged. So every message has k values, and a rank takes part in log2(N) of them, up
-and down, where `allgather` gives it (N-1) k to receive.
+Ranks form a binomial tree below a tensor's owner. Each rank adds its children's payloads to its own
+gradient, encodes the sum once, and sends that to its parent; the owner's payload, the average, goes
+down the tree unchanged. So every message has k values, and a rank takes part in log2(N) of them up
+and down, whereas `allgather` makes it receive (N-1) k values.
 
-As published the k values are of whole tensors. Two things differ, so that no value is ever lost.
-There a rank selects before it merges; here what it has not selected takes part as well. There a
-rejected value goes back to the rank that it came from, unless another rank's value of that element
-gets through; here the rank that rejects keeps it, in the residual of its one encode.
+As in the paper, the k values are selected from whole tensors. Two differences keep every value. The
+paper's ranks select before they merge; here unselected values take part in the merge as well. The
+paper returns a rejected value to the rank that it came from, unless another rank's value of that
+element gets through; here the rank that rejects keeps it, in the residual of its one encode.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TWO_WAY = False
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
-    """Needs a codec that may encode sums."""
+    """Accepts codecs that may encode sums."""
     return refuse_single_encoder(codec, codec, "gtopk")
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """Up the tree, one level a phase, and down again."""
+    """Go up the tree, one level a phase, and down again."""
     n, owner = b.world_size, part.owner
     levels = (n - 1).bit_length()
     edges = list(_edges(n, None if b.only is None else (b.only - owner) % n))
@@ -54,9 +54,9 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
 
 
 def _edges(n: int, only: int | None) -> Iterable[tuple[int, int, int]]:
-    """(level, parent, child) of the tree over places 0 to n - 1, or those of one place.
+    """(level, parent, child) of the tree over places 0 to n - 1, or of the one place `only`.
 
-    At a level, places that are multiples of twice its distance take in those a distance behind.
+    At each level, multiples of twice its distance are parents of the places one distance behind.
     """
     for level in range((n - 1).bit_length()):
         distance = 1 << level

@@ -1,10 +1,10 @@
 """Raw inside a node, compressed between nodes.
 
-A part has a leader in every node. Ranks give their leader what they have, raw, in messages or by
-the native collective (NCCL: one for all parts of a bucket, whatever their leaders); the leaders,
-one of which is the part's owner, average as `ps` does; each gives the owner's payload, unchanged,
-to its node. So payloads cross between nodes as if every node were one rank, whatever the ranks
-inside, and parts are spread so that all ranks lead, and all nodes own, as much as any other.
+A part has a leader in every node. Ranks give their leader their values, raw, in messages or by the
+native collective (NCCL: one for all parts of a bucket, whatever their leaders); the leaders, one of
+which is the part's owner, average as `ps` does; each passes the owner's payload, unchanged, to its
+node. So the traffic between nodes is that of one rank per node, whatever the ranks inside. Parts
+are spread so that all ranks lead, and all nodes own, equally much.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ TWO_WAY = True
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
-    """As `ps`: leaders encode once, the owner again."""
+    """Accepts the codecs of `ps`: leaders encode once, and the owner again."""
     return refuse_single_encoder(codec, down, "hierarchical")
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """Reduce inside the nodes, `ps` between them, and out inside the nodes."""
+    """Reduce inside the nodes, run `ps` between the leaders, and broadcast inside the nodes."""
     owner, inside = part.owner, b.past(0, topology.largest - 1)
     place = topology.nodes[topology.node_of[owner]].index(owner)
     leaders = [node[place % len(node)] for node in topology.nodes]
@@ -59,9 +59,9 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
 def _reduce(
     b: Builder, part: Part, topology: Topology, leaders: Sequence[int], numbers: Iterable[int]
 ) -> None:
-    """Natively; leaders take the sum. Of a node of one rank there is none to make."""
+    """Reduce natively inside each node of several ranks; leaders take the sum."""
     raw: dict[int, int] = {}
-    every = {part.owner, *b.others(part.owner, leaders)}  # whose later payloads are mentioned
+    every = {part.owner, *b.others(part.owner, leaders)}  # ranks named by later payloads
     every |= {rank for number in numbers for rank in topology.nodes[number] if rank in b.ranks}
     for rank in every:
         if len(topology.nodes[topology.node_of[rank]]) > 1:

@@ -1,24 +1,25 @@
-"""Split, reduce by regions, all-gather: Ok-Topk (Li and Hoefler 2022), with regions that stay.
+"""Split, reduce by regions, all-gather: Ok-Topk (Li and Hoefler 2022), with fixed regions.
 
-Each rank selects from its whole tensor, once. Each region of the tensor has an owner, to whom the
-others send what they selected there, however much that is. The owner adds it up, selects from the
-sum, and sends that to everybody. With k values selected in either go a rank sends about 2 (N-1)/N k
-values, whatever the world size, and `allgather` (N-1) k.
+Each rank selects once, from its whole tensor. Each region of the tensor has an owner; the other
+ranks send it the values that they selected there, however many. The owner adds them up, selects
+from the sum, and sends the result to all. With k values selected in either direction a rank sends
+about 2 (N-1)/N k values, whatever the world size; with `allgather` it sends (N-1) k.
 
-As published: selection from whole tensors, a split by what was selected, a second selection from
-the sums. What differs: an owner keeps what it rejects, which there goes back to the ranks it came
-from; it selects by the codec, in its region, so that what it sends back needs no balancing.
+As in the paper: selection from whole tensors, a split of the selected values, a second selection
+from the sums. Unlike the paper: an owner keeps the values that it rejects, which the paper returns
+to their ranks; and it selects by the codec, in its region, so the values that it sends need no
+balancing.
 
-There regions move every 64 steps, to hold as much of what is selected as any other. Here blocks of
-512 elements belong to regions in turn, so owners' residuals stay where they are, and ranks need not
-agree on anything as they train. For the 1% of a language model's gradients (the demo's) the largest
-of 4 regions holds 1.1 to 1.2 times the mean, of 16 1.2 to 1.5; regions of one piece, 2.6 to 3.8 and
-4 to 10. So little is left for regions that move.
+The paper moves regions every 64 steps, so that all hold equally many selected values. Here blocks
+of 512 elements belong to regions in turn, so owners' residuals stay in place, and ranks need not
+agree on regions during training. For 1% of a language model's gradients (the demo's) the largest of
+4 regions holds 1.1 to 1.2 times the mean, of 16 1.2 to 1.5; contiguous regions would hold 2.6 to
+3.8 and 4 to 10 times the mean. So moving regions could gain little.
 
-There thresholds are computed every 32 steps and used again between. Here they are the codec's, of
-every step. On a CPU that costs 2.2 of the 5 ms in which `topk` encodes 5 million elements; for
-parameters of that model a threshold of up to 32 steps before keeps 0.8 to 3.3 times the values
-asked for, in the median, and up to 19 times: what is saved is less than what would be sent.
+The paper computes thresholds every 32 steps and reuses them. Here the codec computes them in every
+step. On a CPU that costs 2.2 of the 5 ms in which `topk` encodes 5 million elements; for parameters
+of that model a threshold up to 32 steps old keeps 0.8 to 3.3 times the requested values in the
+median, and up to 19 times: the extra traffic would cost more than the computation.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ SMALLEST = 64 << 10  # bytes of gradient in a region: see [Note: how small a chu
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
-    """As `ps`: ranks encode once, owners of regions again."""
+    """Accepts the codecs of `ps`: ranks encode once, and owners of regions again."""
     return refuse_single_encoder(codec, down, "oktopk")
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """Select; give owners what is in their regions; select again; give that to all."""
+    """Select, send owners the values in their regions, select again, and send the result to all."""
     n, count = b.world_size, _regions(part, b.world_size)
     owners = [(part.owner + number) % n for number in range(count)]
-    pairs = sorted(  # at a distance a phase, in which each rank sends to one and receives from one
+    pairs = sorted(  # one distance per phase: each rank sends to one rank and receives from one
         ((other - owner) % n, number, owner, other)
         for number, owner in enumerate(owners)
         for other in b.others(owner, topology.ranks)
@@ -75,12 +76,12 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
 
 
 def _encode_mean(b: Builder, part: Part, owner: int, number: int, count: int) -> int:
-    """The owner of a region encodes the average, from the sum that is there."""
+    """The owner of a region encodes the average of its region."""
     codec, last = region_key(part.down or part.codec, number, count, part.align), b.world_size
     return b.encode(owner, part, codec, "aggregator", average=True, writeback=True, number=last)
 
 
 def _regions(part: Part, most: int) -> int:
-    """One for a part of small tensors, which may be with others next: [Note: parts do not move]."""
+    """Number of regions: 1 for small tensors, which may be fused ([Note: parts do not move])."""
     largest = max(length for _, length, *_ in part.rows)
     return max(1, min(most, FLOAT_BYTES * largest // SMALLEST))

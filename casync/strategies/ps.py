@@ -1,7 +1,7 @@
 """Parameter server on the workers: every rank owns parts, workers push, owners broadcast.
 
-The owner may encode with another codec than the workers (`Part.down`): each side's feedback is that
-of its own codec, and with raw on one side only the other direction is compressed, as MXNet does.
+The owner may encode with another codec than the workers (`Part.down`). Each side keeps the error
+feedback of its own codec; with raw on one side only the other direction is compressed, as in MXNet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TWO_WAY = True
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
-    """Needs a codec for the owners that may encode again."""
+    """Accepts codecs whose owner side may encode again."""
     return refuse_single_encoder(codec, down, "ps")
 
 

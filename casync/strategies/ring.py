@@ -1,8 +1,8 @@
 """Ring: partial sums travel once around, decoded, added and encoded at every hop.
 
 A part's trip starts behind its owner and ends there; the owner's payload then goes around
-unchanged. Every rank encodes a part exactly once, always at the same hop, so one residual per
-rank and part is enough: the owner's encode, too, uses the worker state.
+unchanged. Every rank encodes a part exactly once, always at the same hop, so one residual per rank
+and part is enough: the owner's encode uses the worker state, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TWO_WAY = False
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
-    """Needs a codec that may encode at every hop."""
+    """Accepts codecs that may encode at every hop."""
     return refuse_single_encoder(codec, codec, "ring")
 
 

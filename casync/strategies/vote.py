@@ -1,7 +1,7 @@
-"""Majority vote at owners: every rank, the owner too, pushes its payload; the owner adds up what
-they decode to, encodes the sum once more without state, and broadcasts.
+"""Majority vote at owners, as in signSGD (Bernstein et al. 2018).
 
-signSGD with majority vote (Bernstein et al. 2018): the sign of a sum of signs, never averaged.
+Every rank, the owner included, pushes its payload; the owner adds the decoded signs, encodes the
+sum once more without state, and broadcasts. The result is the sign of a sum, never averaged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TWO_WAY = False
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
-    """Carries codecs that vote."""
+    """Accepts codecs that vote."""
     if refusal := refuse_rounds(codec, "vote"):
         return refusal
     if not codec.vote:
@@ -30,7 +30,7 @@ def refuses(codec: Codec, down: Codec) -> str | None:
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """Push to the owner, who counts its own vote first and the others in rank order."""
+    """Push to the owner, who adds its own vote first and the others in rank order."""
     owner = part.owner
     pushed = b.gather(part, topology.ranks, owner, part.codec)
     b.decode(owner, part, b.encode(owner, part, part.codec, "worker"))
