@@ -1,1 +1,1 @@
-"""How the ranks of a job find each other and agree."""
+"""Coordination of a job's ranks: they find each other, compare settings, and report failures."""

@@ -1,4 +1,4 @@
-"""What the ranks of a meeting write for one another into the job's store."""
+"""Notes that the ranks of a meeting write for each other into the job's store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hipress.ranks import presence
 from hipress.ranks.presence import Presence
 from hipress.ranks.store import call_store
 
-TELL_SECONDS = 2.0  # seconds at most to tell the others of a failure, which should be shown soon
+TELL_SECONDS = 2.0  # seconds at most to tell the others of a failure
 T = TypeVar("T")
 log = logging.getLogger("hipress")
 _KINDS = {kind.__name__: kind for kind in (AgreementTimeout, ConfigMismatch, RankLost)}
@@ -25,23 +25,23 @@ _KINDS = {kind.__name__: kind for kind in (AgreementTimeout, ConfigMismatch, Ran
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a rank cannot go on, as it tells the others."""
+    """The reason why a rank cannot go on, as told to the others."""
 
-    kind: str  # of the error that these raise
+    kind: str  # class name of the error that the others raise
     who: str  # such as "rank 1 failed"
     what: str = ""
 
     def error(self, rank: int) -> HipressError:
-        """What another rank raises by it."""
+        """The error that another rank, with global number `rank`, raises."""
         return _KINDS[self.kind](f"rank {rank} stops, because {self.told()}")
 
     def told(self, when: str = "") -> str:
-        """A sentence, such as "rank 1 failed during step 2: ValueError: no such word"."""
+        """Text such as "rank 1 failed during step 2: ValueError: no such word"."""
         return f"{self.who}{when}: {self.what}" if self.what else f"{self.who}{when}"
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Stop:
-        """This rank's own."""
+        """The stop of this rank, by its own error."""
         if isinstance(error, AgreementTimeout | RankLost):
             return cls(type(error).__name__, str(error))
         if isinstance(error, TransportError):
@@ -53,23 +53,23 @@ class Stop:
 
 @dataclass(eq=False)
 class Board:
-    """One place in the store; notes on it belong to a round, or to something that has a name."""
+    """A namespace in the store. A note belongs to a round, or to a named event."""
 
     store: Store
     rank: int  # within the group
     ranks: tuple[int, ...]  # global numbers, by rank within the group
     name: str
-    present: dict[int, Presence] = field(default_factory=dict)  # of ranks that have come
-    silent: bool = False  # whether the store did not answer the last call
+    present: dict[int, Presence] = field(default_factory=dict)  # ranks that have arrived
+    silent: bool = False  # True if the store did not answer the last call
 
     @property
     def here(self) -> int:
-        """This rank's global number."""
+        """Global number of this rank."""
         return self.ranks[self.rank]
 
     @property
     def others(self) -> list[int]:
-        """All ranks but this one."""
+        """Numbers within the group of all ranks but this one."""
         return [rank for rank in range(len(self.ranks)) if rank != self.rank]
 
     def post(
@@ -80,20 +80,20 @@ class Board:
         self._call(lambda store: store.set(key, text), deadline)
 
     def tell(self, round_: int | str, facts: Mapping[str, Any]) -> None:
-        """Write this rank's note, if the store answers, and tell those who watch this process."""
+        """Post this rank's note, if the store answers, and send it to watching processes."""
         presence.tell(self._key(round_, self.rank), facts)
         if not self.silent:
             with unless_silent():
                 self.post(round_, self.rank, facts, time.monotonic() + TELL_SECONDS)
 
     def announce(self, deadline: float) -> None:
-        """Say that this rank has come, and where others may watch its process."""
+        """Post that this rank has arrived, and the address at which others may watch it."""
         here = presence.announce(self.store)
         if here is not None:
             self.post("present", self.rank, asdict(here), deadline)
 
     def stop(self, round_: int, stop: Stop) -> None:
-        """See [Note: stopping] in meeting.py. The first one stays, and is passed on."""
+        """Post the reason to stop, or pass on an earlier one: [Note: stopping] in meeting.py."""
         deadline = time.monotonic() + TELL_SECONDS
         with unless_silent():
             first = self.heard(round_, ())[1] or self.look(round_, (), deadline)[1]
@@ -105,7 +105,7 @@ class Board:
     def look(
         self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """What those of the missing posted who have arrived by now, and why somebody stopped."""
+        """Notes posted by now, by rank of `missing`, and the stop if a rank has posted one."""
         unknown = [rank for rank in self.others if rank not in self.present]
 
         def read(store: Store, place: int | str, ranks: Sequence[int | str]) -> dict[Any, Any]:
@@ -124,7 +124,7 @@ class Board:
     def known(
         self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """As `look`; from a store that does not answer on, as `heard`."""
+        """As `look`; as `heard` from the moment that the store does not answer."""
         if not self.silent:
             with suppress(HipressError):
                 return self.look(round_, missing, deadline)
@@ -133,7 +133,7 @@ class Board:
     def heard(
         self, round_: int | str, missing: Sequence[int]
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """As `look`, of what other processes themselves have told this one, without the store."""
+        """As `look`, but from notes that other processes sent to this one, without the store."""
         told: dict[str, Any] = {}
         for one in self.present.values():
             told |= presence.heard(one, self.store)
@@ -142,16 +142,16 @@ class Board:
         return {r: told[key] for r, key in keys.items() if key in told}, stop and Stop(**stop)
 
     def ended(self) -> list[int]:
-        """Ranks that are known to have ended, among those that have come."""
+        """Ranks that have arrived and are known to have ended."""
         return [rank for rank, one in self.present.items() if presence.has_ended(one, self.store)]
 
     def lost(self, ended: Sequence[int]) -> Stop:
-        """Of ranks that have ended."""
+        """The stop for ranks that have ended."""
         names = ", ".join(str(self.ranks[rank]) for rank in sorted(ended))
         return Stop("RankLost", f"rank {names} ended")
 
     def of(self, some: Sequence[int]) -> Board:
-        """The place of some of these ranks, of which this is one."""
+        """The board of a subset of these ranks, which must include this one."""
         name = f"{self.name}/{','.join(map(str, some))}"
         ranks = tuple(self.ranks[rank] for rank in some)
         present = {i: self.present[rank] for i, rank in enumerate(some) if rank in self.present}
@@ -172,7 +172,7 @@ class Board:
 
 @contextmanager
 def unless_silent() -> Iterator[None]:
-    """An error is told to the others if the store answers, and never replaced."""
+    """Log, rather than raise, a failure to tell the others: it must not replace the first error."""
     try:
         yield
     except HipressError as error:
@@ -180,7 +180,7 @@ def unless_silent() -> Iterator[None]:
 
 
 def backoff() -> Iterator[float]:
-    """Short at first, since ranks mostly arrive together, then easy on the store."""
+    """Pauses in seconds: short at first, as ranks mostly arrive together, then up to 0.1."""
     pause = 0.001
     while True:
         yield pause

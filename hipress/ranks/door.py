@@ -1,9 +1,9 @@
-"""Where a process lets the other ranks' processes watch it, and tells them why it ends.
+"""The port at which other ranks' processes watch this one, and are told why it ends.
 
-[Note: the door] Anybody on the network may connect to a port. So who connects has to say a word
-that the job's store has, at once; who does not is dropped, the oldest first where many wait. The
-socket listens at the address by which this machine reaches the store, and a thread takes what
-comes, so that no queue fills up.
+[Note: the door] Any host on the network may connect to a port. So a visitor must at once send a
+token from the job's store; otherwise it is dropped, the oldest first if many wait. The socket
+listens at the address by which this machine reaches the store, and a thread accepts connections, so
+that no queue fills up.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from typing import Any
 
 __all__ = ["WORD", "Door"]
 
-WORD = 16  # bytes that a visitor says, and as many that it is answered
-PATIENCE = 5.0  # seconds in which a visitor has to say it
-STRANGERS = 64  # visitors that have not said it yet
-KEPT = 64  # notes, for those who come later
-ROOM = 4096  # bytes that a visitor may send before they are looked at
+WORD = 16  # bytes of the visitor's token, and of the answer
+PATIENCE = 5.0  # seconds in which a visitor must send it
+STRANGERS = 64  # largest number of visitors that have not sent it yet
+KEPT = 64  # notes kept for later visitors
+ROOM = 4096  # bytes of the receive buffer of a visitor
 
 
 class Door:
-    """Open from when it is made until the process ends."""
+    """A listening socket, open until the process ends."""
 
     def __init__(self, host: str) -> None:
-        """`host`: an address of this machine; "" for all. OSError where nothing can listen."""
+        """host: an address of this machine; "" for all. Raises OSError if it cannot listen."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=4096)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ROOM)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self.token = secrets.token_hex(WORD)  # the word, and the answer
+        self.token = secrets.token_hex(WORD)  # the visitor's token, then the answer
         self._open = True
         self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, float] = {}  # since when
+        self._strangers: dict[socket.socket, float] = {}  # connected since, by time.monotonic()
         self._guests: set[socket.socket] = set()
         self._notes: deque[bytes] = deque(maxlen=KEPT)
         self._selector = selectors.DefaultSelector()
@@ -51,7 +51,7 @@ class Door:
         atexit.register(self._end)
 
     def tell(self, key: str, facts: Any) -> None:
-        """Tell this to all who watch, and to those who come later."""
+        """Send a note to all visitors, now and later."""
         note = json.dumps([key, facts], default=str).encode() + b"\n"
         with self._lock:
             self._notes.append(note)
@@ -60,14 +60,14 @@ class Door:
                     guest.send(note)
 
     def forget(self) -> None:
-        """In a forked child, which would keep its parent's connections open."""
+        """Close all sockets in a forked child: it would keep its parent's connections open."""
         self._open = False
         for each in (self._listener, *self._strangers, *self._guests):
             each.close()
         self._selector.close()
 
     def _end(self) -> None:
-        """The interpreter ends, which takes it a while: who waits for this rank learns it now."""
+        """Disconnect visitors as the interpreter begins to end: waiting ranks learn it at once."""
         if self._open:
             with self._lock, suppress(OSError):
                 self._listener.close()
@@ -103,8 +103,8 @@ class Door:
                 self._drop(oldest)
 
     def _hear(self, visitor: socket.socket) -> None:
-        """Of a stranger the word; a guest says nothing more."""
-        if visitor.fileno() < 0:  # dropped, since it was seen to have said something
+        """Read a stranger's token; a guest sends nothing more."""
+        if visitor.fileno() < 0:  # dropped since `select` returned
             return
         try:
             said = visitor.recv(WORD)

@@ -1,4 +1,4 @@
-"""What ranks must be equal in, compared."""
+"""Comparison of the facts in which ranks must be equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def compare(posted: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
             left, right = posted[0].get(key), posted[other].get(key)
             if key == "digests":
                 sides = left or {}, right or {}
-                # what a rank calls a spec, or where it found it, does not matter
+                # names and paths of specs may differ between ranks
                 if sorted(sides[0].values()) != sorted(sides[1].values()):
                     raise ConfigMismatch(_other_text(*sides, ranks[0], ranks[other]))
             elif left != right:
@@ -28,7 +28,7 @@ def compare(posted: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> None:
 
 
 def _other_text(left: Mapping[str, str], right: Mapping[str, str], one: int, other: int) -> str:
-    """Which codec has another text, or other parameters, on another rank."""
+    """Message for a codec whose text or parameters differ between two ranks."""
     name = min(n for n in {*left, *right} if left.get(n) != right.get(n))
     digests = " and ".join(str(side.get(name, "none"))[:12] for side in (left, right))
     return (
@@ -38,12 +38,12 @@ def _other_text(left: Mapping[str, str], right: Mapping[str, str], one: int, oth
 
 
 def _order(key: str) -> tuple[bool, bool, str]:
-    """What a reader recognizes first: the codec, then options, then digests and the plan."""
+    """Sort key: the codec, which readers recognize best; then options, digests and the plan."""
     return (key != "compressor", key in ("digests", "plan"), key)
 
 
 def _narrow(key: str, left: Any, right: Any) -> tuple[str, str, str]:
-    """The differing entry when both sides are lists: one parameter, not all of them."""
+    """Name and both values of a difference; of two lists only the first entry that differs."""
     if not (isinstance(left, list) and isinstance(right, list)):
         return key, str(left), str(right)
     for index, (mine, yours) in enumerate(itertools.zip_longest(left, right)):

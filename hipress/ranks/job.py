@@ -1,8 +1,8 @@
-"""Who ended first, of all ranks of the job, as a note on the error by which this one ends.
+"""The first rank of the whole job that ended, as a note on this rank's final error.
 
-A rank also waits in collectives that are not ours, as those of FSDP and DDP, with ranks of which it
-meets none in a group of ours. Their errors name nobody. So the ranks of the job know each other's
-processes (see [Note: presence]), and the first that is seen to end is told to all that follow.
+A rank also waits in other collectives, such as those of FSDP and DDP, with ranks outside of all its
+hipress groups. Their errors name no rank. So the ranks of the job watch each other's processes (see
+[Note: presence]), and the first that is seen to end is told to all others.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from hipress.errors import HipressError
 from hipress.ranks.board import TELL_SECONDS, Board, backoff
 from hipress.ranks.meeting import Meeting
 
-KNOWN_SECONDS = 120.0  # seconds at most until all ranks of the job have come
-_JOBS: dict[int, Meeting] = {}  # by the store's identity: one, unless a job is begun anew
+KNOWN_SECONDS = 120.0  # seconds at most until all ranks of the job have arrived
+_JOBS: dict[int, Meeting] = {}  # by identity of the store: one, unless a job begins anew
 
 
 def watch() -> None:
-    """Know the other ranks' processes from now on, as these come."""
+    """Watch the other ranks' processes from now on, as they arrive."""
     store = compat.job_store()
     if id(store) in _JOBS:
         return
     _JOBS.clear()
-    with suppress(HipressError, RuntimeError, AttributeError):  # a store that has no address
+    with suppress(HipressError, RuntimeError, AttributeError):  # a store without an address
         own = compat.another_client(store)
         board = Board(own, dist.get_rank(), tuple(range(dist.get_world_size())), "job")
         board.announce(time.monotonic() + TELL_SECONDS)
@@ -47,13 +47,13 @@ def cause() -> str:
 
 
 def fail(error: BaseException) -> None:
-    """Tell the others of an error by which this rank ends, unless one ended before."""
+    """Tell the others the error by which this rank ends, unless another rank ended before."""
     for job in _JOBS.values():
         job.fail(error)
 
 
 def _know(board: Board) -> None:
-    """Connect to all ranks, as they come."""
+    """Connect to all ranks as they arrive."""
     end = time.monotonic() + KNOWN_SECONDS
     with suppress(HipressError):
         for pause in backoff():

@@ -1,15 +1,15 @@
-"""Process groups of our own.
+"""Process groups of hipress.
 
-Gradients of DDP, the user's collectives and our messages must not come between one another, so
-each kind of our traffic has its own connections. They are made from the job's store directly:
-`torch.distributed.new_group` must be called by every rank of the world, even by those outside
-the group, or else derives the group's name from a count that may differ between ranks.
+DDP's gradients, the user's collectives and hipress's messages must not mix, so each kind of hipress
+traffic has its own connections. They are made directly from the job's store:
+`torch.distributed.new_group` must be called by every rank of the world, even by those outside the
+group, or else derives the group's name from a count that may differ between ranks.
 
-[Note: connecting] Gloo's time-out holds for each of its attempts, of which it makes five for every
-pair of ranks: with half an hour, a rank that is stopped would hold up the others for 2.5 hours. So
-gloo connects in a thread of its own, and whoever asked waits for it no longer than the time-out, or
-than all ranks are there. Gloo does not say for whom it waited, either. Ranks that are connected, or
-waited in vain, say so in the store: the one that does not is the one to look at.
+[Note: connecting] Gloo's time-out holds for each of its five attempts per pair of ranks: with half
+an hour, a stopped rank would hold up the others for 2.5 hours. So gloo connects in a thread of its
+own, and the caller waits for it no longer than the time-out. Gloo does not name the rank for which
+it waited, either. Ranks that are connected, or waited in vain, post that in the store: the rank
+that does not is the one to look at.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from hipress.ranks.meeting import Meeting
 
 
 def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
-    """A gloo group of the meeting's ranks; it ends when the last reference to it does.
+    """A gloo group of the meeting's ranks; it ends with the last reference to it.
 
-    All ranks of the meeting must call this, within its time-out. See [Note: connecting].
-    Raises what Meeting.attend does, and HipressError where gloo fails.
+    All ranks of the meeting must call this, within its time-out. See [Note: connecting]. Raises the
+    errors of Meeting.attend, and HipressError if gloo fails.
     """
     rank, size, delay = meeting.rank, len(meeting.ranks), timedelta(seconds=meeting.timeout)
 
@@ -49,12 +49,12 @@ def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
             error.args = (f"{error}{hint}",)
         raise
     keep_when_forked(group)
-    meeting.wait_for_all(what)  # who ends the group at once must not end others' connecting
+    meeting.wait_for_all(what)  # ending the group early would break others' connecting
     return group
 
 
 def _interface_hint() -> str:
-    """What to do where gloo listens on an address that no other machine reaches."""
+    """Advice if gloo listens on an address that no other machine reaches; else ""."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -70,26 +70,25 @@ def _interface_hint() -> str:
 
 
 def own_store(meeting: Meeting, purpose: str) -> compat.Store:
-    """The job's store, for keys of this purpose alone, and by a connection of its own: what is
-    connected waits in calls."""
+    """The job's store for keys of this purpose, on a connection of its own, as calls block it."""
     own = compat.another_client(meeting.board.store)
     return compat.PrefixStore(f"hipress/{meeting.board.name}/{purpose}", own)
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:
-    """How long operations of a group may last on the CPU, as its maker said."""
+    """Time-out of a group's operations on the CPU, at most LONGEST seconds."""
     return min(compat.group_timeout(group), timedelta(seconds=LONGEST))
 
 
 def all_reduce_max(values: list[float], group: dist.ProcessGroup) -> list[float]:
-    """The largest of each value over the ranks: the same on every rank."""
+    """The largest of each value over the ranks; the same on every rank."""
     data = torch.tensor(values, dtype=torch.float64)
     start_all_reduce_max(data, group).wait()
     return [float(value) for value in data]
 
 
 def all_reduce_sum(values: list[float], group: dist.ProcessGroup) -> list[float]:
-    """The sum of each value over the ranks: the same on every rank."""
+    """The sum of each value over the ranks; the same on every rank."""
     data = torch.tensor(values, dtype=torch.float64)
     if values:
         group.allreduce([data], dist.AllreduceOptions()).wait()
@@ -99,7 +98,8 @@ def all_reduce_sum(values: list[float], group: dist.ProcessGroup) -> list[float]
 def start_all_reduce_max(
     data: torch.Tensor, group: dist.ProcessGroup
 ) -> torch.futures.Future[list[torch.Tensor]]:
-    """The largest of each value over the ranks; `data` holds them when the future is done."""
+    """Start an all-reduce; `data` holds the largest values over the ranks once the future is done.
+    Raises TransportError."""
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
     future: torch.futures.Future[list[torch.Tensor]]
@@ -111,7 +111,7 @@ def start_all_reduce_max(
 
 
 def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, seconds: float) -> None:
-    """Give all ranks the values that the group's first has, in place; TransportError."""
+    """Overwrite tensors by those of the group's first rank, in place. Raises TransportError."""
     options = dist.BroadcastOptions()
     options.timeout = timedelta(seconds=seconds)
     for tensor in tensors:
@@ -126,12 +126,12 @@ def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, seconds
 
 
 def share(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, meeting: Meeting) -> None:
-    """As `broadcast`; raises what Meeting.attend does."""
+    """As `broadcast`; raises the errors of Meeting.attend."""
     meeting.attend(lambda: broadcast(tensors, group, meeting.timeout), "sharing rank 0's values")
 
 
 def gather(mine: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Everybody's tensor, by rank; all of one shape."""
+    """The tensors of all ranks, by rank; all have the same shape."""
     everyone = [torch.empty_like(mine) for _ in range(group.size())]
     group.allgather([everyone], [mine]).wait()
     return everyone

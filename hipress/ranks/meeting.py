@@ -1,16 +1,15 @@
-"""Ranks compare their configurations before the first gradient moves, and hear of one another.
+"""Meetings: ranks compare their configurations before the first gradient, and report failures.
 
-[Note: agreement]
-Two ranks that run different codecs would read each other's bytes as nonsense, or wait for ever.
-So at attach time each rank writes its configuration, as JSON, into the job's key-value store
-(the one of `init_process_group`), and reads everybody else's. No process group is needed, which
-is the point: a collective that one rank never joins cannot say who is missing; the store can.
+[Note: agreement] Two ranks with different codecs would misread each other's bytes, or wait for
+ever. So at attach time each rank writes its configuration, as JSON, into the job's key-value store
+(the one of `init_process_group`), and reads those of all others. This needs no process group: a
+collective that one rank never joins cannot say who is missing; the store can.
 
-[Note: stopping]
-A rank that cannot go on writes why where all look as they wait: one whose set-up failed, that is
-interrupted, that has waited in vain, or that found another's process ended (see
-[Note: presence]). So all stop at once, and who comes later does not go on without it, and load a
-state, say, that it has not loaded. The first reason counts: the others follow from it.
+[Note: stopping] A rank that cannot go on posts the reason in the store, where all ranks look as
+they wait: its set-up failed, it was interrupted, it waited in vain, or it found that another
+process had ended (see [Note: presence]). So all stop at once, and a late rank does not go on
+without it: it does not load a state, for example, that the first has not loaded. The first reason
+counts; others follow from it.
 """
 
 from __future__ import annotations
@@ -31,37 +30,37 @@ from hipress.ranks.board import TELL_SECONDS, Board, Stop, backoff, unless_silen
 from hipress.ranks.facts import compare
 from hipress.ranks.store import call_store, run_in_thread
 
-OWN = "own"  # what may differ between ranks
-SKEW_SECONDS = 2.0  # seconds within which ranks that wait in vain, as long as each other, say so
-LOOK_SECONDS = 0.2  # seconds between looks at the others, while a call waits for them
-DONE_SECONDS = 1.0  # seconds in which a call ends that no longer needs a rank that has ended
+OWN = "own"  # key of values that may differ between ranks
+SKEW_SECONDS = 2.0  # seconds within which all ranks that wait in vain post that
+LOOK_SECONDS = 0.2  # seconds between looks at the others while a call waits
+DONE_SECONDS = 1.0  # seconds left to a call after a rank has ended
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class Meeting:
-    """Where the ranks of a group compare notes, any number of times."""
+    """The place where the ranks of a group compare facts, in any number of rounds."""
 
     board: Board
     timeout: float  # seconds
-    round: int = 0  # of notes that are compared next
+    round: int = 0  # number of the next comparison
 
     @property
     def rank(self) -> int:
-        """This rank within the group."""
+        """Number of this rank within the group."""
         return self.board.rank
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Global numbers, by rank within the group."""
+        """Global rank numbers, by rank within the group."""
         return self.board.ranks
 
     def of(self, some: Sequence[int]) -> Meeting:
-        """Where some of these ranks, of which this is one, compare notes."""
+        """The meeting of a subset of these ranks, which must include this one."""
         return Meeting(self.board.of(some), self.timeout)
 
     def settle(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
-        """Return when every rank posted equal facts; by rank, what each has of its `own`.
+        """Wait until every rank has posted equal facts; return each rank's `own`, by rank.
 
         Raises ConfigMismatch naming the first differing fact and both sides, AgreementTimeout
         naming the ranks that never arrived, or RankLost naming the one that ended.
@@ -81,16 +80,16 @@ class Meeting:
         return owned
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank cannot go on; they raise as they arrive.
+        """Tell the others that this rank cannot go on; they raise when they arrive.
 
-        Where they cannot be told, that is logged: `error` is what matters.
+        Logs a failure to tell them: `error` is the one that matters.
         """
         self.board.stop(self.round, Stop.of(error, self.board.here))
         self.round += 1
 
     @contextmanager
     def failures_told(self) -> Iterator[None]:
-        """What fails inside, between rounds, or is interrupted, the others learn at once."""
+        """Tell the others at once of any error or interrupt inside, between two rounds."""
         try:
             yield
         except BaseException as error:
@@ -98,15 +97,15 @@ class Meeting:
             raise
 
     def attend(self, call: Callable[[], T], what: str) -> T:
-        """What a call returns that waits for the other ranks, as each makes it.
+        """Return the result of a call that waits for the other ranks; each of them makes it.
 
-        It runs in a thread of its own, so that this rank may be interrupted. Raises HipressError
-        for a RuntimeError of the call; AgreementTimeout after the time-out; and as soon as another
-        rank cannot go on, why.
+        The call runs in a thread of its own, so that this rank may be interrupted. Raises
+        HipressError for a RuntimeError of the call, AgreementTimeout after the time-out, and
+        another rank's stop as soon as that rank cannot go on.
         """
         deadline = time.monotonic() + self.timeout - self._skew
         outcome = run_in_thread(call)
-        lost: dict[int, float] = {}  # ranks that have ended, and since when that is known
+        lost: dict[int, float] = {}  # time at which each ended rank was found
         while True:
             left = max(0.0, min(LOOK_SECONDS, deadline - time.monotonic()))
             if wait([outcome], left).done:
@@ -129,25 +128,25 @@ class Meeting:
             raise HipressError(self._joined(message, what)) from error
 
     def raise_reason(self, error: Exception) -> None:
-        """Raise RankLost, or what another rank stopped by, where `error` follows from that."""
+        """Raise RankLost, or another rank's stop, if `error` follows from that."""
         reason = self.reason()
         if reason is not None:
             self.board.stop(self.round, reason)
         self._raise(reason, error)
 
     def named(self, error: Exception, what: str) -> Exception:
-        """An error with what is known of other ranks that are to blame for it, as `explained`."""
+        """A transport error with the text of `explained`; any other error as it is."""
         if not isinstance(error, TransportError):
             return error
         return type(error)(self.explained(error, what))
 
     def explained(self, error: Exception, what: str) -> str:
-        """What an error says that came as a connection broke, or a rank was waited for in vain, in
-        `what`; and before that why, as far as the others tell or can be seen."""
+        """The text of an error that came when a connection broke or a rank timed out during `what`,
+        preceded by the cause, as far as other ranks or their processes tell it."""
         return "\n".join(each for each in (self.cause(what), str(error)) if each)
 
     def cause(self, what: str) -> str:
-        """A sentence on ranks because of which this one waited in vain; "" if nothing is known."""
+        """A sentence on the ranks for which this one waited in vain; "" if nothing is known."""
         since = time.monotonic()
         self.tell(what)
         reason = self.reason()
@@ -157,14 +156,14 @@ class Meeting:
         return reason.told(f" during {what}")
 
     def gone(self) -> Stop | None:
-        """Why another rank takes no part any more, as far as is known now: what one has told, or
-        whose process has ended. Asks no store, and waits for nothing."""
-        ended = self.board.ended()  # asked first: what those have told has been heard then
+        """Why another rank takes no part any more, as known now: its stop, or its process has
+        ended. Asks no store and does not wait."""
+        ended = self.board.ended()  # first: notes of ended ranks have been heard then
         stop = self.board.heard(self.round, ())[1]
         return stop or (self.board.lost(ended) if ended else None)
 
     def reason(self) -> Stop | None:
-        """Why a connection to another rank may have ended, as soon as that is known."""
+        """Why a connection to another rank may have ended; waits up to DONE_SECONDS for it."""
         deadline = time.monotonic() + DONE_SECONDS
         for pause in backoff():
             reason = self.gone() or self.board.known(self.round, (), deadline)[1]
@@ -176,7 +175,7 @@ class Meeting:
     def _look(
         self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """See Board. Where the store does not answer as a rank has ended, that is the reason."""
+        """As Board.look. If the store does not answer because a rank has ended, raise that."""
         try:
             return self.board.look(round_, missing, deadline)
         except HipressError as error:
@@ -184,17 +183,16 @@ class Meeting:
             raise
 
     def tell(self, what: str) -> None:
-        """Say that this rank waits for `what` no longer, for those that ask who is silent."""
+        """Post that this rank no longer waits for `what`, for ranks that ask who is silent."""
         self.board.tell(_over_key(what), {})
 
     def wait_for_all(self, what: str) -> None:
-        """Return when every rank says that it waits for `what` no longer. Raises what `attend`
-        does."""
+        """Wait until no rank waits for `what` any more. Raises the errors of `attend`."""
         deadline, missing = time.monotonic() + self.timeout, self.board.others
         self.tell(what)
         for pause in backoff():
             ended = self.board.ended()
-            stop = self._look(self.round, (), deadline)[1]  # first: who went on may stop later
+            stop = self._look(self.round, (), deadline)[1]  # first: arrived ranks may stop later
             arrived, _ = self._look(_over_key(what), missing, deadline)
             missing = [rank for rank in missing if rank not in arrived]
             if not missing:
@@ -210,8 +208,8 @@ class Meeting:
             time.sleep(pause)
 
     def silent(self, what: str, since: float | None = None) -> list[int]:
-        """Ranks that do not say, when this one does, that they wait for `what` no longer. since:
-        when this one did, if it has."""
+        """Global numbers of the ranks that do not post, when this one does, that they no longer
+        wait for `what`. since: time at which this one posted, if it has."""
         key = _over_key(what)
         if since is None:
             since = time.monotonic()
@@ -229,7 +227,7 @@ class Meeting:
         return "\n".join(each for each in (self._silence(what), message) if each)
 
     def _silence(self, what: str, since: float | None = None) -> str:
-        """A sentence on ranks that may be why this one, and others with it, waited in vain."""
+        """A sentence on the ranks that may be why this one waited in vain; "" if there are none."""
         names = ", ".join(map(str, self.silent(what, since)))
         if not names:
             return ""
@@ -237,7 +235,7 @@ class Meeting:
 
     @property
     def _skew(self) -> float:
-        """Of the time-out, what is left to ask who is silent."""
+        """Seconds of the time-out that are left to ask who is silent."""
         return min(SKEW_SECONDS, self.timeout / 2)
 
     def _raise(self, stop: Stop | None, cause: Exception | None = None) -> None:
@@ -245,16 +243,16 @@ class Meeting:
             raise stop.error(self.board.here) from cause
 
     def _stop(self, round_: int, stop: Stop) -> NoReturn:
-        """Stop by what this rank saw first."""
+        """Post and raise the stop that this rank saw first."""
         self.board.stop(round_, stop)
         raise stop.error(self.board.here)
 
     def _collect(self, round_: int, deadline: float) -> list[dict[str, Any]]:
-        """Everybody's facts; polls, because a store's own wait does not say who is missing."""
+        """The facts of all ranks, by polling: a store's own wait does not say who is missing."""
         missing = list(range(len(self.ranks)))
         found: dict[int, dict[str, Any]] = {}
         for pause in backoff():
-            ended = self.board.ended()  # asked first: all that those have posted can be seen then
+            ended = self.board.ended()  # first: all posts of ended ranks can be seen then
             arrived, stop = self._look(round_, missing, deadline)
             found |= arrived
             missing = [rank for rank in missing if rank not in found]
@@ -297,7 +295,7 @@ def meeting(group: dist.ProcessGroup, timeout: float) -> Meeting:
 
 @contextmanager
 def failures_told(group: dist.ProcessGroup) -> Iterator[None]:
-    """What fails inside, before this rank's meeting, the others learn at theirs."""
+    """Tell the others, at their meeting, of any error inside, before this rank's meeting."""
     try:
         yield
     except BaseException as error:
@@ -307,5 +305,5 @@ def failures_told(group: dist.ProcessGroup) -> Iterator[None]:
 
 
 def _over_key(what: str) -> str:
-    """Whose keys are apart from those of gloo, which has its own below `what`."""
+    """Key of the notes that ranks no longer wait; gloo has its own keys, below `what`."""
     return f"{what} is over"

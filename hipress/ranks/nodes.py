@@ -1,4 +1,4 @@
-"""Which ranks share a node: as the user says, as torchrun says, or by their hosts' names."""
+"""Nodes of ranks: as given by the user, by torchrun, or by host names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["place", "topology_of"]
 
 
 def place() -> dict[str, str | None]:
-    """Where this rank is, for the others to know."""
+    """Host name and torchrun's LOCAL_WORLD_SIZE of this rank, for the others."""
     return {"host": socket.gethostname(), "local": os.environ.get("LOCAL_WORLD_SIZE")}
 
 
@@ -25,9 +25,9 @@ def topology_of(
     places: Sequence[Mapping[str, Any]],
     ranks: Sequence[int],
 ) -> Topology:
-    """The nodes of a group's ranks. `places`: of each; `ranks`: their global numbers.
+    """The nodes of a group's ranks. places: `place()` of each; ranks: their global numbers.
 
-    Raises ConfigError where what was asked for does not fit the world size.
+    Raises ConfigError if the requested topology does not fit the world size.
     """
     if isinstance(asked, int):
         return _even(asked, len(ranks))

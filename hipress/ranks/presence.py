@@ -1,11 +1,11 @@
-"""Which ranks' processes have ended, and what they have told.
+"""Liveness of ranks' processes, and the notes that they send.
 
-[Note: presence] A process that is killed tells nobody, and the job's store does not notice, or ends
-with it. So each process has a door (door.py), and posts where as it comes to a meeting. The others
-connect to it. The end of the connection as a process ends, however it does, is the kernel's work: a
-process that is busy, or stopped, has not ended. On that connection a process tells the others why
-it cannot go on, too: they hear it where the store has ended. Where no connection can be made (a
-firewall, say) nothing is known of a rank, and the store and the time-outs remain.
+[Note: presence] A killed process tells nobody, and the job's store does not notice, or ends with
+it. So each process has a door (door.py), and posts its address when it arrives at a meeting. The
+others connect to it. When a process ends, in whatever way, the kernel closes the connection; the
+connection of a busy or stopped process stays open. On that connection a process also tells the
+others why it cannot go on, so they hear it even if the store has ended. If no connection can be
+made (a firewall, for example), the store and the time-outs remain.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hipress import compat
 from hipress.compat import Store
 from hipress.ranks.door import WORD, Door
 
-_TRIES = 3  # connections that end before they are answered; then somebody else has the port
+_TRIES = 3  # connections that end unanswered; then another process has the port
 
 
 @dataclass(frozen=True)
 class Presence:
-    """Where a process may be watched, as it says in the store."""
+    """The address at which a process may be watched, as posted in the store."""
 
-    host: str | None  # its address; None: that of the store, on whose machine it is
+    host: str | None  # None: the process is on the store's machine
     port: int
-    machine: str  # its name
+    machine: str  # host name
     token: str
 
 
 def announce(store: Store) -> Presence | None:
-    """This process, for others to watch; None for stores without an address."""
+    """The presence of this process, for others to watch; None for stores without an address."""
     host = compat.store_host(store)
     if host is None:
         return None
@@ -50,17 +50,17 @@ def announce(store: Store) -> Presence | None:
 
 
 def tell(key: str, facts: Any) -> None:
-    """Tell this to all processes that watch this one."""
+    """Send a note to all processes that watch this one."""
     _PROCESS.tell(key, facts)
 
 
 def heard(presence: Presence, store: Store) -> dict[str, Any]:
-    """What a process has told so far, by key."""
+    """Notes that a process has sent so far, by key."""
     return _PROCESS.look(presence, store).notes
 
 
 def has_ended(presence: Presence, store: Store) -> bool:
-    """Whether a process is known to have ended; the first call only connects to it."""
+    """True if a process is known to have ended; the first call only connects to it."""
     return _PROCESS.look(presence, store).ended
 
 
@@ -77,7 +77,7 @@ class _Watched:
         self._tries = 0
 
     def look(self) -> None:
-        """Take what has come. Waits for nothing."""
+        """Read all that has arrived; never waits."""
         try:
             while not self.ended:
                 self._take()
@@ -95,7 +95,7 @@ class _Watched:
             self.close()
 
     def close(self) -> None:
-        """Disconnect, for another try."""
+        """Disconnect, so that the next `look` connects again."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self._said, self._data = None, False, b""
@@ -120,7 +120,7 @@ class _Watched:
     def _hear_answer(self) -> None:
         answer, self._data = self._data[:WORD], self._data[WORD:]
         if answer != self._presence.token[WORD:].encode():
-            raise ConnectionResetError  # of another process, which has the port now
+            raise ConnectionResetError  # another process has the port now
         self._answered = True
 
 
@@ -133,7 +133,7 @@ class _Process:
         self._watched: dict[Presence, _Watched] = {}
 
     def door(self, own: str) -> Door:
-        """Where this process may be watched; `own`: its address, when the door is made."""
+        """The port of this process, made at the first call; `own`: this machine's address."""
         with self._lock:
             if self._door is None:
                 self._door = Door(_open_to(own))
@@ -144,7 +144,7 @@ class _Process:
             self._door.tell(key, facts)
 
     def look(self, presence: Presence, store: Store) -> _Watched:
-        """What is known of another process by now."""
+        """The connection to another process, with all that has arrived by now."""
         with self._lock:
             if presence not in self._watched:
                 host = presence.host or compat.store_host(store) or "localhost"
@@ -153,7 +153,7 @@ class _Process:
             return self._watched[presence]
 
     def forget(self) -> None:
-        """In a forked child, which would keep its parent's connections open."""
+        """Close all connections in a forked child: it would keep its parent's open."""
         for each in self._watched.values():
             each.close()
         if self._door is not None:
@@ -166,15 +166,17 @@ def _loops(address: str) -> bool:
 
 
 def _open_to(own: str) -> str:
-    """The address at which to listen, "" for all, where this process reaches the store from `own`.
-    If that is the loopback and there are other machines, these come from elsewhere, to the store's
-    address."""
+    """The address at which to listen, "" for all, if this process reaches the store from `own`.
+
+    If `own` is a loopback address and there are other machines, these connect from elsewhere, to
+    the store's address.
+    """
     alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     return "" if _loops(own) and not alone else own
 
 
 def _address_towards(host: str) -> str:
-    """This machine's address on the way to a host. Nothing is sent."""
+    """This machine's address on the way to a host. Sends nothing."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
@@ -191,7 +193,7 @@ def _connecting(place: tuple[str, int]) -> socket.socket:
     family, kind, protocol, _, address = _resolved(*place)
     connection = socket.socket(family, kind, protocol)
     connection.setblocking(False)
-    connection.connect_ex(address)  # an error shows in what is done with it next
+    connection.connect_ex(address)  # the next use of the socket raises an error
     return connection
 
 

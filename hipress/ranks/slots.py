@@ -1,4 +1,4 @@
-"""NCCL between the ranks, by communicators of our own."""
+"""NCCL between the ranks, by communicators of hipress."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def start_slots(
     memory: Memory,
     tell: Callable[[TransportError], None] = lambda error: None,
 ) -> SlotTransport | None:
-    """What moves payloads of a device, where that is NCCL. All ranks of the meeting must call this.
-    tell: see NcclTransport."""
+    """The NCCL transport of a device's payloads; None if the placement has another transport.
+
+    All ranks of the meeting must call this. tell: see NcclTransport.
+    """
     if placement.transport not in NCCL:
         return None
     from casync.nccl.bindings import connect_by

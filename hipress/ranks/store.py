@@ -1,11 +1,11 @@
-"""Calls to the job's key-value store that end in time.
+"""Calls to the job's key-value store, with a deadline.
 
-[Note: a store that does not answer]
-A call to a TCPStore waits for the reply of its host for ever, whatever the store's own time-out:
-a host that is stopped, or cut off, holds up everybody. So each call is made in a thread of its
-own, and whoever asked waits for it until the deadline only. The thread cannot be ended; while it
-waits, the store is not used again, since its next reply belongs to that call. It is a daemon, which
-holds up no exit, and torch releases the GIL around the call.
+[Note: a store that does not answer] A call to a TCPStore waits for the reply of its host for ever,
+whatever the store's own time-out: a host that is stopped or cut off holds up all ranks. So each
+call is made in a thread of its own, and the caller waits for it until the deadline only. The thread
+cannot be ended; while it waits, the store is not used again, since its next reply belongs to that
+call. It is a daemon thread, which does not delay the exit, and torch releases the GIL around the
+call.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from hipress import compat
 from hipress.compat import Store
 from hipress.errors import AgreementTimeout, HipressError
 
-MIN_CALL_SECONDS = 2.0  # seconds that a call to the store has, however little is left of a time-out
-MOMENT = 0.5  # seconds for an answer that is on its way
+MIN_CALL_SECONDS = 2.0  # least seconds of a call, however little is left of a time-out
+MOMENT = 0.5  # seconds to wait for an answer that is on its way
 T = TypeVar("T")
 
-# Calls that had no answer in time, and may be waiting still.
+# Calls without an answer in time, which may still wait.
 _UNANSWERED: weakref.WeakKeyDictionary[Store, Future[Any]] = weakref.WeakKeyDictionary()
 
 
 def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
-    """What `call(store)` returns. See [Note: a store that does not answer].
+    """Return `call(store)`. See [Note: a store that does not answer].
 
-    Raises AgreementTimeout where that takes longer than until `deadline` (of time.monotonic()),
-    soon where an earlier call is waiting still, and HipressError for the store's own errors.
+    Raises AgreementTimeout if that takes longer than until `deadline` (of time.monotonic()), or
+    soon if an earlier call still waits, and HipressError for the store's own errors.
     """
     before = _UNANSWERED.get(store)
     # after a KeyboardInterrupt its answer may be on its way
@@ -59,7 +59,7 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
 
 
 def run_in_thread(call: Callable[[], T]) -> Future[T]:
-    """What a call returns that may never do so, in a thread of its own."""
+    """Run a call that may never return in a thread of its own; the future of its result."""
     outcome: Future[T] = Future()
     threading.Thread(target=_call, args=(call, outcome), daemon=True).start()
     return outcome
@@ -68,12 +68,12 @@ def run_in_thread(call: Callable[[], T]) -> Future[T]:
 def _call(call: Callable[[], T], outcome: Future[T]) -> None:
     try:
         outcome.set_result(call())
-    except BaseException as error:  # whoever asks for it shall not wait for ever
+    except BaseException as error:  # the waiting thread must not wait for ever
         outcome.set_exception(error)
 
 
 def _store_address(store: Store) -> str:
-    """In a message: where a store is that does not answer, and what that tells."""
+    """Text for a message: the address of a store that does not answer, and possible causes."""
     address = compat.store_address(store)
     where = "" if address is None else f" at {address}"
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
