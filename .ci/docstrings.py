@@ -13,6 +13,7 @@ CLEAN = (
     "compll",
     "compll/ir",
     "compll/numerics",
+    "compll/passes",
     "compll/runtime",
     "compll/tools",
     "hipress/bench",

@@ -1,1 +1,1 @@
-"""From a typed module to a program: feedback, phases, schedule, memory traffic."""
+"""Translation of a typed module to a program: feedback, phases, schedule, memory traffic."""

@@ -1,4 +1,4 @@
-"""The kernels of a spec that mixes elements: encode, decode, and what each round adds up."""
+"""Kernels of a spec that mixes elements: encode, decode, and a kernel for each round."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from compll.passes import selections
 from compll.passes.arrays import Arrays, Placed, summed
 from compll.passes.merge import merged
 
-#: bits from which on a float is not finite
+#: the smallest bits, without the sign, of a float that is not finite
 INFINITE = 0x7F800000
 
 
 def kernels(module: Module) -> dict[str, list[Kernel]]:
-    """All kernels, by what is compiled together. Raises Unsupported.
+    """All kernels, in groups that are compiled together. Raises Unsupported.
 
-    Where ranks combine in rounds, what a training needs comes first, and whole payloads, which
-    tests and files need, are compiled with the first of them.
+    If ranks combine in rounds, the first group has all that training needs. Whole payloads, which
+    tests and files need, are compiled when the first of them is asked for.
     """
     if module.group:
         what = "a grouped spec with matrices, rounds or drawn()"
@@ -46,7 +46,7 @@ def kernels(module: Module) -> dict[str, list[Kernel]]:
 
 
 def opened(module: Module, kernel: Kernel, kind: type[Arrays] = Arrays, **how: bool) -> Arrays:
-    """What makes the values of a kernel."""
+    """A maker of a kernel's values. Sets the kernel's limits and sizes."""
     values = kind(module, kernel, **how)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
     known = (*kernel.module.fields, *(summed(f) for f in module.fields))
@@ -55,14 +55,15 @@ def opened(module: Module, kernel: Kernel, kind: type[Arrays] = Arrays, **how: b
 
 
 def encode(module: Module, fed: bool) -> Kernel:
-    """Every payload field; with states, what the payload decodes to, and the states' values."""
+    """The kernel that stores every payload field; with states, also the decoded gradient and new
+    states."""
     kernel = Kernel(
         f"encode{'_feed' * fed}", module, TILE, states=list(module.states) if fed else []
     )
     values = opened(module, kernel, fed=fed, alone=True, own=True)
     for s in module.selections:
         if s.kind != "drawn":
-            values.positions(s.name)  # where fields lie follows from how many elements there are
+            values.positions(s.name)  # positions of fields depend on the number of elements
     for f in module.fields:
         with blamed(f.name):
             values.store(f)
@@ -76,7 +77,8 @@ def encode(module: Module, fed: bool) -> Kernel:
 
 
 def status(values: Arrays) -> Value:
-    """Have the last byte tell whether an element of the input is not finite; whether one is."""
+    """Have the kernel set the status byte if an element of the input is not finite. Returns that
+    condition."""
     size = values.make("magnitude_bits", [values.of(gradient(values.module))], "i32", "lane")
     fold = values.make("fold", [size], "i32", "tile", "max")
     values.kernel.steps.append(Walk(folds=[fold]))
@@ -91,7 +93,7 @@ def gradient(module: Module) -> Expr:
 
 
 def result(values: Arrays, told: Value | None = None) -> Value | Placed:
-    """What decode gives; NaN where it is told that the input was not finite."""
+    """The decoded gradient; NaN if `told`, the condition that the input was not finite, holds."""
     decode = values.module.decode
     with blamed("decode"):
         if decode.op == "scatter":
@@ -108,7 +110,7 @@ def or_nan(values: Arrays, value: Value, told: Value | None) -> Value:
 
 
 def decode(module: Module, adds: bool) -> Kernel:
-    """From a payload to the gradient."""
+    """The kernel from a payload to the gradient; `adds`: adds to it."""
     kernel = Kernel(f"decode_{'add' if adds else 'set'}", module, TILE)
     values = opened(module, kernel, fed=False)
     found = result(values)
@@ -129,7 +131,7 @@ def decode(module: Module, adds: bool) -> Kernel:
 
 
 def check(module: Module, decode: Kernel) -> Kernel:
-    """Whether payloads are as long as they should be, and positions lie in their tensors."""
+    """The kernel that checks lengths of payloads, and that positions lie in their tensors."""
     kernel = Kernel("check", module, TILE, statics=decode.statics)
     values = opened(module, kernel, fed=False)
     index = module.decode.args[0] if module.decode.op == "scatter" else None
@@ -145,7 +147,7 @@ def check(module: Module, decode: Kernel) -> Kernel:
 
 
 def added(module: Module, number: int, fed: bool) -> Kernel:
-    """What round `number` adds up, given the sums of those before."""
+    """The kernel of round `number`: stores its payload, given the sums of the rounds before."""
     field = next(f for f in module.fields if f.name == module.rounds[number][0])
     name = f"round{number}{'_feed' * fed}"
     kernel = Kernel(name, replace(module, fields=(field,), status=False), TILE)
@@ -157,7 +159,8 @@ def added(module: Module, number: int, fed: bool) -> Kernel:
 
 
 def closing(module: Module, fed: bool) -> Kernel:
-    """What all rounds' sums decode to, into the gradient, and the states."""
+    """The kernel behind the last round: decodes the sums of all rounds into the gradient, and
+    updates the states."""
     kernel = Kernel(f"rounds{'_feed' * fed}", replace(module, fields=(), status=False), TILE)
     kernel.states = list(module.states) if fed else []
     own = opened(module, kernel, fed=fed, own=True)
@@ -171,7 +174,7 @@ def closing(module: Module, fed: bool) -> Kernel:
 
 
 class Sums(Arrays):
-    """Values of which every field is what the ranks combined."""
+    """Values in which every field is what the ranks combined."""
 
     def array_field(self, e: Expr) -> Value:
         return self.read_sum(self.fields[str(e.value)], e)
@@ -181,10 +184,11 @@ def settle(
     values: Arrays, decoded: Value | Placed, left: Value | Placed | None, *, back: bool,
     told: Value | None = None,
 ) -> None:  # fmt: skip
-    """Decoded values into the gradient, and new values of the states.
+    """Store decoded values in the gradient, and new values in the states.
 
-    left: what a residual has taken away. back: whether only where that is wanted. told: whether
-    the input was not finite, as all that is decoded then is not.
+    left: the values that the residual subtracts from its input. back: store the gradient only if
+    the caller wants that. told: condition that the input was not finite; decoded values are NaN
+    then.
     """
     v, module, steps = values, values.module, values.kernel.steps
     updates = module.updates if v.fed_states else {}
@@ -217,7 +221,8 @@ def settle(
 
 
 def residual(values: Arrays, left: Value | Placed, after: list[Store], told: Value | None) -> Store:
-    """What a residual keeps of the input. after: stores of few elements, which follow."""
+    """The store of the residual: input minus `left`. Stores of few elements, which follow, are
+    added to `after`."""
     v = values
     f, given = v.states["residual"], v.of(gradient(v.module))
     if not isinstance(left, Placed):
@@ -227,7 +232,7 @@ def residual(values: Arrays, left: Value | Placed, after: list[Store], told: Val
     held = v.make("load", (), "f32", "lane", f)
     before = v.stored_array(v.moved(held, place, type_), type_)
     rest = v.make("sub", [own, left.value], "f32", "lane")
-    # what is not finite leaves the state as it was, which a walk over all elements has changed
+    # a walk over all elements changed the state: restore it if the new value is not finite
     stored = v.make(f.storage, [rest], "f32", "lane") if f.storage in HALVES else rest
     finite = v.make("isfinite", [stored], "bool", "lane")
     kept = v.make("where", [finite, rest, before], "f32", "lane")
@@ -236,13 +241,13 @@ def residual(values: Arrays, left: Value | Placed, after: list[Store], told: Val
 
 
 def moves(e: Expr) -> bool:
-    """Whether an element depends on inputs or states at other places."""
+    """True if an element depends on inputs or states at other places."""
     return any(a.op in ("flat", "lookup", "gather") for a in walk(e))
 
 
 @contextmanager
 def blamed(name: str) -> Iterator[None]:
-    """What is not supported is told at this field, state or section."""
+    """Name this field, state or section in Unsupported errors that name none."""
     try:
         yield
     except Unsupported as why:

@@ -1,8 +1,8 @@
 """Expressions that mix elements as steps: matrices, transforms, drawn selections, rounds.
 
-What single elements make is a value of lanes, and stands in the walk that needs it. What mixes
-them is a call (see ROUTINES in ir/tile.py), which leaves an array of the kernel's own. Both are
-made when they are first asked for, so steps stand in the order in which values need each other.
+An expression of single elements is a value of lanes, and stands in the walk that needs it. An
+operator that mixes elements is a call (see ROUTINES in ir/tile.py), which fills a scratch array.
+Both are made on first use, so steps stand in the order in which values need each other.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from compll.passes.values import FOLDS, KINDS, Values
 
 #: shapes that have elements
 ARRAYS = ("n", "kept", "matrix")
-#: operators whose elements do not follow from the same elements of their arguments
+#: operators whose elements depend on other elements of their arguments
 MIXING = (
     "field", "combined", "random_matrix", "gather", "indices", "matrix", "flat", "transpose",
     "take_columns", "matmul", "hadamard", "scatter", "in", "orthonormal", "left_vectors",
     "right_vectors", "singular_values", "chosen", "sum_by", "row_max", "row_min", "top_columns",
     "place_columns", "ones",
 )  # fmt: skip
-#: instructions that are a lane's own: another lane cannot be asked for what they give
+#: instructions whose results only the lane itself has: other places cannot be read
 OWN = ("draw", "position", "unpack", "selected", "spread", "at", "fold", "count")
 VECTORS = ("left_vectors", "singular_values", "right_vectors")
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A result of few elements, zero elsewhere: those of a selection, their places and values."""
+    """A result that is zero outside a selection: its places and values."""
 
     selection: str
     place: Value
@@ -57,10 +57,10 @@ class Placed:
 
 
 class Arrays(Values):
-    """Values of a kernel, to which steps are added as they are needed.
+    """Values of a kernel; adds steps to the kernel as values need them.
 
-    fed: whether states are at hand. alone: whether what ranks combine is this rank's own; else the
-    sums over ranks are given. own: whether `field` is what this rank stores, not what it is given.
+    fed: states are available. alone: this rank's fields stand for what ranks combine; else the sums
+    over ranks are given. own: `field` is the value that this rank stores, not the payload's.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Arrays(Values):
     # domains
 
     def extents(self, dims: tuple[Expr, ...]) -> Extents:
-        """Rows and columns, one at least."""
+        """Rows and columns, at least 1 each."""
         pool = self.module.pool
         whole = Type("int", "static")
         rows, cols = (pool.make("max", (d, pool.const(1)), whole) for d in dims)
@@ -86,7 +86,7 @@ class Arrays(Values):
         return Extents(dims, *map(self.number, (rows, cols, size)))
 
     def number(self, e: Expr) -> Value:
-        """A whole number of the piece."""
+        """A static integer as a value of the piece."""
         if e.op in ("max", "mul") and all(a.op == "const" for a in e.args):
             known = [int(a.value) for a in e.args]
             found = max(known) if e.op == "max" else known[0] * known[1]
@@ -99,7 +99,7 @@ class Arrays(Values):
         return Walk(list(stores), of=type_.of if type_.shape == "kept" else "", matrix=matrix)
 
     def array(self, type_: Type) -> Field:
-        """An array of the kernel's own, for the elements of a type."""
+        """A new scratch array for the elements of a type."""
         storage = "float32" if type_.dtype == "float" else "int32"
         of = type_.of if type_.shape == "kept" else ""
         number = len(self.kernel.own)
@@ -108,18 +108,18 @@ class Arrays(Values):
         return f
 
     def load(self, f: Field) -> Value:
-        """The lane of an array."""
+        """A lane's element of an array."""
         kind = "i32" if f.storage == "int32" else "f32"
         return self.make("load", (), kind, "lane", f)
 
     def stored_array(self, value: Value, type_: Type) -> Value:
-        """The value, from an array that it is put into."""
+        """The value, loaded from a scratch array that a walk stores it in."""
         key = (
             id(value),
             type_.shape,
             type_.of,
             type_.dims,
-        )  # alike values of other elements differ
+        )  # equal values over other elements differ
         if key not in self.arrays:
             whole = self.whole(value) if value.kind == "bool" else value
             f = self.array(replace(type_, dtype="float" if whole.kind == "f32" else "int"))
@@ -153,7 +153,7 @@ class Arrays(Values):
         return self.beside_numbers(e) if e.type.shape == "matrix" and wide else self.one(e)
 
     def argument(self, a: Expr, e: Expr) -> Value:
-        """An argument's value; a row or column of one repeats."""
+        """An argument's value. A single row or column repeats."""
         if a.type.shape == "matrix" and e.type.shape == "matrix" and a.type.dims != e.type.dims:
             row, column = self.place(e.type.dims)
             own = [d.op == "const" and d.value == 1 for d in a.type.dims]
@@ -163,7 +163,8 @@ class Arrays(Values):
         return self.of(a)
 
     def beside_numbers(self, e: Expr) -> Value:
-        """A number beside a matrix is float64, as in the reference, and so is the result."""
+        """The value of a matrix and a number: both, and the result, are float64, as in the
+        reference."""
         args = [self.done[id(a)] for a in e.args]
         args = [self.make("convert", [v], "f64", v.level) if v.kind == "f32" else v for v in args]
         op = "where" if e.op == "choose" else e.op
@@ -173,7 +174,7 @@ class Arrays(Values):
         return self.make("convert", [found], KINDS[e.type.dtype], "lane")
 
     def total(self, e: Expr) -> Value:
-        """The sum or an extreme of an array."""
+        """The sum, maximum or minimum of an array."""
         (x,) = e.args
         if x.type.shape not in ARRAYS:
             raise Unsupported("reductions over groups or samples beside matrices or rounds", "", e)
@@ -184,7 +185,7 @@ class Arrays(Values):
         return self.make("total", [fold], "f64", "piece", fold.attr)
 
     def searched(self, e: Expr) -> Value:
-        """A threshold or a table that is searched for."""
+        """A threshold or a table, with the steps that find it."""
         if e.op in TABLES:
             self.known[id(e)] = self.one(e)
             self.kernel.steps += tables.steps(self, e)
@@ -197,7 +198,7 @@ class Arrays(Values):
     def place(self, dims: tuple[Expr, ...]) -> tuple[Value, Value]:
         """The row and the column of a matrix's lane.
 
-        The quotient of whole numbers below 2**53 is rounded down in float64 as it is exactly.
+        The float64 quotient of integers below 2**53, rounded down, is exact.
         """
         at, cols = self.position(), self.extents(dims).cols
         wide, width = (self.do("convert", v, kind="f64") for v in (at, cols))
@@ -206,25 +207,25 @@ class Arrays(Values):
         return row, self.do("sub", at, self.do("mul", row, self.narrow(cols, "lane")))
 
     def do(self, op: str, *args: Value, kind: str = "i32") -> Value:
-        """An instruction."""
+        """An instruction: of lanes if an argument is, else of the piece."""
         level = "lane" if any(a.level == "lane" for a in args) else "piece"
         return self.make(op, args, kind, level)
 
     def constant(self, number: float) -> Value:
-        """A number, whole or not."""
+        """A constant: int32 of an int, float32 of a float."""
         kind = "i32" if isinstance(number, int) else "f32"
         return self.make("const", (), kind, "piece", number)
 
     def position(self) -> Value:
-        """The number of a lane."""
+        """The number of the lane."""
         return self.make("position", (), "i32", "lane")
 
     def cols(self, e: Expr) -> Value:
-        """The columns of a matrix, as lanes take them."""
+        """The number of columns of a matrix, as an int32."""
         return self.narrow(self.extents(e.type.dims).cols, "lane")
 
     def moved(self, value: Value, place: Value, type_: Type) -> Value:
-        """A lane's value as that of the lane at a place."""
+        """The value that the lane at `place` has."""
         if any(v.level == "lane" and (v.op in OWN or received(v)) for v in order([value])):
             value = self.stored_array(value, type_)
         return self.at(value, place)
@@ -238,7 +239,8 @@ class Arrays(Values):
         return self.make(value.op, args, value.kind, value.level, value.attr)
 
     def element(self, e: Expr, place: Value) -> Value:
-        """The element of a matrix at a place; beyond the elements that it was made of, zero."""
+        """The element of a matrix at `place`; zero beyond the elements that the matrix was made
+        of."""
         if e.op != "matrix":
             return self.moved(self.of(e), place, e.type)
         size = self.narrow(self.make("size", (), "i64", "piece"), "lane")
@@ -260,7 +262,7 @@ class Arrays(Values):
     def array_transpose(self, e: Expr) -> Value:
         (x,) = e.args
         if any(d.op == "const" and d.value == 1 for d in x.type.dims):
-            return self.of(x)  # lies in memory as before
+            return self.of(x)  # the same memory
         row, column = self.place(e.type.dims)
         return self.element(x, self.do("add", self.do("mul", column, self.cols(x)), row))
 
@@ -299,20 +301,20 @@ class Arrays(Values):
     # selections
 
     def positions(self, name: str) -> Value:
-        """Where the elements of a selection are."""
+        """Positions of the elements of a selection."""
         s = next(s for s in self.module.selections if s.name == name)
         if id(s) not in self.arrays:
             self.arrays[id(s)] = self.drawn(s) if s.kind == "drawn" else self.selected(s)
         return self.arrays[id(s)]
 
     def drawn(self, s: Selection) -> Value:
-        """The positions that all ranks draw."""
+        """Positions that all ranks draw."""
         f = self.array(Type("int", "kept", s.name))
         self.kernel.steps.append(Call("drawn", (), (f,), numbers=(self.kernel.limits[s.name],)))
         return self.load(f)
 
     def selected(self, s: Selection) -> Value:
-        """The positions that a walk puts together."""
+        """Positions that a walk collects."""
         if s.threshold is not None:
             self.of(s.threshold)
         one = compact(self, self.thresholds, s)
@@ -335,7 +337,8 @@ class Arrays(Values):
         return self.positions(str(e.value))
 
     def array_gather(self, e: Expr) -> Value:
-        """An array, as more than one walk asks for it, and states change before the last."""
+        """The selected elements as an array: several walks read it, and states change before the
+        last."""
         (x,), place = e.args, self.positions(str(e.value))
         return self.stored_array(self.moved(self.lanes(self.of(x)), place, x.type), e.type)
 
@@ -350,12 +353,12 @@ class Arrays(Values):
         return self.load(self.filled(e.type, e.args[1].type, found.value, found.place))
 
     def placed(self, e: Expr) -> Placed:
-        """What a scatter scatters, and where."""
+        """The values that a scatter writes, and their places."""
         place, value = (self.lanes(self.of(a)) for a in e.args)
         return Placed(e.args[0].type.of, place, value)
 
     def filled(self, type_: Type, of: Type, value: Value, place: Value) -> Field:
-        """An array of zeros, but for some lanes at their places."""
+        """A new array of zeros, with some lanes stored at their places."""
         f = self.array(type_)
         zero = self.lanes(self.make("const", (), value.kind, "piece", 0))
         self.kernel.steps.append(self.walk(type_, Store(SCRATCH, f, zero)))
@@ -365,7 +368,7 @@ class Arrays(Values):
     # calls
 
     def view(self, e: Expr) -> View:
-        """What a routine reads."""
+        """The array that a routine reads for an expression."""
         if e.op == "transpose":
             before = self.view(e.args[0])
             return replace(before, matrix=self.extents(e.type.dims), turned=not before.turned)
@@ -381,7 +384,8 @@ class Arrays(Values):
         return View(self.plain(self.of(e), e.type), made)
 
     def plain(self, value: Value, type_: Type) -> Value:
-        """A value that routines can ask for at any place: of loads, or put into an array."""
+        """The value in a form that routines can read at any place: made of loads, else stored in an
+        array."""
         mixed = any(v.op in OWN and v.level == "lane" for v in order([value]))
         return self.stored_array(value, type_) if mixed or value.kind == "bool" else value
 
@@ -389,7 +393,7 @@ class Arrays(Values):
         self, e: Expr, *args: Expr, routine: str = "", attr: int = 0,
         numbers: tuple[Value, ...] = (),
     ) -> Value:  # fmt: skip
-        """An array that a routine makes; of the same views it is the same."""
+        """An array that a routine makes. Equal calls share it."""
         views = tuple(map(self.view, args))
         matrix = self.extents(e.type.dims) if e.type.shape == "matrix" else None
         key = (routine or e.op, views, matrix, attr, numbers)
@@ -403,12 +407,12 @@ class Arrays(Values):
         a, b = e.args
         width = b.type.dims[1]
         if not short(e) and not (width.op == "const" and int(width.value) <= NARROW):
-            self.solid(a)  # is read for every few columns
+            self.solid(a)  # read again for every few columns
         self.solid(b)
         return self.call(e, a, b, routine="product", attr=int(short(e)))
 
     def solid(self, e: Expr) -> None:
-        """Have the elements of a matrix be in memory."""
+        """Have the elements of a matrix stored in memory."""
         while e.op in ("transpose", "matrix"):
             (e,) = e.args
         if elementwise(e):
@@ -428,7 +432,7 @@ class Arrays(Values):
         return self.call(e, index, x, numbers=(largest,))
 
     def array_left_vectors(self, e: Expr) -> Value:
-        """Singular values and vectors, found once."""
+        """Singular values or vectors, from a spectrum that is computed once."""
         (m,) = e.args
         if id(m) not in self.arrays:
             rows, cols = m.type.dims
@@ -444,7 +448,7 @@ class Arrays(Values):
 
     array_right_vectors = array_singular_values = array_left_vectors
 
-    # states, fields, and what ranks combine
+    # states, fields, and sums over ranks
 
     def op_input(self, e: Expr, kind: str, level: str) -> Value:
         g = super().op_input(e, kind, level)
@@ -462,7 +466,7 @@ class Arrays(Values):
         return self.do("where", fits, held, self.constant(0.0), kind="f32")
 
     def fits(self, type_: Type) -> Value:
-        """Whether a piece has room for a state that is a matrix."""
+        """Condition that a piece has room for a state that is a matrix."""
         pool, whole = self.module.pool, Type("int", "static")
         rows, cols = (pool.make("max", (d, pool.const(1)), whole) for d in type_.dims)
         n = pool.make("param", (), whole, "n")
@@ -484,7 +488,7 @@ class Arrays(Values):
         return self.stored_value(f, e) if self.alone else self.read_sum(f, e)
 
     def read_sum(self, f: Field, e: Expr) -> Value:
-        """The mean over the ranks, or the largest of theirs; see [Note: combined]."""
+        """The mean over the ranks, or their maximum; see [Note: combined]."""
         given = summed(f)
         if all(f.name != given.name for f in self.kernel.added):
             self.kernel.added.append(given)
@@ -515,7 +519,7 @@ class Arrays(Values):
         return self.typed(found, e)
 
     def typed(self, found: Value, e: Expr) -> Value:
-        """As a number of the expression's type."""
+        """The value as a number of the expression's type."""
         wide = found.level == "piece"
         kind = {"float": "f64" if wide else "f32", "int": "i64" if wide else "i32"}.get(
             e.type.dtype, "bool"
@@ -525,7 +529,8 @@ class Arrays(Values):
         return found if found.kind == kind else self.make("convert", [found], kind, found.level)
 
     def stored_value(self, f: Field, e: Expr) -> Value:
-        """What a decoder reads of what this rank stores; of what all ranks must know, theirs."""
+        """The value that a decoder reads of this rank's field. For a maximum it is the ranks' one,
+        if given."""
         if f.name in self.extremes and self.own and not self.alone:
             return self.read_sum(f, e)
         value = self.leaving(f)
@@ -536,7 +541,7 @@ class Arrays(Values):
         return self.typed(value, e)
 
     def leaving(self, f: Field) -> Value:
-        """What is stored in a payload field."""
+        """The value that is stored in a payload field."""
         assert f.expr is not None
         value = self.of(f.expr)
         if f.shape == "table" or f.storage in POSITIONS:
@@ -560,7 +565,7 @@ class Arrays(Values):
         return value
 
     def store(self, f: Field) -> None:
-        """A payload field."""
+        """Add the steps that store a payload field."""
         value = self.leaving(f)
         assert f.expr is not None
         if f.storage in POSITIONS:
@@ -576,20 +581,20 @@ class Arrays(Values):
 
 
 def elementwise(e: Expr) -> bool:
-    """Whether an element of it follows from the same element of its arguments."""
+    """True if each element depends only on the same element of the arguments."""
     return e.type.shape in ARRAYS and e.op not in MIXING and bool(e.args)
 
 
 def own(value: Value) -> bool:
-    """Whether it is an element of an array of the kernel's own."""
+    """True for an element of a scratch array."""
     return isinstance(value.attr, Field) and value.attr.shape == SCRATCH
 
 
 def received(value: Value) -> bool:
-    """Whether it is read from a payload, where it may lie at any byte."""
+    """True for a value that is read from a payload, where it may start at any byte."""
     return isinstance(value.attr, Field) and value.attr.expr is not None
 
 
 def summed(f: Field) -> Field:
-    """The sum over the ranks of a payload field."""
+    """The field that holds the sum over the ranks of a payload field."""
     return replace(f, name=f.name + ALL)

@@ -1,4 +1,4 @@
-"""A warning where a spec that is computed an array at a time moves far more memory than it must."""
+"""A warning for a spec that works on whole arrays and moves far more memory than it must."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from compll.ir.matrices import ARRAY_OPERATORS, mixes
 from compll.ir.module import Module
 from compll.passes.kernel_traffic import traffic_of
 
-FACTOR = 3.0  # of the least possible bytes; products of matrices alone stay below
+FACTOR = 3.0  # times the least possible bytes; specs with products of matrices alone stay below
 
 
 def warnings(module: Module) -> list[Diagnostic]:
-    """At most one, at what keeps the spec from fused passes."""
+    """A warning at the first part that prevents fused passes, or none."""
     if not mixes(module):
         return []
     found = traffic_of(module, feed=bool(module.states))
@@ -28,7 +28,7 @@ def warnings(module: Module) -> list[Diagnostic]:
 
 
 def _cause(module: Module) -> tuple[Span, str, str]:
-    """The place and name of the first thing that is no fused pass, and what would be one."""
+    """The place and name of the first part that prevents fused passes, and a hint."""
     for name, value in module.bindings.items():
         for e in walk(value):
             span = module.spans.get(f"encode.{name}", Span())

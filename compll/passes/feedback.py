@@ -1,8 +1,8 @@
 """Stage 4: error feedback, derived: residual = input - decode(encode(input)).
 
-`decoded` puts what encode stores in the place of each payload field of decode, so that the
-decoded value becomes an expression of the input, which the pass that writes the payload computes
-along with it. Non-goal: decodes that mix elements (None is returned, and feedback refused).
+`decoded` replaces each payload field in decode by the expression that encode stores in it. So the
+decoded value becomes an expression of the input, and the pass that writes the payload computes it
+too. Non-goal: decodes that mix elements (None is returned, and feedback refused).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class _Mixed(Exception):
 
 
 def decoded(pool: Pool, decode: Expr, fields: tuple[Field, ...]) -> Expr | None:
-    """decode(encode(g)) as an elementwise expression, or None where there is none."""
+    """decode(encode(g)) as an elementwise expression; None if it is not elementwise."""
     by_name = {f.name: f for f in fields}
     try:
         return _substitute(pool, decode, by_name)
@@ -40,14 +40,14 @@ def _substitute(pool: Pool, decode: Expr, fields: dict[str, Field]) -> Expr:
 
 
 def _where(pool: Pool, inside: Expr, value: Expr) -> Expr:
-    """The value where `inside` holds, else zero."""
+    """The value if `inside` holds, else zero."""
     zero = pool.make("float", (pool.const(0),), Type("float", "static"))
     lifted = pool.make("lift", (zero,), Type("float", "n"))
     return pool.make("where", (inside, value, lifted), Type("float", "n"))
 
 
 def _stored(pool: Pool, node: Expr, field: Field) -> Expr:
-    """What decode reads back from the field."""
+    """The value that decode reads back from the field."""
     assert field.expr is not None
     if field.packed:
         return pool.make("code", (field.expr,), node.type, field.name)
@@ -63,7 +63,7 @@ def _stored(pool: Pool, node: Expr, field: Field) -> Expr:
 
 
 def _scattered(pool: Pool, decode: Expr, fields: dict[str, Field]) -> Expr:
-    """scatter(indices(s), v[s]) is: v where selected, else zero."""
+    """scatter(indices(s), v[s]) as an elementwise expression: v if selected, else zero."""
     index, values = decode.args
     source = fields[str(index.value)].expr
     if source is None or source.op != "indices":
@@ -73,7 +73,7 @@ def _scattered(pool: Pool, decode: Expr, fields: dict[str, Field]) -> Expr:
 
 
 def _spread(pool: Pool, value: Expr) -> Expr:
-    """An expression over selected elements, as one over all elements."""
+    """An expression over selected elements, turned into one over all elements."""
 
     def change(node: Expr) -> Expr | None:
         if node.type.shape not in ("n", "kept"):
@@ -91,7 +91,7 @@ def _spread(pool: Pool, value: Expr) -> Expr:
 
 
 def residual(pool: Pool, decay: float) -> Expr:
-    """What is added to the gradient."""
+    """The state that is added to the gradient, multiplied by its decay."""
     held = pool.make("state", (), Type("float", "n"), "residual")
     if decay == 1:
         return held

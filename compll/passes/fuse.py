@@ -1,9 +1,9 @@
 """A walk's body as few loops over the lanes of a tile, for backends that keep tiles in memory.
 
-A fold needs all lanes, so what is made of it belongs to a later stage. Within a stage, loops differ
-by their stride: a loop goes over `stride` places, at each of which it visits the lanes place,
-place + stride, place + 2 * stride, ... That is the order of sums, and how packed codes lie in bytes
-(see [Note: packing] in layout.py). What overwrites the gradient or a state comes in the last loop.
+A fold needs all lanes, so values that depend on it belong to a later stage. Within a stage, loops
+differ by their stride: at each of `stride` places a loop visits the lanes place, place + stride,
+place + 2 * stride, ... This is the order of sums, and the order of packed codes in bytes (see
+[Note: packing] in layout.py). Stores to the gradient or a state come in the last loop.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from compll.ir.module import Field
 from compll.ir.tile import SUMS, Compact, Store, Value, Walk
 from compll.numerics.numbers import lane_count
 
-#: from how many instructions on a value that several loops use is kept instead of made again
+#: instructions from which a value that several loops use is kept instead of computed again
 WORTH = 2
 COSTS = {"draw": 10, "div": 4, "sqrt": 4, "exp": 10, "log": 10, "log2": 10, "pow": 20, "load": 0}
 
 
 @dataclass
 class Loop:
-    """What one loop over lanes computes. kept: values that later loops read."""
+    """Folds and stores that one loop over lanes computes. kept: values that later loops read."""
 
     stage: int
     stride: int
@@ -33,8 +33,8 @@ class Loop:
 
 
 def loops(walk: Walk, tile: int, *, ordered: bool = True) -> list[Loop]:
-    """The loops, in order. ordered: whether that of their lanes matters, and values are kept; where
-    a thread has few lanes of each kind, neither does."""
+    """The loops of a walk, in order. ordered: the order of lanes matters and values are kept
+    between loops; false if a thread has few lanes of each tile."""
     stages = _stages(walk)
     found: list[Loop] = []
     folds = [v for v in walk.values if v.op == "fold"]
@@ -61,7 +61,8 @@ def _with_last(
     found: list[Loop], walk: Walk, stores: list[Store], stages: dict[int, int], tile: int,
     ordered: bool,
 ) -> list[Loop]:  # fmt: skip
-    """The loops, and behind them one that overwrites, and that selects, which it does in order."""
+    """The loops with a last one that overwrites memory, or that selects, which needs the order of
+    lanes."""
     roots = [s.value for s in stores] + [v for one in walk.compacts for v in one.roots]
     stage = max([one.stage for one in found] + [stages[id(v)] for v in roots])
     strides = (0, tile) if walk.compacts else tuple(one.stride for one in found)
@@ -81,7 +82,7 @@ def _with_last(
 
 
 def _stages(walk: Walk) -> dict[int, int]:
-    """After how many rounds of folds each value is known."""
+    """Rounds of folds after which each value is known."""
     stages: dict[int, int] = {}
     for v in walk.values:
         made_of = [stages[id(a)] for a in v.args if v.level != "piece"]
@@ -90,8 +91,8 @@ def _stages(walk: Walk) -> dict[int, int]:
 
 
 def _stride(store: Store, tile: int) -> int:
-    """How far apart the lanes of a visit and the next are: as many as the bytes over which a
-    tile's packed codes extend; 0: any will do."""
+    """Distance of lanes that share a byte of the tile's packed codes; the tile for sums, which go
+    in order; 0: any stride will do."""
     f = store.field
     if store.target == SUMS:
         return tile  # in order
@@ -99,7 +100,7 @@ def _stride(store: Store, tile: int) -> int:
 
 
 def _loop(found: list[Loop], stage: int, stride: int) -> Loop:
-    """The loop of this stage and stride; one that may have any stride takes another's."""
+    """The loop of this stage and stride. A loop without a stride of its own joins another."""
     for one in found:
         if one.stage == stage and (one.stride == stride or 0 in (one.stride, stride)):
             one.stride = one.stride or stride
@@ -109,9 +110,9 @@ def _loop(found: list[Loop], stage: int, stride: int) -> Loop:
 
 
 def _keep(found: list[Loop]) -> None:
-    """Have values that several loops use, and that take time, kept by the first of them.
+    """Have the first of several loops that use a costly value keep it for the others.
 
-    Of what a kept value is made, nothing else needs to be.
+    Values that only a kept value needs are not kept.
     """
     users: dict[int, list[Loop]] = {}
     values: dict[int, Value] = {}
@@ -130,7 +131,8 @@ def _keep(found: list[Loop]) -> None:
 
 
 def order_of_lanes(loop: Loop, known: Iterable[int]) -> list[Value]:
-    """The lane values that a loop computes, but those known already and what they are made of."""
+    """Lane values that a loop computes, arguments first, without those in `known` and their
+    arguments."""
     given = set(known)
     roots = [f.args[0] for f in loop.folds] + [s.value for s in loop.stores] + loop.kept
     roots += [s.place for s in loop.stores if s.place is not None]
@@ -150,6 +152,6 @@ def order_of_lanes(loop: Loop, known: Iterable[int]) -> list[Value]:
 
 
 def cost(v: Value) -> int:
-    """About how many instructions a lane of a value takes, with what it is made of."""
+    """Approximate number of instructions that a lane of a value takes, with its arguments."""
     own = 2 if v.op == "load" and isinstance(v.attr, Field) and v.attr.item_bits < 32 else 1
     return COSTS.get(v.op, own) + sum(cost(a) for a in v.args if a.level == "lane")

@@ -1,4 +1,4 @@
-"""What is captured of selected elements, for the walks over them."""
+"""Values of selected elements that are captured for the walks over them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from compll.ir.tile import Value, order
 
 
 class Kept:
-    """The arrays that a selection's elements are put together in, by `values` (a Values).
+    """Arrays that collect a selection's elements. values: a Values.
 
-    late: the piece's values, by identity, that are known only after the walk that selects.
+    late: ids of the piece's values that are known only after the walk that selects.
     """
 
     def __init__(self, selection: Selection, values: Any) -> None:
@@ -20,8 +20,8 @@ class Kept:
         self.late: set[int] = set()
 
     def load(self, value: Value) -> Value:
-        """An element's value as a walk over the selected reads it: captured, or made anew where
-        it needs what is known after they were selected."""
+        """An element's value in a walk over the selected elements: captured, or computed again if
+        it needs a value that is known only after the selection."""
         if value.level == "piece":
             return value
         if any(id(v) in self.late for v in order([value])):

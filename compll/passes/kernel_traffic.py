@@ -1,4 +1,4 @@
-"""Memory traffic of kernels that mix elements: what their steps read and write."""
+"""Memory traffic of kernels that mix elements: bytes that their steps read and write."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from compll.passes import array_kernels
 from compll.passes.schedule import schedule
 from compll.passes.traffic import Traffic, Walk, traffic
 
-#: elements of the tensor for which sizes are given; fewer bytes an element do not count as a walk
+#: elements of the tensor for which sizes are given; steps that move less than SMALL bytes an
+#: element are left out
 SIZE, SMALL = 1 << 24, 0.1
-#: calls that need all of what they read before they give anything, as totals do
+#: calls that read all of their input before they give a result, as totals do
 WHOLE = ("product", "orthonormal", "top_columns", "row_max", "row_min", "sum_by", "spectrum")
 
 
@@ -34,21 +35,21 @@ def traffic_of(module: Module, *, feed: bool) -> Traffic:
 
 
 class Sizes:
-    """Bytes that a kernel's steps touch, for each element of a gradient of SIZE."""
+    """Bytes that a kernel's steps touch, per element of a gradient of SIZE elements."""
 
     def __init__(self, kernel: Kernel) -> None:
         module = kernel.module
         self.kept = {s.name: SIZE if s.dynamic else limit(s, {}, SIZE) for s in module.selections}
 
     def of(self, shape: str, of: str, dims: tuple[Expr, ...]) -> float:
-        """Elements of a domain for each of the gradient."""
+        """Elements of a domain, per element of the gradient."""
         if dims:
-            rows, cols = (extent(d, SIZE) for d in dims)  # also what no tensor may have
+            rows, cols = (extent(d, SIZE) for d in dims)  # also sizes that no tensor may have
             return rows * cols / SIZE
         return 0.0 if shape == "scalar" else self.kept[of] / SIZE if of in self.kept else 1.0
 
     def array(self, f: object) -> float:
-        """Bytes of an array, for each element of the gradient."""
+        """Bytes of an array, per element of the gradient."""
         if not isinstance(f, Field):
             return 4.0
         return f.item_bits / 8 * self.of(f.shape, f.of, f.dims)
@@ -57,7 +58,7 @@ class Sizes:
         return self.of("", of, matrix.dims if matrix else ())
 
     def walk(self, step: Step) -> Walk | None:
-        """What a step reads and writes, unless that is little."""
+        """Bytes that a step reads and writes; None if they are few."""
         reads: dict[str, float] = {}
         writes: dict[str, float] = {}
         if isinstance(step, Call):
@@ -77,14 +78,14 @@ class Sizes:
         return Walk(tuple(reads), tuple(writes), read, written) if large else None
 
     def read(self, v: Value, size: float, found: dict[str, float]) -> None:
-        """An array that a lane reads."""
+        """Add the array that a lane reads to `found`."""
         if v.level == "lane" and v.op in ("load", "unpack", "at"):
             bits = v.attr.item_bits if isinstance(v.attr, Field) else 32
             name = v.attr.name if isinstance(v.attr, Field) else "g"
             found[name] = min(self.array(v.attr), bits / 8 * size)
 
     def depth(self, kernel: Kernel) -> int:
-        """How many steps over all elements must come one after the other."""
+        """The longest chain of steps over all elements that depend on each other."""
         known: dict[object, int] = {}
         for step in flat(kernel.steps):
             one = walk_of(step)
@@ -101,17 +102,17 @@ class Sizes:
 
 
 def key(v: Value) -> object:
-    """What a value is known by: its array, or the fold of a total."""
+    """The identity of a value: its array, or the fold of a total."""
     return v.args[0] if v.op == "total" else v.attr if isinstance(v.attr, Field) else v
 
 
 def inputs(call: Call) -> Iterator[object]:
-    """The arrays that a routine reads."""
+    """Arrays that a routine reads."""
     return (v.attr for view in call.views for v in order([view.value]) if v.op == "load")
 
 
 def rounds_text(module: Module) -> Iterator[str]:
-    """The rounds, for people."""
+    """Lines that describe the rounds to a person."""
     for number, one in enumerate(rounds(module), 1):
         size = one.payload_bytes(10**6)
         yield (

@@ -1,4 +1,4 @@
-"""From a program of passes to tile programs."""
+"""Translation of a program of passes to tile programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compll.passes.values import Values
 
 
 def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Kernel:
-    """The kernel of an encode; `hop`: of what is there plus what a payload decodes to."""
+    """The kernel of an encode. hop: its input is the gradient plus an incoming payload, decoded."""
     module = program.module
     kernel = Kernel(name, module, tile_of(module), states=list(module.states) if feed else [])
     values = Values(module, kernel)
@@ -40,13 +40,13 @@ def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Ker
 
 
 def _runs(values: Values) -> list[Stream]:
-    """What shortens or lengthens runs of trits."""
+    """Steps that shorten or lengthen runs of trits."""
     runs = [f for f in values.module.fields if f.storage == "runs"]
     return [Stream(f, values.bytes_of_trits(f)) for f in runs]
 
 
 def _incoming(values: Values) -> Value:
-    """What the payload that is taken in decodes to: NaN where it tells of a NaN or infinity."""
+    """The decoded incoming payload; NaN if its status byte tells of a NaN or infinity."""
     value = values.of(values.module.decode)
     if not values.module.status:
         return value
@@ -67,7 +67,7 @@ def _walk(values: Values, program: Program, one: Pass) -> Walk:
 
 
 def _store(values: Values, one: Pass, sink: Sink) -> Store | None:
-    """What a walk stores of a sink; None: nothing."""
+    """The store of a sink in a walk; None if the walk stores nothing for it."""
     if tables.late(sink):
         return None
     if any(selections.mends(sink, s, one) for s in one.selections):
@@ -76,7 +76,7 @@ def _store(values: Values, one: Pass, sink: Sink) -> Store | None:
 
 
 def _guarded(values: Values, program: Program, one: Pass, usual: Walk) -> list[Step]:
-    """A pass's walk, where there is anything to walk for."""
+    """A pass's walk, under its condition if it has one; no step if the walk does nothing."""
     guard = program.guard(one)
     if not (usual.roots or usual.compacts):
         return []
@@ -107,7 +107,7 @@ def decode(module: Module, name: str, *, add: bool) -> Kernel:
 def check(module: Module, decode: Kernel) -> Kernel:
     """The kernel that finds payloads with wrong lengths, or positions outside their tensors.
 
-    decode: what calls it, with its own arguments.
+    decode: the kernel that calls it with its own arguments.
     """
     if mixes(module):
         return array_kernels.check(module, decode)
@@ -121,16 +121,17 @@ def check(module: Module, decode: Kernel) -> Kernel:
 
 
 def checks(module: Module) -> bool:
-    """Whether payloads have to be looked at before they are decoded."""
+    """True if payloads must be checked before they are decoded."""
     return bool(module.selections) or not is_fixed(module) or mixes(module)
 
 
 def kernels(module: Module, target: str = "cpu") -> dict[str, list[Kernel]]:
-    """A spec's tile programs, by what is compiled together. Raises SpecError for the target.
+    """A spec's tile programs, in groups that are compiled together. Raises SpecError for the
+    target.
 
-    stateless: of a spec with states, the encode without them, which training never needs. hop:
-    encodes that take a payload in, where one walk is enough: several would decode in each. cut: the
-    encode whose filters keep as many elements as it is told.
+    stateless: for a spec with states, the encode without them, which training never needs. hop:
+    encodes of the gradient plus a payload, if one walk is enough: each walk would decode again.
+    cut: the encode whose filters keep at most a given number of elements.
     """
     try:
         return array_kernels.kernels(module) if mixes(module) else _kernels(module)

@@ -1,4 +1,4 @@
-"""Neighbouring walks over the same elements become one, so that these are read once."""
+"""Neighbouring walks over the same elements merge, so that the elements are read once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compll.ir.tile import Step, Value, Walk, order
 
 
 def merged(steps: Iterable[Step]) -> list[Step]:
-    """The steps, with walks put together where the later needs nothing that the earlier leaves."""
+    """The steps, with neighbouring walks merged if the later needs no result of the earlier."""
     found: list[Step] = []
     for step in steps:
         before = found[-1] if found else None
@@ -22,20 +22,20 @@ def merged(steps: Iterable[Step]) -> list[Step]:
 
 
 def together(one: Walk, other: Walk) -> bool:
-    """Whether two walks can be one."""
+    """True if two walks can be one."""
     if (one.of, one.matrix) != (other.of, other.matrix) or one.compacts or other.compacts:
         return False
     stores = [*one.stores, *other.stores]
     if any(s.placed for s in stores):
         return False
     if any(s.in_place for s in one.stores):
-        return False  # what it overwrites, the other may read
+        return False  # the other may read what this one overwrites
     made = {id(s.field) for s in one.stores}
     folds = {id(f) for f in one.folds}
     return not any(needs(v, made, folds) for v in order(other.roots))
 
 
 def needs(value: Value, made: set[int], folds: set[int]) -> bool:
-    """Whether a value is read from what a walk stores, or follows from its totals."""
+    """True if a value is read from an array in `made`, or depends on a total of `folds`."""
     reads = isinstance(value.attr, Field) and id(value.attr) in made
     return reads or (value.op == "total" and any(id(a) in folds for a in value.args))

@@ -1,6 +1,7 @@
-"""When a value is known: after how many walks over memory, and whether it is wanted at all.
+"""Phases: the number of walks over memory after which a value is known, and conditions for needing
+it.
 
-Phase 2 p is that of a value that walk p can use, 2 p + 1 that of one that its selections make.
+A value of phase 2 p is known before walk p; one of phase 2 p + 1 depends on selections of walk p.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from compll.ir.program import LIBRARY, TABLES, Sink
 class Phases:
     """The phases of expressions, given the selections that they may depend on.
 
-    first: the walk before which nothing is selected.
+    first: the first walk that may select.
     """
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
         self.selections: Mapping[str, Selection] = {}
-        #: of each costly value that a branch alone needs: a condition, and what it must be
+        #: for each costly value that only one branch needs: a condition, and its value there
         self.guards: dict[int, tuple[Expr, bool]] = {}
         self.phases: dict[int, int] = {}
 
@@ -58,7 +59,7 @@ class Phases:
         return max(even(max(map(self.phase, keys))), 2 * self.first)
 
     def walk_of(self, sink: Sink) -> int:
-        """The walk with which a sink is written, or which it follows."""
+        """The walk that writes a sink, or that the sink follows."""
         e = sink.expr
         if e.type.shape not in ("n", "group"):
             return self.phase(e) // 2
@@ -71,9 +72,10 @@ class Phases:
     # guards: `a if c else b` on scalars computes one branch
 
     def find_guards(self, sinks: list[Sink]) -> None:
-        """For each costly value a condition that holds wherever it is used.
+        """Find a condition for each costly value that holds wherever the value is used.
 
-        What holds at a value is what holds at all its users, and the branch of a `choose` besides.
+        A condition holds at a value if it holds at every use: at its user, or by the branch of a
+        `choose`.
         """
         roots = [s.expr for s in sinks] + [
             e for s in self.selections.values() for e in (s.key, s.threshold) if e
@@ -95,11 +97,11 @@ class Phases:
 
 
 def even(phase: int) -> int:
-    """The first phase from this one on that stands before a walk."""
+    """The first phase from `phase` on that comes before a walk."""
     return phase + phase % 2
 
 
 def costly(expr: Expr) -> bool:
-    """Whether a value takes a walk over all elements (or a sample of them)."""
+    """True if a value takes a walk over all elements (or a sample of them)."""
     total = expr.op.startswith("reduce_") and expr.type.shape == "scalar"
     return expr.op in LIBRARY or (total and expr.args[0].type.shape == "n")

@@ -1,4 +1,4 @@
-"""What a backend refuses, told at the binding of the spec that is to blame."""
+"""Errors for specs that a backend refuses, at the binding of the spec that is to blame."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compll.passes.schedule import schedule
 
 
 def compilable(module: Module) -> None:
-    """Raises SpecError for what the reference alone computes."""
+    """Raise SpecError for a spec that only the reference computes."""
     try:
         if not mixes(module):
             schedule(module, feed=bool(module.states))
@@ -26,7 +26,8 @@ def refused(module: Module, target: str, why: Unsupported) -> SpecError:
 
 
 def span(module: Module, why: Unsupported) -> Span:
-    """The innermost binding that holds the refused expression, else where its value goes."""
+    """The innermost binding that holds the refused expression; else the place of the field or
+    section that needs it."""
     root = module.bindings.get(why.name)
     if why.expr is not None and root is not None:
         inside = {id(e) for e in walk(root)}
@@ -40,7 +41,8 @@ def span(module: Module, why: Unsupported) -> Span:
 
 
 def _holds(value: Expr, part: Expr) -> bool:
-    """Whether `part` is in `value` (selections by name: feedback rebuilds what they stand in)."""
+    """True if `value` contains `part` (selections by name: feedback rebuilds expressions with
+    them)."""
     return any(
         e is part or (e.op == part.op == "in" and e.value == part.value) for e in walk(value)
     )

@@ -1,8 +1,8 @@
 """Stage 5: the typed tree becomes passes over memory.
 
-Goals: every value that the same read of the gradient can give is computed in that read; states are
-written in the last pass, along with the payload. Non-goals: how a loop is vectorized or mapped to
-threads (the backends), and any algebra beyond feedback.py's.
+Goals: a read of the gradient computes every value that it can; states are written in the last pass,
+along with the payload. Non-goals: how a loop is vectorized or mapped to threads (the backends), and
+any algebra beyond feedback.py's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compll.passes import feedback
 from compll.passes.phases import Phases, even
 from compll.passes.traffic import traffic
 
-#: what to do where a walk over all elements needs what a selection gives
+#: hint for specs in which a walk over all elements needs a result of a selection
 AFTER = (
     "compute what that walk needs by a condition: count(c) and mean(x, c), not count(selection) "
     "and mean(x[selection])"
@@ -26,13 +26,13 @@ AFTER = (
 def schedule(module: Module, *, feed: bool) -> Program:
     """The passes of encode; `feed` adds the residual to the gradient and updates the states.
 
-    States may be stored in the first pass already, and read back instead of computed again (see
-    [Note: early states]); of both orders the one that moves fewer bytes is taken.
+    The first pass may already store states, and later passes read them instead of computing them
+    again (see [Note: early states]). The order that moves fewer bytes is taken.
     """
     try:
         return _cheapest(module, feed)
     except Unsupported as why:
-        # What belongs to selected elements may need a walk that none of the selections needs.
+        # Values of selected elements may need a later walk than the selections do.
         try:
             return _cheapest(module, feed, _Scheduler(module, feed).last_walk())
         except Unsupported:
@@ -40,7 +40,7 @@ def schedule(module: Module, *, feed: bool) -> Program:
 
 
 def _cheapest(module: Module, feed: bool, first: int = 0) -> Program:
-    """The passes that move fewest bytes, with selections in walk `first` or later."""
+    """The passes that move the fewest bytes, with selections in walk `first` or later."""
     late = _Scheduler(module, feed, first).program()
     scheduler = _Scheduler(module, feed, first)
     early = scheduler.early_states() if feed else []
@@ -63,8 +63,8 @@ def early(module: Module) -> tuple[str, ...]:
 
 
 def hops(module: Module) -> bool:
-    """Whether decode-add-encode can be one kernel: an elementwise decode, no look at all elements
-    but by reductions."""
+    """True if decode-add-encode can be one kernel: decode is elementwise, and encode needs no
+    search over all elements."""
     if module.selections or module.decoded is None:
         return False
     program = schedule(module, feed=bool(module.states))
@@ -94,19 +94,20 @@ class _Scheduler(Phases):
         return Selection(s.name, s.kind, self.fed(s.key), s.limit, threshold)
 
     def early_states(self) -> list[Sink]:
-        """Stores for the first pass, and everything else rewritten to read them; [] if it cannot.
+        """Stores for the first pass, and all other expressions rewritten to read them; [] if that
+        is impossible.
 
         [Note: early states] An update `where(selection, a, b)` gives most elements b. If b needs no
-        reduction, the first pass can store it, later passes read the state instead of g and all
-        that b is made of, and the selected elements are mended at the end. A state never takes up
-        a NaN, so a later pass does not see one: only where a status byte tells the decoder. So in
-        such a spec b, wherever it stands, means what the state holds after the first pass.
+        reduction, the first pass can store it; later passes read the state instead of g and the
+        other inputs of b, and the selected elements are mended at the end. A state never takes up a
+        NaN, so a later pass does not see one: this is done only if a status byte tells the decoder.
+        In such a spec b means, wherever it stands, the state after the first pass.
         """
         states = self.state_sinks()
         if not states or not self.module.status or self.module.group:
             return []  # (the one pass of a grouped spec computes everything once anyway)
         if any(s.storage in HALVES for s in self.module.states):
-            return []  # what is read back would be rounded
+            return []  # the value read back would be rounded
         if not all(s.expr.op == "where" and s.expr.args[0].op == "in" for s in states):
             return []
         stores = [Sink("state", s.name, s.expr.args[2]) for s in states]
@@ -123,7 +124,7 @@ class _Scheduler(Phases):
         return [] if left else stores
 
     def sinks(self) -> list[Sink]:
-        """What leaves the passes."""
+        """All values that leave the passes."""
         fields = [
             Sink("field", f.name, self.fed(f.expr), f)
             for f in self.module.fields
@@ -135,7 +136,7 @@ class _Scheduler(Phases):
         return found
 
     def last_walk(self) -> int:
-        """The number of the walk in which the last of all is known."""
+        """The number of the last walk that any value needs."""
         return max([self.walk_of(s) for s in self.sinks()] + [0])
 
     def program(self, early: Sequence[Sink] = ()) -> Program:
@@ -164,7 +165,8 @@ class _Scheduler(Phases):
         return found
 
     def back(self) -> Sink | None:
-        """The write-back, where decode is elementwise (else the backend decodes the payload)."""
+        """The write-back if decode is elementwise; else None, and the backend decodes the
+        payload."""
         value = self.module.decoded
         if value is None or self.module.selections:
             return None
@@ -181,7 +183,7 @@ class _Scheduler(Phases):
             passes[len(passes) - 1 if final else number].sinks.append(sink)
 
     def place_values(self, passes: tuple[Pass, ...], sinks: list[Sink]) -> None:
-        """Reductions, selections and tensor-level values, each in its pass."""
+        """Put reductions, selections and tensor-level values each into its pass."""
         used = {
             str(e.value or e.type.of)
             for s in sinks
@@ -217,7 +219,8 @@ class _Scheduler(Phases):
                     )
 
     def refuse_condition(self, sink: Sink, inside: Expr, number: int) -> None:
-        """Only where(selection, a, b) is compiled, in the pass that makes the selection."""
+        """Raise Unsupported for a selection as a condition, except in where(selection, a, b) in the
+        pass that selects."""
         e = sink.expr
         whole = sink.kind == "state" and e.op == "where" and e.args[0] is inside
         if not whole or any(x.op == "in" for x in walk(e.args[1], e.args[2])):

@@ -1,6 +1,7 @@
-"""Selections as tile programs: what selected elements need is compacted in the walk that selects.
+"""Selections as tile programs: the walk that selects compacts the values that selected elements
+need.
 
-What belongs to them follows as a walk over what was put together. See docs/tile-ir.md.
+Stores of selected elements follow as a walk over the compacted arrays. See docs/tile-ir.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from compll.passes.values import Values
 
 
 def limit(values: Values, s: Selection) -> Value:
-    """The most elements that a selection has."""
+    """The most elements of a selection."""
     return values.make("as_count", [values.of(s.limit), size(values)], "i64", "piece")
 
 
@@ -24,7 +25,8 @@ def size(values: Values) -> Value:
 
 
 class Selecting:
-    """The selections of an encode, pass after pass; what belongs to them is stored at the end."""
+    """The selections of an encode, pass after pass. Values of selected elements are stored at the
+    end."""
 
     def __init__(self, values: Values, thresholds: Thresholds) -> None:
         self.values, self.thresholds = values, thresholds
@@ -33,7 +35,7 @@ class Selecting:
         self.walks: list[Walk] = []
 
     def select(self, one: Pass, usual: Walk) -> list[Walk]:
-        """Have a pass's walk select; the walks by which totals of what is selected are known."""
+        """Have a pass's walk select. Returns the walks that total selected elements."""
         usual.compacts = [compact(self.values, self.thresholds, s) for s in one.selections]
         self.compacts += usual.compacts
         totals = self.late(one)
@@ -47,7 +49,7 @@ class Selecting:
         return totals
 
     def late(self, one: Pass) -> list[Walk]:
-        """The walks that make totals of selected elements."""
+        """Walks that compute totals of selected elements."""
         found = []
         for e in one.late:
             value = self.values.of(e)
@@ -58,7 +60,7 @@ class Selecting:
         return found
 
     def kept(self, sink: Sink, after: Walk) -> None:
-        """A field of selected elements."""
+        """Have a field of selected elements stored."""
         f = sink.field
         if f is not None and f.storage in POSITIONS:
             self.streams.append(Stream(f, self.values.of(sink.expr).attr))
@@ -66,15 +68,15 @@ class Selecting:
             after.stores.append(self.values.stored(sink))
 
     def mended(self, sink: Sink, s: Selection) -> Store:
-        """What a state becomes at selected elements, where the walk could not store that."""
+        """A store of a state at selected elements, for a state that the walk could not store."""
         values, kept = self.values, self.values.kept[s.name]
         value = kept.load(values.lanes(values.of(sink.expr.args[1])))
         place = kept.load(values.make("position", (), "i32", "lane"))
         return Store("state", values.states[sink.name], value, place=place)
 
     def end(self) -> list[Stream | Walk]:
-        """What follows all walks: streams in their order, after which it is known where fields
-        lie."""
+        """Steps behind all walks: first streams, in the order of fields, because they decide the
+        positions of later fields."""
         for one in self.compacts:
             one.parts = list(self.values.kept[one.selection].parts.values())
         names = [f.name for f in self.values.module.fields]
@@ -83,7 +85,7 @@ class Selecting:
 
 
 def compact(values: Values, thresholds: Thresholds, s: Selection) -> Compact:
-    """The selection itself; which arrays it fills is known at the end."""
+    """The selection itself. The arrays that it fills are known at the end."""
     if s.kind == "filter":
         key = values.lanes(values.of(s.key))
         if s.unlimited:
@@ -101,14 +103,15 @@ def compact(values: Values, thresholds: Thresholds, s: Selection) -> Compact:
 
 
 def selects(sink: Sink) -> bool:
-    """Whether a state becomes one thing where elements are selected, and another elsewhere."""
+    """True if a state has one value at selected elements, and another elsewhere."""
     return sink.kind == "state" and sink.expr.op == "where" and sink.expr.args[0].op == "in"
 
 
 def mends(sink: Sink, s: Selection, one: Pass) -> bool:
-    """Whether a state is stored at this selection's elements after the walk.
+    """True if a state is stored at this selection's elements after the walk.
 
-    A walk that would not touch the state leaves it to what follows, which touches less.
+    If the walk need not touch the state, the later walk over selected elements stores it: it
+    touches less.
     """
     if not selects(sink) or sink.expr.args[0].value != s.name:
         return False
@@ -120,7 +123,7 @@ def mends(sink: Sink, s: Selection, one: Pass) -> bool:
 
 
 def rest(values: Values, sink: Sink) -> Store | None:
-    """What a walk stores of a state that is mended after it; None: nothing."""
+    """The store of a walk for a state that is mended after it; None: no store."""
     inside, _, other = sink.expr.args
     if other.op == "state" and other.value == sink.name:
         return None
@@ -131,7 +134,7 @@ def rest(values: Values, sink: Sink) -> Store | None:
 
 
 def scattered(values: Values, kernel: Kernel, decode: Expr, *, add: bool) -> None:
-    """A decode that places the selected elements."""
+    """Add the steps of a decode that places the selected elements."""
     index, value = (values.of(a) for a in decode.args)
     stream(values, kernel, decode)
     if not add:
@@ -142,7 +145,7 @@ def scattered(values: Values, kernel: Kernel, decode: Expr, *, add: bool) -> Non
 
 
 def stream(values: Values, kernel: Kernel, decode: Expr) -> bool:
-    """Whether a payload's positions are a stream, which then is loaded."""
+    """True if a payload's positions are a stream. Adds the step that loads it."""
     f = values.fields[str(decode.args[0].value)]
     if f.storage in POSITIONS:
         kernel.steps.append(Stream(f, values.of(decode.args[0]).attr))
@@ -150,8 +153,8 @@ def stream(values: Values, kernel: Kernel, decode: Expr) -> bool:
 
 
 def check(values: Values, kernel: Kernel, decode: Expr) -> None:
-    """Whether a payload's positions ascend within the tensor, or as many elements as there are
-    values are told of."""
+    """Add a check that a payload's positions ascend within the tensor, or that a spread has as many
+    values as elements."""
     if decode.op != "scatter":
         _check_spread(values, kernel, decode)
     elif decode.args[0].op == "field" and not stream(values, kernel, decode):

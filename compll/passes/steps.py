@@ -1,4 +1,4 @@
-"""Whether what the host computes follows the step, as the ratio of a warm-up does."""
+"""Dependence of host-computed numbers on the step, such as the ratio of a warm-up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["follows_step"]
 
 
 def follows_step(module: Module) -> bool:
-    """Whether an expression of the spec has `step` in it; what is drawn follows it otherwise."""
+    """True if an expression of the spec contains `step`. Random draws depend on the step anyway."""
     selections = [e for s in module.selections for e in (s.key, s.limit, s.threshold)]
     roots = [module.decode, *module.updates.values(), *(f.expr for f in module.fields), *selections]
     found = walk(*(e for e in roots if e is not None))

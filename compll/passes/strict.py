@@ -1,8 +1,8 @@
 """Does a payload by itself carry a NaN or infinity of the gradient to the decoder?
 
-A field does if it is a float and its expression is *strict* in g: never finite when some element
-of g is not. Where no field does, the compiler appends a status byte, and decode gives NaN
-everywhere when it is set. So a GradScaler on any rank sees what happened on one.
+A field does if it is a float and its expression is *strict* in g: never finite when some element of
+g is not. If no field does, the compiler appends a status byte, and decode gives NaN everywhere when
+it is set. So a GradScaler on any rank sees a NaN of one rank.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _STRICT_IN_ALL = (
     "hadamard",
 )
 _STRICT_IN_ANY = ("add", "sub", "mul", "matmul")
-_EITHER = ("where", "choose")  # a condition, and two values of which one is taken
+_EITHER = ("where", "choose")  # arguments: a condition, and two values
 
 
 def carries(fields: Iterable[Field], selections: Mapping[str, Selection], decode: Expr) -> bool:
-    """Whether a field of the payload, and so decode, is never finite when the gradient is not."""
+    """True if a field of the payload, and so the decoded gradient, is never finite when the
+    gradient is not."""
     floats = [f for f in fields if f.storage.startswith(("float", "bfloat")) and f.expr is not None]
     floats = [f for f in floats if _shows(decode, f)]
     return any(
@@ -40,15 +41,15 @@ def carries(fields: Iterable[Field], selections: Mapping[str, Selection], decode
 
 
 def _shows(expr: Expr, field: Field) -> bool:
-    """Whether a value is never finite when this field is not."""
+    """True if a value is never finite when this field is not."""
     if expr.op == "field":
         return bool(expr.value == field.name)
     if expr.op in _EITHER:
         return all(_shows(a, field) for a in expr.args[1:])
-    if expr.op == "max":  # of a number that is not -infinity: max(a, NaN) is NaN, max(NaN, a) is a
+    if expr.op == "max":  # if it is not -infinity: max(a, NaN) is NaN, max(NaN, a) is a
         return _magnitude(expr.args[1]) and _shows(expr.args[1], field)
     if expr.op == "scatter":
-        # One value for all selected elements is not seen where none is selected.
+        # If no element is selected, one value for all of them is not visible.
         return _kept(expr.args[1], field.name) and _shows(expr.args[1], field)
     if expr.op == "lookup":
         # An element reads one number of a row: all must show it.
@@ -62,17 +63,17 @@ def _shows(expr: Expr, field: Field) -> bool:
 
 
 def _kept(expr: Expr, field: str) -> bool:
-    """Whether the field in this value has one for every selected element."""
+    """True if the value contains the field with one number for every selected element."""
     return any(e.op == "field" and e.value == field and e.type.shape == "kept" for e in walk(expr))
 
 
 def _kept_shows(expr: Expr, selection: Selection) -> bool:
-    """Whether values of selected elements are never all finite when the gradient is not."""
+    """True if the values of selected elements are never all finite when the gradient is not."""
     return _everywhere(expr) if selection.kind == "drawn" else _picks(expr, selection)
 
 
 def _everywhere(expr: Expr) -> bool:
-    """Whether all of them are not finite then, of which there is at least one."""
+    """True if all elements are not finite when the gradient is not, and there is at least one."""
     if expr.op == "lift":
         return _reaches(expr.args[0])
     if expr.op == "sum_by":
@@ -83,7 +84,8 @@ def _everywhere(expr: Expr) -> bool:
 
 
 def _picks(expr: Expr, selection: Selection) -> bool:
-    """The largest magnitudes themselves: NaN counts as the largest, so it is among them."""
+    """True if these are the largest magnitudes themselves: NaN counts as the largest, so it is
+    among them."""
     if expr.op != "gather" or not _strict(expr.args[0]):
         return False
     return (
@@ -115,7 +117,7 @@ def _reaches(expr: Expr) -> bool:
 
 
 def _magnitude(expr: Expr) -> bool:
-    """Whether a value is never below 0."""
+    """True if a value is never below 0."""
     if expr.op in ("abs", "sqrt", "norm2", "group_size", "count_kept"):
         return True
     if expr.op == "const":
@@ -145,7 +147,7 @@ def _strict(expr: Expr) -> bool:
         return _strict(expr.args[0])
     if expr.op in _STRICT_IN_ANY:
         return any(map(_strict, expr.args))
-    if expr.op == "where":  # another value in place of one that is finite
+    if expr.op == "where":  # another value in place of a finite one
         condition, _, other = expr.args
         kept = condition.op == "isfinite" and condition.args[0] is other
         return kept and _strict(other)

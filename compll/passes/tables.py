@@ -8,12 +8,12 @@ from compll.ir.program import Sink
 from compll.ir.tile import SCRATCH, SUMS, Means, Quantiles, Step, Store, Walk, order
 from compll.passes.values import Values
 
-#: arrays that quantiles are found in
+#: scratch arrays of a search for quantiles
 ARRAYS = ("keys", "near keys", "sorted keys")
 
 
 def steps(values: Values, e: Expr) -> list[Step]:
-    """What makes a table before a walk that needs it."""
+    """Steps that make a table before a walk that needs it."""
     found = values.of(e)
     name = found.attr.name
     if e.op == "quantiles":
@@ -26,12 +26,14 @@ def steps(values: Values, e: Expr) -> list[Step]:
 
 
 def late(sink: Sink) -> bool:
-    """Whether what is written back needs means, which are known after the walk: decodes do it."""
+    """True if the write-back needs means, which are known after the walk. A decode then writes
+    back."""
     return sink.kind == "back" and any(e.op == "mean_by" for e in walk(sink.expr))
 
 
 def fused(steps: list[Step], usual: Walk) -> tuple[list[Step], list[Step]]:
-    """Steps before a walk, and behind it: sums of which it does not need the means are its own."""
+    """Steps before a walk, and behind it. If the walk does not need the means, it makes their sums
+    itself."""
     if len(steps) < 2:
         return steps, []
     *before, summing, means = steps

@@ -1,4 +1,5 @@
-"""Thresholds that are searched for: the k-th largest, and those by counts of what reaches them."""
+"""Searched thresholds: the k-th largest, and thresholds found by counting the elements above
+them."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from compll.ir.tile import Compact, KthLargest, Step, ThresholdSearch, Value, Wa
 from compll.passes import tables
 from compll.passes.values import Values
 
-#: thresholds that a walk counts for: after number q come 2 q + 1, where too few elements reach it,
-#: and 2 q + 2, so that three tries take one walk
+#: thresholds that a walk counts for: after number q comes 2 q + 1 if too few elements reach it,
+#: else 2 q + 2, so that three tries take one walk
 TRIES = 7
 
 
 class Thresholds:
-    """The searches of an encode. kth: those for the k-th largest, by their expressions.
+    """The searches of an encode. kth: searches for the k-th largest, by their expressions.
 
-    guards: conditions under which alone one is wanted, see Program.
+    guards: conditions without which a search is not needed; see Program.
     """
 
     def __init__(self, values: Values, guards: Mapping[int, tuple[Expr, bool]]) -> None:
@@ -27,7 +28,7 @@ class Thresholds:
         self.kth: dict[int, KthLargest] = {}
 
     def steps(self, one: Pass) -> list[Step]:
-        """What comes before a pass's walk."""
+        """Steps before a pass's walk."""
         found: list[Step] = []
         for e in one.scalars:
             if e.op in TABLES:
@@ -37,7 +38,7 @@ class Thresholds:
         return found
 
     def guarded(self, e: Expr) -> Step:
-        """A search, made only where it is wanted."""
+        """A search, under its condition if it has one."""
         step = self.step(e)
         guard = self.guards.get(id(e))
         if guard is None:
@@ -77,7 +78,7 @@ class Thresholds:
         return self.values.make("max", [found, one], "i64", "piece")
 
     def search(self, e: Expr) -> ThresholdSearch:
-        """adjust or bisect."""
+        """The step of adjust or bisect."""
         values = self.values
         name = f"{e.op} {len(values.counts)}"
         tries = [values.make("try", (), "f32", "piece", f"{name}.{q}") for q in range(TRIES)]

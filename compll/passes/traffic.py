@@ -1,4 +1,5 @@
-"""Memory traffic of an encode: what its walks move, against the least that any program must."""
+"""Memory traffic of an encode: bytes that its walks move, beside the least that any program
+must."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from compll.ir.program import LIBRARY, REDUCTIONS, Program, Sink
 
 @dataclass(frozen=True)
 class Walk:
-    """One walk over memory: the elements it reads and writes by name, and bytes per element.
+    """A walk over memory: the names of elements that it reads and writes, and bytes per element.
 
-    needs: the values of the whole tensor that earlier walks made for it.
+    needs: values of the whole tensor that earlier walks made for it.
     """
 
     reads: tuple[str, ...]
@@ -25,10 +26,10 @@ class Walk:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Every walk of an encode, against what any program must do.
+    """Every walk of an encode, beside the least that any program must do.
 
-    least: bytes per element when each input is read and each result written once. chain: the walks
-    that no order can avoid, since each needs values that the one before makes of all elements.
+    least: bytes per element if each input is read and each result written once. chain: walks that
+    no order can avoid, since each needs a total of the one before.
     """
 
     walks: tuple[Walk, ...]
@@ -68,7 +69,7 @@ def traffic(program: Program) -> Traffic:
 
 
 def _needs(roots: list[Expr]) -> tuple[Expr, ...]:
-    """The values of the whole tensor that these expressions take as they are."""
+    """Values of the whole tensor that these expressions use."""
     found: dict[int, Expr] = {}
     seen: set[int] = set()
 
@@ -87,9 +88,9 @@ def _needs(roots: list[Expr]) -> tuple[Expr, ...]:
 
 
 def _chain(final: list[Expr], program: Program) -> int:
-    """The longest chain of walks of which each needs what the one before makes of all elements.
+    """The longest chain of walks of which each needs a total that the one before computes.
 
-    final: what the walks store and select.
+    final: expressions that the walks store and select by.
     """
     depth: dict[int, int] = {}
     totals = [s.expr for s in program.scalars]
@@ -102,19 +103,20 @@ def _chain(final: list[Expr], program: Program) -> int:
 
 
 def _kept_only(sink: Sink) -> bool:
-    """Whether only the selected elements of a state change: too few to count."""
+    """True if only the selected elements of a state change: too few to count."""
     rest = sink.expr.args[2] if sink.expr.op == "where" and sink.expr.args[0].op == "in" else None
     return rest is not None and rest.op == "state" and rest.value == sink.name
 
 
 def _walks(expr: Expr, program: Program) -> bool:
-    """Whether a tensor-level value is a library call over all elements in every step."""
+    """True if a tensor-level value is a library call over all elements in every step."""
     guarded = id(expr) in program.guards
     return expr.op in LIBRARY and expr.args[0].op != "sample" and not guarded
 
 
 def _library_walk(expr: Expr, module: Module) -> Walk:
-    """adjust and mean_by take one walk; the others write keys to scratch and read them again."""
+    """The walk of a library call: adjust and mean_by read once; the others also write keys to
+    scratch and read them again."""
     reads = set(leaves(*expr.args))
     size, needs = _read(reads, module), _needs(list(expr.args))
     if expr.op in ("kth_largest", "quantiles"):
@@ -123,13 +125,13 @@ def _library_walk(expr: Expr, module: Module) -> Walk:
 
 
 def _read(names: set[str], module: Module) -> float:
-    """Bytes of an element of the gradient and of states."""
+    """Bytes per element of the named arrays: gradient and states."""
     kept = {s.name: s.item_bits / 8 for s in module.states}
     return sum(kept.get(name, 4.0) for name in names)
 
 
 def _written(sink: Sink, module: Module) -> float:
-    """Bytes of an element of what a walk stores."""
+    """Bytes per element that a walk stores for a sink."""
     if sink.kind == "state":
         return next(s.item_bits / 8 for s in module.states if s.name == sink.name)
     return _bits(sink, module) / 8
@@ -144,9 +146,9 @@ def _bits(sink: Sink, module: Module) -> float:
 
 @dataclass(frozen=True)
 class Merge:
-    """What decoding moves per element of the gradient, alone and together with an encode.
+    """Bytes per element of the gradient that decoding moves, alone and together with an encode.
 
-    fused: decode, add and encode as one kernel; None where it is none. apart: as two.
+    fused: decode, add and encode as one kernel; None if they cannot be one. apart: as two kernels.
     """
 
     payload: float
@@ -157,9 +159,10 @@ class Merge:
 
 
 def merge_traffic(module: Module, encode: Traffic, one_kernel: bool) -> Merge:
-    """Of a dense payload: read once, the gradient written, or read and written, once.
+    """Traffic of a dense payload: the payload is read once; the gradient is written, or read and
+    written, once.
 
-    One kernel neither writes the sum nor reads it again.
+    A fused kernel neither writes the sum nor reads it again.
     """
     parts = [f for f in module.fields if f.shape in ("n", "group")]
     sizes = [_bits(Sink("field", f.name, f.expr, f), module) / 8 for f in parts if f.expr]

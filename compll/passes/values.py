@@ -24,7 +24,7 @@ SHAPES = {
     "static": "piece",
 }
 FOLDS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
-#: instructions of the same name and meaning as the operator, by what they are of
+#: instructions with the name and meaning of an operator, by the kind of their values
 ARITHMETIC = {"add", "sub", "mul", "neg", "abs", "min", "max", "sign", "where"}
 FLOATS = ARITHMETIC | {
     "div", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "pow", "mod", "floordiv",
@@ -53,7 +53,7 @@ BY_KIND = {
 
 
 class Values:
-    """Typed expressions as instructions; equal ones are one."""
+    """Typed expressions as instructions; equal expressions share one instruction."""
 
     def __init__(self, module: Module, kernel: Kernel) -> None:
         self.module, self.kernel = module, kernel
@@ -62,16 +62,16 @@ class Values:
         self.done: dict[int, Value] = {}
         self.made: dict[Any, Value] = {}
         self.incoming: Value | None = None
-        #: of each `adjust`, how many elements reach its threshold, as float64
+        #: for each `adjust`, the number of elements that reach its threshold, as float64
         self.counts: dict[int, Value] = {}
-        #: walks that put together what decode spreads
+        #: walks that collect the values that decode spreads
         self.spread: list[Walk] = []
         self.kept = {s.name: Kept(s, self) for s in module.selections}
 
     def make(
         self, op: str, args: Iterable[Value], kind: str, level: str, attr: Any = None
     ) -> Value:
-        """The one instruction with these parts."""
+        """The only instruction with these parts."""
         args = tuple(args)
         known = id(attr) if isinstance(attr, Field) else (attr.__class__, repr(attr))
         key = (op, *map(id, args), kind, level, known)
@@ -80,7 +80,7 @@ class Values:
         return self.made[key]
 
     def of(self, expr: Expr) -> Value:
-        """The instruction that gives an expression's value."""
+        """The instruction that computes an expression."""
         for e in walk(expr, into=lambda e: id(e) not in self.done and e.type.shape != "static"):
             if id(e) not in self.done and e.type.shape in SHAPES:
                 self.done[id(e)] = self.one(e)
@@ -108,7 +108,7 @@ class Values:
         return self.make(op, args, kind, level)
 
     def narrow(self, value: Value, level: str) -> Value:
-        """A piece's number as lanes and tiles compute with: 32 bits."""
+        """A piece's number as 32 bits, which lanes and tiles compute with."""
         if level == "piece" or value.kind not in ("f64", "i64"):
             return value
         if value.op == "const":
@@ -118,14 +118,14 @@ class Values:
         return self.make("convert", [value], kind, "piece")
 
     def lanes(self, value: Value) -> Value:
-        """A value as one of lanes, all of them alike if it has a lower level."""
+        """The value as one of lanes; a value of a lower level is repeated."""
         if value.level == "lane":
             return value
         value = self.narrow(value, "lane")
         return self.make("repeat", [value], value.kind, "lane")
 
     def static(self, e: Expr) -> Value:
-        """A number that the host knows: a constant, or one of the piece's row of statics."""
+        """A number that the host knows: a constant, or an entry of the piece's row of statics."""
         inner = e
         while inner.op in ("float", "int", "lift") and inner.args:
             inner = inner.args[0]
@@ -142,7 +142,7 @@ class Values:
     def fold(self, e: Expr) -> Value:
         """A tile's sum, in the order of [Note: order of sums], or its largest or smallest value.
 
-        How often a condition holds is counted, which needs no order.
+        The sum of a condition is a count, which needs no order.
         """
         arg = self.lanes(self.of(e.args[0]))
         if e.op == "reduce_sum" and arg.op == "convert":
@@ -157,11 +157,11 @@ class Values:
         return self.make("convert", [condition], "i32", condition.level)
 
     def truth(self, number: Value) -> Value:
-        """Whether an integer is not 0."""
+        """True for an integer that is not 0."""
         zero = self.make("const", (), "i32", "piece", 0)
         return self.make("ne", [number, zero], "bool", number.level)
 
-    # operators that are more than an instruction of their name
+    # operators that need more than the instruction of their name
 
     def op_input(self, e: Expr, kind: str, level: str) -> Value:
         g = self.make("load", (), "f32", "lane", "g")
@@ -170,7 +170,7 @@ class Values:
         return self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
 
     def fed(self, g: Value) -> Value:
-        """The input with the residual."""
+        """The input plus the residual."""
         held = self.make("load", (), "f32", "lane", self.states["residual"])
         if self.module.decay != 1:
             decay = self.make("const", (), "f32", "piece", self.module.decay)
@@ -208,9 +208,10 @@ class Values:
         return self.code(self.fields[str(e.value)], self.done[id(e.args[0])])
 
     def code(self, f: Field, value: Value) -> Value:
-        """What a packed field stores of a value; it is rounded down, so `floor` changes nothing."""
+        """The code that a packed field stores for a value. Codes are rounded down, so `floor` is
+        left out."""
         if f.trits:
-            return value  # is one
+            return value  # it is a code already
         if value.op == "floor":
             (value,) = value.args
         return self.make("code", [value], "i32", "lane", f.bits)
@@ -225,7 +226,7 @@ class Values:
 
     @staticmethod
     def bytes_of_trits(f: Field) -> Field:
-        """The array that holds what runs are made of."""
+        """The scratch array of trits that a field of runs is made from."""
         return Field(f.name, "trit", f.bits, SCRATCH)
 
     def op_in(self, e: Expr, kind: str, level: str) -> Value:
@@ -278,7 +279,7 @@ class Values:
         return value if kind == "f32" else self.make("float32", [value], kind, level)
 
     def stored(self, sink: Sink) -> Store:
-        """What leaves a walk, or stands after it."""
+        """The store of a sink, in a walk or after it."""
         value = self.of(sink.expr)
         if sink.expr.type.shape in ("n", "kept"):
             value = self.lanes(value)
