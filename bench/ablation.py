@@ -27,7 +27,8 @@ import torch.distributed as dist
 import typer
 
 from casync.graph.graph import Program, build_program
-from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.parts import Choice, Tensor
+from casync.graph.plan import partition
 from casync.graph.shares import Shares, share_out
 from casync.runtime.executor import Executor
 from casync.topology import Topology

@@ -19,7 +19,8 @@ from torch import nn
 
 from casync.graph.graph import Program, build_program
 from casync.graph.joining import Bulk, joined
-from casync.graph.plan import Choice, Part, Tensor, partition
+from casync.graph.parts import Choice, Part, Tensor
+from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.graph.tasks import Recv, Reduce, Send, Task
 from casync.predict.cost import CodecCost, Costs, Line, Transfer

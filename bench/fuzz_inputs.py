@@ -25,7 +25,8 @@ import compll
 from bench import mutations
 from casync.errors import CasyncError
 from casync.graph.graph import build
-from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.parts import Choice, Tensor
+from casync.graph.plan import partition
 from casync.graph.text import dump, parse
 from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology

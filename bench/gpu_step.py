@@ -30,7 +30,8 @@ from bench.gpt2 import GPT2
 from bench.gpu_times import require_gpu
 from casync.codec import Codec
 from casync.graph.graph import Program, build_program
-from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.parts import Choice, Tensor
+from casync.graph.plan import partition
 from casync.memory import Memory
 from casync.memory.device import DeviceMemory
 from casync.runtime.executor import Executor

@@ -11,7 +11,8 @@ import typer
 
 from casync.codec import Codec
 from casync.graph.graph import build_program
-from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.parts import Choice, Tensor
+from casync.graph.plan import partition
 from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.memory import Hub

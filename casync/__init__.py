@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     )
     from casync.graph.dryrun import DryRun, dry_run
     from casync.graph.graph import Graph, Program, build, build_program
-    from casync.graph.plan import Choice, Part, Tensor, partition
+    from casync.graph.parts import Choice, Part, Tensor
+    from casync.graph.plan import partition
     from casync.graph.shares import share_out
     from casync.raw import RAW
     from casync.runtime.executor import Executor
@@ -57,7 +58,8 @@ _HOME = {
     ),
     "runtime.executor": ("Executor",),
     "graph.graph": ("Graph", "Program", "build", "build_program"),
-    "graph.plan": ("Choice", "Part", "Tensor", "partition"),
+    "graph.parts": ("Choice", "Part", "Tensor"),
+    "graph.plan": ("partition",),
     "graph.shares": ("share_out",),
     "topology": ("Topology",),
     "raw": ("RAW",),

@@ -12,7 +12,7 @@ from casync.codec import Bytes, Codec, Floats, Ints, State
 
 if TYPE_CHECKING:
     from casync.graph.builder import Builder
-    from casync.graph.plan import Part
+    from casync.graph.parts import Part
 
 __all__ = [
     "RoundsCodec",

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from casync.graph.graph import Program, build_program
-from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.parts import Choice, Tensor
+from casync.graph.plan import partition
 from casync.rounds import refuse_workers
 from hipress import options as options_
 from hipress.arguments import group_of

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from casync.codec import Operation
 from casync.errors import PlanError
-from casync.graph.plan import Part
+from casync.graph.parts import Part
 from casync.graph.tasks import (
     Decode,
     DecodeRounds,

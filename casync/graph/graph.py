@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from casync.codec import Codec
 from casync.graph.builder import Builder, Waits
 from casync.graph.layout import Layout
-from casync.graph.plan import Part, check_codecs
+from casync.graph.parts import Part
+from casync.graph.plan import check_codecs
 from casync.graph.tasks import Encode, Reduce, ReduceRound, Send, Task
 from casync.raw import with_raw
 from casync.strategies import load

@@ -14,7 +14,7 @@ import numpy as np
 
 from casync.codec import Bytes, Codec, Ints
 from casync.errors import PayloadError
-from casync.graph.plan import Part
+from casync.graph.parts import Part
 
 __all__ = ["ALIGN", "Contents", "Layout", "positions"]
 

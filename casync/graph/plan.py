@@ -7,60 +7,20 @@ from dataclasses import dataclass
 from math import lcm
 from typing import TypeAlias
 
-from casync.codec import FLOAT_BYTES, Codec, Operation
+from casync.codec import FLOAT_BYTES, Codec
 from casync.errors import PlanError
+from casync.graph.parts import Choice, Part, Row, Tensor
 from casync.graph.shares import SMALL_BYTES, Shares, shares_alone
 from casync.raw import RAW, with_raw
 from casync.rounds import refuse_workers
 from casync.strategies import load, refuses
 from casync.topology import Topology
 
-__all__ = ["BATCH_BYTES", "Choice", "Part", "Tensor", "partition"]
+__all__ = ["BATCH_BYTES", "check_codecs", "partition"]
 
-Row: TypeAlias = tuple[int, int, int, int, int]
 _Cut: TypeAlias = tuple[int, int, int]  # first element in the tensor, owner, number of its messages
 
 BATCH_BYTES = 4 << 20  # gradient bytes at which a message is closed
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A parameter's gradient inside a bucket; lengths and positions in elements."""
-
-    name: str
-    index: int  # position in the model: random stream, per-tensor state, default owner
-    start: int  # first element in the bucket
-    length: int
-    state: int  # first element in the flat state arenas
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How one tensor is synchronized."""
-
-    codec: str  # key in the executor's mapping, or RAW
-    strategy: str  # module in casync.strategies
-    partitions: int = 1  # chunks of it (for each owner, where the strategy spreads them)
-    down: str | None = None  # the codec of owners, where that is another one
-
-
-@dataclass(frozen=True)
-class Part:
-    """What payloads hold together: pieces of one owner's, or a raw run."""
-
-    id: int
-    codec: str  # of workers; its key is that of the states of both sides
-    strategy: str
-    owner: int
-    rows: tuple[Row, ...]  # the codec's table: START, LENGTH, TENSOR, OFFSET, STATE
-    down: str | None = None  # of owners, where that is another one
-    rounds: tuple[Operation, ...] = ()  # all-reduces that build on one another; else whole payloads
-    align: int = 1  # a piece may be cut at multiples of this many elements
-
-    @property
-    def elements(self) -> int:
-        """Elements over all rows."""
-        return sum(row[1] for row in self.rows)
 
 
 @dataclass(frozen=True)

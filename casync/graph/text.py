@@ -9,7 +9,7 @@ from typing import Any
 from casync.codec import OPERATIONS, Operation
 from casync.errors import GraphSyntaxError, PlanError
 from casync.graph.graph import Graph
-from casync.graph.plan import Part
+from casync.graph.parts import Part
 from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task, parse_task
 from casync.topology import Topology
 

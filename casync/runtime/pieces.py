@@ -20,7 +20,7 @@ import torch
 
 from casync.codec import Ints, State
 from casync.graph.graph import Program
-from casync.graph.plan import Part
+from casync.graph.parts import Part
 from casync.graph.tasks import Decode, Encode, Merge, members
 from casync.memory import Memory
 from casync.runtime.deferral import Deferred

@@ -17,7 +17,7 @@ from casync.errors import PlanError
 if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.graph.builder import Builder
-    from casync.graph.plan import Part
+    from casync.graph.parts import Part
     from casync.topology import Spread, Topology
 
 __all__ = ["Strategy", "instead", "list_strategies", "load", "refuses"]

@@ -15,7 +15,7 @@ from casync.strategies import refuse_single_encoder
 if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.graph.builder import Builder
-    from casync.graph.plan import Part
+    from casync.graph.parts import Part
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"

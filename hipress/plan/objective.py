@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from casync import strategies
 from casync.codec import FLOAT_BYTES
-from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.parts import Choice, Tensor
+from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.predict.cost import Costs
 from casync.predict.stages import Item, Stage, native, stages
@@ -31,7 +32,7 @@ from hipress.plan.workload import Bucket, Workload
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from casync.graph.plan import Part
+    from casync.graph.parts import Part
 
 LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
 PIECES = 4  # of a bucket, at most

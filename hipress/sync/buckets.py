@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from casync.graph.graph import Program, build_program
-from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.parts import Choice, Tensor
+from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.graph.tasks import Encode
 from casync.memory import Memory

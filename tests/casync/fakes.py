@@ -13,7 +13,8 @@ import torch
 
 from casync.codec import CodecDefaults
 from casync.graph.graph import Graph, build
-from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.parts import Choice, Tensor
+from casync.graph.plan import partition
 from casync.raw import with_raw
 from casync.runtime.executor import Executor
 from casync.strategies import list_strategies, refuses

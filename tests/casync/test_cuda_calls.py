@@ -8,7 +8,8 @@ import torch
 import compll
 from casync.errors import PeerTimeout
 from casync.graph.graph import build
-from casync.graph.plan import Choice, partition
+from casync.graph.parts import Choice
+from casync.graph.plan import partition
 from casync.memory.device import DeviceMemory
 from casync.runtime import streams
 from casync.runtime.executor import Executor

@@ -11,7 +11,8 @@ import torch
 import compll
 from casync.errors import PayloadError
 from casync.graph.graph import build
-from casync.graph.plan import Choice, partition
+from casync.graph.parts import Choice
+from casync.graph.plan import partition
 from casync.graph.tasks import Send
 from casync.memory.device import DeviceMemory as CudaMemory
 from casync.runtime.executor import Executor

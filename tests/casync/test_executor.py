@@ -23,7 +23,7 @@ from casync.errors import (
 )
 from casync.graph.dryrun import dry_run
 from casync.graph.graph import build
-from casync.graph.plan import Choice
+from casync.graph.parts import Choice
 from casync.raw import RAW, with_raw
 from casync.runtime import watch
 from casync.runtime.counters import Counters

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from casync.graph.fusion import fused, in_place
-from casync.graph.plan import Choice
+from casync.graph.parts import Choice
 from casync.raw import RAW
 from tests.casync.fakes import (
     CODECS,

@@ -9,7 +9,8 @@ import pytest
 from casync.errors import DeadlockError, GraphSyntaxError, PlanError
 from casync.graph.dryrun import dry_run
 from casync.graph.graph import build, build_program
-from casync.graph.plan import Choice, Part, partition
+from casync.graph.parts import Choice, Part
+from casync.graph.plan import partition
 from casync.graph.tasks import Recv, Reduce, Send
 from casync.graph.text import dot, dump, parse
 from casync.raw import RAW

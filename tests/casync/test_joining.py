@@ -11,7 +11,8 @@ import torch
 from casync.errors import PayloadError
 from casync.graph.graph import build, build_program
 from casync.graph.joining import Bulk, joined
-from casync.graph.plan import Choice, partition
+from casync.graph.parts import Choice
+from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.graph.tasks import Encode, Joined, Merge, Recv, Send, members
 from casync.runtime.executor import Executor

@@ -5,7 +5,7 @@ import pytest
 
 from casync.errors import PayloadError
 from casync.graph.layout import Layout
-from casync.graph.plan import Part
+from casync.graph.parts import Part
 from tests.casync.fakes import CODECS
 
 

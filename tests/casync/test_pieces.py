@@ -9,7 +9,8 @@ import torch
 import compll
 from casync.errors import PlanError
 from casync.graph.graph import build
-from casync.graph.plan import Choice, partition
+from casync.graph.parts import Choice
+from casync.graph.plan import partition
 from casync.memory.host import HostMemory
 from casync.runtime.pieces import pieces_of
 from casync.topology import Topology

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casync.errors import PlanError
-from casync.graph.plan import Choice, Tensor, partition
+from casync.graph.parts import Choice, Tensor
+from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.raw import RAW
 from casync.strategies import list_strategies

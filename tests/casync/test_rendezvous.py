@@ -14,7 +14,8 @@ import torch
 from casync.errors import DeadlockError
 from casync.graph.dryrun import dry_run
 from casync.graph.graph import build, build_program
-from casync.graph.plan import Choice, partition
+from casync.graph.parts import Choice
+from casync.graph.plan import partition
 from casync.graph.tasks import Recv, Reduce, Send
 from casync.raw import RAW
 from casync.topology import Topology

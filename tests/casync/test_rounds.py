@@ -9,7 +9,8 @@ import torch
 
 from casync.errors import DeadlockError, GraphSyntaxError, PayloadError, PlanError
 from casync.graph.dryrun import dry_run
-from casync.graph.plan import Choice, partition
+from casync.graph.parts import Choice
+from casync.graph.plan import partition
 from casync.graph.tasks import ReduceRound
 from casync.graph.text import dot, dump, parse
 from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate

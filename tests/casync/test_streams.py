@@ -11,7 +11,8 @@ import torch
 from casync.errors import CasyncError, DeadlockError, PeerTimeout
 from casync.estimates import Estimate
 from casync.graph.graph import build_program
-from casync.graph.plan import Choice, partition
+from casync.graph.parts import Choice
+from casync.graph.plan import partition
 from casync.graph.tasks import DecodeRounds, EncodeRound, Recv, Send, parse_task
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor

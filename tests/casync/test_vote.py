@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from casync.errors import PlanError
-from casync.graph.plan import Choice
+from casync.graph.parts import Choice
 from casync.strategies import refuses
 from tests.casync.fakes import CODECS, SIZES, Fake, gradients, planned, tensors_of, world
 
