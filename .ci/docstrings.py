@@ -11,6 +11,7 @@ REFUSED = (
 #: folders that hold the rule; it grows to all of them
 CLEAN = (
     "compll",
+    "compll/frontend",
     "compll/ir",
     "compll/numerics",
     "compll/passes",

@@ -1,1 +1,1 @@
-"""From the YAML text of a spec to a typed module: reading, typing rules, checks, warnings."""
+"""Translation of a spec's YAML text to a typed module: reading, typing rules, checks, warnings."""

@@ -1,7 +1,7 @@
 """Stage 3: a Spec becomes a typed Module; every error is collected and raised once.
 
-Goals: each name resolved, each operator typed, each payload field given a storage and a bound.
-Not here: any order of computation (passes.py).
+Goals: each name resolved, each operator typed, each payload field given a storage and a bound. Not
+here: the order of computation (passes).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
 
 
 def check(spec: Spec, given: Mapping[str, object], problems: Problems) -> Checked:
-    """The typed module of `spec`, and all its parameters: `given`, the others at their defaults.
+    """The typed module of `spec`, with the values of its parameters: `given`, or the defaults.
 
-    Raises SpecError with every problem found, those already in `problems` too.
+    Raises SpecError with every problem found, including those already in `problems`.
     """
     params = parameters(spec, given, problems)
     return Checked(_Checker(spec, params, given, problems).module(), params)
@@ -43,7 +43,7 @@ class Checked(NamedTuple):
 
 
 class _Checker(Expressions):
-    """The sections of a spec, in order."""
+    """Checks the sections of a spec, in order."""
 
     #: the payload's fields by their declared names
     planes: dict[str, list[planes.Plane]]
@@ -80,7 +80,7 @@ class _Checker(Expressions):
         self.planes = planes.parted(self.rules, found, set(env), {b.name for b in spec.rounds})
         fields = tuple(f for parts in self.planes.values() for f, _ in parts)
         self.rules = Rules(self.pool, self.group > 0, encoding=False)
-        # Fixed-size fields first: their place is then known before a selection is made.
+        # Fixed-size fields first: then their places do not depend on selections.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
         updates = Updates(self).updates(states, env)
@@ -149,7 +149,7 @@ class _Checker(Expressions):
         )
 
     def spans(self) -> dict[str, Span]:
-        """The place of every name, as "section.name", and of the sections."""
+        """Places of all names, as "section.name", and of the sections."""
         spec = self.spec
         found = dict(spec.spans)
         for section, bindings in (("encode", spec.encode), ("update", spec.update)):
@@ -159,7 +159,7 @@ class _Checker(Expressions):
         return found | {f"payload.{d.name}": d.span for d in spec.payload}
 
     def in_order(self, section: tuple[Binding, ...]) -> Iterator[Binding]:
-        """A section's bindings, one after the other; meanwhile the names of all are known."""
+        """A section's bindings, one by one. Meanwhile messages know all names of the section."""
         self.order = check_names.below(section)
         for binding in section:
             self.current = binding.name
@@ -180,7 +180,7 @@ class _Checker(Expressions):
         return bound
 
     def select(self, name: str, value: Expr) -> Expr:
-        """Register a selection; what the name then means is a reference to it."""
+        """Register a selection. Returns the reference to it that its name stands for."""
         key, limit = value.args
         threshold = None
         if value.op == "top":
@@ -189,7 +189,7 @@ class _Checker(Expressions):
         return self.pool.make("selection", (), Type("selection", "n"), name)
 
     def residual_decay(self) -> float:
-        """What the residual is multiplied by."""
+        """Factor by which the residual is multiplied in each step."""
         tree = self.spec.feedback.decay
         value = 1.0 if tree is None else self.constant(tree)
         if tree is not None and value is not None and not 0 <= float(value) <= 1:
@@ -224,9 +224,10 @@ class _Checker(Expressions):
         return self.settled(value)
 
     def decode_knows(self, value: Expr) -> bool:
-        """Whether decode has a binding of encode: what needs no data, and what all ranks draw."""
+        """True if decode can use a binding of encode: it needs no data, or its draws are the same
+        on all ranks."""
         if recovery.wrong(value):
-            return True  # perhaps
+            return True  # it may; the mistake is reported elsewhere
         if value.op == "selection":
             return self.selections[str(value.value)].kind == "drawn"
         leaves = [e for e in walk(value) if not e.args]
@@ -284,7 +285,8 @@ class _Checker(Expressions):
         return None if wrong else self.rules.lift(self.rules.number(value, "float"), "n")
 
     def merge_fits(self, fields: tuple[Field, ...], decode: Expr | None) -> None:
-        """`merge: sum` needs a payload of numbers per element, decoded as they are."""
+        """Report `merge: sum` unless decode returns the payload's only field, a number per
+        element."""
         if self.spec.merge != "sum":
             return
         alone = len(self.spec.payload) == 1 and all(

@@ -26,9 +26,9 @@ def field(
     *,
     added: bool,
 ) -> Field | None:
-    """The payload field of a matrix; None, with the reason in `problems`, where it does not fit.
+    """The payload field of a matrix; None, with the reason in `problems`, if it does not fit.
 
-    added: whether the ranks add it up.
+    added: the ranks add the field up.
     """
     allowed = ADDITIVE if added else (*ADDITIVE, "uint")
     if expr.type.shape == "matrix" and storage not in allowed:
@@ -50,7 +50,7 @@ def field(
 
 
 def widened(spec: Spec, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """The fields, with a byte for each code of which the ranks add several."""
+    """The fields, with a whole byte for each code that ranks add up."""
     added = {b.name for b in spec.rounds}
     coded = {f.name for f in fields if f.storage == "uint" and f.bits <= 8} & added
     return tuple(
@@ -59,7 +59,7 @@ def widened(spec: Spec, fields: tuple[Field, ...]) -> tuple[Field, ...]:
 
 
 def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) -> Expr:
-    """What the ranks' values of a field combine to. Raises RuleError."""
+    """The value that ranks combine a field to. Raises RuleError."""
     if decoding:
         raise RuleError(
             "decode sees what the ranks combined already", "write the payload's name alone"
@@ -78,7 +78,7 @@ def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) 
 
 
 def combinations(spec: Spec, problems: Problems) -> None:
-    """`rounds:` names payload fields and ways to combine, whatever else is wrong."""
+    """Report entries of `rounds:` that do not name a payload field and a way to combine it."""
     declared = {d.name for d in spec.payload}
     for b in spec.rounds:
         if b.name not in declared and not spec.broken & {b.name, ANY}:
@@ -99,7 +99,7 @@ def rounds(
     carried: bool,
     problems: Problems,
 ) -> tuple[tuple[str, str], ...]:
-    """The rounds, in order: field and how it is combined."""
+    """The rounds, in order: the field and the way it is combined."""
     if not spec.rounds:
         return ()
     by_name = {f.name: f for f in fields}
@@ -119,7 +119,7 @@ def rounds(
 def _adds(
     one: Field, how: str, selections: Mapping[str, Selection], span: Span, problems: Problems
 ) -> None:
-    """A field must add as it is."""
+    """Report a field that cannot be added without decoding."""
     if one.shape == "kept" and selections[one.of].kind != "drawn":
         problems.add(
             span,
@@ -138,7 +138,7 @@ def _adds(
 
 
 def _comes_after(one: Field, before: list[str], span: Span, problems: Problems) -> None:
-    """A field must need nothing of its own round or later ones."""
+    """Report a field that needs its own round or a later one."""
     assert one.expr is not None
     for e in walk(one.expr):
         if e.op == "combined" and e.value not in before:

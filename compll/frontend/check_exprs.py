@@ -17,18 +17,18 @@ from compll.ir.expr import Expr, Pool, Type, rebuild, walk
 from compll.ir.module import Field, Selection
 from compll.ir.static import depends, evaluate
 
-#: operators with an argument that is a whole number, and what makes one of whole numbers
+#: operators with arguments that must be integers
 TAKES_WHOLE = (
     "quantiles", "mean_by", "sum_by", "hadamard", "matrix", "random_matrix", "ones",
     "top_columns", "place_columns", "exp2",
     "bitand", "bitor", "bitxor", "shl", "shr",
 )  # fmt: skip
-#: operators with a number of elements last, and how many arguments they then have
+#: operators whose last argument is a number of elements, with their number of arguments
 COUNTS = {"top": 2, "filter": 2, "drawn": 1, "sample": 2, "kth_largest": 2, "top_columns": 2}
 EXACT = ("float", "add", "sub", "mul", "neg", "abs", "min", "max", "pow")
-#: operators on the rows of a matrix, with a number of columns last
+#: operators on rows of a matrix whose last argument is a number of columns
 ROWWISE = ("top_columns", "place_columns")
-#: of one `iterate`, each a copy of its expression
+#: rounds of an `iterate`; each copies its expression
 MOST_ROUNDS = 32
 
 
@@ -41,16 +41,16 @@ class Expressions:
         self.poisoned: set[str] = set(spec.broken)
         self.selections: dict[str, Selection] = {}
         self.sizes = Sizes()
-        #: the values of `iterate` between its rounds, by a name for people
+        #: values of `iterate` after each round, by names for people
         self.turns: dict[str, Expr] = {}
         self.rules = Rules(self.pool, False, encoding=True)
-        #: bindings of encode that need no data
+        #: names of encode that need no data
         self.static: set[str] = set()
-        #: the payload as decode sees it; a field that is wrong has no expression
+        #: the payload fields that decode sees; a wrong field has no expression
         self.fields: dict[str, Field] = {}
-        #: the names that the section which is read defines
+        #: names that the current section defines
         self.order: dict[str, Span] = {}
-        #: of these the one that is read
+        #: the name whose definition is read
         self.current = ""
 
     def globals(self) -> dict[str, Expr]:
@@ -63,20 +63,20 @@ class Expressions:
         return env
 
     def excused(self, name: str) -> bool:
-        """Whether using an unknown name is no error of its own, since its definition was wrong."""
+        """True if an unknown name is not reported, because its definition was wrong."""
         return bool(self.poisoned & {name, ANY})
 
     def constant(self, syntax: Syntax) -> ParamValue | None:
-        """A value that must follow from the parameters alone."""
+        """A value that must depend on the parameters alone."""
         return self.known(syntax, self.globals())
 
     def settle(self, choice: Chosen) -> str:
-        """The value of a section that parameters may choose."""
+        """The choice of a section, decided by the parameters."""
         holds = True if choice.condition is None else self.constant(choice.condition)
         return choice.value if holds else choice.other
 
     def known(self, syntax: Syntax, env: Mapping[str, Expr]) -> ParamValue | None:
-        """A value of the names in `env` that must follow from the parameters alone."""
+        """A value of the names in `env` that must depend on the parameters alone."""
         expr = self.expr(syntax, env, "")
         if expr is None or recovery.wrong(expr):
             return None
@@ -91,7 +91,7 @@ class Expressions:
         return value
 
     def settled(self, value: Expr) -> Expr:
-        """A static value with the parameters in it replaced by theirs."""
+        """A static value with the parameters replaced by their values."""
 
         def change(e: Expr) -> Expr | None:
             known = e.op == "param" and e.value in self.params
@@ -101,7 +101,8 @@ class Expressions:
 
     @staticmethod
     def constant_of_params(value: Expr) -> bool:
-        """Whether a binding of encode has a value that decode knows too."""
+        """True if a binding of encode is static and does not depend on the step, so that decode
+        knows it too."""
         return value.type.shape == "static" and "step" not in depends(value)
 
     def expr(
@@ -143,7 +144,7 @@ class Expressions:
         return value
 
     def placed(self, tree: Call, value: Expr) -> None:
-        """Record why decode would put values elsewhere than encode took them from."""
+        """Report a decode that puts values at other places than encode took them from."""
         try:
             if tree.op == "spread" and value.value in self.selections:
                 check_spread.fits(self.pool, value, self.fields, self.selections)
@@ -155,7 +156,8 @@ class Expressions:
     def iterate(
         self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
     ) -> Expr | None:
-        """The rounds of `iterate`, unrolled: next while more rounds are wanted, else the value."""
+        """The rounds of `iterate`, unrolled: the next round's value if the condition holds, else
+        the last."""
         found = self.rounds(tree, env)
         value, times = (self.expr(t, env, "?", decoding=decoding) for t in tree.args[1:4:2])
         if found is None or value is None or times is None:
@@ -175,7 +177,7 @@ class Expressions:
     def without(
         self, variable: Syntax, tree: Syntax, env: Mapping[str, Expr], decoding: bool
     ) -> None:
-        """Record what is wrong with a tree, whatever the value of `variable`."""
+        """Report mistakes in a tree that do not depend on `variable`."""
         held, self.poisoned = self.poisoned, self.poisoned | names(variable)
         self.expr(tree, env, "?", decoding=decoding)
         self.poisoned = held | (self.poisoned - names(variable))
@@ -196,10 +198,10 @@ class Expressions:
         return variable.name, int(most)
 
     def choose(self, args: tuple[Expr, ...]) -> Expr:
-        """`args[1] if args[0] else args[2]`, decided here where the parameters alone do."""
+        """`args[1] if args[0] else args[2]`, decided now if the parameters alone decide it."""
         c = args[0]
         if c.type.dtype == "str":
-            self.rules.number(c, "int")  # refused: any text holds, to Python
+            self.rules.number(c, "int")  # raises: Python takes any text for true
         if c.type.shape == "static" and not depends(c) & {"n", "step"}:
             return args[1 if evaluate(c, self.params) else 2]
         return apply(self.rules, "choose", args, "")
@@ -235,7 +237,7 @@ class Expressions:
         return apply(self.rules, op, args, name)
 
     def no_share(self, op: str, count: Expr) -> None:
-        """Refuse a number of elements between 0 and 1: who writes it means a share of them all."""
+        """Refuse a number of elements between 0 and 1: the writer means a share of all elements."""
         if count.type.shape == "static" and not depends(count) & {"n", "step"}:
             number = evaluate(count, self.params)
             if not isinstance(number, str) and 0 < number < 1:
@@ -243,15 +245,16 @@ class Expressions:
                 raise RuleError(f"{op} takes a number of elements, not {number:g}", hint)
 
     def folded(self, value: Expr) -> Expr:
-        """A value that follows from the parameters alone, as a literal."""
+        """A value that depends on the parameters alone, as a literal."""
         if value.type.shape != "static" or depends(value) & {"n", "step"}:
             return value
         return self.pool.const(evaluate(value, self.params))
 
     def exact(self, value: Expr) -> Expr:
-        """A power of whole numbers, and what is made of it, as a whole number where one is needed.
+        """An integer literal for a value of integers and parameters, including powers, if it is an
+        integer.
 
-        Elsewhere it is a float: with elements, `q * 2**20` would overflow as an integer.
+        Elsewhere a power is a float: with elements, `q * 2**20` would overflow as an integer.
         """
         if value.type != Type("float", "static") or depends(value) & {"n", "step"}:
             return value
@@ -273,7 +276,7 @@ class Expressions:
         return tuple(None if selects else a for a, selects in zip(args, inline, strict=True))
 
     def can_call(self, tree: Call, env: Mapping[str, Expr]) -> bool:
-        """Whether there is such an operator, of so many arguments; else the reason is recorded."""
+        """True if the operator exists and takes so many arguments; else reports the reason."""
         row = OPERATORS.get(tree.op)
         if row is None:
             self.problems.add(tree.span, *check_names.unknown_operator(tree.op, env))
@@ -299,13 +302,13 @@ class Expressions:
         if found is None and not self.excused(tree.name):
             self.problems.add(tree.span, *self.unknown(tree, env, decoding))
             if tree.name in {b.name for b in self.spec.update}:
-                self.poisoned.add(tree.name)  # that it is no state is no second error
+                self.poisoned.add(tree.name)  # a missing state is not a second error
             near = closest(tree.name, env)
             return None if near is None else recovery.meant(self.pool, env[near], self.rules.whole)
         return found
 
     def unknown(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Advice:
-        """Message and hint for a name that means nothing here."""
+        """Message and hint for an unknown name."""
         name = tree.name
         hint = check_names.beyond_decode(name, self.spec, self.selections, self.static)
         if decoding and hint and name not in self.order:

@@ -1,4 +1,4 @@
-"""Stage 3, declarations: what payload fields and states are, beside what is stored in them."""
+"""Stage 3, declarations: storage and shape of payload fields and states."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from compll.ir.storage import STORAGES
 class Declarations:
     """Gives each declared tensor its storage and shape."""
 
-    #: states whose size takes a name of encode that is no number known before data, or is wrong
+    #: states whose size uses a name of encode that depends on data or is wrong
     unsized: list[tuple[Span, set[str]]]
-    #: payload fields that are wrong, or whose value is, as far as decode needs to know them
+    #: stand-ins, for decode, of payload fields whose declaration or value is wrong
     assumed: dict[str, Field]
 
     def __init__(self, exprs: Expressions, group: int) -> None:
@@ -64,7 +64,7 @@ class Declarations:
         return tuple(found)
 
     def sized_by_data(self, env: Mapping[str, Expr]) -> None:
-        """Refuse states whose size depends on data, once encode's own mistakes are known."""
+        """Refuse states whose size depends on data, unless a mistake in encode explains it."""
         guessed = {name for name, value in env.items() if recovery.touched(value)}
         for span, taken in self.unsized:
             if not (self.exprs.problems.found and taken & (self.exprs.poisoned | guessed)):
@@ -72,7 +72,7 @@ class Declarations:
                 self.exprs.problems.add(span, matrices.WHOLE_SIZES, hint)
 
     def sizes(self) -> dict[str, Expr]:
-        """What encode computes from n and parameters: names that states' sizes may use."""
+        """Names that sizes of states may use: values that encode computes from n and parameters."""
         env, held = self.exprs.globals(), (self.exprs.problems, self.exprs.rules)
         self.exprs.problems, self.exprs.rules = Problems(""), Rules(self.pool, False, encoding=True)
         for b in self.spec.encode:
@@ -101,10 +101,10 @@ class Declarations:
         return tuple(found) if len(found) == 2 else None
 
     def payload(self, env: Mapping[str, Expr]) -> tuple[Field, ...]:
-        """The fields of which declaration and value fit; the others go to `self.assumed`."""
+        """The fields whose declaration and value fit; stand-ins for others go to `self.assumed`."""
         fields, self.assumed = [], dict[str, Field]()
         unread = {b.name for b in self.spec.encode} & set(self.spec.broken) & set(env)
-        for name in (u for u in unread if not recovery.wrong(env[u])):  # the type was not read
+        for name in (u for u in unread if not recovery.wrong(env[u])):  # of unread type
             made = env[name].type
             self.assumed[name] = Field(name, "float32", 32, made.shape, made.of, dims=made.dims)
         for item in self.spec.payload:
@@ -124,7 +124,7 @@ class Declarations:
         return tuple(fields)
 
     def unvalued(self, item: Declared) -> None:
-        """Record what is wrong with a field whose value is wrong, or that has none."""
+        """Report a field without a value; for a wrong value report mistakes in the declaration."""
         if item.name not in {b.name for b in self.spec.encode} and not self.exprs.excused(
             item.name
         ):
@@ -186,19 +186,17 @@ class Declarations:
 
     @staticmethod
     def written(item: Declared) -> str:
-        """A type without its length."""
+        """The declared type, without its length."""
         return f"{item.base}[...]" if item.bits is not None else item.base
 
     def whole(self, expr: Expr, storage: str) -> Expr:
-        """What a type of whole numbers holds of an expression, so that feedback knows it."""
+        """The integer that a type of integers stores for an expression; feedback must know it."""
         held = STORAGES[storage].whole
         assert held is not None
         low, high = held
         if storage in ("uint16", "byte") or expr.type.shape == "scalar":
             return self.exprs.rules.whole_number(expr, low, high)
-        expr = self.exprs.rules.whole_element(
-            expr
-        )  # an int32, which is why uint32 has half its range
+        expr = self.exprs.rules.whole_element(expr)  # an int32, so uint32 has half its range
         return (
             expr
             if values(expr)[0] >= low
@@ -206,7 +204,7 @@ class Declarations:
         )
 
     def trits_fit(self, item: Declared, storage: str, shape: str) -> bool:
-        """Trits are of all elements, and runs come after everything else."""
+        """Report trits of selected elements, and runs in a spec with selections."""
         if shape == "n" and not (storage == "runs" and self.exprs.selections):
             return True
         message = f"{item.name!r}: {storage} holds a value of every element"
@@ -216,7 +214,7 @@ class Declarations:
         return False
 
     def undefined(self, item: Declared) -> None:
-        """A payload field that encode lacks: perhaps a name that decode uses, misspelled."""
+        """Report a payload field that encode does not define; decode may misspell its name."""
         defined = {b.name for b in self.spec.encode} | {"g"}
         used = set[str]().union(*(names(b.value) for b in self.spec.decode))
         lacking = (used & defined) - {d.name for d in self.spec.payload}
@@ -225,7 +223,7 @@ class Declarations:
             f"{item.name!r} is in the payload but encode does not define it",
             nearest(item.name, lacking or defined),
         )
-        # What decode uses instead is no second error.
+        # The misspelled name in decode is not a second error.
         self.exprs.poisoned |= {closest(item.name, lacking) or min(lacking)} if lacking else set()
 
     def storage(self, item: Declared) -> tuple[str, int]:
@@ -246,7 +244,7 @@ class Declarations:
         return "uint", bits or 8
 
     def sized(self, item: Declared, known: Mapping[int, str], default: str) -> str:
-        """The storage that a width in brackets chooses."""
+        """The storage for a width in brackets."""
         assert item.bits is not None
         value = self.exprs.constant(item.bits)
         storage = next((s for bits, s in known.items() if bits == value), None)
@@ -256,7 +254,7 @@ class Declarations:
         return storage or default
 
     def dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
-        """The level a field has by its declaration, checked against its expression."""
+        """The level that a declaration gives a field, checked against its expression."""
         whole = "group" if self.group else "scalar"
         declared = {None: (whole, ""), "n": ("n", ""), "groups": ("group", "")}
         name = item.dim.name if isinstance(item.dim, Name) else None
@@ -288,7 +286,7 @@ class Declarations:
         return shape, of
 
     def unknown_length(self, field: str, name: str | None) -> tuple[str, str]:
-        """Message and hint for a length that is no name, or that of nothing with a length."""
+        """Message and hint for an unknown length, or for the name of something without a length."""
         lengths = ["n", "groups", *self.exprs.selections]
         if name is not None:
             return f"{field!r} has an unknown length {name!r}", nearest(name, lengths)
@@ -296,7 +294,7 @@ class Declarations:
         return f"the length of {field!r} is no name", hint
 
     def table_dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
-        """A table is declared with its size."""
+        """The level of a table, checked against its declared size."""
         size = self.exprs.constant(item.dim) if item.dim is not None else 1
         if item.base == "float32" and size == int(expr.type.of):
             return "table", expr.type.of

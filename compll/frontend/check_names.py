@@ -1,4 +1,4 @@
-"""Stage 3, names: each means one thing; and what to say where one means nothing."""
+"""Stage 3, names: each has one meaning. Messages for names without a meaning."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from compll.frontend.spec import Binding, Spec
 from compll.frontend.syntax import SYMBOLS, Name, called, names
 
 Advice = tuple[str, str]
-#: arguments of compll.compile beside a spec's parameters
+#: arguments of compll.compile besides a spec's parameters
 TAKEN = ("name_or_path", "target")
 
 
 def below(bindings: Iterable[Binding]) -> dict[str, Span]:
-    """Where a section defines each of its names."""
+    """The place at which a section defines each of its names."""
     return {b.name: b.span for b in bindings}
 
 
@@ -24,7 +24,7 @@ def unknown(
 ) -> Advice:
     """Message and hint for a name that `env` lacks, in the definition of `current`.
 
-    order: the names of the section that is read, of which those not in `env` come later.
+    order: all names of the section being read; those not in `env` are defined later.
     """
     name = tree.name
     if name in order and name == current:
@@ -43,7 +43,7 @@ def unknown(
 
 
 def beyond_decode(name: str, spec: Spec, selections: Container[str], static: Container[str]) -> str:
-    """What to do about a name of encode that decode uses; "" when encode has no such name."""
+    """Hint for a name of encode that decode uses; "" if encode has no such name."""
     if name == "step":
         return "put what depends on the step into the payload"
     if name == "g" or name in {s.name for s in spec.state}:
@@ -60,14 +60,14 @@ def beyond_decode(name: str, spec: Spec, selections: Container[str], static: Con
 
 
 def _drawn_alone(name: str, spec: Spec) -> bool:
-    """Whether a binding is made of random draws and parameters only."""
+    """True if a binding consists of random draws and parameters only."""
     tree = next(b.value for b in spec.encode if b.name == name)
     known = {"n", *CONSTANTS, *(p.name for p in spec.params)}
     return "random" in called(tree) and names(tree) <= known
 
 
 def unknown_operator(op: str, env: Container[str]) -> Advice:
-    """Message and hint for a call of what is no operator."""
+    """Message and hint for a call of an unknown operator."""
     symbol = SYMBOLS.get(op, op)
     if op in env:
         return f"{op!r} is a value, and only operators are called", ""
@@ -79,7 +79,7 @@ def unknown_operator(op: str, env: Container[str]) -> Advice:
 
 
 def _kin(op: str) -> str:
-    """Operators that are typed as the nearest one is, for a hint; "" where that is close."""
+    """Operators with the typing rule of the nearest one, for a hint; "" if that one is close."""
     if closest(op, CALLABLE):
         return ""
     (first, *_), rows = few_nearest(op, CALLABLE), OPERATORS
@@ -88,12 +88,12 @@ def _kin(op: str) -> str:
 
 
 def meant_operator(op: str) -> str:
-    """The operator that a call of what is none was probably meant for, or ""."""
+    """The operator that an unknown name was probably meant for; "" if none is near."""
     return SYNONYMS.get(op, closest(op, CALLABLE) or "")
 
 
 def unique(spec: Spec, problems: Problems) -> None:
-    """Every name means one thing."""
+    """Report names that are defined twice or reserved."""
     seen: dict[str, Span] = {}
     declared = [(p.name, p.span) for p in spec.params] + [(s.name, s.span) for s in spec.state]
     for name, span in declared + [(b.name, b.span) for b in spec.encode]:

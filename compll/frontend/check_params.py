@@ -1,4 +1,4 @@
-"""The values of a spec's parameters: those given, the others at their defaults."""
+"""Values of a spec's parameters: given ones, and defaults for the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compll.frontend.spec import ANY, ParamValue, Spec, as_float
 def parameters(
     spec: Spec, given: Mapping[str, object], problems: Problems
 ) -> dict[str, ParamValue]:
-    """All parameters that the spec declares: `given` ones checked, the others at their defaults."""
+    """Values of all parameters of the spec: `given` ones, checked, and defaults for the others."""
     known = {p.name: p for p in derived.accepted(spec)}
     for name, value in given.items():
         if name in known and (wrong := known[name].check(value)):

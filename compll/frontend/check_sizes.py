@@ -1,24 +1,24 @@
-"""Stage 3, sizes: expressions that later stages would take too long for are refused."""
+"""Stage 3, sizes: refuses expressions that would take later stages too long."""
 
 from __future__ import annotations
 
 from compll.errors import RuleError
 from compll.ir.expr import Expr
 
-#: of an expression with the names in it replaced by what they stand for
+#: limits of an expression whose names are replaced by their definitions
 LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
-#: the same, also through reductions and rounds of `iterate`
+#: limit of its depth, including reductions and rounds of `iterate`
 LIMIT_CHAIN = 1000
 
 
 class Sizes:
-    """How large the expressions of one spec are, with the names in them replaced."""
+    """Sizes of the expressions of a spec, with names replaced by their definitions."""
 
     def __init__(self) -> None:
         self.measures: dict[int, tuple[int, int, int]] = {}
 
     def bounded(self, value: Expr) -> Expr:
-        """`value`, unless names that stand for names have made it too large. Raises RuleError."""
+        """`value`. Raises RuleError if it is too large once definitions replace its names."""
         depth, size, chain = self.measure(value)
         if depth > LIMIT_DEPTH or size > LIMIT_SIZE or chain > LIMIT_CHAIN:
             most = LIMIT_DEPTH if depth > LIMIT_DEPTH or size > LIMIT_SIZE else LIMIT_CHAIN
@@ -31,10 +31,11 @@ class Sizes:
         return value
 
     def measure(self, value: Expr) -> tuple[int, int, int]:
-        """How deep an expression is and how many parts it has, repeated ones counted again.
+        """Depth and number of parts of an expression, with repeated parts counted again; and its
+        whole depth.
 
-        A reduction's value is computed once, whoever uses it: both begin anew there. Third: how
-        deep it is without that.
+        A reduction's value is computed once for all uses, so depth and parts start again at it. The
+        whole depth does not.
         """
         if id(value) not in self.measures:
             parts = [self.measure(a) for a in value.args] or [(0, 0, 0)]
@@ -47,6 +48,6 @@ class Sizes:
         return self.measures[id(value)]
 
     def begin_anew(self, value: Expr) -> None:
-        """Count what is made of `value` from here on, as of a reduction. Raises RuleError."""
+        """Start depth and parts again at `value`, as at a reduction. Raises RuleError."""
         self.bounded(value)
         self.measures[id(value)] = 1, 1, self.measure(value)[2]

@@ -1,8 +1,8 @@
-"""Whether decode's `spread(c, values)` and `scatter(indices, values)` find the values' elements.
+"""Checks that decode's `spread(c, values)` and `scatter(indices, values)` place values correctly.
 
-Spread does when c, with the values that encode stores in place of the payload's fields, is the very
-condition of the values' `filter`, and the fields hold those values unchanged. So only a damaged
-payload can have another number of values, which decode then tells.
+A spread is correct if its condition c, with payload fields replaced by what encode stores in them,
+is the condition of the values' `filter`, and the fields hold those values unchanged. Then only a
+damaged payload can have another number of values, and decode reports it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compll.ir.expr import Expr, Pool, rebuild, walk
 from compll.ir.module import POSITIONS, WHOLE, Field, Selection
 
 Range = tuple[float, float]
-#: storages that hold every position, whatever n
+#: storages that hold every position of any n
 PLACES = ("int32", "uint32", *POSITIONS)
 ANY_INT: Range = (-(2.0**31), 2.0**31 - 1)
 
@@ -22,12 +22,12 @@ ANY_INT: Range = (-(2.0**31), 2.0**31 - 1)
 def fits(
     pool: Pool, spread: Expr, fields: Mapping[str, Field], selections: Mapping[str, Selection]
 ) -> None:
-    """Raise RuleError unless the condition is that of the selection of the values."""
+    """Raise RuleError unless the condition is that of the values' selection."""
     condition, selection = spread.args[0], selections[str(spread.value)]
     name = selection.name
     used = sorted({str(e.value) for e in walk(condition) if e.op == "field"})
     if any(fields[u].expr is None for u in used):
-        return  # wrong already
+        return  # a mistake that is reported elsewhere
     if selection.unlimited:
         for f in (fields[u] for u in used):
             if not _exact(f):
@@ -49,7 +49,7 @@ def fits(
 
 
 def places(scatter: Expr, fields: Mapping[str, Field]) -> None:
-    """Raise RuleError unless the positions are those of a selection: none twice, all of them."""
+    """Raise RuleError unless the positions are all those of a selection, each once."""
     index = scatter.args[0]
     if index.op != "field":
         return
@@ -62,14 +62,14 @@ def places(scatter: Expr, fields: Mapping[str, Field]) -> None:
 
 
 def _exact(field: Field) -> bool:
-    """Whether the field's type holds every value that its expression can have."""
+    """True if the field's type holds every value that its expression can have."""
     if field.expr is None or field.storage not in ("float32", "uint", *WHOLE):
         return False
     kind = field.expr.type.dtype
     if field.storage == "float32":
         return kind == "float" and field.shape != "scalar"
     if field.storage == "uint16":
-        return True  # what it holds is part of the expression: see Rules.whole_number
+        return True  # the expression is clamped to its range: see Rules.whole_number
     if kind != "int" or field.shape == "scalar":
         return kind == "bool" and field.storage == "uint"
     least, most = values(field.expr)
@@ -77,7 +77,7 @@ def _exact(field: Field) -> bool:
 
 
 def values(expr: Expr) -> Range:
-    """The range of an integer: at most what int32 holds."""
+    """The range of an integer, within that of int32."""
     known: dict[int, Range] = {}
     for e in walk(expr):
         known[id(e)] = _range(e, [known[id(a)] for a in e.args])
@@ -115,7 +115,7 @@ _RANGES: dict[str, Callable[[list[Range]], Range]] = {
 
 
 def _encoded(pool: Pool, condition: Expr, fields: Mapping[str, Field]) -> Expr:
-    """A condition of decode as one of encode."""
+    """A condition of decode, with payload fields replaced by the expressions of encode."""
 
     def change(node: Expr) -> Expr | None:
         if node.op == "field":

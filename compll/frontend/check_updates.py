@@ -1,4 +1,4 @@
-"""Stage 3, `update`: every state's new value, and what fits into a state."""
+"""Stage 3, `update`: every state's new value, checked to fit the state."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Updates:
         return self.exprs.rules.lift(self.floats(value), state.shape)
 
     def floats(self, value: Expr) -> Expr:
-        """A state's value as floats; what it is for selected elements stays the outermost."""
+        """A state's value as floats. A `where` on selected elements stays outermost."""
         if value.op == "where" and value.args[0].op == "in":
             c, *either = value.args
             value = self.exprs.rules.where(

@@ -1,4 +1,4 @@
-"""Parameters that are texts: compared with one, they choose among branches before any data."""
+"""Text parameters: comparing one with a text chooses a branch before any data is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ HINT = "like `mode == 'nearest'` of `mode: {type: str, default: nearest, choices
 def equal(
     tree: Call, spec: Spec, params: Mapping[str, ParamValue], problems: Problems
 ) -> bool | None:
-    """Whether a comparison of a parameter and a text holds; None where it means nothing."""
+    """True if a parameter equals a text; None, with the reason in `problems`, if they do not
+    compare."""
     left, right = tree.args
     other, word = (right, left) if isinstance(left, Word) else (left, right)
     param = _param(other, spec)

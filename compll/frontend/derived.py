@@ -8,7 +8,7 @@ from compll.errors import Problems, Span
 from compll.frontend.spec import Param, Spec
 from compll.ir.module import Field
 
-#: of specs with derived error feedback
+#: for specs with derived error feedback
 RESIDUAL = Param(
     "residual", "str", "float32", Span(), choices=("float32", "bfloat16"),
     about="the type of what error feedback keeps: bfloat16 halves its memory",
@@ -16,9 +16,9 @@ RESIDUAL = Param(
 
 
 def accepted(spec: Spec) -> tuple[Param, ...]:
-    """The parameters that a spec takes: its own, and those it has without declaring them.
+    """All parameters of a spec: its own, and the derived ones.
 
-    A parameter of its own with the same name keeps its own meaning.
+    A parameter of the spec's own hides the derived one of the same name.
     """
     own = {p.name for p in spec.params}
     feeds = bool({spec.feedback.value, spec.feedback.other} & {"error", "own"})
@@ -28,9 +28,9 @@ def accepted(spec: Spec) -> tuple[Param, ...]:
 def kept_as(
     spec: Spec, given: Mapping[str, object], *, feeds: bool, problems: Problems
 ) -> dict[str, str]:
-    """Derived parameters with other values than the defaults; `feeds`: whether there is feedback.
+    """Derived parameters with other values than their defaults; `feeds`: the spec has feedback.
 
-    They choose how states are kept, not what payloads mean.
+    They choose the type of states, not the meaning of payloads.
     """
     value = given.get(RESIDUAL.name, RESIDUAL.default)
     if RESIDUAL not in accepted(spec) or RESIDUAL.check(value) or value == RESIDUAL.default:

@@ -1,7 +1,7 @@
-"""Warnings: what compiles, but is probably not what was meant.
+"""Warnings for specs that compile, but probably do not do what was meant.
 
-Whether a name is used is told from the spec as it is written: a branch that these parameters do not
-take uses its names, too.
+The spec as it is written tells which names are used: a branch that these parameters do not take
+uses its names, too.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from compll.ir.expr import Expr, Type, walk
 from compll.ir.module import Module
 from compll.ir.static import depends, evaluate
 
-#: what makes one step differ from the next
+#: operators whose values differ from step to step
 DRAWS = ("uniform", "shared", "random_matrix", "chosen")
-#: of one number: what keeps or turns its sign
+#: operators of one number that keep or reverse its sign
 SIGNED = ("neg", "sign", "floor", "ceil", "round", "float16", "bfloat16", "bfloat16_up")
 
 
 def warnings(spec: Spec, module: Module) -> list[Diagnostic]:
-    """What looks wrong with a spec that has no errors; `module` is the same, typed."""
+    """Warnings for a spec without errors; `module` is the same spec, typed."""
     found = Problems(spec.path)
     needed = _decode(spec, found)
     _bindings(spec, needed, found)
@@ -34,7 +34,7 @@ def warnings(spec: Spec, module: Module) -> list[Diagnostic]:
 
 
 def _decode(spec: Spec, found: Problems) -> set[str]:
-    """The names from outside that decode's result depends on. A name of its own hides others."""
+    """Names from outside that decode's result depends on. A name of decode's own hides others."""
     needed = names(spec.decode[-1].value)
     for b in reversed(spec.decode[:-1]):
         if b.name in needed:
@@ -46,7 +46,7 @@ def _decode(spec: Spec, found: Problems) -> set[str]:
 
 
 def _bindings(spec: Spec, needed: set[str], found: Problems) -> None:
-    """Bindings that nothing depends on, and states that only they themselves do."""
+    """Warn of bindings that nothing depends on, and of states that only states depend on."""
     encode = {b.name: names(b.value) for b in spec.encode}
     update = {b.name: names(b.value) for b in spec.update}
     ends = needed.union({d.name for d in spec.payload}, *map(names, _conditions(spec)))
@@ -63,7 +63,7 @@ def _bindings(spec: Spec, needed: set[str], found: Problems) -> None:
 
 
 def _reached(graph: Mapping[str, set[str]], ends: set[str]) -> set[str]:
-    """The names that `ends` depend on."""
+    """Names that `ends` depend on."""
     reached, todo = set[str](), set(ends)
     while todo:
         reached |= todo
@@ -72,7 +72,7 @@ def _reached(graph: Mapping[str, set[str]], ends: set[str]) -> set[str]:
 
 
 def _conditions(spec: Spec) -> Iterable[Syntax]:
-    """Expressions outside of encode, decode and update: lengths, and what parameters choose."""
+    """Expressions outside of encode, decode and update: lengths, and conditions of parameters."""
     declared = (tree for d in (*spec.payload, *spec.state) for tree in (d.bits, d.dim, d.second))
     chosen = (
         spec.group,
@@ -97,7 +97,7 @@ def _params(spec: Spec, needed: set[str], found: Problems) -> None:
 
 
 def _fields(spec: Spec, needed: set[str], found: Problems) -> None:
-    """Payload fields that travel for nothing; of `rounds:`, the ranks may need one to go on."""
+    """Warn of payload fields that nothing uses. In `rounds:` ranks may need a field to go on."""
     used = needed.union(*map(_combined, _values((*spec.encode, *spec.update))))
     for d in spec.payload:
         if d.name not in used:
@@ -106,7 +106,7 @@ def _fields(spec: Spec, needed: set[str], found: Problems) -> None:
 
 
 def _combined(tree: Syntax) -> set[str]:
-    """The payload fields of which the tree uses what ranks combined."""
+    """Payload fields whose combined value the tree uses."""
     if not isinstance(tree, Call):
         return set()
     own = {a.name for a in tree.args if isinstance(a, Name) and tree.op == "combined"}
@@ -114,7 +114,7 @@ def _combined(tree: Syntax) -> set[str]:
 
 
 def _negatives(spec: Spec, module: Module, found: Problems) -> None:
-    """Fields whose type of whole numbers from 0 on loses negative values."""
+    """Warn of fields of unsigned type that lose negative values."""
     g = module.pool.make("input", (), Type("float", "n"), "g")
     for d in spec.payload:
         value = module.bindings.get(d.name, g if d.name == "g" else None)
@@ -125,7 +125,7 @@ def _negatives(spec: Spec, module: Module, found: Problems) -> None:
 
 
 def _unbiased(spec: Spec, module: Module, found: Problems) -> None:
-    """A claim that cannot hold: without draws, what a payload loses it loses in every step."""
+    """Warn of an `unbiased` that cannot hold: without draws each step loses the same."""
     roots = [f.expr for f in module.fields if f.expr is not None] + [module.decode]
     keys = [s.key for s in module.selections]
     drawn = any(s.kind == "drawn" for s in module.selections)
@@ -138,13 +138,13 @@ def _unbiased(spec: Spec, module: Module, found: Problems) -> None:
 
 
 def _negative(x: Expr) -> bool:
-    """Whether it is plain that x is negative for some gradients."""
+    """True if x is certainly negative for some gradients."""
     parts = x.args[1:] if x.op in ("where", "choose") else (x,)
     return any(map(_below_zero, parts)) or _either(x)
 
 
 def _below_zero(x: Expr) -> bool:
-    """Whether x is a number that is written down, and negative."""
+    """True if x is a negative literal."""
     given = x.args[0] if x.op == "lift" else x
     if given.type.shape != "static" or depends(given):
         return False
@@ -153,7 +153,7 @@ def _below_zero(x: Expr) -> bool:
 
 
 def _either(x: Expr) -> bool:
-    """Whether x has both signs: elements of the gradient do, also times what all elements share."""
+    """True if x has both signs: an element of the gradient, or a multiple by a shared number."""
     if x.op == "input":
         return True
     if x.op in SIGNED:

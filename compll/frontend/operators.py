@@ -1,7 +1,7 @@
 """The operator table: name, arguments, typing rule and meaning, one row each.
 
-A row's `rule` names the typing rule in rules.py. How a backend computes it stands in that
-backend's own table under the same name; tests check that no row is missing there.
+A row's `rule` names the typing rule in rules.py. Each backend has its own table with the same
+names; tests check that no row is missing there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the language; `low`..`high` is how many arguments it takes."""
+    """An operator of the language. It takes `low` to `high` arguments."""
 
     name: str
     low: int
@@ -22,7 +22,7 @@ class Operator:
 
     @property
     def arity(self) -> str:
-        """How many arguments, in words."""
+        """The number of arguments, in words."""
         if self.low != self.high:
             return f"{self.low} to {self.high} arguments"
         return f"{self.low} argument" + "s" * (self.low != 1)
@@ -164,7 +164,7 @@ CONSTANTS: dict[str, float] = {"inf": float("inf"), "nan": float("nan"), "pi": 3
 #: operators that make a selection
 SELECTING = ("top", "filter", "drawn")
 RESERVED = ("g", "n", "step", *CONSTANTS)
-#: what people call operators elsewhere
+#: names of operators elsewhere
 SYNONYMS = {
     "average": "mean", "avg": "mean", "norm": "norm2", "l2": "norm2", "var": "std", "stddev": "std",
     "maximum": "max", "minimum": "min", "amax": "max", "amin": "min", "clamp": "clip",
@@ -179,7 +179,7 @@ SYNONYMS = {
     "bitcast": "float_bits", "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2",
     "half": "float16", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter", "masked_scatter": "spread", "expand": "spread",
 }  # fmt: skip
-#: what to write instead of what other languages call
+#: hints for functions of other languages
 MEANT = {
     "bernoulli": "random(0, 1) < p", "randint": "floor(random(0, 2)) is 0 or 1",
     "norm1": "sum(abs(x))", "l1": "sum(abs(x))",

@@ -1,7 +1,7 @@
-"""Codes whose bits are no power of two: they travel as fields of 8, 4, 2 and 1 of these bits.
+"""Codes of 3, 5, 6 or 7 bits: they travel as fields of 8, 4, 2 and 1 bits.
 
-`q: uint3[n]` is `q_0: uint2[n]` of `q & 3` and `q_2: uint1[n]` of `q >> 2`. In encode and decode it
-is `q`, so that no backend has a line of it.
+`q: uint3[n]` is `q_0: uint2[n]` of `q & 3` and `q_2: uint1[n]` of `q >> 2`. Encode and decode see
+`q`, so backends do not know of planes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from compll.frontend.rule_elements import Rules
 from compll.ir.expr import Expr
 from compll.ir.module import Field
 
-#: a field, and by how many bits its codes are shifted
+#: a field, and the bits that its codes are shifted by
 Plane = tuple[Field, int]
 
 
 def parted(
     rules: Rules, fields: Iterable[Field], taken: Container[str], added: Container[str]
 ) -> dict[str, list[Plane]]:
-    """The planes of every field, lowest first: itself where one is enough.
+    """The planes of every field, lowest first; the field itself if it needs no others.
 
     taken: names that planes cannot have; added: fields that ranks add as they are.
     """
@@ -45,7 +45,7 @@ def _planes(rules: Rules, field: Field, taken: Container[str]) -> Iterator[Plane
 
 
 def joined(rules: Rules, codes: Iterable[tuple[Expr, int]]) -> Expr:
-    """The codes of which these are the planes."""
+    """The codes, put together from their planes."""
     (whole, _), *others = codes
     for code, shift in others:
         moved = rules.integer("shl", (code, rules.pool.const(shift)))

@@ -1,8 +1,8 @@
-"""[Note: recovery] How checking goes on after a mistake, so that one does not hide another.
+"""[Note: recovery] Checking goes on after a mistake, so that one does not hide another.
 
-Where a name or a call is wrong a stand-in takes its place: an expression WRONG of the type that it
-would probably have. What is refused of a stand-in follows from the first mistake and is not told;
-mistakes beside it are. A payload field that is wrong is one for decode all the same.
+A stand-in replaces a wrong name or call: an expression WRONG of the type that it would probably
+have. Errors about a stand-in follow from the first mistake and are not reported; other mistakes
+are. Decode sees a wrong payload field as a field all the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compll.ir.expr import Expr, Pool, Type, walk
 
 WRONG = "wrong"
 TRUTHS = ("compare", "logic", "test")
-#: rules whose value has the level at which the arguments meet
+#: rules whose value has the highest level of the arguments
 NUMBERS = (
     "arithmetic",
     "real",
@@ -31,12 +31,12 @@ NUMBERS = (
 )
 #: rules whose value is one number
 TOTALS = ("reduce", "reduction", "extreme", "count")
-#: levels, from the one that gives way to the one that stays
+#: levels; of two the later one wins
 ORDER = ("static", "scalar", "group", "n", "kept")
 
 
 def wrong(value: Expr) -> bool:
-    """Whether the type of a value is a guess: a stand-in's, or that of what is made of one."""
+    """True if a value's type is a guess: the value is a stand-in, or takes its type from one."""
     found: dict[int, bool] = {}
     for e in walk(value):
         found[id(e)] = e.op == WRONG or _open(e, [a for a in e.args if found[id(a)]])
@@ -44,12 +44,12 @@ def wrong(value: Expr) -> bool:
 
 
 def touched(*values: Expr) -> bool:
-    """Whether a stand-in is anywhere in these values."""
+    """True if one of these values contains a stand-in."""
     return any(e.op == WRONG for e in walk(*values))
 
 
 def _open(e: Expr, guessed: Sequence[Expr]) -> bool:
-    """Whether the level of a value depends on arguments of which it is a guess."""
+    """True if the level of a value depends on arguments with a guessed type."""
     if not guessed or e.op == "gather" or e.op.startswith("reduce_"):
         return False
     sure = [a for a in e.args if a not in guessed and a.op != "lift"]
@@ -62,7 +62,7 @@ def element(pool: Pool) -> Expr:
 
 
 def meant(pool: Pool, value: Expr, whole: str) -> Expr:
-    """A stand-in for a name: of what the nearest name stands for, but not known before data."""
+    """A stand-in for a misspelled name: it has the nearest name's type, but depends on data."""
     shape = whole if value.type.shape == "static" else value.type.shape
     return pool.make(WRONG, (), replace(value.type, shape=shape), value.value)
 
@@ -70,9 +70,10 @@ def meant(pool: Pool, value: Expr, whole: str) -> Expr:
 def stand_in(
     pool: Pool, op: str, args: Sequence[Expr], whole: str, *, complete: bool
 ) -> Expr | None:
-    """What a call that is wrong would probably have given; None where that is open.
+    """The probable value of a wrong call; None if it cannot be guessed.
 
-    args: those that could be read. whole: the level of one number. complete: whether none lacks.
+    args: the arguments that could be read. whole: the level of one number. complete: no argument is
+    missing.
     """
     rule = OPERATORS[op].rule if op in OPERATORS else ""
     if rule in TOTALS and (rule != "extreme" or len(args) == 1):
@@ -88,8 +89,8 @@ def stand_in(
 
 
 def shape(item: Declared, value: Expr | None, whole: str, lengths: Sequence[str]) -> Type | None:
-    """The level, in decode, of a payload field that is wrong: its value's own, if that is right;
-    else by the declared length, among them names of selections."""
+    """The level of a wrong payload field in decode: that of its value, if the value is right; else
+    of its declared length, which may name a selection."""
     own = value.type if value is not None else None
     if own is not None and (own.shape not in ORDER[1:] or own.dtype in ("selection", "str")):
         return None

@@ -1,7 +1,7 @@
-"""How typed arguments meet: conversions of numbers, lifts to a common level, conditions.
+"""Conversions of typed arguments: numbers, lifts to a common level, conditions.
 
-All typing rules stand on these; a rule inserts the conversions (int to float, scalar to element)
-that the backends then need not guess.
+All typing rules use these; a rule inserts the conversions (int to float, scalar to element), so
+that backends need not guess them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from compll.ir import matrices
 from compll.ir.expr import LEVELS, Expr, Pool, Type
 from compll.ir.static import covers
 
-LEAST, LARGEST = -(2**31), 2**31 - 1  # of an integer element
-#: what a grouped spec does not select can be
+LEAST, LARGEST = -(2**31), 2**31 - 1  # range of an integer element
+#: hint for selections in a grouped spec
 ROWS = (
     "without `group:`, the k largest of every row of `m: matrix(g, 256)` are at "
     "top_columns(abs(m), k), and meet numbers of their rows in encode and decode"
@@ -26,7 +26,7 @@ class Conversions:
 
     def __init__(self, pool: Pool, grouped: bool, *, encoding: bool) -> None:
         self.pool, self.grouped, self.encoding = pool, grouped, encoding
-        #: draws so far: of a rank alone, and alike on all
+        #: numbers of draws so far: a rank's own, and those that are the same on all ranks
         self.draws = self.alike = 0
         self.whole = "group" if grouped else "scalar"
 
@@ -45,19 +45,19 @@ class Conversions:
         return tuple(self.number(a, dtype) for a in args)
 
     def condition(self, x: Expr) -> Expr:
-        """x as a bool; a selection stands for `is selected`."""
+        """x as a bool; a selection means `is selected`."""
         if x.type.dtype == "selection":
             return self.pool.make("in", (), Type("bool", "n"), x.value)
         if x.type.dtype == "bool":
             return x
-        self.number(x, "int")  # refuses what is no number
+        self.number(x, "int")  # raises unless x is a number
         zero = self.number(self.pool.const(0), "float" if x.type.dtype == "float" else "int")
         return self.elementwise("ne", (x, zero), "bool")
 
     # levels
 
     def lift(self, x: Expr, shape: str, of: str = "") -> Expr:
-        """x, constant over the elements of `shape`."""
+        """x, repeated for the elements of `shape`."""
         if x.type.shape == shape and x.type.of == of:
             return x
         if x.type.shape == "static" and shape == "scalar":
@@ -70,7 +70,8 @@ class Conversions:
         return self.pool.make("lift", (self.saturated(x),), Type(x.type.dtype, shape, of))
 
     def saturated(self, x: Expr) -> Expr:
-        """x, as an int32 has it: whole numbers that are no elements know no bounds."""
+        """x within the range of int32, if it is an integer without bounds: a static value or a
+        scalar."""
         if x.type.dtype != "int" or x.type.shape not in ("static", "scalar"):
             return x
         if x.op == "const":
@@ -89,7 +90,7 @@ class Conversions:
         return self.pool.make(op, lifted, Type(dtype or args[-1].type.dtype, shape, of))
 
     def shape(self, args: tuple[Expr, ...]) -> tuple[str, str]:
-        """The level at which these arguments meet."""
+        """The common level of these arguments."""
         if any(a.type.shape == "table" for a in args):
             raise RuleError(
                 "a table is no number", "bucket(x, table) and lookup(table, i) read it by element"
@@ -110,7 +111,7 @@ class Conversions:
         return top.shape, top.of
 
     def shape_of_matrix(self, args: tuple[Expr, ...]) -> tuple[str, str]:
-        """Matrices meet matrices and single numbers."""
+        """The common level, a matrix. Matrices go together with matrices and single numbers."""
         for a in args:
             if a.type.shape not in ("matrix", "static", "scalar"):
                 raise RuleError(
@@ -119,7 +120,7 @@ class Conversions:
                 )
         return "matrix", ""
 
-    # what a rule asks for
+    # requirements of rules
 
     def no_selection(self, op: str, args: tuple[Expr, ...]) -> None:
         if any(a.type.dtype == "selection" for a in args):

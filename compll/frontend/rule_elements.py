@@ -21,7 +21,7 @@ class Rules(Conversions):
         return self.elementwise(op, tuple(self.number(a, "float") for a in args))
 
     def power(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """Small whole powers of data are products, and the half power is the root."""
+        """A power of data: small integer powers are products, and the power 0.5 is the root."""
         a, b = (self.number(x, "float") for x in args)
         exponent = args[1].value if args[1].op == "const" else None
         if a.type.shape == "static" or exponent not in (1, 2, 3, 4, 0.5):
@@ -59,7 +59,7 @@ class Rules(Conversions):
         return self.elementwise(op, (x,))
 
     def exponent(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """Bits of a float32, so a number known before any data is rounded to one."""
+        """The exponent of a float32. A number known before any data is rounded to float32 first."""
         return self.elementwise(op, (self.number(args[0], "float"),), "int")
 
     def float_bits(self, op: str, args: tuple[Expr, ...]) -> Expr:
@@ -88,13 +88,13 @@ class Rules(Conversions):
         return self.pool.make("trunc", (inside,), replace(inside.type, dtype="int"))
 
     def whole_element(self, x: Expr) -> Expr:
-        """x as int32: truncated to the nearest that float32 can tell; NaN becomes 0."""
+        """x as int32: truncated to the nearest number that float32 has; NaN becomes 0."""
         if x.type.dtype != "float":
             return x
         return self.pool.make("trunc", (x,), replace(x.type, dtype="int"))
 
     def truncated(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """x as an integer: what int32 holds of it; 0 where it is not finite."""
+        """x as an integer, clamped to int32; 0 if it is not finite."""
         (x,) = args
         if x.type.dtype != "float":
             return self.number(x, "int")
@@ -104,7 +104,7 @@ class Rules(Conversions):
         return self.choose("choose", (self.test("isfinite", args), inside, self.pool.const(0)))
 
     def trit(self, x: Expr) -> Expr:
-        """x, over elements, as 0, 1 or 2: truncated; NaN becomes 0."""
+        """x, an element, as 0, 1 or 2: truncated; NaN becomes 0."""
         return self.pool.make("trit", (self.number(x, "float"),), Type("int", "n"))
 
     # conditions
@@ -143,7 +143,10 @@ class Rules(Conversions):
         return self.real(op, args)
 
     def pareto_above(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """With q = (mean / std)**2: shape (q - 1) / 2, scale mean * (q + 1) / 2 by moments."""
+        """The value that a generalized Pareto variable exceeds with probability p.
+
+        With q = (mean / std)**2: shape (q - 1) / 2, scale mean * (q + 1) / 2 by moments.
+        """
         self.need_one_number(op, args)
         mean, std, p = (self.number(a, "float") for a in args)
         ratio = self.real("div", (mean, std))
@@ -176,7 +179,7 @@ class Rules(Conversions):
         return self.stretched(u, low, high)
 
     def stretched(self, u: Expr, low: Expr, high: Expr) -> Expr:
-        """A draw in [0, 1) as one in [low, high)."""
+        """A draw in [low, high), from one in [0, 1)."""
         if (
             low.op == "float"
             and low.args[0].value == 0

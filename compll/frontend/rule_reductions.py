@@ -37,7 +37,7 @@ class ReductionRules:
         return self.moments(op, x, self.size(x))
 
     def masked(self, x: Expr, c: Expr) -> tuple[Expr, Expr]:
-        """x where c holds and zero elsewhere, and for how many elements it holds."""
+        """x if c holds, else zero; and the number of elements for which c holds."""
         zero = self.rules.number(self.pool.const(0), "float")
         held = self.rules.elementwise("where", (c, x, zero))
         if held.type.shape == "matrix":
@@ -45,7 +45,7 @@ class ReductionRules:
         return held, self.count("count", (self.rules.lift(c, held.type.shape, held.type.of),))
 
     def moments(self, op: str, x: Expr, size: Expr) -> Expr:
-        """sum, mean, std or norm2 of x, of which `size` elements count."""
+        """sum, mean, std or norm2 of x, with `size` elements."""
         if op == "sum":
             return self.total(op, x)
         if op == "mean":
@@ -103,7 +103,7 @@ class ReductionRules:
     # tables
 
     def table(self, op: str, args: tuple[Expr, ...], size: Expr, less: int) -> Expr:
-        """A table over elements `args`, of as many values as `size` says, less a few."""
+        """A table over the elements `args`, of `size` minus `less` values."""
         self.rules.whole_tensor(op)
         if size.op != "const" or not isinstance(size.value, int) or not 2 <= size.value <= 4096:
             raise RuleError(

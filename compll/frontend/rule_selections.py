@@ -1,4 +1,4 @@
-"""Typing rules of selections: thresholds, what is selected, and what is done with it."""
+"""Typing rules of selections: thresholds, selections, and uses of selected elements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compll.ir.static import depends
 
 
 class SelectionRules:
-    """Rules of thresholds and of selections, whose number of elements data decide."""
+    """Rules of thresholds and selections. The size of a selection may depend on data."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules, self.pool = rules, rules.pool
@@ -36,7 +36,7 @@ class SelectionRules:
         return self.pool.make(op, (x, k), Type("float", "scalar"))
 
     def search(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """adjust and bisect: elements, then numbers that say how to search."""
+        """adjust and bisect: elements first, then the numbers of the search."""
         self.rules.whole_tensor(op)
         x, *rest = (self.rules.number(a, "float") for a in args)
         if x.type.shape != "n" or any(a.type.shape not in ("static", "scalar") for a in rest):
@@ -64,7 +64,7 @@ class SelectionRules:
 
     @staticmethod
     def no_elements(op: str, x: Expr) -> tuple[str, str]:
-        """Message and hint for what a selection cannot choose from."""
+        """Message and hint for a value that a selection cannot choose from."""
         if x.type.shape == "kept":
             message = f"{op} selects among all elements, and this has those of {x.type.of!r} alone"
             hint = f"one filter with both conditions: what selects {x.type.of!r} and ..."
@@ -78,7 +78,7 @@ class SelectionRules:
         return message, "x >= kth_largest(x, k) has one truth value for each" * (op == "filter")
 
     def drawn(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """At least one element, so that a payload of them can tell what is not finite."""
+        """A selection of at least one element, so that a payload of them can show a NaN."""
         self.rules.whole_tensor(op)
         count = self.rules.arithmetic("max", (self.pool.const(1), self.rules.static(op, args[0])))
         if "step" in depends(count):
@@ -124,7 +124,7 @@ class SelectionRules:
         return self.pool.make("scatter", (index, lifted), Type("float", "n"))
 
     def spread(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """check_spread.py sees to it that the condition is that of the values' selection."""
+        """A spread. check_spread.py checks that the condition is that of the values' selection."""
         if self.rules.encoding:
             raise RuleError("spread belongs in decode")
         condition, values = self.rules.condition(args[0]), self.rules.number(args[1], "float")

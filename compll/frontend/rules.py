@@ -1,7 +1,7 @@
-"""Typing rules: from an operator and typed arguments to a typed expression.
+"""Typing rules, which turn an operator and typed arguments into a typed expression.
 
-Each rule is a method named after the `rule` column of operators.py; the rules of elements,
-reductions, selections and arrays stand in a file each.
+Each rule is a method named after the `rule` column of operators.py. Rules of elements, reductions,
+selections and arrays have a file each.
 """
 
 from __future__ import annotations

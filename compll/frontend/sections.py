@@ -1,4 +1,4 @@
-"""The table of a spec's sections: what each holds. The reader, the JSON Schema and the docs use it."""
+"""The table of a spec's sections, for the reader, the JSON Schema and the docs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SectionRow:
-    """One section. form: text, name, expression, choice, chosen (a choice, or one of two
-    by a condition of parameters), or what the mapping's values are:
-    params, declarations (types) or bindings (expressions); feedback: chosen, or FEEDBACK_KEYS; `decode` is an expression or bindings.
-    """
+    """A section. form: text, name, expression, choice, chosen (a choice, or one of two by a
+    condition of parameters), or the values of a mapping: params, declarations (types) or bindings
+    (expressions); feedback: chosen, or FEEDBACK_KEYS; `decode` is an expression or bindings."""
 
     name: str
     form: str
@@ -37,14 +36,14 @@ _ROWS = (
     SectionRow("unbiased", "chosen", "`true`: over the seeds and steps, the mean of what decode gives is `g`; tested for every spec that claims it; `false if residual else true`: as parameters say", choices=("false", "true")),
 )  # fmt: skip
 
-#: what people write in place of a choice
+#: words that people write in place of a choice
 MEANT = {
     "feedback": {"true": "error", "yes": "error", "residual": "error", "false": "none"},
     "merge": {"majority": "vote", "add": "sum", "mean": "decode", "average": "decode"},
     "unbiased": {"yes": "true", "no": "false"},
     "optimizers": {"adam": "any", "adamw": "any", "all": "any"},
 }
-#: an entry of a section that is a mapping
+#: an example entry of each section that is a mapping
 EXAMPLES = {
     "params": "ratio: 0.01", "state": "m: float32[n]", "encode": "q: abs(g)", "payload": "q: uint8[n]",
     "rounds": "p: mean", "update": "m: 0.9 * m + g",

@@ -1,6 +1,7 @@
-"""What a tensor's shape says to a spec: a parameter with `from:` that is not given follows from it.
+"""Parameters that depend on a tensor's shape: one with `from:` takes its value from it, unless
+given.
 
-Codecs see tensors flat; whoever knows the shape asks for the codec of that shape first.
+Codecs see flat tensors; a caller who knows the shape asks for the codec of that shape first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from compll.frontend.spec import Param
 
 Shape = Sequence[int]
-#: what a parameter may be taken from: the matrix of a tensor with its first axis as rows
+#: sources of a parameter: sides of the matrix that has a tensor's first axis as rows
 SIDES: dict[str, Callable[[Shape], int]] = {
     "rows": lambda shape: shape[0] if shape else 1,
     "columns": lambda shape: math.prod(shape[1:]),
@@ -19,12 +20,12 @@ SIDES: dict[str, Callable[[Shape], int]] = {
 
 
 def open_params(params: Iterable[Param], given: Iterable[str]) -> tuple[Param, ...]:
-    """The parameters that a shape may yet settle."""
+    """Parameters that a shape may still set."""
     chosen = set(given)
     return tuple(p for p in params if p.side and p.name not in chosen)
 
 
 def settled(open_: Iterable[Param], shape: Shape) -> Mapping[str, int]:
-    """Values from a shape; a parameter that may not have its value keeps its default."""
+    """Values from a shape. A parameter that does not allow its value keeps the default."""
     values = {p.name: (p, SIDES[p.side](shape)) for p in open_}
     return {name: value for name, (p, value) in values.items() if p.check(value) is None}

@@ -1,7 +1,7 @@
 """Stage 1: a YAML text becomes a tree in which every value knows its line and column.
 
 PyYAML's constructor is not used: it reads `1e-3` as text, `off` as False and `012` as 10, and
-forgets positions. Only its composer is, and scalars are read here by Python's rules.
+forgets positions. Only its composer is used; scalars are read here by Python's rules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUOTE = (
     "entries of a section are indented alike; "
     "quote a text that holds any of : # [ ] { } , & * ! | > ' \" % @ `"
 )
-#: brackets of a type, and what stands for them where YAML would take them for a list's
+#: brackets of a type, and characters that replace them if YAML would read a list
 BRACKETS, MASKS = "[]", "\u27e6\u27e7"
 UNMASK = str.maketrans(MASKS, BRACKETS)
 TYPE_BRACKETS = re.compile(r"(?:\[[^\[\]{}\n]*\])+")
@@ -40,7 +40,7 @@ class Text:
     value: str
     span: Span
     quoted: bool = False
-    #: the places of its characters other than white space, where they are not in one row
+    #: places of its characters without white space, if they are not in one row
     places: tuple[Span, ...] = field(default=(), compare=False, repr=False)
 
     def at(self, index: int) -> Span:
@@ -53,7 +53,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Entry:
-    """One `key: value` of a mapping."""
+    """A `key: value` pair of a mapping."""
 
     key: Text
     value: Value
@@ -84,7 +84,7 @@ Value = Text | Section | Items
 
 @dataclass(frozen=True)
 class Kind:
-    """What a file is, for messages; YAML, of which JSON is a part."""
+    """The kind of a file, for messages. The file is YAML, or JSON, which is a part of it."""
 
     name: str = "a spec"
     hint: str = "begin with `name:`, `encode:`, `payload:`, `decode:`"
@@ -94,7 +94,7 @@ SPEC = Kind()
 
 
 def load(path: Path, problems: Problems, kind: Kind = SPEC) -> Section | None:
-    """Read a file. None (with the reason in `problems`) when it is no YAML mapping."""
+    """Read a file. None (with the reason in `problems`) if it is not a YAML mapping."""
     try:
         data = read(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -111,9 +111,9 @@ def load(path: Path, problems: Problems, kind: Kind = SPEC) -> Section | None:
 
 
 def read(path: Path) -> bytes:
-    """The file's bytes, not more than one above the limit. Raises OSError.
+    """The file's bytes, at most one more than the limit. Raises OSError.
 
-    Only of a regular file: a pipe may have no writer, a device no end.
+    Reads regular files only: a pipe may have no writer, and a device no end.
     """
     if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "it is no regular file")
@@ -124,7 +124,7 @@ def read(path: Path) -> bytes:
 def parse(text: str, problems: Problems, kind: Kind = SPEC) -> Section | None:
     """Parse a file's text; positions are those of `text`.
 
-    An unquoted `float32[n]` in braces is told, and read as if it were quoted.
+    An unquoted `float32[n]` in braces is reported, and read as if it were quoted.
     """
     try:
         node = yaml.compose(text, Loader=Loader)
@@ -149,7 +149,7 @@ def parse(text: str, problems: Problems, kind: Kind = SPEC) -> Section | None:
 
 
 def _hint(text: str, error: yaml.MarkedYAMLError) -> str:
-    """What to do about a text that is no YAML."""
+    """A hint for a text that is not YAML."""
     index = error.problem_mark.index if error.problem_mark else len(text)
     begun = text[text.rfind("\n", 0, index) + 1 : index + 1]
     if re.search(r":\s+\|\S", begun):
@@ -164,13 +164,13 @@ def _hint(text: str, error: yaml.MarkedYAMLError) -> str:
 
 
 def _is_bracket(text: str, error: yaml.MarkedYAMLError) -> bool:
-    """Whether YAML, in braces, has taken the bracket of `float32[n]` for a list's."""
+    """True if YAML, in braces, took the bracket of `float32[n]` for a list."""
     mark = error.problem_mark
     return mark is not None and "',' or" in str(error.problem) and text[mark.index :][:1] == "["
 
 
 def _masked(text: str, error: yaml.MarkedYAMLError) -> str | None:
-    """The text with other signs in place of those brackets; None where it is wrong otherwise."""
+    """The text with those brackets replaced; None if something else is wrong with it."""
     at = error.problem_mark.index if error.problem_mark else 0
     found = TYPE_BRACKETS.match(text, at) if _is_bracket(text, error) else None
     if found is None:
@@ -184,7 +184,7 @@ def _span(node: yaml.Node) -> Span:
 
 
 class _Reader:
-    """Turns composed nodes into values; counts them, since aliases can multiply a short text."""
+    """Turns composed nodes into values. Counts them, since aliases can multiply a short text."""
 
     def __init__(self, text: str, problems: Problems) -> None:
         self.text, self.problems = text.translate(UNMASK), problems
@@ -207,7 +207,7 @@ class _Reader:
         return self.section(node, depth)
 
     def within(self, node: yaml.Node) -> Iterator[Any]:
-        """The node's parts, as long as the count allows."""
+        """The node's parts, up to the limit of values."""
         for part in node.value:
             if self.left <= 0:
                 return
@@ -227,10 +227,10 @@ class _Reader:
         return Text(value, places[0] if places else span, quoted, places)
 
     def places(self, value: str, start: int, end: int) -> tuple[Span, ...]:
-        """Where each character of `value` that is no white space stands in text[start:end].
+        """Place of each character of `value`, without white space, in text[start:end].
 
-        YAML folds lines and strips indentation, which is all white space; where an escape makes
-        the characters differ, no places are known.
+        YAML folds lines and strips indentation, which is all white space. If an escape changes
+        characters, the places are unknown: ().
         """
         wanted = "".join(value.split())
         line = self.text.count("\n", 0, start) + 1
@@ -265,10 +265,10 @@ class _Reader:
         return Section(tuple(entries.values()), _span(node))
 
     def parted(self, node: yaml.Node, rest: deque[tuple[yaml.Node, yaml.Node]]) -> Text | None:
-        """The text of a value which YAML ended at a comma within parentheses; told, and mended.
+        """The text of a value that YAML ended at a comma within parentheses; reports and mends it.
 
-        In `{m: where(g > 0, 0, g)}` it reads the keys `0` and `g)`, without values. They are taken
-        from `rest`, the entries that follow.
+        In `{m: where(g > 0, 0, g)}` YAML reads the keys `0` and `g)`, without values. They are
+        taken from `rest`, the entries that follow.
         """
         depth, last = _open(node), None
         while depth > 0 and rest and self.bare(*rest[0]):
@@ -285,14 +285,14 @@ class _Reader:
         )
 
     def bare(self, key: yaml.Node, value: yaml.Node) -> bool:
-        """Whether an entry is a key without a colon, as only braces allow."""
+        """True for a key without a colon, which only braces allow."""
         if not isinstance(key, yaml.ScalarNode) or value.start_mark.index < value.end_mark.index:
             return False
         return ":" not in self.text[key.end_mark.index : value.start_mark.index]
 
 
 def _open(node: yaml.Node) -> int:
-    """How many parentheses a text that is not quoted leaves open."""
+    """The number of parentheses that an unquoted text leaves open."""
     plain = isinstance(node, yaml.ScalarNode) and not node.style
     return node.value.count("(") - node.value.count(")") if plain else 0
 
@@ -308,7 +308,7 @@ def number(text: str) -> int | float | None:
 
 
 def scalar(text: Text) -> int | float | bool | str:
-    """A parameter value: a number, true or false, else the text itself."""
+    """A parameter value: a number, true or false; else the text itself."""
     if not text.quoted and text.value.lower() in ("true", "false"):
         return text.value.lower() == "true"
     parsed = None if text.quoted else number(text.value)

@@ -15,7 +15,7 @@ ANY = "*"
 
 
 def as_float(value: Any) -> float:
-    """A number as a float, infinite where it is too large for one."""
+    """A number as a float; infinite if it is too large for one."""
     try:
         return float(value)
     except OverflowError:
@@ -41,11 +41,11 @@ class Param:
     high: float | None = None
     choices: tuple[ParamValue, ...] = ()
     about: str = ""
-    #: a key of shapes.SIDES, or "": what a tensor's shape gives where no value is given
+    #: a key of shapes.SIDES: the side of a tensor's shape that is the value if none is given; or ""
     side: str = ""
 
     def check(self, value: object) -> str | None:
-        """Why `value` is not allowed, or None."""
+        """The reason why `value` is not allowed, or None."""
         wanted = PARAM_TYPES[self.type]
         exact = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
         if not exact and not (wanted is float and type(value) is int):
@@ -90,9 +90,10 @@ class Binding:
 
 @dataclass(frozen=True)
 class Chosen:
-    """One of a section's choices; with a condition of parameters, `value` where that holds.
+    """A section's choice: `value`, or with a condition of parameters `value` if it holds, else
+    `other`.
 
-    decay: of feedback, what the residual is multiplied by; None for 1.
+    decay: for feedback, the factor of the residual; None for 1.
     """
 
     value: str
@@ -123,5 +124,5 @@ class Spec:
     rounds: tuple[Binding, ...]
     when: Syntax | None
     spans: Mapping[str, Span]
-    #: names whose definition could not be read (ANY: unknown ones): using them is no further error
+    #: names whose definition could not be read (ANY: any name): their use is not another error
     broken: Set[str]

@@ -1,4 +1,4 @@
-"""Names and keys in a spec file: which are well-formed, and what misspelled ones were to be."""
+"""Names and keys in a spec file: checks of their form, and corrections of misspelled ones."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ NAME_HINT = "letters, digits and underscores, not a digit first"
 
 
 def check_name(text: Text, problems: Problems) -> None:
-    """Report a text that is no name."""
+    """Report a text that is not a name."""
     if not NAME.match(text.value):
         problems.add(text.span, f"{text.value!r} is not a name", NAME_HINT)
 
 
 def check_usable(text: Text, problems: Problems) -> None:
-    """Report a text that is no name, or that no expression can hold as one."""
+    """Report a text that is not a name, or that expressions cannot use as one."""
     check_name(text, problems)
     if iskeyword(text.value):
         problems.add(text.span, f"{text.value!r} is a word of the language", "choose another name")
 
 
 def mended(section: Section, known: Collection[str], what: str, problems: Problems) -> Section:
-    """The section with misspelled keys read as what they were meant to be, and reported."""
+    """The section with misspelled keys reported and corrected."""
     entries = list[Entry]()
     for entry in section.entries:
         name = entry.key.value

@@ -16,7 +16,7 @@ PARAM_HINT = "like `bits: 2` or `bits: {type: int, default: 2, choices: [1, 2, 4
 
 
 class ParamReader:
-    """Reads one parameter; what is wrong goes to `problems`."""
+    """Reads one parameter; reports mistakes in `problems`."""
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
@@ -75,7 +75,7 @@ class ParamReader:
         return self.allowed(param)
 
     def allowed(self, param: Param) -> Param | None:
-        """The parameter; with a value that it may have, where its default is none."""
+        """The parameter. If its default is not allowed, it has an allowed value instead."""
         wrong = param.check(param.default)
         if not wrong:
             return param
@@ -93,7 +93,7 @@ class ParamReader:
                 self.problems.add(item.span, f"this choice can never be given: {wrong}")
 
     def side(self, section: Section, name: str, kind: object) -> str:
-        """The parameter's `from`, "" where it has none."""
+        """The parameter's `from`; "" if it has none."""
         entry = section.get("from")
         if entry is None:
             return ""
@@ -116,7 +116,7 @@ class ParamReader:
     def bounds(
         self, section: Section, name: str, kind: object
     ) -> tuple[float | None, float | None, bool]:
-        """The parameter's `min` and `max`, and whether they fit its type and each other."""
+        """The parameter's `min` and `max`; true if they fit its type and each other."""
         low, high = self.bound(section, "min"), self.bound(section, "max")
         found = [e for key in ("min", "max") if (e := section.get(key))]
         if kind in ("str", "bool"):

@@ -1,4 +1,4 @@
-"""Stage 1b: from the sections of a spec file to a Spec, validated for form, not yet for meaning."""
+"""Stage 1b: the sections of a spec file become a Spec, checked for form, not yet for meaning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NULLS = ("", "~", "null")
 
 
 def read(root: Section, problems: Problems) -> Spec:
-    """The Spec in `root`, as far as it can be read; what is wrong goes to `problems`."""
+    """The Spec in `root`, as far as it can be read; mistakes are added to `problems`."""
     return _Reader(root, problems).spec()
 
 
@@ -45,7 +45,7 @@ class _Reader:
         return self.build()
 
     def indented(self) -> Section:
-        """The root, in which texts that stand like sections below an empty one are its entries."""
+        """The root, with unindented entries below an empty section moved into that section."""
         entries, empty = list[Entry](), False
         for entry in self.root.entries:
             if entry.key.value in SECTIONS:
@@ -113,7 +113,7 @@ class _Reader:
         return self.one_of(name, value)
 
     def one_of(self, name: str, value: str) -> str:
-        """`value`, which must be one of a section's choices."""
+        """`value`, checked to be a choice of the section."""
         known, entry = SECTIONS[name].choices, self.root.get(name)
         if value not in known and entry is not None:
             close = MEANT.get(name, {}).get(value.lower()) or closest(value, known)
@@ -132,7 +132,7 @@ class _Reader:
         return self.either(name, entry.value, entry.key.span)
 
     def either(self, name: str, text: Text, span: Span) -> Chosen:
-        """What a text chooses for a section."""
+        """A section's choice, read from a text."""
         parts = CONDITIONAL.fullmatch(text.value.strip())
         if parts is None:
             return Chosen(self.one_of(name, text.value.strip()), span)
@@ -202,7 +202,8 @@ class _Reader:
         return () if value is None or entry is None else (Binding("out", value, entry.key.span),)
 
     def results(self, section: Section, read: tuple[Binding, ...]) -> tuple[Binding, ...]:
-        """The bindings of decode; where the last could not be read, the one before is no result."""
+        """The bindings of decode. If the last could not be read, a binding to its name replaces it,
+        so that the one before is not taken for the result."""
         last = section.entries[-1].key if section.entries else None
         if last is None or last.value not in self.broken:
             return read

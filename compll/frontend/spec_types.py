@@ -13,7 +13,7 @@ from compll.ir.storage import STORAGES
 
 STORAGE = (*STORAGES, "bool")
 UINTS = tuple(f"uint{bits}" for bits in range(1, 16))
-#: what types are called elsewhere
+#: names of types elsewhere
 TYPE_SYNONYMS = {
     "float64": "float32", "double": "float32", "half": "float16", "byte": "uint8", "int8": "uint8",
     "int16": "int32", "int64": "int32", "int": "int32", "bit": "uint1",
@@ -23,7 +23,7 @@ TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s
 
 
 def declared(entry: Entry, problems: Problems) -> Declared | None:
-    """The declaration in an entry, or None with the reason in `problems`."""
+    """The declaration in an entry; None with the reason in `problems`."""
     name, value = entry.key.value, entry.value
     match = TYPE.match(value.value) if isinstance(value, Text) else None
     if match is None or not isinstance(value, Text):
@@ -50,7 +50,7 @@ def declared(entry: Entry, problems: Problems) -> Declared | None:
 
 
 def _known(base: str, value: Text, problems: Problems) -> bool:
-    """Whether there is a type of that name."""
+    """True if there is a type of that name; else reports it."""
     if base in (*STORAGE, *UINTS, "uint", "float"):
         return True
     hint = nearest(TYPE_SYNONYMS.get(base, base), (*STORAGE, *UINTS))
@@ -67,7 +67,7 @@ def _known(base: str, value: Text, problems: Problems) -> bool:
 def _lengths(
     part: str | None, whole: Text, start: int, problems: Problems
 ) -> tuple[Syntax | None, Syntax | None]:
-    """What stands in brackets: nothing, a length, or the rows and columns of a matrix."""
+    """The content of brackets: nothing, a length, or the rows and columns of a matrix."""
     comma = _comma(part or "")
     if part is None or comma is None:
         return syntax.parse_part(whole, part, start, problems), None
@@ -76,7 +76,7 @@ def _lengths(
 
 
 def _comma(text: str) -> int | None:
-    """Where the first comma outside of parentheses stands."""
+    """Index of the first comma outside of parentheses; None without one."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

@@ -30,7 +30,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 SYMBOLS = {"matmul": "@"}
 EQUALITY = ("eq", "ne")
-#: constructions of Python that are no part of the language, in words
+#: constructions of Python that are not in the language, in words
 FOREIGN: dict[type[ast.AST], str] = {
     ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.Dict: "a mapping",
     ast.ListComp: "a comprehension", ast.SetComp: "a comprehension",
@@ -39,7 +39,7 @@ FOREIGN: dict[type[ast.AST], str] = {
     ast.JoinedStr: "a text", ast.Constant: "a text", ast.NamedExpr: ":=", ast.Await: "await",
     ast.Yield: "yield", ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
 }  # fmt: skip
-#: what other languages write, and what is written here
+#: notations of other languages, with those of this one
 ELSEWHERE = (
     ("&&", "write `a and b`"), ("||", "write `a or b`"), ("?", "write `a if c else b`"),
     ("!", "write `not a`"), ("|", "write abs(x) for the magnitude of x"), ("=", "compare with =="),
@@ -56,7 +56,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Word:
-    """A text, which a parameter is compared with."""
+    """A quoted text, to compare a parameter with."""
 
     value: str
     span: Span
@@ -217,7 +217,7 @@ class _Reader:
         return result
 
     def operand(self, node: ast.expr, depth: int) -> Syntax:
-        """One side of == or !=, which alone may be a text."""
+        """A side of == or !=, the only place for a text."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return Word(node.value, self.span(node))
         return self.node(node, depth)
