@@ -12,8 +12,8 @@ from casync.errors import PlanError
 
 __all__ = ["Spread", "Topology"]
 
-# The owners over which a strategy spreads chunks: none, all ranks, or all nodes evenly. With
-# "tensors" an uncut tensor has one owner, and all ranks own equally many.
+#: The owners over which a strategy spreads chunks: none, all ranks, or all nodes evenly. With
+#: "tensors" an uncut tensor has one owner, and all ranks own equally many.
 Spread: TypeAlias = Literal["", "ranks", "nodes", "tensors"]
 
 

@@ -1,1 +1,1 @@
-"""Where gradients come from: DDP's communication hook."""
+"""Sources of gradients: DDP's communication hook, plain modules, and gossip."""

@@ -1,11 +1,11 @@
 """The communication hook that DDP calls for every bucket.
 
-[Note: memory formats]
-A bucket holds each gradient by the strides that its parameter had when DDP made the bucket. DDP
-makes buckets twice: as it is made, and before the second step, in the order of the first. Between
-these a user may call `.to(memory_format=torch.channels_last)`; then states of codecs, which lie as
-gradients do, are laid out anew, if all ranks did the same. Later changes stay outside of buckets;
-but what a hook returns, DDP reads by the strides that parameters have then.
+[Note: memory formats] A bucket stores each gradient with the strides that its parameter had when
+DDP made the bucket. DDP makes buckets twice: at first, and before the second step, in the order of
+the first step. In between a user may call `.to(memory_format=torch.channels_last)`; then codec
+states, which have the gradients' layout, are laid out anew, if all ranks did the same. Later
+changes do not reach buckets; but DDP reads the tensor that a hook returns with the parameters'
+strides at that time.
 
 No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
 """
@@ -29,26 +29,26 @@ from hipress.sync.futures import average, map_future
 
 
 class HookState:
-    """What DDP keeps for us. Must not refer to the DDP module: C++ holds it, so the cycle would
-    never be collected. A parameter is known by identity, whatever bucket it is in."""
+    """State of the hook, kept by DDP. Must not refer to the DDP module: C++ holds it, so the cycle
+    would never be collected. Parameters are known by identity, whatever bucket they are in."""
 
     def __init__(self, ddp: DistributedDataParallel, group: dist.ProcessGroup) -> None:
         self.ddp = weakref.ref(ddp)
         self.group = group
         self.views = ddp.gradient_as_bucket_view
-        self.active_ranks = 0  # in a `join`: those with data for the current step
+        self.active_ranks = 0  # in a `join`: ranks with data for the current step
         self.index: dict[torch.Tensor, int] = {}
         self.engine: Engine | None = None  # None after detach: plain averaging
-        self.backward_id = -1  # autograd's number of the backward pass that will call `finish`
-        # With static_graph the first step's buckets come, all at once, when all else is done.
+        self.backward_id = -1  # autograd's number of the backward pass that calls `finish`
+        # With static_graph all buckets of the first step come at once, after everything else.
         self.first_step_delayed = ddp.static_graph
         rebuilds = ddp.static_graph or not ddp.find_unused_parameters
         self.steps_to_rebuild = 1 if rebuilds else -1  # until DDP makes its buckets anew
         self.meeting: Meeting | None = None
-        self.strides: dict[torch.Tensor, tuple[int, ...]] = {}  # by which buckets were made
+        self.strides: dict[torch.Tensor, tuple[int, ...]] = {}  # strides of the present buckets
 
     def bind(self, engine: Engine, parameters: Sequence[nn.Parameter], meeting: Meeting) -> None:
-        """Synchronize by this engine, to which parameters are known by their position."""
+        """Synchronize by this engine, which knows parameters by their position."""
         self.engine, self.meeting = engine, meeting
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
         self.strides = {p: self.strides.get(p, p.stride()) for p in parameters}
@@ -59,12 +59,12 @@ class HookState:
         self.engine = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Nothing: a copied or pickled DDP module gets a reducer of its own, without our hook."""
+        """An empty state: a copied or pickled DDP module gets a reducer without our hook."""
         return HookState.__new__, (HookState,)
 
 
 def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average one bucket."""
+    """Average one bucket; the hook that DDP calls."""
     _refuse_python_reducer(bucket)
     engine = state.engine
     if engine is None:
@@ -90,11 +90,11 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
 
 
 def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
-    """Where a `join` asks for it: scale what will be divided by the number of all ranks."""
+    """In a `join` that asks for it: scale so that averaging divides by the active ranks only."""
     ddp = state.ddp()
     if ddp is None or not compat.divides_by_active_ranks(ddp):
         return
-    if bucket.index() == 0:  # which comes first; ranks that have no data call hooks as well
+    if bucket.index() == 0:  # the first one; ranks without data call hooks, too
         has_data = float(compat.backward_id() >= 0)
         count = torch.tensor([has_data], device=bucket.buffer().device)
         dist.all_reduce(count, group=state.group)
@@ -103,7 +103,7 @@ def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
 
 
 def _follow_rebuild(state: HookState, engine: Engine) -> None:
-    """See [Note: memory formats]."""
+    """Adopt the strides of rebuilt buckets: see [Note: memory formats]."""
     state.steps_to_rebuild -= 1
     if state.steps_to_rebuild != -1:
         return
@@ -118,7 +118,7 @@ def _follow_rebuild(state: HookState, engine: Engine) -> None:
 def _as_read(
     state: HookState, bucket: GradBucket, future: torch.futures.Future[torch.Tensor]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Averages as DDP reads them: see [Note: memory formats]."""
+    """Averages in the layout in which DDP reads them: see [Note: memory formats]."""
     buffer, parameters = bucket.buffer(), bucket.parameters()
     same = all(p.stride() == state.strides.get(p, p.stride()) for p in parameters)
     if same or state.views or buffer.is_sparse:
@@ -150,8 +150,9 @@ def _indices(state: HookState, bucket: GradBucket) -> tuple[int, ...]:
 
 
 def _refuse_moved(engine: Engine, bucket: GradBucket, indices: Sequence[int]) -> None:
-    """Raise SyncError for a `.grad` that was given other memory. DDP takes it for the bucket's, and
-    averages what the bucket held before: the last step's gradient, on all ranks alike."""
+    """Raise SyncError for a `.grad` that was given other memory. DDP takes it for the bucket's
+    memory and would average the bucket's old contents: the last step's gradient, alike on all
+    ranks."""
     held = bucket.buffer().untyped_storage().data_ptr()
     for index, parameter in zip(indices, bucket.parameters(), strict=True):
         gradient = parameter.grad
@@ -177,11 +178,11 @@ PYTHON_REDUCER = (
 
 
 def _at_end_of_backward(state: HookState, engine: Engine) -> None:
-    """Have autograd call `engine.finish` when it has run all nodes, before DDP's own callback.
+    """Have autograd call `engine.finish` after all nodes have run, before DDP's own callback.
 
     Once for each backward pass with buckets of the step: there may be several, one within another
     (checkpoint with use_reentrant=True) or one after another. In DDP's `join` a rank without data
-    calls hooks outside of any.
+    calls hooks outside of any backward pass.
     """
     task = compat.backward_id()
     if task >= 0 and task != state.backward_id:
@@ -189,5 +190,5 @@ def _at_end_of_backward(state: HookState, engine: Engine) -> None:
     state.backward_id = task
 
 
-# DDP takes only a real function with this parameter; fail here rather than there.
+# DDP accepts only a real function with this parameter; fail here rather than there.
 assert "bucket" in inspect.signature(gradient_hook).parameters

@@ -1,4 +1,4 @@
-"""Gossip: parameters averaged with those of neighbours, compressed, after the optimizer's step."""
+"""Gossip: average parameters with neighbours, compressed, after the optimizer's step."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Gossip:
         loss = criterion(model(x), y)
         loss.backward()
         optimizer.step()  # each rank by its own gradient
-        gossip.step()     # parameters come nearer to those of neighbours
+        gossip.step()     # parameters move towards those of neighbours
 
-    In place of averages of gradients. A step sends each neighbour one payload, however many ranks
-    there are. In return ranks hold different parameters, by design: their average is that of
+    It replaces the averaging of gradients. A step sends each neighbour one payload, however many
+    ranks there are. In return ranks hold different parameters, by design: their average is that of
     training with averaged gradients (for SGD without momentum, in the limit of small steps), and
-    `hipress.consensus_distance` measures how far they are from it.
+    `hipress.consensus_distance` measures their distance from it.
 
     With neighbours j of rank i, weights w = 1 / (1 + neighbours), the same for all (Metropolis),
     codec Q, and estimates x_hat, of which neighbours hold copies, after the optimizer's step
@@ -64,11 +64,11 @@ class Gossip:
         q_i = Q(x_i - x_hat_i);  x_hat_j += q_j, for i and its neighbours
         x_i += gamma sum over neighbours of w (x_hat_j - x_hat_i)
 
-    Estimates begin as the parameters, which are broadcast from rank 0, as buffers are, when this is
-    made. They take the memory of 1 + neighbours models, in float32.
+    Construction broadcasts parameters and buffers from rank 0; estimates begin as these parameters.
+    They take the memory of 1 + neighbours models, in float32.
 
     `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it. Each rank saves its own
-    model and its own state; in a resumed training make it first, then load both.
+    model and its own state; to resume a training make it first, then load both.
     """
 
     @ordinary()
@@ -88,15 +88,15 @@ class Gossip:
         process_group: dist.ProcessGroup | None = None,
         **params: Any,
     ) -> None:
-        """`model`: as for a Synchronizer; of float32, float16 or bfloat16.
+        """model: as for a Synchronizer; of float32, float16 or bfloat16.
 
-        `compressor`: one whose payload is nearer to what it encodes than nothing is, so not one
-        such as tern_group; error feedback of its own is not used. `topology`: who is whose
-        neighbour: "ring" (2 neighbours), "torus" (4; 3 in two rows; not for a prime number of
-        ranks) or "complete" (all). `gamma`: in (0, 1], what part of the way to the average of
-        estimates parameters go; by default half of the share that the codec keeps of the square of
-        normal noise (0.49 for int4_group, 0.043 for topk at 1%). More gains nothing with int4_group
-        and diverges with topk at 10%. Other options as for `wrap`.
+        compressor: one whose decoded payload is closer to its input than zeros are, so not
+        tern_group, for example; its own error feedback is not used. topology: the neighbours:
+        "ring" (2 neighbours), "torus" (4; 3 in two rows; not for a prime number of ranks) or
+        "complete" (all). gamma: in (0, 1], the share of the way to the average of estimates that
+        parameters move; by default half of the share that the codec keeps of the square of normal
+        noise (0.49 for int4_group, 0.043 for topk at 1%). A larger gamma gains nothing with
+        int4_group and diverges with topk at 10%. Other options as for `wrap`.
 
         Raises ConfigError, ConfigMismatch, AgreementTimeout and RankLost as `wrap` does.
         """
@@ -148,12 +148,11 @@ class Gossip:
 
     @ordinary()
     def step(self) -> None:
-        """Send neighbours how the parameters have changed, and move them towards theirs.
+        """Send the change of the parameters to neighbours, and move the parameters towards theirs.
 
-        Every rank must call it as often as any other, after each optimizer.step(), or after every
-        few of them. Raises the first failure, which names rank, peer and task
-        (casync.errors.CasyncError or SyncError); after one no step may follow, and that is a
-        SyncError, too.
+        Every rank must call it equally often, after each optimizer.step(), or after every few of
+        them. Raises the first failure, which names rank, peer and task (casync.errors.CasyncError
+        or SyncError); after a failure every further step raises SyncError.
         """
         refuse_detached(self, self._session)
         with self._session.failing("gossip.step()"):
@@ -167,7 +166,7 @@ def _adapted(plan: Plan, links: str, neighbours: list[int]) -> Plan:
 
 
 def _neighbours(topology: object, group: dist.ProcessGroup) -> list[int]:
-    """This rank's; ConfigError for a topology that does not fit."""
+    """Neighbours of this rank; ConfigError for an unsuited topology."""
     if topology not in LINKS:
         raise unknown("topology of gossip", str(topology), LINKS)
     try:
@@ -177,7 +176,7 @@ def _neighbours(topology: object, group: dist.ProcessGroup) -> list[int]:
 
 
 def _refuse(params: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options of other ways."""
+    """Raise ConfigError for options that gossip does not take."""
     for name in params:
         if name in options_.names():
             why = _REFUSED.get(name, "it averages parameters with neighbours, not gradients")
@@ -194,8 +193,8 @@ def _check(options: Options, gamma: object) -> None:
 
 
 def _parameters(model: nn.Module) -> tuple[Param, ...]:
-    """What is averaged: dense, also where a gradient is sparse. ConfigError for other types, and
-    other devices."""
+    """The parameters to average: as dense, even if gradients are sparse. Raises ConfigError for
+    other types and devices."""
     params = describe(model)
     for name, parameter in trainable(model):
         if is_sharded(parameter):

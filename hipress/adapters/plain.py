@@ -1,4 +1,4 @@
-"""What is asked of a module that is trained without DDP, by a Synchronizer or by gossip."""
+"""Checks of a module that is trained without DDP, by a Synchronizer or by gossip."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Way(Protocol):
 
 
 def plain_module(model: object, way: Way) -> nn.Module:
-    """What is synchronized; ConfigError for what cannot be."""
+    """The module to synchronize, without torch.compile's wrapper, or ConfigError."""
     name = type(way).__name__
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
@@ -45,7 +45,7 @@ def plain_module(model: object, way: Way) -> nn.Module:
 def taken(
     way: Way, session: Session, model: nn.Module, parameters: Sequence[nn.Parameter]
 ) -> Taken:
-    """These parameters, which are synchronized, as they are now."""
+    """A record of these synchronized parameters as they are now, to detect later changes."""
     again = f"To go on, hipress.detach the {type(way).__name__} and make another one"
     rank = session.meeting.ranks[session.rank]
     return Taken(model, session.params, parameters, rank, again)
@@ -59,8 +59,8 @@ def refuse_detached(way: Way, session: Session) -> None:
 
 
 def tell_whole(model: nn.Module) -> None:
-    """A warning of parameters beside those of FSDP2: the ranks of a replica have gradients of their
-    own of these, which nobody averages among them."""
+    """Warn of parameters beside those of FSDP2: the ranks of a replica have different gradients of
+    these, which are not averaged within the replica."""
     whole = [name for name, parameter in trainable(model) if not is_sharded(parameter)]
     if whole and apart(model):
         log.warning(
@@ -73,7 +73,7 @@ def tell_whole(model: nn.Module) -> None:
 
 
 def values(model: nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers, frozen ones too, but those that DDP would leave alone."""
+    """Parameters and buffers to broadcast, frozen ones included, except those that DDP ignores."""
     ignored = compat.names_ignored_by_ddp(model)
     named = (*model.named_parameters(), *model.named_buffers())
     held = (local(tensor) for name, tensor in named if name not in ignored)

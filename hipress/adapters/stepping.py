@@ -1,4 +1,4 @@
-"""An optimizer's step, parameter by parameter."""
+"""Steps of an optimizer, a few parameters at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from hipress import optim as hipress_optim
 from hipress.errors import ConfigError, SyncError
 
-#: whose step treats every parameter by itself, so that it may come in pieces, bit for bit
+#: optimizers whose step treats every parameter by itself, so that steps in pieces have the same bits
 BY_PARAMETER = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
     *(hipress_optim.SGD, hipress_optim.Adam, hipress_optim.AdamW, hipress_optim.Lion),
@@ -22,8 +22,8 @@ BY_PARAMETER = (
 
 
 class Stepper:
-    """Takes steps of an optimizer for some of its parameters at a time: its own `step`, with groups
-    that hold these alone. So state, schedulers and implementation (foreach, fused) are its own."""
+    """Steps an optimizer for some of its parameters at a time, by its own `step` with groups of
+    only these. So state, schedulers and implementation (foreach, fused) are the optimizer's own."""
 
     def __init__(self, optimizer: Optimizer, parameters: Collection[torch.Tensor]) -> None:
         """Raises ConfigError for an optimizer whose step cannot come in pieces."""
@@ -42,17 +42,17 @@ class Stepper:
         self._stepped: set[torch.Tensor] = set()
 
     def guard(self) -> RemovableHandle:
-        """Refuse the optimizer's own step from now on."""
+        """Refuse the optimizer's own step from now on, by a hook."""
         return self._optimizer.register_step_pre_hook(self._refuse_outside)
 
     def step(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Step these, of which the optimizer may hold some; those without gradients stay."""
+        """Step these parameters if the optimizer holds them; those without gradients stay."""
         chosen = set(parameters) - self._stepped
         self._stepped |= chosen
         self._step([[p for p in g["params"] if p in chosen] for g in self._groups])
 
     def finish(self) -> None:
-        """Step what is left of the optimizer's: parameters that nobody synchronizes."""
+        """Step the optimizer's remaining parameters, which are not synchronized."""
         self._step([[p for p in g["params"] if p not in self._stepped] for g in self._groups])
         self._stepped.clear()
 

@@ -44,29 +44,30 @@ class Synchronizer:
         sync.step()              # now every .grad is the average, the same bits on all ranks
         optimizer.step()
 
-    Large gradients are encoded from `.grad` and averages decoded into it, without a copy; those
-    below 1 MiB are gathered. Keep it: what is no longer referred to synchronizes nothing.
+    Large gradients are encoded from `.grad`, and averages decoded into it, without a copy;
+    gradients below 1 MiB are gathered. Keep a reference to it: without one it synchronizes nothing.
 
-    Parameters and buffers are broadcast from rank 0 when it is made. Buffers are left alone from
-    then on: unlike DDP's, each rank's BatchNorm keeps the statistics of its own data.
+    Construction broadcasts parameters and buffers from rank 0. Later it leaves buffers alone:
+    unlike with DDP, each rank's BatchNorm keeps the statistics of its own data.
 
-    `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it as they take a module
-    that `wrap` returned, and states fit in either.
+    `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it like a module that `wrap`
+    returned; states of either fit the other.
     """
 
     @taking.method
     @ordinary()
     def __init__(self, given: Arguments) -> None:
-        """Arguments and errors as for `wrap`, but `ddp_kwargs`.
+        """Arguments and errors as for `wrap`, except `ddp_kwargs`.
 
-        `model`: a module on the CPU or a GPU, before or after torch.compile; neither a
-        DistributedDataParallel nor one of which another Synchronizer has parameters. Of a model
-        that fully_shard or tensor parallelism shards, shards are averaged: `process_group` then
-        is of the ranks that hold the same ones.
-        `optimizer`, unless it is a name: steps parameters as their averages arrive, while others
-        are on their way, bit for bit as its step() after sync.step() would. It must treat every
-        parameter by itself, as SGD, Adam and AdamW do; its own step() is then refused, so
-        GradScaler and gradient clipping are, which need all averages first.
+        model: a module on the CPU or a GPU, before or after torch.compile; not a
+        DistributedDataParallel, nor a module that shares parameters with another Synchronizer. If
+        fully_shard or tensor parallelism shards the model, shards are averaged: `process_group`
+        must then hold the ranks that have the same shard.
+
+        optimizer, unless it is a name: steps parameters as their averages arrive, while others
+        still travel, with the same bits as its step() after sync.step(). It must treat every
+        parameter by itself, as SGD, Adam and AdamW do. Its own step() is then refused, and with it
+        GradScaler and gradient clipping, which need all averages first.
         """
         group = group_of(given.process_group)
         with meetings.failures_told(group):
@@ -108,7 +109,7 @@ class Synchronizer:
         session = self._session
         own = connect(session.meeting, "steps")
         share(values(model), own, session.meeting)
-        # Ranks send at moments of their own, so nothing may go between the user's collectives.
+        # Ranks send at different moments, so messages must not mix with the user's collectives.
         native = connect(session.meeting, "uncompressed")
         engine = session.make_engine(native, parameters, skips=True)
         arrived = None if self._stepper is None else self._stepper.step
@@ -116,8 +117,8 @@ class Synchronizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes within only add to `.grad` and send nothing: for all micro-batches of a
-        step but the last."""
+        """Within the context, backward passes only add to `.grad` and send nothing: for all
+        micro-batches of a step but the last."""
         with self._steps.paused() if self._steps is not None else nullcontext():
             yield
 
@@ -125,12 +126,12 @@ class Synchronizer:
     def step(self) -> None:
         """End the step: when this returns, every `.grad` is the average over the ranks.
 
-        Every rank must call it, once a step, also one without data. A parameter that has no
-        gradient on this rank counts as zeros; of one that no rank has used `.grad` stays None, and
-        its state as it is.
+        Every rank must call it once a step, also a rank without data. A parameter without a
+        gradient on this rank counts as zeros; if no rank has used it, its `.grad` stays None and
+        its state unchanged.
 
         Raises the first failure, which names rank, peer and task (casync.errors.CasyncError or
-        SyncError); after one no step may follow, and that is a SyncError, too.
+        SyncError); after a failure every further step raises SyncError.
         """
         refuse_detached(self, self._session)
         with nullcontext() if self._steps is None else self._steps.failing("sync.step()"):
@@ -142,15 +143,15 @@ class Synchronizer:
 
 
 def _stepper(optimizer: Optimizer | str | None, model: nn.Module) -> Stepper | None:
-    if isinstance(optimizer, str | None):  # a name tells "auto" what trains, and steps nothing
+    if isinstance(optimizer, str | None):  # a name informs "auto", and steps nothing
         return None
     if isinstance(optimizer, Averaging) and (optimizer.max_norm or optimizer.scaler):
-        return None  # which need all averages before a step
+        return None  # these need all averages before a step
     return Stepper(optimizer, set(model.parameters()))
 
 
 def _hooks(steps: Steps) -> list[RemovableHandle]:
-    """Hooks of the parameters, which keep nothing that is to end with its Synchronizer."""
+    """Hooks of the parameters; they hold no reference that keeps the Synchronizer alive."""
     ready = weakref.WeakMethod(steps.ready)
 
     def hook(index: int, parameter: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Forward passes of a DDP module, watched for parameters that DDP does not train as it should."""
+"""Checks in the forward pass for parameters that DDP does not train correctly."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hipress.session import SESSIONS, Session
 from hipress.taken import Taken
 
 ADVICE = 'With hipress.wrap: hipress.wrap(model, ..., ddp_kwargs={"find_unused_parameters": True})'
-#: those that are watched already: their hooks stay
+#: modules that are already watched: their hooks stay
 _WATCHED: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def watch(
     ddp: DistributedDataParallel, session: Session, parameters: Sequence[nn.Parameter]
 ) -> None:
-    """See in each forward pass that parameters are what DDP took, until hipress is detached."""
+    """Until hipress is detached, check in each forward pass that DDP's parameters are the same."""
     again = (
         "To go on, hipress.detach the module, and hipress.wrap its .module anew, which takes the "
         "parameters as they are then"
@@ -35,25 +35,25 @@ def watch(
 
 
 def advise(ddp: DistributedDataParallel) -> None:
-    """Where DDP says that parameters were unused, say why, or how to allow it."""
+    """When DDP reports unused parameters, add the cause, or how to allow them."""
     ddp.register_forward_hook(_advise, always_call=True)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _refuse_changes(ddp: DistributedDataParallel, inputs: object) -> None:
-    """A forward pre-hook, as those of gradients are lost with some changes."""
+    """A forward pre-hook that refuses changes: some of them lose the hooks of gradients."""
     session = SESSIONS.get(ddp)
     if session is None or session.taken is None or not torch.is_grad_enabled():
         return
     if ddp.require_backward_grad_sync:
         with session.failing("a forward pass"):
             session.taken.refuse_changes(ddp.module)
-            # of others DDP says, in the next forward pass, that it missed them
+            # DDP reports the others in the next forward pass
             session.taken.refuse_unhooked(every=ddp.find_unused_parameters)
 
 
 def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
-    """A forward hook, which torch calls as an error passes, too."""
+    """Add a note to DDP's error; a forward hook, which torch calls on errors, too."""
     error = sys.exc_info()[1]
     unused = isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error)
     if error is None or not unused:

@@ -30,11 +30,11 @@ from hipress.ranks import meeting as meetings
 from hipress.session import SESSIONS, Session, prepare, tell_plan
 from hipress.shards import fsdp_parts
 
-#: DDP cannot forget a hook, so that of a module stays when hipress is detached
+#: DDP cannot forget a hook, so a module's hook stays when hipress is detached
 HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
 
 
-#: what DDP gives the other ranks, whatever the backend; complex ones as pairs
+#: types that DDP broadcasts, whatever the backend; complex ones as pairs
 SENT_BY_DDP = frozenset(
     (
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
@@ -49,18 +49,18 @@ SENT_BY_DDP = frozenset(
 def wrap(given: Arguments) -> DistributedDataParallel:
     """A DistributedDataParallel of `model` whose gradients travel compressed.
 
-    `compressor` is "auto", a spec's name or path (a str or an os.PathLike), or a compiled codec;
-    `params` are the codec's.
-    The other options are explained by `help(hipress.options.Options)`. `ddp_kwargs` go to
-    DistributedDataParallel, whose defaults stay as they are; gradients are averaged over the ranks
-    of a device_mesh among them. Every rank must call this, with the same arguments (`timeout` may
-    differ).
+    compressor: "auto", a spec's name or path (str or os.PathLike), or a compiled codec; `params`
+    are the codec's parameters. `help(hipress.options.Options)` explains the other options.
+    `ddp_kwargs` go to DistributedDataParallel, whose defaults are unchanged; a device_mesh among
+    them selects the ranks over which gradients are averaged. Every rank must call this, with the
+    same arguments (`timeout` may differ).
+
     torch.distributed must be initialized; with one rank nothing is installed.
 
-    Raises ConfigError for options that cannot work, ConfigMismatch when ranks differ,
-    AgreementTimeout for ranks that do not arrive or a job's store that does not answer in time,
-    RankLost when another rank ends or is interrupted meanwhile, and HipressError, of which these
-    are kinds, where that store fails, or ranks cannot be connected or their link not be measured.
+    Raises ConfigError for options that cannot work; ConfigMismatch if ranks differ;
+    AgreementTimeout for ranks that do not arrive, or a job's store that does not answer in time;
+    RankLost if another rank ends or is interrupted meanwhile; and HipressError, their base, if the
+    store fails, ranks cannot connect, or their link cannot be measured.
     """
     group = group_of(_requested_group(given.process_group, given.ddp_kwargs))
     with meetings.failures_told(group):
@@ -69,7 +69,7 @@ def wrap(given: Arguments) -> DistributedDataParallel:
         if options.scope == "model":
             settings |= _one_bucket(given.model, settings)
         facts = _facts(given.model, settings)
-    # Before DDP: its own check of shapes cannot name the parameter, and may hang.
+    # Before DDP: DDP's own check of shapes cannot name the parameter, and may hang.
     session = prepare(given.model, options, group, facts, optimizer=given.averaging)
     with session.meeting.failures_told():
         _refuse_parts(session)
@@ -79,11 +79,10 @@ def wrap(given: Arguments) -> DistributedDataParallel:
 @taking.function
 @ordinary()
 def attach(given: Arguments) -> DistributedDataParallel:
-    """Compress the gradients of an existing DistributedDataParallel; returns it, also where it
-    comes as what torch.compile made of it.
+    """Compress the gradients of an existing DistributedDataParallel, and return it.
 
-    Arguments and errors as for `wrap`, but those of DistributedDataParallel itself. Call it before
-    the first backward pass.
+    The returned module is without torch.compile's wrapper, if it had one. Arguments and errors as for `wrap`, except those of DistributedDataParallel itself. Call it
+    before the first backward pass.
     """
     ddp = as_ddp(given.model)
     group, why = ddp.process_group, "the DistributedDataParallel has its own"
@@ -104,7 +103,7 @@ def attach(given: Arguments) -> DistributedDataParallel:
 def _requested_group(
     process_group: dist.ProcessGroup | None, ddp_kwargs: Mapping[str, Any] | None
 ) -> dist.ProcessGroup | None:
-    """The group that DDP will take: as `process_group`, or from a device_mesh in ddp_kwargs."""
+    """The group that DDP will use: `process_group`, or that of a device_mesh in ddp_kwargs."""
     mesh = ddp_kwargs.get("device_mesh") if isinstance(ddp_kwargs, Mapping) else None
     if mesh is None:
         return process_group
@@ -120,7 +119,7 @@ def _requested_group(
 
 
 def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What DistributedDataParallel is made with."""
+    """Checked arguments of DistributedDataParallel."""
     _refuse_python_reducer()
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
@@ -166,7 +165,7 @@ def _check_ddp_kwargs(ddp_kwargs: Mapping[str, Any]) -> None:
 
 
 def _one_bucket(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with which DDP has all gradients in one bucket; ConfigError where it cannot."""
+    """Arguments by which DDP has all gradients in one bucket; ConfigError if it cannot."""
     if "bucket_cap_mb" in settings:
         raise ConfigError('scope="model" makes one bucket: leave bucket_cap_mb out')
     parameters = [parameter for _, parameter in trainable(model)]
@@ -179,7 +178,7 @@ def _one_bucket(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _refuse_parts(session: Session) -> None:
-    """With scope "model" nothing may lie between what is compressed as one."""
+    """Raise ConfigError if scope="model" would leave a parameter uncompressed."""
     for decision in session.plan.decisions:
         if session.options.scope == "model" and session.plan.compresses and not decision.codec:
             raise ConfigError(
@@ -189,7 +188,7 @@ def _refuse_parts(session: Session) -> None:
 
 
 def _facts(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What ranks must have in common for DDP to be made."""
+    """Facts in which ranks must be equal before DDP is made."""
     facts: dict[str, Any] = {"called": "hipress.wrap", "ddp_kwargs": _plain(settings)}
     if settings.get("init_sync", True):
         facts["frozen parameters and buffers"] = frozen_tensors(model)
@@ -197,7 +196,7 @@ def _facts(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments as text; of an object its type, since its text may hold an address."""
+    """Arguments as text; of objects only the type, since their text may contain an address."""
     simple = bool | int | float | str | None
     return {
         key: repr(value) if isinstance(value, simple) else type(value).__name__
@@ -210,7 +209,7 @@ def _ddp(
 ) -> DistributedDataParallel:
     try:
         ddp = DistributedDataParallel(given.model, process_group=given.process_group, **settings)
-    except (TypeError, ValueError) as error:  # on every rank: they agree on all of it
+    except (TypeError, ValueError) as error:  # on every rank: their arguments are equal
         message = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
         raise ConfigError(message) from error
     except RuntimeError as error:  # of gloo, perhaps
@@ -236,7 +235,7 @@ def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataPa
 def _install(
     ddp: DistributedDataParallel, session: Session, parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Start the engine and hand its hook to DDP (once: DDP cannot forget a hook)."""
+    """Start the engine and register its hook with DDP (once: DDP cannot forget a hook)."""
     engine = session.make_engine(
         session.group, parameters,
         skips=compat.skips_unused_buckets(ddp), unused=ddp.find_unused_parameters,
