@@ -1,1 +1,1 @@
-"""What a step would take on a cluster that is described, not there."""
+"""Predictions of a step on a cluster that is described in a file."""

@@ -1,4 +1,4 @@
-"""Pictures of predictions: efficiency against bandwidth, and the lanes of a step."""
+"""Charts of predictions: efficiency against bandwidth, and the lanes of a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHADES = ("#4b5d73", "#a1b4c9")
 
 
 def draw(made: Table, curve: Curve, path: Path) -> None:
-    """A PNG of 1100 by 740 pixels: per cent of the speed without communication, by bandwidth."""
+    """Draw a PNG of 1104 by 744 pixels: per cent of the speed of a rank alone, by bandwidth."""
     figure = Figure(figsize=(9.2, 6.2), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -52,7 +52,7 @@ def draw(made: Table, curve: Curve, path: Path) -> None:
 
 
 def draw_timelines(timelines: Sequence[Timeline], path: Path) -> None:
-    """A PNG with a panel for each: what lanes do during the backward pass, and after it."""
+    """Draw a PNG with a panel per timeline: the lanes during the backward pass, and after it."""
     figure = Figure(figsize=(10, 2.4 * len(timelines) + 0.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(timelines), 1, squeeze=False, sharex=True)[:, 0]
@@ -63,7 +63,7 @@ def draw_timelines(timelines: Sequence[Timeline], path: Path) -> None:
 
 
 def _lanes(axes: Axes, made: Timeline) -> None:
-    """Neighbouring buckets have different shades."""
+    """Draw a timeline; successive buckets have different shades."""
     names = [*dict.fromkeys(event.lane for event in made.events)]
     order = [lane for lane in _LANES if lane in names]
     order += [lane for lane in names if lane not in _LANES]
@@ -88,7 +88,7 @@ def _lanes(axes: Axes, made: Timeline) -> None:
 
 
 def _gain(axes: Axes, x: Sequence[float], curve: Curve) -> None:
-    """Shade what the best codec gains over the baseline."""
+    """Shade the gain of the best codec over the baseline."""
     codecs = [y for name, y in curve.efficiencies.items() if name not in (FP32, BASELINE)]
     if BASELINE not in curve.efficiencies or not codecs:
         return

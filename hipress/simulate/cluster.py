@@ -1,4 +1,4 @@
-"""A cluster as a file describes it: nodes, links, device. Bytes and seconds."""
+"""A cluster as described by a file: nodes, links, device. Units are bytes and seconds."""
 
 from __future__ import annotations
 
@@ -25,78 +25,78 @@ _HINT = "begin with `nodes:`, `ranks_per_node:`, `device:`, `between: {bandwidth
 
 @dataclass(frozen=True)
 class Link:
-    """Each direction."""
+    """A link; all values hold for each direction."""
 
-    bandwidth: float  # bytes a second, as it is sold
-    latency: float  # seconds of a message
+    bandwidth: float  # nominal bytes a second
+    latency: float  # seconds per message
     reach: float = 1.0  # share of the bandwidth that transfers reach
-    collective: float = 0.0  # seconds that an all-reduce takes besides its bytes and latencies
+    collective: float = 0.0  # fixed seconds of an all-reduce, besides bytes and latencies
 
     @property
     def speed(self) -> float:
-        """Bytes a second that are reached."""
+        """Bytes a second that transfers reach."""
         return self.bandwidth * self.reach
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal nodes. A node's ranks share its link to others; each has one to those of its node."""
+    """Equal nodes. A node's ranks share its link to others; inside, each has a link of its own."""
 
     nodes: int
     ranks_per_node: int
     device: Device
     between: Link
     inside: Link
-    pcie: float | None = None  # bytes a second of a rank, each way, where the host compresses
+    pcie: float | None = None  # bytes a second per rank, each way, if the host compresses
     rack: int | None = None  # nodes below one switch
-    oversubscription: float = 1.0  # times less than all its links leaves a rack
+    oversubscription: float = 1.0  # bandwidth of a rack's links over that of its uplink
     jitter: float = 0.0  # standard deviation of a rank's step over its mean
-    slow_rank: float = 0.0  # by how much one rank computes longer than the others
-    profile: Profile | None = None  # of `hipress probe`: what codecs cost there
-    assumed: tuple[str, ...] = ()  # what the file leaves open
+    slow_rank: float = 0.0  # extra share of time that one rank computes
+    profile: Profile | None = None  # result of `hipress probe`: costs of codecs
+    assumed: tuple[str, ...] = ()  # texts on values that the file does not give
 
     @property
     def ranks(self) -> int:
-        """Of all nodes."""
+        """Number of ranks over all nodes."""
         return self.nodes * self.ranks_per_node
 
     @cached_property
     def topology(self) -> Topology:
-        """For stages."""
+        """Ranks by node."""
         return Topology.even(self.ranks, self.ranks_per_node)
 
     def with_bandwidth(self, bandwidth: float) -> Cluster:
-        """The same with other links between nodes, or, of one node, within."""
+        """The same cluster with another bandwidth between nodes, or inside a single node."""
         if self.nodes == 1:
             return replace(self, inside=replace(self.inside, bandwidth=bandwidth))
         return replace(self, between=replace(self.between, bandwidth=bandwidth))
 
     @property
     def bandwidth(self) -> float:
-        """Of what `with_bandwidth` sets."""
+        """The bandwidth that `with_bandwidth` sets, in bytes a second."""
         return (self.inside if self.nodes == 1 else self.between).bandwidth
 
     def crossing(self, peers: int) -> float:
-        """How many times less than a node's link a transfer gets, as others of its rack want to
-        leave it, too. `peers`: to how many nodes each sends; 1: in a ring, by neighbours."""
+        """Factor by which a transfer gets less than a node's link, since others of its rack leave
+        it, too. peers: number of nodes to which each node sends; 1: a ring."""
         if self.rack is None or self.nodes <= self.rack:
             return 1.0
-        leaving = 1 / self.rack  # of a ring's links one leaves the rack
+        leaving = 1 / self.rack  # one of a ring's links leaves the rack
         if peers > 1:
             leaving = (self.nodes - self.rack) / (self.nodes - 1)
         return max(1.0, self.oversubscription * leaving)
 
     @property
     def straggling(self) -> float:
-        """How much longer than the mean the slowest rank computes: the expected largest of so many
-        normal deviates (Blom 1958), and what one rank is slower than all."""
+        """Extra share of time of the slowest rank over the mean: the expected largest of `ranks`
+        normal deviates (Blom 1958), combined with the one slow rank."""
         expected = 0.0
         if self.ranks > 1:
             expected = NormalDist().inv_cdf((self.ranks - 0.375) / (self.ranks + 0.25))
         return (1 + self.jitter * expected) * (1 + self.slow_rank) - 1
 
     def __str__(self) -> str:
-        """Such as `16 nodes x 8 h100, 100 Gbit/s a node at 85%`."""
+        """Text such as `16 nodes x 8 h100, 100 Gbit/s a node at 85%`."""
         link, what = (self.inside, "a rank") if self.nodes == 1 else (self.between, "a node")
         return (
             f"{self.nodes} nodes x {self.ranks_per_node} {self.device.name}, "
@@ -105,7 +105,7 @@ class Cluster:
 
 
 def read(path: Path) -> Cluster:
-    """A cluster file. ConfigError with the places of everything that is wrong."""
+    """Read a cluster file. Raises ConfigError with the places of all mistakes."""
     fields = reading.read(path, "a cluster file", _HINT)
     fields.only(_KEYS)
     reader = _Reader(fields, path.parent)
@@ -121,8 +121,7 @@ def read(path: Path) -> Cluster:
 
 
 def _probed(device: Device, profile: Profile | None, told: bool) -> Device:
-    """With what a profile has of how codecs and transfers slow a backward pass. `told`: whether the
-    file describes the device itself."""
+    """The device with the overlap and slow-down of a profile. told: the file describes it."""
     if profile is None or told:
         return device
     costs = next(iter(profile.places.values()))
@@ -137,7 +136,7 @@ class _Reader:
         self.probed = self.profile(folder)
 
     def sizes(self) -> tuple[int, int]:
-        """Nodes, and ranks of each; two of these and all ranks are given, or all three."""
+        """Nodes, and ranks per node; the file gives two or three of these and all ranks."""
         fields = self.fields
         per_node = fields.count("ranks_per_node", 1)
         if "ranks" not in fields:
@@ -192,7 +191,7 @@ class _Reader:
         return inner.count("nodes"), inner.quantity("oversubscription", default=1.0, least=1.0)
 
     def profile(self, folder: Path) -> Profile | None:
-        """ConfigError for a file that is there and no profile."""
+        """The profile of the file, or None; ConfigError for a file that is no profile."""
         if "profile" not in self.fields:
             return None
         path = folder / self.fields.text("profile")

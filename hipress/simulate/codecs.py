@@ -1,4 +1,4 @@
-"""What codecs take where nobody has timed them: by the bytes that their kernels touch."""
+"""Costs of codecs that were not timed, from the bytes that their kernels touch."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 __all__ = ["CALL", "Touched", "cost", "measured", "touched"]
 
-CALL = {True: 2e-6, False: 1e-5}  # seconds of a call: on a host, or a kernel's launch on a device
+CALL = {True: 2e-6, False: 1e-5}  # by Device.host: seconds of a call, or of a kernel's launch
 
 
 @dataclass(frozen=True)
 class Touched:
-    """Bytes of memory that are read or written for each byte of gradient."""
+    """Bytes of memory read or written per byte of gradient."""
 
     encode: float
-    decode: float  # and add
+    decode: float  # decode and add
     hop: float  # decode, add and encode
 
 
 def touched(codec: Codec) -> Touched:
-    """By the compiler's own account of its kernels' walks over memory; see `compll explain`."""
+    """Memory traffic by the compiler's own account of its kernels; see `compll explain`."""
     from compll.passes.kernel_traffic import traffic_of
 
     module = cast("Compiled", codec).module
@@ -44,7 +44,7 @@ def touched(codec: Codec) -> Touched:
 
 
 def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
-    """Bytes an element of a decode that adds, and of one that encodes as well, if it is fused."""
+    """Bytes per element of a decode that adds, and of one that also encodes, if that is fused."""
     from compll.passes.kernel_traffic import traffic_of
     from compll.passes.schedule import hops
     from compll.passes.traffic import merge_traffic
@@ -52,7 +52,7 @@ def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
     n = 1 << 20
     payload = codec.payload_bytes(n) / n
     if any(field.shape == "kept" or field.storage == "runs" for field in module.fields):
-        # values go to their places: read there, and written
+        # scattered values: targets are read and written
         return 3 * payload, None
     if module.decoded is None:
         return payload + 2 * FLOAT_BYTES, None
@@ -63,14 +63,14 @@ def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
 
 @cache
 def measured() -> Mapping[str, tuple[float, float, float]]:
-    """Seconds a byte of gradient on a core: encode, decode and add, and both in one; by codec with
-    the parameters of its spec. From bench.codecs."""
+    """Seconds per byte of gradient on a core: encode, decode and add, and both in one; by codec
+    with the parameters of its spec. Measured by bench.codecs."""
     text = resources.files("hipress.simulate").joinpath("cpu_codecs.json").read_text("utf-8")
     return {name: tuple(each) for name, each in json.loads(text)["codecs"].items()}
 
 
 def cost(codec: Codec, device: Device) -> CodecCost:
-    """On a device that is not there."""
+    """Estimated cost of a codec on a device that was not measured."""
     call = CALL[device.host]
     if device.host and codec.name in measured():
         return CodecCost(*(Line(call, each) for each in measured()[codec.name]))

@@ -1,4 +1,4 @@
-"""`hipress simulate`: a model's step on a cluster that is described in a file."""
+"""`hipress simulate`: predict a model's step on a cluster that is described in a file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _share(text: str) -> float:
 
 
 def _tell_bandwidths(simulation: Simulation, wanted: float) -> None:
-    """The inverse question, by method."""
+    """Print, by method, the least bandwidth that reaches the wanted efficiency."""
     for method in simulation.methods:
         found = simulation.bandwidth_for(method, wanted)
         text = "no link is enough" if found is None else f"from {bandwidth(found)} on"
@@ -108,7 +108,7 @@ def _write(
 
 
 def _drawn(simulation: Simulation, made: results.Table) -> Sequence[str]:
-    """The fastest codec, and what it is compared with."""
+    """The baseline and the fastest codec."""
     ours = [r.outcome.method for r in made.rows if r.outcome.method not in (FP32, BASELINE)]
     base = [name for name in (BASELINE, FP32) if name in simulation.methods]
     return [*base[:1], *ours[:1]]

@@ -1,4 +1,4 @@
-"""From the description of a cluster to what everything costs, as a probe would measure it there."""
+"""Costs of transfers and codecs by a cluster's description, as a probe would measure them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TYPES = ("float32", "float16", "bfloat16")
 
 
 def costs(cluster: Cluster, codecs: Mapping[str, CodecCost]) -> Costs:
-    """All ranks of a node share its link to others, in transfers between them; in an all-reduce
-    they form a ring, of which one link each way leaves a node."""
+    """Costs on a cluster. All ranks of a node share its link to others, in transfers between them;
+    in an all-reduce they form a ring, one link of which leaves the node each way."""
     far = max(1, cluster.ranks - cluster.ranks_per_node)
     peers = sorted({1, max(1, cluster.nodes - 1), far})
     return Costs(
@@ -37,7 +37,7 @@ def costs(cluster: Cluster, codecs: Mapping[str, CodecCost]) -> Costs:
 
 
 def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, CodecCost], str]:
-    """What codecs cost, by key, and where that is from: a profile, or the device's memory."""
+    """Costs of codecs by key, and a text on their source: a profile, or the device's memory."""
     known: Mapping[str, CodecCost] = {}
     if cluster.profile is not None:
         known = next(iter(cluster.profile.places.values())).codecs
@@ -59,13 +59,13 @@ def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, Cod
 
 
 def _hooked(cost: CodecCost) -> CodecCost:
-    """PyTorch's own hook: a bucket is cast at once, and back, which tasks need not wait for."""
+    """Cost of PyTorch's own hook: it casts a bucket at once, without the time of a task."""
     cast = Line(-TASK, cost.encode.per_byte)
     return CodecCost(cast, cast)
 
 
 def _transfer(cluster: Cluster, per_byte: float, latency: float) -> Transfer:
-    """A byte takes the link, or the core that carries it, whichever takes longer."""
+    """A transfer whose bytes take the link or the copying core, whichever takes longer."""
     device = cluster.device
     taken = max(per_byte, device.core)
     cores = device.core / taken if taken > 0 else 0.0
@@ -73,7 +73,7 @@ def _transfer(cluster: Cluster, per_byte: float, latency: float) -> Transfer:
 
 
 def _exchange(cluster: Cluster, peers: int) -> Transfer:
-    """By bytes that each rank sends."""
+    """Transfer between nodes, by bytes that each rank sends to `peers` others."""
     if cluster.nodes == 1:
         return _inside(cluster)
     share = cluster.ranks_per_node * cluster.crossing(peers) / cluster.between.speed
@@ -88,8 +88,8 @@ def _inside(cluster: Cluster) -> Transfer:
 
 
 def _reduce(cluster: Cluster) -> Transfer:
-    """By bytes that each rank has. A byte goes twice around; GPUs' trees have few hops in a row,
-    rings of hosts all."""
+    """All-reduce, by bytes that each rank has. A byte travels twice around. Latency: GPUs' trees
+    have few hops in a row; rings of hosts have all."""
     n, link = cluster.ranks, cluster.inside if cluster.nodes == 1 else cluster.between
     around = 2 * (n - 1) / n
     slowest = 0.0 if cluster.ranks_per_node == 1 else 1 / cluster.inside.speed

@@ -1,4 +1,4 @@
-"""What is compared: DDP's own all-reduces, and codecs by the strategies that suit them."""
+"""Methods to compare: DDP's own all-reduces, and codecs with the strategies that suit them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULTS = (FP32, BASELINE, "int4_group", "onebit_group", "dgc:ratio=0.01", "pow
 
 @dataclass(frozen=True)
 class Method:
-    """A codec with its parameters, or none: DDP's own all-reduce in float32."""
+    """A codec with its parameters; without one, DDP's own all-reduce in float32."""
 
     text: str
     codec: Codec | None = None
@@ -39,7 +39,7 @@ class Method:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def ways(self, topology: Topology) -> tuple[str, ...]:
-        """Strategies that are predicted, of those that suit it."""
+        """Strategies to predict, among those that suit the codec."""
         if self.codec is None:
             return ("allreduce",)
         if self.codec.rounds:
@@ -49,11 +49,11 @@ class Method:
         )
 
     def way(self, strategy: str) -> Way | None:
-        """For tensors that it suits."""
+        """The way of suited tensors by this strategy; None without a codec."""
         return None if self.codec is None else Way(self.text, strategy)
 
     def suits(self, param: Param) -> bool:
-        """Whether it compresses this one."""
+        """True if the method compresses this parameter."""
         if self.codec is None or excluded(param, _OPTIONS) is not None:
             return False
         return too_small(param, self.own(param.shape), _OPTIONS) is None
@@ -70,7 +70,7 @@ class Method:
         return {}
 
     def rates(self, params: Sequence[Param]) -> dict[tuple[str, int], float]:
-        """Payload bytes over gradient bytes, by codec and parameter, of those that it suits."""
+        """Payload bytes per gradient byte, by codec and parameter, of the suited parameters."""
         return {
             (self.text, each.index): self._payload(each) / (FLOAT_BYTES * each.numel)
             for each in params
@@ -81,7 +81,7 @@ class Method:
         return self.own(param.shape).payload_bytes(param.numel)
 
     def loss(self, optimizer: str | None) -> str:
-        """What training with it was measured to do to the loss, in the worst case."""
+        """Measured effect of training with the method on the loss, in the worst case, as text."""
         if self.codec is None:
             return "float32's"
         found = evidence.of(self.codec, optimizer)
@@ -100,7 +100,7 @@ _OPTIONS = options_.make("auto")
 
 
 def parse(text: str) -> Method:
-    """Such as fp32, int4_group, dgc:ratio=0.01 or int4_group:strategy=ring. ConfigError else."""
+    """Parse fp32, int4_group, dgc:ratio=0.01, int4_group:strategy=ring; or raise ConfigError."""
     if text == FP32:
         return Method(text)
     try:

@@ -1,7 +1,7 @@
-"""Steps of a model on a cluster, by the engine and the objective that "auto" plans with.
+"""Predicted steps of a model on a cluster, by the engine and the objective of "auto".
 
-For each method the strategy that is predicted fastest, for all tensors that the codec suits; the
-others travel by the native all-reduce, as in `hipress.wrap`.
+Each method uses the strategy predicted fastest, for all tensors that the codec suits; the others
+travel by the native all-reduce, as in `hipress.wrap`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Simulation"]
 
 LOADS = 40  # chains in a simulated step
-LOWEST, HIGHEST = 1.25e6, 8e11  # bytes a second: 10 Mbit/s to 6400 Gbit/s, where links are searched
-HALVINGS = 10  # of that range, on a logarithmic scale
-PAYS = 1.02  # times faster than the baseline, where a method pays
+LOWEST, HIGHEST = 1.25e6, 8e11  # bytes a second: 10 Mbit/s to 6400 Gbit/s, range of searches
+HALVINGS = 10  # halvings of that range, on a logarithmic scale
+PAYS = 1.02  # least speed-up over the baseline at which a method pays
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A method's step. Seconds and bytes."""
+    """A method's predicted step. Seconds and bytes."""
 
     method: str
     strategy: str
     step: float
-    exposed: float  # of it, what a rank alone would not take
-    efficiency: float  # speed over that of a rank alone
+    exposed: float  # seconds beyond the step of a rank alone
+    efficiency: float  # speed over that of a rank alone, 0 to 1
     backward: float  # the backward pass, slowed down
-    node_bytes: float = 0.0  # that a node sends to others; of one node, that a rank does
+    node_bytes: float = 0.0  # sent by a node to others; with one node, by a rank
 
 
 class Simulation:
@@ -53,7 +53,7 @@ class Simulation:
     def __init__(
         self, cluster: Cluster, found: Found, methods: Sequence[Method], step: float | None = None
     ) -> None:
-        """`step`: seconds that it takes a rank alone; by default by the device's roofline."""
+        """step: seconds of a step of one rank alone; by default from the device's roofline."""
         self.cluster, self._found = cluster, found
         self.methods = {each.text: each for each in methods}
         codecs = {m.text: m.codec for m in methods if m.codec is not None}
@@ -64,11 +64,11 @@ class Simulation:
             self.alone = self.alone.scaled(step)
         self._given = step is not None
         self._known: dict[tuple[str, float, str], Outcome] = {}
-        self._objectives: dict[frozenset[int], Objective] = {}  # by what is compressed
+        self._objectives: dict[frozenset[int], Objective] = {}  # by compressed parameters
 
     @cached_property
     def workload(self) -> Workload:
-        """That of the slowest rank, for which the others wait."""
+        """The workload of the slowest rank, for which the others wait."""
         slower = self.alone.scaled(self.alone.step * (1 + self.cluster.straggling))
         made = timed(self._found.backwards, slower.ready, slower.forward)
         params = self._found.params
@@ -76,30 +76,30 @@ class Simulation:
         return replace(made, payloads=payloads)
 
     def outcomes(self) -> list[Outcome]:
-        """Of all methods, fastest first."""
+        """Outcomes of all methods, fastest first."""
         found = [self.outcome(text) for text in self.methods]
         told = [replace(each, node_bytes=self._node_bytes(each)) for each in found]
         return sorted(told, key=lambda each: each.step)
 
     def outcome(self, method: str, bandwidth: float | None = None) -> Outcome:
-        """A method's fastest, also with links of another bandwidth."""
+        """The fastest outcome of a method. bandwidth: that of other links, in bytes a second."""
         ways = self.methods[method].ways(self.cluster.topology)
         found = [self._outcome(method, way, bandwidth or self.cluster.bandwidth) for way in ways]
         return min(found, key=lambda each: each.step)
 
     def step(self, method: str) -> Step:
-        """What lanes do, in a step of the fastest strategy, from the first bucket on."""
+        """Work of the lanes in a step of the fastest strategy, from the first bucket on."""
         objective, ways = self._objective(method, self.outcome(method).strategy, self.cluster)
         return objective.simulated(ways, events=True)
 
     @property
     def model(self) -> Model:
-        """What is trained."""
+        """The model to train."""
         return self._found.model
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What was not measured, and goes into predictions."""
+        """Texts on assumptions of the predictions that were not measured."""
         cluster = self.cluster
         device = f"{cluster.device.name}: {cluster.device.about}"
         if self._given:
@@ -109,8 +109,8 @@ class Simulation:
         return (device, *guess, *cluster.assumed, *jitter, *self._found.assumed)
 
     def pays_up_to(self, method: str) -> float | None:
-        """The highest bandwidth, in bytes a second, at which it is PAYS times as fast as the
-        baseline: 0 where it is nowhere, infinite where it always is; None of the baseline."""
+        """The highest bandwidth, in bytes a second, at which a method is PAYS times as fast as the
+        baseline: 0 if it never is, infinite if it always is; None for the baseline itself."""
         if method == BASELINE or BASELINE not in self.methods:
             return None
 
@@ -123,7 +123,7 @@ class Simulation:
         return math.inf if pays(HIGHEST) else self._search(pays)
 
     def bandwidth_for(self, method: str, efficiency: float) -> float | None:
-        """Bytes a second from which on a step is so efficient; None where no link is enough."""
+        """The least bytes a second with this efficiency of a step; None if no link suffices."""
 
         def fails(bandwidth: float) -> bool:
             return self.outcome(method, bandwidth).efficiency < efficiency
@@ -133,7 +133,7 @@ class Simulation:
         return self._search(fails) if fails(LOWEST) else LOWEST
 
     def _search(self, holds: Callable[[float], bool]) -> float:
-        """Where what holds at LOWEST, and does not at HIGHEST, ends to."""
+        """The bandwidth at which a condition ends that holds at LOWEST but not at HIGHEST."""
         low, high = LOWEST, HIGHEST
         for _ in range(HALVINGS):
             middle = math.sqrt(low * high)
@@ -164,7 +164,7 @@ class Simulation:
         return self._objectives[suited].costing(costs), [way, None]
 
     def _made(self, suited: frozenset[int], costs: Costs) -> Objective:
-        """With two kinds of tensors: those that a codec suits, and others."""
+        """The objective with two kinds of tensors: those that the codec suits, and the others."""
         kinds = [
             tuple(p for p in self._found.backwards if (p.index in suited) == packed)
             for packed in (True, False)
@@ -173,7 +173,7 @@ class Simulation:
         return Objective(kinds, self._codecs, topology, costs, self.workload, LOADS)
 
     def _node_bytes(self, outcome: Outcome) -> float:
-        """By the time that a link takes which nothing but its speed limits."""
+        """Bytes that a node sends, from the seconds of a link that only its speed limits."""
         device = replace(self.cluster.device, core=0.0)
         ideal = replace(self.cluster, device=device, rack=None)
         objective, ways = self._objective(outcome.method, outcome.strategy, ideal)

@@ -1,4 +1,4 @@
-"""What was predicted, as plain data: what --json writes, and tables and charts are made of."""
+"""Predictions as plain data, for --json, tables and charts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hipress.simulate.predict import Outcome, Simulation
 __all__ = ["Curve", "Row", "Table", "Timeline", "curve", "table", "timeline", "to_dict"]
 
 FORMAT = 1
-SPANNED = (1.25e7, 4e11)  # bytes a second: 100 Mbit/s to 3200 Gbit/s, what a chart spans at least
+SPANNED = (1.25e7, 4e11)  # bytes a second: 100 Mbit/s to 3200 Gbit/s, least range of a chart
 POINTS = 28
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method. Seconds, and bytes a second."""
+    """A method's row of the table. Seconds, and bytes a second."""
 
     outcome: Outcome
-    gain: float | None  # times as fast as the baseline; None where that was not predicted
+    gain: float | None  # speed-up over the baseline; None if that was not predicted
     pays_up_to: float | None  # as Simulation.pays_up_to
     loss: str
 
@@ -40,7 +40,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What lanes do in one step of a method, from the first bucket on. Seconds."""
+    """Work of the lanes in one step of a method, from the first bucket on. Seconds."""
 
     method: str
     step: float
@@ -50,18 +50,18 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Table:
-    """A model on a cluster, by method, fastest first."""
+    """Predictions for a model on a cluster, one row per method, fastest first."""
 
     cluster: str
     model: Model
     alone: float  # seconds of a step of one rank by itself
-    bandwidth: float  # bytes a second of the links between nodes, or within the only one
+    bandwidth: float  # bytes a second of the links between nodes, or inside a single node
     rows: tuple[Row, ...]
     assumed: tuple[str, ...]
 
 
 def table(simulation: Simulation, optimizer: str | None = None) -> Table:
-    """Everything that the command prints."""
+    """All results that the command prints."""
     outcomes = simulation.outcomes()
     base = next((each.step for each in outcomes if each.method == BASELINE), None)
     rows = tuple(
@@ -80,7 +80,7 @@ def table(simulation: Simulation, optimizer: str | None = None) -> Table:
 
 
 def curve(simulation: Simulation) -> Curve:
-    """For a chart, around the cluster's own bandwidth too."""
+    """Efficiencies for a chart, over a range that includes the cluster's own bandwidth."""
     low, high = SPANNED
     low, high = min(low, simulation.cluster.bandwidth / 4), max(high, simulation.cluster.bandwidth)
     ratio = (high / low) ** (1 / (POINTS - 1))
@@ -95,7 +95,7 @@ def curve(simulation: Simulation) -> Curve:
 
 
 def timeline(simulation: Simulation, method: str) -> Timeline:
-    """One step."""
+    """The timeline of one step of a method."""
     made = simulation.step(method)
     return Timeline(method, made.seconds, made.backward, made.events)
 
@@ -103,8 +103,8 @@ def timeline(simulation: Simulation, method: str) -> Timeline:
 def to_dict(
     made: Table, drawn: Curve | None = None, timelines: Sequence[Timeline] = ()
 ) -> dict[str, Any]:
-    """For JSON: seconds, bytes, bytes a second. `pays_up_to` is null where a method pays on every
-    link, and 0 where on none; it is missing of the baseline."""
+    """The results for JSON: seconds, bytes, bytes a second. `pays_up_to` is null if a method pays
+    on every link, and 0 if on none; it is missing for the baseline."""
     model = made.model
     found: dict[str, Any] = {
         "format": FORMAT, "kind": "simulation", "hipress": __version__, "cluster": made.cluster,

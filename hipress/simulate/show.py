@@ -17,7 +17,7 @@ _COLUMNS = ("method", "strategy", "step ms", "efficiency", "exposed ms", "MB a n
 
 
 def show(made: Table) -> None:
-    """Print what was predicted, and below it what was assumed."""
+    """Print the predictions, and the assumptions below them."""
     console, model = Console(), made.model
     printed = Printed(title=_title(made), title_justify="left")
     for name in _COLUMNS:
@@ -56,7 +56,7 @@ def _pays(value: float | None) -> str:
 
 
 def bandwidth(value: float) -> str:
-    """Bytes a second, in bits: `12 Gbit/s`."""
+    """A bandwidth in bytes a second as text in bits: `12 Gbit/s`."""
     for unit, worth in (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5)):
         if value >= worth:
             return f"{value / worth:.3g} {unit}"
