@@ -1,4 +1,4 @@
-"""What devices reach in training: peaks of data sheets, and shares of these that are assumed."""
+"""Training speeds of devices: peaks of data sheets, and the assumed shares of them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from hipress.reading import BANDWIDTH, FLOPS, SHARE, TIME, Fields
 
 __all__ = ["DEVICES", "Device"]
 
-REACHED = 0.8  # of a memory's bandwidth, by kernels that only move
+REACHED = 0.8  # share of a memory's bandwidth reached by kernels that only move data
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a rank computes on. The speeds of `flops` and `memory` are those reached."""
+    """The device of a rank. `flops` and `memory` are the speeds reached, not the peaks."""
 
     name: str
-    flops: float  # a second, in products of the number type that is trained in
+    flops: float  # per second, in matrix products of the training's number type
     memory: float  # bytes a second
-    width: float  # bytes of its numbers over those of float32
-    launch: float  # seconds a kernel takes at least
-    overlap: float  # of a codec's work, what hides behind a backward pass: 0 to 1
+    width: float  # bytes of a number over those of float32
+    launch: float  # least seconds of a kernel
+    overlap: float  # share of a codec's work that a backward pass hides: 0 to 1
     slows: float = 0.0  # share of its speed that a backward pass loses while links are busy
-    core: float = 0.0  # seconds of a core that a byte on the link takes
+    core: float = 0.0  # core seconds per byte on the link
     about: str = ""
 
     @property
     def host(self) -> bool:
-        """Whether it is a CPU."""
+        """True for a CPU."""
         return self.core > 0
 
     @property
     def speed(self) -> Speed:
-        """For rooflines."""
+        """The device's speed, for rooflines."""
         return Speed(self.flops, self.memory, self.launch, self.width)
 
 
@@ -67,7 +67,7 @@ _KEYS = ("name", "flops", "memory", "launch", "overlap", "slows", "core")
 
 
 def read(fields: Fields) -> Device:
-    """The device of a cluster file: a name, or a mapping with a name and what differs."""
+    """The device of a cluster file: a name, or a mapping with a name and changed values."""
     inner = fields.fields("device") if fields.is_mapping("device") else None
     name = fields.text("device") if inner is None else inner.text("name")
     if name and name not in DEVICES:

@@ -1,4 +1,4 @@
-"""A model's step: gradients in the order of the backward pass, with the work till each is there."""
+"""A model's step: gradients in the order of the backward pass, and the work before each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEYS = ("format", "name", "source", "batch", "unit", "forward", "gradients")
 
 @dataclass(frozen=True)
 class Gradient:
-    """One parameter's."""
+    """The gradient of one parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,56 +32,56 @@ class Gradient:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """When things happen in a step of one device without communication. Seconds."""
+    """Times of a step of one device without communication. Seconds."""
 
     forward: float
-    ready: tuple[float, ...]  # by gradient, from the begin of the backward pass
+    ready: tuple[float, ...]  # by gradient, since the beginning of the backward pass
 
     @property
     def backward(self) -> float:
-        """The backward pass."""
+        """Seconds of the backward pass."""
         return self.ready[-1] if self.ready else 0.0
 
     @property
     def step(self) -> float:
-        """Both passes."""
+        """Seconds of both passes."""
         return self.forward + self.backward
 
     def scaled(self, step: float) -> Pass:
-        """The same for a step that takes so long."""
+        """The same pass, scaled to a step of `step` seconds."""
         factor = step / self.step if self.step > 0 else 0.0
         return Pass(factor * self.forward, tuple(factor * each for each in self.ready))
 
 
 @dataclass(frozen=True)
 class Model:
-    """Gradients in the order in which autograd is done with them."""
+    """Gradients in the order in which autograd finishes them."""
 
     name: str
     gradients: tuple[Gradient, ...]
     forward: Work = NOTHING
-    source: str = ""  # what it was measured on
-    batch: int = 1  # samples, tokens or the like that a device takes a step
+    source: str = ""  # origin of the measurement
+    batch: int = 1  # samples, tokens or other units per device and step
     unit: str = "samples"
 
     @cached_property
     def numel(self) -> int:
-        """Parameters."""
+        """Number of parameter elements."""
         return sum(each.numel for each in self.gradients)
 
     @cached_property
     def work(self) -> Work:
-        """Of a whole step."""
+        """Work of a whole step."""
         return self.forward + Work.total(each.work for each in self.gradients)
 
     def timed(self, speed: Speed) -> Pass:
-        """A step on a device that is so fast."""
+        """Times of a step on a device of this speed."""
         works = (speed.seconds(each.work) for each in self.gradients)
         return Pass(speed.seconds(self.forward), tuple(accumulate(works)))
 
@@ -101,8 +101,8 @@ def load(name: str) -> Model:
 
 
 def write(model: Model, path: Path) -> None:
-    """A line for each gradient: name, shape, and work as operations of products, bytes of these,
-    bytes of all else, kernels."""
+    """Write a model file: per gradient a line of name, shape and work (operations of products,
+    their bytes, bytes of all else, kernels)."""
     about = {
         "format": FORMAT, "name": model.name, "source": model.source, "batch": model.batch,
         "unit": model.unit, "forward": _numbers(model.forward),
@@ -120,7 +120,7 @@ def _numbers(work: Work) -> list[int]:
 
 
 def read(path: Path) -> Model:
-    """A file that `write` made. ConfigError for what is none, with the places of all mistakes."""
+    """Read a file that `write` made. Raises ConfigError with the places of all mistakes."""
     fields = reading.read(path, "a model", f"begin with `format: {FORMAT}`")
     fields.only(_KEYS)
     if (found := fields.count("format", least=0)) != FORMAT:

@@ -1,4 +1,4 @@
-"""Models of your own: package.module:make, or shapes; measured where there is what to run on."""
+"""The user's own models: package.module:make, measured if it gives inputs, or shapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BY_ELEMENTS = (
 
 @dataclass(frozen=True)
 class Made:
-    """What a function made: a module, and what to run it on if that was given."""
+    """A module made by a user's function, with inputs if it gave any."""
 
     name: str
     module: nn.Module
@@ -37,7 +37,7 @@ class Made:
     loss: roofline.Loss = roofline.mean
 
     def measured(self) -> Model:
-        """Its work by the meta device, or, without inputs, by elements."""
+        """The module's work, measured on the meta device; by elements if there are no inputs."""
         if self.inputs is None:
             return by_elements(self.name, describe(self.module))
         about = {"source": self.name}
@@ -46,7 +46,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Found:
-    """A model, its parameters in the model's order, and what had to be assumed of it."""
+    """A model, its parameters in the model's order, and texts on assumptions."""
 
     model: Model
     params: tuple[Param, ...]
@@ -54,14 +54,13 @@ class Found:
 
     @property
     def backwards(self) -> list[Param]:
-        """Those that get a gradient, as they do."""
+        """Parameters that get a gradient, in the order of the backward pass."""
         named = {each.name: each for each in self.params}
         return [named[each.name] for each in self.model.gradients if each.name in named]
 
 
 def find(text: str) -> Found:
-    """A model that comes with the package, by name; or what `make` takes. ConfigError for what is
-    none."""
+    """The model of the package with this name, or that of `make`; or ConfigError."""
     if text[:1].isalpha() and ":" not in text:
         model = known.load(text)
         return Found(model, _params(model))
@@ -71,7 +70,7 @@ def find(text: str) -> Found:
 
 
 def _params(model: Model) -> tuple[Param, ...]:
-    """The reverse of the backward pass, in float32."""
+    """Parameters in the model's order (the reverse of the backward pass), as float32."""
     return tuple(
         Param(each.name, index, each.numel, each.shape, torch.float32, False)
         for index, each in enumerate(reversed(model.gradients))
@@ -79,9 +78,11 @@ def _params(model: Model) -> tuple[Param, ...]:
 
 
 def make(text: str, device: str = "cpu") -> Made:
-    """By package.module:function, which returns a model, or a model and its inputs (a tuple, or a
-    mapping of keywords), or these and a loss of both; or by shapes, such as 10000x512,512.
-    ConfigError for what makes no model."""
+    """Make a model from package.module:function, or from shapes such as 10000x512,512.
+
+    The function returns a model; or a tuple of a model, its inputs (a tuple, or a mapping of
+    keywords) and, optionally, a loss of both. Raises ConfigError if neither makes a model.
+    """
     if ":" not in text:
         return Made(text, _shapes(text))
     module, _, name = text.partition(":")
@@ -103,14 +104,15 @@ def make(text: str, device: str = "cpu") -> Made:
 
 
 def _inputs(parts: tuple[Any, ...]) -> Any:
-    """A tuple or a mapping; a single input as a tuple of one."""
+    """Inputs as a tuple or a mapping; a single input becomes a tuple. None if there are none."""
     if len(parts) < 2:
         return None
     return parts[1] if isinstance(parts[1], tuple | list | Mapping) else (parts[1],)
 
 
 def by_elements(name: str, params: tuple[Param, ...]) -> Model:
-    """A gradient takes work as it has elements, the forward pass half as much as the backward."""
+    """A model whose gradients take work in proportion to their elements, and whose forward pass
+    takes half of the backward pass."""
     gradients = tuple(
         Gradient(each.name, each.shape, Work(flops=4.0 * each.numel)) for each in reversed(params)
     )
@@ -119,7 +121,7 @@ def by_elements(name: str, params: tuple[Param, ...]) -> Model:
 
 
 def _shapes(text: str) -> nn.Module:
-    """A module whose parameters have these shapes."""
+    """A module whose parameters have the shapes of the text."""
     try:
         shapes = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
         if any(prod(shape) <= 0 for shape in shapes):

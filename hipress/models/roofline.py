@@ -1,8 +1,8 @@
-"""The work of a training step, measured on the meta device: nothing is computed, no memory taken.
+"""The work of a training step, measured on the meta device: without computation or memory.
 
 A dispatch mode sees every operator of the forward and the backward pass; hooks tell when autograd
-is done with a parameter's gradient. So the order and the work till then are those of the real
-pass, whatever the model's code does, as long as that does not look at the numbers.
+has finished a parameter's gradient. So their order and the work before each are those of the real
+pass, whatever the model's code does, as long as it does not depend on the numbers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hipress.models.work import Work
 
 __all__ = ["Loss", "mean", "measure"]
 
-#: From a model and its inputs to what backward() is called on, one after the other. A generator may
-#: compute the next one only then.
+#: From a model and its inputs to the tensors on which backward() is called, one after the other. A
+#: generator may compute each only when it is needed.
 Loss = Callable[[Any, Any], torch.Tensor | Iterable[torch.Tensor]]
 
-#: operators that move nothing: views, and memory that is only set aside
+#: operators that move no data: views and allocations
 _FREE = frozenset(
     {
         "view",
@@ -71,7 +71,7 @@ _FREE = frozenset(
 
 
 class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the work of operators."""
+    """Adds up the work of all operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -90,7 +90,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _work(packet: Any, args: Any, given: Mapping[str, Any], out: Any) -> Work:
     moved = float(sum(map(_bytes, tree_leaves((args, given, out)))))
-    if packet.__name__ == "embedding":  # reads what it gives, and the positions of that
+    if packet.__name__ == "embedding":  # reads only the rows that it returns, and their indices
         moved = 3.0 * _bytes(out)
     if packet in flop_registry:
         flops = float(flop_registry[packet](*args, **given, out_val=out))
@@ -103,7 +103,7 @@ def _bytes(value: Any) -> int:
 
 
 def mean(model: nn.Module, inputs: Any) -> torch.Tensor:
-    """The mean of what a model gives for its inputs, or the loss that it gives itself."""
+    """The loss that a model returns, or else the sum of the means of its differentiable outputs."""
     out = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
     loss = getattr(out, "loss", None)
     if isinstance(loss, torch.Tensor):
@@ -120,8 +120,8 @@ def mean(model: nn.Module, inputs: Any) -> torch.Tensor:
 def measure(
     name: str, make: Callable[[], tuple[nn.Module, Any]], loss: Loss = mean, **about: Any
 ) -> Model:
-    """A training step of what `make` makes, a model and its inputs; it is called with the meta
-    device as the default. `about`: further fields of Model. ConfigError for what cannot run there.
+    """Measure a training step of the model and inputs that `make` returns, with the meta device as
+    the default. about: further fields of Model. Raises ConfigError if the model cannot run there.
     """
     with torch.device("meta"):
         module, inputs = make()
@@ -152,7 +152,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _run(module: nn.Module, inputs: Any, loss: Loss, meter: _Meter) -> Work:
-    """Both passes; returns the work of the forward pass."""
+    """Run both passes; return the work of the forward pass."""
     forward = None
     try:
         with meter:
@@ -180,7 +180,8 @@ def _model(
     found: Mapping[str, tuple[tuple[int, ...], Work]],
     about: Mapping[str, Any],
 ) -> Model:
-    """With the work between gradients; what has several backward passes is ready in the last."""
+    """The model with the work between successive gradients; after several backward passes a
+    gradient is ready in the last."""
     if not found:
         raise ConfigError(f"{name}: no parameter has got a gradient")
     gradients, before = [], forward

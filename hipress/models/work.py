@@ -1,7 +1,7 @@
-"""How much a device has to do, apart from how fast it is: operations, bytes, kernels.
+"""Amount of work, independent of a device's speed: operations, bytes, kernels.
 
-A roofline: a product of matrices, or a convolution, takes as long as its operations or its bytes,
-whichever takes longer; everything else as long as its bytes; and a kernel at least its launch.
+A roofline: a matrix product or a convolution takes the time of its operations or of its bytes,
+whichever is longer; all else takes the time of its bytes; and a kernel at least its launch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["NOTHING", "Speed", "Work"]
 
 @dataclass(frozen=True)
 class Work:
-    """Sums over kernels. Bytes are those of float32."""
+    """Sums over kernels. Bytes as for float32."""
 
     flops: float = 0.0  # of products and convolutions
-    product_bytes: float = 0.0  # that these read and write
-    other_bytes: float = 0.0  # that all others do
+    product_bytes: float = 0.0  # read and written by products and convolutions
+    other_bytes: float = 0.0  # read and written by all other kernels
     kernels: float = 0.0
 
     def __add__(self, other: Work) -> Work:
@@ -26,12 +26,12 @@ class Work:
         return Work(*(mine + theirs for mine, theirs in pairs))
 
     def times(self, factor: float) -> Work:
-        """Each so many times."""
+        """The work `factor` times."""
         return Work(*(factor * each for each in astuple(self)))
 
     @staticmethod
     def total(works: Iterable[Work]) -> Work:
-        """The sum."""
+        """The sum of all works."""
         found = Work()
         for each in works:
             found += each
@@ -43,15 +43,15 @@ NOTHING = Work()
 
 @dataclass(frozen=True)
 class Speed:
-    """What a device reaches in training."""
+    """Speeds that a device reaches in training."""
 
-    flops: float  # a second, of products and convolutions
-    bandwidth: float  # bytes a second of its memory
-    launch: float = 5e-6  # seconds that a kernel takes at least
+    flops: float  # per second, of products and convolutions
+    bandwidth: float  # bytes a second of the memory
+    launch: float = 5e-6  # least seconds of a kernel
     width: float = 1.0  # bytes of a number over those of a float32: 0.5 for bfloat16
 
     def seconds(self, work: Work) -> float:
-        """How long it takes for this work."""
+        """Seconds for this work."""
         product = max(work.flops / self.flops, self.width * work.product_bytes / self.bandwidth)
         other = self.width * work.other_bytes / self.bandwidth
         return product + other + self.launch * work.kernels

@@ -1,4 +1,4 @@
-"""The step that the planner predicts for a wrapped module, as spans."""
+"""The planner's prediction of a wrapped module's step, as spans."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hipress.ranks.link import connect
 from hipress.session import Session
 from hipress.tracing.spans import BACKWARD, BUCKET, DECODE, ENCODE, MERGE, WIRE, Point, Span
 
-POINTS = 12  # of a sweep, on either side of the measured bandwidth
+POINTS = 12  # points of a sweep on either side of the measured bandwidth
 
 
 def measure_costs(session: Session) -> Costs:
-    """Measure the link and the plan's codecs. Every rank must call it, between two steps."""
+    """Measure the link and the plan's codecs. Every rank must call this between two steps."""
     plan, placement = session.current_plan, session.placement
     search = Search(
         session.params, dict(plan.codecs), session.options, plan.topology, target=placement.target
@@ -42,11 +42,11 @@ def measure_costs(session: Session) -> Costs:
 def predict(session: Session, costs: Costs, alone: float, recorded: Sequence[Span]) -> list[Span]:
     """The spans of a predicted step.
 
-    `alone`: seconds of a backward pass that synchronizes nothing. `recorded`: the spans of a step,
-    of which the prediction takes when gradients are ready.
+    alone: seconds of a backward pass without synchronization. recorded: the spans of a real step,
+    which give the times at which gradients are ready.
     """
     load = workload(session, alone, recorded)
-    first = alone - load.backward  # until the first bucket is ready
+    first = alone - load.backward  # seconds until the first bucket is ready
     ways = [_way(decision) for decision in session.current_plan.decisions]
     objective = _objective(session, costs, load)
     loads = objective.loads(ways)
@@ -62,7 +62,7 @@ def sweep(
 ) -> list[Point]:
     """Predicted steps on links of 1/100 to 100 times the measured bandwidth.
 
-    `rest`: seconds of a step besides its backward pass.
+    rest: seconds of a step besides its backward pass.
     """
     load = workload(session, alone, recorded)
     around = alone - load.backward + rest
@@ -89,7 +89,7 @@ def _objective(session: Session, costs: Costs, load: Workload) -> Objective:
 
 
 def _with_link(costs: Costs, factor: float) -> Costs:
-    """Costs where a byte takes so many times as long on the links."""
+    """Costs if a byte takes `factor` times as long on the links."""
 
     def scaled(each: Transfer) -> Transfer:
         return replace(each, line=replace(each.line, per_byte=each.line.per_byte * factor))
@@ -104,9 +104,9 @@ def _way(decision: Decision) -> Way | None:
 
 
 def workload(session: Session, alone: float, recorded: Sequence[Span]) -> Workload:
-    """DDP's buckets; ready when they were in the recorded step, if those are as many.
+    """DDP's buckets, ready as in the recorded step if that has equally many.
 
-    A recorded backward pass is slowed down by what runs beside it, so its times are scaled.
+    A recorded backward pass is slowed down by work beside it, so its times are scaled to `alone`.
     """
     ready = sorted(span.begin for span in recorded if span.what == BUCKET)
     over = max(span.end for span in recorded if span.what == BACKWARD)
@@ -120,7 +120,7 @@ def workload(session: Session, alone: float, recorded: Sequence[Span]) -> Worklo
 
 
 def _payloads(session: Session) -> dict[tuple[str, int], float]:
-    """Payload bytes that travel per gradient byte, less what repeated in the steps so far."""
+    """Payload bytes sent per gradient byte, less those elided as repeats in the steps so far."""
     counters = session.engine.counters if session.engine else None
     if counters is None or not counters.bytes_sent:
         return {}

@@ -1,4 +1,4 @@
-"""The spans of a step that this rank takes."""
+"""The recorded spans of a step of this rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WHAT = {
 
 
 def session_of(module: Any) -> Session:
-    """The session of a wrapped module. Raises ConfigError for another one, or an idle one."""
+    """The session of a wrapped module; ConfigError for a module that hipress does not compress."""
     session = SESSIONS.get(module)
     if session is None or session.engine is None or not isinstance(module, DistributedDataParallel):
         raise ConfigError(
@@ -41,7 +41,7 @@ def session_of(module: Any) -> Session:
 
 
 def record(module: Any, backward: Callable[[], None]) -> list[Span]:
-    """Run a backward pass with its synchronization; returns its spans, from its beginning on."""
+    """Run a backward pass with its synchronization; return its spans, from its beginning on."""
     engine = session_of(module).engine
     assert engine is not None
     events: list[TraceEvent] = []

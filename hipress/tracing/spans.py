@@ -1,4 +1,4 @@
-"""Spans of a step, as a file that Perfetto and chrome://tracing show, and sums of them."""
+"""Spans of a step: their file for Perfetto and chrome://tracing, and their sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LANE = {BACKWARD: "pass", BUCKET: "buckets", WIRE: "wire"}
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took a lane. Seconds are from the step's beginning."""
+    """An interval of work on a lane. Seconds since the step's beginning."""
 
     what: str  # BACKWARD, BUCKET, ENCODE, MERGE, DECODE or WIRE
     begin: float
@@ -29,8 +29,7 @@ class Span:
 
     @property
     def name(self) -> str:
-        """The label, for example `encode bucket 3`; the same for a measured and a predicted
-        span."""
+        """Label such as `encode bucket 3`; the same for recorded and predicted spans."""
         if self.bucket is None:
             return self.what
         return (
@@ -39,7 +38,7 @@ class Span:
 
     @property
     def lane(self) -> str:
-        """The lane that the span is drawn in, of LANES."""
+        """Lane on which the span is drawn, one of LANES."""
         return _LANE.get(self.what, "codec")
 
 
@@ -51,7 +50,7 @@ class Process:
     spans: tuple[Span, ...]
 
     def busy(self) -> dict[str, float]:
-        """Seconds by kind of span, of which overlapping ones count once."""
+        """Seconds by kind of span; overlapping spans count once."""
         found: dict[str, list[Span]] = defaultdict(list)
         for span in self.spans:
             found[span.what].append(span)
@@ -59,12 +58,12 @@ class Process:
 
     @property
     def seconds(self) -> float:
-        """Until everything is over."""
+        """Seconds until all spans have ended."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def exposed(self) -> float:
-        """From the end of the backward pass on."""
+        """Seconds from the end of the backward pass to the end of all spans."""
         over = max((span.end for span in self.spans if span.what == BACKWARD), default=0.0)
         return max(0.0, self.seconds - over)
 
@@ -75,8 +74,8 @@ class Point:
 
     bandwidth: float
     seconds: float
-    fp32: float  # by the native all-reduce
-    bf16: float  # the same in 16 bits
+    fp32: float  # seconds with the native all-reduce
+    bf16: float  # seconds with a native all-reduce of 16 bits
 
 
 def _covered(spans: Iterable[Span]) -> float:
@@ -92,7 +91,7 @@ ROWS = ("encode, merge", "decode", "wire", "exposed", "step")
 
 
 def comparison(real: Process, predicted: Process) -> list[tuple[str, str, str, str]]:
-    """For each of ROWS milliseconds that were taken and predicted, and how far off that is."""
+    """For each of ROWS: name, recorded and predicted milliseconds, and the prediction's error."""
     found = []
     for name in ROWS:
         took, told = _seconds(real, name), _seconds(predicted, name)
@@ -111,7 +110,7 @@ def _seconds(process: Process, name: str) -> float:
 
 
 def write(processes: Sequence[Process], path: Path) -> None:
-    """Writes the Trace Event Format (JSON), times in microseconds."""
+    """Write the Trace Event Format (JSON), with times in microseconds."""
     events = [event for pid, each in enumerate(processes) for event in _events(pid, each)]
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n", "utf-8")
 
@@ -137,7 +136,7 @@ def _events(pid: int, process: Process) -> Iterable[dict[str, Any]]:
 
 
 def _row(rows: list[float], span: Span) -> int:
-    """A free row of the lane: a viewer stacks what overlaps as if one called the other."""
+    """A free row of the lane: a viewer would show overlapping spans of a row as nested calls."""
     for row, end in enumerate(rows):
         if end <= span.begin:
             rows[row] = span.end
