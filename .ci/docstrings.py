@@ -10,6 +10,7 @@ REFUSED = (
 )
 #: folders that hold the rule; it grows to all of them
 CLEAN = (
+    "casync/strategies",
     "compll",
     "compll/frontend",
     "compll/ir",
@@ -17,9 +18,13 @@ CLEAN = (
     "compll/passes",
     "compll/runtime",
     "compll/tools",
+    "hipress/adapters",
     "hipress/bench",
     "hipress/demo",
+    "hipress/models",
+    "hipress/ranks",
     "hipress/reporting",
+    "hipress/simulate",
     "hipress/tracing",
 )
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

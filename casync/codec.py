@@ -38,7 +38,7 @@ FLOAT_BYTES = 4  # gradients are float32
 
 
 class Round(Protocol):
-    """One all-reduce of a codec that aggregates in the middle."""
+    """An all-reduce of a codec that aggregates in rounds."""
 
     @property
     def dtype(self) -> str:

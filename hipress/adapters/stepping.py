@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from hipress import optim as hipress_optim
 from hipress.errors import ConfigError, SyncError
 
-#: optimizers whose step treats every parameter by itself, so that steps in pieces have the same bits
+#: optimizers that treat every parameter by itself: a step in pieces has the same bits
 BY_PARAMETER = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
     *(hipress_optim.SGD, hipress_optim.Adam, hipress_optim.AdamW, hipress_optim.Lion),

@@ -35,7 +35,7 @@ def watch(
 
 
 def advise(ddp: DistributedDataParallel) -> None:
-    """When DDP reports unused parameters, add the cause, or how to allow them."""
+    """Add the cause to DDP's error on unused parameters, or the way to allow them."""
     ddp.register_forward_hook(_advise, always_call=True)
 
 

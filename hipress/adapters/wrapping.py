@@ -81,8 +81,8 @@ def wrap(given: Arguments) -> DistributedDataParallel:
 def attach(given: Arguments) -> DistributedDataParallel:
     """Compress the gradients of an existing DistributedDataParallel, and return it.
 
-    The returned module is without torch.compile's wrapper, if it had one. Arguments and errors as for `wrap`, except those of DistributedDataParallel itself. Call it
-    before the first backward pass.
+    The returned module has no torch.compile wrapper. Call this before the first backward pass.
+    Arguments and errors as for `wrap`, except those of DistributedDataParallel itself.
     """
     ddp = as_ddp(given.model)
     group, why = ddp.process_group, "the DistributedDataParallel has its own"

@@ -124,7 +124,7 @@ class Board:
     def known(
         self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """As `look`; as `heard` from the moment that the store does not answer."""
+        """Like `look`; like `heard` from the moment that the store does not answer."""
         if not self.silent:
             with suppress(HipressError):
                 return self.look(round_, missing, deadline)
@@ -133,7 +133,7 @@ class Board:
     def heard(
         self, round_: int | str, missing: Sequence[int]
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """As `look`, but from notes that other processes sent to this one, without the store."""
+        """Like `look`, but from notes that other processes sent to this one, without the store."""
         told: dict[str, Any] = {}
         for one in self.present.values():
             told |= presence.heard(one, self.store)

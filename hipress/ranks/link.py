@@ -126,7 +126,7 @@ def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, seconds
 
 
 def share(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, meeting: Meeting) -> None:
-    """As `broadcast`; raises the errors of Meeting.attend."""
+    """Like `broadcast`; raises the errors of Meeting.attend."""
     meeting.attend(lambda: broadcast(tensors, group, meeting.timeout), "sharing rank 0's values")
 
 

@@ -156,14 +156,14 @@ class Meeting:
         return reason.told(f" during {what}")
 
     def gone(self) -> Stop | None:
-        """Why another rank takes no part any more, as known now: its stop, or its process has
-        ended. Asks no store and does not wait."""
+        """The reason why another rank takes no part any more, as known now: its stop, or the end of
+        its process. Asks no store and does not wait."""
         ended = self.board.ended()  # first: notes of ended ranks have been heard then
         stop = self.board.heard(self.round, ())[1]
         return stop or (self.board.lost(ended) if ended else None)
 
     def reason(self) -> Stop | None:
-        """Why a connection to another rank may have ended; waits up to DONE_SECONDS for it."""
+        """Cause of a broken connection to another rank, or None after DONE_SECONDS."""
         deadline = time.monotonic() + DONE_SECONDS
         for pause in backoff():
             reason = self.gone() or self.board.known(self.round, (), deadline)[1]
@@ -175,7 +175,7 @@ class Meeting:
     def _look(
         self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """As Board.look. If the store does not answer because a rank has ended, raise that."""
+        """Board.look. If the store does not answer because a rank has ended, raise that."""
         try:
             return self.board.look(round_, missing, deadline)
         except HipressError as error:

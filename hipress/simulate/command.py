@@ -24,33 +24,36 @@ __all__ = ["simulate"]
 
 def simulate(
     cluster: Annotated[
-        Path, typer.Argument(help="A file that describes it: see docs/simulate.md.")
+        Path, typer.Argument(help="A YAML file that describes the cluster: see docs/simulate.md.")
     ],
     model: Annotated[
         str,
         typer.Argument(
-            help="One that comes with the package (bert-large); package.module:function that "
-            "returns a model and its inputs; or shapes: 10000x512,512."
+            help="A model of the package (bert-large); package.module:function, which returns a "
+            "model and its inputs; or shapes (10000x512,512)."
         ),
     ],
     method: Annotated[
         list[str] | None,
-        typer.Option(help="fp32, or a compressor, as in dgc:ratio=0.01; may be repeated."),
+        typer.Option(help="fp32, or a compressor such as dgc:ratio=0.01; may be repeated."),
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="Kind that trains, for what is known of the loss.")
+        str | None,
+        typer.Option(help="Optimizer of the training (sgd, adam), for the measured loss."),
     ] = None,
     step: Annotated[
-        float | None, typer.Option(help="Milliseconds of a step of one rank alone.", min=1e-3)
+        float | None,
+        typer.Option(help="Milliseconds of one rank's step without communication.", min=1e-3),
     ] = None,
     bandwidth_for: Annotated[
-        str, typer.Option(help="Print from which bandwidth on a step is so efficient: 90%.")
+        str,
+        typer.Option(help="Print the least bandwidth that reaches this efficiency, such as 90%."),
     ] = "",
     chart: Annotated[Path | None, typer.Option(help="Draw efficiency by bandwidth: a PNG.")] = None,
     timeline: Annotated[Path | None, typer.Option(help="Draw a step's lanes: a PNG.")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
 ) -> None:
-    """Predicts a training step on a cluster, by method, before there is one.
+    """Predicts a training step on a cluster, by method, before the cluster exists.
 
     hipress simulate cluster.yaml bert-large --chart crossover.png
     """
