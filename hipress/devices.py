@@ -40,6 +40,11 @@ class Placement:
         return self.transport == "host"
 
     @property
+    def by_nccl(self) -> bool:
+        """True if what is on the device travels from device to device, by communicators of ours."""
+        return self.transport in NCCL
+
+    @property
     def target(self) -> str:
         """The backend of compll that compiles for it."""
         return "cpu" if self.on_host else "cuda"
@@ -50,7 +55,7 @@ class Placement:
 
     def refuse_capture(self, capture: bool) -> None:
         """Raise ConfigError where there are no CUDA graphs."""
-        if capture and self.transport not in NCCL:
+        if capture and not self.by_nccl:
             raise ConfigError(
                 f"capture=True makes CUDA graphs, over NCCL; payloads of a model on {self.device} "
                 f"travel by {self.transport!r}: leave it out"

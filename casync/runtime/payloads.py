@@ -20,6 +20,7 @@ from casync.graph.layout import Layout
 from casync.graph.tasks import EncodeRound, Recv, Reduce, ReduceRound, Send, Task, members
 from casync.memory import Memory
 from casync.memory.slots import Buffer, Slot, StagedSlot
+from casync.raw import RAW
 from casync.regions import whole_key
 
 __all__ = ["Payloads"]
@@ -27,7 +28,8 @@ __all__ = ["Payloads"]
 
 class Payloads:
     """A slot for every payload; it is empty where the bucket is used. All lie in one `arena`, so
-    that a call can take any of them."""
+    that a call can take any of them. `native`: a device's bucket is used for all of them, whatever
+    its type: 16 bits are summed as such, as a native all-reduce does."""
 
     def __init__(
         self,
@@ -46,8 +48,11 @@ class Payloads:
         tasks = [each for task in program.tasks for each in members(task)]
         self._sent = {task.payload for task in tasks if isinstance(task, Send)}
         self._leave = {t.payload for t in tasks if isinstance(t, Send | Reduce)}
-        apart = halves or (tags and not memory.host)
+        self._item = FLOAT_BYTES // 2 if halves else FLOAT_BYTES  # bytes of a bucket's element
+        self.native = not memory.host and all(task.codec == RAW for task in tasks)
+        apart = (halves and not self.native) or (tags and not memory.host)
         self._in_place = frozenset[int]() if apart else in_place(program)
+        self.native &= all(map(self.in_bucket, tasks))
         first = _arranged(program)
         self._layouts: dict[tuple[object, ...], Layout] = {}
         layouts = {payload: self._layout(task) for payload, task in first.items()}
@@ -110,7 +115,7 @@ class Payloads:
     def reduce_bytes(self, task: Task) -> int:
         """Bytes of what the native all-reduce combines."""
         if self.in_bucket(task):
-            return FLOAT_BYTES * self._parts[task.part].rows[0][1]
+            return self._item * self._parts[task.part].rows[0][1]
         return sum(self.by_payload[each.payload].layout.size for each in members(task))
 
     def _slot(self, task: Task, layout: Layout, room: torch.Tensor) -> Slot | Buffer:

@@ -70,7 +70,7 @@ class Steps:
         encodes = [t for task in program.tasks for t in members(task) if isinstance(t, Encode)]
         most = sum(self._states_of(t) for t in encodes)
         self._kept = memory.zeros(0 if memory.host else most, torch.float32)
-        self._pieces = pieces_of(program, memory, halves=halves)
+        self._pieces = pieces_of(program, memory, halves=halves and not payloads.native)
 
     def of(self, index: int, task: Task) -> Step | None:
         """What the compute lane calls for this task; None for those of other lanes."""

@@ -24,7 +24,7 @@ def start_slots(
 
     All ranks of the meeting must call this. tell: see NcclTransport.
     """
-    if placement.transport not in NCCL:
+    if not placement.by_nccl:
         return None
     from casync.nccl.bindings import connect_by
     from casync.transports.nccl import NcclTransport

@@ -44,7 +44,7 @@ class BucketPlan:
 
     program: Program
     states: States
-    units: tuple[Unit, ...]
+    units: tuple[Unit, ...]  # none: all of it is summed natively, in its own type
     compressed: int  # elements that codecs take
     arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
 
@@ -94,6 +94,7 @@ class BucketPlans:
         )
         self._states = {} if self._merges else self.residuals.place_all()
         self._made: dict[tuple[int, ...], BucketPlan | None] = {}
+        self._raw: dict[int, BucketPlan] = {}  # by elements
 
     def plan_for(self, indices: tuple[int, ...]) -> BucketPlan | None:
         """The BucketPlan for a bucket of these parameters; None when none of them is compressed."""
@@ -108,6 +109,15 @@ class BucketPlans:
     def native(self, indices: Sequence[int]) -> bool:
         """Whether none of these parameters is compressed."""
         return all(self.plan.decisions[i].codec is None for i in indices)
+
+    def raw(self, elements: int) -> BucketPlan:
+        """A native all-reduce of so many elements by an executor's own transport."""
+        if elements not in self._raw:
+            choice, one = Choice(RAW, NATIVE), Tensor("bucket", 0, 0, elements, 0)
+            parts = partition([one], {one.name: choice}, self._topology, {})
+            program = build_program(parts, self._topology, {}, self._rank, rotates=self._rotates)
+            self._raw[elements] = BucketPlan(program, {}, (), 0)
+        return self._raw[elements]
 
     def unsent(self) -> dict[int, torch.Tensor]:
         """What residuals hold of each parameter that has any, by index: see BucketPlan.unsent."""

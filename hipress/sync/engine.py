@@ -15,6 +15,7 @@ from casync.errors import copy_to_raise
 from casync.memory import Memory
 from casync.runtime.counters import Counters
 from casync.runtime.executor import TraceEvent
+from casync.runtime.jobs import FLOATS
 from hipress import compat
 from hipress.devices import ON_HOST, Placement, by_gloo
 from hipress.model import Param
@@ -79,7 +80,7 @@ class Engine:
         # averages of the current step; and how long to wait at most for what does not see to that
         # itself. Empty when the backward pass has had all of them: what it lost belongs to no step
         self.pending: list[tuple[Future[torch.Tensor], float | None]] = []
-        self._jobs: dict[int, Future[torch.Tensor]] = {}  # by bucket: its compressed average
+        self._jobs: dict[int, Future[torch.Tensor]] = {}  # by bucket: an executor's average
         codecs = plan.codecs if tuner is None else tuner.codecs
         copies = placement.copies or self._native_copied or any(map(hosted, codecs))
         # of such that are copied; another thread's do not come between the group's collectives
@@ -212,6 +213,8 @@ class Engine:
         self._switch.pay(indices, buffer)
         if self.tuner is not None:
             self.tuner.handed(indices, buffer, partial(self._unsent, plan))
+        if plan is None and self._travels_natively(buffer):
+            plan = self.buckets.raw(buffer.numel())
         self.traffic.count(plan, buffer)
         return compat.profiled_until_done(
             f"bucket {number}",
@@ -219,6 +222,11 @@ class Engine:
                 self._native(number, buffer) if plan is None else self._submit(number, plan, buffer)
             ),
         )
+
+    def _travels_natively(self, buffer: torch.Tensor) -> bool:
+        """Whether our own transport sums a bucket that the group would by the host."""
+        able = self._native_copied and self._placement.by_nccl and not self._copied
+        return able and not buffer.is_sparse and buffer.dtype in FLOATS
 
     def _unsent(self, plan: BucketPlan | None) -> torch.Tensor:
         return torch.zeros(()) if plan is None else plan.unsent(self.buckets.residuals.memory)

@@ -19,7 +19,7 @@ class Traffic:
     gradient_bytes: int = 0  # of all dense buckets
     compressed_bytes: int = 0  # of these, what codecs took
     raw_bytes: int = 0  # of dense buckets that went to DDP's own all-reduce
-    mixed_bytes: int = 0  # of uncompressed parts of other buckets, as they travel: in float32
+    mixed_bytes: int = 0  # what else executors sum natively, as it travels
     sparse_bytes: int = 0  # of sparse gradients: indices and values
     exposed_seconds: float = 0.0  # the backward pass was over and waited
 
@@ -33,4 +33,5 @@ class Traffic:
             self.raw_bytes += buffer.nbytes
         else:
             self.compressed_bytes += plan.compressed * buffer.element_size()
-            self.mixed_bytes += (buffer.numel() - plan.compressed) * FLOAT_BYTES
+            size = FLOAT_BYTES if plan.units else buffer.element_size()
+            self.mixed_bytes += (buffer.numel() - plan.compressed) * size

@@ -131,6 +131,12 @@ def test_uncompressed_buckets_of_a_device_go_through_pinned_memory(dtype):
     launch(device_ranks.uncompressed, 2, dtype)
 
 
+@pytest.mark.parametrize("dtype", first_fast([torch.bfloat16, torch.float32]))
+def test_over_nccl_uncompressed_buckets_do_not_go_to_the_host(dtype):
+    """Also where the group is gloo's, as a Synchronizer's is: by our own communicators."""
+    launch(device_ranks.over_slots, 2, dtype, "onebit_group")
+
+
 @pytest.mark.parametrize(
     "dtype, codec, strategy, min_size",
     [
