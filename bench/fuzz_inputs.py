@@ -23,12 +23,12 @@ import yaml
 
 import compll
 from bench import mutations
+from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.errors import CasyncError
 from casync.graph.graph import build
 from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.graph.text import dump, parse
-from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from compll.backends.cpu import backend
 from compll.runtime import library

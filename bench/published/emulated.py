@@ -21,7 +21,7 @@ import torch
 from bench.commands import RESULTS
 from bench.published.data import Cell, Data
 from bench.published.hipress_paper import plain
-from casync.predict.cost import CodecCost, Line
+from casync.cost import CodecCost, Line
 from hipress.demo.job import Workload as Trained
 from hipress.demo.model import LanguageModel
 from hipress.demo.netns import parse_rate

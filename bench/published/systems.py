@@ -1,7 +1,7 @@
 """What published systems do for a gradient: chains of stages on lanes of one representative node.
 
 Sizes are bytes of gradient in a node, of which every GPU holds the same number. Lanes are those of
-casync.predict.stages, and `pcie`, and `cpu`, a node's cores. Steps are simulated by the planner's
+casync.stages, and `pcie`, and `cpu`, a node's cores. Steps are simulated by the planner's
 own engine; Horovod's collectives, which take what is ready when one is over, apart.
 """
 
@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from casync.predict.stages import INSIDE, WIRE, WORK, Stage
 from casync.predict.timeline import Load, simulate_step
+from casync.stages import INSIDE, WIRE, WORK, Stage
 from hipress.models.model import Model
 from hipress.models.work import Speed
 from hipress.simulate.cluster import Cluster

@@ -2,9 +2,9 @@
 
 [Note: one rank] `simulate` follows every task of every rank, some tenths of a second for a step of
 a large model. A planner asks for hundreds of steps. All ranks do alike, so here is one rank, with
-what it does for a bucket as a chain of stages (stages.py), each on a lane. A lane takes one stage
-at a time: work what is urgent first, as the executor's compute lane does, the others in the order
-of arrival. Tests hold it to `simulate`.
+what it does for a bucket as a chain of stages (casync/stages.py), each on a lane. A lane takes one
+stage at a time: work what is urgent first, as the executor's compute lane does, the others in the
+order of arrival. Tests hold it to `simulate`.
 
 [Note: shared cores] On a CPU the backward pass, codecs and the transfers' threads share cores. What
 two threads gain over one is measured (`Costs.overlap`); more than there are cores for slow down
@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from casync.predict.stages import WORK, Stage
+from casync.stages import WORK, Stage
 
 __all__ = ["Event", "Load", "Step", "simulate_step"]
 

@@ -1,6 +1,6 @@
 """Synchronization strategies; the module's name is the strategy's name.
 
-A strategy module has two functions and two constants, described by `Strategy`. To add one, add a
+A strategy module has three functions and two constants, described by `Strategy`. To add one, add a
 file here. A name may have an argument after a colon, as in `gossip:torus`: its module reads the
 argument from `Part.strategy`.
 """
@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 from casync.errors import PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from casync.codec import Codec
     from casync.graph.builder import Builder
     from casync.graph.parts import Part
+    from casync.stages import Item, Setting, Stage
     from casync.topology import Spread, Topology
 
 __all__ = ["Strategy", "instead", "list_strategies", "load", "refuses"]
@@ -39,6 +42,9 @@ class Strategy(Protocol):
     def build(self, b: Builder, part: Part, topology: Topology) -> None:
         """Add the tasks of `part`. See [Note: phases] and [Note: own slice] in builder.py."""
         ...
+
+    #: what a rank does then, for predictions: see casync/stages.py; None where it is not predicted
+    stages: Callable[[Item, Setting], tuple[Stage, ...]] | None
 
 
 def list_strategies() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from casync.stages import Item, Setting, Stage, work
 from casync.strategies import refuse_rounds, refuse_vote
 
 if TYPE_CHECKING:
@@ -38,3 +39,13 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
         b.decode(rank, part, payloads[0])
         for payload in payloads[1:]:
             b.merge(rank, part, payload)
+
+
+def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
+    """Everybody encodes once and decodes everybody."""
+    n = s.topology.world_size
+    return (
+        work((s.codec.encode, item.gradient, s.at_once(item.parts, item.gradient))),
+        *s.spread(item.payload * (n - 1)),
+        work((s.codec.decode, item.gradient * n, item.parts * (1 + n.bit_length()))),
+    )

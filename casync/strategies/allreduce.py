@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from casync import rounds
+from casync.stages import Item, Setting, Stage, work
 from casync.strategies import instead, refuse_vote
 
 if TYPE_CHECKING:
@@ -45,3 +46,14 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
     b.reduce(part, payloads, topology.ranks)
     for rank, payload in payloads.items():
         b.decode(rank, part, payload)
+
+
+def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
+    """Of codecs with several rounds each sends its share, and takes its share of the encode."""
+    share = 1 / item.rounds
+    calls = s.at_once(item.parts, item.gradient) if item.rounds == 1 else item.parts * share
+    each = (
+        work((s.codec.encode, item.gradient * share, calls)),
+        s.reduce(item.payload * share, item.parts, item.additive),
+    )
+    return (*each * item.rounds, work((s.codec.decode, item.gradient, item.parts)))

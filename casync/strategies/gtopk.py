@@ -14,8 +14,10 @@ element gets through; here the rank that rejects keeps it, in the residual of it
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from casync.stages import Item, Setting, Stage, transfer, work
 from casync.strategies import refuse_single_encoder
 
 if TYPE_CHECKING:
@@ -64,3 +66,27 @@ def _edges(n: int, only: int | None) -> Iterable[tuple[int, int, int]]:
         for parent in parents if only is None else (only, only - distance):
             if parent in parents:
                 yield level, parent, parent + distance
+
+
+def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
+    """Up a tree, where ranks with children, the half, add and encode, and down. A chunk takes as
+    many turns as there are levels, while the links carry others."""
+    n = s.topology.world_size
+    levels, inner, chunks = (n - 1).bit_length(), n // 2 / n, max(1.0, item.parts)
+    kind, others = s.costs.to(1), (n - 1) / n
+    sent = transfer(kind, item.payload * others, levels)
+    turn = kind.line.per_byte * item.payload / chunks
+    added = work((s.codec.hop, item.gradient / chunks, 1)).seconds
+    up = replace(sent, delay=sent.delay + (levels - 1) * (turn + added))
+    down = replace(sent, delay=sent.delay + (levels - 1) * turn)
+    leaves, more = 1 - inner, others - inner
+    return (
+        work((s.codec.encode, item.gradient * leaves, item.parts * leaves)),
+        up,
+        work(
+            (s.codec.decode, item.gradient * more, item.parts * more),
+            (s.codec.hop, item.gradient * inner, item.parts * inner),
+        ),
+        down,
+        work((s.codec.decode, item.gradient * others, item.parts * others)),
+    )

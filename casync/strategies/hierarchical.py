@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from casync.raw import RAW
+from casync.stages import INSIDE, Item, Setting, Stage, transfer, work
 from casync.strategies import refuse_single_encoder
 
 if TYPE_CHECKING:
@@ -73,3 +74,21 @@ def _reduce(
             b.reduce(part, there, node)
         if leader in there:
             b.decode(leader, part, there[leader])
+
+
+def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
+    """Raw to a leader in the node, `ps` between the M leaders of a chunk, payloads back inside."""
+    m, members = len(s.topology.nodes), s.topology.largest
+    led, inside = 1 / members, (members - 1) / members
+    far = led * (m - 1) / m
+    crossing = transfer(s.costs.to(m - 1), item.payload * far).waiting(item.busiest)
+    size, peers = item.gradient * far, s.topology.world_size - 1
+    return (
+        transfer(s.costs.inside, item.gradient * inside, members - 1, INSIDE),
+        work((s.codec.encode, size, s.at_once(item.parts * far, size))),
+        crossing,
+        s.merge_and_encode(item, m - 1, led / m),
+        crossing,
+        transfer(s.costs.inside, item.payload * inside, members - 1, INSIDE),
+        work((s.codec.decode, item.gradient, s.by_halves(item.parts, item.gradient, peers))),
+    )

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from casync.codec import FLOAT_BYTES
 from casync.regions import NONZERO, region_key
+from casync.stages import Item, Setting, Stage, work
 from casync.strategies import refuse_single_encoder
 
 if TYPE_CHECKING:
@@ -85,3 +86,19 @@ def _regions(part: Part, most: int) -> int:
     """Number of regions: 1 for small tensors, which may be fused ([Note: parts do not move])."""
     largest = max(length for _, length, *_ in part.rows)
     return max(1, min(most, FLOAT_BYTES * largest // SMALLEST))
+
+
+def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
+    """Selects, gives owners of regions what is there, which add and select again, and sends that
+    back. What is selected in a region is found, added and decoded at the speed of a decode."""
+    n = s.topology.world_size
+    others = (n - 1) / n
+    regions = (s.codec.decode, item.gradient * others, item.parts * (n - 1))
+    sent = s.spread(item.payload * others)
+    return (
+        work((s.codec.encode, item.gradient, item.parts), regions),
+        *sent,
+        work(regions, (s.codec.encode, item.gradient / n, item.parts)),
+        *sent,
+        work(regions),
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from casync.stages import Item, Setting, Stage, work
 from casync.strategies import refuse_single_encoder
 
 if TYPE_CHECKING:
@@ -30,3 +31,18 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
     for payload in b.gather(part, topology.ranks, part.owner, part.codec):
         b.merge(part.owner, part, payload)
     b.broadcast(part, topology.ranks, part.owner, b.encode_mean(part))
+
+
+def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
+    """To owners all but their own, which add and encode once, and back."""
+    n = s.topology.world_size
+    others, own = (n - 1) / n, 1 / n
+    sent = [stage.waiting(item.busiest) for stage in s.spread(item.payload * others)]
+    size, parts = item.gradient * others, item.parts * others
+    return (
+        work((s.codec.encode, size, s.at_once(parts, size))),
+        *sent,
+        s.merge_and_encode(item, n - 1, own),
+        *sent,
+        work((s.codec.decode, size, s.by_halves(parts, size, n - 1))),
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from casync.stages import Item, Setting, Stage, transfer, work
 from casync.strategies import refuse_single_encoder
 
 if TYPE_CHECKING:
@@ -52,3 +53,17 @@ def _hops(b: Builder, start: int) -> Iterable[int]:
         return range(n - 1)
     place = (b.only - start) % n
     return [hop for hop in (place - 1, place) if 0 <= hop < n - 1]
+
+
+def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
+    """N-1 hops, each of which decodes, adds and encodes, and N-1 that only decode."""
+    n = s.topology.world_size
+    share = (n - 1) / n
+    sent = transfer(s.costs.to(1), item.payload * share, n - 1)
+    return (
+        work((s.codec.encode, item.gradient / n, item.parts / n)),
+        sent,
+        work((s.codec.hop, item.gradient * share, item.parts * share)),
+        sent,
+        work((s.codec.decode, item.gradient * share, item.parts * share)),
+    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SPREADS: Spread = "ranks"
 TWO_WAY = False
+stages = None  # not predicted
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:

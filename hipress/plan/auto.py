@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from casync import strategies
-from casync.predict.cost import FREE, CodecCost, Costs, Line
+from casync.cost import FREE, CodecCost, Costs, Line
 from casync.predict.stages import PREDICTED
 from casync.topology import Topology
 from hipress.errors import ConfigError

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 
 from casync import strategies
 from casync.codec import FLOAT_BYTES
+from casync.cost import Costs
 from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
-from casync.predict.cost import Costs
-from casync.predict.stages import Item, Stage, native, stages
+from casync.predict.stages import native, stages
 from casync.predict.timeline import Load, Step, simulate_step
+from casync.stages import Item, Stage
 from casync.topology import Topology
 from hipress.model import Param
 from hipress.plan.rules import partitions

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from casync.cost import Costs
 from casync.memory.host import HostMemory
-from casync.predict.cost import Costs
 from casync.topology import Topology
 from hipress.devices import Placement
 from hipress.plan import probe

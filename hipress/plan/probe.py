@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from casync.predict.cost import FREE, Copies, Costs, Transfer, fit
+from casync.cost import FREE, Copies, Costs, Transfer, fit
 from casync.topology import Topology
 from hipress.plan.site import HERE, Site, Turn, Wire
 from hipress.plan.timing import BURST, REPEATS, codec_cost, overlap_of, slows_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from casync.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
 from casync.errors import PlanError
-from casync.predict.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
 from compll.frontend.source import Items
 from hipress import __version__, reading

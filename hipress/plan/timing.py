@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from casync.predict.cost import CodecCost, fit
+from casync.cost import CodecCost, fit
 from hipress.plan.codecs import state_of
 from hipress.plan.site import Site, Turn
 from hipress.ranks.link import all_reduce_max

@@ -15,7 +15,7 @@ from hipress.reporting.measured import Measured, total_of
 from hipress.reporting.summary import codec_name
 
 if TYPE_CHECKING:
-    from casync.predict.cost import Line
+    from casync.cost import Line
     from hipress.plan.probe import Probe
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from casync.predict.stages import ENTER, INSIDE, LEAVE, WIRE, WORK
+from casync.stages import ENTER, INSIDE, LEAVE, WIRE, WORK
 from hipress.simulate.methods import BASELINE, FP32
 from hipress.simulate.results import Curve, Table, Timeline
 from hipress.simulate.show import bandwidth

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, cast
 
 from casync.codec import FLOAT_BYTES
-from casync.predict.cost import CodecCost, Line
+from casync.cost import CodecCost, Line
 from hipress.models.devices import Device
 
 if TYPE_CHECKING:

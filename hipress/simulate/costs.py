@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from casync.predict.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
-from casync.predict.stages import TASK
+from casync.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
+from casync.stages import TASK
 from hipress.simulate import codecs as speeds
 from hipress.simulate.cluster import Cluster
 from hipress.simulate.methods import BASELINE

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from casync.predict.cost import Costs
-from casync.predict.stages import WIRE
+from casync.cost import Costs
 from casync.predict.timeline import Step
+from casync.stages import WIRE
 from hipress.models.model import Model
 from hipress.models.own import Found
 from hipress.plan.objective import Objective, Way

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from casync.codec import Codec
-    from casync.predict.cost import Costs
+    from casync.cost import Costs
     from hipress.plan.rules import Plan
     from hipress.plan.trial import Tried
 

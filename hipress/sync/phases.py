@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from casync.codec import Codec
-    from casync.predict.cost import Costs
+    from casync.cost import Costs
     from hipress.optim.adam import Freezing
     from hipress.plan.trial import Tried
     from hipress.sync.chooser import Chooser

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from casync.codec import Codec
+    from casync.cost import Costs
     from casync.memory import Moment
-    from casync.predict.cost import Costs
     from hipress.model import Param
     from hipress.plan.trial import Tried
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from casync.codec import Codec
+    from casync.cost import Costs
     from casync.memory import Moment
-    from casync.predict.cost import Costs
     from hipress.plan.places import Places
 
 WATCHED = 3  # steps, at least; DDP makes its buckets anew after the first one

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from casync.codec import FLOAT_BYTES
-from casync.predict.cost import Costs, Transfer
-from casync.predict.stages import WORK
+from casync.cost import Costs, Transfer
 from casync.predict.timeline import Event, Load
+from casync.stages import WORK
 from hipress.plan.auto import Search
 from hipress.plan.objective import Objective, Way
 from hipress.plan.places import Places

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from casync.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.graph.joining import Bulk, joined
 from casync.graph.plan import BATCH_BYTES
 from casync.graph.tasks import Encode, members
-from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
-from casync.predict.stages import (
-    ENTER,
-    INSIDE,
-    LEAVE,
-    PREDICTED,
-    TASK,
-    WIRE,
-    WORK,
-    Item,
-    Stage,
-    native,
-    stages,
-)  # fmt: skip
+from casync.predict.stages import PREDICTED, native, stages
 from casync.predict.timeline import Load, simulate_step
+from casync.stages import ENTER, INSIDE, LEAVE, TASK, WIRE, WORK, Item, Stage
 from casync.topology import Topology
 from tests.casync.fakes import CODECS, graph_of
 

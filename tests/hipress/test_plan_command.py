@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer
+from casync.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
 from hipress.cli import app

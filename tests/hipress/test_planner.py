@@ -14,8 +14,8 @@ from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
 import compll
+from casync.cost import CodecCost, Copies, Costs, Line, Transfer, fit
 from casync.predict import timeline
-from casync.predict.cost import CodecCost, Copies, Costs, Line, Transfer, fit
 from casync.runtime.counters import Counters
 from casync.topology import Topology
 from hipress import options, planning

@@ -9,7 +9,7 @@ from dataclasses import astuple, replace
 import pytest
 from typer.testing import CliRunner
 
-from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress.cli import app
 from hipress.errors import ConfigError

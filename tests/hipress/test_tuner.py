@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.memory.host import HostMemory, Instant
-from casync.predict.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress.errors import ConfigError, RankLost
 from hipress.model import Param

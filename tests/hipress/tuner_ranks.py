@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hipress
 import hipress.plan.auto
-from casync.predict.cost import CodecCost, Costs, Line, Transfer
+from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
 from hipress.model import describe
