@@ -12,6 +12,7 @@ REFUSED = (
 CLEAN = (
     "casync/strategies",
     "compll",
+    "compll/backends/cpu",
     "compll/frontend",
     "compll/ir",
     "compll/numerics",

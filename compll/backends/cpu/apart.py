@@ -1,4 +1,4 @@
-"""Parts of a kernel as functions of their own, so that each has all registers to itself."""
+"""Parts of a kernel as functions of their own, so that each can use all registers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from llvmlite import ir
 
 from compll.backends.cpu.builder import VOID, Builder
 
-#: what `printer` (a Printer) knows by names: values of the function that it builds
+#: attributes of a Printer that hold values of the function that it builds, by name
 KNOWN = ("given", "row", "pointers", "local")
 
 
 @contextmanager
 def apart(printer: Any, name: str) -> Iterator[None]:
-    """What is built within it stands in a function that is called here.
+    """Build the body of the `with` as a function of its own, and a call of it here.
 
-    It is given all that the kernel knows so far; LLVM leaves out what it does not use.
+    The function gets all values that the kernel knows so far; LLVM removes unused ones.
     """
     p, outer = printer, printer.b
     before = {what: getattr(p, what) for what in KNOWN}

@@ -1,4 +1,4 @@
-"""The arrays, values of the piece and accumulators that a walk's function is given, by name."""
+"""Arrays, values of the piece and accumulators of a walk's function, by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compll.ir.tile import SCRATCH, SUMS, Store, Value, Walk
 
 @dataclass
 class Arrays:
-    """What a walk is given, by name: pointers to its first tile."""
+    """Parameters of a walk's function, by name. arrays: pointers to elements of the first tile."""
 
     arrays: list[str]
     pieces: list[Value]
@@ -18,7 +18,7 @@ class Arrays:
 
 
 def given(walk: Walk) -> Arrays:
-    """The arrays, values of the piece and accumulators that a walk needs, in its parameters' order."""
+    """The arrays, values of the piece and accumulators that a walk needs, as parameters."""
     found = walk.values
     names = [array_of(v) for v in found if v.op in ("load", "unpack") and v.level != "piece"]
     names += [f"at {array_of(v)}" for v in found if v.op == "at"]
@@ -31,7 +31,7 @@ def given(walk: Walk) -> Arrays:
 
 
 def signature_of(walk: Walk) -> str:
-    """Equal of walks that one function does for: they differ in the piece's values alone."""
+    """A text that is equal for walks that can share a function: only values of the piece differ."""
     names: dict[int, str] = {}
     lines = [f"of {bool(walk.of)}"]
     for v in walk.values:
@@ -68,14 +68,15 @@ def store_name(s: Store) -> str:
 
 
 def trit_arrays(walk: Walk) -> tuple[list[str], list[str]]:
-    """The arrays of trits that a walk reads, and those that it writes."""
+    """Arrays of trits that a walk reads, and arrays of trits that it writes."""
     read = [v for v in walk.values if v.op == "unpack" and v.attr.trits]
     written = [s for s in walk.stores if s.packed and s.field and s.field.trits]
     return list(map(array_of, read)), list(map(store_name, written))
 
 
 def streamed(walk: Walk) -> list[Store]:
-    """Stores of floats per lane to arrays that the walk does not read: such may go past the cache."""
+    """Stores of floats per lane to arrays that the walk does not read: these may bypass the
+    cache."""
     read = {array_of(v) for v in walk.values if v.op == "load" and v.level == "lane"}
     return [
         s

@@ -14,13 +14,15 @@ from compll.passes import lower
 
 
 def build(module: Module, params: Mapping[str, Number]) -> TileKernels:
-    """The backend's entry point. Raises SpecError for what it does not compile."""
+    """The backend's entry point. Raises SpecError for a spec that it does not compile."""
     return TileKernels(module, params)
 
 
 def source(module: Module) -> str:
     """The LLVM IR of all of a spec's kernels. Raises SpecError."""
-    from compll.backends.cpu.printer import module_text  # takes longer than to load an object
+    from compll.backends.cpu.printer import (
+        module_text,
+    )  # slower to import than an object is to load
 
     parts = lower.kernels(module).values()
     return module_text(module.name, [kernel for part in parts for kernel in part])

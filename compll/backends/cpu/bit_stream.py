@@ -1,8 +1,8 @@
 """Positions as bits: Golomb-Rice and Elias delta codes. See [Note: bit streams] in
-reference/bitstreams.py, and gap_stream.py for what these functions are given and give.
+reference/bitstreams.py for the codes, and gap_stream.py for arguments and results of the functions.
 
-Bits are gathered in a word, which is stored with every code. What is read at once are the WORD bits
-that eight bytes hold, wherever in the first of them they begin.
+A writer collects bits in a word and stores the word with every code. A reader looks at the WORD
+bits that eight bytes hold after the first bit, which may be any bit of the first byte.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ WORD, HALF, MOST_BITS, AHEAD = 57, 32, 40, 64
 
 @dataclass(frozen=True)
 class Code:
-    """How gaps are coded: what the functions of a field's storage are made of."""
+    """A code of gaps. write, read: bodies of the functions that store and load a field."""
 
     name: str
     write: Callable[..., Any]
     read: Callable[..., Any]
 
     def store(self, helpers: Any) -> Any:
-        """store(positions, count, n, out): the address behind the last byte, as int64."""
+        """The function store(positions, count, n, out): the address behind the last byte, as
+        int64."""
         return helpers.get(f"store_{self.name}", I64, [PTR, I64, I64, PTR], self.write)
 
     def load(self, helpers: Any) -> Any:
-        """load(data, end, count, n, positions): 1 if these bytes are `count` positions, else 0."""
+        """The function load(data, end, count, n, positions): 1 if these bytes are `count`
+        positions, else 0."""
         slow = helpers.get("last_word", I64, [PTR, I64, I64], _last_word, inline=True)
 
         def body(b: Builder, data: Any, end: Any, count: Any, n: Any, positions: Any) -> Any:
@@ -54,19 +56,18 @@ class Code:
 
 
 def ones_below(b: Builder, count: Any) -> Any:
-    """A number whose lowest bits are set."""
+    """A number whose `count` lowest bits are set."""
     return b.sub(b.shl(c(1), count), c(1))
 
 
 def log2(b: Builder, x: Any) -> Any:
-    """Floor of the logarithm of a positive number."""
+    """The floor of the base-2 logarithm of a positive number."""
     return b.sub(c(63), b.ctlz(x, number(I1, 1)))
 
 
 class Writer:
-    """Appends bits to bytes. Those that are not complete yet are written where `ahead` is set: then
-    there are AHEAD codes to come, of a bit or more, which write all that was touched again.
-    """
+    """Appends bits to bytes. If `ahead` is set, also writes bytes that are incomplete: then AHEAD
+    codes of at least a bit follow, and write all these bytes again."""
 
     def __init__(self, b: Builder, out: Any) -> None:
         self.b, self.ahead = b, False
@@ -74,7 +75,7 @@ class Writer:
         self.word, self.fill = Variable(b, c(0)), Variable(b, c(0))
 
     def put(self, value: Any, count: Any) -> None:
-        """The lowest bits of a number, 56 at most; those above are zero."""
+        """Append the lowest `count` bits of a number, at most 56. The bits above are zero."""
         if self.ahead:
             self.append(value, count)
             return self.spill(I64, self.b.and_(self.fill.get(), c(-8)))
@@ -86,7 +87,7 @@ class Writer:
         return None
 
     def put_half(self, value: Any, count: Any) -> None:
-        """HALF bits at most, of which the word takes so many again."""
+        """Append at most HALF bits, and make room for as many again."""
         self.append(value, count)
         with self.b.if_then(self.b.icmp_unsigned(">=", self.fill.get(), c(HALF))):
             self.spill(I32, c(HALF))
@@ -97,7 +98,7 @@ class Writer:
         self.fill.set(b.add(self.fill.get(), count))
 
     def spill(self, kind: Any, bits: Any) -> None:
-        """Store the lowest bits of the word, of which so many are complete bytes."""
+        """Store the lowest bits of the word. `bits`: number of them that are complete bytes."""
         b = self.b
         low = self.word.get() if kind == I64 else b.trunc(self.word.get(), kind)
         b.store(low, b.inttoptr(self.end.get(), PTR), align=1)
@@ -106,7 +107,7 @@ class Writer:
         self.fill.set(b.sub(self.fill.get(), bits))
 
     def distances(self, positions: Any, count: Any, write: Callable[[Any], None]) -> None:
-        """write(how far each position is from the one before)."""
+        """Call write(distance) with each position's distance from the one before."""
         b, before = self.b, Variable(self.b, c(-1))
         some = b.sub(count, c(AHEAD))
         some = b.select(b.icmp_signed(">", some, c(0)), some, c(0))
@@ -117,14 +118,14 @@ class Writer:
                 before.set(here)
 
     def close(self) -> Any:
-        """The last bytes; the address behind them."""
+        """Write the last bytes; the address behind them."""
         with repeat_while(self.b, lambda: self.b.icmp_signed(">", self.fill.get(), c(0))):
             self.spill(I8, c(8))
         return self.end.get()
 
 
 class Reader:
-    """Bits from number `bit` on, of so many bytes."""
+    """Reads bits of `length` bytes. bit: number of the next bit."""
 
     def __init__(self, b: Builder, slow: Any, data: Any, length: Any) -> None:
         self.b, self.slow, self.data, self.length = b, slow, data, length
@@ -133,7 +134,7 @@ class Reader:
         self.good = Variable(b, number(I1, 1))
 
     def word(self, bit: Any) -> Any:
-        """WORD bits at least; zeros where there are no more."""
+        """At least WORD bits from bit `bit` on; zeros behind the end."""
         b, found = self.b, Variable(self.b, c(0))
         first = b.lshr(bit, c(3))
         inside = b.icmp_signed("<=", b.add(first, c(8)), self.length)
@@ -145,16 +146,16 @@ class Reader:
         return b.lshr(found.get(), b.and_(bit, c(7)))
 
     def require(self, condition: Any) -> None:
-        """What is read is wrong unless this holds."""
+        """Report the data as wrong unless the condition holds."""
         self.good.set(self.b.and_(self.good.get(), condition))
 
     def skip(self, count: Any) -> None:
-        """The next bits are done with."""
+        """Move on by `count` bits."""
         self.bit.set(self.b.add(self.bit.get(), count))
         self.require(self.b.icmp_signed("<=", self.bit.get(), self.end))
 
     def ended(self) -> Any:
-        """1 if all is right, and only the last byte's zeros are left."""
+        """1 if nothing was wrong and only zeros of the last byte remain."""
         b = self.b
         left = b.sub(self.end, self.bit.get())
         self.require(b.icmp_unsigned("<", left, c(8)))

@@ -1,4 +1,4 @@
-"""LLVM's types and its builder, with the few things that IR text needs and it has no words for."""
+"""LLVM's builder and types, with helpers for common IR."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64, "table": PT
 
 
 def lanes(kind: Any, like: Any) -> Any:
-    """The type with elements of `kind` that has as many lanes as the value `like`."""
+    """The type with elements of `kind` and as many lanes as the value `like`."""
     return ir.VectorType(kind, like.type.count) if isinstance(like.type, ir.VectorType) else kind
 
 
@@ -39,17 +39,17 @@ def number(kind: Any, value: float) -> Any:
 
 
 def c(value: int) -> Any:
-    """An int64."""
+    """An int64 constant."""
     return number(I64, value)
 
 
 def at(b: Builder, pointer: Any, offset: Any) -> Any:
-    """The address so many bytes behind another."""
+    """The address `offset` bytes behind another."""
     return b.gep(pointer, [offset], source_etype=I8)
 
 
 class Builder(ir.IRBuilder):  # type: ignore[misc]
-    """LLVM's builder, with the few things that IR text needs and it has no words for."""
+    """LLVM's builder, with helpers for common IR."""
 
     def intrinsic(self, name: str, *args: Any) -> Any:
         """A call of an intrinsic that is overloaded by its first argument's type."""
@@ -62,7 +62,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         return self.call(self.declared(full, result, [a.type for a in args]), args)
 
     def declared(self, name: str, result: Any, kinds: list[Any]) -> Any:
-        """A function of LLVM."""
+        """A function of LLVM, declared on first use."""
         known = self.module.globals.get(name)
         return known or ir.Function(self.module, ir.FunctionType(result, kinds), name)
 
@@ -77,23 +77,23 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         self.call(known, [pointer, source, size, number(I1, 0)])
 
     def get(self, array: Any, kind: Any, index: Any, lanes: int = 0) -> Any:
-        """Elements of an array from `index` on; lanes 0: one, not a vector."""
+        """Elements of an array from `index` on; lanes 0: a single one, not a vector."""
         place = at(self, array, self.mul(index, c(SIZES[kind])))
         return self.load(place, typ=ir.VectorType(kind, lanes) if lanes else kind, align=1)
 
     def put(self, value: Any, array: Any, index: Any) -> None:
-        """Store one or several elements."""
+        """Store a vector or a single element in an array."""
         self.store(value, at(self, array, self.mul(index, c(SIZES[element(value)]))), align=1)
 
     def room(self, kind: Any, count: int = 1) -> Any:
-        """Memory of the function, for values of a kind."""
+        """Stack memory for `count` values of a kind."""
         with self.goto_entry_block():
             found = self.alloca(ir.ArrayType(kind, count))
         found.align, found.type = 64, PTR
         return found
 
     def splat(self, x: Any, count: int) -> Any:
-        """A number in `count` lanes."""
+        """A number in each of `count` lanes."""
         kind = ir.VectorType(x.type, count)
         empty = ir.Constant(kind, ir.Undefined)
         first = self.insert_element(empty, x, ir.Constant(I32, 0))
@@ -103,7 +103,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
 
 @contextmanager
 def loop(b: Builder, count: Any, step: int = 1, start: Any = None) -> Iterator[Any]:
-    """What is built within it runs for 0, step, ... below count."""
+    """A loop whose body the `with` builds, for 0, step, ... below count."""
     before = b.block
     body, after = b.append_basic_block("loop"), b.append_basic_block("after")
     first = number(I64, 0) if start is None else start
@@ -119,24 +119,24 @@ def loop(b: Builder, count: Any, step: int = 1, start: Any = None) -> Iterator[A
 
 
 class Variable:
-    """A number of a function that changes."""
+    """A variable on the stack of a function."""
 
     def __init__(self, b: Builder, value: Any) -> None:
         self.b, self.kind, self.place = b, value.type, b.room(value.type)
         self.set(value)
 
     def get(self) -> Any:
-        """What it is now."""
+        """The present value."""
         return self.b.load(self.place, typ=self.kind)
 
     def set(self, value: Any) -> None:
-        """What it is from here on."""
+        """Assign a value."""
         self.b.store(value, self.place)
 
 
 @contextmanager
 def repeat_while(b: Builder, condition: Callable[[], Any]) -> Iterator[None]:
-    """What is built within it runs as long as the condition holds before it."""
+    """A loop whose body the `with` builds, and that runs while the condition holds."""
     test, body, after = (b.append_basic_block(name) for name in ("while", "body", "done"))
     b.branch(test)
     b.position_at_end(test)

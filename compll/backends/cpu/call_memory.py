@@ -1,4 +1,4 @@
-"""Memory that kernels need besides what they are given: arrays of their own, and routines'."""
+"""Memory that kernels need besides their arguments: scratch arrays, and memory of routines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from compll.ir.matrices import NARROW, check_rooms, extents
 from compll.ir.tile import Call, Kernel, View
 from compll.numerics.numbers import LANES
 
-#: arrays that a routine may need for itself
+#: arrays that a routine may need for its own use
 ROOMS = 2
 
 
 def narrow(call: Call) -> bool:
-    """Whether a product has few columns, so that the rows of its first matrix are read once."""
+    """True if a product has few columns, so that each row of its first matrix is read once."""
     cols = call.views[1].matrix.cols if call.views[1].matrix else None
     return cols is not None and cols.op == "const" and cols.attr <= NARROW
 
@@ -22,7 +22,7 @@ def narrow(call: Call) -> bool:
 def room(kernel: Kernel, n: int) -> int:
     """The most bytes that one of a kernel's arrays takes for a piece of n elements.
 
-    Raises UsageError where a matrix is absurd, or does not fit the elements.
+    Raises UsageError if a matrix is too large, or does not hold the elements.
     """
     check_rooms(kernel.rooms, n)
     most = [4 * (n + kernel.tile + SLACK)]
@@ -32,13 +32,13 @@ def room(kernel: Kernel, n: int) -> int:
 
 
 def elements(dims: tuple[object, ...], n: int) -> int:
-    """Of a matrix."""
+    """Elements of a matrix."""
     rows, cols = extents(dims, n)  # type: ignore[arg-type]
     return rows * cols
 
 
 def wanted(call: Call, n: int) -> Iterator[int]:
-    """Bytes that a routine needs for itself."""
+    """Bytes of each array that a routine needs for its own use."""
     sides = [sides_of(view, n) for view in call.views]
     if call.routine == "product":
         (rows, inner), (_, cols) = sides
@@ -56,5 +56,5 @@ def wanted(call: Call, n: int) -> Iterator[int]:
 
 
 def sides_of(view: View, n: int) -> tuple[int, int]:
-    """Rows and columns."""
+    """Rows and columns of a view."""
     return (1, n) if view.matrix is None else extents(view.matrix.dims, n)

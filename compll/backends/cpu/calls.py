@@ -1,5 +1,5 @@
-"""Routines that mix elements, in a kernel's loop over pieces; their bodies stand in products.py,
-rows.py and routines.py."""
+"""Routines that mix elements, in a kernel's loop over pieces; products.py, rows.py and routines.py
+have their bodies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compll.ir.tile import SCRATCH, Call, Kernel, Store, Walk, order
 class Calls:
     """The routines of the kernel that `printer` (a Printer) builds.
 
-    fused: walks over a product of which the elements are computed where they are stored.
+    fused: calls of products whose elements a walk computes where it stores them, by the walk's id.
     """
 
     def __init__(self, printer: Any) -> None:
@@ -29,7 +29,7 @@ class Calls:
         self.late = {id(call) for call in self.fused.values()}
 
     def emit(self, call: Call) -> None:
-        """Call it, unless a walk does so."""
+        """Call the routine, unless a walk does so."""
         if id(call) in self.late:
             return
         self.know(call)
@@ -37,7 +37,7 @@ class Calls:
             ROUTINES[call.routine](self, call, [Source(self.printer, v) for v in call.views])
 
     def know(self, call: Call) -> None:
-        """Have numbers be known that it needs, before a function of its own begins."""
+        """Load the numbers that the routine needs, before a function of its own begins."""
         sides = [m for m in (call.matrix, *(view.matrix for view in call.views)) if m is not None]
         numbers = [v for m in sides for v in (m.rows, m.cols, m.size)]
         lanes = [v for view in call.views for v in pieces(view.value)]
@@ -45,11 +45,11 @@ class Calls:
             self.printer.value(v)
 
     def made(self, call: Call, number: int = 0) -> Any:
-        """Where an array lies that it makes."""
+        """Pointer to an array that the routine fills."""
         return self.printer.pointers[f"{SCRATCH} {call.made[number].name}"]
 
     def sides(self, call: Call) -> tuple[Any, Any]:
-        """Rows and columns of what it makes."""
+        """Rows and columns of the matrix that it makes."""
         assert call.matrix is not None
         return self.printer.value(call.matrix.rows), self.printer.value(call.matrix.cols)
 
@@ -73,7 +73,7 @@ class Calls:
     def by_rows(
         self, call: Call, sources: list[Source], count: Any, take: Callable[..., None]
     ) -> None:
-        """A product of which rows are computed as wholes."""
+        """A product whose rows are computed as wholes."""
         b, kind = self.printer.b, F32 if call.attr else F64
         (rows_of, cols), inner = self.sides(call), self.printer.value(call.views[0].matrix.cols)  # type: ignore[union-attr]
         given = [
@@ -130,7 +130,7 @@ class Calls:
         routines.drawn(p.b, p, p.value(call.numbers[0]), self.made(call))
 
     def spectrum(self, call: Call, sources: list[Source]) -> None:
-        """By the host's LAPACK, which it is asked for in the middle of a kernel."""
+        """Singular values and vectors, by a call of the host's LAPACK in the middle of a kernel."""
         p, (source,), view = self.printer, sources, call.views[0]
         assert view.matrix is not None
         sides = p.value(view.matrix.rows), p.value(view.matrix.cols)
@@ -140,7 +140,7 @@ class Calls:
     # walks over products
 
     def walk(self, walk: Walk) -> bool:
-        """Whether a walk is one over a product, which then is computed."""
+        """True if the walk is fused with a product. Builds both."""
         call = self.fused.get(id(walk))
         if call is None:
             return False
@@ -166,7 +166,7 @@ class Calls:
         return True
 
     def store(self, s: Store, value: Any, place: Any, count: int) -> None:
-        """Some lanes, from `place` on."""
+        """Store lanes from `place` on."""
         p, b = self.printer, self.printer.b
         storage = "float32" if s.field is None else s.field.storage
         to = at(b, p.pointers[store_name(s)], b.mul(place, c(item_bytes(s.field))))
@@ -176,7 +176,7 @@ class Calls:
 
 
 def fused(kernel: Kernel) -> dict[int, Call]:
-    """The short products of which the elements are needed by one walk alone, by that walk."""
+    """Short products whose elements only one walk needs, by that walk's id."""
     found = {}
     for call in [
         s for s in kernel.steps if isinstance(s, Call) and s.routine == "product" and s.attr
@@ -191,7 +191,7 @@ def fused(kernel: Kernel) -> dict[int, Call]:
 
 
 def simple(walk: Walk) -> bool:
-    """Whether a walk only stores what is made of the same elements of arrays."""
+    """True if a walk only stores values made of the same elements of arrays."""
     stores = all(
         s.target in ("state", "gradient", SCRATCH) and not s.packed and not s.placed
         for s in walk.stores
@@ -211,7 +211,7 @@ def simple(walk: Walk) -> bool:
     )
 
 
-#: instructions whose lanes are known in a walk over tiles alone
+#: instructions whose lanes are known only in a walk over tiles
 OTHERS = ("draw", "position", "unpack", "selected", "spread", "at", "bucket", "lookup")
 ROUTINES: dict[str, Callable[[Calls, Call, list[Source]], None]] = {
     "product": Calls.product, "orthonormal": Calls.orthonormal, "hadamard": Calls.hadamard,

@@ -1,8 +1,8 @@
-"""Compaction within a walk: the selected of some lanes are appended to arrays, in order.
+"""Compaction within a walk: selected lanes are appended to arrays, in order.
 
 llvm.experimental.vector.compress is one instruction with AVX-512; elsewhere LLVM stores each lane
-and moves the place on if it is selected, without a branch. Whole vectors are written, so arrays
-have SLACK (interface.py) more elements than they hold.
+and advances if it is selected, without a branch. Whole vectors are written, so arrays have SLACK
+(interface.py) more elements than they hold.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from llvmlite import ir
 from compll.backends.cpu.builder import F32, I1, I32, I64, PTR, Builder, Variable, c, loop, number
 from compll.backends.cpu.processor import FEATURES
 
-#: whether this processor puts lanes together at once, which is cheaper than a branch around it
+#: true if this processor compresses lanes in one instruction, which is cheaper than a branch
 COMPRESSES = bool(FEATURES.get("avx512f"))
 
 
 def count_bits(b: Builder, x: Any) -> Any:
-    """How many bits are set, as int64."""
+    """The number of set bits, as int64."""
     return b.zext(b.ctpop(x), I64)
 
 
 class Compaction:
-    """The instructions of one Compact in a function, as of a walk.
+    """The instructions of one Compact in a walk's function.
 
-    counts: the address of how many are taken by now, and how many of `first` still may be.
+    counts: address of the number of elements taken so far, and of the number that `first` may still
+    take.
     """
 
     def __init__(self, b: Builder, counts: Any, arrays: list[Any]) -> None:
@@ -34,12 +35,12 @@ class Compaction:
         self.taken, self.left = (Variable(b, b.get(counts, I64, c(i))) for i in range(2))
 
     def close(self) -> None:
-        """After the last tile: tell the counts."""
+        """Store the counts, after the last tile."""
         for i, now in enumerate((self.taken, self.left)):
             self.b.put(now.get(), self.counts, c(i))
 
     def lanes(self, always: Any, first: Any, parts: list[Any]) -> Any:
-        """Append the selected of some lanes; which of them are. parts: what goes to each array."""
+        """Append the selected lanes; returns a mask of them. parts: the values for each array."""
         b = self.b
         like = always if always is not None else first
         found: Any = number(I32, 0)
@@ -56,7 +57,7 @@ class Compaction:
         return hit
 
     def append(self, parts: list[Any], hit: Any, found: Any) -> None:
-        """Store the selected lanes, and move on by as many."""
+        """Store the selected lanes, and advance by their number."""
         b, taken = self.b, self.taken.get()
         for array, value in zip(self.arrays, parts, strict=True):
             b.put(self.together(value, hit), array, taken)
@@ -67,7 +68,7 @@ class Compaction:
         return self.b.zext(self.b.bitcast(mask, ir.IntType(mask.type.count)), I32)
 
     def limited(self, bits: Any) -> Any:
-        """The first of these bits, as many as are left."""
+        """The first set bits, as many as may still be taken."""
         b, word = self.b, Variable(self.b, bits)
         with b.if_then(b.icmp_unsigned("!=", bits, number(I32, 0)), likely=False):
             left = b.sub(self.left.get(), count_bits(b, bits))
@@ -79,7 +80,7 @@ class Compaction:
         return word.get()
 
     def together(self, value: Any, hit: Any) -> Any:
-        """The selected lanes at the beginning of a vector."""
+        """The selected lanes, moved to the start of a vector."""
         b, kind = self.b, value.type
         letter = "f32" if kind.element == F32 else "i32"
         full = f"llvm.experimental.vector.compress.v{kind.count}{letter}"
@@ -88,8 +89,8 @@ class Compaction:
 
 
 def expanded(b: Builder, place: Any, hit: Any, bits: Any) -> Any:
-    """The next float32 values from an address on, in order, in the lanes of `hit`, which `bits` has
-    as a number; zeros in the others."""
+    """The next float32 values from an address on, in order, in the lanes of `hit`; zeros in the
+    others. bits: `hit` as a number."""
     width = hit.type.count
     kind = ir.VectorType(F32, width)
     zeros = ir.Constant(kind, [0.0] * width)
@@ -98,7 +99,7 @@ def expanded(b: Builder, place: Any, hit: Any, bits: Any) -> Any:
         return b.call(expand, [place, hit, zeros])
     found = Variable(b, zeros)
     with b.if_then(b.icmp_unsigned("!=", bits, number(I32, 0))):
-        # without a branch, all lanes read: those behind the last value that one
+        # without a branch: lanes behind the last value read the last value
         last, taken, lanes = b.sub(b.ctpop(bits), number(I32, 1)), number(I32, 0), zeros
         for lane in range(width):
             own = b.select(b.icmp_unsigned("<", taken, last), taken, last)

@@ -29,12 +29,12 @@ from compll.backends.cpu.builder import (
 
 CHUNK = 16
 WORDS = ir.VectorType(I32, CHUNK)
-#: below which a table has the codes, with the number of their bits above so many
+#: a table has the codes of integers below SMALL; bits from BITS_AT on hold a code's length
 SMALL, BITS_AT = 256, 24
 
 
 def _elias(v: int) -> int:
-    """The code of a positive integer, and above its BITS_AT bits how many it has."""
+    """The code of a positive integer; bits from BITS_AT on hold its length."""
     low = v.bit_length() - 1
     m = (low + 1).bit_length() - 1
     code = 1 << m | (low + 1 - (1 << m)) << (m + 1) | (v - (1 << low)) << (2 * m + 1)
@@ -42,7 +42,7 @@ def _elias(v: int) -> int:
 
 
 def _small_codes(b: Builder) -> Any:
-    """The codes of integers below SMALL."""
+    """A table of the codes of integers below SMALL."""
     known = b.module.globals.get("elias_codes")
     if known is None:
         kind = ir.ArrayType(I32, SMALL)
@@ -68,7 +68,7 @@ def _write_elias(b: Builder, positions: Any, count: Any, n: Any, out: Any) -> An
 
 
 def _code(b: Builder, distance: Any) -> tuple[Any, Any]:
-    """What _elias says, of a value."""
+    """The code of a value, and its length."""
     low = log2(b, distance)
     more = b.add(low, c(1))
     m = log2(b, more)
@@ -79,7 +79,7 @@ def _code(b: Builder, distance: Any) -> tuple[Any, Any]:
 
 
 def _read_elias(b: Builder, reader: Reader, count: Any, n: Any, positions: Any) -> None:
-    """Neighbours take a bit each: their runs are read as one."""
+    """Read all positions. Neighbours take a bit each: a run of them is read at once."""
     before, done = Variable(b, c(-1)), Variable(b, c(0))
 
     def left() -> Any:
@@ -105,7 +105,7 @@ def _read_elias(b: Builder, reader: Reader, count: Any, n: Any, positions: Any) 
 
 
 def _neighbours(b: Builder, positions: Any, done: Any, before: Any, count: Any) -> None:
-    """Positions that follow each other; whole vectors are written."""
+    """Write positions that follow each other; writes whole vectors."""
     first = b.trunc(b.add(before, c(1)), I32)
     steps = b.add(b.splat(first, CHUNK), ir.Constant(WORDS, list(range(CHUNK))))
     with loop(b, count, CHUNK) as i:
@@ -116,7 +116,8 @@ def _neighbours(b: Builder, positions: Any, done: Any, before: Any, count: Any) 
 def _read_distance(
     b: Builder, reader: Reader, word: Any, used: Any, before: Variable, done: Variable, n: Any
 ) -> None:
-    """A distance, unless what is left of the word may be too short: then nothing, once."""
+    """Read a distance. If the rest of the word may be too short, read nothing, unless the word is
+    fresh."""
     m = b.cttz(word, number(I1, 0))
     inside = b.icmp_unsigned("<=", m, c(5))
     m = b.select(inside, m, c(0))

@@ -1,4 +1,4 @@
-"""Floats by their bits: as keys that order as they do, and as floats of 16 bits."""
+"""Bits of floats: as keys of the same order, and as floats of 16 bits."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 from compll.backends.cpu.builder import F32, F64, HALF, I16, I32, Builder, const, element, lanes
 from compll.backends.cpu.processor import FEATURES
 
-#: whether this processor lacks conversions of float16, for which LLVM would call a library
+#: true if this processor has no conversions of float16; LLVM would call a library for them
 SOFT_HALVES = FEATURES.get("f16c") is False
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
 
 
 def bits(b: Builder, x: Any) -> Any:
-    """A float32's bits."""
+    """The bits of a float32."""
     return b.bitcast(x, lanes(I32, x))
 
 
 def magnitude_bits(b: Builder, x: Any) -> Any:
-    """A float32's bits without the sign: they order as magnitudes do."""
+    """The bits of a float32 without the sign; they order as magnitudes do."""
     return b.and_(bits(b, x), const(I32, x, MAGNITUDE))
 
 
 def key(b: Builder, x: Any) -> Any:
-    """int32 that orders as the floats do (see order_key in numbers.py)."""
+    """An int32 that orders as floats do (see order_key in numbers.py)."""
     raw = bits(b, x) if element(x) == F32 else x
     return b.xor(raw, b.and_(b.ashr(raw, const(I32, x, 31)), const(I32, x, MAGNITUDE)))
 
@@ -34,7 +34,7 @@ def unkey(b: Builder, x: Any) -> Any:
 
 
 def is_finite(b: Builder, x: Any) -> Any:
-    """Whether a float is neither infinite nor NaN."""
+    """True if a float is neither infinite nor NaN."""
     if element(x) == F64:
         size = b.intrinsic("fabs", x)
         return b.fcmp_ordered("<", size, const(F64, x, float("inf")))
@@ -42,7 +42,7 @@ def is_finite(b: Builder, x: Any) -> Any:
 
 
 def bfloat16_bits(b: Builder, x: Any) -> Any:
-    """bfloat16 bits as int32, nearest even; NaN stays NaN."""
+    """bfloat16 bits as int32, rounded to nearest even; NaN stays NaN."""
     raw = bits(b, x)
     odd = b.and_(b.lshr(raw, const(I32, x, 16)), const(I32, x, 1))
     near = b.add(b.add(raw, const(I32, x, 0x7FFF)), odd)
@@ -51,7 +51,7 @@ def bfloat16_bits(b: Builder, x: Any) -> Any:
 
 
 def of_bfloat16(b: Builder, x: Any) -> Any:
-    """float32 of bfloat16 bits as int32."""
+    """float32 of bfloat16 bits, which are int32."""
     return b.bitcast(b.shl(x, const(I32, x, 16)), lanes(F32, x))
 
 
@@ -62,7 +62,7 @@ def bfloat16_up(b: Builder, x: Any) -> Any:
 
 
 def float16_bits(b: Builder, x: Any) -> Any:
-    """float16 bits as int32, nearest even."""
+    """float16 bits as int32, rounded to nearest even."""
     if not SOFT_HALVES:
         found = b.bitcast(b.fptrunc(x, lanes(HALF, x)), lanes(I16, x))
         return b.zext(found, lanes(I32, x))
@@ -73,7 +73,7 @@ def float16_bits(b: Builder, x: Any) -> Any:
 
     odd = b.and_(b.lshr(size, c(13)), c(1))
     normal = b.lshr(b.add(b.add(size, c(0xFFF - 0x38000000)), odd), c(13))
-    # the unit of a float in [.5, 1) is that of the numbers below 2**-14
+    # a float32 in [.5, 1) has the last bit of a float16 below 2**-14
     near_zero = b.fadd(b.bitcast(size, x.type), const(F32, x, 0.5))
     tiny = b.sub(bits(b, near_zero), c(0x3F000000))
     found = b.select(b.icmp_signed("<", size, c(0x38800000)), tiny, normal)
@@ -84,7 +84,7 @@ def float16_bits(b: Builder, x: Any) -> Any:
 
 
 def of_float16(b: Builder, x: Any) -> Any:
-    """float32 of float16 bits as int32."""
+    """float32 of float16 bits, which are int32."""
     single_lanes = lanes(F32, x)
     if not SOFT_HALVES:
         return b.fpext(b.bitcast(b.trunc(x, lanes(I16, x)), lanes(HALF, x)), single_lanes)

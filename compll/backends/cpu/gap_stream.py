@@ -1,7 +1,7 @@
 """Positions as LEB128 gaps (see Gaps in ir/storage.py): functions that kernels call.
 
-Positions are int32, with -1 before the first. Sixteen gaps below 128 are as many bytes, which are
-one vector; gaps of one or two bytes are written and read without a branch on which it is.
+Positions are int32, with -1 before the first. Sixteen gaps below 128 are sixteen bytes, one vector;
+gaps of one or two bytes are written and read without a branch on their length.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ ONES = ir.Constant(WORDS, [1] * CHUNK)
 
 
 def store(helpers: Any) -> Any:
-    """store_gaps(positions, count, n, out): the address behind the last gap, as int64."""
+    """The function store_gaps(positions, count, n, out): the address behind the last gap, as
+    int64."""
     return helpers.get("store_gaps", I64, [PTR, I64, I64, PTR], _store)
 
 
 def load(helpers: Any) -> Any:
-    """load_gaps(data, end, count, n, positions): 1 if they are exactly `count` gaps, else 0.
+    """The function load_gaps(data, end, count, n, positions): 1 if the bytes are exactly `count`
+    gaps, else 0.
 
-    positions: where they go; what is read ends at `end`, and what is there is checked.
+    positions: filled. Reads up to `end` and checks all that it reads.
     """
     return helpers.get("load_gaps", I64, [PTR, PTR, I64, I64, PTR], _load)
 
 
 def _small(b: Builder, gaps: Any) -> Any:
-    """Whether all of some gaps are below 128."""
+    """True if all gaps are below 128."""
     found = b.intrinsic("vector.reduce.or", gaps)
     return b.icmp_unsigned("<", found, number(I32, 128))
 
@@ -66,13 +68,14 @@ def _store(b: Builder, positions: Any, count: Any, n: Any, out: Any) -> Any:
 
 
 def _write(b: Builder, end: Variable, value: Any, size: Any) -> None:
-    """Bytes, of which so many stay."""
+    """Store bytes, and advance by `size` of them."""
     b.store(value, b.inttoptr(end.get(), PTR), align=1)
     end.set(b.add(end.get(), size))
 
 
 def _store_one(b: Builder, positions: Any, i: Any, end: Variable, more: Any) -> None:
-    """One gap; two bytes are written of a short one, where more follow."""
+    """Store a gap. If more follow, a short gap is written as two bytes, the second of which may be
+    overwritten."""
     before = b.get(positions, I32, b.sub(i, c(1)))
     gap = b.sub(b.sub(b.get(positions, I32, i), before), number(I32, 1))
     short = b.and_(b.icmp_unsigned("<", gap, number(I32, 1 << 14)), more)
@@ -92,7 +95,7 @@ def _store_one(b: Builder, positions: Any, i: Any, end: Variable, more: Any) -> 
 
 
 def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, positions: Any) -> Any:
-    """Gap after gap until the count or the bytes are spent."""
+    """Load gap after gap, until the count or the bytes end."""
     stop = b.ptrtoint(stop, I64)
     place, before = Variable(b, b.ptrtoint(data, I64)), Variable(b, c(-1))
     good, single = Variable(b, number(I1, 1)), Variable(b, number(I1, 0))
@@ -123,7 +126,7 @@ def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, positions: Any) 
 
 
 def _running(b: Builder, x: Any) -> Any:
-    """Sums of the lanes up to each."""
+    """Running sums of the lanes."""
     zero = ir.Constant(WORDS, [0] * CHUNK)
     for by in (1, 2, 4, 8):
         moved = [CHUNK + lane if lane < by else lane - by for lane in range(CHUNK)]
@@ -132,7 +135,8 @@ def _running(b: Builder, x: Any) -> Any:
 
 
 def _load_one(b: Builder, place: Variable, stop: Any, before: Variable, good: Variable) -> None:
-    """A gap; `good` becomes false where it is overlong or the bytes end, and nothing is read."""
+    """Load a gap. If it is overlong or the bytes end, `good` becomes false and nothing is
+    loaded."""
     now, both = place.get(), Variable(b, number(I32, 0x8080))
     with b.if_then(b.icmp_unsigned("<=", b.add(now, c(2)), stop), likely=True):
         both.set(b.zext(b.load(b.inttoptr(now, PTR), typ=I16, align=1), I32))
@@ -151,7 +155,7 @@ def _load_one(b: Builder, place: Variable, stop: Any, before: Variable, good: Va
 
 
 def _load_long(b: Builder, place: Variable, stop: Any, before: Variable, good: Variable) -> None:
-    """Byte after byte, at most six."""
+    """Load a gap byte after byte, at most six."""
     found, shift, to = Variable(b, c(0)), Variable(b, c(0)), Variable(b, place.get())
     byte = Variable(b, c(128))
 

@@ -73,7 +73,8 @@ def _read_golomb(b: Builder, reader: Reader, count: Any, n: Any, positions: Any)
 
 
 def _nextones_below(b: Builder, word: Variable, ones: Variable, rice: Variable) -> Any:
-    """How many ones the word begins with; whether all of the code is in it, behind which it is cut."""
+    """The word's leading ones, put into `ones`; true if the word holds the whole code. Shifts the
+    ones out of the word."""
     ones.set(b.cttz(b.not_(word.get()), number(I1, 0)))
     bits = b.add(b.add(ones.get(), c(1)), rice.get())
     fits = b.icmp_unsigned("<=", bits, c(WORD))
@@ -83,7 +84,7 @@ def _nextones_below(b: Builder, word: Variable, ones: Variable, rice: Variable) 
 
 
 def _moreones_below(b: Builder, reader: Reader, word: Variable, ones: Variable) -> None:
-    """The same of a code that is longer than a word."""
+    """The same for a code that is longer than a word."""
     bit, alike = Variable(b, reader.bit.get()), Variable(b, c(WORD))
     with repeat_while(b, lambda: b.icmp_unsigned("==", alike.get(), c(WORD))):
         found = b.cttz(b.not_(reader.word(bit.get())), number(I1, 0))

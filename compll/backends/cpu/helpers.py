@@ -1,4 +1,4 @@
-"""Functions that the kernels of a module share, each built when first asked for."""
+"""Functions that the kernels of a module share; each is built on first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compll.numerics.numbers import MASK
 
 
 class Helpers:
-    """Functions that kernels of a module share, each built when first asked for."""
+    """Functions that kernels of a module share; each is built on first use."""
 
     def __init__(self, module: ir.Module) -> None:
         self.module = module
@@ -25,9 +25,9 @@ class Helpers:
     def get(
         self, name: str, result: Any, kinds: list[Any], body: Callable[..., Any], *, inline: bool = False
     ) -> Any:  # fmt: skip
-        """The function of this name; body(builder, *arguments) gives its result. inline: where LLVM
-        thinks it worth it, for what loops call; copies of others only take time to compile.
-        """
+        """The function of this name; body(builder, *arguments) gives its result. inline: LLVM may
+        inline it, for functions that loops call. Copies of other functions would only take time to
+        compile."""
         if name not in self.built:
             function = ir.Function(self.module, ir.FunctionType(result, kinds), name)
             function.linkage = "internal"
@@ -41,11 +41,13 @@ class Helpers:
 
     @property
     def keys(self) -> Any:
-        """The keys of a stream of draws (see [Note: random draws] in numbers.py)."""
+        """The function that computes keys of a stream of draws (see [Note: random draws] in
+        numbers.py)."""
         return self.get("keys", I64, [I64] * 5, _keys, inline=True)
 
     def codes(self, f: Field, tile: int, *, wide: bool) -> Any:
-        """Codes of a shorter tile as those of a full one (wide), or the other way."""
+        """The function that turns codes of a shorter tile into those of a full one (wide), or
+        back."""
         name = f"{'widen' if wide else 'narrow'}_{'trits' if f.trits else f.bits}_{tile}"
 
         def body(b: Builder, source: Any, into: Any, m: Any) -> None:
@@ -73,7 +75,7 @@ def _keys(b: Builder, *words: Any) -> Any:
 def _repack(
     b: Builder, source: Any, into: Any, m: Any, from_width: Any, to_width: Any, *, bits: int
 ) -> None:
-    """Each of m codes from its place in `source` to that in `into`, which is cleared before."""
+    """Move each of m codes from its place in `source` to that in `into`, which is zeroed before."""
     with loop(b, to_width) as j:
         b.store(number(I8, 0), at(b, into, j))
     with loop(b, m) as i:

@@ -1,4 +1,4 @@
-"""What kernels ask the host for: singular values and vectors, which LAPACK finds."""
+"""Work that kernels ask the host for: singular values and vectors, by LAPACK."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from compll.numerics import spectra
 
 
 class Host:
-    """A function for one call of a kernel; what goes wrong in it is raised after the call."""
+    """A function that a kernel calls. An exception in it is raised after the kernel has
+    returned."""
 
     def __init__(self) -> None:
         self.function = HOST(self.spectrum)
@@ -29,11 +30,11 @@ class Host:
             self.error = error
 
     def raise_found(self) -> None:
-        """Raise what went wrong."""
+        """Raise the exception of the last call, if any."""
         if self.error is not None:
             raise self.error
 
 
 def array(address: int, count: int) -> Any:
-    """float32 [count] in memory."""
+    """float32 [count] at an address."""
     return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (count,))

@@ -1,4 +1,4 @@
-"""What a tile program's instructions become in LLVM IR: of a number, or of a vector of lanes.
+"""LLVM IR of a tile program's instructions, for a number or for a vector of lanes.
 
 One row per instruction. All are IEEE operations in the order that the language defines: no row has
 fast-math flags, and none is fused with another.
@@ -57,12 +57,12 @@ def compare(order: str) -> Any:
 
 
 def chosen(order: str) -> Any:
-    """min or max: the second where they cannot be compared."""
+    """The row of min or max: the second argument if they do not compare."""
     return lambda b, x, y: b.select(compare(order)(b, x, y), x, y)
 
 
 def arithmetic(of_floats: str, of_ints: str) -> Any:
-    """The row of an operator that both have."""
+    """The row of an operator that floats and integers have."""
 
     def row(b: Builder, x: Any, *rest: Any) -> Any:
         return getattr(b, of_floats if element(x) in (F32, F64) else of_ints)(x, *rest)
@@ -77,7 +77,7 @@ def _clamped(b: Builder, x: Any, least: float, most: float) -> Any:
 
 
 def code(b: Builder, x: Any, most: int) -> Any:
-    """0..most as int32: truncated; NaN becomes 0."""
+    """0 to `most` as int32: truncated; NaN becomes 0."""
     if element(x) == I1:
         return b.zext(x, lanes(I32, x))
     near = _clamped(b, x, 0, most)
@@ -85,7 +85,7 @@ def code(b: Builder, x: Any, most: int) -> Any:
 
 
 def truncated(b: Builder, x: Any) -> Any:
-    """As int32; 0 for infinity and NaN. A float64 is one that int64 holds."""
+    """An int32; 0 for infinity and NaN. A float64 must fit int64."""
     if element(x) == F64:
         return b.fptosi(x, lanes(I64, x))
     whole = b.fptosi(_clamped(b, x, -(2.0**31), 2.0**31 - 128), lanes(I32, x))
@@ -122,9 +122,10 @@ def _mod(b: Builder, x: Any, y: Any) -> Any:
 
 
 def _parted(b: Builder, x: Any, y: Any) -> tuple[Any, Any, Any]:
-    """A divisor that no processor traps at, the rest, and whether that is on the other side of 0.
+    """A divisor at which no processor traps, the remainder, and true if its sign differs from the
+    divisor's.
 
-    By 0 and -1 the rest is 0, as it is by 1.
+    The remainder is 0 for the divisors 0 and -1, as it is for 1.
     """
     near_zero = b.icmp_unsigned("<", b.add(y, const(element(x), x, 1)), const(element(x), x, 2))
     safe = b.select(near_zero, const(element(x), x, 1), y)
@@ -176,7 +177,7 @@ def _from_float_bits(b: Builder, x: Any) -> Any:
 
 
 def single(row: Any) -> Any:
-    """A row of float32 for float64, too, which is rounded first."""
+    """The row of float32 for float64, too, which is rounded first."""
 
     def wide(b: Builder, x: Any) -> Any:
         if element(x) == F32:
@@ -187,7 +188,7 @@ def single(row: Any) -> Any:
 
 
 def convert(b: Builder, x: Any, to: Any) -> Any:
-    """A number as one of another kind."""
+    """A number as another kind."""
     kind, target = element(x), lanes(to, x)
     if kind == to:
         return x
@@ -203,14 +204,14 @@ def convert(b: Builder, x: Any, to: Any) -> Any:
 
 
 def _as_count(b: Builder, x: Any, n: Any) -> Any:
-    """A number of elements, 0..n; NaN is 0."""
+    """A number of elements, 0 to n; NaN is 0."""
     x, most = convert(b, x, F64), convert(b, n, F64)
     whole = b.fptosi(b.select(b.fcmp_ordered(">", x, const(F64, x, 0)), x, const(F64, x, 0)), I64)
     return b.select(b.fcmp_ordered(">=", x, most), n, whole)
 
 
 def mixed(b: Builder, counter: Any, k1: Any) -> Any:
-    """32 bits of a keyed counter, the upper ones well mixed."""
+    """32 bits of a keyed counter; the upper ones are well mixed."""
 
     def shifted(x: Any, by: int) -> Any:
         return b.lshr(x, const(I32, x, by))
@@ -282,7 +283,7 @@ ROWS["pow"] = elementary("power", ROWS)
 
 
 def apply(b: Builder, v: Value, args: list[Any]) -> Any:
-    """An instruction without a meaning of its own to loops, by its row."""
+    """An instruction, by its row. Loops handle those that depend on the lane themselves."""
     if v.op == "convert":
         return convert(b, args[0], KINDS[v.kind])
     if v.op == "code":

@@ -1,5 +1,4 @@
-"""What kernels are called with. Apart from their printer, which a process with cached objects
-never imports."""
+"""Arguments of kernels. A process with cached objects imports this, but not their printer."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ import numpy as np
 from compll.ir.tile import Kernel
 from compll.numerics.numbers import MEAN_LANES
 
-#: elements that arrays of selected ones have besides them: whole vectors are written
+#: spare elements of arrays of selected elements: whole vectors are written
 SLACK = 64
 _START = ctypes.c_char * 0
 ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
-#: what a kernel is given before its states, and of what type
+#: arguments of a kernel before its states, and their types
 GIVEN: dict[str, Any] = {
     "x": ADDRESS, "table": ADDRESS, "rows": WORD, "payload": ADDRESS, "at": ADDRESS,
     "used": ADDRESS, "statics": ADDRESS, "seed": WORD, "step": WORD, "scale": ctypes.c_float,
@@ -25,7 +24,8 @@ GIVEN: dict[str, Any] = {
 
 
 def sum_bytes(size: int) -> int:
-    """Of sums of each of MEAN_LANES tiles, and counts; of one index more, for what is not counted."""
+    """Bytes of the sums of MEAN_LANES tiles and of the counts. An extra index collects uncounted
+    elements."""
     return (8 * MEAN_LANES + 4) * (size + 1)
 
 
@@ -34,7 +34,7 @@ def signature(kernel: Kernel) -> list[Any]:
     return [*GIVEN.values(), *[ADDRESS] * (len(kernel.states) + 2 * len(kernel.added))]
 
 
-#: what a kernel asks the host for: a matrix, its rows and columns, and where three arrays go
+#: the host's function: a matrix, its rows and columns, and addresses of the three results
 HOST = ctypes.CFUNCTYPE(None, ADDRESS, WORD, WORD, ADDRESS, ADDRESS, ADDRESS)
 
 
@@ -44,4 +44,4 @@ def passed(value: Any) -> Any:
         return value
     if value.flags.writeable:
         return ctypes.addressof(_START.from_buffer(value.data))
-    return value.ctypes.data  # of any array, and several times as slow
+    return value.ctypes.data  # takes any array, but is several times slower

@@ -1,4 +1,4 @@
-"""LLVM IR to functions that ctypes calls: compiled once, then loaded as objects from the cache."""
+"""LLVM IR as functions that ctypes calls: compiled once, then loaded as objects from the cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 @cache
 def machine() -> Any:
-    """The processor, as LLVM compiles for it."""
+    """The target machine of LLVM, for this processor."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
@@ -34,7 +34,7 @@ def machine() -> Any:
 
 @cache
 def version() -> str:
-    """What an object depends on besides its tile program: the compiler itself and the processor."""
+    """A text that changes with the compiler, LLVM and the processor; objects depend on it."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for folder_of in ("backends/cpu", "ir", "numerics", "passes"):
         for name in sorted(os.listdir(root / folder_of)):
@@ -45,11 +45,11 @@ def version() -> str:
 
 
 def optimized(text: str, level: int = 3) -> Any:
-    """An LLVM module of this text, optimized for this processor; at level 1 loops stay as written."""
+    """An LLVM module, optimized for this processor; level 1 leaves loops as they are."""
     module = llvm.parse_assembly(text)
     tuning = llvm.create_pipeline_tuning_options(speed_level=level)
     tuning.loop_unrolling = level > 1
-    tuning.loop_vectorization = tuning.slp_vectorization = False  # vectors are there already
+    tuning.loop_vectorization = tuning.slp_vectorization = False  # the IR has vectors already
     builder = llvm.create_pass_builder(machine(), tuning)
     builder.getModulePassManager().run(module, builder)
     return module
@@ -61,7 +61,8 @@ def assembly(text: str) -> str:
 
 
 def stored(name: str, program: str, text: Callable[[], str], level: int = 3) -> bytes:
-    """The object of a tile program, from the cache or compiled of the LLVM IR that `text` gives."""
+    """The object of a tile program, from the cache or compiled from the LLVM IR that `text`
+    gives."""
     digest = hashlib.sha256(f"{program}{version()}".encode()).hexdigest()[:20]
     file = f"{name}_{digest}.o"
     with suppress(OSError):
@@ -82,7 +83,7 @@ def stored(name: str, program: str, text: Callable[[], str], level: int = 3) -> 
 
 
 def _checked(data: bytes) -> bytes:
-    """The object of a file; OSError where it is damaged, which then is made again."""
+    """The object in a file. Raises OSError for a damaged file; then it is compiled again."""
     made = data[32:]
     if hashlib.sha256(made).digest() != data[:32]:
         raise OSError("a damaged object")

@@ -1,7 +1,7 @@
 """The k-th largest of a piece's order keys, without an array of all of them.
 
-A sample brackets the answer from below, one walk compacts the keys above the bracket, and of those
-alone the answer is found, by their digits; a bracket that is too high is dropped.
+A sample gives a lower bound, and one walk compacts the keys above it. The answer is found among
+these, digit by digit. If the bound is too high, all keys are searched.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ LOWEST = -(2**31)
 
 
 def by_digits(helpers: Any) -> Any:
-    """kth(keys, count, k): the k-th largest of int32 keys, and above it how many are larger."""
+    """The function kth(keys, count, k): the k-th largest of int32 keys, and above it the number of
+    larger ones."""
     return helpers.get("kth", I64, [PTR, I64, I64], _by_digits)
 
 
 def _by_digits(b: Builder, keys: Any, count: Any, k: Any) -> Any:
-    """Digit after digit from the highest: how often each occurs below the known ones."""
+    """Search digit by digit from the highest, counting each digit's occurrences below the known
+    ones."""
     bins = 1 << DIGIT
     histogram = b.room(I64, bins)
     prefix: Any = number(I32, 0)
@@ -55,7 +57,7 @@ def _by_digits(b: Builder, keys: Any, count: Any, k: Any) -> Any:
 
 
 def _found(b: Builder, histogram: Any, bins: int, k: Any, larger: Any) -> tuple[Any, Any]:
-    """The digit that the k-th has, and how many are larger than all with it."""
+    """The digit of the k-th key, and the number of keys with larger digits."""
     digit, above, total = (Variable(b, x) for x in (c(0), larger, larger))
     with loop(b, c(bins)) as i:
         this = b.sub(c(bins - 1), i)
@@ -79,12 +81,12 @@ class KthLargestSearch:
         self.select = by_digits(printer.helpers)
 
     def emit(self) -> None:
-        """The step's two values."""
+        """Compute the step's two values."""
         b, p, step = self.b, self.printer, self.step
         k, n = p.value(step.k), p.row["n"]
         p.local[id(step.least)] = number(I32, LOWEST)
         for v in p.calls.functions[id(step.walk)][0].needs.pieces:
-            p.value(v)  # before branches, which would not dominate later uses
+            p.value(v)  # before branches: values within them would not dominate later uses
         keys = self.keys
         if step.sample is None:
             self.all(k)
@@ -102,7 +104,7 @@ class KthLargestSearch:
         b.store(b.lshr(both, c(32)), p.made(step.larger))
 
     def all(self, k: Any) -> None:
-        """Have the keys collected that can be the k-th largest."""
+        """Collect all keys that can be the k-th largest."""
         b, n = self.b, self.printer.row["n"]
         least = Variable(b, number(I32, LOWEST))
         wanted = self.generous(k, 16)
@@ -115,24 +117,24 @@ class KthLargestSearch:
             self.collect(LOWEST, n)
 
     def generous(self, k: Any, more: int) -> Any:
-        """k and four times its standard deviation."""
+        """k plus four times its standard deviation."""
         b = self.b
         root = b.fptosi(b.intrinsic("sqrt", b.sitofp(k, F64)), I64)
         return b.add(b.add(k, b.mul(root, c(4))), c(more))
 
     def count(self) -> Any:
-        """How many keys the walk has compacted."""
+        """The number of keys that the walk compacted."""
         return self.b.load(self.printer.counts[self.name], typ=I64)
 
     def collect(self, least: Any, n: Any) -> None:
-        """The keys of n elements that are at least `least`."""
+        """Collect the keys of n elements that are at least `least`."""
         p = self.printer
         p.open_counts(self.name, c(0))
         p.local[id(self.step.least)] = number(I32, least) if isinstance(least, int) else least
         p.calls.run(self.step.walk, n)
 
     def bracket(self, wanted: Any) -> Any:
-        """A key below the k-th largest, most likely: of a sample."""
+        """A key that is most likely below the k-th largest, from a sample."""
         b, size = self.b, c(SAMPLE)
         self.sample(size, number(I32, 0))
         rank = b.udiv(b.mul(wanted, size), self.printer.row["n"])
@@ -143,15 +145,15 @@ class KthLargestSearch:
     # samples
 
     def key(self) -> Any:
-        """Of the draws by which a spec's own sample is taken (see sample_positions)."""
+        """The key of the draws that choose a spec's own sample (see sample_positions)."""
         b, p = self.b, self.printer
         words = [p.given["seed"], p.given["step"], p.row["tensor"], c(-1), c(0)]
         return b.trunc(b.lshr(b.call(p.helpers.keys, words), c(32)), I32)
 
     def sample(self, count: Any, key: Any) -> None:
-        """The keys of so many elements, one of each of as many equal stretches."""
+        """Collect the keys of `count` elements, one from each of `count` equal stretches."""
         p, usual = self.printer, self.printer.pointers
-        if self.step.drawing:  # for a bracket, which may be any: the first elements
+        if self.step.drawing:  # the first elements: any sample will do for a bracket
             return self.collect(LOWEST, count)
         names = [f.name.removeprefix("sample of ") for f in self.step.sampled]
         inputs = {name: (usual[name], where(p, name, c(0))[1]) for name in names}
@@ -162,10 +164,11 @@ class KthLargestSearch:
         return None
 
     def gather(self, count: Any, key: Any, inputs: dict[str, tuple[Any, int]]) -> None:
-        """The elements of some arrays at the sample's positions. inputs: arrays, bytes of items."""
+        """Copy elements of arrays at the sample's positions. inputs: arrays, and bytes of their
+        items."""
         b, n = self.b, self.printer.row["n"]
         step, more = (how(n, count) for how in (b.udiv, b.urem))
-        low, over = Variable(b, c(0)), Variable(b, c(0))  # j * n / count, whole and the rest
+        low, over = Variable(b, c(0)), Variable(b, c(0))  # j * n / count, quotient and remainder
         with loop(b, count) as j:
             start, rest = low.get(), b.add(over.get(), more)
             carry = b.icmp_unsigned(">=", rest, count)

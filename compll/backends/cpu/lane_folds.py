@@ -17,7 +17,7 @@ LEAST, MOST = -(2**31) + 1, 2**31 - 1
 
 
 class Folds:
-    """Those of one loop, whose lanes `lanes` (a Lanes) has in hand."""
+    """The folds of one loop. lanes: the Lanes of the loop, which has the current vectors."""
 
     def __init__(self, lanes: Any, folds: list[Value]) -> None:
         self.lanes, self.b, self.walk, self.folds = lanes, lanes.b, lanes.walk, folds
@@ -26,7 +26,7 @@ class Folds:
         self.best: dict[int, Any] = {}
 
     def open(self) -> None:
-        """Before the loop."""
+        """Start values, before the loop."""
         b, w = self.b, self.width
         for f in self.folds:
             if f.attr != "sum":
@@ -34,10 +34,10 @@ class Folds:
                 self.best[id(f)] = Variable(b, start)
 
     def open_place(self) -> None:
-        """Before the lanes that are added up at a place."""
+        """Start the sums of a place."""
         b, w = self.b, self.width
         for f in self.sums():
-            # -0.0 + x is x, also where x is -0.0
+            # -0.0 + x is x, also for x = -0.0
             start = ir.Constant(ir.VectorType(F32, w), [-0.0] * w)
             self.parts[id(f)] = Variable(b, start)
 
@@ -52,11 +52,11 @@ class Folds:
 
     @staticmethod
     def start(f: Value) -> int:
-        """The key from which on a fold takes larger, or smaller ones; a count's beginning."""
+        """The start value: the key that no lane beats, or a count of 0."""
         return {"min": MOST, "max": LEAST, "count": 0}[f.attr]
 
     def fold(self, f: Value) -> None:
-        """Take up the lanes in hand."""
+        """Fold the current lanes."""
         b, x = self.b, self.lanes.value(f.args[0])
         if f.attr == "sum":
             masked = self.lanes.masked(x, 0.0) if not zero_at_zero(f.args[0]) else x
@@ -74,7 +74,7 @@ class Folds:
         best.set(ins.ROWS[f.attr](b, now, keys))
 
     def finish(self, f: Value) -> None:
-        """The fold's value, after the loop; and what it adds to its total."""
+        """The fold's value, after the loop. Adds it to its total."""
         b = self.b
         if f.attr == "sum":
             found = self.folded_sum(self.walk.lanes[id(f)])
@@ -88,7 +88,7 @@ class Folds:
         self.walk.local[id(f)] = found
 
     def add_up(self, f: Value, found: Any, total: Any) -> None:
-        """Have a tile's value taken up by the total."""
+        """Add a tile's value to the total."""
         b = self.b
         if f.attr == "sum":
             tile = b.add(self.walk.numbers["done"], self.walk.t)
@@ -125,7 +125,7 @@ def halved(b: Builder, parts: list[Any], count: int) -> Any:
 
 
 def zero_at_zero(v: Value) -> bool:
-    """Whether lanes are zero where the gradient and the states are zero."""
+    """True if lanes are zero when the gradient and the states are zero."""
     if v.op in ("load", "unpack"):
         return not (isinstance(v.attr, Field) and v.attr.expr is not None)
     if v.op in ("add", "sub"):
@@ -139,5 +139,5 @@ def zero_at_zero(v: Value) -> bool:
 
 
 def at_least_zero(v: Value) -> bool:
-    """Whether no lane is negative."""
+    """True if no lane is negative."""
     return v.op in ("abs", "magnitude_bits")

@@ -1,4 +1,4 @@
-"""Stores of a loop over lanes: to arrays, to packed bytes, or each lane to a place of its own."""
+"""Stores of a loop over lanes: to arrays, to packed bytes, or each lane to its own place."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from compll.ir.tile import SUMS, Store, Value, order
 
 
 class Stores:
-    """Those of one loop, whose lanes `lanes` (a Lanes) has in hand."""
+    """The stores of one loop. lanes: the Lanes of the loop, which has the current vectors."""
 
     def __init__(self, lanes: Any, stores: list[Store]) -> None:
         self.lanes, self.b, self.walk, self.stores = lanes, lanes.b, lanes.walk, stores
         self.words: dict[tuple[int, int], Any] = {}
 
     def store(self, s: Store, value: Any) -> None:
-        """Store the lanes in hand."""
+        """Store the current lanes."""
         b = self.b
         if s.packed:
             return self.pack(s, value)
@@ -41,7 +41,7 @@ class Stores:
         return None
 
     def add_up(self, s: Store, value: Any, index: Any) -> None:
-        """Each lane to the sum of its index, in order."""
+        """Add each lane to the sum of its index, in order."""
         assert s.field is not None
         size, walk = int(s.field.of), self.walk
         own = self.lanes.masked(table_routines.clipped(self.b, index, size), size)
@@ -49,7 +49,7 @@ class Stores:
         table_routines.add_up(self.b, walk.pointers[store_name(s)], size, tile, own, value)
 
     def scatter(self, s: Store, value: Any, place: Any) -> None:
-        """A lane to its own element, or added to it. Vectors of one: more would only be parted."""
+        """Store or add one lane at its own element. LLVM would split longer vectors."""
         b, lane, size = self.b, number(I32, 0), item_bytes(s.field)
         with b.if_then(b.icmp_signed("<", self.lanes.index, self.walk.numbers["m"])):
             element = b.zext(b.extract_element(place, lane), I64)
@@ -63,7 +63,7 @@ class Stores:
             b.store(b.fadd(b.load(to, typ=F32), own) if s.target == "scatter_add" else own, to)
 
     def finite_or_before(self, s: Store, value: Any) -> Any:
-        """A state's value, or where it is NaN or infinite when stored, the one before."""
+        """A state's value; the old value if the new one is NaN or infinite once stored."""
         f = s.field
         assert f is not None
         load = Value("load", (), "f32", "lane", f)
@@ -72,7 +72,7 @@ class Stores:
         return finite_or(self.b, value, before, f.storage)
 
     def pack(self, s: Store, value: Any) -> None:
-        """Codes that share bytes are put together; complete bytes are written by write_words."""
+        """Collect codes that share bytes; write_words writes the complete bytes."""
         b, f = self.b, s.field
         assert f is not None
         codes = b.trunc(value, ir.VectorType(I8, self.lanes.width))
@@ -90,7 +90,7 @@ class Stores:
         self.words[id(s), first] = moved if word is None else b.or_(word, moved)
 
     def write_words(self) -> None:
-        """The bytes of a place, which are complete."""
+        """Write the bytes of a place, which are complete."""
         for (key, first), word in self.words.items():
             (s,) = [s for s in self.stores if id(s) == key]
             assert s.field is not None

@@ -1,4 +1,4 @@
-"""A loop over the lanes of a tile; see passes/fuse.py for its order."""
+"""A loop over the lanes of a tile; passes/fuse.py explains its order."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from compll.ir.tile import Compact, Store, Value
 from compll.passes.fuse import Loop, order_of_lanes
 
 WIDTH = 16
-#: passes over places of a tile that are written out, not looped over
+#: passes over places of a tile that are unrolled
 UNROLLED = 8
-#: bytes ahead of a load that are asked for
+#: bytes between a load and its prefetch
 AHEAD = 8192
-#: bytes that a cache holds together
+#: bytes of a cache line
 LINE = 64
 
 
 class Lanes:
-    """One loop. walk: the WalkPrinter whose function it stands in. kept: values, by id, that lie in
-    the tile's memory."""
+    """A loop over lanes. walk: the WalkPrinter of its function. kept: ids of values in the tile's
+    memory."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Lanes:
         self.width = min([WIDTH, self.stride, *widths])
         if any(s.placed for s in stores):
             self.width = 1
-        # beside other stores, parts of lines that go past the cache are slower than usual stores
+        # next to other stores, partial lines that bypass the cache are slower than usual stores
         large = [s for s in stores if s.value.level == "lane" and not s.packed]
         past = [s for s in large if s in streamed(walk.walk)]
         whole = all(self.width * item_bytes(s.field) >= LINE for s in past)
@@ -68,7 +68,7 @@ class Lanes:
         self.mine: set[str] = set()
 
     def small_codes(self) -> list[Field]:
-        """Fields of which several codes lie in a byte."""
+        """Fields with several codes in a byte."""
         fields = [s.field for s in self.written if s.packed and s.field is not None]
         values = order_of_lanes(self.one, self.from_buffers)
         fields += [v.attr for v in values if v.op == "unpack"]
@@ -94,7 +94,7 @@ class Lanes:
             self.folds.finish(f)
 
     def visit(self, offset: Any, known: int | None) -> None:
-        """The lanes from place + offset on. known: the offset, where it is a constant."""
+        """Handle the lanes from place + offset on. known: the offset if it is a constant."""
         b = self.b
         self.offset, self.index = known, b.add(self.place, offset)
         self.values: dict[int, Any] = {}
@@ -109,7 +109,7 @@ class Lanes:
             self.stores.store(s, value)
 
     def compact(self, one: Compact) -> Any:
-        """Append the selected lanes; which they are."""
+        """Append the selected lanes; returns a mask of them."""
         always, first = (
             None if v is None else self.masked(self.value(v), 0) for v in (one.always, one.first)
         )
@@ -128,7 +128,7 @@ class Lanes:
         return b.add(b.splat(first, w), ir.Constant(ir.VectorType(I32, w), list(range(w))))
 
     def value(self, v: Value) -> Any:
-        """A vector of lanes."""
+        """The vector of a value's lanes."""
         if id(v) not in self.values:
             self.values[id(v)] = self.make(v)
         return self.values[id(v)]
@@ -145,7 +145,7 @@ class Lanes:
         return ins.apply(b, v, [self.value(a) for a in v.args])
 
     def pointer(self, name: str, size: int) -> Any:
-        """Of the lanes in hand, in an array of elements of `size` bytes."""
+        """Address of the current lanes in an array with elements of `size` bytes."""
         b = self.b
         base = b.mul(self.walk.t, number(I64, self.tile))
         element = b.add(base, self.index)
@@ -153,17 +153,17 @@ class Lanes:
         return at(b, self.walk.pointers[name], b.mul(element, number(I64, size)))
 
     def ask(self, name: str, size: int) -> None:
-        """Have what lies ahead brought nearer, once a walk: line after line, whatever the stride."""
+        """Prefetch the array, once a walk: line after line, with any stride."""
         asked_before = name in self.asked or (name in self.walk.asked and name not in self.mine)
-        parts = self.stride == self.tile and self.width * size < LINE  # would be asked for twice
+        parts = self.stride == self.tile and self.width * size < LINE  # would be prefetched twice
         if asked_before or self.past or self.width == 1 or parts:
             return
         self.walk.asked.add(name)
         self.mine.add(name)
         self.asked.add(name)
-        b, turn = self.b, self.width * size  # bytes a visit
+        b, turn = self.b, self.width * size  # bytes of a visit
         if self.offset is not None and self.offset // self.stride * turn % LINE:
-            return  # a part of a line that was asked for
+            return  # a part of a prefetched line
         visit = b.udiv(b.sub(self.index, self.place), number(I64, self.stride))
         before = b.mul(self.place, number(I64, self.tile // self.stride * size))
         tiles = b.mul(self.walk.t, number(I64, self.tile * size))
@@ -173,7 +173,8 @@ class Lanes:
         b.call(known, [ahead, number(I32, 0), number(I32, self.walk.level), number(I32, 1)])
 
     def op_spread(self, v: Value) -> Any:
-        """The next elements of an array, in order, where a condition holds, and zeros elsewhere."""
+        """The next elements of an array, in order, in lanes for which a condition holds; zeros in
+        others."""
         b, w = self.b, self.width
         inside = self.masked(self.value(v.args[0]), 0)
         taken = self.walk.taken[v.attr.name]
@@ -201,7 +202,7 @@ class Lanes:
         return ins.convert(self.b, found, KINDS[v.kind])
 
     def op_at(self, v: Value) -> Any:
-        """Elements of an array at places, a lane each."""
+        """Elements of an array at places, one a lane."""
         b, w, f = self.b, self.width, v.attr if isinstance(v.attr, Field) else None
         places = self.masked(self.value(v.args[0]), 0)
         storage = "float32" if f is None else f.storage
@@ -235,12 +236,13 @@ class Lanes:
         x = b.zext(b.load(pointer, typ=ir.VectorType(I8, w), align=1), ir.VectorType(I32, w))
         if f.bits == 8:
             return x
-        # as words: processors have no shift of bytes
+        # as words: processors have no shifts of bytes
         shift = b.splat(b.trunc(b.mul(plane, number(I64, f.bits)), I32), w)
         return b.and_(b.lshr(x, shift), const(I32, x, (1 << f.bits) - 1))
 
     def byte_and_plane(self, width: int) -> tuple[Any, Any]:
-        """In which byte of `width` the codes in hand lie, and as which of its codes."""
+        """The byte, of `width` bytes, that holds the current codes, and their plane within
+        bytes."""
         b = self.b
         if self.offset is not None and width % self.stride == 0:
             byte = b.add(self.place, number(I64, self.offset % width))
@@ -249,7 +251,7 @@ class Lanes:
         return byte, b.lshr(self.index, number(I64, width.bit_length() - 1))
 
     def masked(self, x: Any, other: float) -> Any:
-        """x, and another number in lanes beyond the tile's end."""
+        """x, with another number in lanes beyond the tile's end."""
         b, w = self.b, self.width
         lane = ir.Constant(ir.VectorType(I32, w), list(range(w)))
         left = b.trunc(b.sub(self.walk.numbers["m"], self.index), I32)

@@ -1,4 +1,4 @@
-"""A last, shorter tile: walked over as a full one, in scratch memory with zeros behind its end."""
+"""A last, shorter tile: copied, padded with zeros, and walked over as a full one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from compll.ir.tile import SCRATCH, SUMS, Walk
 
 
 class LastTile:
-    """Of the piece that `printer` (a Printer) is at. full: tiles before it; rest: its elements."""
+    """The last tile of the piece that `printer` (a Printer) is at. full: tiles before it; rest:
+    elements."""
 
     def __init__(self, printer: Any, full: Any, rest: Any) -> None:
         self.printer, self.b, self.full, self.rest = printer, printer.b, full, rest
 
     def walk(self, one: Any, walk: Walk, pieces: list[Any]) -> None:
-        """Walk over a copy of it, with zeros behind its end. one: the WalkFunction."""
+        """Walk over a copy of the tile, with zeros behind its end. one: the WalkFunction."""
         b, full, rest = self.b, self.full, self.rest
         pointers, after = {}, []
         for name in one.needs.arrays:
-            anywhere = ("at",) if walk.of else ("at", "kept", "count", "spread", SUMS)  # no tile's
+            anywhere = (
+                ("at",) if walk.of else ("at", "kept", "count", "spread", SUMS)
+            )  # arrays without tiles
             if name.startswith(anywhere):
                 pointers[name] = self.printer.pointers[name.removeprefix("at ")]
                 continue
@@ -63,7 +66,7 @@ class LastTile:
 
 
 def where(printer: Any, name: str, full: Any) -> tuple[Any, int, Field | None]:
-    """An array's last tile, the bytes of an element, and the field that it is."""
+    """Address of an array's last tile, bytes of an element, and the array's field."""
     known = {f"state {s.name}": s for s in printer.kernel.states}
     for f in (*printer.spec.fields, *printer.kernel.added):
         known[f"in {f.name}"] = known[f"out {f.name}"] = f

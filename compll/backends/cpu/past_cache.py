@@ -1,4 +1,4 @@
-"""Stores past the cache, of arrays that are more than it holds; see docs/tile-ir.md."""
+"""Stores that bypass the cache, for arrays that it cannot hold; see docs/tile-ir.md."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from llvmlite import ir
 from compll.backends.cpu import processor
 from compll.backends.cpu.builder import F32, I1, I32, I64, Builder, at, loop, number
 
-#: bytes from which on an array is written past the cache: more than it holds
+#: bytes from which stores to an array bypass the cache, which cannot hold it
 PAST = 1 << 24
 
 
 def gains() -> bool:
-    """Whether this processor is known to gain by them."""
+    """True if this processor is known to gain from them."""
     return processor.NAME.startswith("znver")
 
 
 def zero(b: Builder, pointer: Any, size: Any) -> None:
-    """So many bytes, past the cache where they are more than it holds, which gains on all processors:
-    a cache would first load what is overwritten."""
+    """Set `size` bytes to 0. If the cache cannot hold them they bypass it, which gains on all
+    processors: a cache would first load the bytes to be overwritten."""
     with b.if_else(large(b, [(pointer, size)])) as (then, otherwise):
         with then:
             start = b.and_(b.neg(b.ptrtoint(pointer, I64)), number(I64, 63))
@@ -38,14 +38,14 @@ def zero(b: Builder, pointer: Any, size: Any) -> None:
 
 
 def _clear(b: Builder, pointer: Any, start: Any, stop: Any) -> None:
-    """Bytes from `start` to `stop`."""
+    """Set bytes from `start` to `stop` to 0."""
     b.clear(at(b, pointer, start), b.sub(stop, start))
 
 
 def large(b: Builder, arrays: Iterable[tuple[Any, Any]]) -> Any:
-    """Whether arrays are more than caches hold, and begin where stores past them may.
+    """True if the cache cannot hold the arrays and their addresses allow stores that bypass it.
 
-    arrays: where each begins, and its bytes.
+    arrays: address and bytes of each.
     """
     found: Any = number(I1, 1)
     for pointer, size in arrays:

@@ -1,4 +1,4 @@
-"""Where a payload's fields lie: its counts and lengths, and what follows from them."""
+"""Places of a payload's fields, and its counts and lengths, which decide the places."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from compll.ir.module import Field
 
 
 class PayloadFields:
-    """Of the piece that `printer` (a Printer) is at.
+    """Fields of the current piece of `printer` (a Printer).
 
-    sizes: how many elements selections have, and lengths: how many bytes fields, by name, of those
-    that differ from payload to payload, once they are known.
+    sizes: elements of selections, and lengths: bytes of fields, by name, for those that differ from
+    payload to payload, once they are known.
     """
 
     def __init__(self, printer: Any) -> None:
@@ -24,13 +24,13 @@ class PayloadFields:
         self.lengths: dict[str, Any] = {}
 
     def header_place(self, name: str, *, length: bool) -> Any:
-        """Where a selection's count, or a field's length, stands in the payload."""
+        """Address of a selection's count or a field's length in the payload."""
         counted, lengths = header(self.spec)
         index = len(counted) + lengths.index(name) if length else counted.index(name)
         return at(self.b, self.start, number(I64, 4 * index))
 
     def read_header(self) -> None:
-        """The counts and lengths that a payload begins with."""
+        """Read the counts and lengths that a payload begins with."""
         self.find_start("payload", "at")
         b, (counted, lengths) = self.b, header(self.spec)
         for name in counted:
@@ -41,7 +41,7 @@ class PayloadFields:
             self.lengths[name] = b.zext(b.load(place, typ=I32, align=1), I64)
 
     def find_start(self, payload: str, starts: str) -> Any:
-        """The piece's payload."""
+        """Find the piece's payload."""
         b = self.b
         base = b.load(
             at(b, self.printer.given[starts], self.printer.bytes(self.printer.p, 8)), typ=I64
@@ -50,7 +50,7 @@ class PayloadFields:
         return self.start
 
     def fields(self, payload: str, prefix: str, starts: str) -> Any:
-        """Pointers to a payload's fields; its length without the status byte."""
+        """Set pointers to a payload's fields; returns its length without the status byte."""
         b = self.b
         start = self.find_start(payload, starts)
         length: Any = number(I64, 4 * sum(map(len, header(self.spec))))
@@ -58,13 +58,13 @@ class PayloadFields:
             self.printer.pointers[f"{prefix} {f.name}"] = at(b, start, length)
             size = self.size(f)
             if size is None:
-                return length  # where the others lie is not known yet
+                return length  # places of later fields are not known yet
             length = b.add(length, size)
         self.printer.pointers[f"{prefix} status"] = at(b, start, length)
         return length
 
     def size(self, f: Field) -> Any:
-        """Bytes of a field; None while it is not known."""
+        """Bytes of a field; None while unknown."""
         if f.layout.varying:
             return self.lengths.get(f.name)
         if f.shape == "table":
@@ -81,7 +81,7 @@ class PayloadFields:
         return self.bytes_of(f, n)
 
     def bytes_of(self, f: Field, n: Any) -> Any:
-        """Bytes of n values."""
+        """Bytes of n values of a field."""
         b = self.b
         if not f.packed:
             return self.printer.bytes(n, item_bytes(f))
@@ -90,7 +90,7 @@ class PayloadFields:
         return b.add(self.printer.bytes(full, f.packed_bytes(self.tile)), code_bytes(b, f, rest))
 
     def kept(self, selection: str) -> Any:
-        """How many elements a selection has; "": those of the piece."""
+        """Elements of a selection; "": of the piece."""
         if selection in header(self.spec)[0]:
             return self.sizes.get(selection)
         if selection:

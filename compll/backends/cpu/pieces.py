@@ -1,4 +1,4 @@
-"""What the host computes of a batch's pieces before kernels run."""
+"""Numbers that the host computes for a batch's pieces before kernels run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compll.ir.static import Number, evaluate
 from compll.numerics.types import F64, I64
 from compll.runtime.batches import State
 
-#: pieces whose numbers are remembered
+#: pieces whose numbers are cached
 REMEMBERED = 4096
 
 
@@ -28,7 +28,7 @@ class Rows:
     def of(
         self, kernel: str, exprs: list[Expr], table: I64, step: int, most: I64 | None = None
     ) -> F64:
-        """float64 [m, expressions], for the kernel of this name. most: see ir/capacity.py."""
+        """Rows for the kernel of this name, float64 [m, expressions]. most: see ir/capacity.py."""
         if not exprs:
             return np.empty((len(table), 0))
         lengths = table[:, 1].tolist()
@@ -39,7 +39,7 @@ class Rows:
         return np.array(rows, np.float64).reshape(len(table), len(exprs))
 
     def row(self, kernel: str, exprs: list[Expr], n: int, step: int, most: int) -> list[float]:
-        """Those of a piece of n elements."""
+        """The row of a piece of n elements."""
         key = (kernel, n, step, most)
         if key not in self.known:
             if len(self.known) > REMEMBERED:
@@ -50,7 +50,7 @@ class Rows:
 
 
 def fresh(module: Module, table: I64) -> tuple[State, I64]:
-    """Zero states for a call without any, and the table that goes with them."""
+    """Zero states for a call without states, and a table for them."""
     table = table.copy()
     table[:, 4] = np.cumsum(table[:, 1]) - table[:, 1]
     size = {True: int(table[:, 1].sum()), False: int(table[:, 2].max(initial=0)) + 1}

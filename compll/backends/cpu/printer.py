@@ -1,7 +1,8 @@
 """Tile programs as LLVM IR: a function over a batch's pieces, which calls one for each walk.
 
 A last, shorter tile is copied to scratch memory and padded with zeros, walked over as a full one,
-and what it made copied back; its packed codes lie otherwise (see [Note: packing] in layout.py).
+and its results are copied back; its packed codes are laid out differently (see [Note: packing] in
+layout.py).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Printer:
         self.b = Builder(self.function.append_basic_block("entry"))
 
     def emit(self) -> None:
-        """The function's body: a loop over pieces."""
+        """Build the function's body: a loop over pieces."""
         b = self.b
         if self.kernel.name.startswith("decode") and "check" in self.module.globals:
             b.call(self.module.globals["check"], self.function.args, attrs=("noinline",))
@@ -108,11 +109,11 @@ class Printer:
             with b.if_then(b.icmp_signed(">", self.row["n"], number(I64, 0))):
                 self.piece()
         if self.calls.past:
-            b.fence("seq_cst")  # stores past the cache are seen by other threads from here on
+            b.fence("seq_cst")  # from here on other threads see stores that bypassed the cache
         b.ret_void()
 
     def bad(self) -> Any:
-        """The number of a piece with positions outside its tensor, from 1; 0: of none."""
+        """The number, from 1, of a piece with positions outside its tensor; 0 if there is none."""
         return self.b.load(self.given["bad"], typ=I64)
 
     def piece(self) -> None:
@@ -149,26 +150,26 @@ class Printer:
         return None
 
     def room(self, number_of: int) -> Any:
-        """Memory for a routine itself."""
+        """Memory for a routine's own use."""
         index = len(self.kernel.scratch) + number_of
         offset = self.b.mul(self.given["room"], number(I64, index))
         return at(self.b, self.given["scratch"], self.b.add(offset, number(I64, 64)))
 
     def ask_host(self, given: list[Any]) -> None:
-        """Have the host compute singular values and vectors (see HOST)."""
+        """Call the host for singular values and vectors (see HOST)."""
         kind = ir.FunctionType(VOID, [PTR, I64, I64, PTR, PTR, PTR])
         address = self.b.ptrtoint(self.given["host"], I64)
         self.b.call(self.b.inttoptr(address, kind.as_pointer()), given)
 
     def open_sums(self) -> None:
-        """Where the piece's sums over the ranks lie."""
+        """Set pointers to the piece's sums over the ranks."""
         b = self.b
         for f in self.kernel.added:
             begin = b.load(at(b, self.given[f"sum at {f.name}"], self.bytes(self.p, 8)), typ=I64)
             self.pointers[f"in {f.name}"] = at(b, self.given[f"sum {f.name}"], begin)
 
     def open_states(self) -> None:
-        """Where the piece's states lie; of a tensor's own, what they are before any is stored."""
+        """Set pointers to the piece's states. Loads states of one number before any is stored."""
         b = self.b
         self.before: dict[str, Any] = {}
         for s in self.kernel.states:
@@ -178,7 +179,7 @@ class Printer:
                 self.before[s.name] = b.load(self.pointers[name], typ=F32)
 
     def check(self) -> None:
-        """Tell of a payload of another length than its counts say, and of bad positions."""
+        """Report a payload with another length than its counts say, and bad positions."""
         b = self.b
         piece = b.add(self.p, number(I64, 1))
         used = b.load(at(b, self.given["used"], self.bytes(self.p, 8)), typ=I64)
@@ -204,11 +205,11 @@ class Printer:
                 b.store(b.select(self.good, before, wrong), self.given["bad"])
 
     def bytes(self, count: Any, size: int) -> Any:
-        """The bytes of so many elements."""
+        """Bytes of `count` elements."""
         return self.b.mul(count, number(I64, size))
 
     def told(self, end: Any) -> None:
-        """Decode, but for a payload that tells that the gradient was not finite: NaN."""
+        """Decode; the result is NaN if the payload says that the gradient was not finite."""
         b = self.b
         bad = self.value(Value("told", (), "bool", "piece"))
         with b.if_else(bad) as (then, otherwise):
@@ -218,7 +219,7 @@ class Printer:
                 self.steps(self.kernel.steps)
 
     def close(self, end: Any) -> None:
-        """The status byte, and the payload's length."""
+        """Write the status byte and the payload's length."""
         b = self.b
         if self.spec.status:
             assert self.kernel.bad is not None
@@ -230,7 +231,7 @@ class Printer:
     # values of a piece
 
     def value(self, v: Value) -> Any:
-        """A value of the piece, built where it is first needed."""
+        """A value of the piece, built on first use."""
         if id(v) not in self.local:
             self.local[id(v)] = self.make(v)
         return self.local[id(v)]
@@ -271,7 +272,7 @@ class Printer:
         return ins.apply(b, v, [self.value(a) for a in v.args])
 
     def static(self, v: Value) -> Any:
-        """A number of the piece's row of those that the host computes."""
+        """An entry of the piece's row of numbers from the host."""
         b = self.b
         index = b.add(self.bytes(self.p, len(self.kernel.statics)), number(I64, v.attr))
         found = b.load(at(b, self.given["statics"], self.bytes(index, 8)), typ=F64)
@@ -282,7 +283,7 @@ class Printer:
     # steps
 
     def steps(self, steps: list[Step]) -> None:
-        """One after the other; states of the tensor change at the end."""
+        """Steps in order; states of one number are stored at the end."""
         states = [s for s in steps if isinstance(s, Store) and s.target == "state"]
         for step in steps:
             if step not in states:
@@ -318,7 +319,7 @@ class Printer:
             self.store(step)
 
     def when(self, step: When) -> None:
-        """Steps that are perhaps not taken: what they make is in memory, and 0 before."""
+        """Steps under a condition. Their results are in memory, and are set to 0 before."""
         b, condition = self.b, self.value(step.condition)
         for one in step.steps:
             self.clear(one)
@@ -328,7 +329,7 @@ class Printer:
         self.local = before
 
     def clear(self, step: Step) -> None:
-        """Have a step leave 0 if it is not taken."""
+        """Set a step's results to 0, in case it is skipped."""
         if isinstance(step, Walk):
             for f in step.folds:
                 self.calls.clear_total(f)
@@ -338,13 +339,13 @@ class Printer:
                 self.b.store(number(KINDS[v.kind], 0), self.made(v))
 
     def made(self, v: Value) -> Any:
-        """Where a value lies that a search makes."""
+        """Memory for a value that a search makes."""
         if id(v) not in self.rooms:
             self.rooms[id(v)] = self.b.room(KINDS[v.kind])
         return self.rooms[id(v)]
 
     def store(self, s: Store) -> None:
-        """A value of the piece, into the payload."""
+        """Store a value of the piece in the payload."""
         assert s.field is not None
         if s.value.kind == "table":
             out = self.pointers[f"out {s.name}"]
@@ -358,7 +359,7 @@ class Printer:
         return None
 
     def walk(self, walk: Walk) -> None:
-        """A walk, and what follows from how many elements it selected."""
+        """A walk. Stores counts of its selections, which decide the places of fields."""
         if self.routines.walk(walk):
             return
         for one in walk.compacts:
@@ -373,6 +374,6 @@ class Printer:
             self.payload.fields("payload", "out", "at")
 
     def open_counts(self, selection: str, limit: Any) -> None:
-        """Nothing is compacted yet, and `limit` elements may be."""
+        """Reset a selection's counts: nothing is compacted, and `limit` elements may be."""
         for i, value in enumerate((number(I64, 0), limit)):
             self.b.store(value, at(self.b, self.counts[selection], number(I64, 8 * i)))

@@ -1,6 +1,7 @@
-"""The processor that kernels are compiled for: this one, or what COMPLL_CPU names.
+"""The processor that kernels are compiled for: this one, or the one that COMPLL_CPU names.
 
-x86-64-v3 has AVX2 and no AVX-512, x86-64-v2 has SSE alone: so what others compute can be tested here.
+x86-64-v3 has AVX2 and no AVX-512; x86-64-v2 has SSE only. So code for other processors can be
+tested here.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import llvmlite.binding as llvm
 
 from compll.errors import UsageError
 
-#: by LLVM's names, the features of theirs that are asked for
+#: lesser processors by LLVM's names, with the features that code here asks about
 LESSER: dict[str, dict[str, bool]] = {
     "x86-64-v3": {"f16c": True, "avx512f": False},
     "x86-64-v2": {"f16c": False, "avx512f": False},
 }
 NAME: str = os.environ.get("COMPLL_CPU") or llvm.get_host_cpu_name()
-#: whether it has each of LLVM's features, as far as they are known
+#: LLVM's features, each with true if the processor has it
 FEATURES: Mapping[str, bool] = LESSER.get(NAME, llvm.get_host_cpu_features())
 
 
 def features() -> str:
-    """As LLVM takes them, beside those that the name stands for. Raises UsageError."""
+    """Features beyond those that the name implies, in LLVM's notation. Raises UsageError."""
     if NAME in LESSER:
         return ""
     if llvm.get_host_cpu_name() != NAME:

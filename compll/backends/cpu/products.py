@@ -10,14 +10,14 @@ from llvmlite import ir
 from compll.backends.cpu.builder import F32, F64, I32, SIZES, Builder, Variable, c, loop, number
 from compll.backends.cpu.sources import Source, every, vector, wide, zeros
 
-#: lanes of float64 together, columns of a product together
+#: lanes of a float64 vector, columns of a product that are computed together
 WIDE, TOGETHER = 8, 4
-#: rows that take turns in `rows`, elements between those at least, and columns in a turn
+#: rows that `by_rows` interleaves, least elements between these rows, and columns in a turn
 TURNS, APART, PART = 8, 4096, 256
 
 
 def transposed(b: Builder, rows: list[Any]) -> list[Any]:
-    """The columns of as many rows as they have lanes."""
+    """The columns of a square of rows: there are as many rows as lanes."""
     count = len(rows)
     h = 1
     while h < count:
@@ -34,7 +34,7 @@ def transposed(b: Builder, rows: list[Any]) -> list[Any]:
 
 
 def by_columns(b: Builder, width: Any, body: Callable[[Any, int], None]) -> None:
-    """body(column, how many) for an even number of columns, four at a time, then two."""
+    """Call body(column, how many) for an even number of columns, four at a time, then two."""
     fours = b.and_(width, c(-TOGETHER))
     for start, stop, count in ((c(0), fours, TOGETHER), (fours, width, 2)):
         with loop(b, stop, count, start) as column:
@@ -42,7 +42,8 @@ def by_columns(b: Builder, width: Any, body: Callable[[Any, int], None]) -> None
 
 
 def factor(b: Builder, source: Source, rows: Any, columns: int, out: Any) -> int:
-    """float64, with zeros to so many rows and an even number of columns; how many these are."""
+    """Write float64 [rows, width] to `out`, padded with zeros; returns the width, an even number of
+    columns."""
     width = columns + columns % 2
     given = source.cols if source.view.turned else source.rows
     with loop(b, rows) as j:
@@ -56,9 +57,9 @@ def factor(b: Builder, source: Source, rows: Any, columns: int, out: Any) -> int
 
 
 def narrow(b: Builder, m: Source, right: Any, columns: int, out: Any) -> None:
-    """out [rows, columns] = m @ right, float32 of sums in float64.
+    """out [rows, columns] = m @ right, as float32 of float64 sums.
 
-    right: float64 [inner, width], the next even width.
+    right: float64 [inner, width], with `columns` rounded up to an even width.
     """
     rows, inner, width = m.rows, m.cols, c(columns + columns % 2)
     whole = b.and_(inner, c(-WIDE))
@@ -107,7 +108,7 @@ def narrow(b: Builder, m: Source, right: Any, columns: int, out: Any) -> None:
 def across(b: Builder, m: Source, right: Any, columns: int, total: Any, out: Any) -> None:
     """out [inner, columns] = transpose(m) @ right, by way of total: float64 [width, inner].
 
-    right: float64 [rows, width], the next even width, rows to the next multiple of four.
+    right: float64 [rows, width], with an even width, and rows rounded up to a multiple of four.
     """
     rows, inner, width = m.rows, m.cols, c(columns + columns % 2)
     whole = b.and_(inner, c(-WIDE))
@@ -148,12 +149,13 @@ def by_rows(
     b: Builder, kind: Any, a: Any, count_of_rows: Any, inner: Any, right: Any, cols: Any, count: Any,
     take: Callable[[Any, Any, int], None],
 ) -> None:  # fmt: skip
-    """The elements of a @ right, by rows, sums in `kind`, the type of both; take(float32, place,
-    lanes) is what becomes of them. count: elements that are wanted, which may end earlier."""
+    """The elements of a @ right, by rows, with sums in `kind`, the type of both. Calls
+    take(float32, place, lanes) for each vector. count: number of elements wanted; it may be less
+    than all."""
     lanes = 64 // SIZES[kind]
 
     def strip(i: Any, column: Any, place: Any, vectors: int) -> None:
-        """Several vectors of columns; a single one where there are none."""
+        """Several vectors of columns; a single column if `vectors` is 0."""
         some = lanes if vectors else 0
         sums = [Variable(b, zeros(kind, some)) for _ in range(max(1, vectors))]
         start = b.mul(i, inner)
@@ -176,8 +178,8 @@ def by_rows(
                 strip(i, b.add(column, j), b.add(place, j), vectors)
             done = stop
 
-    # Rows that are far apart in memory take turns at each part of b, which stays in the cache;
-    # besides, memory takes several streams a third faster than one.
+    # Rows that are far apart in memory take turns with each part of b, which stays in the cache;
+    # also, several streams to memory are a third faster than one.
     least = b.udiv(c(APART), cols)
     apart = b.select(b.icmp_signed(">", least, c(1)), least, c(1))
     together = b.mul(apart, c(TURNS))

@@ -1,4 +1,5 @@
-"""Transforms, orthonormal columns, sums by index and draws: numerics/matrices.py, bit for bit."""
+"""Transforms, orthonormal columns, sums by index and draws, bit for bit as in
+numerics/matrices.py."""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ from compll.numerics.numbers import LANES, MASK
 
 #: elements of a transform that the first-level cache holds, as a power of two
 CACHED = 12
-#: lanes that go through their distances in a register, as a power of two
+#: lanes that are combined at all distances within a register, as a power of two
 NEAR = 4
-ROOT = 0.70710678118654752  # of a half
+ROOT = 0.70710678118654752  # square root of a half
 I128 = ir.IntType(128)
 
 
 def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
-    """In the order of [Note: orthonormal]; count: a multiple of LANES."""
+    """A dot product in the order of [Note: orthonormal]; count: a multiple of LANES."""
 
     def products(first: Any) -> list[Any]:
         places = [b.add(first, c(k)) for k in range(0, LANES, WIDE)]
@@ -56,8 +57,8 @@ def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
 
 
 def _direction(b: Builder, dot: Any, basis: Any, place: Any, size: Any) -> Any:
-    """Make row `place` of basis [_, size] orthogonal to those before it, of length one; whether
-    anything is left; see [Note: orthonormal]."""
+    """Make row `place` of basis [_, size] orthogonal to the rows before it, and of length one. True
+    if a direction is left; see [Note: orthonormal]."""
     row = at(b, basis, b.mul(b.mul(place, size), c(8)))
     before = b.intrinsic("sqrt", b.call(dot, [row, row, size]))
     with loop(b, c(2)), loop(b, place) as k:
@@ -79,7 +80,8 @@ def _direction(b: Builder, dot: Any, basis: Any, place: Any, size: Any) -> Any:
 def orthonormal(
     b: Builder, helpers: Any, sources: list[Source], rows: Any, cols: Any, basis: Any, out: Any
 ) -> None:
-    """out [rows, cols]: orthonormal columns that span those of the first source, or of the second.
+    """out [rows, cols]: orthonormal columns that span those of the first source, or else of the
+    second.
 
     basis: float64 [cols, rows to the next multiple of LANES].
     """
@@ -106,7 +108,7 @@ def orthonormal(
 
 
 def _within(b: Builder, x: Any, count: int) -> Any:
-    """Distances 1, 2, 4, ... of a vector's lanes."""
+    """Combine lanes of a vector at the distances 1, 2, 4, ..."""
     indices = ir.VectorType(I32, count)
     h = 1
     while h < count:
@@ -120,7 +122,7 @@ def _within(b: Builder, x: Any, count: int) -> Any:
 
 
 def _apart(b: Builder, run: Any, h: Any, count: int, lanes: int) -> None:
-    """Distance h, of two parts of h elements; and distance 2 h, of four."""
+    """Combine elements at distance h, of two parts of h elements; and at distance 2 h, of four."""
     with loop(b, h, lanes) as j:
         places = [b.add(j, b.mul(h, c(k))) for k in range(count)]
         x = [b.get(run, F32, place, lanes) for place in places]
@@ -135,7 +137,7 @@ def _apart(b: Builder, run: Any, h: Any, count: int, lanes: int) -> None:
 
 
 def _walks(b: Builder, run: Any, low: Any, high: Any) -> None:
-    """Distances 2**low .. 2**(high - 1) of a run of 2**high elements, two in each walk."""
+    """Combine distances 2**low to 2**(high - 1) of a run of 2**high elements, two in each walk."""
     size = b.shl(c(1), high)
     twos = b.and_(b.sub(high, low), c(-2))
     with loop(b, twos, 2) as k:
@@ -148,7 +150,7 @@ def _walks(b: Builder, run: Any, low: Any, high: Any) -> None:
 
 
 def _few(b: Builder, run: Any, size: Any) -> None:
-    """All distances of a run of fewer elements than a vector has."""
+    """Combine all distances of a run that is shorter than a vector."""
     h = Variable(b, c(1))
     with repeat_while(b, lambda: b.icmp_signed("<", h.get(), size)):
         with loop(b, b.lshr(size, c(1))) as j:
@@ -183,7 +185,7 @@ def _factor(b: Builder, bits: Any) -> Any:
 
 
 def _runs(b: Builder, helpers: Any, x: Source, out: Any, start: Any, end: Any, bits: Any) -> None:
-    """Runs of 2**bits elements each.
+    """Transform runs of 2**bits elements each.
 
     A part that the first-level cache holds goes through all of its distances at once.
     """
@@ -213,7 +215,7 @@ def _runs(b: Builder, helpers: Any, x: Source, out: Any, start: Any, end: Any, b
 
 @contextmanager
 def loop_by(b: Builder, start: Any, stop: Any, step: Any) -> Iterator[Any]:
-    """What is built within it runs for start, start + step, ... below stop."""
+    """A loop whose body the `with` builds, for start, start + step, ... below stop."""
     index = Variable(b, start)
     with repeat_while(b, lambda: b.icmp_signed("<", index.get(), stop)):
         yield index.get()
@@ -223,7 +225,8 @@ def loop_by(b: Builder, start: Any, stop: Any, step: Any) -> Iterator[Any]:
 def sum_by(
     b: Builder, index: Source, x: Source, largest: Any, size: Any, sums: Any, out: Any
 ) -> None:
-    """out [size]: sums of the elements of each index, clipped; see [Note: sums by index].
+    """out [size]: sums of the elements of each index; indices are clipped. See [Note: sums by
+    index].
 
     sums: int64 [size]; largest: the largest magnitude, float64.
     """
@@ -255,7 +258,7 @@ def _keys(b: Builder, printer: Any, seed: Any, draw: int, upper: Any) -> tuple[A
 
 
 def drawn(b: Builder, printer: Any, count: Any, out: Any) -> None:
-    """out, int32: `count` positions that all ranks draw; see shared_draws.positions."""
+    """out, int32: `count` positions, the same on all ranks; see shared_draws.positions."""
     n = printer.row["n"]
     high, low_key = _keys(b, printer, c(0), shared.DRAWN, printer.row["first"])
     joined = b.or_(b.shl(high, c(32)), b.zext(low_key, I64))

@@ -13,12 +13,12 @@ from compll.backends.cpu.past_cache import zero
 from compll.backends.cpu.products import least_of
 from compll.backends.cpu.sources import Source
 
-#: elements that are looked at together; a row's keys are a multiple of these
+#: elements of a vector; a row's keys are padded to a multiple of this
 MANY = 64
 
 
 def each_of_row(b: Builder, m: Source, row: Any, lanes: int, take: Any) -> None:
-    """take(elements, column, how many; 0: one) of a row, as it lies in memory."""
+    """Call take(elements, column, how many; 0: one) for a row, in the order of memory."""
     start = b.mul(row, m.cols)
     left = b.sub(m.valid, start)
     there = least_of(b, m.cols, b.select(b.icmp_signed(">", left, c(0)), left, c(0)))
@@ -30,9 +30,9 @@ def each_of_row(b: Builder, m: Source, row: Any, lanes: int, take: Any) -> None:
 
 
 def extreme(b: Builder, m: Source, largest: bool, out: Any) -> None:
-    """out: the largest or smallest element of each row, whichever way it lies in memory.
+    """out: the largest or smallest element of each row, whether rows or columns are contiguous.
 
-    Keys are in its place until all are known.
+    `out` holds keys until the end.
     """
     what, order = ("max", ">") if largest else ("min", "<")
     first = number(I32, -(2**31 - 1) if largest else 2**31 - 1)
@@ -63,7 +63,7 @@ def extreme(b: Builder, m: Source, largest: bool, out: Any) -> None:
 
 
 def _count(b: Builder, keys: Any, count: Any, order: str, than: Any) -> Any:
-    """How many int32 keys, a multiple of MANY, are > or >= another."""
+    """The number of int32 keys that are > or >= `than`; `count`: a multiple of MANY."""
     kind = ir.VectorType(I32, MANY)
     held = Variable(b, ir.Constant(kind, None))
     with loop(b, count, MANY) as j:
@@ -73,9 +73,9 @@ def _count(b: Builder, keys: Any, count: Any, order: str, than: Any) -> Any:
 
 
 def _kth_key(b: Builder, keys: Any, count: Any, k: Any) -> Any:
-    """The k-th largest of keys, or another that as many are at least.
+    """The k-th largest of keys, or another threshold that as many keys reach.
 
-    Bit by bit, until as many are found: they are few, and lie in the cache.
+    Found bit by bit, until the count fits: the keys are few, and in the cache.
     """
     lowest = number(I32, -(2**31))
     found, number_of = Variable(b, number(I32, 0)), Variable(b, count)
@@ -90,10 +90,10 @@ def _kth_key(b: Builder, keys: Any, count: Any, k: Any) -> Any:
 
 
 def top_columns(b: Builder, m: Source, k: Any, out: Any, keys: Any) -> None:
-    """out [rows, k], int32: where the k largest elements of each row are, ascending, then -1.
+    """out [rows, k], int32: columns of the k largest elements of each row, ascending, then -1.
 
-    keys: room for a row, to the next multiple of MANY. Some elements more than k are written of a
-    row, before the next one's.
+    keys: room for a row, to the next multiple of MANY. A row may write a few elements too many,
+    which the next row overwrites.
     """
     few = least_of(b, k, m.cols)
     padded = b.and_(b.add(m.cols, c(MANY - 1)), c(-MANY))

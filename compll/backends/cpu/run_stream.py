@@ -1,6 +1,6 @@
 """Runs of bytes of ones, shortened: [Note: trits] in reference/trits.py.
 
-See gap_stream.py for what these functions are given and give; here `count` is of bytes.
+See gap_stream.py for arguments and results of these functions; here `count` counts bytes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ CHUNK = 16
 
 
 def store(helpers: Any) -> Any:
-    """store_runs(data, count, n, out): `count` bytes of trits, shortened; the address behind."""
+    """The function store_runs(data, count, n, out): shortens `count` bytes of trits; the address
+    behind them."""
     return helpers.get("store_runs", I64, [PTR, I64, I64, PTR], _store)
 
 
 def load(helpers: Any) -> Any:
-    """load_runs(data, end, count, n, out): 1 if these stand for `count` bytes of trits, else 0."""
+    """The function load_runs(data, end, count, n, out): 1 if the data stand for `count` bytes of
+    trits, else 0."""
     return helpers.get("load_runs", I64, [PTR, PTR, I64, I64, PTR], _load)
 
 
 def _store(b: Builder, data: Any, count: Any, n: Any, out: Any) -> Any:
     end, run = Variable(b, b.ptrtoint(out, I64)), Variable(b, c(0))
-    few = b.and_(b.sub(count, c(2 * CHUNK)), c(-CHUNK))  # none but the last is written past its end
+    few = b.and_(b.sub(count, c(2 * CHUNK)), c(-CHUNK))  # only the last is written past its end
     few = b.select(b.icmp_signed(">", few, c(0)), few, c(0))
     with loop(b, few, CHUNK) as i:
         _store_chunk(b, at(b, data, i), end, run)
@@ -51,13 +53,14 @@ def _store(b: Builder, data: Any, count: Any, n: Any, out: Any) -> Any:
 
 
 def _code(b: Builder, run: Any) -> Any:
-    """The byte for so many bytes of ones."""
+    """The byte that stands for a run of `run` bytes of ones."""
     longer = b.add(b.trunc(run, I8), number(I8, FIRST - 2))
     return b.select(b.icmp_unsigned("==", run, c(1)), number(I8, ONES), longer)
 
 
 def _store_byte(b: Builder, byte: Any, end: Variable, run: Variable) -> None:
-    """Without a branch: the byte for the run so far is written, and again when it is longer."""
+    """Store a byte without a branch: the byte for the run so far is written, and overwritten as the
+    run grows."""
     is_one = b.icmp_unsigned("==", byte, number(I8, ONES))
     before, longer = run.get(), b.add(run.get(), c(1))
     some = b.zext(b.icmp_unsigned("!=", before, c(0)), I64)
@@ -70,7 +73,7 @@ def _store_byte(b: Builder, byte: Any, end: Variable, run: Variable) -> None:
 
 
 def _store_chunk(b: Builder, place: Any, end: Variable, run: Variable) -> None:
-    """CHUNK bytes, of which those that are no ones are looked at."""
+    """Store CHUNK bytes. Only those that are not ones are handled one by one."""
     bytes_ = b.load(place, typ=ir.VectorType(I8, CHUNK), align=1)
     others = b.icmp_unsigned("!=", bytes_, ir.Constant(bytes_.type, [ONES] * CHUNK))
     left = Variable(b, b.zext(b.bitcast(others, ir.IntType(CHUNK)), I64))
@@ -93,7 +96,7 @@ def _store_chunk(b: Builder, place: Any, end: Variable, run: Variable) -> None:
 
 
 def _end_runs(b: Builder, end: Variable, run: Variable) -> None:
-    """The bytes for the longest runs that so many ones are, at most two."""
+    """Write the bytes for complete runs of the longest length, at most two."""
     b.store(number(I16, 0xFFFF), b.inttoptr(end.get(), PTR), align=1)
     full = b.zext(b.icmp_unsigned(">=", run.get(), c(LONGEST)), I64)
     full = b.add(full, b.zext(b.icmp_unsigned(">=", run.get(), c(2 * LONGEST)), I64))
@@ -102,7 +105,7 @@ def _end_runs(b: Builder, end: Variable, run: Variable) -> None:
 
 
 def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, out: Any) -> Any:
-    """A byte becomes a whole vector, of which the next covers what is too much."""
+    """Load all bytes. A byte is written as a whole vector; the next one overwrites the surplus."""
     length = b.sub(b.ptrtoint(stop, I64), b.ptrtoint(data, I64))
     done = Variable(b, c(0))
     too_many = b.add(count, c(1))

@@ -1,6 +1,6 @@
-"""Arrays that routines read: memory, or what is computed of several arrays where it is needed.
+"""Arrays that routines read: from memory, or computed from several arrays on each read.
 
-PowerSGD reads gradient plus residual three times a step, and to make an array of it costs more than
+PowerSGD reads gradient plus residual three times a step; an array of their sum would cost more than
 the products.
 """
 
@@ -28,7 +28,7 @@ from compll.ir.tile import Value, View
 
 
 def every(b: Builder, value: Any, count: int) -> Any:
-    """A value in all lanes; 0 lanes: itself."""
+    """A value in all lanes; 0 lanes: the value itself."""
     return b.splat(value, count) if count else value
 
 
@@ -38,8 +38,8 @@ def wide(b: Builder, x: Any) -> Any:
 
 
 class Source:
-    """The lanes of a view, in the kernel that `printer` (a Printer) builds. made: lanes that are at
-    hand already, by the values that they are of."""
+    """The lanes of a view, in the kernel that `printer` (a Printer) builds. made: lanes that are
+    computed already, by their values."""
 
     def __init__(self, printer: Any, view: View) -> None:
         self.printer, self.b, self.view = printer, printer.b, view
@@ -52,24 +52,24 @@ class Source:
             else (printer.value(matrix.rows), printer.value(matrix.cols))
         )
         self.size = n if matrix is None else printer.value(matrix.size)
-        #: elements that are there: zeros follow
+        #: number of elements; zeros follow
         self.valid = n if view.ends else self.size
-        if view.turned:  # as its rows lie in memory
+        if view.turned:  # the rows in memory
             self.rows, self.cols = self.cols, self.rows
         for v in pieces(view.value):
             printer.value(v)  # before any loop
 
     def load(self, index: Any, count: int, made: dict[int, Any] | None = None) -> Any:
-        """Elements from `index` on; 0 lanes: one."""
+        """Elements from `index` on; 0 lanes: a single one."""
         return evaluated(self.printer, self.view.value, index, count, dict(made or {}))
 
     def place(self, row: Any, column: Any) -> Any:
-        """Where an element of the matrix lies."""
+        """Index of an element of the matrix."""
         row, column = (column, row) if self.view.turned else (row, column)
         return self.b.add(self.b.mul(row, self.cols), column)
 
     def inside(self, index: Any, lane: Any = None) -> Any:
-        """One element, zero where there is none. lane: whether its row is one."""
+        """An element; zero beyond the end. lane: condition that its row exists."""
         b = self.b
         there = b.icmp_signed("<", index, self.valid)
         there = there if lane is None else b.and_(there, lane)
@@ -80,7 +80,7 @@ class Source:
 
 
 def pieces(value: Value) -> list[Value]:
-    """The piece's values that an expression of lanes takes."""
+    """The piece's values in an expression of lanes."""
     found, stack = [], [value]
     while stack:
         v = stack.pop()
@@ -92,7 +92,7 @@ def pieces(value: Value) -> list[Value]:
 
 
 def evaluated(printer: Any, v: Value, index: Any, count: int, known: dict[int, Any]) -> Any:
-    """Lanes of a value from `index` on: of loads, and what is made of them."""
+    """Lanes of a value from `index` on: loads, and expressions of loads."""
     b = printer.b
     if id(v) in known:
         return known[id(v)]
@@ -110,10 +110,10 @@ def evaluated(printer: Any, v: Value, index: Any, count: int, known: dict[int, A
 
 
 def vector(kind: Any, count: int) -> Any:
-    """The type of so many lanes; 0: of one."""
+    """The type of `count` lanes; 0: of a single number."""
     return ir.VectorType(kind, count) if count else kind
 
 
 def zeros(kind: Any, count: int) -> Any:
-    """So many zeros; 0: one."""
+    """`count` zeros; 0: a single one."""
     return ir.Constant(vector(kind, count), None if count else 0)

@@ -1,4 +1,4 @@
-"""How values lie in memory that are not packed: float32 and int32, or 16 bits of them."""
+"""Values in memory that are not packed: float32 and int32, or storages of 16 bits and fewer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from compll.backends.cpu.float_bits import INFINITE, bits, magnitude_bits
 from compll.backends.cpu.processor import FEATURES
 from compll.ir.module import Field
 
-#: whether this processor stores some lanes of a vector as fast as all
+#: true if this processor stores some lanes of a vector as fast as all of them
 MASKED = bool(FEATURES.get("avx512f"))
-#: storages of 16 bits and fewer: from their bits as int32, and to them
+#: storages of at most 16 bits: functions from their bits, as int32, and to them
 HALVES: dict[str, tuple[Any, Any]] = {
     "float16": (float_bits.of_float16, float_bits.float16_bits),
     "bfloat16": (float_bits.of_bfloat16, float_bits.bfloat16_bits),
@@ -24,19 +24,19 @@ HALVES: dict[str, tuple[Any, Any]] = {
 
 
 def item_bytes(f: Field | None) -> int:
-    """Bytes of one value in memory; of the gradient where there is no field."""
+    """Bytes of one value in memory; without a field, of the gradient."""
     return 4 if f is None else f.item_bits // 8
 
 
 def code_bytes(b: Builder, f: Field, count: Any) -> Any:
-    """Bytes of so many packed codes of one tile."""
+    """Bytes of `count` packed codes of one tile."""
     if f.trits:
         return b.udiv(b.add(count, number(I64, 4)), number(I64, 5))
     return b.lshr(b.add(b.mul(count, number(I64, f.bits)), number(I64, 7)), number(I64, 3))
 
 
 def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
-    """Values of a storage as float32 or int32; count 0: one, not a vector."""
+    """Values of a storage as float32 or int32; count 0: a single one, not a vector."""
 
     def of(kind: Any) -> Any:
         return b.load(pointer, typ=ir.VectorType(kind, count) if count else kind, align=1)
@@ -45,28 +45,28 @@ def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
 
 
 def raw(storage: str) -> Any:
-    """The type of a value as it lies in memory."""
+    """The type of a value in memory."""
     if storage in HALVES:
         return I8 if storage == "byte" else I16
     return F32 if storage == "float32" else I32
 
 
 def of_raw(b: Builder, x: Any, storage: str) -> Any:
-    """Values as they lie in memory, as float32 or int32."""
+    """Values as they are in memory, converted to float32 or int32."""
     return HALVES[storage][0](b, b.zext(x, lanes(I32, x))) if storage in HALVES else x
 
 
 def stored_as(b: Builder, x: Any, storage: str) -> Any:
-    """What is written of a float32 or int32 value."""
+    """The value in memory for a float32 or int32."""
     return b.trunc(HALVES[storage][1](b, x), lanes(raw(storage), x)) if storage in HALVES else x
 
 
 def finite_or(b: Builder, value: Any, before: Any, storage: str) -> Any:
-    """A state's value, or where it is NaN or infinite when stored, the one before.
+    """A state's value; the old value if the new one is NaN or infinite once stored.
 
-    [Note: masked stores] LLVM makes a choice between a value and what is there a store under a
-    mask. AMD's processors without AVX-512 take 12 cycles and more for one. So there bits are
-    blended, by a mask that LLVM cannot tell from any other number.
+    [Note: masked stores] LLVM turns a choice between a value and the old one into a masked store.
+    On AMD's processors without AVX-512 that takes 12 cycles and more. So bits are blended there,
+    with a mask that LLVM cannot recognize as one.
     """
     too_large = {"bfloat16": 0x7F7F8000, "float16": 0x477FF000}.get(storage, INFINITE)
     size, least = magnitude_bits(b, value), const(I32, value, too_large)

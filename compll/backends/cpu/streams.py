@@ -1,4 +1,4 @@
-"""Fields of varying length: the routines that store and load them, and when they are called."""
+"""Fields of varying length: the routines that store and load them, and their calls."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ STREAMS: dict[str, Any] = {
 
 
 def stream(printer: Any, step: Stream) -> None:
-    """Values of varying length, to the payload or from there."""
+    """Store values of varying length in the payload, or load them from it."""
     b, f, routine = printer.b, step.field, STREAMS[step.field.storage]
     array = printer.pointers[f"{step.array.shape} {step.array.name}"]
-    runs = f.storage == "runs"  # of bytes, not of positions
+    runs = f.storage == "runs"  # counted in bytes, not in positions
     count = printer.payload.size(step.array) if runs else printer.payload.kept(f.of)
     b.store(number(I32, -1), at(b, array, number(I64, -4)))
     if printer.encodes:
@@ -37,11 +37,11 @@ def stream(printer: Any, step: Stream) -> None:
         printer.good = b.and_(printer.good, b.icmp_signed("!=", found, number(I64, 0)))
         return
     with b.if_then(b.icmp_signed("!=", printer.given["rows"], number(I64, 1))):
-        b.call(routine.load(printer.helpers), given)  # those of one piece are there, from check
+        b.call(routine.load(printer.helpers), given)  # check loaded them for a single piece
 
 
 def ascending(printer: Any, step: Ascending) -> None:
-    """Have a check tell of positions that do not ascend within the tensor."""
+    """Have a check report positions that do not ascend within the tensor."""
     routine = printer.helpers.get("ascending", I64, [PTR, I64, I64], _ascending)
     given = [printer.pointers[f"in {step.field.name}"], printer.payload.kept(step.field.of)]
     found = printer.b.call(routine, [*given, printer.row["n"]])
@@ -50,7 +50,8 @@ def ascending(printer: Any, step: Ascending) -> None:
 
 
 def _ascending(b: Builder, positions: Any, count: Any, n: Any) -> Any:
-    """ascending(positions, count, n): 1 if each is above the one before and below n, else 0."""
+    """The function ascending(positions, count, n): 1 if each is above the one before and below n,
+    else 0."""
     before, good = Variable(b, c(-1)), Variable(b, c(1))
     with loop(b, count) as i:
         place = at(b, positions, b.mul(i, c(4)))

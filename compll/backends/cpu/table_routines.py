@@ -1,7 +1,7 @@
-"""Tables, a few numbers of a piece: quantiles, means by index, and how elements find their bucket.
+"""Tables, a few numbers of a piece: quantiles, means by index, and search of an element's bucket.
 
-Quantiles are found in order keys (see order_key in numbers.py): counts of their upper halves tell
-near which ones the wanted ones lie, and only those are sorted.
+Quantiles are found in order keys (see order_key in numbers.py): counts of their upper halves show
+which halves hold the wanted keys, and only keys with these halves are sorted.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from compll.backends.cpu.builder import (
 from compll.backends.cpu.float_bits import key, unkey
 from compll.numerics.numbers import MEAN_LANES
 
-#: elements from which on counting pays
+#: elements from which counting pays
 MANY = 1 << 16
-#: upper bits of a key that tell where to look for its bucket, and places for all they can be
+#: upper bits of a key that tell where to look for its bucket, and number of their values
 SHIFT, SLOTS = 20, 1 << 12
 LOWEST = -(2**31)
 
 
 def count_one(b: Builder, counts: Any, index: Any) -> None:
-    """One more of an index."""
+    """Add one to the count of an index."""
     b.put(b.add(b.get(counts, I32, index), number(I32, 1)), counts, index)
 
 
@@ -46,9 +46,10 @@ def count_one(b: Builder, counts: Any, index: Any) -> None:
 
 
 def quantiles(helpers: Any, parts: int) -> Any:
-    """quantiles(keys, n, some, other, table): the parts - 1 numbers, of int32 keys of n elements.
+    """The function quantiles(keys, n, some, other, table): the parts - 1 numbers, from int32 keys
+    of n elements.
 
-    some, other: int32 arrays as long as the keys.
+    some, other: int32 arrays of the same length as the keys.
     """
 
     def body(b: Builder, keys: Any, n: Any, some: Any, other: Any, table: Any) -> None:
@@ -73,7 +74,8 @@ def _half(b: Builder, key: Any) -> Any:
 
 
 def _near(b: Builder, keys: Any, n: Any, some: Any, counts: Any, places: Any, parts: int) -> Any:
-    """Keys whose upper half is that of a wanted one, into `some`; how many, and the places there."""
+    """Copy the keys whose upper half is that of a wanted one to `some`; returns their number, and
+    changes `places` to places among them."""
     halves = 1 << 16
     marks = b.room(I8, halves)
     b.clear(counts, c(4 * halves))
@@ -106,7 +108,7 @@ def _near(b: Builder, keys: Any, n: Any, some: Any, counts: Any, places: Any, pa
 
 
 def _ascending(helpers: Any) -> Any:
-    """ascending(keys, other, count): sorts int32 keys, by their bytes."""
+    """The function ascending(keys, other, count): sorts int32 keys, by their bytes."""
     return helpers.get("ascending", VOID, [PTR, PTR, I64], _sort)
 
 
@@ -139,7 +141,7 @@ def _sort(b: Builder, keys: Any, other: Any, count: Any) -> None:
 
 
 def bucket_bytes(edges: int) -> int:
-    """What `buckets` makes of so many edges."""
+    """Bytes that `buckets` writes for this number of edges."""
     return 8 + 4 * (SLOTS + 1) + 4 * _padded(edges)
 
 
@@ -148,7 +150,8 @@ def _padded(edges: int) -> int:
 
 
 def buckets(helpers: Any, edges: int) -> Any:
-    """buckets(table, out): steps of a search; where to begin for the upper bits of a key; keys."""
+    """The function buckets(table, out): writes the steps of a search; a start for each value of a
+    key's upper bits; the edges' keys."""
     return helpers.get(
         f"buckets{edges}", VOID, [PTR, PTR], lambda b, table, out: _prepare(b, table, out, edges)
     )
@@ -179,7 +182,7 @@ def _prepare(b: Builder, table: Any, out: Any, edges: int) -> None:
 
 
 def bucket(b: Builder, table: Any, keys: Any, edges: int) -> Any:
-    """How many edges are not above each of some order keys. table: what `buckets` made."""
+    """The number of edges that are not above each order key. table: from `buckets`."""
     count = keys.type.count
     kind = ir.VectorType(I32, count)
 
@@ -195,12 +198,12 @@ def bucket(b: Builder, table: Any, keys: Any, edges: int) -> Any:
         ahead = b.add(found.get(), b.splat(by, count))
         edge = gathered(b, sorted_, b.sub(ahead, of(1)), I32)
         found.set(b.select(b.icmp_signed("<=", edge, keys), ahead, found.get()))
-    most = of(edges)  # what fills the keys up may be reached, too, by a NaN
+    most = of(edges)  # a NaN may reach the padding of the keys, too
     return b.select(b.icmp_signed("<", found.get(), most), found.get(), most)
 
 
 def gathered(b: Builder, array: Any, index: Any, kind: Any) -> Any:
-    """The elements, of 32 bits, at the index of each lane."""
+    """Elements of 32 bits at the index of each lane."""
     found: Any = ir.Constant(ir.VectorType(kind, index.type.count), ir.Undefined)
     for lane in range(index.type.count):
         own = b.zext(b.extract_element(index, number(I32, lane)), I64)
@@ -209,7 +212,7 @@ def gathered(b: Builder, array: Any, index: Any, kind: Any) -> Any:
 
 
 def clipped(b: Builder, index: Any, size: int) -> Any:
-    """An index, or one per lane, of a table: the first below 0, the last beyond the end."""
+    """An index of a table, or one per lane: 0 if it is below, the last beyond the end."""
     kind = index.type
     low, high = (
         ir.Constant(kind, [v] * kind.count if isinstance(kind, ir.VectorType) else v)
@@ -223,25 +226,26 @@ def clipped(b: Builder, index: Any, size: int) -> Any:
 
 
 def lanes_used(b: Builder, tiles: Any) -> Any:
-    """Over how many lanes so many tiles are spread."""
+    """The number of lanes that `tiles` tiles are spread over."""
     bits = b.sub(c(64), b.ctlz(b.sub(tiles, c(1)), number(I1, 0)))
     spread = b.shl(c(1), bits)
     return b.select(b.icmp_signed("<", spread, c(MEAN_LANES)), spread, c(MEAN_LANES))
 
 
 def counts_of(b: Builder, sums: Any, size: int) -> Any:
-    """Where counts lie, behind the sums."""
+    """Address of the counts, behind the sums."""
     return at(b, sums, c(8 * MEAN_LANES * (size + 1)))
 
 
 def open_sums(b: Builder, sums: Any, tiles: Any, size: int) -> None:
-    """Nothing is added up yet."""
+    """Set sums and counts to 0."""
     b.clear(sums, b.mul(lanes_used(b, tiles), c(8 * (size + 1))))
     b.clear(counts_of(b, sums, size), c(4 * (size + 1)))
 
 
 def add_up(b: Builder, sums: Any, size: int, tile: Any, index: Any, values: Any) -> None:
-    """Add the values of some lanes of a tile, each to its own index; `size`: to none."""
+    """Add the values of some lanes of a tile, each to the sum of its index. Index `size` is not
+    counted."""
     lane = b.and_(tile, c(MEAN_LANES - 1))
     own, counts = at(b, sums, b.mul(lane, c(8 * (size + 1)))), counts_of(b, sums, size)
     for i in range(index.type.count):
@@ -252,7 +256,7 @@ def add_up(b: Builder, sums: Any, size: int, tile: Any, index: Any, values: Any)
 
 
 def means(helpers: Any, size: int) -> Any:
-    """means(sums, tiles, table): the mean of each index, 0 where there is none."""
+    """The function means(sums, tiles, table): the mean of each index, 0 if it has no elements."""
 
     def body(b: Builder, sums: Any, tiles: Any, table: Any) -> None:
         width = Variable(b, lanes_used(b, tiles))

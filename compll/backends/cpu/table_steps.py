@@ -10,14 +10,14 @@ from compll.ir.tile import Means, Quantiles, Value
 
 
 def made(printer: Any, v: Value) -> Any:
-    """Where a table lies that a step makes."""
+    """Memory for a table that a step makes."""
     if id(v) not in printer.local:
         printer.local[id(v)] = printer.b.room(F32, int(v.attr.of))
     return printer.local[id(v)]
 
 
 def quantiles(printer: Any, step: Quantiles) -> None:
-    """Walk over the elements for their keys, and find the numbers in them."""
+    """Walk over the elements for their keys, and find the quantiles in them."""
     printer.walk(step.walk)
     keys, some, other = (printer.pointers[f"{f.shape} {f.name}"] for f in step.arrays)
     routine = routines.quantiles(printer.helpers, step.parts)
@@ -26,14 +26,14 @@ def quantiles(printer: Any, step: Quantiles) -> None:
 
 
 def means(printer: Any, step: Means) -> None:
-    """What a walk has added up, divided by how many there were."""
+    """Divide the sums of a walk by their counts."""
     sums = printer.pointers[f"{step.sums.shape} {step.sums.name}"]
     routine = routines.means(printer.helpers, int(step.sums.of))
     printer.b.call(routine, [sums, printer.tiles, made(printer, step.found)])
 
 
 def buckets(printer: Any, v: Value) -> Any:
-    """What finds the buckets of a table."""
+    """The data that finds the bucket of a number in a table."""
     room = printer.b.room(I8, routines.bucket_bytes(v.attr))
     routine = routines.buckets(printer.helpers, v.attr)
     printer.b.call(routine, [printer.value(v.args[0]), room])
@@ -48,17 +48,17 @@ def bucket(printer: Any, v: Value) -> Any:
 
 
 def lookup(printer: Any, v: Value) -> Any:
-    """A number of a table."""
+    """An entry of a table."""
     b, (table, index) = printer.b, map(printer.value, v.args)
     own = b.trunc(routines.clipped(b, index, v.attr), I32)
     found = routines.gathered(b, table, b.splat(own, 1), F32)
     return b.extract_element(found, number(I32, 0))
 
 
-#: values of a piece that have to do with tables
+#: operators of the piece that use tables
 VALUES = {"table": made, "buckets": buckets, "bucket": bucket, "lookup": lookup}
 
 
 def store(printer: Any, table: Any, size: int, out: Any) -> None:
-    """A table, into the payload."""
+    """Store a table in the payload."""
     printer.b.copy(out, table, number(I64, 4 * size))

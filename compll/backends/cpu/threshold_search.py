@@ -1,6 +1,6 @@
-"""Thresholds by counts of what reaches them: `adjust` and `bisect`.
+"""Searched thresholds: `adjust` and `bisect` count the elements that reach a threshold.
 
-[Note: tries] A try decides only between two next ones, and a walk over memory leaves time to count
+[Note: tries] A try has only two possible successors, and a walk over memory leaves time to count
 for several thresholds. So each walk counts for a tree of them: the next, the two that may come
 after it, and the four after those. gaussiank's eleven tries take four walks.
 """
@@ -17,7 +17,7 @@ from compll.ir.tile import ThresholdSearch
 class Tries:
     """Emits a ThresholdSearch within a kernel's loop over pieces, which `printer` builds.
 
-    ends: where the interval begins and ends that `bisect` halves; the next threshold of `adjust`.
+    ends: both ends of the interval that `bisect` halves, or the next threshold of `adjust`.
     """
 
     def __init__(self, printer: Any, step: ThresholdSearch) -> None:
@@ -31,11 +31,11 @@ class Tries:
         self.ends = [Variable(b, x) for x in self.given[: 1 + self.halves]]
 
     def emit(self) -> None:
-        """The step's two values."""
+        """Compute the step's two values."""
         b, p, step = self.b, self.printer, self.step
         for v in p.calls.functions[id(step.walk)][0].needs.pieces:
             if v not in step.tries:
-                p.value(v)  # before the loop, whose values would not dominate later uses
+                p.value(v)  # before the loop: values within it would not dominate later uses
         b.store(self.middle(*self.given[:2]) if self.halves else self.given[0], p.made(step.found))
         b.store(number(F64, 0), p.made(step.count))
         most = ROWS["as_count"](b, self.given[-1], c(100))
@@ -45,7 +45,7 @@ class Tries:
             self.tried(b.sub(most, least))
 
     def tried(self, last: Any) -> None:
-        """Try after try, until the count fits or number `last` has been tried."""
+        """Try until the count fits, or until number `last` has been tried."""
         b = self.b
         go, leave = (b.append_basic_block(name) for name in ("try", "tried"))
         b.branch(go)
@@ -67,7 +67,7 @@ class Tries:
         b.position_at_end(leave)
 
     def next(self, found: Any, few: Any) -> None:
-        """What is tried next, now that it is known whether too few reach the threshold found."""
+        """Choose the next threshold. few: too few elements reach the threshold `found`."""
         b = self.b
         twice = b.mul(self.number.get(), c(2))
         self.number.set(b.add(twice, b.select(few, c(1), c(2))))
@@ -79,7 +79,7 @@ class Tries:
             end.set(b.select(replaced, found, end.get()))
 
     def count(self) -> None:
-        """One walk, which counts for a tree of thresholds."""
+        """Walk once, counting for a tree of thresholds."""
         b, p, step = self.b, self.printer, self.step
         tries = self.tree()
         for v, t in zip(step.tries, tries, strict=True):
@@ -91,7 +91,7 @@ class Tries:
             b.put(b.sitofp(total, F64), self.counts, c(q))
 
     def tree(self) -> list[Any]:
-        """The next threshold; after number q come 2 q + 1, where too few reach it, and 2 q + 2."""
+        """The next thresholds: after number q come 2 q + 1, if too few reach it, and 2 q + 2."""
         b, ends = self.b, [end.get() for end in self.ends]
         if not self.halves:
             down, up = self.given[3:5]
@@ -106,6 +106,6 @@ class Tries:
         return found
 
     def middle(self, low: Any, high: Any) -> Any:
-        """Of an interval."""
+        """The middle of an interval."""
         b = self.b
         return b.fadd(low, b.fdiv(b.fsub(high, low), number(F64, 2.0)))

@@ -1,4 +1,4 @@
-"""Kernels of tile programs: what they are given, and which of them are compiled when."""
+"""Kernels of tile programs: their arguments, and the order in which they are compiled."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TileKernels:
         self.load(self.parts["first"])
 
     def load(self, part: list[Kernel]) -> None:
-        """Have the functions that are compiled together, unless they are there."""
+        """Load the functions that are compiled together, unless they are loaded."""
         name = self.module.name
         with self.lock:
             if part[0].name in self.functions:
@@ -59,7 +59,7 @@ class TileKernels:
             self.functions |= found.functions
 
     def function(self, name: str) -> Callable[..., None]:
-        """A kernel, compiled at its first use with those of its part."""
+        """A kernel. On first use its part is compiled."""
         if name not in self.functions:
             kernel = self.by_name[name]
             self.load(next(part for part in self.parts.values() if kernel in part))
@@ -70,8 +70,8 @@ class TileKernels:
         return "\n".join(text(k) for part in self.parts.values() for k in part)
 
     def call(self, name: str, given: Mapping[str, Any], arrays: list[NDArray[Any]]) -> None:
-        """Run a kernel. given: arrays and numbers, by the names of its parameters; arrays: states,
-        then sums over ranks and where pieces begin in them."""
+        """Run a kernel. given: arrays and numbers, by names of parameters; arrays: states, then
+        sums over ranks and starts of pieces in them."""
         kernel = self.by_name[name]
         given = {**given, **self.scratch(kernel, given["table"])}
         host = Host() if kernel.asks else None
@@ -82,7 +82,7 @@ class TileKernels:
             host.raise_found()
 
     def scratch(self, kernel: Kernel, table: I64) -> dict[str, Any]:
-        """Memory for what is put together of a piece; what is not touched costs nothing."""
+        """Scratch memory for one piece; untouched pages cost nothing."""
         if not (kernel.scratch or kernel.sums or kernel.rooms):
             return {}
         room = max((self.room(kernel, n) for n in set(table[:, 1].tolist())), default=0)
@@ -137,7 +137,8 @@ class TileKernels:
         return used
 
     def write_told(self, x: F32, table: I64, out: U8, at: I64, used: I64) -> None:
-        """Decode what is told not to be finite: encode knows that when it has written x back."""
+        """Decode payloads whose status byte is set, into x: encode knows it only after it has
+        written x back."""
         rows = np.flatnonzero(used)
         rows = rows[out[at[rows] + used[rows] - 1] != 0]  # the status bytes
         if len(rows):
@@ -146,7 +147,7 @@ class TileKernels:
     def decode_batch(
         self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool, step: int = 0
     ) -> None:
-        """Decode all pieces in one call, after all were checked."""
+        """Check all pieces, then decode them in one call."""
         for n, size in zip(table[:, 1].tolist(), used.tolist(), strict=True):
             if (self.fixed or n == 0) and size != self.size(n):
                 name = self.module.name
@@ -174,13 +175,13 @@ class TileKernels:
         self, number: int, x: F32, table: I64, out: U8, at: I64, before: Before,
         state: State | None, how: Encoding,
     ) -> I64:  # fmt: skip
-        """What a round adds up, for every piece; see Codec.encode_round."""
+        """Encode a round's payload for every piece; see Codec.encode_round."""
         return self.round(f"round{number}", x, table, (out, at), before[:number], state, how)
 
     def decode_rounds(
         self, x: F32, table: I64, sums: Before, state: State | None, how: Encoding
     ) -> None:
-        """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
+        """Decode all ranks' sums and update the states; see Codec.decode_rounds."""
         given = (np.zeros(1, np.uint8), np.zeros(len(table), np.int64))
         self.round("rounds", x, table, given, sums[: len(self.rounds)], state, how)
 
@@ -188,7 +189,7 @@ class TileKernels:
         self, name: str, x: F32, table: I64, payload: tuple[U8, I64], sums: Before,
         state: State | None, how: Encoding,
     ) -> I64:  # fmt: skip
-        """Run a kernel of a round. payload: and where pieces begin in it."""
+        """Run a kernel of a round. payload: the payload, and starts of pieces in it."""
         name += "_feed" * (state is not None and bool(self.module.states))
         kernel, used, (out, at) = self.by_name[name], np.zeros(len(table), np.int64), payload
         given = {
@@ -211,7 +212,7 @@ class TileKernels:
         return self.sizes[n]
 
     def raise_found(self) -> None:
-        """A bad payload was told at once."""
+        """Do nothing: a call raises for a bad payload itself."""
 
 
 def library(name: str, part: list[Kernel]) -> jit.Library:
@@ -221,12 +222,14 @@ def library(name: str, part: list[Kernel]) -> jit.Library:
 
 
 def _printed(name: str, part: list[Kernel]) -> str:
-    """Their LLVM IR."""
-    from compll.backends.cpu.printer import module_text  # takes longer than to load an object
+    """The LLVM IR of a part's kernels."""
+    from compll.backends.cpu.printer import (
+        module_text,
+    )  # slower to import than an object is to load
 
     return module_text(name, part)
 
 
 def signed(seed: int) -> int:
-    """The 64 bits of a seed as ctypes takes them."""
+    """A seed's 64 bits as ctypes takes them."""
     return seed - (1 << 64) if seed >> 63 else seed

@@ -1,4 +1,4 @@
-"""exp, log, log2, powers and gamma quantiles: those of `numerics`, made of instructions."""
+"""exp, log, log2, powers and gamma quantiles, made of instructions as in `numerics`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from compll.numerics import traced
 from compll.numerics.traced import Number
 
 Rows = Mapping[str, Callable[..., Any]]
-#: instructions that are long, and how many numbers they take
+#: instructions that take many others, with their number of arguments
 LONG = {"exp": 1, "log": 1, "log2": 1, "pow": 2, "gamma_above": 2}
 
 
 class Primitives(traced.Primitives):
-    """A builder's instructions, those of `rows`."""
+    """Primitives that a builder emits, by `rows`."""
 
     def __init__(self, b: Builder, rows: Rows) -> None:
         self.b, self.rows = b, rows
 
     def emit(self, op: str, *args: Any) -> Any:
-        """An instruction; constants get as many lanes as the others have."""
+        """An instruction; constants get as many lanes as the other arguments."""
         like = next(x.value for x in args if isinstance(x, Number))
         return self.rows[op](self.b, *(self.value(x, like) for x in args))
 
@@ -86,7 +86,7 @@ class Primitives(traced.Primitives):
 
 
 def elementary(name: str, rows: Rows) -> Any:
-    """The row of exp, log, log2 or power: float64, of a float32 rounded at the end."""
+    """The row of exp, log, log2 or power: computed in float64; for float32 rounded at the end."""
 
     def row(b: Builder, *args: Any) -> Any:
         single, p = element(args[0]) == F32, Primitives(b, rows)
@@ -98,7 +98,7 @@ def elementary(name: str, rows: Rows) -> Any:
 
 
 def called(helpers: Any, name: str, rows: Rows) -> Any:
-    """One of LONG, of float64, as a function, where its time does not matter."""
+    """A float64 instruction of LONG as a function, for uses whose time does not matter."""
     body = rows[name] if name != "gamma_above" else partial(_gamma_above, helpers, rows)
     return helpers.get(f"called_{name}", F64, [F64] * LONG[name], body)
 

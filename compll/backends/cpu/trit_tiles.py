@@ -1,6 +1,6 @@
 """Trits of a tile, five in a byte: [Note: trits] in reference/trits.py.
 
-Within a walk the codes of a tile are bytes of their own, which are packed when all are known.
+Within a walk each code of a tile takes a byte; the codes are packed once all are known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK = 16
 
 
 class Tiles:
-    """The codes of a walk's arrays of trits: of the tile in hand, a byte each."""
+    """Codes of the current tile, a byte each, for a walk's arrays of trits."""
 
     def __init__(
         self, b: Builder, tile: int, arrays: tuple[list[str], list[str]], pointers: dict[str, Any]
@@ -29,29 +29,30 @@ class Tiles:
         names = sorted(self.read | self.written)
         self.codes = {name: b.room(I8, DIGITS * self.width) for name in names}
         for room in self.codes.values():
-            for i in range(tile, DIGITS * self.width):  # what fills the last byte
+            for i in range(tile, DIGITS * self.width):  # padding of the last byte
                 b.store(number(I8, 1), at(b, room, number(I64, i)))
 
     def bytes(self, name: str, t: Any) -> Any:
-        """Those of tile t in an array."""
+        """The bytes of tile t in an array."""
         return at(self.b, self.pointers[name], self.b.mul(t, number(I64, self.width)))
 
     def unpack(self, t: Any) -> None:
-        """Make the codes of all that is read."""
+        """Unpack the codes of all arrays that the walk reads."""
         for name in sorted(self.read):
             unpack(self.b, self.bytes(name, t), self.codes[name], self.width)
 
     def pack(self, t: Any) -> None:
-        """Write the codes of all that is written."""
+        """Pack the codes of all arrays that the walk writes."""
         for name in sorted(self.written):
             pack(self.b, self.codes[name], self.bytes(name, t), self.width)
 
 
 @contextmanager
 def _vectors(b: Builder, width: int) -> Iterator[tuple[int, Any]]:
-    """What is built within it runs for some of `width` bytes: how many, and the first of them.
+    """A loop whose body the `with` builds, over `width` bytes: the bytes of a vector, and the first
+    one.
 
-    The last may be some of those before, too.
+    The last vector may overlap the one before.
     """
     size = min(CHUNK, 1 << width.bit_length() - 1)
     if size == width:
@@ -63,7 +64,7 @@ def _vectors(b: Builder, width: int) -> Iterator[tuple[int, Any]]:
 
 
 def pack(b: Builder, codes: Any, out: Any, width: int) -> None:
-    """5 * width codes, bytes of 0, 1 or 2, as `width` bytes."""
+    """Pack 5 * width codes, bytes of 0, 1 or 2, into `width` bytes."""
     with _vectors(b, width) as (size, start):
         kind = ir.VectorType(I8, size)
         found: Any = ir.Constant(kind, [0] * size)
@@ -82,18 +83,18 @@ def unpack(b: Builder, data: Any, codes: Any, width: int) -> None:
         left: Any = b.zext(b.load(at(b, data, start), typ=kind, align=1), wide)
         found = []
         for _ in range(DIGITS - 1):
-            rest = b.lshr(b.mul(left, by), down)  # a third: exactly, below 256
+            rest = b.lshr(b.mul(left, by), down)  # a third, exact below 256
             found.append(b.trunc(b.sub(left, b.mul(rest, three)), kind))
             left = rest
-        found.append(b.trunc(b.urem(left, three), kind))  # 3 in bytes that no pack has made
-        # in order, when all are known: LLVM's scalar replacement breaks stores in other orders
+        found.append(b.trunc(b.urem(left, three), kind))  # 3 in bytes that no pack makes
+        # in order, once all are known: LLVM's scalar replacement breaks stores in other orders
         for digit, code in enumerate(reversed(found)):
             place = at(b, codes, b.add(start, number(I64, digit * width)))
             b.store(code, place, align=1)
 
 
 def repack(b: Builder, source: Any, into: Any, m: Any, from_width: Any, to_width: Any) -> None:
-    """Each of m trits from its place in `source` to that in `into`, between ones."""
+    """Move each of m trits from its place in `source` to that in `into`; other digits are ones."""
     with loop(b, to_width) as j:
         b.store(number(I8, ONES), at(b, into, j))
     with loop(b, m) as i:

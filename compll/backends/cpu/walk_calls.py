@@ -1,4 +1,4 @@
-"""Calls of the functions that walks are printed as, and what they add up over all tiles."""
+"""Calls of walks' functions, and totals over all tiles."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from compll.backends.cpu.walks import WalkPrinter
 from compll.ir.tile import SUMS, Value, Walk
 from compll.numerics.numbers import LANES
 
-#: what is added up of a fold over the tiles: its type, how many of them (lanes, from 0), and how
-#: it begins
+#: totals of folds over the tiles, by fold: type, number of accumulators (lanes, from 0), and start
+#: value
 TOTALS: dict[str, tuple[Any, int, float]] = {
     "sum": (F64, LANES, 0.0), "count": (I64, 1, 0), "max": (I32, 1, LEAST), "min": (I32, 1, MOST),
 }  # fmt: skip
@@ -38,7 +38,7 @@ TOTALS: dict[str, tuple[Any, int, float]] = {
 
 @dataclass(frozen=True)
 class WalkFunction:
-    """A function, which other walks may share, and what this walk gives it."""
+    """A function, which other walks may share, and the arguments of this walk."""
 
     function: Any
     needs: Arrays
@@ -56,7 +56,8 @@ class WalkCalls:
         self.totals: dict[int, Any] = {}
 
     def printed_as(self, walk: Walk) -> list[WalkFunction]:
-        """The functions of a walk: with usual stores, and with such past the cache."""
+        """The functions of a walk: with usual stores, and with stores that bypass the cache if that
+        gains."""
         key = signature_of(walk)
         if key not in self.printed:
             self.printed[key] = [
@@ -77,11 +78,11 @@ class WalkCalls:
 
     @property
     def past(self) -> bool:
-        """Whether any stores past the cache."""
+        """True if a function has stores that bypass the cache."""
         return any(len(found) > 1 for found in self.functions.values())
 
     def run(self, walk: Walk, n: Any) -> None:
-        """Over all full tiles of n elements, then over the last one if it is shorter."""
+        """Walk over all full tiles of n elements, then over the last one if it is shorter."""
         p, b = self.printer, self.printer.b
         usual, *past = self.functions[id(walk)]
         for f in walk.folds:
@@ -116,7 +117,7 @@ class WalkCalls:
         self, one: WalkFunction, pointers: Any, pieces: list[Any], count: Any, m: Any = None,
         done: Any = None,
     ) -> None:  # fmt: skip
-        """Over `count` tiles of m elements, after `done` others."""
+        """Call a walk's function for `count` tiles of m elements, after `done` others."""
         p, b = self.printer, self.printer.b
         first = number(I64, 0) if one.matrix else p.row["first"]
         done = number(I64, 0) if done is None else done
@@ -132,7 +133,7 @@ class WalkCalls:
         b.call(one.function, [*arrays, *sums, *pieces, *numbers.values()])
 
     def open_total(self, f: Value) -> None:
-        """Where a walk adds up a fold."""
+        """Reset the accumulators of a fold."""
         b = self.printer.b
         kind, count, start = TOTALS[f.attr]
         room = self.totals[id(f)] = self.totals.get(id(f)) or b.room(kind, count)
@@ -142,14 +143,14 @@ class WalkCalls:
             b.store(number(kind, start), room)
 
     def clear_total(self, f: Value) -> None:
-        """Have a walk that perhaps is not made leave 0."""
+        """Set a total to 0, for a walk that may be skipped."""
         b = self.printer.b
         kind, count, _ = TOTALS[f.attr]
         room = self.totals[id(f)] = b.room(kind, count)
         b.store(number(kind, 0), room)
 
     def total(self, v: Value) -> Any:
-        """What a walk's fold comes to over all tiles."""
+        """The total of a fold over all tiles."""
         b = self.printer.b
         (f,) = v.args
         found = b.load(self.totals[id(f)], typ=TOTALS[f.attr][0])
@@ -162,7 +163,7 @@ class WalkCalls:
 
 
 def _folded(b: Builder, room: Any) -> None:
-    """The sum of the lanes, by halves, into the first."""
+    """Sum the lanes, by halves, into the first."""
     half = LANES // 2
     while half:
         with loop(b, number(I64, half)) as lane:

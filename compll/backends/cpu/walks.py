@@ -1,7 +1,7 @@
 """A walk over the tiles of a piece as an LLVM function.
 
-It sees full tiles alone: a last, shorter one is given as copies, with zeros behind its end. Lanes
-are vectors of WIDTH; LLVM parts them where a processor's registers are narrower.
+It sees full tiles only: a last, shorter one is a copy, with zeros behind its end. Lanes are vectors
+of WIDTH; LLVM splits them if a processor's registers are narrower.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class WalkPrinter:
     """Builds the function of one walk.
 
     Its parameters: pointers, accumulators of totals, values of the piece, then the numbers of
-    NUMBERS. count: tiles; m: lanes of each that count; done: tiles before; first: the number of the
-    first element in its tensor.
+    NUMBERS. count: tiles; m: lanes of each tile that count; done: tiles before; first: the number
+    of the first element in its tensor.
     """
 
     NUMBERS = (
@@ -72,13 +72,13 @@ class WalkPrinter:
         self.lanes = {id(f): self.b.room(F32, lane_count(tile)) for f in sums}
         self.draws = sorted({v.attr for v in walk.values if v.op == "draw"})
         self.asked: set[str] = set()
-        # two arrays' tiles push each other out of a small first level of the cache
+        # tiles of two arrays evict each other from a small first-level cache
         arrays = [n for n in self.needs.arrays if n == "g" or n.startswith("state")]
         self.level = 3 if len(arrays) == 1 else 2
         self.written: set[int] = set()
 
     def emit(self, keys: Any) -> None:
-        """The function's body. keys: the function that gives the keys of a draw."""
+        """Build the function's body. keys: the function that computes keys of draws."""
         b = self.b
         slots = {d: [Variable(b, number(I32, 0)) for _ in range(2)] for d in self.draws}
         high = Variable(b, number(I64, -1))
@@ -104,25 +104,25 @@ class WalkPrinter:
         b.ret_void()
 
     def open_compaction(self, one: Compact) -> Compaction:
-        """What appends the lanes that a selection has."""
+        """The compaction of a selection's lanes."""
         arrays = [self.pointers[f"kept {f.name}"] for f, _ in one.parts]
         return Compaction(self.b, self.pointers[f"count {one.selection}"], arrays)
 
     def taken_before(self, f: Field) -> Variable:
-        """How many elements of an array are spread by now."""
+        """The number of elements of an array that earlier tiles have spread."""
         return Variable(self.b, self.b.load(self.pointers[f"count spread {f.name}"], typ=I64))
 
     # values of a tile
 
     def rekey(self, keys: Any, slots: dict[int, Any], high: Any) -> None:
-        """The draws' keys, made anew where the upper half of the element's number changes."""
+        """Compute the draws' keys again when the upper half of the element's number changes."""
         b = self.b
         upper = b.lshr(self.element, number(I64, 32))
         with b.if_then(b.icmp_unsigned("!=", upper, high.get()), likely=False):
             high.set(upper)
             for draw, (first, second) in slots.items():
                 words = [self.numbers[n] for n in ("seed", "step", "tensor")]
-                if draw < 0:  # all ranks draw the same
+                if draw < 0:  # the same on all ranks
                     words[0] = number(I64, 0)
                 found = b.call(keys, [*words, number(I64, draw & MASK), upper])
                 first.set(b.trunc(b.lshr(found, number(I64, 32)), I32))
@@ -135,7 +135,7 @@ class WalkPrinter:
         return b.add(spread, first.get()), second.get()
 
     def of_tile(self, v: Value) -> Any:
-        """A value of the tile or piece, built where it is first needed, outside loops over lanes."""
+        """A value of the tile or piece, built on first use, outside of loops over lanes."""
         if id(v) not in self.local:
             self.local[id(v)] = self.tile_value(v)
         return self.local[id(v)]
@@ -154,7 +154,7 @@ class WalkPrinter:
         return ins.apply(b, v, args)
 
     def stores_of_tiles(self) -> None:
-        """Stores of one value per tile that are known by now."""
+        """Store values of the tile that are known by now."""
         for s in self.walk.stores:
             ready = all(v.op != "fold" or id(v) in self.local for v in order_inside([s.value]))
             if s.value.level == "lane" or not ready or id(s) in self.written:
@@ -170,13 +170,14 @@ class WalkPrinter:
     # loops over lanes
 
     def all_loops(self) -> None:
-        """One after the other, with the tile's stores in between."""
+        """The loops in order, with the tile's stores in between."""
         for one in self.loops:
             self.one_loop(one)
             self.stores_of_tiles()
 
     def one_loop(self, one: Loop) -> None:
-        """A loop; where it may write the gradient back, one for either case."""
+        """A loop; two versions if it may write the gradient back, one without and one with the
+        write-back."""
         given_now = [id(v) for other in self.loops[: self.loops.index(one)] for v in other.kept]
         values = order_of_lanes(one, given_now)
         for v in values:
