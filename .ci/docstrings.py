@@ -19,6 +19,7 @@ CLEAN = (
     "compll/passes",
     "compll/runtime",
     "compll/tools",
+    "hipress",
     "hipress/adapters",
     "hipress/bench",
     "hipress/demo",

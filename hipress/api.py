@@ -28,13 +28,12 @@ Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip
 
 
 def detach(ddp: Synchronized) -> None:
-    """Stop compressing: end threads and connections. Every rank must call this between the same
-    two steps.
+    """Stop compressing: end threads and connections.
 
-    A DDP module then averages uncompressed, and `attach` may be called again. What a Synchronizer
-    was made of is a plain module again; its `step` raises ConfigError.
-
-    Raises StateError in a backward pass (from a hook, say) of which gradients are on their way.
+    Every rank must call this between the same two steps. A DDP module then averages uncompressed,
+    and `attach` may be called again. The module of a Synchronizer is a plain module again; the
+    Synchronizer's `step` raises ConfigError. Raises StateError within a backward pass (from a hook,
+    for example) whose gradients still travel.
     """
     ddp = _target(ddp)
     session = _session(ddp)
@@ -48,7 +47,7 @@ def detach(ddp: Synchronized) -> None:
 
 
 def report(ddp: Synchronized) -> Report:
-    """Choices, bytes and times so far; print it or take its `to_dict()`."""
+    """Choices, bytes and times so far; print it, or take its `to_dict()`."""
     from hipress.reporting.measured import measure_of
     from hipress.reporting.report import Report
     from hipress.reporting.summary import describe_plan
@@ -73,7 +72,7 @@ def report(ddp: Synchronized) -> Report:
 
 
 def _averages(session: Session, tuner: Chooser | None) -> str:
-    """What is averaged where that is not gradients alone."""
+    """Text on averages other than those of gradients; "" if there are none."""
     from hipress.sync.phases import Phases
 
     if session.optimizer is None:
@@ -84,7 +83,7 @@ def _averages(session: Session, tuner: Chooser | None) -> str:
 
 
 def _probe_of(session: Session, tuner: Chooser | None) -> Probe | None:
-    """Measurements of `wrap`, and since then."""
+    """Measurements of `wrap`, with the costs measured since then."""
     if session.probe is None or tuner is None or tuner.costs is None:
         return session.probe
     return replace(session.probe, costs=tuner.costs)
@@ -93,12 +92,12 @@ def _probe_of(session: Session, tuner: Chooser | None) -> Probe | None:
 def state_dict(ddp: Synchronized) -> dict[str, Any]:
     """This rank's step counter and residuals, by parameter name; call it between steps.
 
-    Residuals differ between ranks: save one file per rank, or with torch.distributed.checkpoint
-    under a key per rank. It holds tensors, numbers and texts only, so
+    Residuals differ between ranks: save one file per rank, or use torch.distributed.checkpoint with
+    a key per rank. The state holds only tensors, numbers and texts, so
     torch.load(weights_only=True) reads it.
 
-    Raises StateError while a step is under way or after one failed: ranks may have come
-    differently far in it.
+    Raises StateError during a step, or after a step failed: ranks may differ in their progress in
+    it.
     """
     from hipress.sync import checkpoint
     from hipress.sync.state import Residuals
@@ -114,13 +113,15 @@ def state_dict(ddp: Synchronized) -> dict[str, Any]:
 
 @ordinary()
 def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Continue where `state_dict` was taken, bit for bit (scope "tensor"; same world size and
-    strategy). Every rank must call this, between the same two steps, with states of one step.
+    """Continue from a state of `state_dict`, bit for bit.
 
-    Raises StateError listing what does not fit, which with `strict=False` starts from zero instead;
-    and while a step is under way or after one failed. Raises ConfigMismatch where ranks' states are
-    of different steps, or another rank's state was refused; then none is loaded on any rank.
-    AgreementTimeout for ranks that do not arrive; as another rank may then have loaded its state,
+    That holds for scope "tensor" with the same world size and strategy. Every rank must call this,
+    between the same two steps, with states of the same step.
+
+    Raises StateError listing all entries that do not fit (with `strict=False` these start from
+    zero), and during a step or after one failed. Raises ConfigMismatch if ranks' states are of
+    different steps, or another rank refused its state; then no rank has loaded its state. Raises
+    AgreementTimeout for ranks that do not arrive; another rank may then have loaded its state, so
     the module cannot take another step.
     """
     from hipress.sync import checkpoint
@@ -137,7 +138,7 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
         session.meeting.fail(error)
         raise
     try:
-        if session.world_size > 1:  # by the step ranks draw alike, and begin a factor alike
+        if session.world_size > 1:  # equal steps give equal random draws and initial factors
             plan = {"its plan": buckets.plan.label} if engine and engine.tuner and buckets else {}
             session.meeting.settle({"the step of the state to load": state["step"], **plan})
         checkpoint.restore(residuals, state, fitting)
@@ -155,7 +156,7 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
 
 
 def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
-    """The engine's buckets; where its plan may change, those of the plan that a state is of."""
+    """The engine's buckets; if its plan may change, those of the state's plan."""
     from hipress.sync import checkpoint
 
     if engine.tuner is None:
@@ -168,7 +169,7 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
 
 
 def _target(module: Synchronized) -> Any:
-    """By what its session is found."""
+    """The key of its session: the DDP module, the Synchronizer or the Gossip."""
     return module if isinstance(module, Synchronizer | Gossip) else as_ddp(module)
 
 
@@ -180,7 +181,7 @@ def _session(ddp: Synchronized) -> Session:
 
 
 def _refuse_unfinished(session: Session) -> None:
-    """Within a step ranks have come differently far, so their states would not fit together."""
+    """Raise StateError during a step or after a failure: ranks' states would not fit together."""
     reason = session.engine.unfinished if session.engine is not None else None
     if reason is not None:
         raise StateError(

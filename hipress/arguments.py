@@ -1,4 +1,4 @@
-"""The arguments of wrap, attach and Synchronizer: written, explained and read once."""
+"""The arguments of wrap, attach and Synchronizer: declared, explained and parsed once."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ NOT_INITIALIZED = (
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a caller, unchecked: they are checked when other ranks can be told."""
+    """The arguments of a caller, unchecked: checks wait until other ranks can be told."""
 
     model: nn.Module
     process_group: dist.ProcessGroup | None
     ddp_kwargs: Mapping[str, Any] | None
     optimizer: Optimizer | str | None
-    options: Callable[..., Options]  # of the time-out that "None" means; raises ConfigError
+    options: Callable[..., Options]  # from the default time-out; raises ConfigError
 
     @property
     def averaging(self) -> Averaging | None:
-        """The optimizer, where ranks average its momentum."""
+        """The optimizer, if ranks average its momentum."""
         given = self.optimizer
         return given if isinstance(given, Averaging) and given.averages else None
 
     def settle(self, way: str, group: dist.ProcessGroup, **refused: str) -> Options:
-        """The options; ConfigError for what cannot be, or for one of `refused` that was given."""
+        """The checked options; ConfigError for wrong options or a given argument of `refused`."""
         for name, why in refused.items():
             if getattr(self, name) is not None:
                 raise ConfigError(f"hipress.{way} takes no {name}: {why}")
@@ -82,7 +82,7 @@ def arguments(
     ddp_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
 ) -> Arguments:
-    """The arguments of each way in. `hipress.options.Options` explains them."""
+    """Arguments of wrap, attach or Synchronizer, as explained by `hipress.options.Options`."""
 
     def options(default: timedelta) -> Options:
         return options_.make(
@@ -96,8 +96,8 @@ def arguments(
 
 
 class _Reader(Generic[P]):
-    """Decorators of what takes Arguments: it is then called with what makes them, and its
-    signature says so, to people and to type checkers."""
+    """Decorators of functions on Arguments: the decorated function takes the parameters that `read`
+    takes, and its signature says so, to people and to type checkers."""
 
     def __init__(self, read: Callable[P, Arguments]) -> None:
         self._read = read
@@ -132,7 +132,7 @@ taking = _Reader(arguments)
 
 
 def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The given group, or that of all ranks; ConfigError when there is none."""
+    """The given group, or that of all ranks; ConfigError if there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(NOT_INITIALIZED)
     group = process_group if process_group is not None else dist.group.WORLD

@@ -1,5 +1,4 @@
-"""The command line `hipress`. Each command lives in a module of its own; this one only lists
-them."""
+"""The command line `hipress`. Each command has a module of its own; this one only lists them."""
 
 from typing import Annotated
 

@@ -53,18 +53,18 @@ def all_reduce(
 ) -> torch.Tensor:
     """Average `tensor` over the ranks, compressed, in place; the same bits on every rank.
 
-    `tensor`: on the CPU, of float32, float16 or bfloat16 and any shape, which is compressed as one.
-    `compressor`, `strategy`, `down`, `topology`, `seed`, `timeout` and `params` as for `wrap`;
-    "auto" is no compressor here.
-    Every rank of `process_group` (all ranks, by default) must call it, with the same arguments.
+    tensor: on the CPU, of float32, float16 or bfloat16, of any shape; it is compressed as a whole.
+    `compressor`, `strategy`, `down`, `topology`, `seed`, `timeout` and `params` as for `wrap`, but
+    compressor "auto" is not allowed. Every rank of `process_group` (all ranks, by default) must
+    call this, with the same arguments.
 
-    No residual is kept: what the codec leaves out of a call is lost, as for the first step of a
-    training. Stochastic codecs draw anew in each call, by `seed` and the number of calls before.
+    No residual is kept: values that the codec leaves out are lost, as in the first step of a
+    training. Stochastic codecs draw anew in each call, by `seed` and the number of earlier calls.
     The first call with a codec connects the ranks, and the first one of a length plans; later ones
     only send. With one rank, nothing happens.
 
-    Raises ConfigError, ConfigMismatch, AgreementTimeout as `wrap`, and casync.errors.CasyncError,
-    naming rank, peer and task, where it fails on the way.
+    Raises ConfigError, ConfigMismatch and AgreementTimeout as `wrap`; and
+    casync.errors.CasyncError, naming rank, peer and task, for a failure on the way.
     """
     group = group_of(process_group)
     with _ending(group):
@@ -88,8 +88,8 @@ def all_reduce(
 
 @contextmanager
 def _ending(group: dist.ProcessGroup) -> Iterator[None]:
-    """A failure inside ends all connections that this rank has made in calls before, for
-    whichever call: others, wherever they wait, learn of it, and all connect anew in the next."""
+    """On a failure inside, close all connections of this rank's earlier calls and tell the other
+    ranks, wherever they wait; the next call connects anew."""
     try:
         yield
     except BaseException as error:
@@ -105,7 +105,7 @@ def _ending(group: dist.ProcessGroup) -> Iterator[None]:
 
 
 class _Joined:
-    """Connections that ranks of a group have made in their calls."""
+    """Connections of a group's ranks, kept between calls."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.meeting = meetings.meeting(group, timeout)
@@ -113,8 +113,7 @@ class _Joined:
         self.close = weakref.finalize(group, _close_all, self._reducers)  # at the latest
 
     def reducer(self, codecs: Mapping[str, Codec], strategy: str, options: Options) -> _Reducer:
-        """That of earlier calls, or a new one. `codecs`: "codec", and "down" if owners have another
-        one."""
+        """The reducer of earlier calls, or a new one. codecs: "codec", and perhaps "down"."""
         digests = tuple(each.digest for each in codecs.values())
         key = digests, strategy, options.seed, str(options.topology)
         if key not in self._reducers:
@@ -131,7 +130,7 @@ def _close_all(reducers: Mapping[_Key, _Reducer]) -> None:
 
 
 class _Reducer:
-    """Averages tensors of any length by one codec and strategy."""
+    """Averages tensors of any length with one codec and strategy."""
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class _Reducer:
         self._calls = 0
 
     def run(self, tensor: torch.Tensor) -> None:
-        """Average, in place."""
+        """Average a tensor in place."""
         flat = tensor.detach().resolve_neg().contiguous().view(-1)
         program = self._program(flat.numel(), flat.dtype)
         wait_within(self._executor.submit(program, flat, {}, self._calls), None)

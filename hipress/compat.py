@@ -1,7 +1,7 @@
-"""All of torch that is private and that we use: where torch changes, this file does.
+"""Uses of private torch APIs; if torch changes, only this file does.
 
-Each function says what it takes and what it falls back on where a version of torch lacks it. Public
-names that torch keeps in odd places are imported where they are used.
+Each function states its use and its fallback for versions of torch that lack it. Public names that
+torch keeps in odd places are imported where they are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 __all__ = [
-    "GradBucket",  # public in torch.distributed, but not for type checkers; so are the stores
+    "GradBucket",  # public in torch.distributed, but unknown to type checkers, like the stores
     "PrefixStore",
     "Store",
     "another_client",
@@ -72,7 +72,7 @@ def store_address(store: Store) -> str | None:
 
 
 def another_client(store: Store) -> Store:
-    """The same store with a connection of its own: calls that wait do not hold up each other's."""
+    """The same store on a connection of its own, which waiting calls of the other do not block."""
     again: Store = store.clone()  # type: ignore[attr-defined] # not in torch's annotations
     return again
 
@@ -83,7 +83,7 @@ def _below_prefixes(store: Store) -> Store:
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:
-    """Seconds that a group's operations may last on the CPU: its time-out, or torch's default."""
+    """Time-out of a group's operations on the CPU; torch's default if the backend has none."""
     try:
         given: timedelta = group._get_backend(torch.device("cpu")).options._timeout
     except (AttributeError, RuntimeError):  # a backend without such options, or none for the CPU
@@ -92,33 +92,33 @@ def group_timeout(group: dist.ProcessGroup) -> timedelta:
 
 
 def is_collective(error: BaseException) -> bool:
-    """Whether an error is of torch's communication: gloo's are known by their text only."""
+    """True for an error of torch's communication; gloo's are recognized by their text only."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(name in str(error) for name in ("gloo", "NCCL"))
 
 
 def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """A gloo backend apart from all groups that torch.distributed knows.
+    """A gloo backend outside of all groups that torch.distributed knows.
 
-    A backend, not a group, but it has all the operations of one that we use.
+    It is a backend, not a group, but has all operations of a group that hipress uses.
     """
     return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, rank, size, timeout))
 
 
 def names_ignored_by_ddp(module: nn.Module) -> set[str]:
-    """Parameters and buffers that a module has told DDP to leave alone."""
+    """Names of parameters and buffers that DDP ignores at the module's request."""
     return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def parameters_in_buckets(ddp: DistributedDataParallel) -> set[torch.Tensor]:
     """The parameters in the buckets of a DDP module without sparse gradients."""
-    buckets = ddp.reducer._get_zeros_like_grad_buckets()  # the zeros are let go
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()  # the zeros are dropped
     return {parameter for bucket in buckets for parameter in bucket.parameters()}
 
 
 def parameters_of(model: nn.Module) -> Iterator[nn.Parameter]:
-    """All parameters of a model, tied ones again, three times as fast as `model.parameters()`."""
+    """All parameters of a model, tied ones repeated; 3 times as fast as `model.parameters()`."""
     for part in model.modules():
         for parameter in part._parameters.values():
             if parameter is not None:
@@ -126,15 +126,15 @@ def parameters_of(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def comm_hooks(ddp: DistributedDataParallel) -> list[tuple[Callable[..., Any], object]]:
-    """Communication hooks that were registered, with their states."""
+    """Registered communication hooks, with their states."""
     return list(ddp._comm_hooks)
 
 
 def profiled(name: str) -> AbstractContextManager[object]:
     """An event `hipress:NAME` in the trace of a torch.profiler.
 
-    Without a profiler, or where torch no longer tells of it, this takes 1 µs; record_function alone
-    would take 25.
+    Without a profiler, or in a torch without the flag, this takes 1 µs; record_function alone would
+    take 25.
     """
     running = getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
     return record_function(f"hipress:{name}") if running else _NO_EVENT
@@ -143,8 +143,8 @@ def profiled(name: str) -> AbstractContextManager[object]:
 def profiled_until_done(
     name: str, start: Callable[[], torch.futures.Future[torch.Tensor]]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Return the future of `start`, and record an event that begins now and ends when that is
-    done, in any thread, as those of DDP's all-reduces."""
+    """Return the future of `start`, and record an event from now until that is done, in any thread,
+    like those of DDP's all-reduces."""
     with profiled(name) as event:
         future = start()
         if isinstance(event, record_function):
@@ -163,12 +163,12 @@ def divides_by_active_ranks(ddp: DistributedDataParallel) -> bool:
 
 
 def sparse_bytes(gradient: torch.Tensor) -> int:
-    """Bytes of indices and values of a sparse tensor, without adding up its duplicates first."""
+    """Bytes of indices and values of a sparse tensor, duplicates included."""
     return gradient._indices().nbytes + gradient._values().nbytes
 
 
 def writes(tensor: torch.Tensor) -> int:
-    """Count of writes in place, by autograd."""
+    """Number of in-place writes to a tensor, as counted by autograd."""
     return tensor._version
 
 
@@ -179,8 +179,8 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def unhooked_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A bound method `step` of an optimizer, without what torch puts around that of a class of
-    which there is an instance: hooks, which are called around the step of a subclass anyway."""
+    """The bound method `step` of an optimizer, without the hooks that torch puts around the step of
+    an instance's class; torch calls them around a subclass's step anyway."""
     function: Any = getattr(step, "__func__", step)
     if not getattr(function, "hooked", False):
         return step
@@ -188,7 +188,7 @@ def unhooked_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def uses_python_reducer() -> bool:
-    """True if dynamo hands gradients to hooks one by one and ignores what they return."""
+    """True if dynamo hands gradients to hooks one by one and ignores the hooks' results."""
     # Imported by torch.nn.parallel anyway, so this costs nothing.
     from torch._dynamo.utils import get_optimize_ddp_mode
 
@@ -201,5 +201,5 @@ def backward_id() -> int:
 
 
 def call_after_backward(callback: Callable[[], None]) -> None:
-    """Have autograd call it when the running backward pass has run all nodes."""
+    """Have autograd call `callback` after the running backward pass has run all nodes."""
     Variable._execution_engine.queue_callback(callback)

@@ -24,16 +24,16 @@ def consensus_distance(
     *,
     relative: bool = False,
 ) -> float:
-    """The root of the mean, over the ranks, of the squared distance between a rank's parameters
-    and their average x_mean: `sqrt((1/N) sum_i |x_i - x_mean|^2)`, as for CHOCO-SGD.
+    """Root mean square, over the ranks, of the distance of a rank's parameters from their average.
 
-    Of all parameters that need gradients, of DTensors this rank's shards, as one vector, in
-    float64; 0 where all ranks hold the same. With `relative` divided by `|x_mean|`. The same number
-    on every rank of `process_group` (all ranks, by default), each of which must call it. It sends
-    the parameters uncompressed, in float64: measure now and then.
+    `sqrt((1/N) sum_i |x_i - x_mean|^2)`, as for CHOCO-SGD, over all parameters that need gradients
+    (of DTensors, this rank's shards) as one vector, in float64; 0 if all ranks are equal. With
+    `relative`, divided by `|x_mean|`. Every rank of `process_group` (all ranks, by default) must
+    call this, and gets the same number. It sends the parameters uncompressed, in float64: do not
+    call it every step.
 
-    Raises ConfigError for a module without such parameters, ConfigMismatch where ranks' have other
-    shapes, and HipressError where torch's all-reduce fails.
+    Raises ConfigError for a module without trainable parameters, ConfigMismatch if shapes differ
+    between ranks, and HipressError if torch's all-reduce fails.
     """
     group = group_of(process_group)
     named = trainable(compat.uncompiled(module))
@@ -41,7 +41,7 @@ def consensus_distance(
         raise ConfigError("the model has no parameter that requires a gradient")
     try:
         _compare([f"{name} {tuple(local(p).shape)}" for name, p in named], group)
-        squares = torch.zeros(2, dtype=torch.float64)  # of distances here, of the average
+        squares = torch.zeros(2, dtype=torch.float64)  # of the distance, of the average
         for _, parameter in named:
             own = local(parameter).detach().double()
             mean = own.clone()
@@ -58,7 +58,7 @@ def consensus_distance(
 
 
 def _compare(parameters: list[str], group: dist.ProcessGroup) -> None:
-    """Raise ConfigMismatch unless ranks name the same parameters: gloo would read nonsense."""
+    """Raise ConfigMismatch unless ranks name the same parameters: gloo would mix their bytes up."""
     told = torch.tensor([len(parameters), zlib.crc32("\n".join(parameters).encode())])
     for rank, theirs in enumerate(gather(told, group)):
         if not torch.equal(theirs, told):

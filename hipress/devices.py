@@ -17,14 +17,14 @@ from hipress.model import Param
 
 __all__ = ["NCCL", "ON_HOST", "TRANSPORTS", "Placement", "backends_of", "by_gloo", "place"]
 
-#: by name, how NCCL is called: see casync/nccl/
+#: NCCL binding (see casync/nccl/) by transport
 NCCL = {"nccl": "distributed", "nccl4py": "nccl4py", "pynccl": "pynccl"}
 TRANSPORTS = ("auto", "gloo", "staged", "host", *NCCL)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A device, and by what its payloads travel: one of TRANSPORTS, but "auto"."""
+    """A device, and the transport of its payloads: one of TRANSPORTS, except "auto"."""
 
     device: torch.device
     transport: str
@@ -36,25 +36,25 @@ class Placement:
 
     @property
     def copies(self) -> bool:
-        """True if a device's gradients go to the host, and averages back."""
+        """True if a device's gradients are copied to the host, and averages back."""
         return self.transport == "host"
 
     @property
     def by_nccl(self) -> bool:
-        """True if what is on the device travels from device to device, by communicators of ours."""
+        """True if payloads travel from device to device, by communicators of hipress."""
         return self.transport in NCCL
 
     @property
     def target(self) -> str:
-        """The backend of compll that compiles for it."""
+        """The compll backend that compiles codecs for this placement."""
         return "cpu" if self.on_host else "cuda"
 
     def memory(self) -> Memory:
-        """That of the gradients."""
+        """Memory of the gradients."""
         return HostMemory() if self.device.type == "cpu" else DeviceMemory(self.device)
 
     def refuse_capture(self, capture: bool) -> None:
-        """Raise ConfigError where there are no CUDA graphs."""
+        """Raise ConfigError if capture is asked for and there are no CUDA graphs."""
         if capture and not self.by_nccl:
             raise ConfigError(
                 f"capture=True makes CUDA graphs, over NCCL; payloads of a model on {self.device} "
@@ -62,7 +62,7 @@ class Placement:
             )
 
     def refuse_other_current(self) -> None:
-        """Raise ConfigError where another GPU is the current one: kernels are of that."""
+        """Raise ConfigError if another GPU is the current one: kernels would run there."""
         if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
             raise ConfigError(
                 f"the model is on {self.device}, and cuda:{torch.cuda.current_device()} is the "
@@ -70,7 +70,7 @@ class Placement:
             )
 
     def refuse_sparse(self, params: Iterable[Param]) -> None:
-        """Raise ConfigError for sparse gradients, whose lengths vary, where they are copied."""
+        """Raise ConfigError for sparse gradients, whose lengths vary, if gradients are copied."""
         for param in params:
             if self.copies and param.sparse:
                 raise ConfigError(
@@ -79,8 +79,8 @@ class Placement:
                 )
 
     def refuse(self, codec: Codec, strategy: str) -> None:
-        """Raise ConfigError for what cannot work there."""
-        target = getattr(codec, "target", None)  # None: a Python object, of NumPy arrays
+        """Raise ConfigError for a codec or strategy that does not work with this placement."""
+        target = getattr(codec, "target", None)  # None: a Python object for NumPy arrays
         if self.on_host:
             if target == "cuda":
                 raise ConfigError(
@@ -88,7 +88,7 @@ class Placement:
                     'pass its spec\'s name or path, or what compll.compile(..., "cpu") gives'
                 )
             return
-        if strategy == "oktopk":  # whose own codecs work on NumPy arrays
+        if strategy == "oktopk":  # its own codecs work on NumPy arrays
             raise ConfigError(
                 f"strategy {strategy!r} works on the CPU, not on {self.device}: "
                 'pass transport="host"'
@@ -111,7 +111,7 @@ ON_HOST = Placement(torch.device("cpu"), "gloo")
 def place(
     parameters: Iterable[tuple[str, torch.device]], transport: str, backends: Mapping[str, str]
 ) -> Placement:
-    """The placement of named parameters. backends: of the process group, by type of device.
+    """The placement of named parameters. backends: the process group's, by type of device.
 
     Raises ConfigError for several devices, and for what the transport or the group cannot carry.
     """
@@ -140,7 +140,7 @@ def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
 
 
 def by_gloo(group: dist.ProcessGroup) -> bool:
-    """True if a group moves GPU memory by gloo, if at all."""
+    """True if gloo moves the group's GPU memory."""
     return isinstance(group, dist.ProcessGroupGloo) or backends_of(group).get("cuda") == "gloo"
 
 

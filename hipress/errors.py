@@ -53,7 +53,7 @@ class DivergenceError(HipressError, RuntimeError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], meant: str = "") -> ConfigError:
-    """A ConfigError for a name that does not exist: what was meant, the nearest one, or all."""
+    """A ConfigError for an unknown name, with the intended one, the nearest one, or all."""
     names = sorted(known)
     close = closest(name, names, 0.5)
     hint = meant or (f"did you mean {close!r}?" if close else "")
@@ -63,6 +63,6 @@ def unknown(kind: str, name: str, known: Iterable[str], meant: str = "") -> Conf
 
 
 def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
-    """The one of `known` that `name` was probably meant to be, at least so alike (0 to 1)."""
+    """The one of `known` closest to `name`, at least so similar (0 to 1); None if there is none."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=least)
     return found[0] if found else None

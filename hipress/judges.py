@@ -1,4 +1,4 @@
-"""Policies at work: what they measure, and which level follows from it. See policies.py."""
+"""State of policies in a training: measurements, and the level that follows. See policies.py."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from casync.memory import as_codecs_take
 if TYPE_CHECKING:
     from casync.codec import Codec, State
 
-DENSE = -1  # in place of a level: uncompressed
+DENSE = -1  # uncompressed, instead of a level
 
 
 class Judge:
-    """A policy at work in one training; as it is, one that measures nothing. What it is given is
-    this rank's, what it looks at is the same on all ranks. Gradients are flat float32, where they
-    are compressed: on a device only `take` may wait for it."""
+    """State of a policy in one training; this base measures nothing. It is given this rank's
+    gradients; it looks at sums that are the same on all ranks. Gradients are flat float32 on the
+    device that compresses: only `take` may wait for that device."""
 
     window = 0  # steps between looks; 0: none
 
@@ -29,17 +29,17 @@ class Judge:
         return False
 
     def handed(self, index: int, gradient: torch.Tensor) -> None:
-        """A parameter's gradient with what residuals held, before it is averaged."""
+        """Receive a parameter's gradient plus residual, before it is averaged."""
 
     def averaged(self, index: int, gradient: torch.Tensor) -> None:
-        """A parameter's averaged gradient."""
+        """Receive a parameter's averaged gradient."""
 
     def take(self) -> list[float]:
-        """The measurements since the last look."""
+        """The measurements since the last look, to be added up over the ranks."""
         return []
 
     def look(self, sums: Sequence[float], seconds: float) -> None:
-        """A window is over. `sums`: of `take` over the ranks. `seconds`: a step's median."""
+        """End a window. sums: of `take` over the ranks. seconds: median duration of a step."""
 
     def level(self, step: int, index: int) -> int:
         """The level of a parameter in a step, or DENSE."""
@@ -47,39 +47,39 @@ class Judge:
 
 
 class Scheduled(Judge):
-    """Goes by the number of the step alone."""
+    """Levels by the number of the step alone."""
 
     def __init__(self, by_step: Callable[[int], int]) -> None:
         self._by_step = by_step
 
     def level(self, step: int, index: int) -> int:
-        """See Judge."""
+        """Implements Judge.level."""
         return self._by_step(step)
 
 
 class Gains(Judge):
-    """GraVAC's state."""
+    """State of GraVAC."""
 
     def __init__(
         self, codecs: Sequence[Codec], window: int, every: int, least: float, flat: float
     ) -> None:
-        """See hipress.GraVAC. `codecs`: by level."""
+        """Arguments as for hipress.GraVAC. codecs: by level."""
         self._codecs, self.window, self._every = codecs, window, every
         self._least, self._flat = least, flat
-        # of gradients, of the first level, of the candidate
+        # energies of the gradient, of the first level and of the candidate
         self._energies: list[float | torch.Tensor] = [0.0, 0.0, 0.0]
-        self.first = 1.0  # gain, until it is measured
+        self.first = 1.0  # gain of the first level
         self.gains: dict[int, float] = {}  # by level
-        self.scores: dict[int, float] = {}  # by level that was sent: gain a second
+        self.scores: dict[int, float] = {}  # by sent level: gain per second
         self.candidate = 1
         self.searching = True
 
     def looks(self, step: int) -> bool:
-        """See Judge."""
+        """Implements Judge.looks."""
         return step % self._every == 0
 
     def handed(self, index: int, gradient: torch.Tensor) -> None:
-        """See Judge."""
+        """Implements Judge.handed."""
         gradient = _finite(gradient)
         low = roundtrip(self._codecs[0], gradient)
         high = roundtrip(self._codecs[self.candidate], low)
@@ -87,16 +87,16 @@ class Gains(Judge):
             self._energies[number] = self._energies[number] + torch.dot(each, each).double()
 
     def take(self) -> list[float]:
-        """See Judge."""
+        """Implements Judge.take."""
         taken, self._energies = self._energies, [0.0, 0.0, 0.0]
         return list(map(float, taken))
 
     def look(self, sums: Sequence[float], seconds: float) -> None:
-        """See Judge."""
+        """Implements Judge.look."""
         whole, low, high = sums
         if whole <= 0:
             return
-        sent = self.level(0, 0)  # in this window
+        sent = self.level(0, 0)  # level of this window
         self.first = _moved(self.first if self.gains else None, low / whole)
         self.gains[self.candidate] = _moved(self.gains.get(self.candidate), high / whole)
         if sent == self.candidate:
@@ -105,14 +105,14 @@ class Gains(Judge):
             self._search()
 
     def _search(self) -> None:
-        """On to the next candidate, or to the end of the search."""
+        """Go on to the next candidate, or end the search."""
         best = sorted(self.scores, key=lambda level: -self.scores[level])
         if self.gains[self.candidate] < self._least:
             self.searching = False  # more compression keeps even less
             if best:
                 self.candidate = best[0]
         elif self.candidate not in self.scores:
-            return  # now it will be sent
+            return  # the next window sends it
         elif len(best) > 1 and self._near(*best[:2]):
             self.candidate, self.searching = max(best[:2]), False
         elif self.candidate + 1 < len(self._codecs):
@@ -124,19 +124,19 @@ class Gains(Judge):
         return abs(self.scores[one] - self.scores[other]) < self._flat * self.scores[one]
 
     def level(self, step: int, index: int) -> int:
-        """See Judge."""
+        """Implements Judge.level."""
         if self.gains.get(self.candidate, 0.0) >= self._least:
             return self.candidate
         return 0 if self.gains and self.first >= self._least else DENSE
 
 
 class Norms(Judge):
-    """Accordion's state."""
+    """State of Accordion."""
 
     def __init__(
         self, count: int, window: int, threshold: float, rate: Callable[[], float]
     ) -> None:
-        """See hipress.Accordion. `count`: of parameters. `rate`: gives the learning rate now."""
+        """Arguments of hipress.Accordion. count: of parameters. rate: returns the learning rate."""
         self.window, self._count, self._threshold = window, count, threshold
         self._rate_now = rate
         self._sums: dict[int, torch.Tensor] = {}  # by parameter
@@ -145,7 +145,7 @@ class Norms(Judge):
         self.levels = [0] * self._count
 
     def averaged(self, index: int, gradient: torch.Tensor) -> None:
-        """See Judge."""
+        """Implements Judge.averaged."""
         gradient = _finite(gradient)
         if index in self._sums:
             self._sums[index] += gradient
@@ -153,14 +153,14 @@ class Norms(Judge):
             self._sums[index] = gradient
 
     def take(self) -> list[float]:
-        """See Judge."""
+        """Implements Judge.take."""
         squares = {index: torch.dot(each, each) for index, each in self._sums.items()}
         norms = [math.sqrt(float(squares.get(i, 0.0))) for i in range(self._count)]
         self._sums.clear()
         return [*norms, self._rate_now()]
 
     def look(self, sums: Sequence[float], seconds: float) -> None:
-        """See Judge."""
+        """Implements Judge.look."""
         *norms, rate = sums
         decayed = rate < self._rate
         for index, norm in enumerate(norms):
@@ -170,17 +170,17 @@ class Norms(Judge):
         self._before, self._rate = norms, rate
 
     def level(self, step: int, index: int) -> int:
-        """See Judge."""
+        """Implements Judge.level."""
         return self.levels[index]
 
 
 def _finite(gradient: torch.Tensor) -> torch.Tensor:
-    """A copy; zeros of one with a NaN or infinity, such as a GradScaler's optimizer leaves out."""
+    """A copy of the gradient; zeros if it has a NaN or infinity, which a GradScaler would skip."""
     return gradient.masked_fill(~gradient.isfinite().all(), 0.0)
 
 
 def roundtrip(codec: Codec, gradient: torch.Tensor, state: State | None = None) -> torch.Tensor:
-    """The share of a gradient's square that a codec keeps."""
+    """The decoded payload of a gradient: encode(gradient), decoded."""
     count = gradient.numel()
     table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     out = gradient.new_zeros(codec.payload_bytes(count), dtype=torch.uint8)
@@ -192,5 +192,5 @@ def roundtrip(codec: Codec, gradient: torch.Tensor, state: State | None = None) 
 
 
 def _moved(average: float | None, value: float) -> float:
-    """An exponential moving average of windows."""
+    """Exponential moving average over windows."""
     return value if average is None else 0.5 * (average + value)

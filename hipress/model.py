@@ -1,4 +1,4 @@
-"""The parameters of a model as the planner and the state see them."""
+"""The parameters of a model, as described to the planner and the state."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Param:
     shape: tuple[int, ...]
     dtype: torch.dtype
     sparse: bool  # its gradient is a sparse tensor (nn.Embedding(sparse=True))
-    strides: tuple[int, ...] = ()  # where they are not those of a contiguous tensor
+    strides: tuple[int, ...] = ()  # () if contiguous
     device: torch.device = CPU
-    others: tuple[str, ...] = ()  # names of the same parameter in other modules: it is tied
+    others: tuple[str, ...] = ()  # further names of a tied parameter
 
     def matches(self, pattern: str) -> bool:
-        """Whether an fnmatch pattern is of one of its names; with a space in it, of a name and the
-        shape. Brackets, which are in names of nn.ParameterList and ModuleDict, may stand for
-        themselves."""
+        """True if an fnmatch pattern matches one of the parameter's names; a pattern with a space
+        matches name and shape. Brackets, as in names of nn.ParameterList and ModuleDict, may stand
+        for themselves."""
         shape = f" {_shape(self.shape)}" if " " in pattern else ""
         names = [f"{name}{shape}" for name in (self.name, *self.others)]
         patterns = pattern, pattern.replace("[", "[[]")
@@ -45,22 +45,22 @@ class Param:
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """Strides of its gradient in a bucket: the parameter's own where these leave no gaps."""
+        """Strides of the gradient in a bucket: the parameter's own if these leave no gaps."""
         return layout_of(self.shape, self.strides)
 
     @property
     def reals(self) -> int:
-        """Numbers in a bucket, which holds complex ones as pairs."""
+        """Real numbers in a bucket, which holds complex ones as pairs."""
         return self.numel * (2 if self.dtype.is_complex else 1)
 
     @property
     def compressible(self) -> bool:
-        """Dense and of a type that float32 represents exactly."""
+        """True for a dense parameter of a type that float32 represents exactly."""
         return not self.sparse and self.dtype in COMPRESSIBLE
 
     @property
     def named_shape(self) -> str:
-        """Such as `head.weight 1000x512`."""
+        """Name and shape, such as `head.weight 1000x512`."""
         return f"{self.name} {_shape(self.shape)}"
 
     def __str__(self) -> str:
@@ -69,13 +69,13 @@ class Param:
 
 
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Names and parameters that DDP synchronizes, in the model's order, each once.
+    """Names and parameters that DDP synchronizes, in the model's order, without repetitions.
 
-    Of a DDP module those that it was made with, whatever was frozen or freed since.
+    For a DDP module those that it was made with, whatever was frozen or freed since.
     """
     if isinstance(module, DistributedDataParallel):
         return _held(module)
-    # DDP looks them up by these names: with a dot before those of the outermost module.
+    # DDP ignores parameters by these names; those of the outermost module begin with a dot.
     ignored = compat.names_ignored_by_ddp(module)
     found: dict[nn.Parameter, str] = {}
     for place, part in module.named_modules():
@@ -89,7 +89,7 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def describe(module: nn.Module) -> tuple[Param, ...]:
     """The parameters that DDP synchronizes, of a model or DDP module.
 
-    Raises ConfigError for what cannot be synchronized.
+    Raises ConfigError for a model that cannot be synchronized.
     """
     refuse_older(module)
     named = trainable(module)
@@ -108,7 +108,7 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
 
 
 def _all_names(model: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-    """By parameter, all its names: several of a tied one."""
+    """All names of each parameter; tied ones have several."""
     names: dict[torch.Tensor, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -116,7 +116,7 @@ def _all_names(model: nn.Module) -> Mapping[torch.Tensor, list[str]]:
 
 
 def layout_of(shape: Sequence[int], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """These strides where they leave no gaps, else those of a contiguous tensor."""
+    """These strides if they leave no gaps, else those of a contiguous tensor."""
     contiguous = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     pairs = sorted((s, n) for s, n in zip(strides, shape, strict=False) if n > 1)
     dense = all(s == prod(n for _, n in pairs[:i]) for i, (s, _) in enumerate(pairs))
@@ -124,20 +124,20 @@ def layout_of(shape: Sequence[int], strides: tuple[int, ...]) -> tuple[int, ...]
 
 
 def laid_out(params: Sequence[Param], strides: Iterable[tuple[int, ...]]) -> tuple[Param, ...]:
-    """The same parameters, with strides that they were given since."""
+    """The same parameters with their present strides."""
     pairs = zip(params, strides, strict=True)
     return tuple(p if _lies(p, each) else replace(p, strides=each) for p, each in pairs)
 
 
 def _lies(param: Param, strides: tuple[int, ...]) -> bool:
-    """Whether elements lie by these strides as by the parameter's own."""
+    """True if these strides give elements the same order as the parameter's own."""
     orders = zip(param.layout, layout_of(param.shape, strides), param.shape, strict=True)
     return all(one == other for one, other, count in orders if count > 1)
 
 
 def frozen_tensors(model: nn.Module) -> list[str]:
-    """Frozen parameters and buffers, which DDP broadcasts as it is made: ranks where they differ
-    in shape end by an abort."""
+    """Names, shapes and types of frozen parameters and buffers. DDP broadcasts them when it is
+    made, and aborts ranks that differ in a shape."""
     ignored = compat.names_ignored_by_ddp(model)
     return [
         f"{name} {_shape(tensor.shape)} {_type(tensor.dtype)}"
@@ -147,8 +147,10 @@ def frozen_tensors(model: nn.Module) -> list[str]:
 
 
 def refuse_broadcast(model: nn.Module, types: Container[torch.dtype] | None = None) -> None:
-    """Raise ConfigError for a parameter or buffer that cannot be given to the other ranks.
-    types: those that can be sent; None: all."""
+    """Raise ConfigError for a parameter or buffer that cannot be broadcast to the other ranks.
+
+    types: types that can be sent; None: all.
+    """
     ignored = compat.names_ignored_by_ddp(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name in ignored or is_lazy(tensor):
@@ -169,9 +171,9 @@ def refuse_broadcast(model: nn.Module, types: Container[torch.dtype] | None = No
 
 
 def writable(tensor: torch.Tensor) -> bool:
-    """Whether each element of a dense tensor has memory of its own: not of an expanded one."""
+    """True if each element of a dense tensor has memory of its own: false for an expanded one."""
     pairs = sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
-    reach = 0  # of the elements along smaller strides
+    reach = 0  # largest offset along smaller strides
     for stride, count in pairs:
         if stride <= reach:
             return False
@@ -180,7 +182,7 @@ def writable(tensor: torch.Tensor) -> bool:
 
 
 def as_ddp(model: nn.Module) -> DistributedDataParallel:
-    """The DDP module that `model` is, or that torch.compile made it from."""
+    """`model` as a DDP module, without torch.compile's wrapper; else ConfigError."""
     inner = compat.uncompiled(model)
     if not isinstance(inner, DistributedDataParallel):
         raise ConfigError(
@@ -192,7 +194,7 @@ def as_ddp(model: nn.Module) -> DistributedDataParallel:
 
 def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     """The parameters in the buckets of a DDP module."""
-    if _sparse_names(ddp.module):  # of which torch makes no zeros
+    if _sparse_names(ddp.module):  # torch makes no zeros of these
         return trainable(ddp.module)
     held = compat.parameters_in_buckets(ddp)
     return [pair for pair in ddp.module.named_parameters() if pair[1] in held]
@@ -216,7 +218,7 @@ def _refuse(pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def refuse_part(model: nn.Module, wrapped: Iterable[DistributedDataParallel]) -> None:
-    """Raise ConfigError for a part of what is synchronized already; see _refuse_nested."""
+    """Raise ConfigError for a part of a synchronized module; see _refuse_nested."""
     for place, part in (named for whole in wrapped for named in whole.module.named_modules()):
         if part is model and place:
             raise ConfigError(
@@ -226,7 +228,7 @@ def refuse_part(model: nn.Module, wrapped: Iterable[DistributedDataParallel]) ->
 
 
 def refuse_shared(model: nn.Module, synchronized: Iterable[nn.Module]) -> None:
-    """Raise ConfigError for a model of which one of these modules has a parameter."""
+    """Raise ConfigError if the model shares a parameter with one of these modules."""
     mine = {parameter: name for name, parameter in trainable(model)}
     for other in synchronized:
         for _, parameter in trainable(other):
@@ -238,8 +240,9 @@ def refuse_shared(model: nn.Module, synchronized: Iterable[nn.Module]) -> None:
 
 
 def _refuse_nested(model: nn.Module, synchronized: Container[nn.Parameter]) -> None:
-    """Two reducers for one parameter: under plain DDP ranks drift apart without an error, or the
-    first backward pass fails. Frozen ones, and those that DDP ignores, are in nobody's way."""
+    """Raise ConfigError for a DDP module inside the model: with two reducers for one parameter,
+    plain DDP lets ranks drift apart without an error, or the first backward pass fails. Frozen and
+    ignored parameters do no harm."""
     for place, part in model.named_modules():
         if isinstance(part, DistributedDataParallel) and part is not model:
             both = [name for name, parameter in trainable(part) if parameter in synchronized]
@@ -251,7 +254,7 @@ def _refuse_nested(model: nn.Module, synchronized: Container[nn.Parameter]) -> N
 
 
 def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """As DDP compares them between ranks, and may hang where they differ."""
+    """Strides as DDP compares them between ranks, hanging if they differ; () if contiguous."""
     return () if parameter.is_contiguous() else parameter.stride()
 
 

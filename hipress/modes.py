@@ -1,4 +1,4 @@
-"""Out of torch's inference mode."""
+"""A context outside of torch's inference mode."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import torch
 
 @contextmanager
 def ordinary() -> Iterator[None]:
-    """Tensors that are made within can be written to later: unlike those of inference mode."""
+    """A context in which new tensors can be written to later, unlike those of inference mode."""
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
         yield

@@ -1,4 +1,4 @@
-"""The kind of an optimizer, by which losses were measured: see docs/losses.md."""
+"""Kinds of optimizers, by which losses were measured: see docs/losses.md."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hipress.optim import Averaging
 
 MOMENTUM = "momentum"
 KINDS = ("sgd", "adam", MOMENTUM)
-"""One rate for all elements, with momentum or without; one for each, by what its gradients were;
-those whose momentum ranks average (hipress.optim), Adam's after its freeze."""
+"""Optimizers with one learning rate for all elements; with one per element, by its gradients; and
+those of hipress.optim that average momentum (Adam: after its freeze)."""
 
 _BY_NAME = {
     **dict.fromkeys(("sgd", "asgd"), "sgd"),
@@ -22,7 +22,7 @@ _BY_NAME = {
 
 def kind_of(optimizer: object) -> str | None:
     """The kind of an optimizer or of its class's name, one of KINDS; None for None and for an
-    unknown class. Raises ConfigError for what is no optimizer."""
+    unknown class. Raises ConfigError for another object."""
     if optimizer is None:
         return None
     if isinstance(optimizer, str):

@@ -35,61 +35,61 @@ and then time out at once or never."""
 
 @dataclass(frozen=True)
 class Options:
-    """Everything `wrap`, `attach` and `Synchronizer` accept about synchronization.
+    """Options of `wrap`, `attach` and `Synchronizer` for synchronization.
 
     All ranks must agree on all but `timeout`.
 
     Attributes:
         compressor: a spec's name or path, a compiled codec, or "auto": the planner picks a codec
             per tensor, or none.
-        strategy: how payloads travel: a module of casync.strategies, or "auto": what suits the
-            codec.
-        scope: what is compressed as one: a parameter ("tensor"), neighbours in a bucket of
+        strategy: a module of casync.strategies, which sends the payloads; "auto": one that suits
+            the codec.
+        scope: the unit of compression: a parameter ("tensor"), neighbours in a bucket of
             gradients ("bucket"), or all gradients of the model ("model", for a compressor given by
             name).
-        exclude: fnmatch patterns of names of parameters that always travel uncompressed; one that
-            matches no parameter is refused.
+        exclude: fnmatch patterns of names of parameters that always travel uncompressed; a
+            pattern that matches no parameter is refused.
         min_size: tensors with fewer elements travel uncompressed. None: 0 for codecs that work in
-            groups or whose payloads add, and with another scope than "tensor"; 1024 for others, to
+            groups or whose payloads add, and for scopes other than "tensor"; 1024 for others, for
             which a bias is all noise.
         seed: of stochastic codecs. Draws differ between ranks, sides, tensors and steps anyway;
-            those that all ranks share take no seed.
+            draws that all ranks share do not depend on it.
         timeout: seconds that hipress waits for another rank, when attached and in a step; finite.
             None (in a call): the process group's. Collectives of DDP itself (bucket rebuild,
-            buffers, all of them where nothing is installed) keep the process group's.
+            buffers; all of them if nothing is installed) keep the process group's.
         verify: hash every averaged gradient and compare the ranks, every step; and the parameters,
-            in the second step and every 100 steps after it, so that a rank that skipped an
-            optimizer's step is found. Slow: for finding faults.
-        checksum: send a CRC-32 with every compressed message, so that one that was damaged on its
-            way is a PayloadError that names the rank it came from, part and step. Costs 0.25 ms for
-            1 MB of payload, 2.5 ms for 10 MB and 27 ms for 50 MB on either side, on a busy machine.
-            What native all-reduces sum, as uncompressed gradients, has none.
-        down: what owners encode averages with, which otherwise travel in the compressor's code: a
-            spec's name or path, or a compiled codec, with feedback of its own; None or "none":
-            float32, so that only gradients are compressed. For strategies with owners that average.
-        topology: which ranks of the group share a node, for strategies that go by it: ranks per
-            node, or a list of ranks for each node. None: as LOCAL_WORLD_SIZE says, which torchrun
-            sets, or ranks whose hosts have one name.
-        optimizer: what trains the model, a torch.optim.Optimizer or its class's name: "auto" then
-            chooses among all codecs that were measured to keep the loss under its kind, and a codec
-            that is named and loses is told. None: among those that keep it under every kind. Here
-            it is the kind, one of hipress.optimizers.KINDS (docs/losses.md).
-        rules: compressors of their own for some parameters, by fnmatch patterns of names, or of
-            names and shapes, as in `"*.weight 1000x*"`; the first that matches counts, and one that
-            gets no parameter is refused. A mapping such as `{"*embed*": "int8_group", "*.bias":
-            None}`, or the path of a YAML file of one; a value is a name, a path, a compiled codec,
-            None (uncompressed) or a mapping of `compressor` and its parameters.
-        policy: how much to compress as training goes on, with a compressor of its own: a
+            in the second step and every 100 steps after it, to find a rank that skipped an
+            optimizer's step. Slow: for finding faults.
+        checksum: send a CRC-32 with every compressed message; a damaged message raises
+            PayloadError, naming the sending rank, part and step. Costs 0.25 ms for 1 MB of
+            payload, 2.5 ms for 10 MB and 27 ms for 50 MB on either side, on a busy machine.
+            Native all-reduces, such as those of uncompressed gradients, have no checksum.
+        down: the codec of averages, which owners send: a spec's name or path, or a compiled codec,
+            with error feedback of its own; None or "none": float32, so that only gradients are
+            compressed. "auto": the compressor's own code. For strategies with owners that average.
+        topology: the nodes of the group's ranks, for strategies that depend on them: ranks per
+            node, or a list of ranks for each node. None: by LOCAL_WORLD_SIZE, which torchrun sets,
+            or by equal host names.
+        optimizer: the optimizer of the training, a torch.optim.Optimizer or its class's name.
+            "auto" then chooses among all codecs that kept the loss under its kind in measurements,
+            and a named codec that did not is reported. None: among those that kept it under every
+            kind. Here it is the kind, one of hipress.optimizers.KINDS (docs/losses.md).
+        rules: other compressors for some parameters, by fnmatch patterns of names, or of names and
+            shapes, as in `"*.weight 1000x*"`; the first match counts, and a rule that gets no
+            parameter is refused. A mapping such as `{"*embed*": "int8_group", "*.bias": None}`, or
+            the path of a YAML file with one; a value is a name, a path, a compiled codec, None
+            (uncompressed) or a mapping of `compressor` and its parameters.
+        policy: changes of the compression during training, with a compressor of its own: a
             hipress.GraVAC, Accordion or Warmup, or another hipress.policies.Policy.
-        transport: by what payloads travel. "auto": "gloo" for a model on the CPU, and "nccl" for
-            one on a GPU with a process group of NCCL's; "staged": a GPU's payloads over gloo,
-            through pinned memory; "host": its gradients are copied there, and compressed by the
-            CPU. "nccl" goes through torch.distributed, "nccl4py" and "pynccl" through these. The
-            compressor "auto" tries the CPU beside a GPU whichever is named, but for "host", which
-            has it only.
-        capture: launch what synchronizes a bucket as a CUDA graph, from its third step on, over
-            NCCL and where nothing varies: no lengths, and no parameter by step. All graphs follow
-            one another, so this is for many small tensors, whose launches cost more than their
+        transport: the transport of payloads. "auto": "gloo" for a model on the CPU, and "nccl" for
+            a model on a GPU with an NCCL process group. "staged": a GPU's payloads over gloo,
+            through pinned memory. "host": gradients are copied to the host and compressed by the
+            CPU. "nccl" uses torch.distributed; "nccl4py" and "pynccl" use these packages. The
+            compressor "auto" tries the CPU beside the GPU with every transport, and with "host"
+            only the CPU.
+        capture: launch a bucket's synchronization as a CUDA graph, from its third step on; over
+            NCCL, and only if no lengths vary and no parameter depends on the step. Graphs run one
+            after another, so this is for many small tensors, whose launches cost more than their
             kernels.
         params: parameters of the codec, as its spec names them.
     """
@@ -175,7 +175,7 @@ class Options:
             raise ConfigError(f"exclude must hold patterns of parameter names, got {self.exclude}")
 
     def _check_policy(self) -> None:
-        """Raise ConfigError for what is no policy, or does not go with one."""
+        """Raise ConfigError for an object that is no policy, or an option that excludes one."""
         given: object = self.policy
         if isinstance(given, type) or not callable(getattr(given, "judge", None)):
             raise ConfigError(
@@ -217,7 +217,7 @@ def _are_ranks(node: object) -> bool:
 
 
 def _check_codec(option: str, codec: object) -> None:
-    """Raise ConfigError for what lacks a member of casync.codec.Codec."""
+    """Raise ConfigError for an object that lacks a member of casync.codec.Codec."""
     from casync.codec import Codec  # not above: types alone need it there
 
     if not callable(getattr(codec, "encode_batch", None)):
@@ -263,8 +263,8 @@ def make(
     params: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Options:
-    """Options from what a caller wrote: a path of any kind, one pattern or several, whole numbers
-    of any kind, seconds or a timedelta, an optimizer or its name, parameters of Python or NumPy.
+    """Options from a caller's values: paths of any kind, one pattern or several, whole numbers of
+    any kind, seconds or a timedelta, an optimizer or its name, parameters of Python or NumPy.
     Raises ConfigError."""
     if not isinstance(exclude, Iterable):
         raise ConfigError(
@@ -290,7 +290,7 @@ def _path(codec: Any) -> Any:
 
 
 def _nodes(topology: Any) -> Any:
-    """Lists of any kind as tuples; all else as it is, for Options to refuse."""
+    """Lists of any kind as tuples; other values unchanged, for Options to refuse."""
     try:
         return tuple(tuple(_whole(rank) for rank in node) for node in topology)
     except TypeError:
@@ -298,7 +298,7 @@ def _nodes(topology: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """A whole number as Python's, which JSON and the ranks' comparison take; all else as it is,
+    """A whole number as Python's int, for JSON and the comparison of ranks; other values unchanged,
     for Options to refuse."""
     if isinstance(value, bool):
         return value
@@ -315,7 +315,7 @@ def _seconds(timeout: float | timedelta | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of NumPy as Python's, so that equal parameters look equal to all ranks."""
+    """A NumPy scalar as Python's, so that equal parameters look equal on all ranks."""
     from compll.runtime.library import plain  # not above: compll is large
 
     return plain(value)

@@ -1,4 +1,4 @@
-"""From options to what a module is synchronized by: a plan, or what chooses plans in training."""
+"""From options to a plan, or to a chooser of plans during training."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan, probe and chooser that a module begins with."""
+    """The plan, probe and chooser with which a module begins."""
 
     plan: Plan
     probe: Probe | None = None
-    chooser: Callable[[], Chooser] | None = None  # of plans in training; all ranks make one
+    chooser: Callable[[], Chooser] | None = None  # of plans during training; all ranks make one
 
 
 def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
-    """By key, the planner's candidates; a policy's levels; or the codec asked for, and that of
-    owners if it is another. Raises ConfigError."""
+    """Codecs by key: the planner's candidates; a policy's levels; or the requested codec, with that
+    of owners if it is another. Raises ConfigError."""
     if options.policy is not None:
         return levels.compiled(options.policy, options, placement.target)
     if options.automatic:
         from hipress.plan.auto import candidates
 
-        found = candidates(options, "reference")  # compiled where they may be tried
-        if not placement.on_host:  # where nothing can be compiled, that is told now
+        found = candidates(options, "reference")  # compiled for the device only if they are tried
+        if not placement.on_host:  # report a missing compiler now
             candidates(options, placement.target, only=[*found][:1])
         return found
     codec = resolve(options, placement.target)
@@ -72,8 +72,11 @@ def plan_for(
     placement: Placement,
     optimizer: Averaging | None = None,
 ) -> Planned:
-    """`codecs`: of `codecs_of`. `ours`: what rules decide. `optimizer`: whose momentum is averaged.
-    Raises ConfigError. All ranks of the meeting must call this."""
+    """Plan the synchronization of `params`. All ranks of the meeting must call this.
+
+    codecs: result of `codecs_of`. ours: decisions of the rules. optimizer: one whose momentum is
+    averaged. Raises ConfigError.
+    """
     if topology.world_size == 1:
         why = "one rank: there is nothing to synchronize"
         return Planned(rules.Plan(tuple(rules.raw(p, why) for p in params), topology, why=why))
@@ -92,7 +95,7 @@ def _phased(
     placement: Placement,
     optimizer: Freezing,
 ) -> Planned:
-    """Gradients as "auto" has them until the optimizer freezes, then its momentum by `codecs`."""
+    """ "auto" for gradients until the optimizer freezes, then `codecs` for its momentum."""
     first = replace(
         options, compressor=AUTO, params={}, down=AUTO, strategy=AUTO, scope="tensor",
         optimizer="adam",
@@ -120,7 +123,7 @@ def _plan(
     placement: Placement,
     when: str = "",
 ) -> Planned:
-    """As `plan_for`, for one phase; connections are named by `when`."""
+    """`plan_for` for one phase; connections are named by `when`."""
     every = list(codecs.values())
     if options.policy is not None:
         made = levels.plans(options.policy, every, params, options, topology, ours)
@@ -135,7 +138,7 @@ def _plan(
 
 
 def refuse_misplaced(plan: Plan, placement: Placement) -> None:
-    """Raise ConfigError for codecs or strategies that do not work where the model is."""
+    """Raise ConfigError for codecs or strategies that do not work on the model's device."""
     for key, strategy in {(d.codec, d.strategy) for d in plan.decisions if d.codec is not None}:
         for codec in plan.both(key):
             placement.refuse(codec, strategy)
@@ -150,7 +153,7 @@ def compile_ahead(plan: Plan) -> None:
 
 
 def _auto(search: Search, meeting: Meeting, placement: Placement, when: str) -> Planned:
-    """Codecs that promise to pay on this link, before any is compiled; to be tried in training."""
+    """A plan without compression, and a tuner that tries codecs that promise to pay here."""
     from hipress.plan.places import Places
 
     link = connect(meeting, f"probe{when}")
@@ -182,7 +185,7 @@ def _steered(
     meeting: Meeting,
     placement: Placement,
 ) -> Planned:
-    """By a policy, which has a plan for each level."""
+    """A plan for each level of a policy, and the pilot that switches between them."""
     judge = policy.judge(codecs, len(params))
     memory = HostMemory() if placement.on_host else placement.memory()
     for plan in plans:

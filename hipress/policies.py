@@ -1,12 +1,12 @@
-"""Policies: how much to compress as training goes on. Any compressor with a parameter can have one.
+"""Policies: change the compression during training, for any compressor with a parameter.
 
 ::
 
     model = hipress.wrap(model, policy=hipress.GraVAC("topk", ratios=(0.1, 0.01, 0.001)))
 
-A level is one setting of the compressor's parameters. A policy says by which level, or none, each
-parameter's gradients travel in a step, from what was measured of earlier steps: sums over all
-ranks, so all decide alike. Residuals, and all other states, move along as levels change.
+A level is a setting of the compressor's parameters. A policy decides by which level, or none, each
+parameter's gradients travel in a step, from measurements of earlier steps. These are sums over all
+ranks, so all decide alike. Residuals and all other states are kept when levels change.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class Policy(Protocol):
         ...
 
     def judge(self, codecs: Sequence[Codec], parameters: int) -> Judge:
-        """For codecs by level, and so many parameters. ConfigError for codecs that cannot have this
-        policy."""
+        """The policy's state in a training. codecs: by level; parameters: their number. Raises
+        ConfigError for codecs that do not suit the policy."""
         ...
 
 
 @dataclass(frozen=True)
 class Warmup:
-    """A level for each span of steps, and the last one from then on: as DGC begins (Lin et al.
-    2018), which sends a quarter in the first epoch and ends at a thousandth.
+    """A level for each span of steps; the last level stays.
 
-    steps: of each level, for instance those of an epoch.
+    DGC (Lin et al. 2018) begins like this: it sends a quarter in the first epoch and ends at a
+    thousandth. steps: of each level, for instance those of an epoch.
     """
 
     compressor: str
@@ -64,27 +64,27 @@ class Warmup:
 
     @property
     def levels(self) -> tuple[Mapping[str, Any], ...]:
-        """See Policy."""
+        """Implements Policy.levels."""
         return _settings(self.ratios)
 
     def judge(self, codecs: Sequence[Codec], parameters: int) -> Judge:
-        """See Policy."""
+        """Implements Policy.judge."""
         return Scheduled(lambda step: min(step // self.steps, len(self.ratios) - 1))
 
 
 @dataclass(frozen=True)
 class GraVAC:
-    """The level that gains most, by how much of a gradient it keeps (Tyagi and Swany 2023).
+    """The level with the best gain, the share of a gradient that it keeps (Tyagi and Swany 2023).
 
     gain: E norm(compressed)^2 / E norm(gradient + residual)^2, by exponential moving averages over
-    windows. A candidate that keeps `least` of a gradient is sent, else the first level if that
-    does, else the gradient uncompressed. Candidates go up the levels. When samples a second times
-    gain differ by less than `flat` between the two best, the more compressed of them is kept; when
-    a candidate keeps too little, or there is none left, the best. A candidate is measured on what
-    the first level keeps, not on the gradient again.
+    windows. A candidate level is sent if its gain is at least `least`, else the first level if its
+    gain is, else the gradient uncompressed. Candidates ascend the levels. The search ends when
+    (samples a second) * gain of the two best levels differ by less than `flat`: it keeps the more
+    compressed one; or when a candidate's gain is too small, or no candidate is left: it keeps the
+    best. A candidate is measured on the values that the first level keeps, not on the gradient.
 
-    ratios: from the least compressed level to the most. window: steps between looks.
-    every: of these steps, one in so many is measured.
+    ratios: from the least compressed level to the most. window: steps between decisions. every:
+    interval of measured steps.
     """
 
     compressor: str
@@ -104,11 +104,11 @@ class GraVAC:
 
     @property
     def levels(self) -> tuple[Mapping[str, Any], ...]:
-        """See Policy."""
+        """Implements Policy.levels."""
         return _settings(self.ratios)
 
     def judge(self, codecs: Sequence[Codec], parameters: int) -> Judge:
-        """See Policy."""
+        """Implements Policy.judge."""
         for codec in codecs:
             if codec.rounds or not codec.stateful:
                 raise ConfigError(
@@ -120,13 +120,12 @@ class GraVAC:
 
 @dataclass(frozen=True)
 class Accordion:
-    """Little compression of a parameter while its gradients change, much while they do not
-    (Agarwal et al. 2021).
+    """Low compression while a parameter's gradients change, high while not (Agarwal et al. 2021).
 
-    Once in a window of steps, ten epochs in the paper, the norm D of a parameter's gradients summed
-    over the window is compared with that of the last: where abs(D - last) / last is below
-    `threshold`, `high` is for the next window, else `low`. `low` is also for the first window, and
-    for one after the learning rate fell, if `optimizer` is given.
+    After each window of steps (ten epochs in the paper) the norm D of the sum of a parameter's
+    gradients is compared with that of the last window: if abs(D - last) / last is below
+    `threshold`, the next window uses `high`, else `low`. The first window uses `low`, and so does a
+    window after the learning rate fell, if `optimizer` is given.
     """
 
     compressor: str
@@ -143,11 +142,11 @@ class Accordion:
 
     @property
     def levels(self) -> tuple[Mapping[str, Any], ...]:
-        """See Policy."""
+        """Implements Policy.levels."""
         return _settings((self.low, self.high))
 
     def judge(self, codecs: Sequence[Codec], parameters: int) -> Judge:
-        """See Policy."""
+        """Implements Policy.judge."""
         return Norms(parameters, self.window, self.threshold, self._rate)
 
     def _rate(self) -> float:

@@ -1,6 +1,6 @@
-"""Files that people write, read with the places of their values: YAML or JSON.
+"""Files written by users, read with the places of their values: YAML or JSON.
 
-What is wrong is told as `file:line:column: message`, all of it at once, by the reader of specs.
+All mistakes are reported together, each as `file:line:column: message`, by the reader of specs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _QUANTITY = re.compile(r"([-+0-9.eE_]*[0-9.])\s*([A-Za-zµ%][A-Za-z/%]*)?")
 
 
 class Unit:
-    """A kind of quantity: what its units are worth. With "" among them, they may be left out."""
+    """A kind of quantity, with the value of each of its units. A unit "" makes units optional."""
 
     def __init__(self, what: str, example: str, units: Mapping[str, float]) -> None:
         self.what, self.example, self._units = what, example, units
 
     def read(self, text: str) -> float | str:
-        """The quantity in the first of the units, or what is wrong."""
+        """The quantity in the base unit, or a message on the mistake."""
         found = _QUANTITY.fullmatch(text.strip())
         value = _finite(found[1]) if found else None
         if found is None or value is None:
@@ -60,15 +60,15 @@ _PLAIN = Unit("a number", "2.5", {"": 1.0})
 
 
 class Fields:
-    """A mapping in a file, read key by key. What is wrong goes to `problems`, and then a value
-    stands in for it that is of no use: call `Problems.raise_if_any` before using any."""
+    """A mapping in a file, read key by key. A mistake is added to `problems`, and the returned
+    value is then a placeholder: call `refuse` before using any value."""
 
     def __init__(self, section: Section, problems: Problems, place: str = "") -> None:
         self.span, self._section, self.problems = section.span, section, problems
         self._place = f" in `{place}`" if place else ""
 
     def only(self, names: Collection[str]) -> None:
-        """Tell of keys that are none of these."""
+        """Report keys outside of `names`."""
         for entry in self._section.entries:
             key = entry.key
             if key.value not in names:
@@ -79,33 +79,33 @@ class Fields:
         return self._section.get(name) is not None
 
     def names(self) -> Iterator[str]:
-        """Its keys, in the order of the file."""
+        """Keys of the mapping, in the order of the file."""
         for entry in self._section.entries:
             yield entry.key.value
 
     def value(self, name: str) -> Value:
-        """A value that is there, as it stands in the file."""
+        """An existing value, as it stands in the file."""
         entry = self._section.get(name)
         assert entry is not None
         return entry.value
 
     def at(self, name: str) -> Span:
-        """The place of a value, or of this mapping where there is none."""
+        """The place of a value, or of this mapping if there is no such value."""
         entry = self._section.get(name)
         return self.span if entry is None else entry.value.span
 
     def is_mapping(self, name: str) -> bool:
-        """Whether the value is one."""
+        """True if the value is a mapping."""
         entry = self._section.get(name)
         return entry is not None and isinstance(entry.value, Section)
 
     def unknown(self, kind: str, name: str, known: Collection[str]) -> None:
-        """Tell that the value `name` of the key `kind` is none of these."""
+        """Report that the value `name` of the key `kind` is unknown."""
         message = f"unknown {kind} {name!r}"
         self.problems.add(self.at(kind), message, nearest(name, known))
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A text; without a default it must be there."""
+        """A text; required if there is no default."""
         value = self._value(name, default)
         if value is None or isinstance(value, Text):
             return (default or "") if value is None else value.value
@@ -120,7 +120,7 @@ class Fields:
         least: float = 0.0,
         most: float = math.inf,
     ) -> float:
-        """A number with its unit, within limits; 0 is none where `least` is 0 and it is a speed."""
+        """A number with its unit, within limits; a speed must be above 0."""
         value = self._value(name, default)
         if value is None:
             return math.nan if default is None else default
@@ -134,7 +134,7 @@ class Fields:
         least: float = 0.0,
         most: float = math.inf,
     ) -> float:
-        """The number that a value of the file is."""
+        """The number of a value of the file."""
         found = unit.read(value.value) if isinstance(value, Text) else f"expected {unit.what}"
         if isinstance(found, str):
             self.problems.add(value.span, f"{name}: {found}")
@@ -157,7 +157,7 @@ class Fields:
         return int(found)
 
     def fields(self, name: str, needed: bool = False) -> Fields | None:
-        """A mapping; None where there is none."""
+        """A mapping; None if the key is absent."""
         value = self._value(name, None if needed else "")
         if value is None:
             return None
@@ -167,7 +167,7 @@ class Fields:
         return Fields(value, self.problems, name)
 
     def items(self, name: str) -> tuple[Value, ...]:
-        """A list; () where there is none, which is told."""
+        """A list; () with a report if the key is absent."""
         value = self._value(name, None)
         if isinstance(value, Items):
             return value.values
@@ -176,7 +176,7 @@ class Fields:
         return ()
 
     def _value(self, name: str, default: object) -> Value | None:
-        """As it stands there; tells of what must be there and is not."""
+        """A value as it stands in the file, or None; reports an absent value without a default."""
         entry = self._section.get(name)
         if entry is None and default is None:
             self.problems.add(self.span, f"{name!r} is missing{self._place}")
@@ -187,8 +187,8 @@ class Fields:
 
 
 def read(path: Path, what: str, hint: str) -> Fields:
-    """The mapping that a file is. `what`: its kind, such as "a cluster file"; `hint`: how one
-    begins. ConfigError for what is none."""
+    """Read a file that is a mapping. what: its kind, such as "a cluster file"; hint: its usual
+    beginning. Raises ConfigError."""
     problems = Problems(str(path))
     section = source.load(path, problems, source.Kind(what, hint))
     if section is None:
@@ -197,6 +197,6 @@ def read(path: Path, what: str, hint: str) -> Fields:
 
 
 def refuse(problems: Problems) -> None:
-    """Raise one ConfigError with everything that was found."""
+    """Raise one ConfigError with all problems."""
     if problems.found:
         raise ConfigError("\n".join(map(str, sorted(set(problems.found)))))

@@ -50,23 +50,23 @@ log = logging.getLogger("hipress")
 
 @dataclass(eq=False)
 class Session:
-    """The state of a synchronized module. `engine` is None where there is nothing to do for
-    one: DDP's own all-reduce remains, or there is one rank."""
+    """The state of a synchronized module. `engine` is None if none is needed: DDP's own all-reduce
+    remains, or there is one rank."""
 
     params: tuple[Param, ...]
     options: Options
     plan: Plan
-    group: dist.ProcessGroup  # whose ranks average
+    group: dist.ProcessGroup  # the averaging ranks
     meeting: Meeting
     placement: Placement
     probe: Probe | None = None
-    chooser: Callable[[], Chooser] | None = None  # of plans while training; all ranks make one
-    optimizer: Averaging | None = None  # whose momentum is averaged
+    chooser: Callable[[], Chooser] | None = None  # of plans during training; all ranks make one
+    optimizer: Averaging | None = None  # an optimizer whose momentum is averaged
     engine: Engine | None = None
     finalizer: Any = None
-    loaded_step: int = 0  # of a loaded state, where no engine counts
-    loaded: Callable[[Residuals], None] | None = None  # to be called with what a state was put into
-    taken: Taken | None = None  # parameters, to see what becomes of them
+    loaded_step: int = 0  # of a loaded state, if there is no engine
+    loaded: Callable[[Residuals], None] | None = None  # called with loaded residuals
+    taken: Taken | None = None  # parameters, to detect changes
 
     @property
     def rank(self) -> int:
@@ -80,12 +80,12 @@ class Session:
 
     @property
     def broken(self) -> bool:
-        """Whether a failure has ended it, which says all that is known of other ranks."""
+        """True if a failure has ended the session; its error tells what is known of other ranks."""
         return self.engine is not None and self.engine.broken
 
     @property
     def current_plan(self) -> Plan:
-        """By which gradients travel now."""
+        """The plan by which gradients travel now."""
         return self.plan if self.engine is None else self.engine.plan
 
     def make_engine(
@@ -96,8 +96,11 @@ class Session:
         skips: bool,
         unused: bool = False,
     ) -> Engine:
-        """An engine, for `start`. `group`: of uncompressed buckets; `parameters`: of `params`, for
-        an optimizer whose momentum is averaged; the rest: see there. Every rank must call this."""
+        """An engine for `start`. Every rank must call this.
+
+        group: of uncompressed buckets; parameters: those of `params`, for an optimizer whose
+        momentum is averaged; skips, unused: see Engine.
+        """
         tuner = None if self.chooser is None else self.chooser()
         plan = self.plan if tuner is None else tuner.plan
         return Engine(
@@ -112,8 +115,8 @@ class Session:
         return Momentum(self.optimizer, parameters, self.params, unused=unused)
 
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
-        """Synchronize by this engine, if any, until `close`, or until `owner` is no more; then
-        `release` tells its hooks."""
+        """Synchronize by this engine, if any, until `close`, or until `owner` is collected; then
+        `release` removes its hooks."""
         if engine is not None:
             job.watch()
         self.engine = engine
@@ -121,7 +124,7 @@ class Session:
 
     @contextmanager
     def failing(self, what: str) -> Iterator[None]:
-        """What is raised within is the end, for all ranks."""
+        """Make any error inside end the session on all ranks."""
         try:
             yield
         except BaseException as error:
@@ -130,15 +133,15 @@ class Session:
             raise
 
     def close(self) -> None:
-        """End threads and groups; the module is then synchronized without us, or not at all."""
+        """End threads and groups; the module is then synchronized by DDP alone, or not at all."""
         if self.finalizer is not None:
             self.finalizer()
 
 
 @functools.cache
 def _tell_uncaught() -> None:
-    """From now on, an exception that ends this program is told to the other ranks, which would see
-    a broken connection only; and if one of these is gone, maybe that is why: a note says so."""
+    """From now on, tell the other ranks of an exception that ends this program; otherwise they
+    would see only a broken connection. If another rank is gone, a note on the exception says so."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -147,7 +150,7 @@ def _tell_uncaught() -> None:
             known = job.cause() or sessions[0].meeting.cause("the program")
             error.add_note(known or "no rank is known to be gone")
         before(kind, error, trace)
-        if hasattr(sys, "ps1"):  # it ends nothing but a line that was typed
+        if hasattr(sys, "ps1"):  # at a prompt the error ends only a line
             return
         job.fail(error)
         for session in sessions:
@@ -165,7 +168,7 @@ def _end(engine: Engine | None, release: Callable[[], None]) -> None:
         engine.close()
 
 
-#: by DDP module or Synchronizer; one that dies takes its session with it
+#: sessions by DDP module, Synchronizer or Gossip; a collected module takes its session with it
 SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 
 
@@ -180,10 +183,10 @@ def prepare(
 ) -> Session:
     """Agree with the other ranks and plan. See [Note: agreement].
 
-    `module`: the model, as no DDP module is needed yet, or the DDP module.
-    `facts`: more on which the ranks must agree, such as what DDP will be made with.
-    `parameters`: those that are synchronized; `adapt`: makes another plan of the one for gradients.
-    `optimizer`: whose momentum is averaged, if any's is.
+    module: the model, before it is wrapped, or the DDP module. facts: further values on which ranks
+    must agree, such as the arguments of DDP. parameters: selects the parameters to synchronize;
+    adapt: changes the plan for gradients. optimizer: one whose momentum is averaged, if any.
+
     Raises ConfigError, ConfigMismatch, AgreementTimeout or RankLost; on every rank, if on one.
     """
     _tell_uncaught()
@@ -220,8 +223,8 @@ def prepare(
 
 
 def tell_plan(session: Session) -> None:
-    """Rank 0 logs a line of INFO; a warning where a compressor was asked for and most stays
-    uncompressed, and where it loses under the optimizer."""
+    """Log the plan on rank 0: at INFO, or as a warning if a compressor was named and most stays
+    uncompressed; warn if the compressor lost under the optimizer in measurements."""
     from hipress.reporting.summary import compressed_share, describe_plan
 
     if session.rank != 0:
@@ -236,11 +239,11 @@ def tell_plan(session: Session) -> None:
 
 
 def _tell_loss(options: Options) -> None:
-    """A warning of a codec that was measured to lose under this kind of optimizer."""
+    """Warn of a codec that did not keep the loss under this kind of optimizer in measurements."""
     lost = evidence.worst(resolve(options), options.optimizer)
     if lost is not None:
         log.warning(
-            "hipress: %s did not keep the loss under %s: %s; docs/losses.md has what does",
+            "hipress: %s did not keep the loss under %s: %s; docs/losses.md lists codecs that do",
             label(options), options.optimizer, lost,
         )  # fmt: skip
 
@@ -252,7 +255,7 @@ def _facts(
     ruled: Sequence[overrides.Rule],
     placement: Placement,
 ) -> dict[str, Any]:
-    """Everything that must be equal on all ranks."""
+    """All values that must be equal on all ranks."""
     every = [described(codec) for codec in codecs.values()]
     return {
         "compressor": AUTO if options.automatic else every[0],
@@ -264,7 +267,7 @@ def _facts(
         "scope": options.scope,
         "transport": placement.transport,
         "kind of device": placement.device.type,
-        "exclude": sorted(set(options.exclude)),  # given as a set, every rank has its order
+        "exclude": sorted(set(options.exclude)),  # sorted, since ranks order sets differently
         "min_size": str(options.min_size),
         "seed": options.seed,
         "verify": options.verify,
@@ -282,7 +285,7 @@ def _facts(
 
 
 def _called(number: int, key: str, codec: Codec, options: Options) -> str:
-    """Such as `compressor 'mine.yaml'`: what differs when digests do."""
+    """Label such as `compressor 'mine.yaml'`, for ranks whose digests differ."""
     if options.automatic or options.policy is not None:
         return f"compressor {key!r}"
     option, given = (("compressor", options.compressor), ("down", options.down))[number]
@@ -299,8 +302,8 @@ def label(options: Options) -> str:
 
 
 def plain_options(options: Options) -> dict[str, Any]:
-    """Options as JSON takes them."""
-    # not asdict, which copies what it finds: a compiled codec holds locks, and has a label
+    """Options as values for JSON."""
+    # not asdict, which copies values: a compiled codec holds locks, and has a label
     own = {each.name: getattr(options, each.name) for each in fields(options)}
     down = options.down
     own["down"] = down if isinstance(down, str | None) else described(down)

@@ -1,11 +1,9 @@
-"""Parameters of which each rank holds a shard: DTensors, of FSDP2's fully_shard and of tensor
-parallelism.
+"""Sharded parameters: DTensors of FSDP2's fully_shard and of tensor parallelism.
 
-[Note: replicas of shards]
-The ranks of a Synchronizer's group are those that hold the same shards: replicas. Within a replica
-FSDP2 reduces and scatters the gradients, and then runs the hooks of a sharded parameter, as
-autograd does those of others. So what is averaged is a rank's shard of the gradients. That is HSDP
-in which what goes between replicas, as a rule over the slower links, is compressed.
+[Note: replicas of shards] The ranks of a Synchronizer's group hold the same shards: replicas.
+Within a replica FSDP2 reduce-scatters the gradients, and then runs the hooks of a sharded
+parameter, as autograd runs those of others. So hipress averages a rank's shard of the gradients.
+That is HSDP with compression between replicas, usually over the slower links.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: object) -> bool:
-    """True for a DTensor, without the import, which takes longer than all others."""
+    """True for a DTensor; without importing DTensor, which takes longer than all other imports."""
     return hasattr(tensor, "to_local")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor: of a DTensor its shard, in the same memory."""
+    """This rank's part of a tensor; for a DTensor its shard, in the same memory."""
     return tensor.to_local().detach() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
@@ -45,8 +43,8 @@ def as_gradient(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def place_gradient(parameter: torch.Tensor) -> None:
-    """Distribute a gradient as its parameter, as FSDP2 does: SequenceParallel leaves each rank of a
-    replica a part of the sum. All of these must call this, in the same order."""
+    """Distribute a gradient like its parameter, as FSDP2 does: SequenceParallel leaves each rank of
+    a replica a part of the sum. All ranks of the replica must call this, in the same order."""
     gradient: Any = parameter.grad
     placements = getattr(parameter, "placements", None)
     if gradient is not None and is_sharded(gradient) and gradient.placements != placements:
@@ -54,13 +52,13 @@ def place_gradient(parameter: torch.Tensor) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Have FSDP2 free what it has gathered, so that the model's parameters are shards again."""
+    """Have FSDP2 free its gathered parameters, so that the model's parameters are shards again."""
     for part in fsdp_parts(model):
         part.reshard()
 
 
 def fsdp_parts(model: nn.Module) -> Iterator[Any]:
-    """The modules that fully_shard was applied to."""
+    """The modules to which fully_shard was applied."""
     return _parts(model, "FSDPModule")
 
 
@@ -80,15 +78,16 @@ def refuse_older(model: nn.Module) -> None:
 
 
 def _parts(model: nn.Module, kind: str) -> Iterator[nn.Module]:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # without it there are none
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # without it there are no FSDP modules
     if fsdp is not None:
         yield from (part for part in model.modules() if isinstance(part, getattr(fsdp, kind)))
 
 
 def refuse_others(model: nn.Module, ranks: Collection[int], rank: int) -> None:
-    """Raise ConfigError where ranks of the group do not hold what this rank holds.
+    """Raise ConfigError if ranks of the group hold other shards than this rank.
 
-    ranks: those of the group, and this one, as numbered in the job."""
+    ranks: those of the group; rank: this one; both numbered in the job.
+    """
     for name, parameter in _shards(model):
         theirs = {*parameter.device_mesh.mesh.flatten().tolist()} & {*ranks} - {rank}
         if theirs:
@@ -101,7 +100,7 @@ def refuse_others(model: nn.Module, ranks: Collection[int], rank: int) -> None:
 
 
 def places(model: nn.Module) -> list[str]:
-    """Which shard of which parameter this rank holds."""
+    """Shards of this rank as text, one for each sharded parameter."""
     return [
         f"{name} {parameter.placements} at {parameter.device_mesh.get_coordinate()} of "
         f"{tuple(parameter.device_mesh.shape)}"
@@ -110,7 +109,7 @@ def places(model: nn.Module) -> list[str]:
 
 
 def _shards(model: nn.Module) -> Iterator[tuple[str, DTensor]]:
-    """Frozen ones, too, which are broadcast."""
+    """Names and sharded parameters, frozen ones included, since these are broadcast."""
     for name, parameter in model.named_parameters():
         whole: Any = parameter
         if is_sharded(whole):

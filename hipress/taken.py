@@ -1,4 +1,4 @@
-"""The parameters of a model as hipress took them, and what has become of them."""
+"""The parameters of a model at the time of `wrap` or `attach`, and checks for later changes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _REPLACING = "load_state_dict(assign=True), a parametrization or a new layer"
 
 
 class Taken:
-    """Parameters known by identity, as torch.nn.utils.prune, or a module put around a layer, gives
-    them other names. It never refers to the module."""
+    """Parameters known by identity, since torch.nn.utils.prune, or a module around a layer, renames
+    them. It holds no reference to the module."""
 
     def __init__(
         self,
@@ -31,9 +31,12 @@ class Taken:
         *,
         hooked: bool = False,
     ) -> None:
-        """parameters: those that are synchronized, as `params` describes them. rank: this one's
-        number in the job. again: what to do to have other parameters synchronized. hooked: whether
-        gradients come by hooks of autograd's nodes, as they do to DDP."""
+        """Record the parameters of a model.
+
+        parameters: the synchronized ones, which `params` describes. rank: this rank's number in the
+        job. again: advice on having other parameters synchronized. hooked: True if gradients come
+        by hooks of autograd's nodes, as with DDP.
+        """
         self._params, self._parameters = params, parameters
         self._rank, self._again = rank, again
         ignored = compat.names_ignored_by_ddp(model)
@@ -47,8 +50,7 @@ class Taken:
         self._nodes = [_node(parameter) for parameter in parameters] if hooked else []
 
     def refuse_changes(self, model: nn.Module) -> None:
-        """Raise SyncError for a trained parameter that is new, or one that was converted, moved or
-        resized."""
+        """Raise SyncError for a trained parameter that is new, converted, moved or resized."""
         for parameter in compat.parameters_of(model):
             if parameter.requires_grad and parameter not in self._known:
                 self._refuse_new(model)
@@ -62,10 +64,10 @@ class Taken:
                 )
 
     def refuse_unhooked(self, *, every: bool) -> None:
-        """Raise SyncError for a parameter that autograd accumulates by another node than DDP took:
-        as after `.cpu()` and `.cuda()`, DDP no longer sees its gradient.
+        """Raise SyncError for a parameter that autograd accumulates by another node than DDP took.
 
-        every: ask of all parameters (5 µs for each), not of the first alone.
+        After `.cpu()` and `.cuda()`, for example, DDP no longer sees its gradient.
+        every: check all parameters (5 µs each), not only the first.
         """
         for param, parameter, node in zip(self._params, self._parameters, self._nodes, strict=True):
             if parameter.requires_grad and _node(parameter) is not node:
@@ -79,7 +81,7 @@ class Taken:
 
     def _refuse_new(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
-            # what FSDP2 has gathered is another object than its shard
+            # a parameter gathered by FSDP2 is another object than its shard
             gathered = name in self._sharded and not is_sharded(parameter)
             if not parameter.requires_grad or parameter in self._known or gathered:
                 continue
@@ -99,13 +101,13 @@ def _kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.Siz
 
 
 def _text(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
-    """Such as `float32 20x33 on cpu`."""
+    """Text such as `float32 20x33 on cpu`."""
     sizes = "x".join(map(str, shape)) or "scalar"
     return f"{str(dtype).removeprefix('torch.')} {sizes} on {device}"
 
 
 def _node(parameter: torch.Tensor) -> Any:
-    """What accumulates its gradient in the backward pass; None for one that needs none."""
+    """The autograd node that accumulates the parameter's gradient; None if it needs no gradient."""
     with torch.enable_grad():
         function: Any = parameter.view_as(parameter).grad_fn
     return function and function.next_functions[0][0]
