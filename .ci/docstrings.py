@@ -10,7 +10,10 @@ REFUSED = (
 )
 #: folders that hold the rule; it grows to all of them
 CLEAN = (
+    "casync/memory",
+    "casync/nccl",
     "casync/strategies",
+    "casync/transports",
     "compll",
     "compll/backends/cpu",
     "compll/frontend",

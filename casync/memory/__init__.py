@@ -1,7 +1,7 @@
-"""Where payloads lie on this rank, what of them travels, and the streams that work there.
+"""Buffers of payloads on this rank, the messages that travel, and the streams of work on them.
 
-host.py and device.py implement Memory: tensors are torch's in both. Codecs take NumPy arrays of
-host memory, and of a device whatever has `__cuda_array_interface__`, as torch's tensors do.
+host.py and device.py implement Memory, both with torch tensors. Codecs take NumPy arrays of host
+memory; of a device they take any object with `__cuda_array_interface__`, such as torch's tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Event", "Memory", "Moment", "Stream", "as_codecs_take"]
 
 
 def as_codecs_take(tensor: torch.Tensor) -> Any:
-    """The same memory: an array of NumPy, or of a device the tensor."""
+    """The same memory as codecs take it: a NumPy array, or on a device the tensor itself."""
     return tensor.detach().numpy() if tensor.device.type == "cpu" else tensor.detach()
 
 
@@ -25,77 +25,78 @@ class Event(Protocol):
     """A point in a stream."""
 
     def done(self) -> bool:
-        """Whether what came before it is done; True where it was never recorded."""
+        """True if all work before the event is done, or if the event was never recorded."""
         ...
 
     def wait(self) -> None:
-        """Have the host wait for that."""
+        """Block the host until all work before the event is done."""
         ...
 
 
 class Moment(Protocol):
-    """When a stream got somewhere."""
+    """A time stamp of a stream."""
 
     def since(self, earlier: Any) -> float:
-        """Seconds from another one of the same memory. The host waits until both are known."""
+        """Seconds since another moment of the same memory. The host waits until both are known."""
         ...
 
 
 class Stream(Protocol):
-    """Work that a device does in order, and by itself."""
+    """A queue of work that a device does in order, without the host."""
 
     def after(self, event: Event) -> None:
-        """What comes next waits for where `event` was recorded last."""
+        """Make all later work of this stream wait for the last record of `event`."""
         ...
 
     def run(self, work: Callable[[], object]) -> None:
-        """Put what `work` launches behind what is there. `work` must not wait for the device."""
+        """Append the work that `work` launches. `work` must not wait for the device."""
         ...
 
     def record(self, event: Event) -> None:
-        """Put the event behind what is there."""
+        """Append the event."""
         ...
 
 
 class Memory(Protocol):
-    """One kind of memory."""
+    """A kind of memory."""
 
     @property
     def host(self) -> bool:
-        """Whether codecs take NumPy arrays of it."""
+        """True if codecs take NumPy arrays of this memory."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Of its tensors."""
+        """Device of the tensors."""
         ...
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor, which all streams that were made before may use."""
+        """A flat tensor of zeros, for use in all streams that were made before."""
         ...
 
     def staging(self, count: int) -> torch.Tensor:
-        """uint8 [count] of zeros in host memory, to and from which `copy` does not wait."""
+        """Zeroed uint8 [count] in host memory; `copy` to and from it does not wait."""
         ...
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """The same memory, as codecs take it."""
+        """The same memory as codecs take it."""
         ...
 
     def tensor(self, array: Any) -> torch.Tensor:
-        """The same memory as what a codec gave."""
+        """The memory of a codec's array as a tensor."""
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Between tensors here, or one of `staging` and one here; in the stream that runs this."""
+        """Copy between tensors of this memory, or between one of `staging` and one of this memory;
+        in the stream that runs this."""
         ...
 
     def stream(self, *, urgent: bool = False) -> Stream:
-        """A new stream; an urgent one comes first where the device has too little room."""
+        """A new stream; an urgent one has priority on a busy device."""
         ...
 
     def caller(self) -> Stream:
-        """The stream that is current in this thread."""
+        """The current stream of this thread."""
         ...
 
     def event(self) -> Event:
@@ -103,18 +104,19 @@ class Memory(Protocol):
         ...
 
     def moment(self) -> Moment:
-        """Now; on a device, when the caller's stream is done with what it holds."""
+        """Now; on a device, the moment at which the caller's stream has done its work."""
         ...
 
     def current(self) -> AbstractContextManager[object]:
-        """Within it, this thread's codecs and streams are of this memory's device."""
+        """A context in which this thread's codecs and streams use this memory's device."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Call `work`, which puts things to streams from the caller's on and joins them there: they
-        are taken down, not done. What is returned does them, in the stream that runs it."""
+        """Capture the work that `work` launches in streams that fork from the caller's and join it
+        again, without running it. The returned function launches it, in the stream that runs the
+        function."""
         ...
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """A future that, where it is waited for, orders streams rather than blocks the host."""
+        """A future; on a device, waiting for it orders streams rather than blocks the host."""
         ...

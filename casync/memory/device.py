@@ -1,10 +1,11 @@
 """Memory of a CUDA device, from torch's caching allocator.
 
-[Note: whose memory is in use] The allocator gives freed memory out again in the order of the stream
-it was allocated in; ours are others. What we make is told to it with `record_stream`, once, as it
-is made: a program that is dropped does not free what a stream still reads. Buckets are the
-caller's, and `record_stream` in every step would keep each away from the allocator until it has
-looked at events; there the averaged bucket's future orders the caller's stream behind ours.
+[Note: whose memory is in use] The allocator reuses freed memory in the order of the stream in which
+it was allocated; executors use other streams. So `record_stream` tells it, once per tensor when
+that is made, of all streams: a dropped program does not free memory that a stream still reads.
+Buckets belong to the caller, and `record_stream` in every step would keep each from the allocator
+until that has polled events; instead the future of the averaged bucket orders the caller's stream
+after the executor's.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ __all__ = ["DeviceMemory"]
 
 
 class _Event:
-    """A CUDA event without times, which are dear."""
+    """A CUDA event without timing, which would be slow."""
 
     def __init__(self) -> None:
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def done(self) -> bool:
-        """See Event."""
+        """Implements Event.done."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """See Event; the interpreter is free meanwhile."""
+        """Implements Event.wait; releases the GIL."""
         self.event.synchronize()
 
 
 class _Moment:
-    """A CUDA event with a time, of the stream that is current when it is made."""
+    """A CUDA event with timing, recorded in the given stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.event.record(stream)
 
     def since(self, earlier: Any) -> float:
-        """See Moment."""
+        """Implements Moment.since."""
         for moment in (earlier, self):
             moment.event.synchronize()
         return 1e-3 * float(earlier.event.elapsed_time(self.event))
@@ -56,31 +57,31 @@ class _Stream:
         self.stream = stream
 
     def after(self, event: Event) -> None:
-        """See Stream."""
+        """Implements Stream.after."""
         self.stream.wait_event(cast(_Event, event).event)
 
     def run(self, work: Callable[[], object]) -> None:
-        """See Stream. What it launches goes to torch's current stream, and so do our kernels."""
+        """Implements Stream.run; within `work` this is torch's current stream, also for codecs."""
         with torch.cuda.stream(self.stream):
             work()
 
     def record(self, event: Event) -> None:
-        """See Stream."""
+        """Implements Stream.record."""
         cast(_Event, event).event.record(self.stream)
 
 
 class DeviceMemory:
-    """Of one device. See Memory for its members."""
+    """Memory of one CUDA device. Implements Memory."""
 
     host = False
 
     def __init__(self, device: torch.device) -> None:
-        """`device`: with its number, such as cuda:0."""
+        """device: with its number, such as cuda:0."""
         self.device = device
         self._streams: list[torch.cuda.Stream] = []
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """See Memory, and [Note: whose memory is in use]."""
+        """Implements Memory.zeros; see [Note: whose memory is in use]."""
         made = torch.zeros(count, dtype=dtype, device=self.device)
         for stream in self._streams if count else ():
             made.record_stream(stream)
@@ -117,7 +118,7 @@ class DeviceMemory:
         return torch.cuda.device(self.device)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See Memory: a CUDA graph. Other threads may go on meanwhile."""
+        """Implements Memory.capture by a CUDA graph. Other threads may go on meanwhile."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             work()

@@ -1,4 +1,4 @@
-"""Host memory: work is done when it was called, so streams have nothing to order."""
+"""Host memory: calls do their work at once, so streams have nothing to order."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ __all__ = ["HostMemory", "Instant"]
 
 
 class _Done:
-    """An event of what is done."""
+    """An event that is always done."""
 
     def done(self) -> bool:
-        """See Event."""
+        """Implements Event.done."""
         return True
 
     def wait(self) -> None:
-        """See Event."""
+        """Implements Event.wait."""
 
 
 @dataclass(frozen=True)
 class Instant:
-    """See Moment."""
+    """A time of time.perf_counter. Implements Moment."""
 
-    seconds: float  # of a clock
+    seconds: float  # by time.perf_counter
 
     def since(self, earlier: Any) -> float:
-        """See Moment."""
+        """Implements Moment.since."""
         return self.seconds - float(earlier.seconds)
 
 
 class _Now:
-    """A stream that is done with all that it was given."""
+    """A stream whose work is done at once. Implements Stream."""
 
     def after(self, event: Event) -> None:
-        """See Stream."""
+        """Implements Stream.after."""
 
     def run(self, work: Callable[[], object]) -> None:
-        """See Stream."""
+        """Implements Stream.run."""
         work()
 
     def record(self, event: Event) -> None:
-        """See Stream."""
+        """Implements Stream.record."""
 
 
 class HostMemory:
-    """See Memory for its members."""
+    """Memory of the host. Implements Memory."""
 
     host = True
     device = torch.device("cpu")
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """See Memory; untouched pages cost nothing, as NumPy's."""
+        """Implements Memory.zeros; by NumPy, whose untouched pages cost nothing."""
         if not count:
             return torch.zeros(0, dtype=dtype)
         return torch.from_numpy(np.zeros(count * dtype.itemsize, np.uint8)).view(dtype)
@@ -92,7 +92,7 @@ class HostMemory:
         return nullcontext()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See Memory; here nothing can be taken down."""
+        """Refuses Memory.capture: host memory has no graphs."""
         raise NotImplementedError("host memory has no graphs")
 
     def future(self) -> torch.futures.Future[torch.Tensor]:

@@ -1,9 +1,9 @@
-"""A payload's buffer, as NumPy and as torch see it, and as it travels.
+"""Buffers of payloads, as NumPy arrays, as torch tensors, and as messages.
 
-[Note: three kinds of slots] `Slot`: in host memory, for transports with tags: a message is as long
-as it must be. `Buffer`: in any memory, for transports without: a message is the buffer, since both
-sides must know its length and no host looks at it. `StagedSlot`: a Buffer on a device, and a Slot
-in host memory through which it travels; so those who receive it need not know where it was made.
+[Note: three kinds of slots] `Slot`: in host memory, for transports with tags: a message has only
+the bytes that it needs. `Buffer`: in any memory, for transports without tags: the message is the
+whole buffer, since both sides must know its length and no host reads it. `StagedSlot`: a Buffer on
+a device with a Slot in host memory through which it travels; receivers cannot tell it from a Slot.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ CHECKSUM = 8  # bytes
 
 
 class Slot:
-    """A payload's buffer on this rank, with the same memory as a torch tensor.
+    """A payload's buffer on this rank, as a NumPy array and a torch tensor of the same memory.
 
-    See squeeze.py for what travels: the buffer with a mark in front, or a squeezed copy. With
-    checksums an int64 comes before that mark: the CRC-32 of all that follows it.
+    The message is the buffer with a mark in front, or a squeezed copy: see squeeze.py. With
+    checksums an int64 precedes the mark: the CRC-32 of all that follows it.
     """
 
     exact = False  # see Buffer
@@ -45,8 +45,8 @@ class Slot:
         checksum: bool = False,
         room: torch.Tensor | None = None,
     ) -> None:
-        """`travels`: whether this rank sends it. `room`: memory of `front` and the layout's size,
-        of zeros; by default new."""
+        """travels: True if this rank sends the payload. room: zeroed memory for `front` and the
+        layout's size; by default new memory."""
         self.layout = layout
         self._front = CHECKSUM if checksum else 0
         self._whole = memory.staging(self.front(checksum) + layout.size) if room is None else room
@@ -56,7 +56,7 @@ class Slot:
         self.array = self._buffer[self._front + MARK :]
         self.tensor = self._whole[self._front + MARK :]
         self.contents = layout.whole
-        self.source = source  # rank it comes from
+        self.source = source  # the rank that encodes it
         self.travels = travels
         self._wire = self._buffer
 
@@ -77,18 +77,18 @@ class Slot:
 
     def clear(self) -> torch.Tensor:
         """The memory, ready to receive into."""
-        self._mark[0] = ABSENT  # so that a message that is not there shows
+        self._mark[0] = ABSENT  # detects a missing message
         self.layout.clear(self.array)
         return self._whole
 
     def fill(self, used: Ints) -> None:
-        """Just encoded."""
+        """Take the used bytes of a new encode, int64 [m]; pack the message if it travels."""
         self.contents = self.layout.pack(self.array, used)
         if self.travels:
             self._pack()
 
     def arrived(self, received: int) -> None:
-        """Just received, in `received` bytes (-1: unknown); raises PayloadError."""
+        """Take a received message of `received` bytes (-1: unknown); raises PayloadError."""
         mark = int(self._mark[0])
         if received >= 0:
             received = max(received - self._front, 0)
@@ -108,11 +108,11 @@ class Slot:
         return torch.from_numpy(self._wire)
 
     def places(self) -> tuple[Ints, dict[str, Ints]]:
-        """Where pieces are encoded, and what else of its room an encode is told."""
+        """First byte of each piece for an encode, int64 [m], and its further keyword arguments."""
         return self.layout.at, {}
 
     def numbers(self) -> torch.Tensor:
-        """What a native all-reduce combines, as bytes."""
+        """The bytes that a native all-reduce combines."""
         return self.tensor
 
     def _pack(self) -> None:
@@ -125,7 +125,7 @@ class Slot:
             _stored(self._wire)[0] = _checksum(self._wire)
 
     def _unpack(self, received: int) -> int:
-        """Put the squeezed message that lies in the buffer into place; its length."""
+        """Expand the squeezed message in the buffer; return its length."""
         size = extent(self._buffer[self._front :], self.layout.size)
         if received not in (-1, size):
             raise PayloadError(f"message of {received} bytes, expected {size}")
@@ -145,11 +145,11 @@ class Slot:
 
 
 class Buffer:
-    """A payload's buffer with each piece at its place, however long it is; and how long they are,
-    if that varies, in front, where they have not to be known by a host.
+    """A payload's buffer with each piece at a fixed place, and lengths that vary in front.
 
-    Where the codec cuts payloads, room follows need: see [Note: lengths that vary] in room.py.
-    `exact`: whether only the lengths travel at first, and then `pieces`.
+    The lengths are in the same memory, for no host to read. If the codec cuts payloads, capacities
+    follow their lengths: see [Note: lengths that vary] in room.py. `exact`: True if only the
+    lengths travel first, and then `pieces`.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class Buffer:
         waits: bool = False,
         room: torch.Tensor | None = None,
     ) -> None:
-        """`cuts`: whether the codec does. `waits`: whether the host may wait for lengths.
-        `room`: memory of the layout's size, of zeros; by default new."""
+        """cuts: True if the codec cuts payloads. waits: True if the host may wait for lengths.
+        room: zeroed memory of the layout's size; by default new memory."""
         self.layout, self.source, self._cuts = layout, source, cuts
         self.exact, self._waits = False, waits and not cuts
         self.tensor = memory.zeros(layout.size, torch.uint8) if room is None else room
@@ -176,20 +176,20 @@ class Buffer:
         self._take(Room(layout.at, layout.bound, layout.size))
 
     def fill(self, used: Any) -> None:
-        """Just encoded."""
+        """Take the used bytes of a new encode, int64 [m]."""
         if not self.layout.fixed:
             self._lengths.copy_(self._memory.tensor(used))
 
     def places(self) -> tuple[Ints, dict[str, Ints]]:
-        """See Slot."""
+        """Implements Slot.places."""
         return self._room.at, {"capacity": self._room.capacity} if self._cuts else {}
 
     def numbers(self) -> torch.Tensor:
-        """See Slot."""
+        """Implements Slot.numbers."""
         return self.tensor[: self.layout.header if self.exact else self._room.size]
 
     def pieces(self) -> list[torch.Tensor]:
-        """What each has, by the lengths that `remember` copied; raises PayloadError."""
+        """Used bytes of each piece, by the lengths that `remember` copied; raises PayloadError."""
         used = self._lengths_there()
         self.layout.check(used)
         self.size = self.layout.header + int(used.sum())
@@ -197,14 +197,14 @@ class Buffer:
         return [self.tensor[first : first + length] for first, length in ends]
 
     def remember(self) -> None:
-        """Copy lengths to the host, behind a run, in a stream."""
+        """Copy the lengths to the host, in a stream, after a run."""
         if self._last is None:
             self._last = self._memory.staging(self.layout.header)
         self._memory.copy(self._last, self.tensor[: self.layout.header])
 
     def adapt(self) -> int:
-        """Room for the next run, once what `remember` does is done; the bytes of the last one's
-        message that held nothing."""
+        """Set capacities for the next run, once the copy of `remember` is done; return the unused
+        bytes of the last run's message."""
         if self._last is None:
             return 0
         used, before = self._lengths_there(), self._room.capacity
@@ -224,41 +224,41 @@ class Buffer:
 
 
 class StagedSlot(Buffer):
-    """A Buffer on a device that travels as a Slot does.
+    """A Buffer on a device that travels as a Slot.
 
-    `leave` and `enter` are for streams; what else Slot has, for the threads that send and receive,
-    which wait for the device.
+    `leave` and `enter` are for streams. The other members of Slot are for the threads that send and
+    receive, and wait for the device.
     """
 
     def __init__(
         self, layout: Layout, source: int, travels: bool, leaves: bool, memory: Memory,
         *, checksum: bool = False, room: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`leaves`: whether this rank sends it or has it summed natively. `room`: see Buffer."""
+        """leaves: True if this rank sends the payload or has it all-reduced. room: see Buffer."""
         super().__init__(layout, source, memory, room=room)
         self.leaves = leaves
         self._host = Slot(layout, source, travels, memory, checksum=checksum)
-        # Of varying length, pieces lie close together in messages; the device has gaps.
+        # With varying lengths, pieces are contiguous in messages, but have gaps on the device.
         self._landing = self._host.tensor if layout.fixed else memory.staging(layout.size)
         self.left, self.entered = memory.event(), memory.event()
         self._packed = True
 
     def leave(self) -> None:
-        """Copy to the host, in a stream; `left` is to be recorded behind it."""
+        """Copy to the host, in a stream; the caller records `left` after it."""
         self._packed = False
         self._memory.copy(self._landing, self.tensor)
 
     def enter(self) -> None:
-        """Copy from the host, in a stream; `entered` is to be recorded behind it."""
+        """Copy from the host, in a stream; the caller records `entered` after it."""
         self._memory.copy(self.tensor, self._landing)
 
     def clear(self) -> torch.Tensor:
-        """See Slot."""
+        """Implements Slot.clear."""
         self.entered.wait()  # of the last run
         return self._host.clear()
 
     def message(self) -> torch.Tensor:
-        """See Slot."""
+        """Implements Slot.message."""
         self.left.wait()
         if not self._packed:
             used = self.layout.bound
@@ -271,12 +271,12 @@ class StagedSlot(Buffer):
         return self._host.message()
 
     def numbers(self) -> torch.Tensor:
-        """See Slot."""
+        """Implements Slot.numbers."""
         self.left.wait()
         return self._host.tensor
 
     def arrived(self, received: int) -> None:
-        """See Slot."""
+        """Implements Slot.arrived."""
         self._host.arrived(received)
         self._measure()
         if not self.layout.fixed:

@@ -1,13 +1,12 @@
-"""Messages without what repeats: a block that only repeats the eight bytes before it stays at home.
+"""Messages without repeats: a block that only repeats the eight bytes before it does not travel.
 
-The gradient of an embedding is zero but for the rows of the batch's words, and what a codec of
-fixed length makes of zeros is the same few bytes again and again. OmniReduce (Fei et al.,
-SIGCOMM'21) sends no blocks of zeros; here it is payloads, so any eight bytes may repeat, and
-nothing is lost.
+The gradient of an embedding is zero except for the rows of the batch's words, and a codec of fixed
+length encodes zeros to the same few bytes again and again. OmniReduce (Fei et al., SIGCOMM'21)
+sends no blocks of zeros; payloads may repeat any eight bytes, and nothing is lost.
 
-A message travels behind an int64 mark. PLAIN: it follows as it is. Else the mark is its length in
-bytes, and there follow a bit per block (1: kept) in whole words, the kept blocks, and what is left
-behind the last block. A block is BLOCK bytes; the first one is always kept.
+A message begins with an int64 mark. PLAIN: the message follows unchanged. Otherwise the mark is its
+length in bytes, followed by a bit per block (1: kept) in whole words, the kept blocks, and the rest
+after the last block. A block is BLOCK bytes; the first one is always kept.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from casync.errors import PayloadError
 __all__ = ["ABSENT", "MARK", "PLAIN", "expand", "extent", "promises", "squeeze"]
 
 MARK = 8  # bytes
-PLAIN, ABSENT = 0, -1  # the latter: in front of a buffer into which nothing came
+PLAIN, ABSENT = 0, -1  # ABSENT: nothing was received into the buffer
 BLOCK = 64
 _WORD = 8
 _WORDS = BLOCK // _WORD
-_LEAST = 64  # blocks: below, a message is not worth the look
-_SAMPLED = 64  # blocks that are looked at first
-_WORTH = 4  # one block in so many must repeat: a link as fast as memory gains by no fewer
+_LEAST = 64  # blocks: smaller messages are not sampled
+_SAMPLED = 64  # blocks of a sample
+_WORTH = 4  # one block in so many must repeat to pay on a link as fast as memory
 _ALL = np.uint64(0x0101010101010101)  # eight times True
 
 _Words = npt.NDArray[np.uint64]
@@ -35,7 +34,7 @@ _Bools = npt.NDArray[np.bool_]
 
 
 def promises(message: Bytes) -> bool:
-    """Whether enough of a few blocks repeat. `message`: aligned, in whole words (8 bytes)."""
+    """True if enough of a few sampled blocks repeat. message: aligned, in whole words (8 bytes)."""
     count = len(message) // BLOCK
     if count < _LEAST:
         return False
@@ -47,9 +46,9 @@ def promises(message: Bytes) -> bool:
 
 
 def squeeze(message: Bytes, wire: Bytes) -> int:
-    """Write what travels, mark included, into `wire`; its bytes, or 0: send it as it is.
+    """Write the squeezed message into `wire`; return its bytes with mark, or 0 if it does not pay.
 
-    For a message that `promises`. `wire`: as long as the message and its mark.
+    For a message that `promises`. wire: as long as the message and its mark.
     """
     end = len(message) // BLOCK * BLOCK
     blocks = _blocks(message[:end])
@@ -67,9 +66,9 @@ def squeeze(message: Bytes, wire: Bytes) -> int:
 
 
 def extent(wire: Bytes, room: int) -> int:
-    """Bytes that a squeezed message takes in `wire`, for a message of at most `room` bytes.
+    """Bytes of the squeezed message in `wire`, for a message of at most `room` bytes.
 
-    Raises PayloadError where it is none.
+    Raises PayloadError for an invalid one.
     """
     length = int(wire[:MARK].view(np.int64)[0])
     if not BLOCK <= length <= room or length % _WORD:
@@ -85,7 +84,7 @@ def extent(wire: Bytes, room: int) -> int:
 
 
 def expand(wire: Bytes, message: Bytes) -> int:
-    """Write the message of a `wire` whose `extent` was asked for; its bytes."""
+    """Expand a `wire` that `extent` has checked into `message`; return the message's bytes."""
     length = int(wire[:MARK].view(np.int64)[0])
     kept = _bits(wire, length)
     first, last, size = _places(length, int(np.count_nonzero(kept)))
@@ -97,7 +96,7 @@ def expand(wire: Bytes, message: Bytes) -> int:
 
 
 def _kept(words: _Words) -> _Bools:
-    """Per block, whether some word of it differs from the one before."""
+    """Per block, True if some word of it differs from the one before."""
     same = np.empty(len(words), np.bool_)
     same[0] = False
     np.equal(words[1:], words[:-1], out=same[1:])
@@ -106,7 +105,7 @@ def _kept(words: _Words) -> _Bools:
 
 
 def _bits(wire: Bytes, length: int) -> _Bools:
-    """Per block of a squeezed message, whether it was kept."""
+    """Per block of a squeezed message, True if it was kept."""
     blocks = length // BLOCK
     return np.unpackbits(wire[MARK : MARK + -(-blocks // 8)], count=blocks).view(np.bool_)
 
@@ -116,7 +115,7 @@ def _blocks(array: Bytes) -> _Words:
 
 
 def _places(length: int, kept: int) -> tuple[int, int, int]:
-    """Of a message: where the kept blocks begin and end on the wire, and the wire's end."""
+    """First and last byte of the kept blocks on the wire, and the wire's end."""
     blocks = length // BLOCK
     first = MARK + -(-blocks // (8 * _WORD)) * _WORD
     last = first + kept * BLOCK

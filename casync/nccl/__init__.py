@@ -1,8 +1,8 @@
-"""NCCL, through whichever binding is there: what `casync.transports.nccl` asks of it.
+"""NCCL through one of its bindings, as `casync.transports.nccl` uses it.
 
-A module is an adapter: `distributed` (torch's process groups), `nccl4py` and `pynccl`. A binding is
-imported when its adapter is made. All calls are made with our stream as torch's current one, so
-on its device, and never by two threads at once, `abort` and `failure` apart.
+Each module adapts a binding: `distributed` (torch's process groups), `nccl4py` and `pynccl`. A
+binding is imported when its adapter is made. All calls come with casync's stream as torch's current
+one, so on its device, and never from two threads at once, except `abort` and `failure`.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator", "Connect", "Library", "binding"]
 
-EXTRAS = "pip install 'hipress[cuda12]' or 'hipress[cuda13]', whichever your driver has"
+EXTRAS = "pip install 'hipress[cuda12]' or 'hipress[cuda13]', whichever matches the driver"
 
 
 class Communicator(Protocol):
-    """Some ranks that are connected; peers are places among them. Calls return once the stream
-    will do it; `data` is flat, on the device, and stays as it is until then."""
+    """A communicator of some ranks; peers are positions among them. Calls only enqueue work on the
+    stream; `data` is flat, on the device, and must not change until the work is done."""
 
     def group(self) -> AbstractContextManager[object]:
-        """What is called inside goes to the stream together, at its end."""
+        """A context whose calls are enqueued together at its end."""
         ...
 
     def send(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        """uint8 [bytes] to a peer. stream: a cudaStream_t, here and below."""
+        """Send uint8 [bytes] to a peer. stream: a cudaStream_t, here and below."""
         ...
 
     def recv(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        """uint8 [bytes] from a peer: as many as it sends."""
+        """Receive uint8 [bytes] from a peer, which sends equally many."""
         ...
 
     def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
-        """Combine over all of its ranks, in place: float32, float16, bfloat16 or uint8."""
+        """Combine over all ranks, in place: float32, float16, bfloat16 or uint8."""
         ...
 
     def failure(self) -> str:
-        """What went wrong since, in the library's words; "" where nothing did."""
+        """The library's text on a failure since the start; "" if there is none."""
         ...
 
     def abort(self) -> None:
-        """End what is under way, also calls that block; may be called from another thread."""
+        """End all operations, also calls that block; may be called from another thread."""
         ...
 
     def close(self) -> None:
-        """Release it, once all is done."""
+        """Release the communicator after all operations are done."""
         ...
 
 
-#: makes the communicator of some ranks, ascending; all of them call it, in one order of all
+#: makes the communicator of some ranks, ascending; all of them call it, in the same order
 Connect: TypeAlias = Callable[[Sequence[int]], Communicator]
 
 
@@ -66,16 +66,16 @@ class Library(Protocol):
     """A binding whose communicators are made from an id that one rank draws."""
 
     def unique_id(self) -> bytes:
-        """A new one."""
+        """A new id."""
         ...
 
     def connect(self, unique_id: bytes, rank: int, size: int) -> Communicator:
-        """Place `rank` among `size`; blocks until all have called it."""
+        """Connect as `rank` of `size`; blocks until all ranks have called it."""
         ...
 
 
 def binding(package: str, module: str, install: str = EXTRAS) -> ModuleType:
-    """The module of a package, or a PlanError that says how to install it."""
+    """The module of a package; PlanError with install instructions if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Which binding of NCCL is taken, by name."""
+"""Bindings of NCCL by name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BINDINGS = ("distributed", *_LIBRARIES)
 def connect_by(
     name: str, rank: int, ranks: Sequence[int], device: torch.device, store: Store, timeout: float
 ) -> Connect:
-    """What connects ranks, for NcclTransport.
+    """A function that connects ranks, for NcclTransport.
 
-    rank: this one's, 0 to n-1. ranks: the global number of each. device: of this rank. store: all
-    ranks', where no other key begins with a number. timeout: seconds for the others to come.
-    Raises PlanError where the binding is unknown or missing.
+    rank: this one's, 0 to n-1. ranks: global number of each. device: of this rank. store: shared by
+    all ranks, without other keys that begin with a number. timeout: seconds for the others to come.
+    Raises PlanError if the binding is unknown or missing.
     """
     if name == "distributed":
         return _on(device, distributed.connector(ranks, timeout, device))
@@ -36,7 +36,7 @@ def connect_by(
 
 
 def _on(device: torch.device, connect: Connect) -> Connect:
-    """With it as the current device, which NCCL takes for a communicator's."""
+    """Connect with `device` as the current device, which NCCL uses for a communicator."""
 
     def there(ranks: Sequence[int]) -> Communicator:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

@@ -1,13 +1,13 @@
-"""NCCL through torch.distributed: process groups of our own, so communicators apart from DDP's.
+"""NCCL through torch.distributed, by process groups apart from DDP's.
 
 torch runs messages on a stream of its own, which first waits for the current one; waiting for the
-work makes the current one wait in turn. So with our stream as the current one the order is ours.
+work makes the current one wait in turn. So casync's stream as the current one keeps the order.
 
-[Note: what torch does of its own accord] Its watchdog ends the process where a communicator fails,
-as when a peer dies: with our groups made under _ALONE it leaves that to us, and our error, which
-names rank and task, comes first. Where `init_process_group` was given a device, a group is split
-off the default communicator, in which all ranks of the job take part, also those that never heard
-of the group: they would be waited for without an end. So groups are made as if none had been given.
+[Note: torch's own error handling] torch's watchdog ends the process if a communicator fails, for
+example when a peer dies. Groups made under _ALONE leave that to casync, whose error names rank and
+task. If `init_process_group` was given a device, torch splits a group off the default communicator,
+which involves all ranks of the job, also those that never heard of the group, and waits for them
+for ever. So groups are made as if no device had been given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from casync.nccl import Communicator, Connect
 
 __all__ = ["connector"]
 
-#: told to torch while a group is made: no handling of its own of what fails
+#: environment while a group is made: no error handling by torch
 _ALONE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -36,10 +36,10 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 def connector(
     ranks: Sequence[int], timeout: float, device: torch.device, backend: str = "nccl"
 ) -> Connect:
-    """Makes groups of some of `ranks`, which are global ones, ascending.
+    """A function that makes groups of some of `ranks`, which are global numbers, ascending.
 
-    timeout: seconds of ours. torch ends the process at its own time-out, so that is longer: ours
-    tells which rank waited for what. device: of this rank.
+    timeout: seconds of casync's time-out. torch's own, which ends the process, is longer, so that
+    casync's error names rank and task. device: of this rank.
     """
     delay = timedelta(seconds=2 * timeout + 60)
 
@@ -51,7 +51,7 @@ def connector(
             )
             if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
                 raise TransportError(f"this rank is not one of {names}")
-            # torch asks for it: messages among some ranks may not be a group's first call
+            # torch requires it: messages among some ranks may not be a group's first call
             dist.all_reduce(torch.zeros(1, device=device), group=group)
         return _Communicator(group)
 
@@ -59,7 +59,7 @@ def connector(
 
 
 def _options(backend: str) -> Any:
-    """NCCL's stream comes first where the device has too little room, as ours do."""
+    """Options of a group: NCCL's stream has priority on a busy device, like casync's streams."""
     if backend != "nccl" or not dist.is_nccl_available():
         return None
     options = dist.ProcessGroupNCCL.Options()
@@ -69,7 +69,7 @@ def _options(backend: str) -> Any:
 
 @contextmanager
 def _unaided() -> Iterator[None]:
-    """See [Note: what torch does of its own accord]."""
+    """Make groups without torch's error handling: see [Note: torch's own error handling]."""
     before, world = {name: os.environ.get(name) for name in _ALONE}, dist.group.WORLD
     device = getattr(world, "bound_device_id", None)
     os.environ.update(_ALONE)
@@ -77,7 +77,7 @@ def _unaided() -> Iterator[None]:
         world.bound_device_id = None  # type: ignore[union-attr]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a time-out that options have, and do not use
+            warnings.simplefilter("ignore")  # on an unused time-out of the options
             yield
     finally:
         if device is not None:
@@ -90,7 +90,7 @@ def _unaided() -> Iterator[None]:
 
 
 class _Communicator:
-    """See Communicator."""
+    """Implements Communicator."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -116,13 +116,13 @@ class _Communicator:
         self._messages.append(dist.P2POp(dist.irecv, data, group=self._group, group_peer=peer))
 
     def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
-        """See Communicator. Each is a call of its own, in order: torch groups none in public."""
+        """Implements Communicator.all_reduce. Each is a call: torch groups none in public."""
         work = dist.all_reduce(data, _OPERATIONS[op], self._group, async_op=True)
         assert work is not None  # this rank is in the group
         self._sums.append(work)
 
     def failure(self) -> str:
-        """What the last work's communicator met."""
+        """The error of the last work, or ""."""
         work = self._last
         error = work.exception() if work is not None and work.is_completed() else None
         return "" if error is None else str(error)

@@ -1,4 +1,4 @@
-"""How ranks come to a communicator: an id that the first of them puts into a store."""
+"""Connecting a communicator: the first rank puts its id into a store."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ __all__ = ["Store", "through_store"]
 
 
 class Store(Protocol):
-    """What is used of a store of torch.distributed."""
+    """The used methods of a torch.distributed store."""
 
     def set(self, key: str, value: Any) -> object:
         """Put a value."""
         ...
 
     def get(self, key: str) -> bytes:
-        """A value that is there."""
+        """An existing value."""
         ...
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there."""
+        """True if all keys are there."""
         ...
 
     def wait(self, keys: list[str], timeout: timedelta) -> object:
-        """Until all are there; raises a RuntimeError at the time-out."""
+        """Wait until all keys are there; raises RuntimeError at the time-out."""
         ...
 
 
 def through_store(library: Library, store: Store, rank: int, timeout: float) -> Connect:
-    """Connects ranks once all of them are in the store: NCCL itself would wait without an end.
+    """A function that connects ranks once all of them are in the store; NCCL would wait for ever.
 
-    store: no other keys may begin as its own do. Raises PeerTimeout, which names the absent.
+
+    store: without other keys of the same form. Raises PeerTimeout, which names absent ranks.
     """
 
     def connect(ranks: Sequence[int]) -> Communicator:

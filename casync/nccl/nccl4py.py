@@ -16,7 +16,7 @@ _FINE = (0, 7)  # ncclSuccess and ncclInProgress
 
 
 class Nccl4py:
-    """See Library. Raises PlanError where nccl4py is missing."""
+    """Implements Library. Raises PlanError if nccl4py is missing."""
 
     def __init__(self) -> None:
         self._core: Any = binding("nccl4py", "nccl.core")
@@ -31,7 +31,7 @@ class Nccl4py:
 
 
 class _Communicator:
-    """See Communicator. nccl4py reads address, count and type from a torch tensor."""
+    """Implements Communicator. nccl4py reads address, count and type from a torch tensor."""
 
     def __init__(self, core: Any, made: Any) -> None:
         self._core, self._made = core, made

@@ -1,7 +1,8 @@
-"""NCCL through pynccl 0.1.2, ctypes of 2020: for what has no nccl4py.
+"""NCCL through pynccl 0.1.2 (ctypes, 2020), for machines without nccl4py.
 
-It finds libnccl by NUMBA_NCCLLIB, a directory; unset, that of NVIDIA's wheel is taken, which torch
-for CUDA brings along. It has no bfloat16, which NCCL itself got later, and lengths of 32 bits.
+pynccl finds libnccl in the directory NUMBA_NCCLLIB; if that is unset, this uses the libnccl of
+NVIDIA's wheel, which comes with torch for CUDA. pynccl lacks bfloat16, which NCCL got later, and
+has lengths of 32 bits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TYPES = {torch.uint8: 1, torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 
 
 class Pynccl:
-    """See Library. Raises PlanError where pynccl or libnccl is missing."""
+    """Implements Library. Raises PlanError if pynccl or libnccl is missing."""
 
     def __init__(self) -> None:
         os.environ.setdefault("NUMBA_NCCLLIB", _wheel())
@@ -37,7 +38,7 @@ class Pynccl:
         self._ids: Any = binding("pynccl", "pynccl.binding", "pip install pynccl").ncclUniqueId
         try:
             self._calls: Any = module.Nccl()
-        except Exception as error:  # what it raises where libnccl is not found
+        except Exception as error:  # libnccl was not found
             raise PlanError(
                 f"NCCL through pynccl cannot be used ({error}): "
                 "set NUMBA_NCCLLIB to the directory of libnccl.so.2"
@@ -54,7 +55,7 @@ class Pynccl:
 
 
 class _Communicator:
-    """See Communicator."""
+    """Implements Communicator."""
 
     def __init__(self, calls: Any, made: ctypes.c_void_p) -> None:
         self._calls, self._made = calls, made
@@ -93,15 +94,15 @@ class _Communicator:
 
 
 def _buffer(data: torch.Tensor) -> tuple[int, int, int]:
-    """Address, elements and type."""
+    """Address, number of elements, and type."""
     return data.data_ptr(), data.numel(), _TYPES[data.dtype]
 
 
 def _wheel() -> str:
-    """The directory of libnccl in NVIDIA's wheel; "" where that is not installed."""
+    """The directory of libnccl in NVIDIA's wheel; "" if that is not installed."""
     try:
         found = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:  # not even the name space
+    except ModuleNotFoundError:  # the name space is missing, too
         return ""
     places = found.submodule_search_locations if found else None
     return str(Path(next(iter(places))) / "lib") if places else ""

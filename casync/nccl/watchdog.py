@@ -1,4 +1,4 @@
-"""Notices that a call or a group on a stream takes too long. See [Note: time-outs on a device]."""
+"""Time-outs of calls and of groups on a stream. See [Note: time-outs on a device]."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from casync.memory import Event, Memory
 
 __all__ = ["Watchdog"]
 
-_Task: TypeAlias = tuple[float, Sequence[str]]  # since when, and what
+_Task: TypeAlias = tuple[float, Sequence[str]]  # start by time.monotonic(), and names
 
-_LOOKS = 20  # in a time-out
-_LONGEST = 1.0  # seconds from look to look
+_LOOKS = 20  # checks per time-out
+_LONGEST = 1.0  # most seconds between checks
 
 
 class Watchdog:
-    """A thread that calls `fail` once, with the error; what `failure` says is one, too."""
+    """A thread that calls `fail` once, with an error of a time-out or of `failure`."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Watchdog:
         failure: Callable[[], str],
         memory: Memory,
     ) -> None:
-        """memory: of the device whose events it looks at."""
+        """memory: of the device of the events."""
         self._rank, self._timeout = rank, timeout
         self._fail, self._failure, self._memory = fail, failure, memory
         self._call: _Task | None = None
@@ -42,7 +42,7 @@ class Watchdog:
 
     @contextmanager
     def call(self, names: Sequence[str]) -> Iterator[None]:
-        """Calls that may block; those inside of others are watched themselves."""
+        """A context of calls that may block; an inner one is watched instead of the outer."""
         outer, self._call = self._call, (time.monotonic(), names)
         try:
             yield
@@ -50,18 +50,18 @@ class Watchdog:
             self._call = outer
 
     def watch(self, event: Event, names: Sequence[str], data: object) -> None:
-        """A group that was just put on a stream, the event behind it, and what it must keep."""
+        """Watch a group on a stream: `event` follows it, and `data` is kept until then."""
         self._groups.append(((time.monotonic(), names), event, data))
 
     def close(self) -> None:
-        """Wait for all groups, or for one's time-out, then end."""
+        """Wait for all groups, or for a time-out, then end."""
         while not all(event.done() for _, event, _ in list(self._groups)):
             if self._ends.wait(1e-3):
                 break
         self.stop()
 
     def stop(self) -> None:
-        """End."""
+        """End the thread."""
         self._ends.set()
 
     def _run(self) -> None:

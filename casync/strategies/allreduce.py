@@ -49,7 +49,7 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
 
 
 def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
-    """Of codecs with several rounds each sends its share, and takes its share of the encode."""
+    """Stages of an all-reduce; each round takes an equal share of the encode and of the payload."""
     share = 1 / item.rounds
     calls = s.at_once(item.parts, item.gradient) if item.rounds == 1 else item.parts * share
     each = (

@@ -1,8 +1,8 @@
-"""Ways to move bytes between ranks; a module is a transport.
+"""Transports move bytes between ranks; each module is one.
 
-A transport posts operations without blocking and gives handles to wait on. Messages between two
-ranks on one channel arrive in the order in which they were sent; so do receives match them. Posts
-come from one thread, waits from several.
+A transport posts operations without blocking and returns handles to wait on. Messages between two
+ranks on one channel arrive, and match receives, in the order in which they were sent. Posts come
+from one thread, waits from several.
 
 A transport without tags, such as NCCL's, has groups instead: see SlotTransport.
 """
@@ -26,19 +26,19 @@ class Handle(Protocol):
     """An operation under way."""
 
     def wait(self, timeout: float) -> int:
-        """Block until done; received bytes, or -1 where the transport cannot tell.
+        """Block until done; return the received bytes, or -1 if the transport cannot tell.
 
-        Raises PeerTimeout after `timeout` seconds, TransportError when the peer is gone.
+        Raises PeerTimeout after `timeout` seconds, TransportError if the peer is gone.
         """
         ...
 
 
 class Transport(Protocol):
-    """One rank's endpoint."""
+    """The endpoint of one rank."""
 
     @property
     def rank(self) -> int:
-        """This endpoint's rank."""
+        """Rank of this endpoint."""
         ...
 
     @property
@@ -57,15 +57,15 @@ class Transport(Protocol):
     def post_reduce(
         self, data: torch.Tensor, ranks: Sequence[int], op: Operation = "sum"
     ) -> Handle:
-        """Combine over `ranks` in place, bit-identical on each of them; posted in one order by all.
+        """Combine `data` over `ranks` in place, with the same bits on each; all post in one order.
 
-        data: of a maximum, without NaN; whole numbers must not overflow. ranks: ascending; this
-        endpoint's is one of them.
+        data: for a maximum, without NaN; integers must not overflow. ranks: ascending, this
+        endpoint's included.
         """
         ...
 
     def watch(self, peer: int) -> Handle:
-        """A wait that ends with TransportError when the connection to a peer does."""
+        """A handle whose wait ends with TransportError when the connection to the peer ends."""
         ...
 
     def abort(self) -> None:
@@ -79,22 +79,22 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Transfer:
-    """A member of a group."""
+    """A message or a reduce, as a member of a group."""
 
     kind: Literal["send", "recv", "reduce"]
-    ranks: tuple[int, ...]  # the peer, or all that reduce, in ascending order
-    data: torch.Tensor  # flat; overwritten by what is received, or by the sum
+    ranks: tuple[int, ...]  # the peer, or all reducing ranks, ascending
+    data: torch.Tensor  # flat; overwritten by a receive or a reduce
     name: str  # for errors
     op: Operation = "sum"
 
 
 @runtime_checkable
 class SlotTransport(Protocol):
-    """One rank's endpoint of a transport without tags. See [Note: slots] in graph/tasks.py."""
+    """The endpoint of one rank on a transport without tags. See [Note: slots] in graph/tasks.py."""
 
     @property
     def rank(self) -> int:
-        """This endpoint's rank."""
+        """Rank of this endpoint."""
         ...
 
     @property
@@ -103,11 +103,11 @@ class SlotTransport(Protocol):
         ...
 
     def exchange(self, transfers: Sequence[Transfer]) -> Callable[[], bool] | None:
-        """Post a group on the stream that is current, behind what is there.
+        """Post a group on the current stream.
 
-        On a device the host does not wait, and what comes behind it on that stream finds it
-        complete. In host memory it is complete when this returns, or, where a function is
-        returned, when that says so. Raises TransportError and DeadlockError.
+        On a device the host does not wait, and later work of that stream finds the group complete.
+        In host memory the group is complete on return; if a function is returned, when that returns
+        True. Raises TransportError and DeadlockError.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""torch.distributed point to point and all-reduce; gloo on the CPU.
+"""torch.distributed: point-to-point messages and all-reduce; gloo on the CPU.
 
-Use a process group of our own (`DistributedTransport.connect`): gloo closes all connections of a
-group when one of its operations times out, and we count on that: it is how the peers of a failed
-rank learn of it. Gloo cannot tell how long a received message was.
+Use a process group of its own (`DistributedTransport.connect`): gloo closes all connections of a
+group when one of its operations times out, and casync relies on that, as the way by which the peers
+of a failed rank learn of it. Gloo cannot tell the length of a received message.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ __all__ = ["DistributedTransport", "transport_error"]
 Connect: TypeAlias = Callable[[Sequence[int]], dist.ProcessGroup]
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-_TAG = 0x4850  # our tags are apart from those a user might choose in the same group
+_TAG = 0x4850  # unlike the tags that a user might choose in the same group
 _ABORT_TAG = _TAG - 1
 _WATCH_TAG = _TAG - 2
-_OWN_CLOSURE = "Application timeout caused pair closure"  # gloo's words to all other waits here
+_OWN_CLOSURE = "Application timeout caused pair closure"  # gloo's text for a rank's other waits
 
 
 class _WorkHandle:
-    """A torch.distributed work with our errors."""
+    """A work of torch.distributed that raises errors of casync."""
 
     def __init__(self, work: dist.Work, used: object, what: str) -> None:
-        """`used`: lives as long as this, such as the tensor."""
+        """used: an object that must live as long as this, such as the tensor."""
         self._work = work
         self._used = used
         self._what = what
 
     def wait(self, timeout: float) -> int:
-        """See Handle; never knows the received length."""
+        """Implements Handle.wait; never knows the received length."""
         try:
             self._work.wait(timedelta(seconds=timeout))
         except RuntimeError as error:
@@ -49,7 +49,7 @@ class _WorkHandle:
 
 
 def transport_error(error: Exception, what: str, timeout: float = 0.0) -> TransportError:
-    """An error of torch as one of ours, with all that it says. `what`: failed, or timed out."""
+    """An error of torch as a TransportError with the same text. what: the operation that failed."""
     text = str(error)
     if "timed out" in text.lower():
         return PeerTimeout(f"{what} timed out after {timeout:g} s")
@@ -61,8 +61,8 @@ class DistributedTransport:
     """An endpoint on a process group. Peers are ranks inside that group."""
 
     def __init__(self, group: dist.ProcessGroup, connect: Connect) -> None:
-        """`connect`: makes a group of some of this one's ranks, whose members all call it. It is
-        called when these first reduce together, in the order of their reduces."""
+        """connect: makes a group of some of this group's ranks; all of them call it, at their first
+        reduce among themselves, in the order of their reduces."""
         self._group = group
         self._connect = connect
         self._some: dict[Sequence[int], dist.ProcessGroup] = {}  # by ranks
@@ -70,7 +70,7 @@ class DistributedTransport:
 
     @classmethod
     def connect(cls, timeout: float, ranks: list[int] | None = None) -> DistributedTransport:
-        """An endpoint on a new gloo group of our own; every rank of the world must call it."""
+        """An endpoint on a new gloo group; every rank of the world must call this."""
         delay = timedelta(seconds=timeout)
         group = dist.new_group(ranks, delay, backend="gloo")
         if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
@@ -98,7 +98,7 @@ class DistributedTransport:
         return self._group.size()
 
     def post_send(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
-        """See Transport."""
+        """Implements Transport.post_send."""
         what = f"send to rank {peer}"
         try:
             return _WorkHandle(self._group.send([data], peer, _TAG + channel), data, what)
@@ -106,7 +106,7 @@ class DistributedTransport:
             raise transport_error(error, what) from None
 
     def post_recv(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
-        """See Transport."""
+        """Implements Transport.post_recv."""
         what = f"recv from rank {peer}"
         try:
             return _WorkHandle(self._group.recv([data], peer, _TAG + channel), data, what)
@@ -116,7 +116,7 @@ class DistributedTransport:
     def post_reduce(
         self, data: torch.Tensor, ranks: Sequence[int], op: Operation = "sum"
     ) -> Handle:
-        """See Transport."""
+        """Implements Transport.post_reduce."""
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(_OPERATIONS[op])
         what = f"all-reduce with ranks {list(ranks)}"
@@ -125,7 +125,7 @@ class DistributedTransport:
             work = group.allreduce([data], options)
         except RuntimeError as error:
             raise transport_error(error, what) from None
-        # who lets go of a group waits for its reduces, and one of a peer that died has no end
+        # a group's destructor waits for its reduces, and a reduce with a dead peer never ends
         return _WorkHandle(work, (data, group), what)
 
     def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
@@ -136,7 +136,7 @@ class DistributedTransport:
         return self._some[ranks]
 
     def watch(self, peer: int) -> Handle:
-        """See Transport."""
+        """Implements Transport.watch."""
         data, what = torch.zeros(1, dtype=torch.uint8), f"connection to rank {peer}"
         try:
             return _WorkHandle(self._group.recv([data], peer, _WATCH_TAG), data, what)
@@ -144,9 +144,9 @@ class DistributedTransport:
             raise transport_error(error, what) from None
 
     def abort(self) -> None:
-        """Let a receive time out that nobody answers: gloo then closes all of the group's pairs.
+        """Let an unanswered receive time out: gloo then closes all pairs of the group.
 
-        From every peer: one from a peer that is gone fails, and closes nothing.
+        One receive from every peer: a receive from a peer that is gone fails, and closes nothing.
         """
         for group in (self._group, *self._some.values()):
             _break(group)

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process; the test double.
+"""Ranks as threads of one process; a test double.
 
 `Hub(world_size)` joins the endpoints. Sends copy, so they are done at once.
 """
@@ -19,7 +19,7 @@ __all__ = ["Hub", "MemoryTransport"]
 
 
 class Hub:
-    """What the endpoints share: mailboxes and sums, under one condition."""
+    """Mailboxes and sums that the endpoints share, under one condition."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -29,20 +29,20 @@ class Hub:
         self.gone: set[int] = set()
 
     def endpoints(self) -> list[MemoryTransport]:
-        """One transport per rank."""
+        """A transport per rank."""
         return [MemoryTransport(self, rank) for rank in range(self.world_size)]
 
 
 class _Done:
-    """A send: copied when it was posted."""
+    """The handle of a send, which was copied when posted."""
 
     def wait(self, timeout: float) -> int:
-        """See Handle."""
+        """Implements Handle.wait."""
         return -1
 
 
 class _Waiting:
-    """Tries until the hub has what is needed, the peer is gone, or time is up."""
+    """A handle that retries until the hub has the data, the peer is gone, or time is up."""
 
     def __init__(
         self, hub: Hub, rank: int, peers: set[int], attempt: Callable[[], int | None], what: str
@@ -54,7 +54,7 @@ class _Waiting:
         self._what = what
 
     def wait(self, timeout: float) -> int:
-        """See Handle."""
+        """Implements Handle.wait."""
         result: list[int] = []
 
         def ready() -> bool:
@@ -79,7 +79,7 @@ class MemoryTransport:
     def __init__(self, hub: Hub, rank: int) -> None:
         self._hub = hub
         self._rank = rank
-        self._reduces: Counter[Sequence[int]] = Counter()  # so far, by group
+        self._reduces: Counter[Sequence[int]] = Counter()  # number so far, by group
 
     @property
     def rank(self) -> int:
@@ -92,7 +92,7 @@ class MemoryTransport:
         return self._hub.world_size
 
     def post_send(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
-        """See Transport."""
+        """Implements Transport.post_send."""
         with self._hub.changed:
             if self._hub.gone & {peer, self._rank}:
                 raise TransportError(f"send to rank {peer} failed: closed")
@@ -101,7 +101,7 @@ class MemoryTransport:
         return _Done()
 
     def post_recv(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
-        """See Transport."""
+        """Implements Transport.post_recv."""
         with self._hub.changed:  # two threads may ask for a new mailbox: both must get the same
             box = self._hub.mail[peer, self._rank, channel]
 
@@ -118,14 +118,14 @@ class MemoryTransport:
     def post_reduce(
         self, data: torch.Tensor, ranks: Sequence[int], op: Operation = "sum"
     ) -> Handle:
-        """See Transport. The sum runs in rank order."""
+        """Implements Transport.post_reduce; the sum runs in rank order."""
         group = tuple(ranks)
         number = self._reduces[group]
         self._reduces[group] += 1
         with self._hub.changed:
             given = self._hub.sums[group, number]
             given[self._rank] = data.clone()
-            if len(given) == len(group):  # who waits holds it
+            if len(given) == len(group):  # waiting ranks hold a reference
                 del self._hub.sums[group, number]
             self._hub.changed.notify_all()
 
@@ -141,16 +141,16 @@ class MemoryTransport:
         return _Waiting(self._hub, self._rank, set(group), attempt, what)
 
     def watch(self, peer: int) -> Handle:
-        """See Transport."""
+        """Implements Transport.watch."""
         what = f"connection to rank {peer}"
         return _Waiting(self._hub, self._rank, {peer}, lambda: None, what)
 
     def abort(self) -> None:
-        """Leave the hub: this rank's waits and those for this rank fail."""
+        """Leave the hub: this rank's waits, and waits for this rank, fail."""
         with self._hub.changed:
             self._hub.gone.add(self._rank)
             self._hub.changed.notify_all()
 
     def close(self) -> None:
-        """As abort."""
+        """Implements Transport.close: the same as abort."""
         self.abort()

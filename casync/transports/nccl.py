@@ -1,14 +1,15 @@
-"""NCCL: what is on the device moves from device to device. See [Note: slots] in graph/tasks.py.
+"""NCCL: payloads move from device to device. See [Note: slots] in graph/tasks.py.
 
 [Note: order in a slot] A slot is a group of all its messages, then a group of the reduces of each
-set of ranks, in the order of the graph. All ranks post them so on one stream; so no two ranks ever
-wait for each other in different communicators. Messages without bytes are left out on both sides.
+set of ranks, in the order of the graph. All ranks post them in this order on one stream, so no two
+ranks ever wait for each other in different communicators. Messages without bytes are left out on
+both sides.
 
 [Note: time-outs on a device] A call that connects two ranks blocks the host until both are there,
-and a kernel that waits for a peer occupies the device without an end. Only aborting the
-communicator ends either. So a thread looks at the call under way and at an event behind each
-group, the oldest first; after the time-out it aborts, and what is called next raises the error. The
-peers find out at their own time-outs, or from NCCL where that tells of a peer that is gone.
+and a kernel that waits for a peer occupies the device for ever. Only aborting the communicator ends
+either. So a thread polls the current call and an event after each group, the oldest first; after
+the time-out it aborts, and the next call raises the error. The peers learn of it at their own
+time-outs, or from NCCL if that reports a peer that is gone.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from casync.transports import Transfer
 
 __all__ = ["NcclTransport"]
 
-_LOOK = 0.05  # seconds between looks at what ended this endpoint
+_LOOK = 0.05  # seconds between checks for an error
 _PATIENCE = 5.0  # seconds that abort() waits for NCCL
 
 
 class NcclTransport:
-    """An endpoint. Calls of `exchange` come from one thread at a time. See SlotTransport."""
+    """An endpoint. Only one thread at a time calls `exchange`. Implements SlotTransport."""
 
     def __init__(
         self,
@@ -46,12 +47,13 @@ class NcclTransport:
         tell: Callable[[TransportError], None] = lambda error: None,
         stream: Callable[[], int] | None = None,
     ) -> None:
-        """Connects all ranks, which all call it; `connect` is called again for those that reduce
-        among themselves, as they first do.
+        """Connect all ranks, each of which calls this.
 
-        memory: of the device. timeout: seconds that a peer may take. tell: is called with the error
-        that ends this endpoint, unless that is its own abort. stream: the current cudaStream_t.
-        Where a CUDA graph takes down what goes to it, whoever replays that has to watch.
+        `connect` is called again for ranks that reduce among themselves, at their first reduce.
+
+        memory: of the device. timeout: seconds that a peer may take. tell: called with the error
+        that ends this endpoint, unless that is its own abort. stream: returns the current
+        cudaStream_t. If a CUDA graph captures a group, its launcher must watch for time-outs.
         """
         self._rank, self._world_size = rank, world_size
         self._connect, self._tell = connect, tell
@@ -72,7 +74,7 @@ class NcclTransport:
         return self._world_size
 
     def exchange(self, transfers: Sequence[Transfer]) -> None:
-        """See SlotTransport and [Note: order in a slot]."""
+        """Implements SlotTransport.exchange; see [Note: order in a slot]."""
         full = [transfer for transfer in transfers if transfer.data.numel()]
         stream, names = self._stream(), [each.name for each in full]
         messages = [each for each in full if each.kind != "reduce"]
@@ -93,9 +95,9 @@ class NcclTransport:
         self._end(TransportAborted(f"rank {self._rank} closed its communicators"))
 
     def close(self) -> None:
-        """See SlotTransport. What is under way ends first, or at the time-out.
+        """Implements SlotTransport.close. Current groups end first, or at the time-out.
 
-        Ranks that share memory close together: aborting would take it from one that still reads.
+        Ranks that share memory close together: aborting would take it from a rank that still reads.
         """
         self._watchdog.close()
         if self._error is None:
@@ -104,7 +106,7 @@ class NcclTransport:
 
     @contextmanager
     def _blocking(self, names: Sequence[str]) -> Iterator[None]:
-        """Calls of NCCL; an error of theirs, or the one that ended them, as ours."""
+        """Run calls of NCCL; raise TransportError for theirs or that which ended this endpoint."""
         self._check()
         try:
             with self._watchdog.call(names):
@@ -112,7 +114,7 @@ class NcclTransport:
         except TransportError:
             raise
         except Exception as error:
-            self._check()  # it was aborted, and that error says why
+            self._check()  # an abort's own error names the cause
             raise TransportError(f"{', '.join(names)} failed: {error}") from error
         self._check()
 
@@ -127,8 +129,8 @@ class NcclTransport:
         return self._made[ranks]
 
     def _connected(self, ranks: tuple[int, ...]) -> Communicator:
-        """Connect in a thread: NCCL may wait for a rank that is gone, and what it has not made yet
-        cannot be aborted. What comes after the time-out is."""
+        """Connect in a thread: NCCL may wait for a rank that is gone, and an unfinished
+        communicator cannot be aborted. One that is finished after the time-out is aborted then."""
         made = Future[Communicator]()
 
         def run() -> None:
@@ -146,11 +148,11 @@ class NcclTransport:
         return made.result()
 
     def _failure(self) -> str:
-        """The first one of a communicator."""
+        """The first failure of a communicator, or ""."""
         return next(filter(None, (each.failure() for each in list(self._made.values()))), "")
 
     def _fail(self, error: TransportError) -> None:
-        """The watchdog's."""
+        """End by an error of the watchdog."""
         if self._error is None:
             self._end(error)
             self._tell(error)
@@ -162,7 +164,7 @@ class NcclTransport:
             self._all(lambda communicator: communicator.abort())
 
     def _all(self, call: Callable[[Communicator], None]) -> None:
-        """In a thread: NCCL may wait for ranks that are gone."""
+        """Call each communicator in a thread: NCCL may wait for ranks that are gone."""
 
         def run() -> None:
             for communicator in list(self._made.values()):

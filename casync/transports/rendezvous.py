@@ -1,9 +1,9 @@
-"""A transport without tags, in memory: what NCCL asks of a program, for tests and proofs.
+"""A transport without tags, in memory, with NCCL's demands on a program; for tests and proofs.
 
-Ranks are threads of one process. What a rank gives to one call of `exchange` is a group; the call
-returns when every member has met its counterparts. Messages between two ranks meet by their order
-alone, so do reduces over the same ranks, and all sides must give as many bytes. Where all ranks
-wait for each other, each is told what every rank is blocked in.
+Ranks are threads of one process. The transfers of one `exchange` call are a group; the call returns
+when every member has met its counterpart. Messages between two ranks match by their order alone, as
+do reduces over the same ranks, and all sides must give equally many bytes. If all ranks wait for
+each other, each raises an error that lists the block of every rank.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from casync.transports import Transfer
 
 __all__ = ["Endpoint", "Meeting"]
 
-_Key: TypeAlias = tuple[str, tuple[int, ...]]  # what meets, and whose: (source, target) of messages
+_Key: TypeAlias = tuple[str, tuple[int, ...]]  # kind, and ranks: (source, target) of messages
 
 
 @dataclass
 class _Group:
-    """A call of `exchange` under way."""
+    """A call of `exchange` that is not complete."""
 
     rank: int
     transfers: Sequence[Transfer]
-    left: int  # members that have not met theirs
+    left: int  # members without their counterpart
 
 
 class Meeting:
-    """Where all ranks of a world meet. Each uses it from a thread of its own."""
+    """The place where all ranks of a world exchange. Each uses it from a thread of its own."""
 
     def __init__(self, world_size: int, timeout: float = 300.0) -> None:
-        """`timeout`: seconds that a rank waits for one that is neither blocked nor gone."""
+        """timeout: seconds that a rank waits for a rank that is neither blocked nor gone."""
         self.bytes: Counter[tuple[int, int]] = Counter()  # sent so far, by source and target
         self.world_size, self._timeout = world_size, timeout
         self._changed = threading.Condition()
@@ -59,8 +59,8 @@ class Meeting:
                 raise PeerTimeout(f"{self._where(rank)} for {self._timeout:g} s")
 
     def post(self, rank: int, transfers: Sequence[Transfer]) -> Callable[[], bool]:
-        """Post a group; what tells whether it is complete, or raises DeadlockError. Meanwhile the
-        rank posts no other."""
+        """Post a group; return a function that tells if it is complete, or raises DeadlockError.
+        The rank must not post another meanwhile."""
         group = _Group(rank, transfers, len(transfers))
         with self._changed:
             self._blocked[rank] = group
@@ -76,7 +76,7 @@ class Meeting:
         return done
 
     def leave(self, rank: int, why: str = "at its end") -> None:
-        """This rank exchanges nothing more: `why` is told to those who wait for it."""
+        """End the exchanges of this rank; `why` is told to ranks that wait for it."""
         with self._changed:
             self._blocked.pop(rank, None)
             self._gone[rank] = why
@@ -85,7 +85,7 @@ class Meeting:
     def _post(self, transfer: Transfer, group: _Group) -> None:
         key = _key(transfer, group.rank)
         queues, message = self._queues[key], key[0] == "message"
-        # by end for a message, which a rank may send to itself
+        # by end for a message, since a rank may send to itself
         queues[int(transfer.kind == "recv") if message else group.rank].append((transfer, group))
         ends = (0, 1) if message else key[1]
         if all(queues[end] for end in ends):
@@ -109,7 +109,7 @@ class Meeting:
         self._changed.notify_all()
 
     def _tell_deadlock(self) -> None:
-        """If nobody is left who could post anything."""
+        """End with DeadlockError if no rank is left that could post anything."""
         if self._blocked and len(self._blocked) + len(self._gone) == self.world_size:
             where = [self._where(rank) for rank in range(self.world_size)]
             self._end("no rank can go on: " + "; ".join(where))
@@ -127,14 +127,14 @@ class Meeting:
 
 
 class Endpoint:
-    """One rank's. See SlotTransport for its members."""
+    """The endpoint of one rank. Implements SlotTransport."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.rank, self.world_size = rank, meeting.world_size
         self._meeting = meeting
 
     def exchange(self, transfers: Sequence[Transfer]) -> None:
-        """See SlotTransport: complete when this returns."""
+        """Implements SlotTransport.exchange: complete on return."""
         self._meeting.exchange(self.rank, transfers)
 
     def abort(self) -> None:
@@ -152,7 +152,7 @@ def _key(transfer: Transfer, rank: int) -> _Key:
 
 
 def _reduce(transfers: Sequence[Transfer]) -> None:
-    """In rank order, to all."""
+    """Combine in rank order, and copy the result to all."""
     total = transfers[0].data.clone()
     for transfer in transfers[1:]:
         combine = torch.maximum if transfer.op == "max" else torch.add
