@@ -1,8 +1,8 @@
-"""Every exception that compll raises on purpose.
+"""Exceptions that compll raises on purpose.
 
 CompllError
 ├── SpecError        a spec (or its parameters) is wrong; carries all diagnostics at once
-├── PayloadError     bytes that are no payload of this codec
+├── PayloadError     bytes that are not a payload of this codec
 └── UsageError       a call with the wrong array, length or state
 """
 
@@ -21,7 +21,7 @@ class CompllError(Exception):
 
 
 class PayloadError(CompllError, ValueError):
-    """Bytes that are no payload of this codec: of a wrong length, or with an index out of range."""
+    """Bytes that are not a payload of this codec: a wrong length, or an index out of range."""
 
 
 class UsageError(CompllError, ValueError):
@@ -46,7 +46,7 @@ class Span:
 
 @dataclass(frozen=True, order=True)
 class Diagnostic:
-    """A mistake in a spec, and what to do about it."""
+    """A mistake in a spec, and a hint for mending it."""
 
     path: str
     span: Span
@@ -87,14 +87,15 @@ class Problems:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `name` was probably meant to be, or None."""
+    """The entry of `known` that `name` was probably meant to be, or None."""
     names = {n.lower(): n for n in sorted(known, reverse=True)}
     found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     return names[found[0]] if found else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the closest of `known`; when none is close, all, or of many the nearest."""
+    """A hint with the closest entry of `known`; if none is close, all of few entries, or the
+    nearest."""
     names = sorted(known)
     close = closest(name, names)
     if close:
@@ -105,5 +106,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def few_nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The three of `known` that are most alike."""
+    """The three most similar entries of `known`."""
     return difflib.get_close_matches(name.lower(), sorted(known), n=3, cutoff=0.0)

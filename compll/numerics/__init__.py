@@ -1,1 +1,1 @@
-"""The numbers that all backends agree on: rounding, order of sums, draws, elementary functions."""
+"""Numbers that all backends agree on: rounding, order of sums, draws, elementary functions."""

@@ -1,15 +1,16 @@
 """exp, log, log2 and powers, the same to the last bit in every backend.
 
 [Note: elementary functions] A processor's library, NumPy's vector code and a GPU each round these
-functions in their own way, so a payload would differ. Here they are made of float64 additions,
+functions in their own way, so payloads would differ. Here they consist of float64 additions,
 multiplications, one division and exact operations on exponents, in a fixed order, without fused
-multiply-add: all of which IEEE 754 defines to the bit. Errors are below 4 units in the last place
-of float64 (of a power: relative 1e-16 times the exponent), so a float32 result is nearly always the
-rounded true value. The polynomials are those of Taylor and of 2 artanh(s), s = (m - 1) / (m + 1).
+multiply-add: IEEE 754 defines all of these to the bit. Errors are below 4 units in the last place
+of float64 (for a power: relative 1e-16 times the exponent), so a float32 result is nearly always
+the rounded true value. The polynomials are those of Taylor and of 2 artanh(s), s = (m - 1) / (m +
+1).
 
-`functions` builds them from a backend's primitives: where(c, a, b); split(x), the mantissa in
-[0.5, 1) and the exponent, as numbers; power_of_two(k), for -1022 <= k <= 1023; nearest(x), rounded
-to even; floor(x); magnitude(x).
+`functions` builds them from a backend's primitives: where(c, a, b); split(x), the mantissa in [0.5,
+1) and the exponent, as numbers; power_of_two(k), for -1022 <= k <= 1023; nearest(x), rounded to
+even; floor(x); magnitude(x).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Functions(NamedTuple):
 def functions(
     where: Any, split: Any, power_of_two: Any, nearest: Any, floor: Any, magnitude: Any
 ) -> Functions:
-    """The functions over these primitives."""
+    """The functions, built from these primitives."""
 
     def exp_small(r: Any) -> Any:
         """e to the r, for |r| <= 0.35."""
@@ -80,7 +81,7 @@ def functions(
         return (s + s) + (s + s) * z * p, e
 
     def at_the_ends(x: Any, value: Any) -> Any:
-        """A logarithm, also of zero, infinity, NaN and what is negative."""
+        """A logarithm, also of zero, infinity, NaN and negative numbers."""
         value = where(x == INF, INF, value)
         return where(x > 0.0, value, where(x == 0.0, -INF, NAN))
 
@@ -124,7 +125,7 @@ def _split(x: Any) -> tuple[Any, Any]:
 NUMPY = functions(
     np.where, _split, lambda k: np.ldexp(1.0, np.asarray(k, np.int32)), np.rint, np.floor, np.abs
 )
-#: of Python's numbers; exp and log are never asked for a value that these primitives refuse
+#: functions of Python's numbers; no argument of exp or log makes these primitives raise
 PLAIN = functions(
     lambda c, a, b: a if c else b, math.frexp, lambda k: math.ldexp(1.0, int(k)), round, math.floor,
     abs,
@@ -132,7 +133,7 @@ PLAIN = functions(
 
 
 def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of NUMPY for arguments of float32, and of float64 numbers."""
+    """The function of NUMPY for float32 arguments, and for float64 numbers."""
 
     def call(*args: Any) -> Any:
         wide = function(*(np.asarray(a, np.float64) for a in args))

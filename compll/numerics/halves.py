@@ -1,9 +1,9 @@
 """States as NumPy arrays: float32, or 16 bits a value.
 
-[Note: 16-bit states] Everything is computed in float32. A state of 16 bits is converted as it is
-read, which is exact, and rounded to nearest even as it is written. It keeps its value where the
-new one, rounded, would be no finite number. Arrays of float16 are NumPy's; those of bfloat16,
-which NumPy lacks, are uint16 with the same bits.
+[Note: 16-bit states] Everything is computed in float32. A 16-bit state is converted when it is
+read, which is exact, and rounded to nearest even when it is written. It keeps its old value if the
+new one, rounded, is not finite. Arrays of float16 are NumPy's; those of bfloat16, which NumPy
+lacks, are uint16 with the same bits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from compll.numerics.types import F32
 
 
 def read(held: NDArray[Any]) -> F32:
-    """The float32 values of a state; of a float32 state the array itself."""
+    """The float32 values of a state. For a float32 state this is the array itself."""
     if held.dtype == np.uint16:
         return numbers.from_bfloat16(held)
     return held.astype(np.float32, copy=False)
 
 
 def stored(values: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Values as an array of that type keeps them; too large ones are infinite."""
+    """Values as an array of that type stores them; values that are too large become infinite."""
     if dtype == np.uint16:
         return numbers.bfloat16_bits(values)
     with np.errstate(over="ignore"):
@@ -33,7 +33,7 @@ def stored(values: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def keep(held: NDArray[Any], value: Any, before: F32 | None = None) -> None:
-    """Take up a state's new value, but no NaN or infinity: there it is as before."""
+    """Store a state's new value. Elements whose new value is NaN or infinite keep their old one."""
     held[:] = stored(taken_up(held, value, before), held.dtype)
 
 

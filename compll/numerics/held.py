@@ -1,9 +1,9 @@
-"""Numbers that a caller holds: tables, positions and lengths that many calls take as they are.
+"""Numbers that a caller holds: tables, positions and lengths that many calls take unchanged.
 
-[Note: held numbers] A call checks its tables, and a backend on a device copies them there and
-derives from them how its kernels share the work. For an array that `hold` gave both are done once,
-in the first call, and stay for as long as that array lives: nothing else drops them, so a CUDA
-graph may point there while whoever owns it keeps the array.
+[Note: held numbers] A call checks its tables. A backend on a device also copies them there and
+derives from them how its kernels share the work. For an array from `hold` both are done once, in
+the first call, and the results stay as long as that array lives: nothing else drops them, so a CUDA
+graph may point to them while its owner keeps the array.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Held(np.ndarray[Any, np.dtype[np.int64]]):
-    """int64 numbers that do not change. kept: what was made of them, by what it is for."""
+    """int64 numbers that do not change. kept: values derived from them, by purpose."""
 
     kept: dict[Any, Any]
 
@@ -27,7 +27,7 @@ class Held(np.ndarray[Any, np.dtype[np.int64]]):
         self.kept = {}
 
     def part(self, which: int | slice) -> I64:
-        """A row or some of them, held as well."""
+        """A row or some of them, also held."""
         return once(self, ("part", str(which)), lambda: hold(self[which]))
 
 
@@ -46,12 +46,12 @@ def is_held(numbers: object) -> TypeGuard[Held]:
 
 
 def part(numbers: Any, which: int | slice) -> Any:
-    """A row or some of the rows of numbers, held where all are."""
+    """A row or some of the rows of numbers, held if `numbers` are."""
     return numbers.part(which) if is_held(numbers) else numbers[which]
 
 
 def once(numbers: Any, key: object, make: Callable[[], T]) -> T:
-    """Result of `make()`. If `numbers` are held, the first result for `key` is kept and returned
+    """Result of `make()`. For held numbers, the first result for `key` is kept and returned
     again."""
     if not is_held(numbers):
         return make()

@@ -1,16 +1,16 @@
-"""Matrices in NumPy: the numbers every backend must agree on.
+"""Matrices in NumPy: numbers that every backend must agree on.
 
 [Note: order of matrix products] An element of a @ b is the float64 sum, in the order of the inner
-index, of products of float32 values. Such a product is exact in float64, so it makes no difference
-whether a machine fuses it with the addition. The sum is rounded to float32 once. Where the inner
-dimension is short whatever n is (matrices.short), as for factors of low rank, there is no
-precision to lose: products and sums are float32, each rounded, in the same order. In float64 such a
+index, of products of float32 values. These products are exact in float64, so it makes no difference
+whether a machine fuses them with the addition. The sum is rounded to float32 once. If the inner
+dimension is short for every n (matrices.short), as for factors of low rank, no precision is lost
+with float32: products and sums are float32, each rounded, in the same order. In float64 such a
 product would take longer than its elements take in memory, and far longer on most GPUs.
 
 [Note: orthonormal] Gram-Schmidt in float64, column after column, each made orthogonal to those
 before it twice (Giraud et al. 2005: twice is enough). Dot products run over 128 lanes, padded with
-zeros and folded in halves, as in [Note: order of sums]. A column of which less than TINY of its
-length is left depends on those before it: float32 has no digits for the rest.
+zeros and folded in halves, as in [Note: order of sums]. If less than TINY of a column's length is
+left, the column depends on those before it: float32 has no digits for the rest.
 
 [Note: hadamard] Runs of `block` elements, then of ever smaller powers of two. In a run of m the
 distance h is 1, 2, 4 ... m / 2; elements h apart become their sum and their difference, in float32.
@@ -29,7 +29,7 @@ from compll.numerics import halves, numbers
 from compll.numerics.types import F32, F64, I32
 
 TINY = 1e-6
-#: the draw's number in [Note: random draws]; those of a spec count from 0, samples are -1
+#: number of the draw in [Note: random draws]; a spec's draws count from 0, samples are -1
 DRAW = -2
 
 
@@ -44,7 +44,7 @@ def product(a: F32, b: F32, short: bool) -> F32:
 
 
 def orthonormal(a: F32, spare: F32) -> F32:
-    """Orthonormal columns that span those of a, or of spare; see [Note: orthonormal]."""
+    """Orthonormal columns that span those of a, or else of spare; see [Note: orthonormal]."""
     rows, cols = a.shape
     padded = -(-rows // numbers.LANES) * numbers.LANES
     basis = np.zeros((cols, padded))
@@ -58,7 +58,8 @@ def orthonormal(a: F32, spare: F32) -> F32:
 
 
 def _direction(basis: F64, c: int) -> bool:
-    """Make row c orthogonal to those before it, of length one; False where none is left."""
+    """Make row c orthogonal to the rows before it, and of length one; False if nothing is left of
+    it."""
     v = basis[c]
     before = math.sqrt(_dot(v, v))
     for _ in range(2):
@@ -76,7 +77,7 @@ def _dot(a: F64, b: F64) -> float:
 
 
 def runs(n: int, block: int) -> list[tuple[int, int]]:
-    """Starts of a tensor's runs of one length, and that length, a power of two."""
+    """Start and length of a tensor's runs of one length; the length is a power of two."""
     found, at, size = [], 0, block
     while at < n:
         if n - at >= size:
@@ -109,9 +110,9 @@ def row_extreme(m: F32, largest: bool) -> F32:
 
 
 def top_columns(m: F32, k: int) -> I32:
-    """[rows, k]: positions of the largest elements of each row, ascending, then -1.
+    """[rows, k]: positions of the k largest elements of each row, ascending, then -1.
 
-    Of equal ones the first come.
+    Of equal elements the first win.
     """
     keys = numbers.order_key(np.ascontiguousarray(m).reshape(-1)).reshape(m.shape)
     found = np.sort(np.argsort(-keys.astype(np.int64), axis=1, kind="stable")[:, :k], axis=1)
@@ -121,7 +122,8 @@ def top_columns(m: F32, k: int) -> I32:
 
 
 def take_columns(m: F32, at: I32) -> F32:
-    """The elements at positions of each row, or of all; zeros where there is no such column."""
+    """Elements at positions of each row, or at the same positions of all rows; zeros beyond the
+    columns."""
     inside = (at >= 0) & (at < m.shape[1])
     clipped = np.broadcast_to(np.where(inside, at, 0), (m.shape[0], at.shape[1]))
     found: F32 = np.where(inside, np.take_along_axis(m, clipped, 1), np.float32(0))
@@ -129,13 +131,14 @@ def take_columns(m: F32, at: I32) -> F32:
 
 
 def flat_places(at: I32, cols: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Places of row positions in a matrix of so many columns, and a mask of those that exist."""
+    """Places of row positions in a matrix with `cols` columns, and a mask of positions that
+    exist."""
     rows = np.arange(len(at), dtype=np.int64)[:, None]
     return rows * cols + at, (at >= 0) & (at < cols)
 
 
 def place_columns(at: I32, x: F32, cols: int) -> F32:
-    """x at positions of each row, zeros elsewhere; of several at one, the last."""
+    """x at positions of each row, zeros elsewhere. If positions repeat, the last wins."""
     out = np.zeros((len(at), cols), np.float32)
     places, inside = flat_places(at, cols)
     for j in range(at.shape[1]):
@@ -144,13 +147,13 @@ def place_columns(at: I32, x: F32, cols: int) -> F32:
 
 
 def random_matrix(step: int, tensor: int, rows: int, cols: int) -> F32:
-    """Uniform in [-1, 1); without a seed, so that it is the same on every rank."""
+    """Uniform in [-1, 1). Without a seed, so that it is the same on every rank."""
     u = numbers.uniform(0, step, tensor, DRAW, 0, rows * cols)
     return (np.float32(2) * u - np.float32(1)).reshape(rows, cols)
 
 
 def padded(x: Any, rows: int, cols: int) -> F32:
-    """x row by row, with zeros at the end; a view where none are missing."""
+    """x row by row, padded with zeros; a view if it needs no padding."""
     if len(x) == rows * cols:
         return np.asarray(x, np.float32).reshape(rows, cols)
     out = np.zeros(rows * cols, np.float32)
@@ -159,12 +162,12 @@ def padded(x: Any, rows: int, cols: int) -> F32:
 
 
 def fed(x: F32, scale: np.float32, residual: NDArray[Any], decay: float = 1.0) -> F32:
-    """The input of feedback."""
+    """The input of feedback: scaled x plus the residual, which decays."""
     return x * scale + halves.read(residual) * np.float32(decay)
 
 
 def left(held: NDArray[Any], g: F32, out: F32) -> None:
-    """The new residual."""
+    """Store the new residual: g minus out."""
     halves.keep(held, g - out)
 
 

@@ -1,27 +1,27 @@
-"""The numbers every backend must agree on, in NumPy: rounding, order of sums, random draws.
+"""Numbers that every backend must agree on, in NumPy: rounding, order of sums, random draws.
 
 [Note: order of sums] float addition is not associative, so the order is part of the language. A
 tile (TILE elements, or a group) is padded with zeros; lane l of LANES sums elements l, l + LANES,
 ... in order; lanes are folded in halves (lane i += lane i + LANES/2, and so on). The tiles' sums
-are added the same way in float64. Vector units and warps compute exactly this without any
-reassociation licence, so payloads are equal bit for bit on every backend. Sums by index (`mean_by`)
-have MEAN_LANES lanes per index, in float64: lane l sums the elements of tiles l, l + MEAN_LANES,
-and so on (of MEAN_TILE elements) in order, and lanes are folded in halves.
+are added the same way in float64. Vector units and warps compute exactly this without permission to
+reassociate, so payloads are equal bit for bit on every backend. Sums by index (`mean_by`) have
+MEAN_LANES lanes per index, in float64: lane l sums the elements of tiles l, l + MEAN_LANES, and so
+on (of MEAN_TILE elements) in order, and lanes are folded in halves.
 
-[Note: sums by index] `sum_by` adds whole numbers, for which the order makes no difference, so that
-many threads may add at once. A row's elements are multiplied by the largest power of two that keeps
-each below 2**(62 - b), b the bits of their number, so that no sum leaves 64 bits; then rounded to
-nearest even and added up. The sums are float64, divided by that power, and float32. Of a million
-elements, what is lost of each is below 2**-42 of the largest. Where one is not finite, all sums are
-NaN.
+[Note: sums by index] `sum_by` adds integers, for which the order makes no difference, so that many
+threads may add at once. A row's elements are multiplied by the largest power of two that keeps each
+below 2**(62 - b), b the bits of their number, so that no sum leaves 64 bits; then they are rounded
+to nearest even and added up. The sums are float64, divided by that power, and float32. For a
+million elements, rounding loses less than 2**-42 of the largest from each. If one is not finite,
+all sums are NaN.
 
-[Note: random draws] uniform(seed, step, tensor, draw, element) hashes a counter: two 32-bit keys
-are made from (seed, step, tensor, draw, high) by SplitMix64, with the upper half of the number of
-the tile's first element as high. Each element's low 32 bits,
-spread by a Weyl multiplication, are mixed with them by two rounds of xor-shift and multiply. The
-upper 23 bits of the result, divided by 2**23, are the draw. (Without the Weyl step, neighbours at
-power-of-two distances are correlated: 64 x 64 chi-square tests of 2**22 pairs fail by 10 to 300
-standard deviations for lowbias32 on a plain counter, and pass with it.)
+[Note: random draws] uniform(seed, step, tensor, draw, element) hashes a counter: SplitMix64 makes
+two 32-bit keys from (seed, step, tensor, draw, high), where high is the upper half of the number of
+the tile's first element. Each element's low 32 bits, spread by a Weyl multiplication, are mixed
+with the keys by two rounds of xor-shift and multiply. The upper 23 bits of the result, divided by
+2**23, are the draw. (Without the Weyl step, neighbours at power-of-two distances are correlated: 64
+x 64 chi-square tests of 2**22 pairs fail by 10 to 300 standard deviations for lowbias32 on a plain
+counter, and pass with it.)
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def stream(seed: int, step: int, tensor: int, draw: int, high: int) -> tuple[int
 
 
 def hashed(element: NDArray[np.uint32], k0: np.uint32, k1: np.uint32) -> NDArray[np.uint32]:
-    """32 hashed bits per element, the upper ones well mixed."""
+    """32 hashed bits per element; the upper ones are well mixed."""
     x = element * np.uint32(0x9E3779B9) + k0
     x = (x ^ (x >> np.uint32(15))) * np.uint32(0x7FEB352D)
     x = x ^ (x >> np.uint32(13)) ^ k1
@@ -126,7 +126,7 @@ def from_key(key: NDArray[np.int32]) -> F32:
 
 
 def bfloat16_bits(x: F32) -> NDArray[np.uint16]:
-    """bfloat16 bits, nearest even; NaN stays NaN."""
+    """bfloat16 bits, rounded to nearest even; NaN stays NaN."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return (np.where(np.isnan(x), bits | np.uint32(0x400000), rounded) >> np.uint32(16)).astype(
@@ -140,7 +140,7 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> F32:
 
 
 def bfloat16_up(x: F32) -> F32:
-    """Rounded to bfloat16, away from zero."""
+    """x rounded to bfloat16, away from zero."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     up = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
     return np.where(np.isfinite(x), up.view(np.float32), x).astype(np.float32)
@@ -165,12 +165,12 @@ def float_bits(x: Any) -> NDArray[np.int32]:
 
 
 def from_float_bits(bits: Any) -> F32:
-    """The float32 values of bits: of whole numbers the lower 32."""
+    """The float32 values of bits: the lower 32 bits of integers."""
     return np.asarray(bits).astype(np.int32).view(np.float32)
 
 
 def exponent(x: Any) -> NDArray[np.int32]:
-    """The exponent in the bits of float32 values: floor(log2(abs(x))) of a normal number."""
+    """The exponent in the bits of float32 values: floor(log2(abs(x))) for a normal number."""
     bits = np.asarray(x, np.float32).view(np.int32)
     return (bits >> np.int32(23) & np.int32(255)) - np.int32(127)
 
@@ -182,11 +182,11 @@ def exp2(i: Any) -> F32:
 
 
 def mean_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
-    """Mean of the x of each index (clipped to the table), in the order of [Note: order of sums]."""
+    """Mean of x for each index (clipped to the table), in the order of [Note: order of sums]."""
     place = np.clip(index, 0, size - 1)
     count = np.bincount(place, minlength=size)
     tiles = -(-len(x) // MEAN_TILE)
-    lanes = min(MEAN_LANES, 1 << (tiles - 1).bit_length())  # those without elements hold zeros
+    lanes = min(MEAN_LANES, 1 << (tiles - 1).bit_length())  # lanes without elements hold zeros
     lane = np.arange(len(x)) // MEAN_TILE % lanes
     sums = np.bincount(lane * size + place, x.astype(np.float64), lanes * size)
     means = fold(sums.reshape(lanes, size).T) / np.maximum(count, 1)
@@ -194,7 +194,8 @@ def mean_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
 
 
 def sum_units(x: F32) -> tuple[float, float]:
-    """Factors of elements before they are added up, and of sums after it; NaN for none.
+    """Factors for elements before they are added up, and for sums after it; NaN if an element is
+    not finite.
 
     See [Note: sums by index].
     """
@@ -206,7 +207,7 @@ def sum_units(x: F32) -> tuple[float, float]:
 
 
 def sum_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
-    """Sums of the x of each index (clipped to the row); see [Note: sums by index]."""
+    """Sums of x for each index (clipped to the row); see [Note: sums by index]."""
     up, down = sum_units(x)
     if math.isnan(up):
         return np.full(size, np.nan, np.float32)
@@ -229,7 +230,7 @@ def encode_gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def decode_gaps(data: NDArray[np.uint8], count: int) -> NDArray[np.int64] | None:
-    """Inverse of encode_gaps; None when the bytes are not `count` gaps, each as short as can be."""
+    """Inverse of encode_gaps; None if the bytes are not `count` gaps, each as short as possible."""
     positions, before, gap, shift = [], -1, 0, 0
     for byte in data.tolist():
         gap |= (byte & 127) << shift

@@ -1,11 +1,11 @@
-"""Quantiles of distributions on numbers of the whole tensor, in plain float64 arithmetic.
+"""Quantiles of distributions for numbers of the whole tensor, in plain float64 arithmetic.
 
-[Note: gamma quantiles] They take exp and log of elementary.py; the rest is additions,
+[Note: gamma quantiles] They use exp and log of elementary.py; the rest is additions,
 multiplications, divisions and square roots in a fixed order, without fused multiply-add, so that
 every backend gives the same bits. `gamma` builds them from a backend's primitives: those of
-elementary.py, and root(x); choose(c, then, otherwise), of two functions the one that is wanted;
-repeat(times, state, step), where step(k, *state) gives the state after it and whether it is the
-last, for k = 1, 2, ... as a number.
+elementary.py, and root(x); choose(c, then, otherwise), which calls one of two functions;
+repeat(times, state, step), where step(k, *state) returns the next state and true for the last one,
+for k = 1, 2, ... as a number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gamma(NamedTuple):
 def gamma(
     where: Any, magnitude: Any, root: Any, exp: Any, log: Any, choose: Any, repeat: Any
 ) -> Gamma:
-    """The functions over these primitives."""
+    """The functions, built from these primitives."""
 
     def log_gamma(x: Any) -> Any:
         """The logarithm of the gamma function of x > 0: Stirling's series from 12 on."""
@@ -93,9 +93,8 @@ def gamma(
         return repeat(499, (b, 1e300, 1.0 / b, 1.0 / b), step)[3]
 
     def newton(shape: Any, p: Any) -> Any:
-        """On the logarithms of the nearer tail and of the variable, where the answer lies also for
-        shapes far below 1; a step that leaves the interval known becomes a halving.
-        """
+        """Newton's method on the logarithms of the nearer tail and of the variable, which works
+        also for shapes far below 1. A step that leaves the known interval becomes a halving."""
         log_of_gamma, first = log_gamma(shape), log(shape)
 
         def step(_: Any, y: Any, low: Any, high: Any) -> Any:
@@ -135,7 +134,7 @@ def _repeat(times: int, state: tuple[float, ...], step: Callable[..., Any]) -> t
     return state
 
 
-#: of Python's numbers
+#: quantiles for Python's numbers
 PLAIN = gamma(
     lambda c, a, b: a if c else b, abs, math.sqrt, elementary.PLAIN.exp, elementary.PLAIN.log,
     lambda c, then, otherwise: then() if c else otherwise(), _repeat,

@@ -1,4 +1,4 @@
-"""Draws that all ranks agree on: made without the seed, from step, tensor and place alone."""
+"""Draws that all ranks agree on: they depend on step, tensor and place alone, not on the seed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from compll.numerics.types import F32
 
 #: numbers of draws in [Note: random draws]; samples are -1, random matrices -2
 DRAWN = -3
-#: of the draws of elements: this, and below
+#: number of the first draw of elements; further ones count down
 ELEMENTS = -16
 
 
 @lru_cache(maxsize=4)
 def positions(step: int, tensor: int, offset: int, n: int, count: int) -> NDArray[np.int64]:
-    """`count` of n positions, ascending, each position with the same chance, count / n.
+    """`count` of n positions, ascending; each position has the same chance, count / n.
 
-    One is drawn from each of `count` equal stretches of a circle of n, which begins anywhere: so
-    that is exact where stretches differ by one, too. n and count: up to 2**32. Read-only, since a
-    step asks more than once.
+    One is drawn from each of `count` equal stretches of a circle of n with a random start, so that
+    chances are equal even if lengths of stretches differ by one. n and count: up to 2**32.
+    Read-only, since a step asks more than once.
     """
     if count == 0:
         return np.zeros(0, np.int64)

@@ -1,12 +1,12 @@
 """Singular values and vectors, and choosing among them: the same code for all array backends.
 
-[Note: singular vectors] They come from LAPACK (gesdd, float64) through NumPy, rounded to float32.
-Of a matrix m at least TALL times as long as wide, the right ones are the eigenvectors of its Gram
-matrix (syevd), for a fraction of the time; the products of m with them have the singular values as
-lengths. Times the right vectors these products add up to m, however accurate the vectors are. But
-values below 1e-8 of the largest, and their left vectors, have no true digits then.
-The last bits depend on the machine and the library. That does not matter to other ranks, which
-decode what they receive. A matrix that is not finite has NaN for all of them.
+[Note: singular vectors] LAPACK (gesdd, float64) computes them through NumPy; they are rounded to
+float32. If a matrix m is at least TALL times as long as wide, the right vectors are the
+eigenvectors of its Gram matrix (syevd), in a fraction of the time, and the singular values are the
+lengths of the products of m with them. Times the right vectors these products add up to m, however
+accurate the vectors are. But values below 1e-8 of the largest, and their left vectors, have no true
+digits then. The last bits depend on the machine and the library. That does not matter to other
+ranks, which decode what they receive. A matrix that is not finite has only NaN.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from compll.numerics.types import F32
 
 F64 = NDArray[np.float64]
-#: rows for each column from which the Gram matrix is used
+#: rows per column from which the Gram matrix is used
 TALL = 8
-#: elements that are taken to float64 at a time
+#: elements that are converted to float64 at a time
 BLOCK = 1 << 16
 
 
@@ -65,7 +65,7 @@ def _decomposed(m: F32) -> tuple[NDArray[Any], F64, NDArray[Any]]:
 
 
 def _blocks(m: F32) -> Iterator[slice]:
-    """Rows that fit into a cache as float64."""
+    """Slices of rows that fit into a cache as float64."""
     step = max(1, BLOCK // m.shape[1])
     return (slice(i, i + step) for i in range(0, m.shape[0], step))
 
@@ -90,10 +90,10 @@ def _products(m: F32, v: F64) -> tuple[F32, F64]:
 
 
 def chosen(p: F32, u: float, k: int) -> NDArray[np.int32]:
-    """At most k positions, ascending, then -1: position i with chance p[i].
+    """At most k positions, ascending, then -1: position i has chance p[i].
 
-    Systematic sampling: of the line on which the chances lie one after another, those at u, u + 1,
-    ... (u in [0, 1)). NaN has no chance.
+    Systematic sampling: the chances lie on a line, one after another, and those at u, u + 1, ... (u
+    in [0, 1)) are chosen. NaN has no chance.
     """
     chances = np.clip(np.where(np.isnan(p), 0, p).astype(np.float64), 0, 1)
     steps = np.ceil(np.concatenate([[0.0], np.cumsum(chances)]) - u)

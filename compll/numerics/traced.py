@@ -1,6 +1,6 @@
 """Numbers of programs that are being printed: a backend's instructions with Python's operators.
 
-So printers make exp, log, powers and gamma quantiles of the lines that define them.
+Printers use them to turn the Python code of exp, log, powers and gamma quantiles into instructions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def _turned(op: str) -> Any:
 
 
 class Number:
-    """A float64 or a truth. emit: of an instruction's name, Numbers and constants, a value."""
+    """A float64 or a truth. emit(op, *args): the value of an instruction, from its name, Numbers
+    and constants."""
 
     def __init__(self, emit: Callable[..., Any], value: Any) -> None:
         self.emit, self.value = emit, value
@@ -43,7 +44,7 @@ class Number:
 
 
 class Primitives(ABC):
-    """Operations that elementary.py and quantiles.py are made of, as a printer has them."""
+    """A printer's versions of the operations in elementary.py and quantiles.py."""
 
     @abstractmethod
     def emit(self, op: str, *args: Any) -> Any:
@@ -70,7 +71,7 @@ class Primitives(ABC):
         return Number(self.emit, value)
 
     def row(self, op: str) -> Callable[..., Number]:
-        """A function that is an instruction."""
+        """A function that emits an instruction."""
         return lambda *args: self.number(self.emit(op, *args))
 
     def elementary(self) -> Functions:

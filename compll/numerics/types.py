@@ -1,4 +1,4 @@
-"""NumPy arrays by the type of their elements."""
+"""Types of NumPy arrays, by their elements."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ from compll.numerics.types import I64, U8
 from compll.runtime.arrays import INTS, fault, taken, taken_table
 from compll.runtime.batches import LENGTH, START, STATE, TENSOR, Incoming, State
 
-#: the largest number of an element where elements are known by their numbers, which are int32
+#: the largest index of an element in specs that use indices, which are int32
 LARGEST = 2**31 - 1
 SEARCHES = ("sample", "kth_largest", "quantiles", "mean_by")
 
 
 def furthest(starts: I64, lengths: I64) -> int:
-    """The largest of the ends start + length: of whole numbers, since an int64 would wrap."""
+    """The largest end, start + length, computed with Python's integers: an int64 would wrap."""
     return int(max(map(operator.add, starts.tolist(), lengths.tolist())))
 
 
@@ -39,9 +39,9 @@ def _searches(module: Module) -> bool:
 
 
 class Arguments:
-    """The checks of one module with its parameters; they raise UsageError or PayloadError.
+    """Checks of arguments for one module and its parameters; they raise UsageError or PayloadError.
 
-    host: whether payloads and states are in the host's memory, as tables always are.
+    host: payloads and states are in host memory, as tables always are.
     """
 
     def __init__(self, module: Module, params: Mapping[str, Number], *, host: bool) -> None:
@@ -82,7 +82,7 @@ class Arguments:
         return self._whole("seed", seed) & (2**64 - 1)
 
     def step(self, step: int) -> int:
-        """The step, on which all draws depend: an int64."""
+        """The step, which all draws depend on: an int64."""
         step = self._whole("step", step)
         if not -(2**63) <= step < 2**63:
             raise UsageError(f"{self.name}: step {step} is no int64")
@@ -101,7 +101,7 @@ class Arguments:
         return count
 
     def shape(self, shape: Shape) -> Shape:
-        """A tensor's shape: whole numbers of Python, none negative."""
+        """A tensor's shape: Python integers, none negative."""
         try:
             sizes = tuple(map(operator.index, shape))
         except TypeError:
@@ -120,9 +120,10 @@ class Arguments:
             raise UsageError(message) from None
 
     def table(self, table: I64, at: I64, length: int, name: str) -> tuple[I64, I64]:
-        """A batch's table and positions, whose pieces lie in the array `name` of `length` elements.
+        """Check a batch's table and positions; pieces are parts of the array `name` of `length`
+        elements.
 
-        They come back as kernels take them.
+        Returns both in the form that kernels take.
         """
         if not is_held(table) or self.host:
             wanted = np.asarray(table) if is_held(table) else table
@@ -156,14 +157,15 @@ class Arguments:
         return at
 
     def numbers(self, numbers: I64, what: str, ndim: int = 1) -> I64:
-        """The int64 argument `what`, as kernels take it."""
+        """The int64 argument `what`, in the form that kernels take."""
         if is_held(numbers) and not self.host:
             return numbers
         wanted = np.asarray(numbers) if is_held(numbers) else numbers
         return once(numbers, "host", lambda: cast(I64, taken(wanted, self.name, what, INTS, ndim)))
 
     def capacity(self, table: I64, capacity: I64, state: State | None) -> I64:
-        """The elements that each filter may keep of each piece, for so many bytes [m]."""
+        """Elements that each filter may keep of each piece, int64 [m]; capacity: bytes per payload
+        [m]."""
         if not cuts(self.module) or state is None:
             raise UsageError(
                 f"{self.name}: a capacity needs a selection by filter, and a state for what is cut"
@@ -190,7 +192,7 @@ class Arguments:
         return self._most[key]
 
     def room(self, table: I64, at: I64, have: int, capacity: I64 | None = None) -> None:
-        """The room for the pieces' payloads in an array of `have` bytes."""
+        """Check that an array of `have` bytes has room for the pieces' payloads."""
         need = once_with(at, "room", (table, capacity), lambda: self._need(table, at, capacity))
         if need > have:
             raise UsageError(f"{self.name}: the payloads need {need} bytes, out has {have}")
@@ -202,14 +204,14 @@ class Arguments:
         return max(map(operator.add, at.tolist(), sizes), default=0)
 
     def incoming(self, incoming: Incoming, table: I64) -> Incoming:
-        """Payloads that come in, of the pieces of a table."""
+        """Incoming payloads of a table's pieces."""
         payload, at, used = incoming
         at = self._positions(at, table)
         self.lengths(payload, table, at, used)
         return Incoming(payload, at, used)
 
     def lengths(self, payload: U8, table: I64, at: I64, used: Any) -> None:
-        """Starts of the pieces' payloads, and the bytes of each."""
+        """Check starts of the pieces' payloads, and the bytes of each."""
         if not isinstance(used, np.ndarray):
             self._lengths_there(payload, table, at, used)
             return
@@ -219,14 +221,14 @@ class Arguments:
         once_with(used, "fixed", (table,), lambda: self._sizes(table, used))
 
     def _ends(self, table: I64, at: I64, used: I64) -> int | None:
-        """The largest end of the payloads, in bytes; None if the lengths are negative or too few or
-        many."""
+        """The largest end of the payloads, in bytes; None for a wrong number of lengths, or
+        negative ones."""
         if len(used) != len(at) or (len(at) and int(used.min()) < 0):
             return None
         return furthest(at, used) if len(at) else 0
 
     def _sizes(self, table: I64, used: I64) -> None:
-        """Payloads of fixed length have it."""
+        """Check lengths of payloads of fixed length."""
         for row, size in zip(table, used, strict=True) if self.fixed else ():
             if size != self.payload_bytes(int(row[LENGTH])):
                 raise PayloadError(
@@ -235,8 +237,8 @@ class Arguments:
                 )
 
     def _lengths_there(self, payload: U8, table: I64, at: I64, used: Any) -> None:
-        """For bytes used that stand in device memory: kernels look at those, but not at where the
-        array of payloads ends, so that it has room for the most there may be."""
+        """Check bytes used that are in device memory. Kernels compare them with headers, but not
+        with the end of the payloads' array, so it must have room for the longest payloads."""
         if str(used.dtype) != "int64" or len(used) != len(at):
             raise UsageError(
                 f"{self.name}: used in device memory is an int64 vector of {len(at)} elements, "
@@ -250,7 +252,7 @@ class Arguments:
             )
 
     def state(self, state: State | None, table: I64) -> None:
-        """The states, from init_state(n), of all pieces of a batch."""
+        """Check the states, from init_state(n), of all pieces of a batch."""
         if state is None or len(table) == 0:
             return
         if not isinstance(cast(object, state), Mapping):
@@ -271,7 +273,7 @@ class Arguments:
                 )
 
     def _held(self, item: Field, held: Any, dtype: np.dtype[Any]) -> None:
-        """The array of a state."""
+        """Check the array of a state."""
         if self.host:
             wrong = fault(held, dtype, write=True)
         else:
@@ -284,7 +286,7 @@ class Arguments:
             )
 
     def rounds(self, payloads: Before, count: int, x: int, table: I64) -> None:
-        """Payloads of the first `count` rounds, of pieces in x elements."""
+        """Check payloads of the first `count` rounds, of pieces in x elements."""
         if not 1 <= len(payloads) == count <= len(self.all_rounds):
             raise UsageError(
                 f"{self.name}: round {count - 1} of {len(self.all_rounds)} with "

@@ -1,4 +1,4 @@
-"""The memory of a codec's arrays: NumPy's, or a device's."""
+"""Memory of a codec's arrays: NumPy's, or a device's."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ FLOATS, INTS, BYTES = (np.dtype(kind) for kind in (np.float32, np.int64, np.uint
 class Arrays(Protocol):
     """Makes and checks the arrays of one kind of memory."""
 
-    #: whether reading a value waits for nothing
+    #: true for memory that the host reads without waiting
     host: bool
 
     def vector(self, x: Any, name: str, *, write: bool = False) -> Any:
-        """x as a flat view, which is written to if `write`. Raises UsageError where x does not do.
+        """x as a flat view; kernels write to it if `write` is set. Raises UsageError if x does not
+        fit.
 
         Without `write` it may be read-only.
         """
@@ -32,19 +33,19 @@ class Arrays(Protocol):
         """A payload as a flat uint8 array. Raises PayloadError."""
 
     def raw(self, x: Any, name: str) -> Any:
-        """A caller's array of any other kind, as kernels take it. Raises UsageError."""
+        """A caller's array of any other kind, in the form that kernels take. Raises UsageError."""
 
     def view(self, x: Any, name: str) -> Any:
-        """x as the other methods take it at once. Raises UsageError."""
+        """x in a form that the other methods accept without checks. Raises UsageError."""
 
     def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> Any:
         """The argument `what`, payloads of a batch, as kernels take it. Raises UsageError."""
 
     def stream(self) -> AbstractContextManager[Any]:
-        """Within it, what is launched comes after what the caller has launched."""
+        """A context in which launches come after the caller's launches."""
 
     def overlap(self, one: Any, other: Any) -> bool:
-        """True if two vectors have memory in common."""
+        """True if two vectors share memory."""
 
     def empty(self, count: int, dtype: str) -> Any:
         """An array with any content."""
@@ -54,7 +55,7 @@ class Arrays(Protocol):
 
 
 class HasArrays(Protocol):
-    """A kind of memory with arrays."""
+    """An object with arrays in one kind of memory."""
 
     arrays: Any
 
@@ -66,7 +67,7 @@ Method = Callable[Concatenate[O, P], R]
 
 
 def on_stream(method: Method[O, P, R]) -> Method[O, P, R]:
-    """The method of an object with `arrays`, within their stream."""
+    """The method of an object with `arrays`, run in the context of their stream."""
 
     @wraps(method)
     def within(self: O, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -77,7 +78,7 @@ def on_stream(method: Method[O, P, R]) -> Method[O, P, R]:
 
 
 class _Unlocked:
-    """The memory of an array, without its flag."""
+    """The memory of a read-only array, without its flag."""
 
     def __init__(self, x: NDArray[Any]) -> None:
         self.owner = x
@@ -85,13 +86,13 @@ class _Unlocked:
 
 
 def _open(x: NDArray[Any]) -> NDArray[Any]:
-    """x for kernels, whose signatures know writable arrays alone; this one is only read."""
+    """x for kernels, whose signatures have writable arrays only; they do not write to this one."""
     return x if x.flags.writeable else np.asarray(_Unlocked(x))
 
 
 def fault(x: Any, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False) -> str:
-    """The reason why kernels cannot take x as it is, or ""; they look at memory alone."""
-    # one look at the flags for what is nearly always there: encoding few elements takes 10 us
+    """The reason why kernels cannot take x unchanged, or ""."""
+    # a quick check of the usual case: encoding a few elements takes only 10 us
     if type(x) is np.ndarray and x.dtype == dtype and x.ndim == ndim and x.flags.carray:
         return ""
     if not isinstance(x, np.ndarray):
@@ -110,14 +111,14 @@ def fault(x: Any, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False) -
 def taken(
     x: Any, name: str, what: str, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False
 ) -> Any:
-    """The argument `what`, a vector in the host's memory, as kernels take it. Raises UsageError."""
+    """The argument `what`, a vector in host memory, as kernels take it. Raises UsageError."""
     if wrong := fault(x, dtype, ndim, write=write):
         raise UsageError(f"{name}: {what} is a contiguous {dtype} vector, not {wrong}")
     return _open(x)
 
 
 def taken_table(x: Any, name: str) -> I64:
-    """A batch's table as kernels take it. Raises UsageError."""
+    """A batch's table in the form that kernels take. Raises UsageError."""
     wrong = fault(x, INTS, 2)
     if wrong or x.shape[1] != 5:
         wrong = wrong or f"{x.dtype} {x.shape}"
@@ -126,7 +127,7 @@ def taken_table(x: Any, name: str) -> I64:
 
 
 def _made_of(x: Any) -> str:
-    """Advice for making a contiguous float32 array of x."""
+    """A hint for making a contiguous float32 array of x."""
     if isinstance(x, np.ndarray):
         if x.dtype == FLOATS:
             return "; np.ascontiguousarray(x) makes one"
@@ -149,7 +150,7 @@ class HostArrays:
         return _open(x.reshape(-1))
 
     def raw(self, x: Any, name: str) -> Any:
-        """x itself: kernels and their arguments' checks look at it."""
+        """x itself: kernels and checks of their arguments look at it."""
         return x
 
     view = raw
@@ -160,15 +161,15 @@ class HostArrays:
         return array
 
     def stream(self) -> AbstractContextManager[None]:
-        """Nothing: calls return when they are done."""
+        """A context that does nothing: calls return when they are done."""
         return nullcontext()
 
     def overlap(self, one: NDArray[Any], other: NDArray[Any]) -> bool:
-        """True if two vectors have memory in common."""
+        """True if two vectors share memory."""
         return np.may_share_memory(one, other)
 
     def payload(self, raw: Any, name: str) -> NDArray[np.uint8]:
-        """bytes or a uint8 vector. Raises PayloadError, UsageError for a masked one."""
+        """bytes or a uint8 vector. Raises PayloadError; UsageError for a masked array."""
         if isinstance(raw, np.ma.MaskedArray):
             raise UsageError(f"{name}: a payload is bytes or a uint8 vector, not a masked array")
         data = np.ascontiguousarray(np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else raw)

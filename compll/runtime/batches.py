@@ -1,4 +1,4 @@
-"""Batches of pieces: their tables, payloads that come in, and what a backend offers for them."""
+"""Batches of pieces: their tables, incoming payloads, and the interface of backends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compll.ir.rounds import Before
 from compll.numerics.types import I64
 from compll.runtime.arrays import Arrays
 
-#: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits
+#: float32, or 16 bits a value: float16, and bfloat16 bits as uint16
 State = Mapping[str, NDArray[Any]]
 
 #: columns of a batch's table, a row per piece (see Codec.encode_batch)
@@ -21,7 +21,7 @@ START, LENGTH, TENSOR, OFFSET, STATE = range(5)
 
 
 class Incoming(NamedTuple):
-    """Payloads of a batch's pieces: uint8, where each begins, and the bytes of each (int64 [m])."""
+    """Payloads of a batch's pieces: uint8, the start of each, and the bytes of each (int64 [m])."""
 
     payload: Any
     at: Any
@@ -30,7 +30,7 @@ class Incoming(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoding:
-    """Options of encoding a batch's pieces; see Codec.encode_batch, and encode_round.
+    """Options of encoding a batch's pieces; see Codec.encode_batch and encode_round.
 
     most: int64 [m], elements that each filter may keep of a piece; see ir/capacity.py.
     """
@@ -47,7 +47,7 @@ class Encoding:
 def views(
     module: Module, state: State | None, first: int, length: int, tensor: int
 ) -> dict[str, NDArray[Any]] | None:
-    """The part of the state arrays that belongs to one piece; None without a state."""
+    """The parts of the state arrays that belong to one piece; None without a state."""
     if state is None:
         return None
     spans = {s.name: (tensor, 1) if s.shape == "scalar" else (first, length) for s in module.states}
@@ -55,32 +55,32 @@ def views(
 
 
 class Backend(Protocol):
-    """The interface of a file in compll/backends: kernels over a batch of pieces."""
+    """The interface of a package in compll/backends: kernels over a batch of pieces."""
 
-    #: the memory that gradients, states and payloads are in
+    #: memory of gradients, states and payloads
     arrays: Arrays
-    #: whether encode_batch takes `incoming` payloads in
+    #: true if encode_batch takes `incoming` payloads
     fuses: bool
-    #: whether decode_batch adds k payloads of each piece at once, at and used being int64 [k, m]
+    #: true if decode_batch adds k payloads of each piece at once, with `at` and `used` int64 [k, m]
     merges: bool
 
     def encode_batch(
         self, x: Any, table: I64, out: Any, at: I64, state: State | None, how: Encoding
     ) -> I64:
-        """Encode every piece, after adding what `incoming` decodes to; used bytes, int64 [m]."""
+        """Encode every piece, after adding the decoded `incoming`; bytes used, int64 [m]."""
 
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: I64, out: Any, *, add: bool, step: int = 0
     ) -> None:
-        """Decode every piece into out, or add it. Raises PayloadError before any write.
+        """Decode every piece into out, or add it to out. Raises PayloadError before any write.
 
         step: that of the encode.
 
-        A backend on a device does not wait: a bad piece is left out, and told by raise_found.
+        A backend on a device does not wait: it skips a bad piece, and raise_found reports it.
         """
 
     def raise_found(self) -> None:
-        """Raise PayloadError for a bad payload that an earlier decode met; may wait."""
+        """Raise PayloadError for a bad payload that an earlier decode found; may wait."""
 
     def encode_round(
         self,
@@ -93,9 +93,9 @@ class Backend(Protocol):
         state: State | None,
         how: Encoding,
     ) -> I64:
-        """Encode what a round adds up."""
+        """Encode a round's payload for every piece."""
 
     def decode_rounds(
         self, x: Any, table: I64, sums: Before, state: State | None, how: Encoding
     ) -> None:
-        """Decode what all rounds added up, update the states."""
+        """Decode the sums of all rounds, and update the states."""

@@ -1,8 +1,8 @@
 """The cache of compiled kernels, kept between processes: $COMPLL_CACHE, or the user's cache.
 
-[Note: whose kernels] What lies in a cache is run. So a file is taken only if nobody but this user
+[Note: whose kernels] Files in a cache are executed. So a file is used only if nobody but this user
 or root can have put it there: it, its folder and the cache's root belong to one of these, and
-nobody else may write them. Some umasks let a group write; what is made here does not.
+nobody else may write them. Some umasks let a group write; files made here do not.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ with suppress(ImportError):  # not a Unix
     fcntl = importlib.import_module("fcntl")
 
 log = logging.getLogger("compll")
-#: seconds for which another process is waited for, and between looks
+#: seconds to wait for another process, and between looks
 LONGEST, LOOK = 120.0, 0.02
-#: bytes that a folder must have room for: the kernels of a large spec
+#: bytes of free space that a folder needs: the kernels of a large spec
 ROOM = 1 << 20
 
 
@@ -42,9 +42,9 @@ class ForeignError(OSError):
 
 @cache
 def usual(kind: str) -> Path:
-    """The folder that one backend's files are in, whether or not this process may write there.
+    """The folder of one backend's files, even if this process may not write there.
 
-    It stays where it is when the process goes to another folder.
+    It does not change when the process changes its working directory.
     """
     try:
         root = os.environ.get("COMPLL_CACHE") or platformdirs.user_cache_dir("compll")
@@ -55,7 +55,7 @@ def usual(kind: str) -> Path:
 
 @cache
 def folder(kind: str) -> Path:
-    """A folder for one backend's files, which this user alone can write; a temporary one where the
+    """A folder for one backend's files, which this user alone can write. A temporary one if the
     usual one cannot be written, is full, or others may write it. Raises UsageError."""
     path = usual(kind)
     try:
@@ -71,14 +71,14 @@ def folder(kind: str) -> Path:
 
 
 def make(path: Path) -> None:
-    """A folder of a cache, and the cache's root, which others may not write."""
+    """Make a folder of a cache, and the cache's root, which others may not write."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     for each in (path.parent, path):
         each.mkdir(mode=0o755, exist_ok=True)
 
 
 def own(file: Path) -> bool:
-    """True for a file that is there and may be run: see [Note: whose kernels]."""
+    """True for a file that exists and may be executed: see [Note: whose kernels]."""
     try:
         need_own(file.parent)
         refuse_foreign(file.stat(), file)
@@ -88,7 +88,7 @@ def own(file: Path) -> bool:
 
 
 def read(file: Path) -> bytes:
-    """The bytes of a file that may be run: see [Note: whose kernels]. Raises OSError."""
+    """The bytes of a file that may be executed: see [Note: whose kernels]. Raises OSError."""
     with file.open("rb") as opened:
         refuse_foreign(os.fstat(opened.fileno()), file)
         need_own(file.parent)
@@ -96,13 +96,13 @@ def read(file: Path) -> bytes:
 
 
 def need_own(path: Path) -> None:
-    """Raise ForeignError for a folder of a cache of which others may write the files."""
+    """Raise ForeignError for a cache's folder if others may write files in it."""
     for each in (path.parent, path):
         refuse_foreign(each.stat(), each)
 
 
 def refuse_foreign(found: os.stat_result, path: Path) -> None:
-    """Raise ForeignError for what others own or may write."""
+    """Raise ForeignError for a file or folder that others own or may write."""
     if not hasattr(os, "getuid"):  # not a Unix
         return
     advice = "name another folder by COMPLL_CACHE"
@@ -114,18 +114,18 @@ def refuse_foreign(found: os.stat_result, path: Path) -> None:
 
 @cache
 def spare(kind: str) -> Path:
-    """A temporary folder for what `folder` no longer takes."""
+    """A temporary folder for files that `folder` no longer takes."""
     return temporary(kind)
 
 
 def need_room(path: Path) -> None:
-    """Raise OSError where files cannot be written."""
+    """Raise OSError if files cannot be written."""
     with tempfile.TemporaryFile(dir=path) as file:
         file.write(bytes(ROOM))
 
 
 def temporary(kind: str) -> Path:
-    """A folder that ends with this process."""
+    """A folder that is removed when this process ends."""
     try:
         root = Path(tempfile.mkdtemp(prefix="compll-"))
         atexit.register(remove, root, os.getpid())
@@ -141,7 +141,7 @@ def temporary(kind: str) -> Path:
 
 
 def remove(path: Path, maker: int) -> None:
-    """Remove a folder and all in it, if this is the process that made it, and no fork of it."""
+    """Remove a folder and its content, unless this process is a fork of the one that made it."""
     if os.getpid() == maker:
         shutil.rmtree(path, ignore_errors=True)
 
@@ -149,8 +149,8 @@ def remove(path: Path, maker: int) -> None:
 def write(path: Path, text: str | bytes) -> None:
     """Write a file so that another process sees all of it or none.
 
-    Who may read it the umask says, not tempfile's caution: an image is filled by root, say, and
-    used by others. A folder that was removed is made again.
+    The umask decides who may read it, unlike tempfile's default: root may fill an image that others
+    use. A folder that was removed is made again.
     """
     data = text.encode() if isinstance(text, str) else text
     make(path.parent)
@@ -167,11 +167,11 @@ def write(path: Path, text: str | bytes) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold a file's lock while this process makes the file: others that would make it wait, for
+    """Hold a file's lock while this process makes the file. Others that would make it wait for
     LONGEST seconds at most.
 
     The ranks of a machine start at once, and would each compile the same kernels. A lock ends with
-    its process. Where there are no locks, nobody waits.
+    its process. On systems without locks, nobody waits.
     """
     lock = path.with_suffix(".lock")
     try:
@@ -183,14 +183,14 @@ def alone(path: Path) -> Iterator[None]:
         wait(handle)
         yield
     finally:
-        # Who waits has the file open; who comes later finds what was made.
+        # Waiting processes have the file open; later ones find the finished file.
         with suppress(OSError):
             lock.unlink()
         os.close(handle)
 
 
 def wait(handle: int) -> None:
-    """Take the lock of an open file, unless that takes too long or cannot be."""
+    """Take the lock of an open file, unless that takes too long or is impossible."""
     end = time.monotonic() + LONGEST
     while fcntl is not None and time.monotonic() < end:
         try:

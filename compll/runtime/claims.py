@@ -1,5 +1,5 @@
-"""Warnings where a spec does not do what it claims: `unbiased`, `merge: vote`, `when` and bounds of
-selections are tried on data, and what was found is told in figures. (`merge: sum` is proved.)"""
+"""Warnings for specs that break their claims: `unbiased`, `merge: vote`, `when` and bounds of
+selections are tried on data, and warnings give figures. (`merge: sum` is proved.)"""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from compll.numerics.types import F32, U8
 from compll.runtime.codec import Codec
 
 SIZE, DRAWS = 1000, 200
-#: standard errors by which the mean of draws may be off, as a root mean square over elements: that
-#: of an unbiased spec is 1, give or take a twentieth
+#: standard errors by which the mean of draws may be off, as a root mean square over elements: an
+#: unbiased spec has 1, plus or minus a twentieth
 OFF = 1.5
-#: sizes for which `when` is tried
+#: sizes that `when` is tried with
 SIZES = (16, 100, 1000, 10_000)
 Advice = tuple[str, str, str]  # section, message, hint
 
@@ -40,7 +40,7 @@ def warnings(codec: Codec) -> list[Diagnostic]:
 
 
 def gradients() -> dict[str, F32]:
-    """Ordinary numbers, a fifth of them zeros; and as many that are tiny."""
+    """Ordinary numbers, a fifth of them zeros; and the same with tiny numbers."""
     x = np.random.default_rng(1).standard_normal(SIZE)
     x[::5] = 0
     return {"gradients": x.astype(np.float32), "tiny gradients": (x * 1e-39).astype(np.float32)}
@@ -48,8 +48,7 @@ def gradients() -> dict[str, F32]:
 
 def unbiased(codec: Codec) -> Iterator[Advice]:
     """Warn if the mean of draws differs from x by more than its standard error explains. Tiny
-    gradients may be lost: with `max(scale, 1e-30)` they survive so rarely that draws do not
-    tell."""
+    gradients may be lost: with `max(scale, 1e-30)` they survive too rarely for draws to show it."""
     if not codec.module.unbiased:
         return
     for name, x in gradients().items():
@@ -70,7 +69,7 @@ def unbiased(codec: Codec) -> Iterator[Advice]:
 
 
 def voted(codec: Codec) -> Iterator[Advice]:
-    """Warn if a sum of votes, encoded again, decodes to other signs than the sum's own."""
+    """Warn if a sum of votes, encoded again, does not keep its signs."""
     if not codec.vote:
         return
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""A compiled compressor: what `compll.compile` returns and what the synchronization layer uses."""
+"""A compiled compressor: the result of `compll.compile`, which the synchronization layer uses."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from compll.runtime.batches import Backend, Encoding, Incoming, State
 
 
 class Codec:
-    """A compressor for one parameter set on one backend.
+    """A compressor for one set of parameters on one backend.
 
-    Arrays are NumPy float32 (gradients), uint8 (payloads), and float32, float16 or uint16 with the
-    bits of bfloat16 (states), C-contiguous, one dimension; on a device they are its arrays, and
-    gradients may be float16 and bfloat16, too. Calls release the GIL and may run in any thread; two
-    calls must not share state. On a device calls of a codec share memory, too: they are ordered by
-    a stream, or by events.
+    Arrays are NumPy float32 (gradients), uint8 (payloads), and float32, float16 or uint16 with
+    bfloat16 bits (states), C-contiguous, with one dimension. On a device they are the device's
+    arrays, and gradients may also be float16 and bfloat16. Calls release the GIL and may run in any
+    thread; two concurrent calls must not share state. On a device, calls of a codec share memory,
+    too: order them by a stream, or by events.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class Codec:
         self.params: dict[str, Any] = dict(params) | dict(module.kept_as)
         self.arrays = backend.arrays
         self._given = Arguments(module, params, host=self.arrays.host)
-        #: whether encode_batch takes `incoming` payloads in without a decode of their own
+        #: true if encode_batch decodes `incoming` payloads in the pass that encodes
         self.fuses = backend.fuses
-        #: whether decode_batch adds several payloads of each piece in one launch
+        #: true if decode_batch adds several payloads of each piece in one launch
         self.merges = backend.merges
         self.name = module.name
         self.align = module.group or 1
@@ -54,21 +54,21 @@ class Codec:
         self.stateful = bool(module.states)
         #: a declared state (momentum, say) belongs to a worker's own gradient: no second encode
         self.reencodes = all(s.name == "residual" for s in module.states)
-        #: payload fields that all ranks combine one after the other; () where payloads travel whole
+        #: payload fields that all ranks combine one after the other; () if payloads travel whole
         self.rounds: tuple[Round, ...] = self._given.all_rounds
         if self.rounds:
             self.reencodes = False
-        #: whether nothing that the host computes for a call follows from its step
+        #: true if no number that the host computes for a call depends on the step
         self.repeats = not follows_step(module)
-        #: whether encode takes a capacity: what does not fit stays in a state
+        #: true if encode takes a capacity: a state keeps elements that do not fit
         self.cuts = cuts(module)
-        #: whether decode must be told the step of the encode, as it draws again what encode drew
+        #: true if decode needs the step of the encode, because it repeats draws of encode
         self.needs_step = draws(module)
-        #: makes the codec for a shape, where that settles parameters
+        #: makes the codec for a shape, if a shape decides parameters
         self.shaped: Callable[[Shape], Codec] | None = None
-        #: what compiles it again, in another process: a function and its arguments
+        #: a function, and its arguments, that compiles it again in another process
         self.origin: tuple[Callable[..., Codec], tuple[Any, ...]] | None = None
-        #: of what payloads mean: however states are kept, ranks understand each other
+        #: digest of the meaning of payloads: it is the same for all types of states
         self.digest = hashlib.sha256(f"{text}\n{sorted(params.items())}".encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
@@ -76,38 +76,39 @@ class Codec:
         return f"Codec({self.name!r}{params}, target={self.target!r})"
 
     def __reduce__(self) -> tuple[Callable[..., Codec], tuple[Any, ...]]:
-        """A pickle holds no kernels: who loads it compiles the spec, or takes it from the cache."""
+        """A pickle without kernels: loading it compiles the spec, or takes kernels from the
+        cache."""
         if self.origin is None:
             raise TypeError(f"{self!r} was not made by compll.compile, which a pickle needs")
         make, args = self.origin
         return make, (*args, self.digest)
 
     def __deepcopy__(self, memo: object) -> Codec:
-        """Itself: a codec does not change, its states are the caller's."""
+        """The codec itself: it does not change, and states are the caller's."""
         return self
 
     def __copy__(self) -> Codec:
-        """Itself, as a deep copy is."""
+        """The codec itself, as for a deep copy."""
         return self
 
     def hold(self, numbers: I64) -> I64:
         """A copy of int64 numbers that cannot be changed, for calls to take as `table`, `at`,
-        `used` or `capacity`: they are checked once, and on a device copied there and prepared for
-        once; all that lives as long as what is returned, so a CUDA graph of such calls does, too.
-        Raises UsageError."""
+        `used` or `capacity`. They are checked once, and on a device copied and prepared once. All
+        of that lives as long as the returned array, and so does a CUDA graph of these calls. Raises
+        UsageError."""
         if not is_held(numbers) and (wrong := fault(numbers, INTS, np.ndim(numbers))):
             raise UsageError(f"{self.name}: an array of int64 can be held, not {wrong}")
         return hold(numbers)
 
     def view(self, x: Any) -> Any:
-        """A gradient, payload or state as calls take it quickest, with the same memory: an array in
-        device memory that need not be looked at anew in each call. Raises UsageError."""
+        """A gradient, payload or state in the form that calls take fastest, with the same memory:
+        an array in device memory that calls need not check again. Raises UsageError."""
         return self.arrays.view(x, self.name)
 
     @contextmanager
     def ticking(self, tick: Any) -> Iterator[None]:
-        """Encodes within add an int64 [1] in device memory to `step` when their kernels run: so a
-        CUDA graph of them draws anew each time. Only for the backend of a device."""
+        """A context in which encodes add an int64 [1] in device memory to `step` when their kernels
+        run, so that each replay of a CUDA graph draws new numbers. Only for backends of devices."""
         backend = cast(Any, self.backend)
         before, backend.tick = backend.tick, self.arrays.raw(tick, self.name)
         try:
@@ -116,8 +117,8 @@ class Codec:
             backend.tick = before
 
     def prepare(self) -> None:
-        """Compile what is else compiled by the first call that needs it: to encode at an
-        aggregator, with `incoming` payloads or, where signs vote, without states."""
+        """Compile kernels that only later calls need, such as encoding at an aggregator: with
+        `incoming` payloads, or, if signs vote, without states."""
         x = self.arrays.zeros(1, "float32")
         if self.fuses:
             payload = self.encode(x, state=self.init_state(1) or None)
@@ -137,10 +138,11 @@ class Codec:
 
     @on_stream
     def init_state(self, n: int, tensors: int = 1) -> dict[str, NDArray[Any]]:
-        """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} when stateless.
+        """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} for a stateless
+        codec.
 
-        States of 16 bits are float16 [n], and uint16 [n] with the bits of bfloat16. A matrix lies
-        in the first elements of its piece's n; where it has more, it is not kept.
+        States of 16 bits are float16 [n], and uint16 [n] with bfloat16 bits. A matrix is stored in
+        the first elements of its piece's n; a larger matrix is not kept.
         """
         n, tensors = self._given.count(n), self._given.tensors(tensors)
         sizes = {s.name: tensors if s.shape == "scalar" else n for s in self.module.states}
@@ -150,7 +152,7 @@ class Codec:
         }
 
     def _made(self, make: Callable[[int, str], Any], n: int, dtype: str) -> Any:
-        """An array of n elements."""
+        """A new array of n elements. Raises UsageError if memory does not suffice."""
         try:
             return make(n, dtype)
         except (MemoryError, ValueError):
@@ -169,9 +171,9 @@ class Codec:
         """The payload of x, float32 [n], as uint8.
 
         With a state (from init_state(n)), error feedback is applied and the state updated in the
-        same passes. Equal (x, state, seed, step) give equal bytes on every backend, but for the
-        last bits of singular vectors. With NaN, infinity or overflow, what decode gives is equal,
-        but for the bits of a NaN. capacity: bytes at most, see encode_batch.
+        same passes. Equal (x, state, seed, step) give equal bytes on every backend, except for the
+        last bits of singular vectors. With NaN, infinity or overflow, decoded values are equal,
+        except for the bits of a NaN. capacity: most bytes, see encode_batch.
         """
         flat = self.arrays.vector(x, self.name)
         n = len(flat)
@@ -187,9 +189,9 @@ class Codec:
     def decode(self, payload: U8, n: int, *, step: int = 0) -> F32:
         """The float32 [n] values of a payload. Raises PayloadError.
 
-        step: that of the encode, where decode draws again what encode drew (`needs_step`); payloads
-        do not hold it, so another one gives other values. Such draws are alike on all ranks: no
-        seed chooses them, and decode takes none.
+        step: that of the encode, if decode repeats random draws of encode (`needs_step`). Payloads
+        do not contain it, so another step gives other values. These draws are the same on all
+        ranks: they do not depend on a seed, and decode takes none.
         """
         out: F32 = self._made(self.arrays.empty, self._given.count(n), "float32")
         self._decode(payload, out, add=False, step=step)
@@ -197,7 +199,8 @@ class Codec:
 
     @on_stream
     def decode_add(self, payload: U8, out: F32, *, step: int = 0) -> None:
-        """Add the values of a payload to out, float32 [n]. Raises PayloadError, out untouched.
+        """Add the values of a payload to out, float32 [n]. Raises PayloadError and leaves out
+        untouched.
 
         step: that of the encode, see decode.
         """
@@ -228,16 +231,16 @@ class Codec:
     ) -> I64:
         """Encode many pieces in one launch; bytes used by each, int64 [m].
 
-        table: int64 [m, 5]; a piece is x[START : START + LENGTH], part of tensor TENSOR from
-        element OFFSET on (these and seed, step choose its random draws), its per-element states at
-        STATE of the flat arrays in `state`, its per-tensor states at TENSOR. at: int64 [m], where
-        each payload begins in `out` (payload_bytes(LENGTH) bytes of room). x is multiplied by
-        `scale` as it is read. writeback: x's piece becomes decode(encode(x)), in the same pass.
-        incoming: payloads that are decoded and added to x before all that, in the same pass where
-        the codec allows it, and which are not in `out`; without writeback x's pieces then hold
-        nothing of use. capacity: int64 [m], bytes of room for each payload, where that is less; of
-        codecs that `cuts` tells of, whose state then keeps what does not fit. On a device what is
-        returned is the codec's own, until the next call with this table.
+        table: int64 [m, 5]; a piece is x[START : START + LENGTH], the part of tensor TENSOR from
+        element OFFSET on (TENSOR, OFFSET, seed and step choose its random draws). Its per-element
+        states are at STATE of the flat arrays in `state`, its per-tensor states at TENSOR. at:
+        int64 [m], the start of each payload in `out` (with payload_bytes(LENGTH) bytes of room). x
+        is multiplied by `scale` as it is read. writeback: x's piece becomes decode(encode(x)), in
+        the same pass. incoming: payloads that are decoded and added to x before that, in the same
+        pass if the codec allows it. They must not be part of `out`. Without writeback x's pieces
+        are undefined afterwards. capacity: int64 [m], bytes of room for each payload, if that is
+        less; for codecs with `cuts`, whose state keeps elements that do not fit. On a device the
+        returned array belongs to the codec, and is valid until the next call with this table.
         """
         writes = writeback or incoming is not None
         x, state = self.arrays.vector(x, self.name, write=writes), self._states(state)
@@ -272,11 +275,11 @@ class Codec:
         add: bool = False,
         step: int = 0,
     ) -> None:
-        """Decode pieces (used: bytes of each) into out, or add them. Raises PayloadError.
+        """Decode pieces (used: bytes of each) into out, or add them to it. Raises PayloadError.
 
-        at and used may be int64 [k, m]: k payloads of each piece in one array, of which the first
-        is decoded or added and the others are added, in order; on a device most codecs of fixed
-        length read and write `out` once for all of them. step: that of the encode, see decode.
+        at and used may be int64 [k, m]: k payloads of each piece in one array. The first is decoded
+        or added, and the others are added, in order; on a device most codecs of fixed length read
+        and write `out` once for all of them. step: that of the encode, see decode.
         """
         out, step = self.arrays.vector(out, self.name, write=True), self._given.step(step)
         payload = self.arrays.payloads(payload, self.name, "payload")
@@ -291,7 +294,7 @@ class Codec:
     def _decode_several(
         self, payload: U8, table: I64, at: I64, used: Any, out: F32, add: bool, step: int
     ) -> None:
-        """Payloads that are added to one another, all of them checked before any is."""
+        """Add several payloads of each piece; all are checked before any is added."""
         if used.shape != at.shape:
             raise UsageError(f"{self.name}: at is {at.shape}, and used {used.shape}")
         calls = []
@@ -315,8 +318,8 @@ class Codec:
     def for_shape(self, shape: Shape) -> Codec:
         """The codec for tensors of this shape, which it still takes flat.
 
-        It is another one only where the spec takes parameters from the shape (`from:`) that were
-        not given.
+        It is another codec only if the spec takes parameters from the shape (`from:`) that were not
+        given.
         """
         shape = self._given.shape(shape)
         return self if self.shaped is None else self.shaped(shape)
@@ -341,10 +344,10 @@ class Codec:
         seed: int = 0,
         step: int = 0,
     ) -> I64:
-        """Encode what round `number` adds up, for every piece; bytes used by each, int64 [m].
+        """Encode the payload of round `number` for every piece; bytes used by each, int64 [m].
 
-        before: the sums over all `workers` of the earlier rounds, in order: (payload, where each
-        piece begins). The state is read, not changed. The other arguments are encode_batch's.
+        before: the sums over all `workers` of the earlier rounds, in order: (payload, start of each
+        piece). The state is read, not changed. The other arguments are encode_batch's.
         """
         out = self.arrays.payloads(out, self.name, "out", write=True)
         state, before = self._states(state), self._before(before)
@@ -368,7 +371,7 @@ class Codec:
         seed: int = 0,
         step: int = 0,
     ) -> None:
-        """Overwrite x's pieces by the mean that the sums of all rounds give; update the state."""
+        """Overwrite x's pieces with the mean decoded from all rounds' sums; update the state."""
         state, sums = self._states(state), self._before(sums)
         x = self._check_rounds(x, table, state, sums, len(self.rounds), write=True)
         workers, seed = self._given.workers(workers), self._given.seed(seed)
@@ -376,13 +379,12 @@ class Codec:
         self.backend.decode_rounds(x, table, sums, state, how)
 
     def raise_found(self) -> None:
-        """Raise PayloadError where an earlier decode_batch met a bad payload, and did not wait: on
-        a device. This waits."""
+        """Raise PayloadError if an earlier decode_batch found a bad payload on a device, where it
+        does not wait. This call waits."""
         self.backend.raise_found()
 
     def refuses_workers(self, workers: int) -> str | None:
-        """The reason why that many ranks cannot add up their payloads of a round; None if they
-        can."""
+        """The reason why `workers` ranks cannot add up payloads of a round; None if they can."""
         for one in self.rounds:
             if one.most_workers and workers > one.most_workers:
                 sent = one.field.most
@@ -393,25 +395,26 @@ class Codec:
         return None
 
     def _states(self, state: State | None) -> State | None:
-        """A caller's states as kernels take them; what is no mapping is refused later."""
+        """A caller's states in the form that kernels take; other types than mappings are refused
+        later."""
         if self.arrays.host or not isinstance(cast(object, state), Mapping):
             return state
         return {name: self.arrays.raw(held, self.name) for name, held in (state or {}).items()}
 
     def _used(self, used: I64) -> I64:
-        """Payloads' lengths, which the host may hold whatever the payloads are in."""
+        """Payloads' lengths. They may be in host memory even if payloads are not."""
         if self.arrays.host or isinstance(cast(object, used), np.ndarray):
             return self._given.numbers(used, "used", 2 if np.ndim(used) == 2 else 1)
         return cast(I64, self.arrays.raw(used, self.name))
 
     def _incoming(self, incoming: Incoming) -> Incoming:
-        """Payloads that come in, as kernels take them."""
+        """Incoming payloads in the form that kernels take."""
         payload, at, used = incoming
         payload = self.arrays.payloads(payload, self.name, "the incoming payload")
         return Incoming(payload, at, self._used(used))
 
     def _before(self, payloads: Before) -> Before:
-        """Payloads of rounds, as kernels take them."""
+        """Payloads of rounds in the form that kernels take."""
         what = "the payload of a round"
         return [(self.arrays.payloads(payload, self.name, what), at) for payload, at in payloads]
 

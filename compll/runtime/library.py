@@ -1,4 +1,4 @@
-"""Finding specs, and the way from a name or path to a Codec."""
+"""Lookup of specs, and compilation from a name or path to a Codec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from compll.runtime.codec import Codec
 
 _lock = threading.Lock()
 _compiled: dict[tuple[str, str, str, object], Codec] = {}
-#: what methods are called elsewhere
+#: names of specs elsewhere
 ALIASES = {
     "3lc": "threelc", "tbq": "mxnet_2bit", "2bit": "mxnet_2bit", "int4": "int4_group",
     "int8": "int8_group", "1bit": "onebit_sgd", "1bitsgd": "onebit_sgd", "sidco": "sidco_e",
@@ -49,7 +49,7 @@ def list_specs() -> list[str]:
 
 @cache
 def backends() -> list[str]:
-    """Names of the backends: packages in compll.backends whose module `backend` has `build`."""
+    """Names of the backends: packages in compll.backends, whose modules `backend` have `build`."""
     import compll.backends as package
 
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)
@@ -76,7 +76,7 @@ def locate(name_or_path: str | os.PathLike[str]) -> Path:
 
 
 def meant(name: str) -> str:
-    """A hint for what no spec is called: the file of that name, or the spec that others call so."""
+    """A hint for an unknown name: the file of that name, or the spec that others call so."""
     if os.path.isfile(f"{name}.yaml"):
         return f"did you mean the file, '{name}.yaml'?"
     alias = ALIASES.get(re.sub(r"[-_ ]", "", name.lower()))
@@ -84,9 +84,9 @@ def meant(name: str) -> str:
 
 
 def load(name_or_path: str | os.PathLike[str], problems: Problems | None = None) -> Spec:
-    """Read a spec file. Raises SpecError when it is no mapping of sections.
+    """Read a spec file. Raises SpecError if it is not a mapping of sections.
 
-    Other problems of form go to `problems` when that is given, else they are raised together.
+    Other problems of form are added to `problems` if given, else raised together.
     """
     path = locate(name_or_path)
     found = problems or Problems(_shown(path))
@@ -116,12 +116,12 @@ def type_check(name_or_path: str | os.PathLike[str], params: Mapping[str, object
 def warnings(
     name_or_path: str | os.PathLike[str], params: Mapping[str, object]
 ) -> list[Diagnostic]:
-    """Warnings about a spec that compiles. Raises SpecError where it does not."""
+    """Warnings about a spec that compiles. Raises SpecError if it does not."""
     spec, checked = _checked(name_or_path, params)
     found = lint.warnings(spec, checked.module) + costly.warnings(checked.module)
     codec = compile(name_or_path, "reference", **params)
     found += tried.warnings(codec)
-    told = {each.span for each in found}  # one for each claim
+    told = {each.span for each in found}  # one warning for each claim
     found += [each for each in claims.warnings(codec) if each.span not in told]
     for name, value in _ends(spec.params, params) if not found else ():
         found += _at_end(name_or_path, {**params, name: value}, name)
@@ -139,8 +139,7 @@ def _ends(written: Sequence[Param], given: Mapping[str, object]) -> Iterator[tup
 def _at_end(
     name_or_path: str | os.PathLike[str], params: Mapping[str, object], name: str
 ) -> list[Diagnostic]:
-    """Warnings about a spec compiled with parameter `name` at an end of its range or with another
-    choice."""
+    """Warnings about a spec with parameter `name` at an end of its range or with another choice."""
     try:
         found = tried.warnings(compile(name_or_path, "reference", **params))
     except SpecError as error:
@@ -159,7 +158,7 @@ def _checked(
 
 
 def plain(value: object) -> object:
-    """A scalar of NumPy as Python's, anything else as it is."""
+    """A NumPy scalar as Python's; other values unchanged."""
     if isinstance(value, np.floating):
         return float(value)  # item() leaves a longdouble as it is
     return value.item() if isinstance(value, np.generic) else value
@@ -168,10 +167,10 @@ def plain(value: object) -> object:
 def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params: object) -> Codec:
     """Compile a spec, by name or path, for a backend ("cpu", "reference", "cuda").
 
-    Parameters are numbers, truth values and texts, of Python or NumPy. Raises SpecError when the
-    spec or a parameter is wrong, UsageError for an unknown backend.
-    Codecs are cached in the process, kernels also on disk. One for "cuda" is of the device that is
-    current when it is made.
+    Parameters are numbers, truth values and texts, of Python or NumPy. Raises SpecError if the spec
+    or a parameter is wrong, UsageError for an unknown backend. The process caches codecs, and
+    kernels are also cached on disk. A codec for "cuda" belongs to the device that is current when
+    it is made.
     """
     if target not in backends():
         raise UsageError(f"no backend {target!r}: {nearest(str(target), backends())}")
@@ -183,7 +182,7 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
     key = (
         hashlib.sha256(text.encode()).hexdigest() + str(path),
         target,
-        # hex: Python refuses to spell integers of thousands of digits, which are told later
+        # hex: Python refuses to print integers of thousands of digits, which are reported later
         repr(sorted((k, hex(v) if type(v) is int else repr(v)) for k, v in params.items())),
         _bound(target),
     )
@@ -204,13 +203,13 @@ def _backend(target: str) -> ModuleType:
 
 
 def _bound(target: str) -> object:
-    """The key of a backend's codecs besides the spec, such as a device."""
+    """The part of a codec's key that the backend adds, such as a device."""
     bound: Callable[[], object] | None = getattr(_backend(target), "bound", None)
     return None if bound is None else bound()
 
 
 def again(name_or_path: str, target: str, params: Mapping[str, object], digest: str) -> Codec:
-    """The codec that was pickled as this one. Raises UsageError where the spec has changed."""
+    """The codec that a pickle describes. Raises UsageError if its spec has changed."""
     codec = compile(name_or_path, target, **params)
     if codec.digest != digest:
         raise UsageError(f"the spec {name_or_path} is another than when its codec was pickled")
@@ -220,7 +219,8 @@ def again(name_or_path: str, target: str, params: Mapping[str, object], digest: 
 def _shaped(
     path: Path, target: str, params: Mapping[str, object], open_: tuple[Param, ...]
 ) -> Callable[[shapes.Shape], Codec]:
-    """The maker of codecs by shape; a shape that decides nothing has the codec of the defaults."""
+    """A function from shapes to codecs; a shape that decides nothing gives the codec of the
+    defaults."""
 
     def make(shape: shapes.Shape) -> Codec:
         return compile(path, target, **params, **shapes.settled(open_, shape))

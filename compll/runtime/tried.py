@@ -1,4 +1,4 @@
-"""A warning where a gradient as training makes them decodes to NaN or infinity: the spec is run."""
+"""A warning for specs that decode a common gradient to NaN or infinity: the spec is run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compll.numerics.types import F32
 from compll.runtime.codec import Codec
 
 SIZE = 1000
-#: a gradient, and what makes such a one go wrong
+#: gradients with names, and hints for specs that fail on them
 TRIED = (
     ("an ordinary gradient", np.random.default_rng(0).standard_normal(SIZE).astype(np.float32),
      "as log(x) and sqrt(x) do below zero"),
@@ -19,7 +19,7 @@ TRIED = (
 
 
 def warnings(codec: Codec) -> list[Diagnostic]:
-    """At most one. A codec that does not take such a gradient has none."""
+    """At most one warning; none if the codec does not take these gradients."""
     place = codec.module.spans.get("decode", Span())
     for name, gradient, hint in TRIED:
         if codec.suits(SIZE) and not _finite(codec, gradient):

@@ -1,1 +1,1 @@
-"""The command line, and what it shows of a spec or writes."""
+"""The command line: texts, figures and files about a spec."""

@@ -1,7 +1,7 @@
 """Files that `compll build` writes for a target: generated source and, for CUDA, compiled kernels.
 
-A target that generates code has a row in `_SOURCES`; any other interprets the typed tree. Nothing
-here needs the target's device.
+A target that generates code has a row in `_SOURCES`; other targets interpret the typed tree.
+Nothing here needs the target's device.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from compll.ir.module import Module
 from compll.ir.static import Number
 
 Texts = dict[str, str]
-#: by the gradient's dtype and the kernel's name: registers, local and shared memory
+#: registers, local and shared memory, by the gradient's dtype and the kernel's name
 Kernels = dict[str, dict[str, dict[str, int]]]
-#: targets whose codecs can only be made beside their device; their source needs none
+#: targets whose codecs need a device; their source does not
 DEVICES = ("cuda",)
 
 
 def sources(target: str, module: Module, params: Mapping[str, Number]) -> Texts:
-    """Generated source by the ending of its file. Raises SpecError for what cannot be compiled."""
+    """Generated source, by the ending of its file. Raises SpecError."""
     maker = _SOURCES.get(target)
     return maker(module, params) if maker else {}
 
 
 @dataclass(frozen=True)
 class Binaries:
-    """Compiled kernels: files by their endings, and what each kernel of each source takes."""
+    """Compiled kernels: files by their endings, and resources of each kernel of each source."""
 
     files: dict[str, bytes]
     kernels: Kernels
@@ -53,7 +53,7 @@ def binaries(target: str, texts: Texts, arch: str) -> Binaries:
 
 
 def assembly(target: str, texts: Texts) -> Texts:
-    """Readable forms of the sources on this processor, by the ending of their file."""
+    """Readable forms of the sources for this processor, by the endings of their files."""
     if target != "cpu":
         return {}
     from compll.backends.cpu import jit

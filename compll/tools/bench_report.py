@@ -20,10 +20,9 @@ TITLES = {
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A row per codec and size. feedback: encode with its states; add: decode and add;
-    merge: decode, add and encode in one kernel, as an aggregator does (where there is such a one).
-    ±: the largest spread of the row's medians. copy: GB/s read plus written.
-    """
+    """A row per codec and size. feedback: encode with its states; add: decode and add; merge:
+    decode, add and encode in one kernel, as an aggregator does (if the backend has one). ±: the
+    largest spread of the row's medians. copy: GB/s read plus written."""
     found = Table(
         title="GB/s of gradient, and % of a copy of the moved bytes",
         title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0),
@@ -75,12 +74,12 @@ def cpu() -> str:
 
 
 def data(rows: Sequence[Row]) -> dict[str, Any]:
-    """Everything measured, as JSON."""
+    """All measurements, for JSON."""
     return {"about": about(), "rows": [row.data() for row in rows]}
 
 
 def formats() -> set[str]:
-    """The kinds of pictures that can be written, by the endings of their files."""
+    """Kinds of pictures that can be written, by the endings of their files."""
     from matplotlib.figure import Figure
 
     return set(Figure().canvas.get_supported_filetypes())

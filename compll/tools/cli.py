@@ -1,4 +1,4 @@
-"""The command line `compll`; commands for authors are in cli_author.py."""
+"""The command line `compll`; cli_author.py has the commands for authors."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def list_() -> None:
     for name in library.list_specs():
         codec = library.compile(name, "reference")
         table.add_row(name, f"{report.bits(codec):.4g}", codec.module.about)
-    # a line per spec where a program reads them
+    # one line per spec, for programs that read them
     Console(width=None if sys.stdout.isatty() else LINE).print(table)
 
 
@@ -166,13 +166,13 @@ def distinct(specs: list[str]) -> list[str]:
     for spec in specs:
         try:
             files.setdefault(os.path.realpath(library.locate(spec)), spec)
-        except (SpecError, ValueError):  # building it tells what is wrong
+        except (SpecError, ValueError):  # building it reports the mistake
             files.setdefault(spec, spec)
     return list(files.values())
 
 
 def apart(specs: list[Built]) -> None:
-    """Exit 2 where two specs have one name, and so the same files."""
+    """Exit 2 if two specs have the same name, and so the same files."""
     owners = dict[str, str]()
     for one in specs:
         name = one.codec.name
@@ -181,14 +181,15 @@ def apart(specs: list[Built]) -> None:
 
 
 def several(given: list[str] | None) -> list[str]:
-    """The values of an option that may repeat, or hold several with commas between, each once."""
+    """The values of an option that may repeat or hold several values with commas; each value
+    once."""
     texts = [text.strip() for item in given or [] for text in item.split(",")]
     return list(dict.fromkeys(filter(None, texts)))
 
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled spec as it was given, and files by their endings."""
+    """A compiled spec, its name as given, and files by their endings."""
 
     spec: str
     codec: Codec
@@ -196,7 +197,7 @@ class Built:
 
 
 def write(one: Built, folder: Path) -> None:
-    """The files of a spec; or exit 2."""
+    """Write the files of a spec; or exit 2."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for ending, data in one.files.items():

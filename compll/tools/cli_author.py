@@ -69,9 +69,9 @@ def bench(
 
 
 def writable(path: Path | None) -> None:
-    """Nothing, or exit 2 when `path` cannot be written: before an hour of measuring, not after."""
+    """Exit 2 if `path` cannot be written: before an hour of measuring, not after."""
     if path is None or (path.exists() and not (path.is_file() or path.is_dir())):
-        return  # a pipe or device: opening it is already an act
+        return  # a pipe or device: even opening it has effects
     real = Path(os.path.realpath(path))
     new = not real.exists()
     try:
@@ -83,7 +83,7 @@ def writable(path: Path | None) -> None:
 
 
 def elements(text: str) -> int:
-    """A number of elements such as 4096, 100k or 1.5M, or exit 2."""
+    """The number of elements in a text such as 4096, 100k or 1.5M; or exit 2."""
     number = text.strip().lower().rstrip("km")
     scale = {"k": 10**3, "m": 10**6}.get(text.strip()[-1:].lower(), 1)
     try:

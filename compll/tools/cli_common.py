@@ -1,4 +1,4 @@
-"""Shared by the commands of `compll`: arguments, parameters, and mistakes told in one line."""
+"""Common parts of the commands of `compll`: arguments, parameters, one-line errors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Target = Annotated[str, typer.Option(help="the backend: cpu, cuda or reference")
 
 
 def usage(message: str) -> NoReturn:
-    """A mistake on the command line: one line, exit status 2."""
+    """Report a mistake on the command line: one line, exit status 2."""
     typer.echo(f"compll: {message}", err=True)
     raise typer.Exit(2)
 
 
 def parameters(given: list[str] | None) -> dict[str, object]:
-    """`name=value` texts as parameters."""
+    """Parameters from `name=value` texts."""
     found: dict[str, object] = {}
     for item in given or []:
         name, equals, value = item.partition("=")
@@ -68,7 +68,7 @@ def each(names: Iterable[str], make: Callable[[str], Made]) -> list[Made]:
 
 
 def warn(names: Iterable[str], params: dict[str, object]) -> int:
-    """Tell what looks wrong with specs that compile; how many warnings that is."""
+    """Print warnings about specs that compile; returns their number."""
     found = [w for name in dict.fromkeys(names) for w in library.warnings(name, params)]
     for warning in found:
         typer.echo(str(warning), err=True)
@@ -76,6 +76,7 @@ def warn(names: Iterable[str], params: dict[str, object]) -> int:
 
 
 def compiled(name: str, target: str, params: dict[str, object]) -> Codec:
-    """A codec, or exit: 1 with all diagnostics of a wrong spec, 2 for a backend not to be had."""
+    """A codec; or exit 1 with all diagnostics of a wrong spec, 2 for a backend that is not
+    available."""
     known_target(target)
     return each([name], lambda name: library.compile(name, target, **params))[0]

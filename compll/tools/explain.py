@@ -26,17 +26,17 @@ SIZES = (1, 1000, 1_000_000, 100_000_000)
 
 
 def program_of(module: Module) -> Program:
-    """The encode with state, or the only one."""
+    """The encode with state, or the only encode."""
     return schedule(module, feed=bool(module.states))
 
 
 def found_traffic(module: Module) -> Traffic:
-    """Memory traffic of the encode with state, or of the only one."""
+    """Memory traffic of the encode with state, or of the only encode."""
     return traffic_of(module, feed=bool(module.states))
 
 
 def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
-    """The text of a stage; `name` is one of STAGES. Raises SpecError where `target` refuses."""
+    """The text of a stage, one of STAGES. Raises SpecError if `target` refuses the spec."""
     module = codec.module
     makers: dict[str, Callable[[], Iterator[str]]] = {
         "syntax": lambda: _syntax(spec),
@@ -139,7 +139,7 @@ def _layout(codec: Codec) -> Iterator[str]:
 
 
 def passes(module: Module) -> Iterator[str]:
-    """The passes; where values mix elements, there are steps in their place."""
+    """The passes; for specs whose values mix elements, their steps."""
     if mixes(module):
         text = Printer(module.bindings)
         roots = [f.expr for f in module.fields if f.expr is not None]
@@ -196,7 +196,7 @@ def walks(module: Module) -> Iterator[str]:
 
 
 def merges(module: Module, encode: Traffic) -> Iterator[str]:
-    """Decode, and what a server or a ring hop does: decode, add, encode."""
+    """Traffic of a decode, and of a server or a ring hop: decode, add, encode."""
     selects = any(f.shape == "kept" or f.storage == "runs" for f in module.fields)
     if mixes(module) or selects:
         return

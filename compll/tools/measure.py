@@ -1,8 +1,8 @@
 """Speed of a codec beside that of memory: `compll bench`.
 
 All rates are GB (10^9 bytes) of float32 gradient per second. The bound of an operation is the time
-in which this machine's memory, at the copy bandwidth of the same run, moves the bytes that the
-operation's passes move (traffic.py).
+in which this machine's memory moves the bytes of the operation's passes (traffic.py), at the copy
+bandwidth of the same run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ OPERATIONS = ("encode", "encode_feedback", "decode", "decode_add", "merge")
 
 @dataclass(frozen=True)
 class Rate:
-    """GB/s of gradient: median, spread (half the distance of quartiles over the median).
+    """GB/s of gradient: median, and spread (half the distance of quartiles over the median).
 
-    moved: bytes per element that the operation reads and writes. share: of the rate at which a
-    copy of so many bytes runs.
+    moved: bytes per element that the operation reads and writes. share: of the rate at which a copy
+    of the same number of bytes runs.
     """
 
     rate: float
@@ -53,7 +53,7 @@ class Row:
 
     @property
     def encoding(self) -> Rate:
-        """The encode that training uses: with feedback where the spec has it."""
+        """The encode that training uses: with feedback if the spec has it."""
         return self.rates.get("encode_feedback") or self.rates["encode"]
 
     def data(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """A codec on a gradient of n elements: what is timed, and its payload's length."""
+    """A codec on a gradient of n elements: timed jobs, and its payload's length."""
 
     codec: Codec
     elements: int
@@ -82,7 +82,7 @@ def prepare(codec: Codec, n: int) -> Bench:
         "decode": lambda: codec.decode_batch(out, table, at, used, y),
         "decode_add": lambda: codec.decode_batch(out, table, at, used, y, add=True),
     }
-    # A payload of its own, so that decode's stays whole whatever the state does to its length.
+    # A payload of its own, so that decode's stays intact when the state changes its length.
     spare = codec.arrays.zeros(codec.payload_bytes(n), "uint8")
     if not codec.module.updates:
         found["encode"] = lambda: codec.encode_batch(x, table, spare, at)
@@ -96,7 +96,7 @@ def prepare(codec: Codec, n: int) -> Bench:
 
 
 def _merge(codec: Codec, table: Any, incoming: Incoming) -> Job:
-    """The work of an aggregator, in a kernel: decode, add, encode, and take the payload itself."""
+    """An aggregator's work in one kernel: decode, add, encode, and decode its own payload."""
     n = int(table[0, 1])
     x, out = codec.arrays.zeros(n, "float32"), codec.arrays.zeros(codec.payload_bytes(n), "uint8")
     state = codec.init_state(n) if codec.stateful else None

@@ -38,8 +38,8 @@ def facts(codec: Codec, target: str) -> dict[str, object]:
 
 
 def markdown(codec: Codec, target: str, kernels: Mapping[str, Kernels]) -> str:
-    """The report for a reader: what travels, what each pass does, what it costs, and what kernels
-    compiled for an architecture take."""
+    """The report for a reader: payload, passes and their traffic, and resources of kernels compiled
+    for an architecture."""
     module = codec.module
     rows = [f"| {p.name} | {p.type} | {p.size} |" for p in places(module)]
     bound = "exactly" if codec.fixed else "at most"

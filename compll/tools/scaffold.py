@@ -12,12 +12,12 @@ FOLDER = Path(__file__).with_name("templates")
 
 
 def kinds() -> list[str]:
-    """The kinds of compressor that there is a template for."""
+    """Kinds of compressors that have a template."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def start(name: str, kind: str, folder: Path) -> Path:
-    """Write folder/NAME.yaml; its path. Raises UsageError, never overwrites."""
+    """Write folder/NAME.yaml and return its path. Raises UsageError, never overwrites."""
     if not NAME.match(name):
         raise UsageError(f"{name!r} is no name for a spec: {NAME_HINT} (and no .yaml)")
     if kind not in kinds():

@@ -1,7 +1,7 @@
 """A JSON Schema (draft 7) of spec files, made from the tables of sections, types and operators.
 
-Editors complete and check spec files with it while they are written. It covers form (sections,
-names, types, parameters, operators' names); what needs typing is told by `compll check`.
+Editors use it to complete and check spec files. It covers form (sections, names, types, parameters,
+operators' names); `compll check` reports mistakes of types.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def schema() -> Schema:
 
 
 def section(row: SectionRow) -> Schema:
-    """A section, by the form of its row."""
+    """The schema of a section, by the form of its row."""
     makers: dict[str, Callable[[], Schema]] = {
         "text": lambda: {"type": ["string", "number"]},
         "name": lambda: {"type": "string", "pattern": NAME},
@@ -63,17 +63,17 @@ def section(row: SectionRow) -> Schema:
 
 
 def ref(name: str) -> Schema:
-    """A definition of the schema."""
+    """A reference to a definition of the schema."""
     return {"$ref": f"#/definitions/{name}"}
 
 
 def described(item: Schema, about: str) -> Schema:
-    """`item` with a description (draft 7 ignores what stands beside a $ref)."""
+    """`item` with a description (draft 7 ignores keys beside a $ref)."""
     return {"description": about, **({"allOf": [item]} if "$ref" in item else item)}
 
 
 def mapping(values: str, *, empty: bool) -> Schema:
-    """Names with values of one definition; `empty`: the section may hold nothing."""
+    """Names with values of one definition; `empty`: the section may be empty."""
     return {
         "type": ["object", "null"] if empty else "object",
         "propertyNames": {"pattern": NAME},
@@ -109,7 +109,7 @@ def feedback(choices: tuple[str, ...]) -> Schema:
 
 
 def type_() -> Schema:
-    """The type of a payload field or a state: the common ones to choose from, all by pattern."""
+    """The type of a payload field or a state: the common types as choices, all types by pattern."""
     fixed = (*STORAGE, *UINTS)
     common = ["float32", "float32[n]", "float16", "bfloat16", *(f"{u}[n]" for u in UINTS)]
     return {
@@ -124,7 +124,7 @@ def type_() -> Schema:
 
 
 def parameter() -> Schema:
-    """A default by itself, or the full form."""
+    """A default alone, or the full form."""
     forms: dict[str, Schema] = {
         "type": {"enum": list(PARAM_TYPES)},
         "default": ref("scalar"),

@@ -1,6 +1,6 @@
 """Timing: jobs take turns, after a warm-up, and the median of their samples counts.
 
-A sample repeats a job until it lasts long enough for the clock. Turns are interleaved so that a
+A sample repeats a job until it lasts long enough for the clock. Turns are interleaved, so that a
 machine that slows down for a while slows all jobs, and comparisons within a run stay fair.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 Job = Callable[[], object]
-#: seconds that a sample lasts at least
+#: least seconds of a sample
 SAMPLE = 2e-3
 
 
@@ -33,7 +33,7 @@ class Timing:
 def timings(
     work: Mapping[str, Job], repeat: int, wait: Job = lambda: None, shortest: float = SAMPLE
 ) -> dict[str, Timing]:
-    """Time every job in `repeat` turns; `wait` returns when all that was started has ended."""
+    """Time every job in `repeat` turns; `wait` returns when all started work has ended."""
     counts = {name: calibrate(job, wait, shortest) for name, job in work.items()}
     samples: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(repeat):
@@ -43,7 +43,8 @@ def timings(
 
 
 def calibrate(job: Job, wait: Job, shortest: float) -> int:
-    """Calls per sample; the calls made here also warm caches up and compile what is lazy."""
+    """Calls per sample. The calls made here also warm up caches and compile lazily compiled
+    code."""
     sample(job, 1, wait)
     count = 1
     while (took := sample(job, count, wait) * count) < shortest and count < 1 << 20:
@@ -61,7 +62,7 @@ def sample(job: Job, count: int, wait: Job) -> float:
 
 
 def summary(samples: list[float]) -> Timing:
-    """Median and quartiles."""
+    """Median and quartiles of samples."""
     if len(samples) == 1:
         return Timing(samples[0], samples[0], samples[0])
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive")

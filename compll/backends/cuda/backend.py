@@ -1,14 +1,14 @@
 """The CUDA backend: generated kernels on arrays in device memory.
 
-Kernels run on torch's current stream, or on CuPy's where one has been set. Nothing inside an encode
-or decode of a batch waits for the device, and after the first call with a table and a step's
-numbers nothing is allocated or copied from the host, so that a call can be captured in a CUDA
-graph. Where `used` in host memory varies from call to call it is copied in each: a captured decode
-takes it in device memory.
+Kernels run on torch's current stream, or on CuPy's if one has been set. Nothing inside an encode or
+decode of a batch waits for the device. After the first call with a table and a step's numbers
+nothing is allocated or copied from the host, so that a CUDA graph can capture a call. If `used` in
+host memory varies from call to call, each call copies it: a captured decode takes it in device
+memory.
 
 Calls of one codec share scratch memory, and the array of bytes used that an encode returns is the
-codec's until the next call with its table: order them, by one stream or by events. What lives how
-long is told in keeping.py.
+codec's until the next call with its table: order them, by one stream or by events. keeping.py
+explains lifetimes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Kernels(Launching):
         return b.used
 
     def given_sizes(self, used: I64) -> Any:
-        """Payloads' lengths in device memory; kept where they are always the same."""
+        """Payloads' lengths in device memory; cached if they never change."""
         return self.place(used) if self.fixed or is_held(used) else self.device.upload(used)
 
     def hop(self) -> Kernels:
@@ -92,7 +92,7 @@ class Kernels(Launching):
         return self.hop_kernels
 
     def fresh(self, table: I64) -> tuple[dict[str, Any], I64]:
-        """Zero states for a call without any, and the table that goes with them."""
+        """Zero states for a call without states, and a table for them."""
         b, table = self.keeper.once(table, (self, "fresh"), self.make_fresh)
         arrays = self.lend("fresh", b)
         for held, (_, count) in zip(arrays, b.scratch, strict=True):
@@ -100,7 +100,7 @@ class Kernels(Launching):
         return dict(zip((s.name for s in self.module.states), arrays, strict=True)), table
 
     def make_fresh(self, table: I64) -> tuple[Batch, I64]:
-        """What such states take, and that table."""
+        """The memory of such states, and the table."""
         changed = np.array(table)
         changed[:, 4] = np.cumsum(changed[:, 1]) - changed[:, 1]
         size = {True: int(changed[:, 1].sum()), False: int(changed[:, 2].max(initial=0)) + 1}
@@ -110,7 +110,7 @@ class Kernels(Launching):
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool, step: int = 0
     ) -> None:
-        """Decode all pieces into out, or add them."""
+        """Decode all pieces into out, or add them to it."""
         sizes = self.given_sizes(used) if isinstance(used, np.ndarray) else used
         self.decode(payload, table, at, sizes, out, add=add, step=step)
 
@@ -127,7 +127,7 @@ class Kernels(Launching):
         state: Mapping[str, Any] | None,
         how: Encoding,
     ) -> Any:
-        """What a round adds up, for every piece; see Codec.encode_round."""
+        """Encode a round's payload for every piece; see Codec.encode_round."""
         name = f"round{number}{self.feeds(state)}"
         given = (out, self.place(at), before[:number])
         self.round(name, x, table, given, state, how)
@@ -138,19 +138,19 @@ class Kernels(Launching):
     def decode_rounds(
         self, x: Any, table: I64, sums: Before, state: Mapping[str, Any] | None, how: Encoding
     ) -> None:
-        """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
+        """Decode all ranks' sums and update the states; see Codec.decode_rounds."""
         given = (None, None, sums[: len(self.module.rounds)])
         self.round(f"rounds{self.feeds(state)}", x, table, given, state, how)
 
     def feeds(self, state: Mapping[str, Any] | None) -> str:
-        """What the names of plans with states end with."""
+        """Suffix of the names of plans with states."""
         return "_feed" if state is not None and self.module.states else ""
 
     def round(
         self, name: str, x: Any, table: I64, given: tuple[Any, Any, Before],
         state: Mapping[str, Any] | None, how: Encoding,
     ) -> None:  # fmt: skip
-        """Run a plan. given: a payload and where pieces begin in it; the sums of rounds."""
+        """Run a plan. given: a payload and starts of pieces in it; the sums of rounds."""
         out, at, sums = given
         b = self.batch(name, table)
         pairs = ((payload, self.place(begins)) for payload, begins in sums)
@@ -167,8 +167,8 @@ def build(module: Module, params: Mapping[str, Number]) -> Kernels:
 
 
 def bound() -> int | None:
-    """What a codec is tied to besides its spec: the current device, where there is one."""
+    """The current device's number, which a codec is tied to; None without a device."""
     try:
         return int(cupy().cuda.runtime.getDevice())
     except UsageError:
-        return None  # which building a codec tells
+        return None  # building a codec raises this error

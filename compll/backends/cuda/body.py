@@ -17,16 +17,16 @@ from compll.ir.tile import Value
 
 
 def state_params(states: Iterable[Field]) -> tuple[str, ...]:
-    """The parameters of kernels that are given states."""
+    """Parameters for states, as C declarations."""
     return tuple(f"{state_type(f)}* __restrict__ a_{f.name}" for f in states)
 
 
 def state_type(f: Field) -> str:
-    """Of a state's element."""
+    """C type of a state's element."""
     return MEMORY[f.storage] if f.storage in HALVES else "float"
 
 
-#: declarations of a piece, made where first asked for
+#: declarations about a piece, made on first use
 PIECE = {
     "n": "const i64 n = table[5 * p + 1];",
     "tensor": "const i64 tensor = table[5 * p + 2];",
@@ -37,9 +37,10 @@ PIECE = {
 
 
 class Body:
-    """What stands within a kernel's braces. `head`: declarations about the piece p, before `lines`.
+    """The text within a kernel's braces. `head`: declarations about the piece p, before `lines`.
 
-    grid: of its blocks, of which block `own` is the piece's; -1: a block for each piece.
+    grid: number of the grid of its blocks, of which block `own` is the piece's; -1: a block per
+    piece.
     """
 
     def __init__(self, plan: PlanBuilder, grid: int, threads: int) -> None:
@@ -48,7 +49,7 @@ class Body:
         self.head.depth = self.lines.depth = 1
         if grid < 0:
             self.head.add("const int p = blockIdx.x;")
-            self.lines = self.head  # one after the other
+            self.lines = self.head  # in order
         else:
             self.head.add(f"const i64* const firsts = first + {grid} * (pieces + 1);")
             self.head.add("const int p = find(firsts, pieces, blockIdx.x);")
@@ -66,11 +67,11 @@ class Body:
         return str(self.head) + ("" if self.grid < 0 else str(self.lines)) + end
 
     def add(self, line: str) -> None:
-        """A line at the present depth."""
+        """Add a line at the present depth."""
         self.lines.add(line)
 
     def block(self, head: str) -> AbstractContextManager[None]:
-        """Braces around what follows."""
+        """Braces around the lines added within the `with`."""
         return self.lines.block(head)
 
     def name(self, prefix: str) -> str:
@@ -79,7 +80,7 @@ class Body:
         return f"{prefix}{self.fresh}"
 
     def declare(self, kind: str, text: str, prefix: str = "v") -> str:
-        """Name a value at the present place."""
+        """Declare a value at the present place; returns its name."""
         name = self.name(prefix)
         self.add(f"const {kind} {name} = {text};")
         return name
@@ -92,24 +93,24 @@ class Body:
         return name
 
     def given(self, name: str) -> str:
-        """One of PIECE."""
+        """An integer of the piece, by its name in PIECE."""
         return self.hoist(name)
 
     # places in payloads
 
     def source(self, f: Field) -> str:
-        """Where a field is read."""
+        """Pointer to read a field from."""
         other = self.plan.sources.get(f.name)
         return self.fields["in"].pointer(f) if other is None else other(self)
 
     def target(self, f: Field) -> str:
-        """Where a field is stored."""
+        """Pointer to store a field at."""
         return self.fields["out"].pointer(f)
 
-    # whole numbers of the piece
+    # integers of the piece
 
     def dim(self, expr: Expr) -> str:
-        """Rows or columns."""
+        """Rows or columns, as text."""
         if expr.op == "const":
             return str(max(1, int(expr.value)))
         pool = self.plan.module.pool
@@ -119,7 +120,7 @@ class Body:
         )
 
     def count(self, domain: Domain) -> str:
-        """The items of a domain."""
+        """The number of items of a domain."""
         if domain.kind == "n":
             return self.given("n")
         if domain.kind == "kept":
@@ -130,16 +131,16 @@ class Body:
     # arrays of the piece
 
     def items(self, grid: int) -> str:
-        """The first of the piece's items of a grid, among those of all pieces."""
+        """Index of the piece's first item of a grid, among those of all pieces."""
         return f"item_at[{grid} * (pieces + 1) + p]"
 
     def blocks(self, grid: int) -> str:
-        """The first of the piece's blocks of a grid, and how many there are, as two arguments."""
+        """The piece's first block of a grid, and the number of its blocks, as two arguments."""
         begin = f"first[{grid} * (pieces + 1) + p"
         return f"{begin}], {begin} + 1] - {begin}]"
 
     def memory(self, name: str, dtype: str, grid: int, factor: int = 1) -> str:
-        """Scratch memory with `factor` values per item of a grid: the piece's part."""
+        """The piece's part of scratch memory with `factor` values per item of a grid."""
         self.plan.memory(name, dtype, "piece" if grid < 0 else str(grid), factor)
         kind = MEMORY.get(dtype, "float")
         item = "p" if grid < 0 else self.items(grid)
@@ -204,7 +205,7 @@ class Body:
         return instructions.text(v, [self.value(a) for a in v.args])
 
     def table(self, v: Value) -> str:
-        """Where a table begins: a payload's, or what a step has made."""
+        """Pointer to a table: a payload's, or one that a step made."""
         if v.op == "buckets":
             return self.value(v.args[0])
         if v.attr.expr is not None:
@@ -212,7 +213,7 @@ class Body:
         return self.memory(v.attr.name.replace(" ", ""), "float32", -1, int(v.attr.of))
 
     def loaded(self, f: Field) -> str:
-        """A state of the tensor, or a payload's number."""
+        """A state of one number, or a number of a payload."""
         if f.expr is None:
             return f"a_{f.name}[{self.given('tensor')}]"
         return f"load_{f.storage}({self.source(f)})"

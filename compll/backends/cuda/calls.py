@@ -1,8 +1,8 @@
-"""Routines that mix elements, as kernels: matrices, transforms, drawn selections. Their bodies stand in
-arrays.cuh and spectra.cuh.
+"""Routines that mix elements, as kernels: matrices, transforms, drawn selections. arrays.cuh and
+spectra.cuh have their bodies.
 
-A routine reads views of arrays (see View in arrays.cuh); what is made of several arrays becomes one
-before. What takes few steps for an element is no kernel: it is computed where it is read.
+A routine reads views of arrays (see View in arrays.cuh); an expression of several arrays is stored
+as one first. An element that takes few steps has no kernel: it is computed on each read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compll.ir.tile import SCRATCH, Call, Extents, Store, Value, View, Walk
 EACH = 2048  # elements of a block
 RADIX = 16  # elements that a thread mixes at a time
 BASIS = 128  # threads that make columns orthonormal: one for each lane of [Note: order of sums]
-#: of a view in a kernel, as text
+#: text of a view in a given kernel
 Text = Callable[[Body], str]
 
 
@@ -33,7 +33,7 @@ class Calls:
         self.arrays: dict[Any, tuple[Value, Field]] = {}
 
     def emit(self, call: Call) -> None:
-        """The kernels of a routine."""
+        """Add the kernels of a routine."""
         values = [v for m in (call.matrix, *(view.matrix for view in call.views)) if m for v in (m.rows, m.cols, m.size)]  # fmt: skip
         self.printer.require([*call.numbers, *values])
         ROUTINES[call.routine](self, call, [self.view(v) for v in call.views])
@@ -41,7 +41,7 @@ class Calls:
     # arrays
 
     def view(self, view: View) -> Text:
-        """A matrix, or an array, that a routine reads."""
+        """The text of a matrix or array that a routine reads."""
         f, domain = self.array(view), domain_of(view)
 
         def text(b: Body) -> str:
@@ -55,7 +55,7 @@ class Calls:
         return text
 
     def array(self, view: View) -> Field:
-        """The array of the plan's own that a view is of; made of several if need be."""
+        """The scratch array that a view reads; stores the view's value in one if necessary."""
         value, f = view.value, view.value.attr
         plain = value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH
         if plain and f.name not in self.plan.elements:
@@ -72,15 +72,15 @@ class Calls:
         return self.arrays[key][1]
 
     def pointer(self, b: Body, f: Field) -> str:
-        """Where an array begins."""
+        """Pointer to a scratch array."""
         return b.memory(own_name(f), f.storage, self.plan.grid_of(f), self.plan.shape.tile)
 
     def made(self, b: Body, call: Call, number: int = 0) -> str:
-        """Where an array begins that a routine makes."""
+        """Pointer to an array that a routine fills."""
         return self.pointer(b, call.made[number])
 
     def lazily(self, call: Call, text: Callable[[Body, str], str], number: int = 0) -> None:
-        """Have the elements of an array be computed where they are read."""
+        """Have elements of an array computed on each read."""
         self.plan.elements[call.made[number].name] = text
 
     # kernels
@@ -110,7 +110,8 @@ class Calls:
         each: int = 1,
         threads: int = 0,
     ) -> None:
-        """A kernel that calls a function. text: with places for views, and by name."""
+        """A kernel that calls a function. text: the call, with places for views, and for arrays by
+        name."""
         with self.blocks(call.routine, domain, each, threads) as b:
             given = {"out": self.made(b, call), "threads": self.plan.shape.threads, "each": each}
             if call.matrix is not None:
@@ -120,7 +121,8 @@ class Calls:
     # routines
 
     def product(self, call: Call, views: list[Text]) -> None:
-        """A block computes a part of it; of short ones, elements are computed where they are read."""
+        """A product, a part of it per block; elements of short products are computed on each
+        read."""
         a, other = views
         if call.attr:
             return self.lazily(call, lambda b, i: f"short_product({a(b)}, {other(b)}, {i})")
@@ -128,7 +130,7 @@ class Calls:
         return self.one(call, views, "product<{threads}>({}, {}, own, {out});", domain)
 
     def orthonormal(self, call: Call, views: list[Text]) -> None:
-        """A block makes all columns, one after the other; see [Note: orthonormal]."""
+        """Orthonormal columns: a block makes all of them in order; see [Note: orthonormal]."""
         basis, grid, tile = (
             self.plan.fresh("basis"),
             self.plan.grid_of(call.made[0]),
@@ -141,7 +143,7 @@ class Calls:
         self.one(call, views, text, PIECE, threads=BASIS)
 
     def row(self, call: Call, views: list[Text]) -> None:
-        """The largest elements of each row, or the smallest one; a warp a row."""
+        """The largest or the smallest element of each row, or the k largest: a warp per row."""
         row = "own * {each} + threadIdx.x / 32"
         how = {"top_columns": "{cols}", "row_max": "true", "row_min": "false"}[call.routine]
         name = "top_columns" if call.routine == "top_columns" else "row_extreme"
@@ -149,7 +151,7 @@ class Calls:
         self.one(call, views, text, self.rows(call), self.plan.shape.threads // 32)
 
     def rows(self, call: Call) -> Domain:
-        """The rows of a matrix."""
+        """The domain of a matrix's rows."""
         return Domain("matrix", "", (dims(call)[0], self.plan.module.pool.const(1)))
 
     def zeros(self, call: Call, to: Callable[[Body], str], domain: Domain) -> None:
@@ -157,7 +159,7 @@ class Calls:
             b.add(f"{to(b)}[i] = 0;")
 
     def place_columns(self, call: Call, views: list[Text]) -> None:
-        """A thread places the elements of a row, one after the other."""
+        """Place the elements of a row in order: a thread per row."""
         at, x = views
         self.zeros(call, lambda b: self.made(b, call), Domain("matrix", "", dims(call)))
         with self.over("place", self.rows(call)) as b:
@@ -166,7 +168,7 @@ class Calls:
             b.add(f"place_columns({at(b)}, {x(b)}, i, {cols}, {self.made(b, call)});")
 
     def sum_by(self, call: Call, views: list[Text]) -> None:
-        """See [Note: sums by index]: in any order, as whole numbers add up to the same."""
+        """Sums by index. Integers add up to the same in any order: see [Note: sums by index]."""
         index, x = views
         items, domain = domain_of(call.views[0]), Domain("matrix", "", dims(call))
         memory, grid, tile = (
@@ -189,7 +191,7 @@ class Calls:
             b.add(f"{self.made(b, call)}[i] = sum_value({sums(b)}[i], {shift(b)});")
 
     def hadamard(self, call: Call, views: list[Text]) -> None:
-        """A block mixes what lies near in shared memory; then threads mix what lies further apart.
+        """The transform: blocks mix near elements in shared memory, then threads mix distant ones.
 
         All distances are powers of two, in rising order; the last kernel multiplies by the factor.
         """
@@ -211,7 +213,8 @@ class Calls:
                 b.add(f"mix_far<{threads}, {radix}>({own}, {h}, {factor});")
 
     def drawn(self, call: Call, views: list[Text]) -> None:
-        """One thread finds where the circle of positions begins; then each position has its own."""
+        """Positions that all ranks draw: one thread finds the start of the circle, then each
+        position is computed on its own."""
         memory, (f,) = self.plan.fresh("drawn"), call.made
         with self.blocks("draw", PIECE, threads=32) as b:
             step, tensor, offset, n = map(b.given, ("step", "tensor", "offset", "n"))
@@ -227,7 +230,7 @@ class Calls:
         self.plan.elements[f.name] = element
 
     def chosen(self, call: Call, views: list[Text]) -> None:
-        """One thread goes along the chances."""
+        """Columns chosen by their chances: one thread goes along them."""
         keys = f"stream(seed, step, (u64)tensor, {call.attr}ull, (u64)(offset >> 32))"
         with self.blocks("choose", PIECE, threads=32) as b:
             for name in ("step", "tensor", "offset"):
@@ -237,26 +240,27 @@ class Calls:
             b.add(f"if (threadIdx.x == 0) choose({views[0](b)}, (u32)offset, {keys}, {given});")
 
     def spectrum(self, call: Call, views: list[Text]) -> None:
-        """Vectors and values, of which elements are computed where they are read."""
+        """Singular vectors and values, whose elements are computed on each read."""
         assert call.views[0].matrix is not None
         for number, text in enumerate(spectra.elements(self, views[0], call)):
             self.lazily(call, text, number)
 
 
 def dims(call: Call) -> Any:
-    """Rows and columns of what a routine makes."""
+    """Rows and columns of a routine's result."""
     assert call.matrix is not None
     return call.matrix.dims
 
 
 def domain_of(view: View) -> Domain:
-    """The elements that are there."""
+    """The domain of a view's elements."""
     matrix: Extents | None = None if view.ends else view.matrix
     return ELEMENTS if matrix is None else Domain("matrix", "", matrix.dims)
 
 
 def distances(first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Distances, and how many elements so far apart are mixed, from one power of two to another."""
+    """Pairs of a distance and a number of elements to mix at that distance, for powers of two from
+    `first` to `end`."""
     while first < end:
         radix = min(RADIX, end // first)
         yield first, radix

@@ -1,4 +1,4 @@
-"""The CUDA device by way of CuPy: memory, compilation, launches. Nothing else imports CuPy."""
+"""The CUDA device through CuPy: memory, compilation, launches. Nothing else imports CuPy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from compll.backends.cuda.nvrtc import kept
 from compll.backends.cuda.plans import GRADIENTS, Source
 from compll.errors import PayloadError, UsageError
 
-#: how the interface calls bfloat16, which NumPy does not know
+#: the interface's names of bfloat16, which NumPy does not know
 BFLOAT16 = ("<V2", "|V2")
-#: the null stream by its names, and the default one of a thread
+#: names of the null stream, and of a thread's default stream
 DEFAULT_STREAMS = (0, 1, 2)
 INSTALL = "pip install 'hipress[cuda12]' or 'hipress[cuda13]', whichever your driver has"
 
@@ -39,8 +39,8 @@ def cupy() -> Any:
 
 
 def empty(count: int, dtype: str) -> Any:
-    """Uninitialized device memory: of torch's allocator where torch uses the device, for neither
-    library gives back to the other what it keeps. Raises MemoryError."""
+    """Uninitialized device memory, from torch's allocator if torch uses the device: neither library
+    gives memory that it caches back to the other. Raises MemoryError."""
     module, torch = cupy(), sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or not count:
         return module.empty(count, dtype)
@@ -55,15 +55,15 @@ def empty(count: int, dtype: str) -> Any:
 
 
 def zeros(count: int, dtype: str) -> Any:
-    """The same memory, of zeros."""
+    """Zeros in device memory, allocated as by `empty`."""
     made = empty(count, dtype)
     made.fill(0)
     return made
 
 
 class CupyDevice:
-    """Runs a source's kernels on the current stream of the device that is current when it is made,
-    where its memory is."""
+    """Runs a source's kernels on the current stream. Belongs to the device that is current when it
+    is made, and so does its memory."""
 
     def __init__(self, source: Source) -> None:
         self.cupy, self.source = cupy(), source
@@ -72,12 +72,12 @@ class CupyDevice:
         self.modules: dict[str, Any] = {}
 
     def upload(self, values: NDArray[Any]) -> Any:
-        """A copy in device memory. Raises UsageError where another device is the current one, or a
-        CUDA graph is captured."""
+        """A copy in device memory. Raises UsageError if another device is current, or if a CUDA
+        graph is being captured."""
         self.check_device()
         self.check_capture()
         made = empty(values.size, values.dtype.name)
-        # in the stream's order, as what the memory held before was used there
+        # ordered by the stream, which may still use the memory's previous content
         stream = self.cupy.cuda.get_current_stream()
         made.set(np.ascontiguousarray(values).reshape(-1), stream=stream)
         return made
@@ -89,26 +89,26 @@ class CupyDevice:
         return zeros(count, dtype)
 
     def capturing(self) -> bool:
-        """Whether a CUDA graph is captured from the current stream."""
+        """True if a CUDA graph is being captured from the current stream."""
         current = self.cupy.cuda.get_current_stream()
-        return current.ptr > 1 and bool(current.is_capturing())  # the null stream never is
+        return current.ptr > 1 and bool(current.is_capturing())  # the null stream never captures
 
     def stream(self) -> int:
         """The current stream, as a number."""
         return int(self.cupy.cuda.get_current_stream().ptr)
 
     def settle(self) -> None:
-        """Wait until nothing runs on the device. Raises UsageError where a graph is captured."""
+        """Wait until nothing runs on the device. Raises UsageError during a capture."""
         self.check_capture()
         self.cupy.cuda.Device().synchronize()
 
     def finish(self) -> None:
-        """Wait until the current stream has done all that it was given."""
+        """Wait until the current stream has finished its work."""
         self.cupy.cuda.get_current_stream().synchronize()
 
     def check_capture(self) -> None:
-        """Raise UsageError where the current stream is captured in a CUDA graph, which copies from
-        the host, allocations and waits would spoil."""
+        """Raise UsageError if a CUDA graph is being captured from the current stream: copies from
+        the host, allocations and waits would spoil it."""
         if self.capturing():
             raise UsageError(
                 "a CUDA graph is being captured, and this call needs memory or numbers that the "
@@ -117,7 +117,7 @@ class CupyDevice:
             )
 
     def check_device(self) -> None:
-        """Raise UsageError where another device has become the current one."""
+        """Raise UsageError if another device has become the current one."""
         current = self.cupy.cuda.runtime.getDevice()
         if current != self.number:
             raise UsageError(
@@ -131,13 +131,13 @@ class CupyDevice:
         return result
 
     def dtype(self, array: Any) -> str:
-        """float32, float16 or bfloat16 (uint16 arrays hold the bits of those)."""
+        """float32, float16 or bfloat16 (uint16 arrays hold bfloat16 bits)."""
         return gradient_of(array)
 
     def launch(
         self, gradient: str, kernel: str, grid: int, threads: int, args: tuple[Any, ...]
     ) -> None:
-        """Run a kernel after what the current stream already holds."""
+        """Run a kernel, after the work of the current stream."""
         null = np.uint64(0)
         self.function(gradient, kernel)(
             (grid,), (threads,), tuple(null if a is None else a for a in args)
@@ -158,12 +158,12 @@ class CupyDevice:
                 path = kept(self.source.full(gradient), capability)
                 self.modules[gradient] = self.cupy.RawModule(path=str(path))
             return self.modules[gradient].get_function(kernel)
-        except (RuntimeError, ImportError) as why:  # the latter without NVRTC's library
+        except (RuntimeError, ImportError) as why:  # ImportError: no NVRTC library
             raise UsageError(f"device of compute capability {capability}: {why}") from why
 
 
 class Queue:
-    """A stream of another library, as CuPy takes it since version 14."""
+    """A stream of another library, in the form that CuPy takes since version 14."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -173,7 +173,7 @@ class Queue:
 
 
 def external(streams: Any, number: int) -> AbstractContextManager[Any]:
-    """Within it, the stream with this address is CuPy's current one."""
+    """A context in which the stream with this address is CuPy's current one."""
     make = getattr(getattr(streams, "Stream", None), "from_external", None)
     made: AbstractContextManager[Any] = (
         make(Queue(number)) if make else streams.ExternalStream(number)
@@ -182,7 +182,7 @@ def external(streams: Any, number: int) -> AbstractContextManager[Any]:
 
 
 class Bits:
-    """The bits of a bfloat16 array in device memory, uint16."""
+    """The bits of a bfloat16 array in device memory, as uint16."""
 
     def __init__(self, owner: Any, interface: dict[str, Any]) -> None:
         self.owner = owner
@@ -190,7 +190,7 @@ class Bits:
 
 
 class DeviceArrays:
-    """CuPy arrays, and whatever offers `__cuda_array_interface__` (torch tensors do)."""
+    """CuPy arrays, and other arrays with `__cuda_array_interface__`, such as torch tensors."""
 
     host = False
 
@@ -217,7 +217,7 @@ class DeviceArrays:
         return module.ascontiguousarray(data)
 
     def view(self, x: Any, name: str) -> Any:
-        """A cupy view of an array on the current device; bfloat16 as the uint16 of its bits. Raises
+        """A cupy view of an array on the current device; bfloat16 as uint16 bits. Raises
         UsageError."""
         module = cupy()
         if isinstance(x, module.ndarray):
@@ -226,15 +226,15 @@ class DeviceArrays:
         try:
             interface = x.__cuda_array_interface__
         except AttributeError:
-            # torch has the attribute, but not for tensors in the host's memory: a view would be of
-            # a copy, and what kernels write would be lost
+            # torch has the attribute, but not for tensors in host memory: a view would show a
+            # copy, and writes of kernels would be lost
             where = f" on {x.device}" if hasattr(x, "device") else ""
             kind = f"{type(x).__name__}{where}"
             raise UsageError(f"{name}: an array in device memory is needed, not {kind}") from None
         except (RuntimeError, TypeError, KeyError) as why:
             raise UsageError(f"{name}: this {type(x).__name__} is not accessible: {why}") from why
         pointer = interface["data"][0]
-        if pointer:  # asarray would copy what is on another device, and writes would be lost
+        if pointer:  # asarray would copy from another device, and writes would be lost
             self.check_place(module.cuda.runtime.pointerGetAttributes(pointer).device, name)
         return module.asarray(Bits(x, interface) if interface["typestr"] in BFLOAT16 else x)
 
@@ -255,11 +255,11 @@ class DeviceArrays:
         return array.reshape(-1)
 
     def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> Any:
-        """As raw."""
+        """A flat cupy view of an array in device memory. Raises UsageError."""
         return self.raw(x, name)
 
     def stream(self) -> AbstractContextManager[Any]:
-        """Torch's current stream, unless CuPy has been given one of its own."""
+        """Torch's current stream, unless CuPy has one of its own."""
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             return nullcontext()
@@ -270,7 +270,7 @@ class DeviceArrays:
         return external(streams, theirs)
 
     def overlap(self, one: Any, other: Any) -> bool:
-        """Whether two vectors have memory in common."""
+        """True if two vectors share memory."""
         return bool(cupy().may_share_memory(one, other))
 
     def empty(self, count: int, dtype: str) -> Any:
@@ -283,6 +283,6 @@ class DeviceArrays:
 
 
 def gradient_of(array: Any) -> str:
-    """The dtype of the gradients that an array holds."""
+    """The dtype of the gradients in an array."""
     name = str(array.dtype.name)
     return "bfloat16" if name == "uint16" else name

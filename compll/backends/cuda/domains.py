@@ -1,4 +1,4 @@
-"""What kernels run over, counted on the host."""
+"""Domains: sets of items that kernels run over, counted on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compll.ir.module import Module
 from compll.ir.static import Number, as_count, evaluate
 from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
 
-#: bits of a stream that a thread reads, and how many such chunks are joined: as in streams.cuh
+#: bits of a stream that a thread reads, and number of these chunks in a group: as in streams.cuh
 CHUNK, GROUP = 2048, 64
 
 
@@ -20,11 +20,11 @@ CHUNK, GROUP = 2048, 64
 class Domain:
     """A set of items of every piece.
 
-    kind: n (elements); kept (the most of selection `of`); sample (of as many as `of` says);
-    matrix (of `dims`); trits (the bytes of field `of`, packed); chunks and groups of
-    them (of the most bits of field `of`); lanes (of sums by index); bins (`of`);
-    products (blocks of ROWS x COLUMNS elements of a matrix); piece (one item, even where there are no elements). Of the shorter and the longer side
-    of a matrix: see SIDES.
+    kind: n (elements); kept (the most elements of selection `of`); sample (`of` elements); matrix
+    (of `dims`); trits (the packed bytes of field `of`); chunks and groups of chunks (of the most
+    bits of field `of`); lanes (of sums by index); bins (`of` bins); products (blocks of ROWS x
+    COLUMNS elements of a matrix); piece (one item, even without elements). For kinds of the shorter
+    and the longer side of a matrix see SIDES.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Domain:
     dims: tuple[Expr, ...] = ()
 
     def count(self, module: Module, params: Mapping[str, Number], n: int) -> int:
-        """Items of a piece of n elements. Raises UsageError where a matrix is absurd."""
+        """Items of a piece of n elements. Raises UsageError if a matrix is too large."""
         if self.kind == "piece":
             return 1
         if n == 0 or self.kind == "n":
@@ -68,19 +68,19 @@ def told(number: object, params: Mapping[str, Number], n: int) -> float:
     return float(str(number))
 
 
-#: of the part of a product that a block computes: as in arrays.cuh
+#: elements of a product that a block computes: as in arrays.cuh
 ROWS, COLUMNS = 32, 64
-#: of the longer side of a matrix, what a block adds up for its Gram matrix, and for lengths: as in
-#: spectra.cuh
+#: elements of a matrix's longer side that a block adds up for the Gram matrix, and for lengths: as
+#: in spectra.cuh
 LONG, TALL = 4096, 16 * ROWS
 
 
 def blocks(rows: int, cols: int) -> int:
-    """Blocks of ROWS x COLUMNS elements."""
+    """The number of blocks of ROWS x COLUMNS elements."""
     return -(-rows // ROWS) * -(-cols // COLUMNS)
 
 
-#: by kind, of the shorter and the longer side: items for singular vectors
+#: numbers of items for singular vectors, by kind, from the shorter and the longer side
 SIDES: dict[str, Callable[[int, int], int]] = {
     "short": lambda r, _: r,
     "square": lambda r, _: r * r,

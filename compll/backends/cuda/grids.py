@@ -1,4 +1,4 @@
-"""How CUDA kernels share work: threads a tile, blocks of a launch, scratch memory of a batch."""
+"""Work sharing of CUDA kernels: threads per tile, blocks of a launch, scratch memory of a batch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from compll.ir.expr import Expr
 from compll.ir.module import Module
 from compll.ir.static import Number
 
-#: of walks for at most 100 tries, and the look at the last one, where each walk does for three
+#: walks for at most 100 tries and a look at the last one; a walk makes three tries
 MOST_ROUNDS = 34
-ROWS = 8  # of a tile that a thread holds at a time: 32 elements
+ROWS = 8  # rows of a tile that a thread holds at a time: 32 elements
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How threads share tiles. See prelude.cuh for team, row and lane.
+    """Sharing of tiles by threads. See prelude.cuh for team, row and lane.
 
-    team: threads a tile. rows: of 4 * team elements. held: rows in registers at a time.
-    threads: of a block.
+    team: threads per tile. rows: rows of 4 * team elements in a tile. held: rows in registers at a
+    time. threads: threads of a block.
     """
 
     tile: int
@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def teams(self) -> int:
-        """Of a block."""
+        """Teams of a block."""
         return self.threads // self.team
 
     @property
@@ -45,12 +45,12 @@ class Shape:
 
 
 def shape_of(tile: int, threads: int = 256, packed: int = 1) -> Shape:
-    """The shape for tiles of this size; a block's codes of as many `packed` fields take at most 32 KiB
-    of shared memory.
+    """The shape for tiles of `tile` elements. A block's codes of `packed` fields take at most 32
+    KiB of shared memory.
 
-    Threads of small tiles hold four rows, of a line of memory in tiles of 128, so that what is computed
-    once a tile is a fourth of what it would be for a row. Lanes of [Note: order of sums] are folded in
-    halves, rows first.
+    Threads of small tiles hold four rows, of a line of memory in tiles of 128, so that work per
+    tile is done by a fourth of the threads. Lanes of [Note: order of sums] are folded in halves,
+    rows first.
     """
     team = max(1, min(32, tile // 16))
     rows = tile // (4 * team)
@@ -60,7 +60,8 @@ def shape_of(tile: int, threads: int = 256, packed: int = 1) -> Shape:
 
 @dataclass(frozen=True)
 class Grid:
-    """What the blocks of a launch share: the items of a domain, or tiles of them, `per_block` a block."""
+    """Work of a launch's blocks: items of a domain, or tiles of items; a block has `per_block` of
+    them."""
 
     domain: Domain
     per_block: int
@@ -69,8 +70,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Device memory of a batch, zero at first. per: "piece", or the number of a grid for its items,
-    or that with "b" for its blocks."""
+    """Device memory of a batch, zero at first. per: "piece"; or the number of a grid, for each of
+    its items; or that number with "b", for each of its blocks."""
 
     name: str
     dtype: str
@@ -86,8 +87,8 @@ class Scratch:
 class Step:
     """A launch. grid: the number of a grid, or -1 for a block per piece.
 
-    repeat: so many rounds, or as many as so many tries take (see threshold_search), with the
-    neighbouring steps that have the same number.
+    repeat: number of rounds, or the number of tries from which they follow (see threshold_search);
+    neighbouring steps with the same number repeat together.
     """
 
     kernel: str
@@ -97,18 +98,18 @@ class Step:
 
 
 class Items:
-    """How many items grids have, by the length of a piece."""
+    """Numbers of items of grids, from the length of a piece."""
 
     def __init__(self, module: Module, params: Mapping[str, Number], tile: int) -> None:
         self.module, self.params, self.tile = module, params, tile
 
     def count(self, grid: Grid, n: int) -> int:
-        """Of a grid, for a piece of n elements. Raises UsageError where a matrix is absurd."""
+        """Items of a grid for a piece of n elements. Raises UsageError if a matrix is too large."""
         count = grid.domain.count(self.module, self.params, n)
         return -(-count // self.tile) if grid.tiles else count
 
     def rounds(self, tries: Expr | int, lengths: Iterable[int]) -> int:
-        """Of three tries each: at most 100, and the look at the last one."""
+        """Rounds of three tries each, for at most 100 tries and a look at the last one."""
         if tries == MOST_ROUNDS:
             return MOST_ROUNDS
         found = [told(tries, self.params, n) for n in lengths]

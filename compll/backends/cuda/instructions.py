@@ -1,8 +1,7 @@
-"""What a tile program's instructions become in CUDA C++, of a number or of a lane.
+"""CUDA C++ of a tile program's instructions, for a number or a lane.
 
-One row per instruction; `op_` functions stand in instructions.cuh, by the kinds that they are of. The
-compiler must not contract a * b + c (`--fmad=false`): results are equal to the reference's bit for
-bit.
+One row per instruction; instructions.cuh has the `op_` functions, for each kind. The compiler must
+not contract a * b + c (`--fmad=false`): results are equal to the reference's bit for bit.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from compll.ir.tile import Value
 
 C_TYPES = {"f32": "float", "i32": "i32", "bool": "bool", "f64": "double", "i64": "i64"}
-#: the types in which scratch memory and states lie; others are floats
+#: C types of scratch memory and states; others are floats
 MEMORY = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8": "u8",
           "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}  # fmt: skip
 UNARY = (
@@ -46,7 +45,7 @@ def text(v: Value, args: list[str]) -> str:
 
 
 def literal(v: Value) -> str:
-    """A constant."""
+    """A constant in C++."""
     if v.kind == "bool":
         return str(bool(v.attr)).lower()
     if v.kind in ("i32", "i64"):
@@ -56,7 +55,7 @@ def literal(v: Value) -> str:
 
 
 def double(number: float) -> str:
-    """A float64."""
+    """A float64 constant in C++."""
     if math.isfinite(number):
         return repr(number)
     return "D_NAN" if number != number else "D_INF" if number > 0 else "-D_INF"

@@ -1,4 +1,4 @@
-"""What a walk reads: the gradient, states and arrays of the kernel's own by rows of registers, and an
+"""Arrays that a walk reads: the gradient, states and scratch arrays, by rows of registers, and an
 incoming payload's fields."""
 
 from __future__ import annotations
@@ -8,31 +8,31 @@ from typing import Any
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import SCRATCH, Store, Value
 
-#: bits of a payload's item as a value
+#: expression that turns a payload's bits into a value, by storage
 OF_BITS = {"float32": "__int_as_float((i32){})", "float16": "float16_value((u16){})",
            "bfloat16": "bfloat16_value((u16){})"}  # fmt: skip
 
 
 def own_name(f: Field) -> str:
-    """The memory of an array of the plan's own."""
+    """The name of a scratch array's memory."""
     return "own_" + "".join(ch if ch.isalnum() else "_" for ch in f.name)
 
 
 class LaneArrays:
-    """The arrays of `walk` (a WalkKernel)."""
+    """Arrays that `walk` (a WalkKernel) reads."""
 
     def __init__(self, walk: Any) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
         reads = [v for v in walk.walk.values if v.op in ("load", "unpack") and v.level != "piece"]
         reads = [v for v in reads if not self.made(v.attr)]
         lanes = [v for v in reads if v.level == "lane"]
-        #: arrays by name, and fields of payloads or of bytes of trits
+        #: arrays held in registers, by name; then fields of payloads and bytes of trits
         self.held = {self.of(v.attr): v for v in lanes if self.of(v.attr)}
         self.fields = {v.attr.name: v.attr for v in lanes if not self.of(v.attr)}
         self.of_groups = [v.attr for v in reads if v.level == "tile"]
 
     def made(self, a: Any) -> Any:
-        """What computes elements of an array where they are read, if anything does."""
+        """The function that computes elements of an array on each read; None for other arrays."""
         own = isinstance(a, Field) and a.shape == SCRATCH
         return self.body.plan.elements.get(a.name) if own else None
 
@@ -47,7 +47,7 @@ class LaneArrays:
         return f"load1({array}, {place})"
 
     def of(self, a: Any) -> str:
-        """The piece's array of which a thread holds lanes in registers; "": it is another."""
+        """The piece's array whose lanes a thread holds in registers; "" for other arrays."""
         remade = self.walk.remade
         if isinstance(a, str):
             return str(remade.get("g") or self.body.given("xs"))
@@ -58,7 +58,7 @@ class LaneArrays:
         return str(remade.get(f"state {a.name}") or self.body.state(a))
 
     def own(self, f: Field) -> str:
-        """An array of the plan's own, by lanes of tiles; of trits, their bytes."""
+        """A scratch array, by lanes of tiles; for trits, their bytes."""
         plan, tile = self.body.plan, self.shape.tile
         grid = plan.grid_of(f)
         name = own_name(f)
@@ -70,20 +70,20 @@ class LaneArrays:
         return str(self.body.memory(name, kind, grid, tile))
 
     def codes(self, f: Field) -> str:
-        """Where an incoming field begins, or bytes of trits."""
+        """Pointer to an incoming field, or to bytes of trits."""
         if f.shape == SCRATCH:
             return self.own(f)
         return str(self.body.source(f))
 
     def written(self, s: Store) -> str:
-        """Where a store of lanes goes."""
+        """Pointer to the array that a store of lanes writes."""
         assert s.field is not None
         if s.target == "payload":
             return str(self.body.target(s.field))
         return self.own(s.field)
 
     def aligned(self) -> list[str]:
-        """Whether four lanes at a time can be accessed at once, as conditions."""
+        """Conditions under which a thread can access four lanes at once."""
         names = list(self.held)
         found = []
         for s in self.walk.walk.stores:
@@ -115,7 +115,7 @@ class LaneArrays:
             )
 
     def load_row(self, values: list[Value]) -> None:
-        """The bits of fields for the four lanes of row k, in q_NAME."""
+        """Declare the bits of fields for the four lanes of row k, as q_NAME."""
         needed = {v.attr.name: v.attr for v in values if v.op in ("load", "unpack")
                   and isinstance(v.attr, Field) and v.attr.name in self.fields}  # fmt: skip
         for f in needed.values():
@@ -151,7 +151,7 @@ class LaneArrays:
         b.add(f"for (int e = 0; e < 4; ++e) {short}")
 
     def lane(self, v: Value) -> str:
-        """What a lane reads."""
+        """The value that a lane reads."""
         if self.made(v.attr) is not None:
             return self.at(v, "(i < m ? o + i : 0)")
         array = self.of(v.attr)
@@ -163,7 +163,7 @@ class LaneArrays:
         return OF_BITS[v.attr.storage].format(bits)
 
     def of_tile(self, v: Value) -> str:
-        """What a tile reads."""
+        """The value that a tile reads."""
         f = v.attr
         at = f"{self.codes(f)} + t * {f.item_bits // 8}"
         kind = "i32" if v.kind == "i32" else "float"
@@ -171,7 +171,7 @@ class LaneArrays:
 
 
 def bytes_at_once(f: Field) -> int:
-    """Of an access to a payload field by one thread."""
+    """Bytes that one thread accesses at once in a payload field."""
     if f.shape == "group":
         return f.item_bits // 8
     return 2 if f.packed else f.item_bits // 2

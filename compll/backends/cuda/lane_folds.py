@@ -7,21 +7,21 @@ from typing import Any
 from compll.ir.tile import Value
 from compll.numerics.numbers import lane_count
 
-#: what a fold other than a sum begins with
+#: start value of a fold other than a sum
 START = {"max": "-2147483647", "min": "2147483647", "count": "0"}
 
 
 class Folds:
-    """Of the loops of `walk` (a WalkKernel)."""
+    """Folds of the loops of `walk` (a WalkKernel)."""
 
     def __init__(self, walk: Any) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
-        #: whether rows are lanes, too, the first to be folded: see [Note: order of sums]
+        #: true if rows are lanes, too, and are folded first: see [Note: order of sums]
         self.few = self.shape.row < lane_count(self.shape.tile)
         self.names: dict[int, str] = {}
 
     def open(self, folds: list[Value]) -> None:
-        """Before the loop."""
+        """Start values, before the loop."""
         for f in folds:
             name = self.names[id(f)] = self.body.name("a")
             if f.attr == "sum":
@@ -30,7 +30,7 @@ class Folds:
                 self.body.add(f"i32 {name} = {START[f.attr]};")
 
     def take(self, folds: list[Value]) -> None:
-        """Take up the lane at hand."""
+        """Fold the current lane."""
         for f in folds:
             name, x = self.names[id(f)], self.walk.named(f.args[0])
             if f.attr == "count":
@@ -45,7 +45,7 @@ class Folds:
                 self.body.add(f"{name}[j] = k ? {name}[j] + ({own}) : {own};")
 
     def close(self, folds: list[Value]) -> dict[int, str]:
-        """After the loop: the names of the folds' values, which their totals are told."""
+        """Finish the folds after the loop: names of their values. Leaves them for totals."""
         found = {}
         for f in folds:
             found[id(f)] = self.value(f)

@@ -1,4 +1,4 @@
-"""What a walk stores: payload fields, states, the gradient, arrays of the kernel's own."""
+"""Stores of a walk: payload fields, states, the gradient, scratch arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BITS = {"float32": "(u32)__float_as_int({})", "float16": "float16_bits({})",
 
 
 class Stores:
-    """Of `walk` (a WalkKernel)."""
+    """Stores of `walk` (a WalkKernel)."""
 
     def __init__(self, walk: Any) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
@@ -21,19 +21,19 @@ class Stores:
         self.done: set[int] = set()
 
     def share(self) -> None:
-        """Shared memory for the codes of tiles that are not whole, and of trits."""
+        """Declare shared memory for codes of trits, and of tiles that are not whole."""
         if self.packed:
             size = self.shape.teams * self.shape.tile
             self.body.add(f"__shared__ u8 codes[{len(self.packed)}][{size}];")
 
     def open(self) -> None:
-        """Whether codes of all the warp's tiles are put together in registers."""
+        """Declare `whole`: true if codes of all the warp's tiles can be collected in registers."""
         if any(s.field is not None and self.in_words(s.field) for s in self.packed):
             whole = f"READY || __all_sync(FULL, m == 0 || m == {self.shape.tile})"
             self.body.add(f"const bool whole = {whole};")
 
     def of_tiles(self) -> None:
-        """Stores of one value per tile that are known by now."""
+        """Store values of the tile that are known by now."""
         for s in self.stores:
             ready = all(v.op != "fold" or id(v) in self.walk.local for v in order_inside([s.value]))
             if s.value.level == "lane" or not ready or id(s) in self.done:
@@ -53,11 +53,11 @@ class Stores:
         return max(1, rows * f.bits // 8), max(1, 8 // (rows * f.bits))
 
     def in_words(self, f: Field) -> bool:
-        """Whether codes of whole tiles are put together in registers."""
+        """True if registers collect the codes of whole tiles."""
         return not f.trits and self.shape.tile * f.bits >= 32
 
     def open_codes(self, stores: list[Store]) -> None:
-        """Before a loop: registers for codes."""
+        """Declare registers for codes, before a loop."""
         for s in stores:
             if s.packed and s.field is not None and self.in_words(s.field):
                 self.body.add(f"u32 w_{s.name}[{self.words(s.field)[0]}] = {{}};")
@@ -79,7 +79,7 @@ class Stores:
         self.body.add(f"else {keep}")
 
     def codes(self, stores: list[Store]) -> None:
-        """After a loop: packed codes leave."""
+        """Write packed codes, after a loop."""
         b, tile = self.body, self.shape.tile
         for s in stores:
             f = s.field
@@ -113,7 +113,7 @@ class Stores:
     # rows
 
     def open_row(self, stores: list[Store]) -> None:
-        """Registers for the four lanes of a row."""
+        """Declare registers for the four lanes of a row."""
         for s in stores:
             if s.place is None and not s.packed:
                 self.body.add(f"{self.kind(s)} y_{self.label(s)}[4];")
@@ -124,11 +124,11 @@ class Stores:
         return "i32" if s.value.kind == "i32" else "float"
 
     def label(self, s: Store) -> str:
-        """Of a store, in names."""
+        """A store's number, for names."""
         return str(self.stores.index(s))
 
     def take(self, stores: list[Store]) -> None:
-        """The lane at hand."""
+        """Store the current lane."""
         for s in stores:
             value = self.walk.named(s.value)
             if s.place is not None:
@@ -141,7 +141,7 @@ class Stores:
                 self.body.add(f"y_{self.label(s)}[j] = {value};")
 
     def place(self, s: Store, value: str) -> None:
-        """A lane's value to a place of its own."""
+        """Store a lane's value at a place of its own."""
         b, at = self.body, self.walk.named(s.place)
         if s.target == SUMS:
             for what, one in (("index", at), ("value", value)):
@@ -159,13 +159,13 @@ class Stores:
             b.add(f"if ({back}i < m) store1({xs}, {at}, {value});")
 
     def summed(self, s: Store, what: str) -> str:
-        """The array of indices, or of values, that are to be summed by them."""
+        """The array of indices, or of values, for sums by index."""
         assert s.field is not None
         storage = "int32" if what == "index" else "float32"
         return str(self.walk.arrays.own(Field(f"{what} of {s.field.name}", storage, 0, "scratch")))
 
     def row(self, stores: list[Store]) -> None:
-        """The four lanes of a row leave."""
+        """Write the four lanes of a row."""
         b = self.body
         for s in stores:
             if s.place is not None or s.packed:

@@ -1,4 +1,4 @@
-"""What the CUDA backend's kernels have in common, whatever runs them: CuPy, or the tests' shim."""
+"""Common parts of the CUDA backend's kernels, for CuPy and the tests' shim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from compll.numerics.types import I64
 from compll.runtime.batches import Encoding
 
 MASK = (1 << 64) - 1
-#: by the bits that decode kernels set
+#: reasons for a bad payload, by the bits that decode kernels set
 REASONS = {
     1: "a payload's length does not fit its header",
     2: "an index lies outside its tensor, or is not above the one before it",
@@ -38,10 +38,10 @@ REASONS = {
 
 @dataclass
 class Batch:
-    """The device side of a table, for one plan: everything that a call with it needs, made once.
+    """The device side of a table for one plan: everything that a call with it needs, made once.
 
-    scratch: types and lengths of what its kernels take. evaluated: the last host-computed values,
-    with what they are of.
+    scratch: types and lengths of its kernels' memory. evaluated: the latest host-computed values,
+    with the step and limits that they are for.
     """
 
     table: Any
@@ -75,11 +75,12 @@ class Launching:
         self.make_device, self.device = make_device, make_device(code)
         self.items = Items(module, self.params, code.shape.tile)
         self.keeper = Keeper(self.device, module.name)
-        #: what decode kernels found wrong, a bit each (see REASONS)
+        #: errors that decode kernels found, a bit each (see REASONS)
         self.errors = self.device.zeros(1, "uint32")
-        self.device.settle()  # the first call may be on another stream
-        #: a uint64 in device memory that is added to `step`: lets a replayed CUDA graph go on. What
-        #: the host computes from the step (a warm-up's ratio, say) stays that of the capture.
+        self.device.settle()  # the first call may use another stream
+        #: a uint64 in device memory that is added to `step`, so that replays of a CUDA graph have
+        #: steps of their own. Numbers that the host computes from the step, such as a warm-up's
+        #: ratio, stay those of the capture.
         self.tick: Any = None
 
     # batches
@@ -123,13 +124,13 @@ class Launching:
         return b.lent.arrays
 
     def begin(self, x: Any, b: Batch) -> tuple[Any, ...]:
-        """What every kernel is given first."""
+        """The first arguments of every kernel."""
         return x, b.table, b.first, b.item_at, np.int32(b.pieces)
 
     def encode_args(
         self, name: str, b: Batch, x: Any, out: Any, at: Any, how: Encoding
     ) -> tuple[Any, ...]:
-        """What kernels of an encode, or of a round, are given; then come states and scratch."""
+        """Arguments of kernels of an encode or a round; states and scratch follow."""
         return (
             *self.begin(x, b), out, at, self.statics(name, b, how.step, how.most),
             np.uint64(how.seed & MASK), np.uint64(how.step & MASK), self.tick,
@@ -139,7 +140,8 @@ class Launching:
     def decode(
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool, step: int = 0
     ) -> None:
-        """Decode all pieces into out, or add them; with at [k, m], k payloads of each."""
+        """Decode all pieces into out, or add them to it; with `at` [k, m], k payloads of each
+        piece."""
         name = "add" if add else "set"
         b = self.batch(name, table)
         args = (
@@ -149,7 +151,7 @@ class Launching:
         self.run(name, b, args, self.device.dtype(out))
 
     def run(self, name: str, b: Batch, args: tuple[Any, ...], gradient: str) -> None:
-        """Launch the steps of a plan; neighbours that repeat do so together."""
+        """Launch the steps of a plan. Neighbouring steps that repeat do so together."""
         args = (*args, *self.lend(name, b))
         with self.whole():
             for expr, group in groupby(self.source.plans[name].steps, key=lambda s: s.repeat):
@@ -161,18 +163,18 @@ class Launching:
                             self.device.launch(gradient, step.kernel, blocks, step.threads, args)
 
     def states(self, name: str, state: Mapping[str, Any] | None, table: I64) -> tuple[Any, ...]:
-        """The states that a plan is given."""
+        """The states that a plan takes."""
         if state is None:
             return ()
         if any(s.shape == "scalar" for s in self.module.states):
             self.refuse_shared(table)
         return tuple(state[s] for s in self.source.plans[name].states)
 
-    # what is kept
+    # cached numbers
 
     def statics(self, name: str, b: Batch, step: int, most: I64 | None = None) -> Any:
-        """Host-computed values in device memory, float64 [m * statics]; uploaded when they differ
-        from the last. most: what filters may keep of each piece."""
+        """Host-computed values in device memory, float64 [m * statics]; uploaded if they differ
+        from the last ones. most: the most elements that filters may keep of each piece."""
         plan = self.source.plans[name]
         asked = (step if plan.steps_matter else 0, None if most is None else most.tobytes())
         if b.evaluated is None or b.evaluated[0] != asked:
@@ -199,16 +201,17 @@ class Launching:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Around a plan's launches: scratch is as the next call needs it after all of them only."""
+        """A context for a plan's launches: if not all of them are done, scratch is cleaned."""
         try:
             yield
         except BaseException:
-            with suppress(Exception):  # of a device that has failed: the first error tells more
+            with suppress(Exception):  # the device may have failed: the first error tells more
                 self.keeper.clean()
             raise
 
     def refuse_shared(self, table: I64) -> None:
-        """Pieces run at the same time, so no two of them may update the state of one tensor."""
+        """Raise UsageError if two pieces would update one tensor's state: pieces run at the same
+        time."""
         if once(table, "shared", lambda: len(np.unique(table[:, 2])) < len(table)):
             raise UsageError(
                 f"{self.module.name}: no two pieces of a batch on a device may belong to one "
@@ -216,11 +219,11 @@ class Launching:
             )
 
     def raise_found(self) -> None:
-        """Raise PayloadError for a bad payload that an earlier decode met; waits."""
+        """Raise PayloadError for a bad payload that an earlier decode found; waits."""
         with self.arrays.stream():
             found = int(self.device.download(self.errors)[0])
             if found:
-                self.errors[:] = 0  # in place: a captured CUDA graph writes to it
+                self.errors[:] = 0  # in place: a captured CUDA graph writes here
         if found:
             raise PayloadError(f"{self.module.name}: {REASONS[min(found, 3)]}")
 

@@ -1,7 +1,7 @@
-"""CUDA C++ to machine code by NVRTC, which needs no device.
+"""Compilation of CUDA C++ to machine code by NVRTC, which needs no device.
 
-CuPy's own way from source to module is not taken: it adds `-ftz=true`, which makes zeros of
-denormal floats, so that payloads would not be those of the other backends.
+CuPy's own compilation is not used: it adds `-ftz=true`, which turns denormal floats into zeros, so
+that payloads would differ from those of the other backends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--p
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes: registers of a thread, bytes of local memory of a thread (what registers
-    could not hold), bytes of shared memory of a block."""
+    """Resources of a kernel: registers of a thread, bytes of local memory of a thread (for values
+    that do not fit registers), bytes of shared memory of a block."""
 
     registers: int
     local: int
@@ -29,7 +29,7 @@ class Resources:
 
 
 def resources(log: str) -> dict[str, Resources]:
-    """Of every kernel, by its name, from what ptxas says with `-v`."""
+    """Resources of every kernel, by its name, from ptxas's output with `-v`."""
     found, name, local = dict[str, Resources](), "", 0
     for line in log.splitlines():
         if entry := re.search(r"entry function '(\w+)'", line):
@@ -43,8 +43,8 @@ def resources(log: str) -> dict[str, Resources]:
 
 
 def compiled(text: str, arch: str, *options: str) -> tuple[bytes, dict[str, Resources]]:
-    """Compile for one architecture: a cubin for "sm_90", PTX for "compute_90"; and what each kernel
-    of a cubin takes. Raises RuntimeError for a source that NVRTC refuses."""
+    """Code for one architecture: a cubin for "sm_90", PTX for "compute_90"; and resources of each
+    kernel of a cubin. Raises RuntimeError for a source that NVRTC refuses."""
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(text, "compll.cu", (), ())
@@ -61,9 +61,11 @@ def compiled(text: str, arch: str, *options: str) -> tuple[bytes, dict[str, Reso
 
 
 def complete(elf: bytes) -> bytes:
-    """A cubin with its last byte, which CuPy takes for the end of a text: tools refuse it without.
+    """A cubin with its last byte, which CuPy drops as the end of a text; tools refuse a cubin
+    without it.
 
-    It is of the program headers, which stand last, and zero as the upper half of an alignment is.
+    The byte belongs to the program headers, which come last. It is zero, as is the upper half of an
+    alignment.
     """
     (begin,), (size, count) = struct.unpack_from("<Q", elf, 32), struct.unpack_from("<HH", elf, 54)
     return elf.ljust(begin + size * count, b"\0")
@@ -75,8 +77,8 @@ def cubin(text: str, arch: str, *options: str) -> bytes:
 
 
 def architecture(capability: str) -> str:
-    """What to compile for, for a device of a compute capability ("90"): machine code, or what the
-    driver makes machine code of where NVRTC does not know the device yet."""
+    """The target for a device of a compute capability ("90"): machine code, or PTX, which the
+    driver compiles, if NVRTC does not know the device yet."""
     from cupy.cuda import nvrtc
 
     known = nvrtc.getSupportedArchs()

@@ -1,4 +1,4 @@
-"""Where a payload's fields lie: what follows from its counts and lengths, as text."""
+"""Places of a payload's fields, computed from its counts and lengths, as text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from compll.ir.layout import header
 from compll.ir.module import Field
 
-#: a payload that is read, or that is written, and where the piece's begins in it
+#: incoming and outgoing payloads: the array, and the start of the piece's payload in it
 PLACES = {"in": ("data", "at_in[p]"), "out": ("out", "at[p]")}
 
 
 class PayloadFields:
-    """Of one of PLACES in the kernel `body` (a Body)."""
+    """Fields of an incoming or outgoing payload (see PLACES) in the kernel `body` (a Body)."""
 
     def __init__(self, body: Any, prefix: str) -> None:
         self.body, self.prefix = body, prefix
@@ -21,13 +21,13 @@ class PayloadFields:
         self.head = header(self.module)
 
     def place(self, name: str, *, length: bool) -> str:
-        """Where a selection's count, or a field's length, stands in the payload."""
+        """Pointer to a selection's count or a field's length in the payload."""
         counted, lengths = self.head
         index = len(counted) + lengths.index(name) if length else counted.index(name)
         return f"{self.data} + {self.at} + {4 * index}"
 
     def offset(self, number: int) -> str:
-        """Where field `number` begins, after all: the status byte."""
+        """Start of field `number`; after the last field, of the status byte."""
         name = f"{self.prefix}_at{number}"
         if number == 0:
             begin = f"{self.at} + {4 * sum(map(len, self.head))}"
@@ -37,11 +37,11 @@ class PayloadFields:
         return str(self.body.hoist(name, f"const i64 {name} = {before} + {size};"))
 
     def end(self) -> str:
-        """Where the status byte stands."""
+        """Start of the status byte."""
         return self.offset(len(self.module.fields))
 
     def pointer(self, f: Field) -> str:
-        """Where a field begins."""
+        """Pointer to a field."""
         number = [one.name for one in self.module.fields].index(f.name)
         return f"({self.data} + {self.offset(number)})"
 
@@ -62,7 +62,7 @@ class PayloadFields:
         return self.bytes(f, count)
 
     def bytes(self, f: Field, count: str) -> str:
-        """Bytes of so many values."""
+        """Bytes of `count` values."""
         if not f.packed:
             return f"{count} * {f.item_bits // 8}"
         rest = f"({count} % {self.tile}"
@@ -76,7 +76,7 @@ class PayloadFields:
         return self.header_number(f"length_{f.name}", self.place(f.name, length=True))
 
     def kept(self, selection: str) -> str:
-        """How many elements a selection has; "": the piece."""
+        """Elements of a selection; "": of the piece."""
         if not selection:
             return str(self.body.given("n"))
         if selection not in self.head[0]:
@@ -86,7 +86,7 @@ class PayloadFields:
         return self.header_number(f"count_{selection}", self.place(selection, length=False))
 
     def header_number(self, name: str, place: str) -> str:
-        """A number of an incoming payload's head; 0 where there is none."""
+        """A number of an incoming payload's header; 0 if the payload is too short for it."""
         size = 4 * sum(map(len, self.head))
         text = f"const i64 {name} = used_in[p] < {size} ? 0 : load_uint32({place});"
         return str(self.body.hoist(name, text))

@@ -13,13 +13,13 @@ from compll.ir.expr import Expr
 from compll.ir.module import Field
 from compll.ir.tile import Kernel
 
-#: of every kernel; states and scratch memory follow
+#: parameters of every kernel; states and scratch memory follow
 ENCODE = (
     "XT* __restrict__ x", "const i64* table", "const i64* first", "const i64* item_at", "int pieces",
     "u8* __restrict__ out", "const i64* at", "const double* st", "u64 seed", "u64 base_step",
     "const u64* tick", "float scale", "int back", "i64* used",
 )  # fmt: skip
-TAKEN = ("const u8* __restrict__ data", "const i64* at_in")  # by an encode that takes a payload in
+TAKEN = ("const u8* __restrict__ data", "const i64* at_in")  # of an encode that takes a payload in
 DECODE = (
     "XT* __restrict__ x", "const i64* table", "const i64* first", "const i64* item_at", "int pieces",
     "const u8* __restrict__ data", "const i64* at_in", "const i64* used_in", "const double* st",
@@ -29,7 +29,7 @@ DECODE = (
 
 class PlanBuilder:
     """Collects what kernels need while they are printed. slots: numbers of a piece that one kernel
-    leaves for others, by what they are of."""
+    leaves for others, by identity."""
 
     def __init__(
         self, name: str, kernel: Kernel, shape: Shape, params: tuple[str, ...], *,
@@ -37,22 +37,22 @@ class PlanBuilder:
     ) -> None:  # fmt: skip
         self.name, self.module, self.shape, self.given = name, kernel.module, shape, params
         self.statics, self.limits, self.decodes = kernel.statics, kernel.limits, decodes
-        #: whether a check has left what is wrong with payloads
+        #: true if a check marked bad payloads
         self.checks = False
-        #: whether its kernel adds several payloads of each piece
+        #: true if its kernel adds several payloads of each piece
         self.merges = False
         self.steps: list[Step] = []
         self.texts: list[str] = []
         self.grids: list[Grid] = [Grid(ELEMENTS, shape.teams, tiles=True)]
         self.scratch: dict[str, Scratch] = {}
         self.slots: dict[Hashable, int] = {}
-        #: where fields are read that are not in a payload, and matrices that must have room
+        #: pointers to fields that are not in a payload, and matrices that must have room
         self.sources: dict[str, Callable[[Any], str]] = {}
         self.rooms = kernel.rooms
-        #: elements of arrays that are computed where they are read, of a kernel and their number
+        #: texts of elements that are computed on each read, from a kernel and an index
         self.elements: dict[str, Callable[[Any, str], str]] = {}
         self.names = 0
-        #: where numbers stand that are in memory of their own: its name, how many, which
+        #: numbers in memory of their own: its name, its length, and the number's index
         self.elsewhere: dict[int, tuple[str, int, int]] = {}
 
     def fresh(self, prefix: str) -> str:
@@ -61,7 +61,7 @@ class PlanBuilder:
         return f"{prefix}{self.names}"
 
     def static(self, expr: Expr) -> int:
-        """The number of a value that the host computes."""
+        """The index of a value that the host computes."""
         known = next((i for i, e in enumerate(self.statics) if e is expr), None)
         if known is None:
             self.statics.append(expr)
@@ -75,14 +75,14 @@ class PlanBuilder:
         return self.grids.index(wanted)
 
     def grid_of(self, f: Field) -> int:
-        """The grid of an array's tiles: of a selection, or the piece."""
+        """The grid of an array's tiles: those of a selection, or of the piece."""
         if f.dims:
             return self.tiles(Domain("matrix", "", f.dims))
         selected = f.of in {s.name for s in self.module.selections}
         return self.tiles(Domain("kept", f.of)) if selected else 0
 
     def tiles(self, domain: Domain) -> int:
-        """The grid of a domain's tiles; 0: of the piece's."""
+        """The grid of a domain's tiles; 0 for those of the piece."""
         return self.grid(domain, self.shape.teams, tiles=True)
 
     def memory(self, name: str, dtype: str, per: str, factor: int = 1) -> str:
@@ -91,21 +91,21 @@ class PlanBuilder:
         return name
 
     def slot(self, key: Hashable) -> str:
-        """Where a number of a piece is kept between kernels."""
+        """The place of a number of a piece that is kept between kernels."""
         self.memory("sc", "uint64", "piece")
         return f"sc[p * @SLOTS@ + {self.slots.setdefault(key, len(self.slots))}]"
 
     def launch(
         self, what: str, grid: int, threads: int, text: str, repeat: Expr | int | None = None
     ) -> None:
-        """The next step: a kernel, by the text within its braces."""
+        """Add the next step: a kernel, by the text within its braces."""
         name = f"{self.name}_{what}{len(self.steps)}"
         self.steps.append(Step(name, grid, threads, repeat))
         head = f'extern "C" __global__ void __launch_bounds__({threads}) {name}(@PARAMS@)'
         self.texts.append(f"{head} {{\n{text}}}\n")
 
     def text(self) -> str:
-        """Of all kernels."""
+        """The text of all kernels."""
         found = "".join(self.texts).replace("@PARAMS@", ", ".join(self.params()))
         found = found.replace("@SLOTS@", str(len(self.slots)))
         return found.replace("@STATICS@", str(len(self.statics)))
@@ -114,12 +114,12 @@ class PlanBuilder:
         return (*self.given, *(s.declaration for s in self.memories()))
 
     def memories(self) -> tuple[Scratch, ...]:
-        """Scratch memory, now that all slots are known."""
+        """All scratch memory, once all slots are known."""
         known = {"sc": len(self.slots)}
         return tuple(replace(s, factor=known.get(s.name, s.factor)) for s in self.scratch.values())
 
     def plan(self, states: tuple[str, ...], writes_back: bool) -> Plan:
-        """What the host needs of it."""
+        """The plan, for the host."""
         return Plan(
             tuple(self.steps), self.params(), tuple(self.statics), tuple(self.grids),
             self.memories(), states, writes_back, tuple(self.rooms),

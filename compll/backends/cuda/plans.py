@@ -1,4 +1,4 @@
-"""What a generated CUDA source is: its text, and which launches make an encode or a decode."""
+"""A generated CUDA source: its text, and the launches that make an encode or a decode."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Plan:
-    """How a batch is encoded or decoded: launches in order.
+    """The launches of an encode or a decode, in order.
 
-    Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode), and those of rounds (see
-    array_plans.py). params: of every kernel, as C declarations. statics: host-computed values, a row
-    per piece. writes_back: whether encode itself overwrites the gradient by its decoded value. rooms:
-    matrices that must have room for the elements of a piece, or at least as many as it has (matrix or
-    flat, and the dimensions).
+    Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode), and those of rounds.
+    params: of every kernel, as C declarations. statics: host-computed values, a row per piece.
+    writes_back: encode itself overwrites the gradient with its decoded value. rooms: kind
+    ("matrix", "flat" or "") and dimensions of matrices; see check_rooms.
     """
 
     steps: tuple[Step, ...]
@@ -36,7 +35,7 @@ class Plan:
 
     @property
     def steps_matter(self) -> bool:
-        """Whether a host-computed value depends on the step."""
+        """True if a host-computed value depends on the step."""
         return any("step" in depends(e) for e in self.statics)
 
 
@@ -44,7 +43,7 @@ class Plan:
 class Source:
     """The generated text (without the prelude) and its plans by name.
 
-    merges: whether the plan "add" adds several payloads of each piece in one launch.
+    merges: the plan "add" adds several payloads of each piece in one launch.
     """
 
     text: str
@@ -53,7 +52,7 @@ class Source:
     merges: bool = False
 
     def full(self, gradient: str = "float32") -> str:
-        """All that a compiler needs, for gradients of this dtype."""
+        """The whole text for a compiler, for gradients of this dtype."""
         return f"#define GRADIENT {GRADIENTS[gradient]}\n{prelude()}\n{self.text}"
 
 

@@ -1,5 +1,5 @@
-"""Tile programs as CUDA kernels: a walk is one over its tiles, after one that counts where it selects;
-what lies between walks is computed by a block for each piece."""
+"""Tile programs as CUDA kernels: a walk is a kernel over its tiles, after another that counts if it
+selects; steps between walks are computed by a block for each piece."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ THREADS = 256
 
 
 class Printer:
-    """Adds the kernels of tile programs to a plan. guard: the condition of the step at hand."""
+    """Adds the kernels of tile programs to a plan. guard: the condition of the current step."""
 
     def __init__(self, plan: PlanBuilder) -> None:
         self.plan = plan
@@ -52,18 +52,18 @@ class Printer:
     # kernels
 
     def open_phase(self) -> Body:
-        """The kernel that computes numbers of pieces, after what has been launched."""
+        """The kernel that computes numbers of pieces, after the launches so far."""
         if self.phase is None:
             self.phase = Body(self.plan, -1, THREADS)
             self.phase.add(f"if ({self.phase.given('n')} == 0{self.unless()}) return;")
         return self.phase
 
     def unless(self) -> str:
-        """What else has a kernel leave a piece alone, as text."""
+        """A further condition for skipping a piece, as text."""
         return " || wrong[p]" if self.plan.checks else ""
 
     def end_phase(self) -> None:
-        """The next kernel launches after it."""
+        """Have the next kernel launch after the open phase."""
         if self.phase is not None:
             self.plan.launch("piece", -1, THREADS, str(self.phase))
             self.phase = None
@@ -72,7 +72,7 @@ class Printer:
     def kernel(
         self, what: str, grid: int, threads: int, repeat: Expr | int | None = None
     ) -> Iterator[Body]:
-        """A kernel of its own, launched after what came before."""
+        """A kernel of its own, launched after earlier ones."""
         self.require([self.guard[0]] if self.guard else [])
         self.end_phase()
         b = Body(self.plan, grid, threads)
@@ -89,19 +89,20 @@ class Printer:
     # numbers of a piece
 
     def require(self, values: Sequence[Value]) -> None:
-        """Have numbers that follow from totals be known to the next kernel."""
+        """Make numbers that depend on totals known to the next kernel."""
         for v in values:
             if v.level == "piece" and self.late(v) and id(v) not in self.plan.slots:
                 self.value(v)
 
     def late(self, v: Value) -> bool:
-        """Whether a number follows from totals."""
+        """True if a number depends on totals."""
         if id(v) not in self.lates:
             self.lates[id(v)] = v, v.op == "total" or any(map(self.late, v.args))
         return self.lates[id(v)][1]
 
     def value(self, v: Value) -> str:
-        """A number of the piece, in the phase at hand; left for others where it is late."""
+        """A number of the piece in the open phase; left for other kernels if it depends on
+        totals."""
         if v.op == "const" or not self.late(v):
             return self.open_phase().value(v)
         b = self.open_phase()
@@ -117,7 +118,7 @@ class Printer:
         return name
 
     def total(self, b: Body, v: Value) -> str:
-        """What a walk's fold comes to over all tiles."""
+        """The total of a walk's fold over all tiles."""
         (f,) = v.args
         memory, region = self.parts[id(f)]
         parts, count = b.memory(memory, "uint32", region.grid), self.tiles(b, region)
@@ -135,7 +136,7 @@ class Printer:
         return b.declare(C_TYPES[v.kind], text, "s")
 
     def region(self, walk: Walk) -> Region:
-        """What a walk goes over."""
+        """The tiles that a walk runs over."""
         if walk.matrix is not None:
             size = walk.matrix.size
             self.require([size])
@@ -147,14 +148,14 @@ class Printer:
         return Region(grid, lambda b: b.fields[prefix].kept(walk.of))
 
     def tiles(self, b: Body, region: Region) -> str:
-        """How many tiles a region has."""
+        """The number of tiles of a region."""
         tile = self.plan.shape.tile
         return f"({region.size(b)} + {tile - 1}) / {tile}"
 
     # steps
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """One after the other; states of the tensor change at the end."""
+        """Steps in order; states of one number are stored at the end."""
         states = [s for s in steps if isinstance(s, Store) and s.target == "state"]
         for step in steps:
             if step not in states:
@@ -166,7 +167,7 @@ class Printer:
             self.store_state(s.field, s.value)
 
     def store_state(self, f: Field, value: Value) -> None:
-        """A state of the tensor takes up a number."""
+        """Store a number in a state."""
         name, b = self.value(value), self.open_phase()
         to = f"a_{f.name}[{b.given('tensor')}]"
         b.add(f"if (threadIdx.x == 0 && finite((float){name})) {to} = (float){name};")
@@ -194,7 +195,7 @@ class Printer:
             self.store(step)
 
     def when(self, step: When) -> None:
-        """Steps that are perhaps not taken: what they make is 0 then."""
+        """Steps under a condition; their results are 0 if it does not hold."""
         self.guard = (step.condition, step.wanted)
         for one in step.steps:
             for v in made(one) if isinstance(one, KthLargest | ThresholdSearch) else ():
@@ -206,7 +207,7 @@ class Printer:
         self.guard = None
 
     def store(self, s: Store) -> None:
-        """A number of the piece, or a table, into the payload."""
+        """Store a number of the piece, or a table, in the payload."""
         value = self.value(s.value)
         b = self.open_phase()
         assert s.field is not None
@@ -246,7 +247,7 @@ class Printer:
             WalkKernel(b, walk, region, memories, places or {}).emit()
 
     def count(self, walk: Walk) -> None:
-        """How many lanes of earlier tiles are selected, and how many in all."""
+        """Count the selected lanes before each tile, and in all."""
         conditions = counted(walk)
         if not conditions:
             return

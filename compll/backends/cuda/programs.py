@@ -9,15 +9,15 @@ from compll.backends.cuda.printer import THREADS, Printer
 from compll.ir.layout import header
 from compll.ir.tile import Kernel, Store, Stream, Value, Walk
 
-#: bits from which on a float is not finite
+#: the smallest bits, without the sign, of a float that is not finite
 INFINITE = 0x7F800000
-#: whether an incoming payload tells of what is not finite
+#: true if an incoming payload's status byte is set
 TOLD = Value("told", (), "bool", "piece")
 NAN = Value("const", (), "f32", "piece", float("nan"))
 
 
 def encode(p: Printer, kernel: Kernel) -> None:
-    """An encode's kernels."""
+    """Add an encode's kernels."""
     p.plan.limits = kernel.limits
     p.steps(kernel.steps)
     close(p, kernel)
@@ -25,7 +25,7 @@ def encode(p: Printer, kernel: Kernel) -> None:
 
 
 def decode(p: Printer, kernel: Kernel, checking: Kernel | None) -> None:
-    """A decode's, after those of a check, which leaves bits of what is wrong."""
+    """Add a decode's kernels, after those of a check, which mark bad payloads."""
     p.plan.limits = kernel.limits
     p.plan.merges = kernel.name == "decode_add" and checking is None and alone(kernel)
     if checking is not None:
@@ -36,13 +36,14 @@ def decode(p: Printer, kernel: Kernel, checking: Kernel | None) -> None:
             telling(p, step)
         elif isinstance(step, Store) and step.target == "zero":
             fill(p)
-        elif not isinstance(step, Stream):  # those are there already
+        elif not isinstance(step, Stream):  # the check loaded them
             p.step(step)
     p.end_phase()
 
 
 def alone(kernel: Kernel) -> bool:
-    """Whether each lane is decoded on its own, in one walk: for payload after payload, then."""
+    """True if each lane is decoded on its own, in one walk, so that a kernel can add payload after
+    payload."""
     (first, *others) = kernel.steps
     if others or not isinstance(first, Walk) or first.of or first.folds or first.compacts:
         return False
@@ -51,7 +52,7 @@ def alone(kernel: Kernel) -> bool:
 
 
 def telling(p: Printer, walk: Walk) -> None:
-    """A decode's walk, but NaN where the payload tells that the gradient was not finite."""
+    """A decode's walk. The result is NaN if the payload says that the gradient was not finite."""
     if any(s.place is not None for s in walk.stores):
         if walk.stores[0].target == "scatter_add":
             p.guard = (TOLD, True)
@@ -67,7 +68,8 @@ def telling(p: Printer, walk: Walk) -> None:
 
 
 def check(p: Printer, kernel: Kernel) -> None:
-    """Whether payloads are as long as their heads tell, and positions lie in their tensors."""
+    """Check that payloads are as long as their headers say, and that positions lie in their
+    tensors."""
     b = p.phase = Body(p.plan, -1, THREADS)
     p.plan.checks = True
     wrong = b.memory("wrong", "uint32", -1)
@@ -98,7 +100,7 @@ def check(p: Printer, kernel: Kernel) -> None:
 
 
 def close(p: Printer, kernel: Kernel) -> None:
-    """The status byte, and the payload's length where it varies."""
+    """Store the status byte, and the payload's length if it varies."""
     status, varying = p.plan.module.status, any(header(p.plan.module))
     if not (status or varying):
         return
@@ -114,12 +116,12 @@ def close(p: Printer, kernel: Kernel) -> None:
 
 
 def fill(p: Printer) -> None:
-    """Zeros everywhere: decodes of selections; NaN where a payload tells of such."""
+    """Store zeros everywhere, for decodes of selections; NaN if a payload's status byte is set."""
     zero = Value("repeat", (Value("const", (), "f32", "piece", 0.0),), "f32", "lane")
     value = told_or(zero) if p.plan.module.status else zero
     p.walk_kernel("fill", Walk([Store("gradient", None, value)]), {})
 
 
 def told_or(value: Value, told: Value = TOLD) -> Value:
-    """A lane, or NaN where the payload tells of such."""
+    """A lane; NaN if the payload's status byte is set."""
     return Value("where", (told, NAN, value), "f32", "lane")

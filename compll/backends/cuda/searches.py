@@ -1,7 +1,7 @@
-"""Thresholds that are searched for: the k-th largest by its digits, others by counts.
+"""Searched thresholds: the k-th largest by its digits, others by counts.
 
-Keys are stored once, by a walk; histograms of their digits need them alone (see searches.cuh). Where
-a sample is looked at, the elements that keys are made of are put together first.
+A walk stores the keys once; histograms of their digits need only them (see searches.cuh). For a
+sample, the elements that keys are made of are collected first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from compll.ir.tile import SCRATCH, KthLargest, Store, ThresholdSearch, Value, W
 ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
 EACH = 4096  # keys of a block
 KEYS = Field("keys", "int32", 0, SCRATCH)
-#: numbers of a search by counts: see Search in searches.cuh
+#: length of a search's array, and indices in it: see Search in searches.cuh
 SEARCH, TRIES, LAST = 11, 2, 10
 
 
 def kth_largest(p: Any, step: KthLargest) -> None:
-    """The step's two numbers. p: the Printer."""
+    """Compute the step's two numbers. p: the Printer."""
     key = step.walk.compacts[0].parts[0][1]
     keys = Walk([Store(SCRATCH, KEYS, key)])
     if step.sample is None:
@@ -40,7 +40,7 @@ def kth_largest(p: Any, step: KthLargest) -> None:
 
 
 def told_by_host(v: Value, statics: list[Expr]) -> Expr | int | None:
-    """A number that the host knows, whatever the step; None: it does not."""
+    """A number that the host knows without the step; None for others."""
     if v.op in ("as_count", "max", "convert"):
         return told_by_host(v.args[0], statics)
     if v.op == "const":
@@ -50,7 +50,8 @@ def told_by_host(v: Value, statics: list[Expr]) -> Expr | int | None:
 
 
 def radix(p: Any, step: KthLargest, name: str, tiles: int, grid: int, length: Value | None) -> None:
-    """Digit by digit: a histogram of the keys that have those found so far, and the next one."""
+    """Search digit by digit: a histogram of keys with the digits found so far, then the next
+    digit."""
     k = p.value(step.k)
     p.open_phase().add(f"if (threadIdx.x == 0) {memory(p.phase)[2]}[0] = {k};")
     p.open_phase().add(f"if (threadIdx.x == 0) {memory(p.phase)[1]}[0] = 0;")
@@ -72,7 +73,7 @@ def radix(p: Any, step: KthLargest, name: str, tiles: int, grid: int, length: Va
 
 
 def memory(b: Body) -> tuple[str, str, str]:
-    """A piece's histogram, the digits found so far, and the rank within those that have them."""
+    """A piece's histogram, the digits found so far, and the rank among keys with these digits."""
     return (
         b.memory("hist", "uint64", -1, 2048), b.memory("radix_prefix", "uint32", -1),
         b.memory("radix_rank", "int64", -1),
@@ -80,7 +81,7 @@ def memory(b: Body) -> tuple[str, str, str]:
 
 
 def sample(p: Any, step: KthLargest, keys: Walk) -> int:
-    """Leave the keys of a sample; the grid of its tiles."""
+    """Leave the keys of a sample; returns the grid of its tiles."""
     assert step.sample is not None
     plan = p.plan
     count = told_by_host(step.sample, plan.statics)
@@ -113,7 +114,8 @@ def sample(p: Any, step: KthLargest, keys: Walk) -> int:
 
 
 def gather(p: Any, grid: int, size: Value, sources: dict[str, Any]) -> None:
-    """Put elements of a sample together. sources: by memory, its type and what it is taken from."""
+    """Collect elements of a sample. sources: for each memory, its type and the array it is copied
+    from."""
     shape = p.plan.shape
     per = shape.teams * shape.tile
     with p.kernel("sample", grid, 256) as b:
@@ -128,7 +130,7 @@ def gather(p: Any, grid: int, size: Value, sources: dict[str, Any]) -> None:
 
 
 def threshold_search(p: Any, step: ThresholdSearch) -> None:
-    """adjust or bisect: walks that count for a tree of thresholds, until a count fits."""
+    """adjust or bisect: walks count for a tree of thresholds, until a count fits."""
     name = p.plan.fresh("search")
     halves = str(step.how == "bisect").lower()
     for q, v in enumerate(step.tries):
@@ -158,7 +160,7 @@ def threshold_search(p: Any, step: ThresholdSearch) -> None:
 
 
 def given(b: Body, name: str, step: ThresholdSearch) -> str:
-    """Declare the operator's numbers; where the search stands."""
+    """Declare the operator's numbers; returns a pointer to the search's state."""
     numbers = ", ".join(b.value(v) for v in step.given)
     b.add(f"const double given[] = {{{numbers}}};")
     return b.memory(name, "float64", -1, SEARCH)

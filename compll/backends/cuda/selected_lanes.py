@@ -1,7 +1,7 @@
-"""Lanes of a walk that are selected, and lanes that take the next element of a spread array.
+"""Selected lanes of a walk, and lanes that take the next element of a spread array.
 
-Which place a lane has follows from how many are before its tile, which an earlier kernel has
-counted, and from ballots of the team.
+A lane's place is the number of selected lanes before it: before its tile, which an earlier kernel
+counted, and within the tile, by ballots of the team.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Counted:
 
 
 def counted(walk: Walk) -> list[Counted]:
-    """What has to be counted before a walk."""
+    """Conditions that must be counted before a walk."""
     found = []
     for one in walk.compacts:
         for kind, condition in (("always", one.always), ("first", one.first)):
@@ -33,7 +33,7 @@ def counted(walk: Walk) -> list[Counted]:
 
 
 class SelectedLanes:
-    """Of `walk` (a WalkKernel)."""
+    """Selected lanes of `walk` (a WalkKernel)."""
 
     def __init__(self, walk: Any) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
@@ -41,12 +41,12 @@ class SelectedLanes:
         self.spreads = walk.walk.spreads
 
     def open(self) -> None:
-        """Before all loops."""
+        """Declarations before all loops."""
         for one in self.counted:
             self.body.add(f"i64 next_{one.name};")
 
     def begin(self) -> None:
-        """How many lanes are before the tile."""
+        """Set the number of selected lanes before the tile."""
         grid = self.walk.region.grid
         for one in self.counted:
             before = self.body.memory(f"before_{one.name}", "uint32", grid)
@@ -54,7 +54,7 @@ class SelectedLanes:
             self.body.add(f"next_{one.name} = m ? {blocks} + {before}[t] : 0;")
 
     def row(self, loop: Loop) -> None:
-        """The places of a row's selected lanes."""
+        """Find the places of a row's selected lanes."""
         for one in loop.compacts:
             self.compact_row(one)
         needed = {id(v) for v in order_of_lanes(loop, ())}
@@ -63,7 +63,7 @@ class SelectedLanes:
                 self.ranks(f"spread{k}", v.args[0])
 
     def ranks(self, name: str, condition: Value) -> None:
-        """Declarations: whether each of the four lanes is one, and which."""
+        """Declare, for four lanes, if each is selected, and its place."""
         b, team = self.body, self.shape.team
         b.add(f"bool is_{name}[4];")
         b.add(f"i64 rank_{name}[4];")
@@ -89,26 +89,26 @@ class SelectedLanes:
             b.add(f"rank_{s}[j] = {' + '.join(place)};")
 
     def take(self, loop: Loop) -> None:
-        """Append the lane at hand where it is selected."""
+        """Append the current lane if it is selected."""
         for one in loop.compacts:
             for f, value in one.parts:
                 to = f"{self.walk.arrays.own(f)}[rank_{one.selection}[j]]"
                 self.body.add(f"if (is_{one.selection}[j]) {to} = {self.walk.named(value)};")
 
     def lane(self, v: Value) -> str:
-        """Whether the lane is selected, or what it takes."""
+        """True for a selected lane; for a spread, the value that the lane takes."""
         if v.op == "selected":
             return f"is_{v.attr}[j]"
         k = [id(one) for one in self.spreads].index(id(v))
         return f"is_spread{k}[j] ? {self.element(v, f'rank_spread{k}[j]')} : 0.0f"
 
     def element(self, v: Value, place: str) -> str:
-        """An element of the array that is spread."""
+        """An element of the spread array."""
         if v.attr.expr is None:
             return f"{self.walk.arrays.own(v.attr)}[{place}]"
         return f"load_float32({self.walk.arrays.codes(v.attr)} + 4 * {place})"
 
 
 def fold_of(condition: Value) -> Value:
-    """How many lanes of a tile a condition holds for."""
+    """The number of lanes of a tile for which a condition holds."""
     return Value("fold", (condition,), "i32", "tile", "count")

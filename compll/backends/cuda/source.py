@@ -1,4 +1,4 @@
-"""The CUDA C++ of a module: its text, and in which order its kernels run."""
+"""The CUDA C++ of a module: its text, and the order of its kernels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hop_source(module: Module, threads: int = 256) -> Source:
 
 
 def encodes(module: Module) -> dict[str, Kernel]:
-    """The encodes without states and with them; where payloads can be cut, one that cuts."""
+    """The encodes without states and with them; if payloads can be cut, also one that cuts."""
     parts = lower.kernels(module, "cuda")
     found = [k for name, part in parts.items() if name != "hop" for k in part]
     by_state = {bool(k.states): k for k in found if "encode" in k.name}
@@ -57,7 +57,7 @@ def encodes(module: Module) -> dict[str, Kernel]:
 
 
 def round_params(kernel: Kernel, module: Module) -> tuple[str, ...]:
-    """Of a kernel that is given the sums of earlier rounds."""
+    """Parameters of a kernel that takes the sums of earlier rounds."""
     last = kernel.name.removeprefix("round").removesuffix("_feed")
     count = int(last) if last.isdigit() else len(module.rounds)
     pairs = ((f"const u8* r{k}", f"const i64* r{k}_at") for k in range(count))
@@ -65,7 +65,7 @@ def round_params(kernel: Kernel, module: Module) -> tuple[str, ...]:
 
 
 def shape(module: Module, threads: int) -> Shape:
-    """How threads share tiles."""
+    """Sharing of tiles by threads."""
     packed = sum(f.packed for f in module.fields)
     return shape_of(tile_of(module), threads, packed)
 
@@ -104,7 +104,7 @@ def add(result: Source, name: str, made: tuple[PlanBuilder, Kernel]) -> None:
 
 
 def writes_back(kernel: Kernel) -> bool:
-    """Whether an encode overwrites the gradient, also where it is not finite."""
+    """True if an encode overwrites the gradient, also one that is not finite."""
     stores = [s for w in kernel.walks for s in w.stores if s.back]
     known = [v for s in stores for v in order([s.value])]
     return bool(stores) and (not kernel.module.status or any(v is kernel.bad for v in known))

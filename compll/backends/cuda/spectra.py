@@ -13,8 +13,8 @@ Element = Callable[[Body, str], str]
 
 
 def elements(p: Any, view: Callable[[Body], str], call: Call) -> tuple[Element, Element, Element]:
-    """Elements of left vectors, of values, of right vectors: from the Gram matrix, its eigenvectors,
-    their products' lengths. p: the Calls."""
+    """Elements of left vectors, of values and of right vectors: from the Gram matrix, its
+    eigenvectors, and lengths of their products. p: the Calls."""
     matrix, threads = call.views[0].matrix, p.plan.shape.threads
     assert matrix is not None
 

@@ -1,8 +1,8 @@
-"""Fields of varying length: positions as codes of bits, and runs of trits. What they do stands in
-codes.cuh, streams.cuh and runs.cuh.
+"""Fields of varying length: positions as codes of bits, and runs of trits. codes.cuh, streams.cuh
+and runs.cuh have the functions.
 
-Where a code goes depends on all before it: blocks leave what they find, a block per piece adds that
-up, and the blocks look again.
+The place of a code depends on all codes before it: blocks leave the lengths that they find, a block
+per piece adds these up, and the blocks run again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BYTES = 2048  # of trits, of a block
 
 
 def stream(p: Any, step: Stream) -> None:
-    """Values of varying length, to the payload or from there. p: the Printer."""
+    """Store values of varying length in the payload, or load them from it. p: the Printer."""
     runs = step.field.storage == "runs"
     if p.plan.decodes:
         (lengthen if runs else read_positions)(p, step)
@@ -40,7 +40,7 @@ def array(b: Body, f: Field) -> str:
 
 
 def leave_length(b: Body, f: Field, length: str) -> None:
-    """Tell how long a field is."""
+    """Store a field's length."""
     b.leave(("length", f.name), b.declare("i64", length))
     place = b.fields["out"].place(f.name, length=True)
     b.add(f"if (threadIdx.x == 0) store_uint32({place}, {b.named['length', f.name]});")
@@ -50,14 +50,14 @@ def leave_length(b: Body, f: Field, length: str) -> None:
 
 
 def store_positions(p: Any, step: Stream) -> None:
-    """A thread a position: how long codes are, where they go, and then they themselves."""
+    """Store positions, a thread each: first lengths of codes, then places, then the codes."""
     f, code = step.field, step.field.storage
     grid = p.plan.grid(Domain("kept", f.of), POSITIONS)
 
     bits = p.plan.memory(f"bits_{f.name}", "int64", f"{grid}b")
 
     def before(b: Body) -> str:
-        """The codes of a block, and how many bits come before each."""
+        """The codes of a block, and the number of bits before each."""
         count = b.fields["out"].kept(f.of)
         own = f"{array(b, step.array)}, own * {POSITIONS} + threadIdx.x, {count}, {b.given('n')}"
         b.add("i64 all;")
@@ -80,9 +80,9 @@ def store_positions(p: Any, step: Stream) -> None:
 
 
 def read_positions(p: Any, step: Stream) -> None:
-    """Chunks in parallel, wherever their first unit may begin; then where each really begins.
+    """Read chunks in parallel for every possible start, then find the real start of each.
 
-    A stream longer than encode ever makes one is left to a single thread.
+    A single thread reads a stream that is longer than any that encode makes.
     """
     f = step.field
     chunks = p.plan.grid(Domain("chunks", f.name), CHUNKS)
@@ -108,7 +108,7 @@ def read_positions(p: Any, step: Stream) -> None:
 
 
 def ascending(p: Any, step: Ascending) -> None:
-    """Have a check tell of positions that do not ascend within the tensor, by a thread each."""
+    """Have a check report positions that do not ascend within the tensor, a thread each."""
     f = step.field
     with p.kernel("ascending", p.plan.grid(Domain("kept", f.of), POSITIONS), POSITIONS) as b:
         own = f"own * {POSITIONS} + threadIdx.x, {b.fields['in'].kept(f.of)}, {b.given('n')}"
@@ -118,13 +118,13 @@ def ascending(p: Any, step: Ascending) -> None:
 
 
 def ends(b: Body, grid: int) -> str:
-    """The first and the last of the piece's blocks of a grid."""
+    """The first and the last of the piece's blocks of a grid, as text."""
     begin = f"first[{grid} * (pieces + 1) + p"
     return f"{begin}], {begin} + 1]"
 
 
 def opened(b: Body, f: Field, chunks: int) -> str:
-    """A stream, declared: its bytes, and room for what is read of its chunks."""
+    """Declare a stream: its bytes, and memory for the results of its chunks."""
     fields = b.fields["in"]
     reads = b.memory("chunk_reads", "uint64", chunks, PLACES)
     room = f"item_at[{chunks} * (pieces + 1) + p"
@@ -137,13 +137,14 @@ def opened(b: Body, f: Field, chunks: int) -> str:
 
 
 def over_bytes(b: Body, f: Field, length: str) -> str:
-    """A thread's eight bytes, as arguments: all of them, how many, and which."""
+    """Arguments for a thread's eight bytes: the number of all bytes, and the thread's first."""
     b.hoist("length", f"const i64 length = {length};")
     return f"length, own * {BYTES} + threadIdx.x * 8"
 
 
 def shorten(p: Any, step: Stream) -> None:
-    """For every block, the last byte before it that is not of ones; then bytes, counted and stored."""
+    """Shorten runs: for every block find the last byte before it that is not of ones; count bytes;
+    store them."""
     f, grid = step.field, p.plan.grid(Domain("trits", step.field.name), BYTES)
     breaks, made = (
         p.plan.memory(f"{what}_{f.name}", "int64", f"{grid}b") for what in ("breaks", "made")
@@ -169,7 +170,8 @@ def shorten(p: Any, step: Stream) -> None:
 
 
 def lengthen(p: Any, step: Stream) -> None:
-    """How many trits bytes stand for: as many as there are elements, or the payload is wrong."""
+    """Lengthen runs. The payload is bad if they do not stand for as many trits as there are
+    elements."""
     f, grid = step.field, p.plan.grid(Domain("trits", step.field.name), BYTES)
     stands = p.plan.memory(f"stands_{f.name}", "int64", f"{grid}b")
 

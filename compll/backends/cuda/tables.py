@@ -11,13 +11,13 @@ from compll.ir.module import Field
 from compll.ir.tile import SCRATCH, Means, Quantiles
 from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
 
-BINS = 8192  # of a block's histograms in shared memory, at most
+BINS = 8192  # most bins of a block's histograms in shared memory
 FIRST = 11  # bits of the first round, which has one histogram
 EACH = 4096  # keys of a block
 
 
 def round_bits(ranks: int) -> list[int]:
-    """The bits of each digit where so many ranks are searched for at once."""
+    """Bits of each digit, in a search for `ranks` ranks at once."""
     most = min(FIRST, max(5, (BINS // ranks).bit_length() - 1))
     left = 32 - FIRST
     rounds = -(-left // most)
@@ -25,7 +25,8 @@ def round_bits(ranks: int) -> list[int]:
 
 
 def quantiles(p: Any, step: Quantiles) -> None:
-    """All ranks at once: keys that have the digits of a rank are counted by the next one."""
+    """Search all ranks at once: keys that have the digits found for a rank are counted by their
+    next digit."""
     p.walk_kernel("keys", step.walk, {})
     count, keys = step.parts - 1, step.walk.stores[0].field
     assert keys is not None
@@ -67,7 +68,8 @@ def quantiles(p: Any, step: Quantiles) -> None:
 
 
 def means(p: Any, step: Means) -> None:
-    """A warp a lane, so that sums are in the order of elements; then a block for each mean."""
+    """Means by index: a warp per lane, so that sums are in the order of elements; then a block per
+    mean."""
     size, tile = int(step.sums.of), p.plan.shape.tile
     lanes, bins = p.plan.grid(Domain("lanes"), 1), p.plan.grid(Domain("bins", size), 1)
     with p.kernel("lanes", lanes, 32) as b:

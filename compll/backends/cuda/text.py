@@ -14,12 +14,12 @@ class Lines:
         self.depth = 0
 
     def add(self, text: str) -> None:
-        """One line at the present depth."""
+        """Add a line at the present depth."""
         self.lines.append("  " * self.depth + text)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """`with lines.block("for (...)"):` puts braces around what follows."""
+        """`with lines.block("for (...)"):` puts braces around the lines added within it."""
         self.add(f"{head} {{".lstrip())
         self.depth += 1
         yield

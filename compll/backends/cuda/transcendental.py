@@ -1,4 +1,4 @@
-"""exp, log, log2, powers and gamma quantiles: those of `numerics`, as CUDA C++."""
+"""exp, log, log2, powers and gamma quantiles as CUDA C++, with the operations of `numerics`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def shown(x: Any) -> str:
 
 
 def function(head: str, params: str, of: Callable[[Primitives], Any]) -> str:
-    """A function of float64. params: names, parted by blanks."""
+    """A function of float64. params: names, separated by spaces."""
     made, names = Primitives(), params.split()
     found = of(made)(*map(made.number, names)).value
     given = ", ".join(f"double {name}" for name in names)
@@ -73,7 +73,7 @@ def function(head: str, params: str, of: Callable[[Primitives], Any]) -> str:
 
 
 def text() -> str:
-    """All of them."""
+    """The text of all these functions."""
     return "".join([
         function("D double op_exp", "x", lambda p: p.elementary().exp),
         function("D double op_log", "x", lambda p: p.elementary().log),

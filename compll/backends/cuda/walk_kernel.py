@@ -1,4 +1,5 @@
-"""A walk over the tiles of a piece as a kernel: a team of threads a tile, loops over its lanes."""
+"""A walk over the tiles of a piece as a kernel: a team of threads per tile, loops over its
+lanes."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from compll.passes.fuse import Loop, loops, order_of_lanes
 
 @dataclass(frozen=True)
 class Region:
-    """What a walk goes over: a grid of tiles, and in a kernel, how many elements there are.
+    """The tiles of a walk: a grid, and in a kernel the number of elements.
 
-    remade: arrays that stand in the place of others, as a sample's do in that of the gradient.
+    remade: arrays that replace others, as a sample replaces the gradient.
     """
 
     grid: int
@@ -31,8 +32,9 @@ class Region:
 
 
 class WalkKernel:
-    """Prints one walk into `body`. totals: where a tile's folds are left, by their identity; places:
-    names of counts of which is left how many come before a tile in its block, and in all of it."""
+    """Prints one walk into `body`. totals: memories of folds, by their identity; places: names of
+    counts, for each of which the walk leaves the number before a tile in its block, and the block's
+    number."""
 
     def __init__(
         self, body: Body, walk: Walk, region: Region, totals: dict[int, str], places: dict[int, str]
@@ -41,7 +43,7 @@ class WalkKernel:
         self.totals, self.places = totals, places
         self.remade = region.remade(body)
         self.shape, self.tile = body.plan.shape, body.plan.shape.tile
-        # what functions give takes long to compile: row after row, then
+        # computed elements take long to compile: then one row at a time
         elements = any(v.op == "at" or self.computed(v) for v in walk.values)
         self.held = 1 if elements else self.shape.held
         self.turns = self.shape.rows // self.held
@@ -54,11 +56,11 @@ class WalkKernel:
         self.selected = SelectedLanes(self)
 
     def computed(self, v: Value) -> bool:
-        """Whether a function gives what a lane reads."""
+        """True if a function computes the element that a lane reads."""
         return getattr(v.attr, "name", "") in self.body.plan.elements
 
     def emit(self) -> None:
-        """The kernel's text."""
+        """Add the kernel's text."""
         b, s = self.body, self.shape
         b.hoist("size", f"const i64 size = {self.region.size(b)};")
         b.add(f"const int u = threadIdx.x % {s.team}, team = threadIdx.x / {s.team};")
@@ -83,7 +85,7 @@ class WalkKernel:
             self.place(name)
 
     def place(self, name: str) -> None:
-        """Leave how many come before each tile in the block, and how many the block has."""
+        """Leave the number before each tile in the block, and the block's number."""
         b, grid = self.body, self.region.grid
         before = b.memory(f"before_{name}", "uint32", grid)
         blocks = b.plan.memory(f"blocks_{name}", "uint32", f"{grid}b")
@@ -94,7 +96,7 @@ class WalkKernel:
         b.add(f"if (threadIdx.x == 0) {blocks}[blockIdx.x] = (u32)all_{name};")
 
     def keys(self) -> None:
-        """The keys of a block's random draws, in shared memory."""
+        """Put the keys of a block's random draws in shared memory."""
         if not self.draws:
             return
         b = self.body
@@ -103,7 +105,7 @@ class WalkKernel:
         b.add(f"__shared__ u64 keys[{2 * len(self.draws)}];")
         b.add(f"const i64 block_begin = {offset} + own * {self.shape.teams * self.tile};")
         for k, draw in enumerate(self.draws):
-            seed = "seed" if draw >= 0 else "0ull"  # all ranks draw the same
+            seed = "seed" if draw >= 0 else "0ull"  # the same on all ranks
             given = f"{seed}, {step}, {tensor}, {draw & MASK}ull, block_begin"
             b.add(f"block_keys(keys + {2 * k}, {given});")
         b.add("__syncthreads();")
@@ -126,7 +128,7 @@ class WalkKernel:
             self.stores.of_tiles()
 
     def one_loop(self, one: Loop) -> None:
-        """A loop over the rows of a tile, and what is known after it."""
+        """A loop over the rows of a tile, and values known after it."""
         values = order_of_lanes(one, ())
         for v in values:
             for a in v.args:
@@ -153,7 +155,7 @@ class WalkKernel:
 
     @contextmanager
     def chunks(self) -> Iterator[None]:
-        """Around a loop over rows: a tile too large for registers is read chunk by chunk."""
+        """A context for a loop over rows: a tile too large for registers is read chunk by chunk."""
         with self.body.block(""):
             if self.turns == 1:
                 yield
@@ -166,7 +168,7 @@ class WalkKernel:
 
     @contextmanager
     def each_of_row(self, values: list[Value]) -> Iterator[None]:
-        """A loop over the four lanes of a row that a thread has, with these values."""
+        """A loop over a thread's four lanes of a row, with these values."""
         b = self.body
         known = dict(self.local)
         b.add("#pragma unroll")
@@ -178,7 +180,7 @@ class WalkKernel:
         self.local = known
 
     def lane(self, v: Value) -> str:
-        """A value of the lane at hand, made of named ones."""
+        """A value of the current lane, made of named ones."""
         if v.op in ("load", "unpack"):
             return self.arrays.lane(v)
         if v.op == "draw":
@@ -198,7 +200,7 @@ class WalkKernel:
         return self.local[id(v)] if id(v) in self.local else self.of_tile(v)
 
     def of_tile(self, v: Value) -> str:
-        """A value of the tile, outside loops over lanes."""
+        """A value of the tile, declared outside of loops over lanes."""
         for one in order_inside([v]):
             if one.level == "tile" and id(one) not in self.local:
                 self.local[id(one)] = self.body.declare(C_TYPES[one.kind], self.tile_text(one))

@@ -1,4 +1,4 @@
-"""Batches of specs that are computed an array at a time: piece after piece, round after round."""
+"""Batches of specs that mix elements: piece after piece, round after round."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ArrayKernels:
     def encode_batch(
         self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding
     ) -> I64:
-        """Encode every piece by itself, with itself as the only rank."""
+        """Encode every piece by itself, as the only rank."""
         assert how.incoming is None
         used = np.zeros(len(table), np.int64)
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
@@ -67,7 +67,7 @@ class ArrayKernels:
             run.write(piece, value, add=add)
 
     def raise_found(self) -> None:
-        """A bad payload was told at once."""
+        """Do nothing: a call raises for a bad payload itself."""
 
     # rounds
 
@@ -82,7 +82,7 @@ class ArrayKernels:
         state: State | None,
         how: Encoding,
     ) -> I64:
-        """What a round adds up, for every piece; see Codec.encode_round."""
+        """Encode a round's payload for every piece; see Codec.encode_round."""
         used = np.zeros(len(table), np.int64)
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             if length == 0:
@@ -100,7 +100,7 @@ class ArrayKernels:
     def decode_rounds(
         self, x: F32, table: I64, sums: Before, state: State | None, how: Encoding
     ) -> None:
-        """What all ranks' sums decode to, and the states that follow; see Codec.decode_rounds."""
+        """Decode all ranks' sums and update the states; see Codec.decode_rounds."""
         for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
             if length == 0:
                 continue

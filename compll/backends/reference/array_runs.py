@@ -1,11 +1,11 @@
-"""Specs with matrices or rounds: computed an array at a time, as the reference does.
+"""Specs with matrices or rounds, computed an array at a time.
 
 [Note: arrays] A product of matrices needs all of its input before it gives any output, so such a
 spec has little to fuse: its time is that of the products.
 
 [Note: combined] The ranks add up what each stores for a round; `combined` divides the sum by their
-number. One worker alone combines with itself. Of a maximum, what is not finite is stored as
-infinity: whether a maximum with NaN is NaN is not the same in all libraries.
+number. A single worker combines with itself. For a maximum, a value that is not finite is stored as
+infinity: libraries differ in whether a maximum with NaN is NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from compll.runtime.batches import State
 
 
 class ArrayRun(Run):
-    """A Run that knows matrices, and what the ranks combined so far."""
+    """A Run that knows matrices, and the values that ranks have combined so far."""
 
     def __init__(self, module: Module, params: Mapping[str, Number], n: int, **place: int) -> None:
         super().__init__(module, params, n, **place)
@@ -45,7 +45,7 @@ class ArrayRun(Run):
 
     def compute(self, expr: Expr) -> Any:
         if expr.type.shape == "matrix":
-            self.size(expr)  # refuses what would take all memory
+            self.size(expr)  # raises for sizes that would take all memory
         return super().compute(expr)
 
     def op_matrix(self, expr: Expr) -> F32:
@@ -53,7 +53,7 @@ class ArrayRun(Run):
         return matrix_numbers.padded(self.value(expr.args[0]), rows, cols)
 
     def roomy(self, expr: Expr) -> tuple[int, int]:
-        """Rows and columns of a matrix that takes all elements."""
+        """Rows and columns of a matrix that must hold all elements."""
         rows, cols = self.size(expr)
         if rows * cols < self.n:
             raise UsageError(f"a matrix of {rows} x {cols} has no room for {self.n} elements")
@@ -97,7 +97,7 @@ class ArrayRun(Run):
         return matrix_numbers.random_matrix(step, self.tensor, *self.size(expr))
 
     def spectrum(self, expr: Expr) -> spectra.Spectrum:
-        """The singular values and vectors of the operator's matrix, found once."""
+        """The singular values and vectors of the operator's matrix, computed once."""
         if id(expr.args[0]) not in self.spectra:
             self.spectra[id(expr.args[0])] = spectra.spectrum(self.value(expr.args[0]))
         return self.spectra[id(expr.args[0])]
@@ -136,7 +136,7 @@ class ArrayRun(Run):
         return self.combined[name]
 
     def alone(self, field: Field) -> Any:
-        """What this worker's own payload field holds, as a decoder reads it."""
+        """The value of this worker's own payload field, as a decoder reads it."""
         kept = len(self.pick(field.of)) if field.shape == "kept" else 0
         return fields.loaded(field, self.stored(field), self.n, self.tile, kept)
 
@@ -170,7 +170,7 @@ class ArrayRun(Run):
         return g
 
     def state(self, item: Field, held: NDArray[Any] | None) -> Any:
-        """A state's value; a matrix that its piece has no room for is not kept."""
+        """A state's value. A matrix that has no room in its piece is not kept."""
         if item.shape == "scalar":
             return np.float64(0.0 if held is None else held[0])
         if item.shape == "n":
@@ -181,9 +181,9 @@ class ArrayRun(Run):
         return held[: rows * cols].reshape(rows, cols)
 
     def own(self, decoder: ArrayRun) -> Any:
-        """What this worker's own payload decodes to, by a fresh run in the same place.
+        """The decoded value of this worker's own payload, by a fresh run in the same place.
 
-        What all ranks need to decode, a maximum, is theirs.
+        A maximum is the ranks' one, since all ranks need it to decode.
         """
         for name, field in self.fields.items():
             own = name not in self.extremes
@@ -191,26 +191,27 @@ class ArrayRun(Run):
         return decoder.result()
 
     def settle(self, states: State, out: F32) -> None:
-        """Update the states, given what was decoded; none takes up a NaN or infinity."""
+        """Update the states, given the decoded values; no state takes up a NaN or infinity."""
         values = self.updates()
         if self.module.feedback:
             matrix_numbers.left(states["residual"], self.given(), out)
         self.keep(states, values)
 
     def updates(self) -> dict[str, F32]:
-        """New values of the states besides the residual; read while all are still the old ones."""
+        """New values of the states besides the residual, computed while all states have their old
+        values."""
         found = {name: self.value(e) for name, e in self.module.updates.items()}
-        # copies, as a value may be a state's own memory, which another's update overwrites
+        # copies: a value may be a state's own memory, which another update overwrites
         return {name: np.array(value, np.float32).reshape(-1) for name, value in found.items()}
 
     def keep(self, states: State, values: Mapping[str, F32]) -> None:
-        """Take them up, where there is room."""
+        """Store new values of states that have room."""
         for name, flat in values.items():
             if len(flat) <= len(states[name]):
                 halves.keep(states[name][: len(flat)], flat)
 
     def ready(self, payload: U8) -> Any:
-        """What a payload decodes to, for `write`. Raises PayloadError."""
+        """The decoded value of a payload, for `write`. Raises PayloadError."""
         if self.n == 0 and len(payload) == 0:
             return np.zeros(0, np.float32)
         pieces.read(self.module, payload, self.n, self)
@@ -219,7 +220,7 @@ class ArrayRun(Run):
         return np.full(self.n, np.nan, np.float32) if self.module.status and payload[-1] else value
 
     def result(self) -> Any:
-        """The value of the fields that this run was given, in a form that `write` takes."""
+        """The decoded value of the fields that this run was given, in a form that `write` takes."""
         return np.asarray(self.value(self.module.decode), np.float32)
 
     def write(self, piece: F32, value: Any, *, add: bool) -> None:
@@ -227,16 +228,16 @@ class ArrayRun(Run):
         piece[:] = piece + value if add else value
 
     def finish(self, piece: F32, states: State | None, value: Any, *, write: bool) -> None:
-        """After `begin`: update the states, given a result, and write that."""
+        """Update the states, given a result, and write the result; follows `begin`."""
         if states is not None:
             self.settle(states, value)
         if write:
             self.write(piece, value, add=False)
 
     def close(self, piece: F32, states: State | None, decoder: ArrayRun, other: ArrayRun) -> None:
-        """Overwrite the piece by what was decoded from all ranks, and update the states.
+        """Overwrite the piece with the value decoded from all ranks, and update the states.
 
-        decoder: a run in the same place that holds what all ranks combined; other: a fresh one.
+        decoder: a run in the same place that holds the combined values; other: a fresh one.
         """
         value, own = decoder.result(), self.module.own and states is not None
         if states is not None:

@@ -1,8 +1,8 @@
-"""The reference backend: NumPy, one operator at a time. It defines what a spec means.
+"""The reference backend: NumPy, one operator at a time. It defines the meaning of specs.
 
 Speed is no goal. Every other backend is tested against this one, payload byte for payload byte.
-What operators mean stands in elementwise.py, runs.py and array_runs.py; how a payload is written
-and read, in pieces.py and fields.py.
+elementwise.py, runs.py and array_runs.py define the operators; pieces.py and fields.py write and
+read payloads.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Kernels:
             piece[:] = piece + value if add else value
 
     def raise_found(self) -> None:
-        """A bad payload was told at once."""
+        """Do nothing: a call raises for a bad payload itself."""
 
 
 def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:

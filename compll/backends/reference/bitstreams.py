@@ -1,13 +1,13 @@
 """Positions as a stream of bits: Golomb-Rice and Elias delta codes of their gaps, in NumPy.
 
-[Note: bit streams] Bit i of a stream is bit i mod 8 of byte i div 8; the last byte is filled with
+[Note: bit streams] Bit i of a stream is bit i mod 8 of byte i div 8; the last byte is padded with
 zeros. d is the number of elements between a selected one and the one before it.
 
 golomb: the first byte is b; then for every d, d div 2**b ones, a zero, and the b low bits of d,
-lowest first. b = floor(log2(.9624 n / k)) for k of n positions is the best Rice parameter when
-positions are independent (Golomb 1966; used so by sparse ternary compression).
-elias: with v = d + 1 of N + 1 bits, and N + 1 of M + 1 bits: M zeros, a one, the M low bits of
-N + 1, the N low bits of v (Elias 1975, delta; the same lengths, low bits first).
+lowest first. b = floor(log2(.9624 n / k)) for k of n positions is the best Rice parameter if
+positions are independent (Golomb 1966; sparse ternary compression uses it). elias: with v = d + 1
+of N + 1 bits, and N + 1 of M + 1 bits: M zeros, a one, the M low bits of N + 1, the N low bits of v
+(Elias 1975, delta; the same lengths, low bits first).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Reader:
         self.bits, self.at = np.unpackbits(data, bitorder="little").tolist(), 0
 
     def take(self, count: int) -> int:
-        """The next bits; IndexError beyond the end."""
+        """The next `count` bits. Raises IndexError beyond the end."""
         if self.at + count > len(self.bits):
             raise IndexError
         value = sum(self.bits[self.at + i] << i for i in range(count))
@@ -44,19 +44,19 @@ class _Reader:
         return value
 
     def run(self, bit: int) -> int:
-        """How many bits like this one come next; the one that ends them is taken too."""
+        """The number of next bits that equal `bit`; also takes the bit that ends them."""
         count = 0
         while self.take(1) == bit:
             count += 1
         return count
 
     def ends(self) -> bool:
-        """Whether only the last byte's filling is left."""
+        """True if only the last byte's padding is left."""
         return len(self.bits) - self.at < 8 and not any(self.bits[self.at :])
 
 
 def encode_golomb(positions: I64, n: int) -> U8:
-    """Ascending positions below n."""
+    """The stream of ascending positions below n."""
     b = rice_parameter(len(positions), n)
     out = _Writer()
     for d in _gaps(positions):
@@ -66,7 +66,7 @@ def encode_golomb(positions: I64, n: int) -> U8:
 
 
 def decode_golomb(data: U8, count: int) -> I64 | None:
-    """Inverse of encode_golomb; None when the bytes are not `count` positions."""
+    """Inverse of encode_golomb; None if the bytes are not `count` positions."""
     if len(data) == 0 or data[0] > MOST_BITS:
         return None
     b, reader = int(data[0]), _Reader(data[1:])
@@ -78,7 +78,7 @@ def decode_golomb(data: U8, count: int) -> I64 | None:
 
 
 def encode_elias(positions: I64, n: int) -> U8:
-    """Ascending positions below n."""
+    """The stream of ascending positions below n."""
     out = _Writer()
     for d in _gaps(positions):
         low = (d + 1).bit_length() - 1
@@ -90,7 +90,7 @@ def encode_elias(positions: I64, n: int) -> U8:
 
 
 def decode_elias(data: U8, count: int) -> I64 | None:
-    """Inverse of encode_elias; None when the bytes are not `count` positions."""
+    """Inverse of encode_elias; None if the bytes are not `count` positions."""
     reader = _Reader(data)
 
     def gap() -> int:

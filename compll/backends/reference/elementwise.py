@@ -1,4 +1,4 @@
-"""What operators on single elements mean: the reference backend's functions of NumPy arrays."""
+"""Operators on single elements: the reference backend's functions of NumPy arrays."""
 
 from __future__ import annotations
 

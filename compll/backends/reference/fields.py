@@ -1,4 +1,4 @@
-"""Payload fields as the reference writes and reads them, and what is wrong with a payload."""
+"""Payload fields as the reference writes and reads them, and checks of payloads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READ = {
 
 
 def code(x: Any, most: int) -> NDArray[np.int32]:
-    """Truncated into 0 .. most; NaN becomes 0."""
+    """x truncated to 0 .. most; NaN becomes 0."""
     values = np.asarray(x)
     top = values.dtype.type(most) if values.dtype != np.bool_ else np.True_
     zero = values.dtype.type(0)
@@ -40,7 +40,7 @@ def code(x: Any, most: int) -> NDArray[np.int32]:
 
 
 def stored(field: Field, value: Any, tile: int, n: int) -> U8:
-    """The bytes of a field of this value, of a tensor of n elements."""
+    """The bytes of a field with this value, for a tensor of n elements."""
     values = np.atleast_1d(np.asarray(value)).reshape(-1)
     if field.trits:
         packed = trits.pack(np.asarray(values, np.uint8), tile)
@@ -83,7 +83,7 @@ def read_counts(
 
 
 def read_lengths(module: Module, payload: U8) -> dict[str, int]:
-    """The bytes of each field of gaps. Raises PayloadError."""
+    """The bytes of each field of varying length. Raises PayloadError."""
     counted, gaps = header(module)
     head = payload[4 * len(counted) : 4 * (len(counted) + len(gaps))]
     if len(head) < 4 * len(gaps):
@@ -104,7 +104,7 @@ def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
 
 
 def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
-    """The value of a field that begins `data`; kept: elements of its selection."""
+    """The value of a field, from the start of `data`; kept: elements of its selection."""
     rows, cols = extents(field.dims, n) if field.shape == "matrix" else (0, 0)
     sizes = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept, "table": 0}
     count = sizes.get(field.shape, rows * cols)

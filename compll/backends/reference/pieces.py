@@ -1,4 +1,4 @@
-"""One piece of a gradient to its payload and back, and the states that follow."""
+"""A piece of a gradient: its payload, decoding, and new states."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def _encode(
 
 
 def _fresh(run: Run) -> dict[str, NDArray[Any]]:
-    """States as they begin: those of a call without any."""
+    """States of zeros, for a call without states."""
     sizes = {s.name: run.n if s.shape == "n" else 1 for s in run.module.states}
     return {s.name: np.zeros(sizes[s.name], s.dtype) for s in run.module.states}
 
 
 def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[str, F32]:
-    """What states hold after the first pass, where they are stored in it: [Note: early states]."""
+    """Values of the states that the first pass stores: [Note: early states]."""
     outside = {name: exprs[name].args[2] for name in early}
     values = {name: run.value(e) for name, e in outside.items()}
     kept = {name: np.where(np.isfinite(v), v, run.inputs[name]) for name, v in values.items()}
@@ -95,7 +95,8 @@ def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[
 
 
 def written(run: Run, g: Callable[[], F32]) -> U8:
-    """The payload; g: the input, asked for where a status tells whether it was finite."""
+    """The payload; g: a function for the input, called if a status byte says whether it was
+    finite."""
     module = run.module
     kept = {s.name: len(run.pick(s.name)) for s in module.selections}
     stored = {f.name: run.stored(f) for f in module.fields}

@@ -1,4 +1,4 @@
-"""The values of expressions over one tensor (or partition): NumPy, one operator at a time."""
+"""Values of expressions over one tensor (or partition): NumPy, one operator at a time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Run:
         return self.done[id(expr)]
 
     def needs(self, expr: Expr) -> list[Expr]:
-        """The arguments to compute first: all, or of a `choose` its condition, then one branch."""
+        """The arguments to compute first: all; for a `choose` its condition, then one branch."""
         args = expr.args
         if expr.op == "choose":
             known = args[0].type.shape == "static" or id(args[0]) in self.done
@@ -77,7 +77,7 @@ class Run:
         if type.dtype == "int" and type.shape != "scalar":
             return np.asarray(value, np.int32)
         if type.dtype == "int" and np.asarray(value).dtype.kind in "bi":
-            return np.int64(value)  # no element: int32's bounds are not its own
+            return np.int64(value)  # not an element: int32's bounds do not apply
         return value
 
     def compute(self, expr: Expr) -> Any:
@@ -142,7 +142,7 @@ class Run:
 
     def op_trunc(self, expr: Expr) -> Any:
         value = np.asarray(self.value(expr.args[0]))
-        if expr.type.shape == "scalar":  # clamped already: see Rules.whole_number
+        if expr.type.shape == "scalar":  # already clamped: see Rules.whole_number
             return np.int64(value)
         return np.where(
             np.isfinite(value), np.clip(np.trunc(value), -(2.0**31), 2.0**31 - 128), 0

@@ -1,8 +1,8 @@
-"""Values of 0, 1 and 2, five in a byte, and runs of the byte of ones shortened, in NumPy.
+"""Values 0, 1 and 2, five in a byte, and runs of the byte of ones shortened, in NumPy.
 
 [Note: trits] A tile of m values takes w = ceil(m / 5) bytes; value i is the digit of byte i mod w
-with weight 3**(4 - i div w), and digits beyond m are 1. So bytes are below 243, and that of ones is
-121. Shortened, 2 to 14 bytes of 121 in a row become one, from 243 to 255 (3LC, Lim et al. 2019).
+with weight 3**(4 - i div w), and digits beyond m are 1. So bytes are below 243, and a byte of ones
+is 121. Shortened, 2 to 14 bytes of 121 in a row become one, from 243 to 255 (3LC, Lim et al. 2019).
 """
 
 from __future__ import annotations
