@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from casync.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from casync.codec import Codec
     from casync.graph.builder import Builder
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from casync.stages import Item, Setting, Stage
     from casync.topology import Spread, Topology
 
-__all__ = ["Strategy", "instead", "list_strategies", "load", "refuses"]
+__all__ = ["Strategy", "TwoWay", "instead", "list_strategies", "load", "owners", "refuses"]
 
 
 class Strategy(Protocol):
@@ -45,6 +45,14 @@ class Strategy(Protocol):
 
     #: what a rank does then, for predictions: see casync/stages.py; None where it is not predicted
     stages: Callable[[Item, Setting], tuple[Stage, ...]] | None
+
+
+class TwoWay(Strategy, Protocol):
+    """A strategy with TWO_WAY: ranks encode the mean of what others sent them."""
+
+    def owners(self, part: Part, world_size: int) -> Sequence[int]:
+        """The ranks that encode the mean of elements of `part`, as aggregators."""
+        ...
 
 
 def list_strategies() -> tuple[str, ...]:
@@ -71,6 +79,13 @@ def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
             f"leave down out, or use strategy {two_way}"
         )
     return strategy.refuses(codec, codec if down is None else down)
+
+
+def owners(part: Part, world_size: int) -> Sequence[int]:
+    """The ranks that encode the mean of elements of `part`, as aggregators; empty where its
+    strategy has one direction."""
+    strategy = load(part.strategy)
+    return cast(TwoWay, strategy).owners(part, world_size) if strategy.TWO_WAY else ()
 
 
 def instead(codec: Codec) -> str:

@@ -31,6 +31,11 @@ def refuses(codec: Codec, down: Codec) -> str | None:
     return refuse_single_encoder(codec, down, "hierarchical")
 
 
+def owners(part: Part, world_size: int) -> tuple[int, ...]:
+    """The part's owner."""
+    return (part.owner,)
+
+
 def build(b: Builder, part: Part, topology: Topology) -> None:
     """Reduce inside the nodes, run `ps` between the leaders, and broadcast inside the nodes."""
     owner, inside = part.owner, b.past(0, topology.largest - 1)

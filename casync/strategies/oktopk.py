@@ -48,13 +48,18 @@ def refuses(codec: Codec, down: Codec) -> str | None:
     return refuse_single_encoder(codec, down, "oktopk")
 
 
+def owners(part: Part, world_size: int) -> tuple[int, ...]:
+    """By region: ranks from the part's owner on."""
+    return tuple((part.owner + number) % world_size for number in range(_regions(part, world_size)))
+
+
 def build(b: Builder, part: Part, topology: Topology) -> None:
     """Select, send owners the values in their regions, select again, and send the result to all."""
-    n, count = b.world_size, _regions(part, b.world_size)
-    owners = [(part.owner + number) % n for number in range(count)]
+    n, owning = b.world_size, owners(part, b.world_size)
+    count = len(owning)
     pairs = sorted(  # one distance per phase: each rank sends to one rank and receives from one
         ((other - owner) % n, number, owner, other)
-        for number, owner in enumerate(owners)
+        for number, owner in enumerate(owning)
         for other in b.others(owner, topology.ranks)
     )
     for rank in b.ranks:
@@ -69,7 +74,7 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
         b.send(payload, part, other, owner, channel=0)
         b.merge(owner, part, payload)
     second = b.phase = b.past(0, n - 1)
-    means = [_encode_mean(b, part, owner, number, count) for number, owner in enumerate(owners)]
+    means = [_encode_mean(b, part, owner, number, count) for number, owner in enumerate(owning)]
     for distance, number, owner, other in pairs:
         b.phase = b.turn(second, distance - 1)
         b.send(means[number], part, owner, other, channel=1)

@@ -26,6 +26,11 @@ def refuses(codec: Codec, down: Codec) -> str | None:
     return refuse_single_encoder(codec, down, "ps")
 
 
+def owners(part: Part, world_size: int) -> tuple[int, ...]:
+    """The part's owner."""
+    return (part.owner,)
+
+
 def build(b: Builder, part: Part, topology: Topology) -> None:
     """Push to the owner; it adds in rank order, encodes the average once, and broadcasts."""
     for payload in b.gather(part, topology.ranks, part.owner, part.codec):

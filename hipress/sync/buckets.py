@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from casync.graph.graph import Program, build_program
-from casync.graph.parts import Choice, Tensor
+from casync.graph.parts import Choice, Part, Tensor
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.graph.tasks import Encode
@@ -18,11 +18,12 @@ from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.raw import RAW
 from casync.runtime.deferral import as_torch
+from casync.strategies import owners
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.codecs import RESIDUAL
 from hipress.plan.rules import NATIVE, Plan, partitions
-from hipress.sync.state import AGGREGATOR, Arena, Residuals, States
+from hipress.sync.state import Arena, Place, Residuals, States
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -167,16 +168,13 @@ class BucketPlans:
 
     def _owned(self) -> frozenset[int]:
         """Parameters of which this rank aggregates elements, whatever buckets they are in."""
-        owned = set()
-        for param in self._params:
-            alone = Tensor(param.name, param.index, 0, param.numel, 0)
-            choices = {param.name: self._choice((param.index,), param.numel)}
-            codecs = self.plan.codecs
-            parts = partition([alone], choices, self._topology, codecs, shares=self._shares)
-            tasks = build_program(parts, self._topology, codecs, self._rank).tasks
-            if any(isinstance(task, Encode) and task.side == AGGREGATOR for task in tasks):
-                owned.add(param.index)
-        return frozenset(owned)
+        ranks = self._topology.world_size
+        return frozenset(
+            param.index
+            for param in self._params
+            for unit in self._units((param.index,))
+            if any(self._rank in owners(part, ranks) for part in self._parts((unit,), {}))
+        )
 
     def _make(self, indices: tuple[int, ...]) -> BucketPlan | None:
         if self.native(indices):
@@ -216,19 +214,23 @@ class BucketPlans:
         return Choice(decision.codec, decision.strategy, cut, down)
 
     def _compile(self, units: Sequence[Unit]) -> Program:
-        """Partition, and build our slice of the graph."""
-        places = self.residuals.places
-        tensors, choices = [], {}
-        for unit in units:
-            name, first = self._params[unit.indices[0]].name, unit.indices[0]
-            # With scope "bucket" a bucket's own arenas hold its units in order, see `_take_state`.
-            at = self._offset(units, unit) if self._merges else 0
-            state = places[first].offset if not self._merges and first in places else at
-            tensors.append(Tensor(name, first, unit.start, unit.length, state))
-            choices[name] = unit.choice
-        codecs = self.plan.codecs
-        parts = partition(tensors, choices, self._topology, codecs, shares=self._shares)
+        """Our slice of the graph."""
+        parts, codecs = self._parts(units, self.residuals.places), self.plan.codecs
         return build_program(parts, self._topology, codecs, self._rank, rotates=self._rotates)
+
+    def _parts(self, units: Sequence[Unit], places: Mapping[int, Place]) -> tuple[Part, ...]:
+        """places: of parameters' states."""
+        tensors = [self._tensor(units, unit, places) for unit in units]
+        choices = {t.name: unit.choice for t, unit in zip(tensors, units, strict=True)}
+        return partition(tensors, choices, self._topology, self.plan.codecs, shares=self._shares)
+
+    def _tensor(self, units: Sequence[Unit], unit: Unit, places: Mapping[int, Place]) -> Tensor:
+        first = self._params[unit.indices[0]]
+        # With scope "bucket" a bucket's own arenas hold its units in order, see `_take_state`.
+        state = self._offset(units, unit) if self._merges else 0
+        if not self._merges and first.index in places:
+            state = places[first.index].offset
+        return Tensor(first.name, first.index, unit.start, unit.length, state)
 
     @staticmethod
     def _offset(units: Sequence[Unit], unit: Unit) -> int:

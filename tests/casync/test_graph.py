@@ -14,6 +14,7 @@ from casync.graph.plan import partition
 from casync.graph.tasks import Recv, Reduce, Send
 from casync.graph.text import dot, dump, parse
 from casync.raw import RAW
+from casync.strategies import load, owners
 from casync.topology import Topology
 from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of, tensors_of
 
@@ -192,6 +193,15 @@ def test_a_rank_builds_its_slice_of_the_whole_graph(strategy, codec, world_size,
     for rank in range(world_size):
         whole, own = graph.slice(rank), build_program(graph.parts, graph.topology, CODECS, rank)
         assert dataclasses.asdict(own) == dataclasses.asdict(whole)
+
+
+@pytest.mark.parametrize("world_size, per_node", [(2, 1), (3, 2), (5, 1), (8, 4)])
+@pytest.mark.parametrize("strategy, codec", PAIRS)
+def test_owners_are_the_ranks_that_encode_means(strategy, codec, world_size, per_node):
+    graph = graph_of([40_000, *SIZES], strategy, codec, world_size, per_node=per_node)
+    means = {(t.part, t.rank) for t in graph.tasks if t.verb == "encode" and t.side == "aggregator"}
+    told = {(part.id, rank) for part in graph.parts for rank in owners(part, world_size)}
+    assert told == (means if load(strategy).TWO_WAY else set())
 
 
 def slice_of_a_large_world(strategy):
