@@ -15,8 +15,6 @@ from casync.errors import copy_to_raise
 from casync.memory import Memory
 from casync.runtime.counters import Counters
 from casync.runtime.executor import TraceEvent
-from casync.runtime.jobs import FLOATS
-from hipress import compat
 from hipress.devices import ON_HOST, Placement, by_gloo
 from hipress.model import Param
 from hipress.options import Options
@@ -24,12 +22,13 @@ from hipress.plan.rules import Plan, hosted
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.shards import local
-from hipress.sync.buckets import BucketPlan, BucketPlans
-from hipress.sync.copies import Average, HostCopies
+from hipress.sync.buckets import BucketPlans
+from hipress.sync.copies import HostCopies
 from hipress.sync.failures import Failures
-from hipress.sync.futures import average, wait_within
+from hipress.sync.futures import wait_within
 from hipress.sync.momentum import Momentum
 from hipress.sync.optimizers import take_failed, watch_steps
+from hipress.sync.reducers import Bucket, Native, Reducers
 from hipress.sync.routes import Routes
 from hipress.sync.switch import PlanSwitch
 from hipress.sync.traffic import Traffic
@@ -64,10 +63,6 @@ class Engine:
         buckets, whose parameters are unused; unused: whether averages of these are dropped.
         memory: of gradients; by default that of the placement. momentum: what enters gradients."""
         self.params, self.options = list(params), options
-        self._group = group  # of buckets that travel as DDP would have them
-        # gloo's futures do not order streams behind what it copies to a device
-        self._native_copied = not placement.on_host and by_gloo(group)
-        self._placement = placement
         self.name = meeting.ranks[meeting.rank]  # this rank's global number
         gradients = memory or placement.memory()
         self._future, self._momentum = gradients.future, momentum
@@ -82,9 +77,11 @@ class Engine:
         self.pending: list[tuple[Future[torch.Tensor], float | None]] = []
         self._jobs: dict[int, Future[torch.Tensor]] = {}  # by bucket: an executor's average
         codecs = plan.codecs if tuner is None else tuner.codecs
-        copies = placement.copies or self._native_copied or any(map(hosted, codecs))
+        # gloo's futures do not order streams behind what it copies to a device
+        native_copied = not placement.on_host and by_gloo(group)
+        copies = placement.copies or native_copied or any(map(hosted, codecs))
         # of such that are copied; another thread's do not come between the group's collectives
-        self._hosts = connect(meeting, "copies") if copies else group
+        hosts = connect(meeting, "copies") if copies else group
         verified = connect(meeting, "verify") if options.verify else None
         self._routes = Routes.start(codecs, options, meeting, placement, gradients, unused=unused)
         make = partial(_buckets, self.params, options, meeting.rank, self._routes)
@@ -94,6 +91,17 @@ class Engine:
         if verified is not None:
             self._verifier = Verifier(verified, meeting.ranks, gradients)
         self._copies = HostCopies(gradients) if copies else None
+        reducers = Reducers(
+            self._switch,
+            self._failures,
+            self._routes,
+            self._copies,
+            Native(group, options.timeout, self.traffic),
+            Native(hosts, options.timeout, self.traffic),
+            self._jobs,
+        )
+        self._sparse = reducers.sparse()
+        self._dense = reducers.dense(placement, native_copied=native_copied)
         watch_steps()
 
     @property
@@ -161,7 +169,9 @@ class Engine:
         in an all-reduce of DDP's group for one that has failed.
         """
         self.refuse_broken()
-        begin = partial(self._reduce, self._latest, indices, buffer)
+        reducer = self._sparse if buffer.is_sparse else self._dense[self.plan.hosted]
+        bucket = Bucket(self._step_number, self._latest, indices, buffer)
+        begin = partial(reducer.reduce, bucket)
         if self._momentum is None:
             future = begin()
         else:
@@ -182,54 +192,6 @@ class Engine:
         """Begin what has waited for the step's last bucket."""
         if self._momentum is not None:
             self._momentum.release()
-
-    def _reduce(
-        self, number: int, indices: tuple[int, ...], buffer: torch.Tensor
-    ) -> Future[torch.Tensor]:
-        start = partial(self._begun, partial(self._average, number, indices))
-        if self._copied and not buffer.is_sparse:
-            return self._by_host(number, start, buffer)
-        return start(buffer)
-
-    def _begun(
-        self, start: Callable[[torch.Tensor], Future[torch.Tensor]], buffer: torch.Tensor
-    ) -> Future[torch.Tensor]:
-        """What `start` returns, or a future with what it raises."""
-        try:
-            return start(buffer)
-        except Exception as error:
-            named = self._failures.not_begun(error, self._step_number)
-            self._routes.abort(named)  # so that the others learn it now
-            error.__traceback__ = None  # it is kept, and would keep the callers' models
-            future: Future[torch.Tensor] = Future()
-            future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
-            return future
-
-    def _average(
-        self, number: int, indices: tuple[int, ...], buffer: torch.Tensor
-    ) -> Future[torch.Tensor]:
-        """Average the bucket of this number in place, where it is compressed."""
-        plan = None if buffer.is_sparse else self.buckets.plan_for(indices)
-        self._switch.pay(indices, buffer)
-        if self.tuner is not None:
-            self.tuner.handed(indices, buffer, partial(self._unsent, plan))
-        if plan is None and self._travels_natively(buffer):
-            plan = self.buckets.raw(buffer.numel())
-        self.traffic.count(plan, buffer)
-        return compat.profiled_until_done(
-            f"bucket {number}",
-            lambda: (
-                self._native(number, buffer) if plan is None else self._submit(number, plan, buffer)
-            ),
-        )
-
-    def _travels_natively(self, buffer: torch.Tensor) -> bool:
-        """Whether our own transport sums a bucket that the group would by the host."""
-        able = self._native_copied and self._placement.by_nccl and not self._copied
-        return able and not buffer.is_sparse and buffer.dtype in FLOATS
-
-    def _unsent(self, plan: BucketPlan | None) -> torch.Tensor:
-        return torch.zeros(()) if plan is None else plan.unsent(self.buckets.residuals.memory)
 
     @property
     def broken(self) -> bool:
@@ -314,11 +276,6 @@ class Engine:
             self._verifier.close()
 
     @property
-    def _copied(self) -> bool:
-        """Whether the current plan has the host compress a device's gradients."""
-        return self._placement.copies or self.plan.hosted
-
-    @property
     def buckets(self) -> BucketPlans:
         """By the current plan."""
         return self._switch.buckets
@@ -348,26 +305,6 @@ class Engine:
     def _step_number(self) -> int:
         """The number of the current step, from 0 on."""
         return self.step - 1
-
-    def _submit(self, number: int, plan: BucketPlan, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        executor = self._routes.of(self.plan).executor
-        made = executor.submit(plan.program, buffer, plan.states, self._step_number)
-        self._jobs[number] = made
-        return made
-
-    def _native(self, number: int, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        """What DDP does without a hook. Sparse gradients come here too."""
-        if buffer.is_sparse or not (self._copied or self._native_copied):
-            return average(buffer, self._group, self.options.timeout)
-        start = partial(average, group=self._hosts, timeout=self.options.timeout)
-        if self._copied:  # to the host already
-            return start(buffer)
-        return self._by_host(number, partial(self._begun, start), buffer)
-
-    def _by_host(self, number: int, average: Average, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        """Have the host average a copy of a device's bucket."""
-        assert self._copies is not None
-        return self._begun(partial(self._copies.average, number, average), buffer)
 
 
 def _buckets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from casync.memory import Memory
 from hipress.model import Param
 from hipress.plan.rules import Plan
-from hipress.sync.buckets import BucketPlans
+from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.state import in_layout, in_shape
 
 if TYPE_CHECKING:
@@ -49,7 +50,17 @@ class PlanSwitch:
         if old.index in self._owed:
             self._owed[old.index] = in_layout(in_shape(self._owed[old.index], old), new)
 
-    def pay(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
+    def hand(self, indices: tuple[int, ...], buffer: torch.Tensor, plan: BucketPlan | None) -> None:
+        """A bucket's gradients are ready: add what is owed to them, and show them to the tuner.
+        plan: the bucket's; None where nothing of it is compressed."""
+        self._pay(indices, buffer)
+        if self._tuner is not None:
+            self._tuner.handed(indices, buffer, partial(self._unsent, plan))
+
+    def _unsent(self, plan: BucketPlan | None) -> torch.Tensor:
+        return torch.zeros(()) if plan is None else plan.unsent(self.buckets.residuals.memory)
+
+    def _pay(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
         """Add what is owed to the gradients of a bucket; not where they are zero, as those of
         parameters are that this rank did not use: see [Note: unused parameters] in state.py."""
         if self._owed.keys().isdisjoint(indices):

@@ -1,0 +1,204 @@
+"""Reducers: each averages a bucket over the ranks, natively, by a plan, or through the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from casync.runtime.executor import Executor
+from casync.runtime.jobs import FLOATS
+from hipress import compat
+from hipress.devices import Placement
+from hipress.sync.buckets import BucketPlan
+from hipress.sync.copies import HostCopies
+from hipress.sync.failures import Failures
+from hipress.sync.futures import average
+from hipress.sync.routes import Route, Routes
+from hipress.sync.switch import PlanSwitch
+from hipress.sync.traffic import Traffic
+
+__all__ = ["Bucket", "Native", "Reducer", "Reducers"]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are handed over at once."""
+
+    step: int
+    number: int  # in its step
+    indices: tuple[int, ...]  # parameters, in the order of `values`
+    values: torch.Tensor  # flat and without gaps, or sparse
+
+
+class Reducer(Protocol):
+    """Averages buckets, in the order of calls, the same on all ranks."""
+
+    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+        """Average a bucket in place. Raises what kept it from beginning."""
+        ...
+
+
+@dataclass(frozen=True)
+class Native:
+    """The all-reduce that DDP does without a hook."""
+
+    group: dist.ProcessGroup
+    timeout: float  # seconds
+    traffic: Traffic
+
+    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+        """See Reducer."""
+        self.traffic.count(None, bucket.values)
+        return average(bucket.values, self.group, self.timeout)
+
+
+@dataclass(frozen=True)
+class Submits:
+    """Submits buckets to an executor."""
+
+    executor: Executor
+    traffic: Traffic
+    jobs: dict[int, Future[torch.Tensor]]  # by bucket of the current step: the executor's average
+
+    def submit(self, plan: BucketPlan, bucket: Bucket) -> Future[torch.Tensor]:
+        """The average, in place, by the program of `plan`."""
+        self.traffic.count(plan, bucket.values)
+        made = self.executor.submit(plan.program, bucket.values, plan.states, bucket.step)
+        self.jobs[bucket.number] = made
+        return made
+
+
+@dataclass(frozen=True)
+class ByPlan:
+    """Compressed by the current plan; a bucket of which it compresses nothing goes to `native`."""
+
+    switch: PlanSwitch
+    submits: Submits
+    native: Reducer
+
+    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+        """See Reducer."""
+        values, indices = bucket.values, bucket.indices
+        plan = None if values.is_sparse else self.switch.buckets.plan_for(indices)
+        self.switch.hand(indices, values, plan)
+        return compat.profiled_until_done(
+            f"bucket {bucket.number}",
+            lambda: (
+                self.native.reduce(bucket) if plan is None else self.submits.submit(plan, bucket)
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class ByTransport:
+    """The native all-reduce by an executor's own transport, on a device whose group is the host's;
+    values of types that it does not sum go to `other`."""
+
+    switch: PlanSwitch
+    submits: Submits
+    other: Reducer
+
+    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+        """See Reducer."""
+        if bucket.values.dtype not in FLOATS:
+            return self.other.reduce(bucket)
+        return self.submits.submit(self.switch.buckets.raw(bucket.values.numel()), bucket)
+
+
+@dataclass(frozen=True)
+class ViaHost:
+    """Copies a device's dense bucket to the host, where `inner` averages it, and back.
+
+    `inner` is called in the thread of the copies, and raises nothing.
+    """
+
+    copies: HostCopies
+    inner: Reducer
+
+    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+        """See Reducer."""
+        return self.copies.average(
+            bucket.number,
+            lambda values: self.inner.reduce(replace(bucket, values=values)),
+            bucket.values,
+        )
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """As `inner`; but what that raises is the future's, and ends the executors, so that the other
+    ranks learn it now."""
+
+    inner: Reducer
+    failures: Failures
+    routes: Routes
+
+    def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
+        """See Reducer; raises nothing."""
+        try:
+            return self.inner.reduce(bucket)
+        except Exception as error:
+            named = self.failures.not_begun(error, bucket.step)
+            self.routes.abort(named)
+            error.__traceback__ = None  # it is kept, and would keep the callers' models
+            future: Future[torch.Tensor] = Future()
+            future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
+            return future
+
+
+@dataclass(frozen=True)
+class Reducers:
+    """Makes a module's reducers."""
+
+    switch: PlanSwitch
+    failures: Failures
+    routes: Routes
+    copies: HostCopies | None  # where any bucket is copied
+    device: Native  # of buckets where they are
+    host: Native  # of copies on the host
+    jobs: dict[int, Future[torch.Tensor]]  # see Submits
+
+    def dense(self, placement: Placement, *, native_copied: bool) -> list[Reducer]:
+        """Of dense gradients, by Plan.hosted. native_copied: the device's group is the host's."""
+        return [
+            self._dense(
+                self._submits(route),
+                copied=placement.copies or hosted,
+                native_copied=native_copied,
+                by_nccl=placement.by_nccl,
+            )
+            for hosted, route in zip((False, True), self.routes.every, strict=False)
+        ]
+
+    def sparse(self) -> Reducer:
+        """Of sparse gradients, which stay where they are."""
+        return self._by_plan(self._submits(self.routes.every[0]), self.device)
+
+    def _dense(
+        self, submits: Submits, *, copied: bool, native_copied: bool, by_nccl: bool
+    ) -> Reducer:
+        if copied:
+            return self._via_host(self._by_plan(submits, self.host))
+        if not native_copied:
+            return self._by_plan(submits, self.device)
+        native = self._via_host(self._guarded(self.host))
+        if by_nccl:
+            native = ByTransport(self.switch, submits, native)
+        return self._by_plan(submits, native)
+
+    def _submits(self, route: Route) -> Submits:
+        return Submits(route.executor, self.host.traffic, self.jobs)
+
+    def _by_plan(self, submits: Submits, native: Reducer) -> Reducer:
+        return self._guarded(ByPlan(self.switch, submits, native))
+
+    def _via_host(self, inner: Reducer) -> Reducer:
+        assert self.copies is not None
+        return self._guarded(ViaHost(self.copies, inner))
+
+    def _guarded(self, inner: Reducer) -> Reducer:
+        return Guarded(inner, self.failures, self.routes)
