@@ -5,9 +5,9 @@ floor of walks over tiles, without a device.
 
 Counted are the instructions of ready tiles (see prelude.cuh), without writing the gradient
 back, as nvdisasm shows them, each once: whatever loops remain count too little, what branches skip
-too much. Of specs with selections the walks alone are counted, not what follows them. Cycles are of
-throughput alone; latency comes on top where too few warps are resident. Rows of specs that are not
-named stay as they are in gpu_code.json.
+too much. Of searches the walk that makes keys is counted, and not their histograms, whose bytes are.
+Cycles are of throughput alone; latency comes on top where too few warps are resident. Rows of specs
+that are not named stay as they are in gpu_code.json.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rich.table import Table
 from bench.commands import RESULTS, check_codecs, given, kept, refusing
 from compll.backends.cuda import nvrtc as cuda_nvrtc
 from compll.backends.cuda import source as cuda_source
+from compll.backends.cuda.traffic import moved as moved_by
 from compll.errors import SpecError, UsageError
 from compll.ir.layout import payload_bytes
-from compll.passes.kernel_traffic import traffic_of
 from compll.runtime import library
 from hipress.demo.command import check_output
 
@@ -93,8 +93,9 @@ def rows_of(name: str, arch: str) -> list[Row]:
     _, used = cuda_nvrtc.compiled(source.full(), arch)  # as it is launched
     code, rows = disassembled(cubin), list[Row]()
     fed = "feed" in source.plans
+    begin = "feed" if fed else "encode"
     walks = {
-        "encode": (f"{'feed' if fed else 'encode'}_walk\\d+", traffic_of(module, feed=fed).moved),
+        "encode": (f"{begin}_(walk|keys|count)\\d+", moved_by(module, feed=fed)),
         "decode_add": (
             "decode_add_walk\\d+", 8 + payload_bytes(module, ELEMENTS, params) / ELEMENTS
         ),

@@ -3,6 +3,8 @@
 import pytest
 
 from bench.gpu_code import rows_of
+from compll.backends.cuda.traffic import moved
+from compll.runtime.library import type_check
 
 
 def test_registers_are_those_of_what_is_launched():
@@ -21,3 +23,26 @@ def test_a_walk_reads_and_writes_four_elements_at_once(spec, least):
         assert 8 * least <= one["cycles_per_1024"]["lsu"] < 150
         assert 100 < one["instructions_per_1024"] < 1000
         assert 0 < one["share_of_copy_time_at_most"] <= 1
+
+
+@pytest.mark.parametrize(
+    "spec, feed, wanted",
+    [
+        ("none", False, 4 + 4),
+        ("int4_group", False, 4 + 0.5),
+        ("onebit_group", True, 8 + 4 + 0.125),
+        # keys: both read, one written, and read for each of three digits; lanes counted; then taken
+        ("topk", True, 8 + 4 + 3 * 4 + 8 + 8 + 4),
+    ],
+)
+def test_bytes_that_kernels_move(spec, feed, wanted):
+    """For an element: of what they launch, not the least that any program must."""
+    module, _ = type_check(spec, {})
+    assert moved(module, feed=feed) == pytest.approx(wanted, abs=0.05)
+
+
+def test_memory_s_cycles_are_of_what_kernels_move():
+    encode, _ = rows_of("topk", "sm_90")
+    cycles_of_a_byte = 1024 / (4.3e12 / 132 / 1.7e9)
+    assert encode["memory_cycles_per_1024"] == pytest.approx(44 * cycles_of_a_byte, rel=1e-3)
+    assert encode["kernels"] == 4
