@@ -5,9 +5,9 @@ floor of walks over tiles, without a device.
 
 Counted are the instructions of ready tiles (see prelude.cuh), without writing the gradient
 back, as nvdisasm shows them, each once: whatever loops remain count too little, what branches skip
-too much. Of searches the walk that makes keys is counted, and not their histograms, whose bytes are.
-Cycles are of throughput alone; latency comes on top where too few warps are resident. Rows of specs
-that are not named stay as they are in gpu_code.json.
+too much. Of searches the walk that makes keys is counted, not histograms, whose bytes are. Cycles
+are of throughput alone; latency comes on top where too few warps are resident. Rows of specs that
+are not named stay as they are in gpu_code.json.
 """
 
 from __future__ import annotations
